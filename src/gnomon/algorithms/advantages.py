@@ -1,0 +1,353 @@
+"""Rewards to advantages: how much better a response was than expected.
+
+Everything is computed in float64 on the whole rollout batch, before it is cut. Responses that could not be
+graded (`Batch.is_graded` false) enter no statistic and get advantage 0.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gnomon.algorithms.algorithm import Advantage, Need
+from gnomon.algorithms.groups import Groups
+from gnomon.algorithms.ratios import masked
+from gnomon.errors import ConfigError, GradingError
+from gnomon.types import Batch
+
+Singleton = Literal["zero", "raw", "error"]
+
+
+@dataclass(frozen=True)
+class GroupRelative:
+    """Reward minus the mean of its group, divided by a standard deviation.
+
+    A_i = (r_i - mean_group) / (std + epsilon). A group whose rewards are all equal gets exactly 0, decided by
+    max == min and never by a computed deviation.
+
+    scale: "group" divides by the group's deviation (GRPO), "batch" by that of all rewards (Lite PPO), "none"
+        not at all (Dr. GRPO: dividing gives very easy and very hard prompts more weight).
+    ddof: 1 for the sample deviation (every library), 0 for the population's. epsilon: >= 0, in rewards.
+    singleton: for a group of which one response could be graded: advantage 0, its raw reward, or
+        GradingError.
+    Source: GRPO, arXiv 2402.03300, section 4.1.2; Dr. GRPO, arXiv 2503.20783.
+    """
+
+    scale: Literal["group", "batch", "none"] = "group"
+    ddof: Literal[0, 1] = 1
+    epsilon: float = 1e-6
+    singleton: Singleton = "zero"
+
+    def __post_init__(self) -> None:
+        _check_epsilon("GroupRelative", self.epsilon)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Nothing."""
+        return frozenset()
+
+    @property
+    def minimum_generations(self) -> int:
+        """Two: one response is its own mean."""
+        return 2
+
+    def center(self, batch: Batch) -> Tensor:
+        """Return r - mean Float64[B T]."""
+        return spread(self._centered(batch), batch)
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return advantages Float[B T]."""
+        groups, rewards = Groups.of(batch), batch.rewards.double()
+        centered = self._centered(batch)
+        if self.scale == "group":
+            scaled = centered / (groups.deviation(rewards, self.ddof) + self.epsilon)
+            centered = torch.where(groups.size == 1, centered, scaled)
+        if self.scale == "batch":
+            centered = centered / (_deviation(rewards[batch.is_graded], self.ddof) + self.epsilon)
+        # 0 / 0 with epsilon = 0: a degenerate group, or a batch of equal rewards.
+        return spread(torch.where(centered.isfinite(), centered, 0.0), batch).to(batch.behavior.dtype), None
+
+    def _centered(self, batch: Batch) -> Tensor:
+        groups, rewards = Groups.of(batch), batch.rewards.double()
+        centered = torch.where(groups.differ(rewards), rewards - groups.mean(rewards), 0.0)
+        return _settle_singletons(centered, rewards, groups, self.singleton)
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """Reward minus the mean of the *other* responses of its group.
+
+    A_i = x_i - mean_{j != i} x_j = (x_i - mean) G / (G - 1), unbiased because the baseline does not contain
+    x_i. x = r - kl sum_t (log proximal - log reference): with ``kl`` > 0 the distance to the reference is
+    part of the reward and has no gradient of its own.
+
+    kl: >= 0, rewards per nat. singleton: as in `GroupRelative`.
+    Source: RLOO, arXiv 2402.14740; the default penalty of its preset is TRL's.
+    """
+
+    kl: float = 0.0
+    singleton: Singleton = "zero"
+
+    def __post_init__(self) -> None:
+        _check_kl("LeaveOneOut", self.kl)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """The reference, when the distance to it is part of the reward."""
+        return _kl_needs(self.kl)
+
+    @property
+    def minimum_generations(self) -> int:
+        """Two: there must be others."""
+        return 2
+
+    def center(self, batch: Batch) -> Tensor:
+        """Return the advantages in Float64[B T]; there is no scale."""
+        groups = Groups.of(batch)
+        shaped = batch.rewards.double() - kl_penalty(batch, self.kl).sum(1)
+        rest = (groups.size - 1).clamp(min=1)
+        others = (groups.total(shaped) - shaped) / rest
+        centered = torch.where(groups.differ(shaped), shaped - others, 0.0)
+        return spread(_settle_singletons(centered, shaped, groups, self.singleton), batch)
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return advantages Float[B T]."""
+        return self.center(batch).to(batch.behavior.dtype), None
+
+
+@dataclass(frozen=True)
+class LengthWeighted:
+    """Reward minus the mean of its group weighted by length, the baseline of least variance on policy.
+
+    A_i = r_i - sum_j l_j r_j / sum_j l_j, with l the trained tokens, because the squared gradient of a
+    response grows with its length. Token sums of each group are 0; equal lengths give Dr. GRPO. Equal rewards
+    give exactly 0.
+
+    Source: OPO, arXiv 2505.23585, section 3.
+    """
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Nothing."""
+        return frozenset()
+
+    @property
+    def minimum_generations(self) -> int:
+        """Two: one response is its own mean."""
+        return 2
+
+    def center(self, batch: Batch) -> Tensor:
+        """Return the advantages in Float64[B T]; there is no scale."""
+        groups, rewards = Groups.of(batch), batch.rewards.double()
+        lengths = batch.mask.sum(1).double()
+        baseline = groups.total(lengths * rewards) / groups.total(lengths).clamp(min=1)
+        return spread(torch.where(groups.differ(rewards), rewards - baseline, 0.0), batch)
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return advantages Float[B T]."""
+        return self.center(batch).to(batch.behavior.dtype), None
+
+
+@dataclass(frozen=True)
+class Returns:
+    """The return from each token on, without a baseline, or less the mean reward of the batch.
+
+    G_t = sum_{s >= t} gamma^(s - t) x_s, where x is the reward on the last trained token minus
+    kl (log proximal - log reference) on every token. Steps are counted in trained tokens: tool output is
+    skipped.
+
+    gamma: in (0, 1]. kl: >= 0, rewards per nat. baseline: "none", or "batch", the mean of all graded rewards.
+    Source: REINFORCE, Williams 1992; with kl, REINFORCE++, arXiv 2501.03262, section 3.
+    """
+
+    gamma: float = 1.0
+    kl: float = 0.0
+    baseline: Literal["none", "batch"] = "none"
+
+    def __post_init__(self) -> None:
+        _check_kl("Returns", self.kl)
+        if not 0 < self.gamma <= 1:
+            raise ConfigError(f"Returns.gamma must be in (0, 1], got {self.gamma}")
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """The reference, when the distance to it is part of the reward."""
+        return _kl_needs(self.kl)
+
+    @property
+    def minimum_generations(self) -> int:
+        """One: no response is compared with another."""
+        return 1
+
+    def center(self, batch: Batch) -> Tensor:
+        """Return the advantages in Float64[B T]; there is no scale."""
+        rewards = batch.rewards.double()
+        if self.baseline == "batch" and bool(batch.is_graded.any()):
+            rewards = rewards - rewards[batch.is_graded].mean()
+        steps = -kl_penalty(batch, self.kl)
+        rows = batch.mask.any(1).nonzero().squeeze(1)
+        last = batch.width - 1 - batch.mask.int().flip(1).argmax(1)
+        steps[rows, last[rows]] += rewards[rows]
+        following = torch.zeros(len(batch), dtype=torch.float64)
+        returns = torch.zeros_like(steps)
+        for t in range(batch.width - 1, -1, -1):
+            following = torch.where(batch.mask[:, t], steps[:, t] + self.gamma * following, following)
+            returns[:, t] = following
+        return torch.where(batch.mask & batch.is_graded[:, None], returns, 0.0)
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return advantages Float[B T]."""
+        return self.center(batch).to(batch.behavior.dtype), None
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """Reward minus the success rate tracked for its prompt *before* this response: no group is needed.
+
+    A_i = r_i - v(prompt), and with ``normalize`` (A - mean) / (std + epsilon) over the graded responses of
+    the whole rollout batch. All A equal: exactly 0. One graded response has no deviation: its A stays as it
+    is.
+
+    ddof: 1 for the sample deviation (the recipe's), 0 for the population's. epsilon: >= 0, the recipe's 1e-8.
+    Source: SPO, arXiv 2509.13232, section 3.2 and eq. 8; ddof and epsilon of its recipe.
+    """
+
+    normalize: bool = True
+    ddof: Literal[0, 1] = 1
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _check_epsilon("Tracked", self.epsilon)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Nothing to score; it reads `Batch.baseline`."""
+        return frozenset()
+
+    @property
+    def minimum_generations(self) -> int:
+        """One: the natural case."""
+        return 1
+
+    def center(self, batch: Batch) -> Tensor:
+        """Return r - v Float64[B T]."""
+        return spread(self._centered(batch), batch)
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return advantages Float[B T]."""
+        centered = self._centered(batch)
+        graded = centered[batch.is_graded]
+        if self.normalize and len(graded) > 1:
+            scaled = (centered - graded.mean()) / (_deviation(graded, self.ddof) + self.epsilon)
+            centered = scaled if bool(graded.max() > graded.min()) else torch.zeros_like(centered)
+        return spread(centered, batch).to(batch.behavior.dtype), None
+
+    def _centered(self, batch: Batch) -> Tensor:
+        if batch.baseline is None:
+            raise ConfigError(
+                "Tracked needs the tracked value of each prompt (Batch.baseline); collate the batch with a "
+                "tracker's "
+                "baseline, or give 'baseline' for every sequence of a recorded batch"
+            )
+        return batch.rewards.double() - batch.baseline.double()
+
+
+@dataclass(frozen=True)
+class Whitened:
+    """Another advantage, shifted and scaled to mean 0 and variance 1 over all trained tokens of the batch.
+
+    (A - mean) / sqrt(var + epsilon). Long responses weigh more, for they have more tokens. One distinct
+    value: exactly 0.
+
+    of: the advantage; one that is scaled already is refused. ddof: 0 for the population's variance
+    (OpenRLHF), 1 for the sample's (verl). epsilon: > 0, the square of an advantage.
+    skip_degenerate: leave groups of two or more equal rewards out of mean and variance and keep them at 0;
+        otherwise subtracting the mean makes their zeros push.
+    Source: REINFORCE++, arXiv 2501.03262; skip_degenerate is ours.
+    """
+
+    of: Advantage
+    ddof: Literal[0, 1] = 0
+    epsilon: float = 1e-8
+    skip_degenerate: bool = False
+
+    def __post_init__(self) -> None:
+        if self.epsilon <= 0:
+            raise ConfigError(f"Whitened.epsilon must be > 0, got {self.epsilon}")
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Those of the advantage inside."""
+        return self.of.needs
+
+    @property
+    def minimum_generations(self) -> int:
+        """That of the advantage inside."""
+        return self.of.minimum_generations
+
+    def center(self, batch: Batch) -> Tensor:
+        """Return the centered advantage inside, Float64[B T]."""
+        return self.of.center(batch)
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return advantages Float[B T]."""
+        inner = self.of.center(batch)
+        counted = batch.is_graded
+        if self.skip_degenerate:
+            groups = Groups.of(batch)
+            counted = counted & (groups.differ(batch.rewards) | (groups.size < 2))
+        tokens = batch.mask & counted[:, None]
+        values = inner[tokens]
+        whitened = torch.zeros_like(inner)
+        if len(values) > 0 and bool(values.max() > values.min()):
+            variance = _deviation(values, self.ddof).square()
+            whitened = torch.where(tokens, (inner - values.mean()) / (variance + self.epsilon).sqrt(), 0.0)
+        return whitened.to(batch.behavior.dtype), None
+
+
+def spread(per_sequence: Tensor, batch: Batch) -> Tensor:
+    """Return Float64[B T]: each graded response's value on each of its trained tokens, 0 elsewhere."""
+    return torch.where(batch.mask & batch.is_graded[:, None], per_sequence[:, None], 0.0)
+
+
+def kl_penalty(batch: Batch, coefficient: float) -> Tensor:
+    """Return Float64[B T]: coefficient (log proximal - log reference), 0 where masked; zeros when it is 0.
+
+    Raises: ConfigError when the policies were not scored.
+    """
+    if coefficient == 0:
+        return torch.zeros(batch.mask.shape, dtype=torch.float64)
+    if batch.reference is None or batch.proximal is None:
+        missing = "reference" if batch.reference is None else "proximal"
+        raise ConfigError(f"a KL to the reference in the reward needs '{missing}' log-probabilities")
+    return coefficient * masked(batch.proximal.double() - batch.reference.double(), batch.mask)
+
+
+def _settle_singletons(centered: Tensor, rewards: Tensor, groups: Groups, rule: Singleton) -> Tensor:
+    alone = (groups.size == 1) & groups.counted
+    if rule == "error" and bool(alone.any()):
+        raise GradingError(
+            f"{int(alone.sum())} groups have one graded response, which is its own mean; set "
+            "advantage.singleton = 'zero' to train nothing on them, or look at the grading errors"
+        )
+    return torch.where(alone, rewards if rule == "raw" else 0.0, centered)
+
+
+def _deviation(values: Tensor, ddof: int) -> Tensor:
+    squares = (values - values.mean()).square().sum() if len(values) else values.sum()
+    return (squares / max(len(values) - ddof, 1)).sqrt()
+
+
+def _kl_needs(coefficient: float) -> frozenset[Need]:
+    return frozenset({"proximal", "reference"}) if coefficient > 0 else frozenset()
+
+
+def _check_epsilon(piece: str, epsilon: float) -> None:
+    if epsilon < 0:
+        raise ConfigError(f"{piece}.epsilon must be >= 0, got {epsilon}")
+
+
+def _check_kl(piece: str, coefficient: float) -> None:
+    if coefficient < 0:
+        raise ConfigError(f"{piece}.kl must be >= 0, got {coefficient}")

@@ -1,0 +1,290 @@
+"""An algorithm is a composition of pieces.
+
+    per_token = correction * surrogate(ratio, advantages)
+    loss      = sum(weights * per_token) + sum over regularizers of sum(own_weights * regularizer)
+
+``weights`` are computed once on each optimizer step's whole minibatch, before it is cut, so the loss on any
+cut is a
+plain sum: micro-batching, accumulation and data parallelism are exact.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from gnomon.algorithms.plans import (
+    Informative,
+    OverlongPenalty,
+    Prioritized,
+    TrackerPlan,
+    Uniform,
+    Updates,
+)
+from gnomon.algorithms.ratios import Ratio, masked
+from gnomon.errors import ConfigError
+from gnomon.metrics import EffectiveSize, Max, Mean, Metrics
+from gnomon.types import Batch
+
+Need = Literal["proximal", "reference", "values"]
+PieceResult = tuple[Tensor, Metrics]
+
+
+@dataclass(frozen=True)
+class LossView:
+    """What a piece may see of one cut.
+
+    batch: the cut, weights filled. current Float[B T]: log-probabilities with a gradient. entropy Float[B T]:
+    of the tempered policy, with a gradient. values Float[B T] or None. proximal Float[B T]: scored before the
+    step, or ``current`` detached on the first inner step, where they are the same policy. log_ratio Float[B
+    T]: of the algorithm's `Ratio`, 0 where masked. statistics: of the whole optimizer step, detached.
+    """
+
+    batch: Batch
+    current: Tensor
+    entropy: Tensor
+    values: Tensor | None
+    proximal: Tensor
+    log_ratio: Tensor
+    statistics: EffectiveSize
+
+    @property
+    def advantages(self) -> Tensor:
+        """Float[B T]; raises ConfigError if `prepare` was not called."""
+        if self.batch.advantages is None:
+            raise ConfigError("the batch has no advantages: call algorithm.prepare(batch) first")
+        return self.batch.advantages
+
+
+class Advantage(Protocol):
+    """Rewards to advantages Float[B T] (and returns for a critic, or None), on the whole rollout batch."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What must be scored first."""
+        ...
+
+    @property
+    def minimum_generations(self) -> int:
+        """Fewest rollouts a prompt with which the estimate means something."""
+        ...
+
+    def center(self, batch: Batch) -> Tensor:
+        """Return the advantages before any scale Float[B T]: reward less what was expected, in rewards."""
+        ...
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return advantages and returns."""
+        ...
+
+
+class Surrogate(Protocol):
+    """Ratio and advantage to a per-token loss Float[B T]."""
+
+    def __call__(self, view: LossView) -> PieceResult:
+        """Return the loss of each token, and what was measured on the way."""
+        ...
+
+
+class Correction(Protocol):
+    """A detached factor Float[B T] for the gap between proximal and behavior."""
+
+    def __call__(self, view: LossView) -> PieceResult:
+        """Return the factor of each token, and what was measured on the way."""
+        ...
+
+
+class Regularizer(Protocol):
+    """A term added to the loss, its coefficient included."""
+
+    @property
+    def name(self) -> str:
+        """Its name in metrics: ``loss/NAME``."""
+        ...
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What must be scored first."""
+        ...
+
+    def weights(self, batch: Batch, default: Tensor) -> Tensor:
+        """Return its weights Float[B T] on a whole minibatch; ``default`` are the algorithm's own."""
+        ...
+
+    def __call__(self, view: LossView) -> PieceResult:
+        """Return the term of each token Float[B T]."""
+        ...
+
+
+class Aggregate(Protocol):
+    """Mask Bool[B T] (and groups Int[B]) of a whole minibatch to weights Float[B T]."""
+
+    def __call__(self, mask: Tensor, group: Tensor) -> Tensor:
+        """Return the weight of each token."""
+        ...
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss of one cut: ``total`` has the gradient; parts sum to it; metrics merge over cuts."""
+
+    total: Tensor
+    parts: Mapping[str, float]
+    metrics: Metrics
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A named composition. `repr` of it is the experiment's algorithm section.
+
+    name, paper: what it is called and where it comes from. The pieces are described by their own types.
+    num_generations: rollouts of one prompt at one visit (G).
+    sampler: which prompt is asked next. tracker: a persistent success rate a prompt, for `Tracked` or
+        `Prioritized`.
+    keep: which finished groups are trained on; others are replaced by asking another prompt.
+    overlong: penalty on the reward before any statistic. mask_truncated: leave truncated responses out of the
+        loss.
+
+    Raises: ConfigError for a composition that cannot be meant, naming the fix.
+    """
+
+    name: str
+    paper: str
+    advantage: Advantage
+    ratio: Ratio
+    surrogate: Surrogate
+    aggregate: Aggregate
+    correction: Correction | None = None
+    regularizers: tuple[Regularizer, ...] = ()
+    updates: Updates = field(default=Updates())
+    num_generations: int = 8
+    sampler: Uniform | Prioritized = field(default=Uniform())
+    tracker: TrackerPlan | None = None
+    keep: Informative | None = None
+    overlong: OverlongPenalty | None = None
+    mask_truncated: bool = False
+
+    def __post_init__(self) -> None:
+        from gnomon.algorithms.validate import validate
+
+        validate(self)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What the learner must score before the first update.
+
+        With a single update the proximal policy is the current one, so its forward serves both.
+        """
+        needs = self.advantage.needs.union(*(r.needs for r in self.regularizers))
+        adds_drift = self.tracker is not None and self.tracker.drift == "accumulated"
+        reads_proximal = self.ratio.anchor == "proximal" or self.correction is not None or adds_drift
+        if reads_proximal and self.updates.total > 1:
+            needs |= {"proximal"}
+        return needs
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Return the scored rollout batch with advantages and returns; only here are groups whole."""
+        if self.mask_truncated:
+            batch = batch.with_fields(mask=batch.mask & ~batch.is_truncated[:, None])
+        advantages, returns = self.advantage(batch)
+        return batch.with_fields(advantages=masked(advantages, batch.mask).detach(), returns=returns)
+
+    def minibatches(self, batch: Batch, seed: int) -> list[Batch]:
+        """Return the optimizer steps' minibatches in order, each with its weights.
+
+        Rows are shuffled by ``seed`` and epoch when there is more than one minibatch; sizes differ by one at
+        most.
+        """
+        cuts: list[Batch] = []
+        for epoch in range(self.updates.epochs):
+            order = torch.arange(len(batch))
+            if self.updates.minibatches > 1:
+                generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+                order = torch.randperm(len(batch), generator=generator)
+            parts = torch.tensor_split(order, min(self.updates.minibatches, len(batch)))
+            cuts += [self.weigh(batch.rows(part.sort().values)) for part in parts]
+        return cuts
+
+    def weigh(self, minibatch: Batch) -> Batch:
+        """Return one optimizer step's whole minibatch with its weights; call before any cut."""
+        weights = self.aggregate(minibatch.mask, minibatch.group).to(minibatch.behavior.dtype)
+        own = {r.name: r.weights(minibatch, weights) for r in self.regularizers}
+        return minibatch.with_fields(weights=weights, own_weights=own)
+
+    def live_rows(self, minibatch: Batch) -> Tensor:
+        """Return Bool[B]: rows that can have a gradient; others need no forward. Denominators count all."""
+        assert minibatch.weights is not None, "weigh comes first"
+        assert minibatch.advantages is not None, "prepare comes first"
+        live = ((minibatch.weights * minibatch.advantages) != 0).any(1)
+        for weights in minibatch.own_weights.values():
+            live |= (weights != 0).any(1)
+        return live & minibatch.mask.any(1)
+
+    @property
+    def reads_statistics(self) -> bool:
+        """Whether a piece needs the whole step's effective sample size before the first cut."""
+        return self.ratio.anchor == "behavior"
+
+    def statistics(self, current: Tensor, batch: Batch) -> EffectiveSize:
+        """Return the sums of current / behavior over trained tokens; they add over cuts and ranks."""
+        ratio = masked(current.detach().double() - batch.behavior.double(), batch.mask).exp()[batch.mask]
+        return EffectiveSize(int(ratio.numel()), float(ratio.sum()), float(ratio.square().sum()))
+
+    def loss(
+        self, current: Tensor, entropy: Tensor, values: Tensor | None, cut: Batch, statistics: EffectiveSize
+    ) -> Loss:
+        """Return the loss of one cut of a weighed minibatch; cuts' losses and gradients add to the whole's.
+
+        current, entropy Float[B T], with a gradient; values Float[B T] or None.
+        """
+        assert cut.weights is not None, "weigh the minibatch before cutting it"
+        view = self.view(current, entropy, values, cut, statistics)
+        per_token, metrics = self.surrogate(view)
+        if self.correction is not None:
+            factor, measured = self.correction(view)
+            per_token, metrics = factor * per_token, metrics + measured
+        total = (cut.weights * masked(per_token, cut.mask)).sum()
+        parts = {"policy": float(total.detach())}
+        for regularizer in self.regularizers:
+            term, measured = regularizer(view)
+            term = (cut.own_weights[regularizer.name] * masked(term, cut.mask)).sum()
+            parts[regularizer.name] = float(term.detach())
+            total, metrics = total + term, metrics + measured
+        return Loss(total, parts, metrics + self.measure(view))
+
+    def view(
+        self, current: Tensor, entropy: Tensor, values: Tensor | None, cut: Batch, statistics: EffectiveSize
+    ) -> LossView:
+        """Return what the pieces see of one cut."""
+        proximal = current.detach() if cut.proximal is None else cut.proximal
+        anchor = proximal if self.ratio.anchor == "proximal" else cut.behavior
+        log_ratio = self.ratio(current, anchor, cut.mask)
+        return LossView(cut, current, entropy, values, proximal, log_ratio, statistics)
+
+    def measure(self, view: LossView) -> Metrics:
+        """Return what every algorithm reports of every cut."""
+        batch, mask = view.batch, view.batch.mask
+        count = int(mask.sum())
+        if count == 0:
+            return Metrics()
+        current = view.current.detach()
+
+        def mean(tensor: Tensor) -> Mean:
+            return Mean(float(masked(tensor.detach(), mask).sum()), count)
+
+        engine = (view.proximal - batch.full_behavior).abs()
+        return Metrics.of(
+            {
+                "loss/entropy_nats": mean(view.entropy),
+                "loss/ratio_clamped_fraction": mean((view.log_ratio.abs() >= self.ratio.clamp).double()),
+                "loss/kl_behavior_nats": mean(batch.behavior - current),
+                "loss/kl_proximal_nats": mean(view.proximal - current),
+                "loss/drift_abs_nats": mean((view.proximal - current).abs()),
+                "loss/ess_fraction": self.statistics(current, batch),
+                "mismatch/logprob_abs_mean_nats": mean(engine),
+                "mismatch/logprob_abs_max_nats": Max(float(masked(engine, mask).max())),
+                "mismatch/truncation_mean_nats": mean(batch.behavior - batch.full_behavior),
+            }
+        )

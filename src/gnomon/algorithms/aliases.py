@@ -1,0 +1,209 @@
+"""Other libraries' names for what we have: accepted beside the name of a preset, and said back.
+
+Only where one thing can be meant. What depends on the composition is decided by it, and refused with the
+right path when it cannot be.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gnomon.algorithms.advantages import GroupRelative, LeaveOneOut, Returns, Whitened
+from gnomon.algorithms.aggregates import ConstantLength
+from gnomon.algorithms.algorithm import Algorithm, Regularizer
+from gnomon.algorithms.regularizers import Entropy, Kl
+from gnomon.algorithms.surrogates import Pessimistic
+from gnomon.errors import ConfigError
+
+Changes = dict[str, Any]
+Rule = Callable[[str, Any, Algorithm, Mapping[str, Any]], Changes]
+
+_ESTIMATORS = {"k1": "k1", "kl": "k1", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3"}
+_AGGREGATES: Mapping[str, str] = {
+    "dapo": "TokenMean",
+    "bnpo": "TokenMean",
+    "token-mean": "TokenMean",
+    "grpo": "SequenceMean",
+    "seq-mean-token-mean": "SequenceMean",
+    "seq-mean-token-sum": "SequenceSum",
+    "dr_grpo": "ConstantLength",
+    "seq-mean-token-sum-norm": "ConstantLength",
+}
+_SCALES: Mapping[Any, str] = {
+    True: "group",
+    "group": "group",
+    "batch": "batch",
+    False: "none",
+    "none": "none",
+}
+
+
+def translate(table: Mapping[str, Any], base: Algorithm) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return ``table`` in our own names, and one sentence for each name that was another's.
+
+    Raises: ConfigError when such a name says nothing about ``base``, has a wrong value, or says the same as
+    another.
+    """
+    ours: dict[str, Any] = {key: value for key, value in table.items() if key not in ALIASES}
+    notes: list[str] = []
+    added: list[Regularizer] | None = None
+    for key, value in table.items():
+        if key not in ALIASES:
+            continue
+        changes = ALIASES[key](key, value, base, table)
+        if "regularizers" in changes:
+            current = list(base.regularizers) if added is None else added
+            added = _merge(current, changes.pop("regularizers"))
+            notes.append(f"{key} = {_say(value)} is regularizers = {_say_terms(added)}")
+        for path, new in changes.items():
+            if path in ours and ours[path] != new:
+                raise ConfigError(f"'{key}' is {path}, which is given twice: {ours[path]!r} and {new!r}")
+            ours[path] = new
+            notes.append(f"{key} = {_say(value)} is {path} = {_say(new)}")
+    if added is not None:
+        if any(k.split(".")[0] == "regularizers" for k in table):
+            raise ConfigError("regularizers are given, and other libraries' names for them too; use one")
+        ours["regularizers"] = added
+    return ours, tuple(notes)
+
+
+def _same(path: str) -> Rule:
+    return lambda key, value, base, table: {path: value}
+
+
+def _clip_rule(sides: str) -> Rule:
+    def rule(key: str, value: Any, base: Algorithm, table: Mapping[str, Any]) -> Changes:
+        if not isinstance(base.surrogate, Pessimistic):
+            raise ConfigError(
+                f"'{key}' is a clip, and '{base.name}' has none: it uses {base.surrogate!r}; set a field of "
+                "that instead, for example surrogate.trust.cap, which is absolute (1 + epsilon_high)"
+            )
+        # TRL: epsilon is both sides, unless epsilon_high is given.
+        is_high_given = any(_CLIPS.get(k) == "high" or k == "surrogate.trust.high" for k in table)
+        wanted = ["low"] if sides == "low high" and is_high_given else sides.split()
+        return {f"surrogate.trust.{side}": value for side in wanted}
+
+    return rule
+
+
+def _dual(key: str, value: Any, base: Algorithm, table: Mapping[str, Any]) -> Changes:
+    if not isinstance(base.surrogate, Pessimistic):
+        raise ConfigError(f"'{key}' is a dual clip, and '{base.name}' has no clip: remove it")
+    return {"surrogate.dual": value}
+
+
+def _beta(key: str, value: Any, base: Algorithm, table: Mapping[str, Any]) -> Changes:
+    number = _number(key, value)
+    advantage = base.advantage
+    inner, path = advantage, "advantage.kl"
+    if isinstance(advantage, Whitened):
+        inner, path = advantage.of, "advantage.of.kl"
+    if isinstance(inner, Returns | LeaveOneOut) and inner.kl > 0:
+        return {path: number}
+    estimator = next((_estimator(k, table[k]) for k in _ESTIMATOR_KEYS if k in table), None)
+    there = next((r for r in base.regularizers if isinstance(r, Kl) and r.anchor == "reference"), Kl())
+    return {"regularizers": Kl("reference", number, estimator or there.estimator)}  # type: ignore[arg-type]
+
+
+def _kl_estimator(key: str, value: Any, base: Algorithm, table: Mapping[str, Any]) -> Changes:
+    estimator = _estimator(key, value)
+    there = next((r for r in base.regularizers if isinstance(r, Kl) and r.anchor == "reference"), None)
+    given = [k for k in _BETAS if k in table]
+    if not given and there is None:
+        raise ConfigError(f"'{key}' says how a KL is estimated, and '{base.name}' has none: set beta as well")
+    coefficient = _number(given[0], table[given[0]]) if given else (there or Kl()).coefficient
+    return {"regularizers": Kl("reference", coefficient, estimator)}  # type: ignore[arg-type]
+
+
+def _entropy(key: str, value: Any, base: Algorithm, table: Mapping[str, Any]) -> Changes:
+    return {"regularizers": Entropy(_number(key, value))}
+
+
+def _scale(key: str, value: Any, base: Algorithm, table: Mapping[str, Any]) -> Changes:
+    if not isinstance(base.advantage, GroupRelative):
+        raise ConfigError(f"'{key}' scales group advantages, and '{base.name}' uses {base.advantage!r}")
+    if not isinstance(value, bool | str) or value not in _SCALES:
+        raise ConfigError(f"{key} = {value!r}: expected true, false, 'group', 'batch' or 'none'")
+    return {"advantage.scale": _SCALES[value]}
+
+
+def _aggregate(key: str, value: Any, base: Algorithm, table: Mapping[str, Any]) -> Changes:
+    if not isinstance(value, str) or value not in _AGGREGATES:
+        raise ConfigError(
+            f"{key} = {value!r}: expected one of {', '.join(_AGGREGATES)}; a loss of another kind is another "
+            "preset"
+        )
+    piece = _AGGREGATES[value]
+    if piece != "ConstantLength":
+        return {"aggregate": {"piece": piece}}
+    if isinstance(base.aggregate, ConstantLength):
+        return {"aggregate": {"piece": piece, "length": base.aggregate.length}}
+    raise ConfigError(
+        f"{key} = '{value}' divides by a constant that has to be said: set aggregate = "
+        "{piece = 'ConstantLength', length = <completion budget in tokens>}"
+    )
+
+
+def _number(key: str, value: Any) -> float:
+    if type(value) not in (int, float):
+        raise ConfigError(f"{key} = {value!r}: expected a number")
+    return float(value)
+
+
+def _estimator(key: str, value: Any) -> str:
+    if not isinstance(value, str) or value not in _ESTIMATORS:
+        raise ConfigError(f"{key} = {value!r}: expected one of {', '.join(_ESTIMATORS)}")
+    return _ESTIMATORS[value]
+
+
+def _merge(current: list[Regularizer], new: Regularizer) -> list[Regularizer]:
+    kept = [r for r in current if r.name != new.name]
+    is_off = isinstance(new, Kl | Entropy) and new.coefficient == 0
+    return kept if is_off else [*kept, new]
+
+
+def _say(value: Any) -> str:
+    if isinstance(value, dict):
+        return str(value["piece"])
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _say_terms(terms: list[Regularizer]) -> str:
+    return "[" + ", ".join(repr(t) for t in terms) + "]"
+
+
+_BETAS = ("beta", "kl_coef", "kl_coeff", "kl_loss_coef")
+_ESTIMATOR_KEYS = ("kl_estimator", "kl_estimator_type", "kl_loss_type")
+_CLIPS: Mapping[str, str] = {
+    "epsilon": "low high",
+    "clip_ratio": "low high",
+    "clip_low": "low",
+    "clip_ratio_low": "low",
+    "eps_clip_low": "low",
+    "epsilon_high": "high",
+    "clip_high": "high",
+    "clip_ratio_high": "high",
+    "eps_clip_high": "high",
+    "eps_clip_higher": "high",
+}
+_PATHS: Mapping[str, str] = {
+    "group_size": "num_generations",
+    "n": "num_generations",
+    "n_samples": "num_generations",
+    "n_samples_per_prompt": "num_generations",
+    "num_generations_per_prompt": "num_generations",
+    "num_iterations": "updates.epochs",
+    "ppo_epochs": "updates.epochs",
+    "ppo_n_minibatches": "updates.minibatches",
+    "importance_sampling_level": "ratio.level",
+    "mask_truncated_completions": "mask_truncated",
+}
+ALIASES: Mapping[str, Rule] = {
+    **{key: _same(path) for key, path in _PATHS.items()},
+    **{key: _clip_rule(sides) for key, sides in _CLIPS.items()},
+    **dict.fromkeys(("delta", "clip_c", "clip_ratio_c", "c_clip"), _dual),
+    **dict.fromkeys(_BETAS, _beta),
+    **dict.fromkeys(_ESTIMATOR_KEYS, _kl_estimator),
+    **dict.fromkeys(("entropy_coef", "entropy_coeff"), _entropy),
+    **dict.fromkeys(("scale_rewards", "normalize_std", "norm_adv_by_std_in_grpo"), _scale),
+    **dict.fromkeys(("loss_type", "loss_agg_mode"), _aggregate),
+}

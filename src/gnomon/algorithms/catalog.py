@@ -1,0 +1,103 @@
+"""Which pieces fit where, and what a leaf of a table may be."""
+
+import math
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, is_dataclass
+from typing import Any, Literal, Union, get_args, get_origin
+
+from gnomon.algorithms.advantages import (
+    GroupRelative,
+    LeaveOneOut,
+    LengthWeighted,
+    Returns,
+    Tracked,
+    Whitened,
+)
+from gnomon.algorithms.aggregates import ConstantLength, SequenceMean, SequenceSum, TokenMean
+from gnomon.algorithms.algorithm import (
+    Advantage,
+    Aggregate,
+    Correction,
+    Regularizer,
+    Surrogate,
+)
+from gnomon.algorithms.corrections import Masked, Truncated
+from gnomon.algorithms.imports import reference_of
+from gnomon.algorithms.regularizers import Entropy, EssKl, Kl, PositiveNll
+from gnomon.algorithms.surrogates import GeometricClip, Pessimistic, Score, SoftGate
+from gnomon.algorithms.trust import Cap, Clip, EssCap, Trust, Unbounded
+from gnomon.errors import ConfigError, unknown
+
+SLOTS: Mapping[Any, tuple[type, ...]] = {
+    Advantage: (GroupRelative, LeaveOneOut, LengthWeighted, Returns, Tracked, Whitened),
+    Surrogate: (Pessimistic, Score, SoftGate, GeometricClip),
+    Trust: (Clip, Cap, EssCap, Unbounded),
+    Correction: (Truncated, Masked),
+    Regularizer: (Kl, EssKl, Entropy, PositiveNll),
+    Aggregate: (TokenMean, SequenceMean, SequenceSum, ConstantLength),
+}
+_HOME = __name__.rpartition(".")[0]
+_EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+@dataclass(frozen=True)
+class Members:
+    """The types that an annotation allows; ``sequence`` is X when it is tuple[X, ...]."""
+
+    types: tuple[Any, ...]
+    sequence: Any = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.types)
+
+
+def members(hint: Any) -> Members:
+    """Return the types that ``hint`` allows.
+
+    >>> members(int | None).types
+    (<class 'int'>, <class 'NoneType'>)
+    """
+    if get_origin(hint) in (Union, types.UnionType):
+        return Members(get_args(hint))
+    if get_origin(hint) is tuple:
+        return Members((hint,), get_args(hint)[0])
+    return Members((hint,))
+
+
+def choices(wanted: Members) -> dict[str, type]:
+    """Return the pieces by name that fit; none for a leaf."""
+    found: dict[str, type] = {}
+    for member in wanted:
+        own: tuple[type, ...] = (member,) if isinstance(member, type) and is_dataclass(member) else ()
+        for cls in SLOTS.get(member, own):
+            found[str(cls.__name__)] = cls
+    return found
+
+
+def piece_name(cls: type) -> str:
+    """Return what "piece" says for ``cls``: its name, or where a user's own is found."""
+    return cls.__name__ if cls.__module__.startswith(_HOME) else reference_of(cls)
+
+
+def leaf(hint: Any, value: Any, path: str) -> Any:
+    """Return ``value`` when it is what ``hint`` says: no "5" for 5, no 1 for true, but 1 for 1.0.
+
+    Raises: ConfigError naming the path, the value and what was expected.
+    """
+    expected: list[str] = []
+    for member in members(hint):
+        if get_origin(member) is Literal:
+            options = get_args(member)
+            if any(value == option and type(value) is type(option) for option in options):
+                return value
+            if isinstance(value, str) and all(isinstance(o, str) for o in options):
+                raise ConfigError(f"{path} = {value!r}: {unknown('choice', value, options)}")
+            expected.append(f"one of {', '.join(map(repr, options))}")
+        elif member is float and type(value) in (int, float) and not math.isnan(value):
+            return float(value)
+        elif member in (bool, int, str) and type(value) is member:
+            return value
+        elif member is not type(None):
+            expected.append(_EXPECTED.get(member, str(member)))
+    raise ConfigError(f"{path} = {value!r}: expected {' or '.join(expected)}")

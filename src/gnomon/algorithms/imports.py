@@ -1,0 +1,69 @@
+"""Names of a user's own code: ``path.py:NAME`` or ``module:NAME``."""
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gnomon.errors import ConfigError, unknown
+
+_PREFIX = "gnomon_user_"
+
+
+def load_object(reference: str) -> Any:
+    """Return what ``path.py:NAME`` or ``module:NAME`` means. A file is executed once.
+
+    Raises: ConfigError when there is no such file, module or name, or when importing it fails.
+    """
+    place, _, name = reference.rpartition(":")
+    if not place or not name:
+        raise ConfigError(f"'{reference}' should be 'path.py:NAME' or 'module:NAME'")
+    module = _load_file(Path(place), reference) if place.endswith(".py") else _load_module(place, reference)
+    found: Any = module
+    for part in name.split("."):
+        if part not in vars(found):
+            public = [n for n in vars(found) if not n.startswith("_")]
+            raise ConfigError(f"{place}: {unknown('name', part, public)}")
+        found = vars(found)[part]
+    return found
+
+
+def reference_of(cls: type) -> str:
+    """Return the reference with which `load_object` finds ``cls`` again."""
+    if cls.__module__.startswith(_PREFIX):
+        return f"{sys.modules[cls.__module__].__file__}:{cls.__qualname__}"
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _load_module(place: str, reference: str) -> ModuleType:
+    try:
+        return importlib.import_module(place)
+    except Exception as error:  # whatever a user's module raises is a wrong name or wrong code of theirs
+        raise ConfigError(_failed(reference, error)) from error
+
+
+def _load_file(path: Path, reference: str) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"'{reference}': there is no file {path} (looked in {Path.cwd()})")
+    resolved = path.resolve()
+    name = f"{_PREFIX}{resolved.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, resolved)
+    assert spec is not None, "a .py file always has a spec"
+    assert spec.loader is not None, "and a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up while it is executed
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # as above
+        del sys.modules[name]
+        raise ConfigError(_failed(reference, error)) from error
+    return module
+
+
+def _failed(reference: str, error: Exception) -> str:
+    return f"'{reference}' could not be imported: {type(error).__name__}: {error}"

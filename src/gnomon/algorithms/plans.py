@@ -1,0 +1,123 @@
+"""What an algorithm asks of the rest of the system, as plain values."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gnomon.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Updates:
+    """How often a rollout batch is trained on: ``epochs`` passes of ``minibatches`` steps each."""
+
+    epochs: int = 1
+    minibatches: int = 1
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.minibatches < 1:
+            raise ConfigError(f"updates: epochs and minibatches must be at least 1, got {self}")
+
+    @property
+    def total(self) -> int:
+        """Optimizer steps a training step."""
+        return self.epochs * self.minibatches
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Shuffled epochs: every prompt once, then every prompt again in another order."""
+
+
+@dataclass(frozen=True)
+class Prioritized:
+    """Prompts by the uncertainty of their tracked success rate, without replacement.
+
+    weight = sqrt(v (1 - v)) / n_eff^gamma + epsilon, drawn by Gumbel-top-k.
+
+    epsilon: > 0; every prompt keeps a chance. gamma: in [0, 1]; 0 is the paper's text, above 0 the seed's.
+    Source: SPO, arXiv 2509.13232, eq. 11; gamma from the OpenReview version.
+    """
+
+    epsilon: float = 0.05
+    gamma: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.epsilon <= 0:
+            raise ConfigError(
+                f"Prioritized.epsilon must be > 0 or prompts are never asked, got {self.epsilon}"
+            )
+        if not 0 <= self.gamma <= 1:
+            raise ConfigError(f"Prioritized.gamma must be in [0, 1], got {self.gamma}")
+
+
+@dataclass(frozen=True)
+class TrackerPlan:
+    """A persistent success rate for each prompt, forgetting as fast as the policy drifts.
+
+    rho = clip(2^(-drift / d_half), rho_min, rho_max); alpha <- rho alpha + r; beta <- rho beta + 1 - r.
+
+    rho_min, rho_max: in (0, 1); the window is 1 / (1 - rho) visits, 8 to 25.
+    d_half: nats of mean absolute log-probability change that halve the memory.
+    drift: "replayed" scores the prompt's previous response again (the reference's), "accumulated" adds up the
+        drift that updates measured anyway (ours), "constant" always forgets with rho_min.
+    rewards: "binary" (Beta counts; rewards must be 0 or 1) or "continuous" (the same as a moving average of
+        any real).
+    initial: "prior", "samples" (n0 rollouts a prompt before training), or the path of a JSON file, id to
+        success rate or to [successes, samples].
+    prior: pseudo-count added to successes and failures (Jeffreys 0.5); 0 is the paper's plain mean.
+    Source: SPO, arXiv 2509.13232, section 3.1; constants of its recipe. Accumulated drift is ours.
+    """
+
+    rho_min: float = 0.875
+    rho_max: float = 0.96
+    d_half: float = 0.06
+    drift: Literal["replayed", "accumulated", "constant"] = "replayed"
+    rewards: Literal["binary", "continuous"] = "binary"
+    initial: str = "samples"
+    n0: int = 8
+    prior: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rho_min <= self.rho_max < 1:
+            raise ConfigError(
+                f"TrackerPlan needs 0 < rho_min <= rho_max < 1, got {self.rho_min}, {self.rho_max}"
+            )
+        if self.d_half <= 0:
+            raise ConfigError(f"TrackerPlan.d_half must be > 0, got {self.d_half}")
+        if self.n0 < 1:
+            raise ConfigError(f"TrackerPlan.n0 must be at least 1, got {self.n0}")
+        if self.prior < 0:
+            raise ConfigError(f"TrackerPlan.prior must be >= 0, got {self.prior}")
+
+
+@dataclass(frozen=True)
+class Informative:
+    """Keep a group only if its rewards differ, else ask another prompt.
+
+    max_attempts: prompts asked in all, as a multiple of the step's prompts.
+
+    Source: DAPO, arXiv 2503.14476, section 3.2; the bound is verl's.
+    """
+
+    max_attempts: int = 10
+
+    def __post_init__(self) -> None:
+        if self.max_attempts < 1:
+            raise ConfigError(f"Informative.max_attempts must be at least 1, got {self.max_attempts}")
+
+
+@dataclass(frozen=True)
+class OverlongPenalty:
+    """Lower the reward linearly over the last ``buffer`` tokens of the budget, by ``factor`` at its end.
+
+    penalty(l) = -factor * clip((l - (L_max - buffer)) / buffer, 0, 1); L_max is the completion budget.
+    buffer: a fraction of the budget in (0, 1]. factor: >= 0, in rewards.
+    Source: DAPO, arXiv 2503.14476, eq. 13 (4096 of 20480 tokens, that is 0.2).
+    """
+
+    buffer: float = 0.2
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.buffer <= 1 or self.factor < 0:
+            raise ConfigError(f"OverlongPenalty needs 0 < buffer <= 1 and factor >= 0, got {self}")

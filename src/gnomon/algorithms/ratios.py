@@ -1,0 +1,48 @@
+"""Importance ratios of the current policy, in logarithms."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gnomon.errors import ConfigError
+
+
+def masked(tensor: Tensor, mask: Tensor) -> Tensor:
+    """Return ``tensor`` with exact zeros where ``mask`` is false, whatever stood there (inf, nan)."""
+    return torch.where(mask, tensor, torch.zeros((), dtype=tensor.dtype))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The logarithm of current over anchor, per token or per sequence.
+
+    anchor: "proximal" (the learner when the step began) or "behavior" (what sampled).
+    level: "token"; "sequence", the geometric mean over the trained tokens, the same for each of them, with
+        its gradient (GSPO, arXiv 2507.18071, eq. 7); "sequence_token", that value but with the token's own
+        gradient (GSPO-token, eq. 14); "sequence_product", the sum over tokens (RLOO's sequence objective).
+    clamp: bound on the absolute log-ratio that is exponentiated; beyond it there is no gradient.
+    """
+
+    anchor: Literal["proximal", "behavior"] = "proximal"
+    level: Literal["token", "sequence", "sequence_token", "sequence_product"] = "token"
+    clamp: float = 20.0
+
+    def __post_init__(self) -> None:
+        if self.clamp <= 0:
+            raise ConfigError(f"Ratio.clamp must be > 0, got {self.clamp}")
+
+    def __call__(self, current: Tensor, anchor: Tensor, mask: Tensor) -> Tensor:
+        """Return Float[B T], 0 where masked."""
+        token = masked(current - anchor, mask)
+        if self.level == "token":
+            return token.clamp(-self.clamp, self.clamp)
+        total = token.sum(1, keepdim=True)
+        if self.level != "sequence_product":
+            total = total / mask.sum(1, keepdim=True).clamp(min=1)
+        total = total.clamp(-self.clamp, self.clamp)
+        if self.level == "sequence_token":
+            own = masked(current, mask)
+            total = total.detach() + own - own.detach()
+        return masked(total.expand_as(token), mask)

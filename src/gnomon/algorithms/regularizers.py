@@ -1,0 +1,217 @@
+"""Terms that are added to the loss, each with its coefficient."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gnomon.algorithms.algorithm import LossView, Need, PieceResult
+from gnomon.algorithms.measure import average, fraction
+from gnomon.algorithms.ratios import masked
+from gnomon.errors import ConfigError
+from gnomon.metrics import Mean, Metrics
+from gnomon.types import Batch
+
+Estimator = Literal["k2_grad_k3", "k1", "k2", "k3", "unbiased"]
+CLAMP = 20.0
+
+
+@dataclass(frozen=True)
+class Kl:
+    """Coefficient times an estimate of KL(current || anchor) from the sampled tokens.
+
+    With d = log current - log anchor and rho = current / behavior:
+
+    | estimator  | value                 | slope in log current | expected gradient                         |
+    |------------|-----------------------|----------------------|-------------------------------------------|
+    | k2_grad_k3 | exp(-d) - 1 + d       | d                    | of KL(current || anchor), on policy       |
+    | k1         | d                     | 1                    | none on policy: only to be looked at      |
+    | k2         | d^2 / 2               | d                    | of KL(current || anchor), on policy       |
+    | k3         | exp(-d) - 1 + d       | 1 - exp(-d)          | of KL(anchor || current): the *other* one |
+    | unbiased   | rho (exp(-d) - 1 + d) | rho d                | of KL(current || anchor), for any samples |
+
+    The default is right for few updates a step; "unbiased" for stale samples; "k3" is what GRPO printed.
+    Exponents are bounded to +-20 in value and slope, so that a bounded token is still pushed the right way.
+
+    anchor: "reference" (frozen) or "behavior" (what sampled). coefficient: >= 0; at 0 nothing is scored or
+        computed.
+    Source: Schulman, "Approximating KL divergence", 2020; k3 in GRPO, arXiv 2402.03300, eq. 4; k2's gradient,
+    arXiv 2501.03262; rho k3, DeepSeek-V3.2.
+    """
+
+    anchor: Literal["reference", "behavior"] = "reference"
+    coefficient: float = 0.0
+    estimator: Estimator = "k2_grad_k3"
+
+    def __post_init__(self) -> None:
+        _check_coefficient("Kl", self.coefficient)
+
+    @property
+    def name(self) -> str:
+        """kl_reference or kl_behavior."""
+        return f"kl_{self.anchor}"
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """The reference, when it is the anchor and counts."""
+        reads = self.anchor == "reference" and self.coefficient > 0
+        return frozenset({"reference"}) if reads else frozenset()
+
+    def weights(self, batch: Batch, default: Tensor) -> Tensor:
+        """Return the algorithm's own weights; zeros at coefficient 0, so that no row is computed for it."""
+        return default if self.coefficient > 0 else torch.zeros_like(default)
+
+    def __call__(self, view: LossView) -> PieceResult:
+        """Return the term of each token; the metric is without the coefficient."""
+        if self.coefficient == 0:
+            return torch.zeros_like(view.log_ratio), Metrics()
+        batch = view.batch
+        anchor = batch.behavior if self.anchor == "behavior" else batch.reference
+        if anchor is None:
+            raise ConfigError("a KL to the reference needs 'reference' log-probabilities; score them first")
+        estimate = kl_estimate(view, anchor, self.estimator)
+        return self.coefficient * estimate, Metrics.of(
+            {f"loss/{self.name}_estimate_nats": average(estimate, batch.mask)}
+        )
+
+
+@dataclass(frozen=True)
+class EssKl:
+    """(1 - e) times an estimate of KL(current || behavior): less trust, shorter leash.
+
+    e is the effective sample size of the whole optimizer step, without a gradient; on policy the term is
+    exactly 0.
+
+    estimator: "unbiased" (rho d - rho + 1, ours: it estimates this KL from samples of behavior) or "k3" (the
+        reference code's, which estimates chi^2 - KL(behavior, current) and grows without bound as rho goes to
+        0).
+    Needs Ratio(anchor="behavior").
+    Source: P3O, arXiv 2605.12380, eq. 12.
+    """
+
+    estimator: Literal["unbiased", "k3"] = "unbiased"
+
+    @property
+    def name(self) -> str:
+        """ess_kl."""
+        return "ess_kl"
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Nothing: behavior comes with the batch."""
+        return frozenset()
+
+    def weights(self, batch: Batch, default: Tensor) -> Tensor:
+        """Return the algorithm's own weights."""
+        return default
+
+    def __call__(self, view: LossView) -> PieceResult:
+        """Return the term of each token; the metric is without the factor."""
+        estimate = kl_estimate(view, view.batch.behavior, self.estimator)
+        factor = 1 - view.statistics.value
+        measured = Metrics.of({"loss/ess_kl_estimate_nats": average(estimate, view.batch.mask)})
+        return factor * estimate, measured
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """Minus coefficient times the entropy of the tempered policy: a reward for staying undecided.
+
+    coefficient: rewards per nat; 0 computes nothing. Negative sharpens.
+    """
+
+    coefficient: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Entropy."""
+        return "entropy"
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Nothing: the entropy comes with every forward."""
+        return frozenset()
+
+    def weights(self, batch: Batch, default: Tensor) -> Tensor:
+        """Return the algorithm's own weights; zeros at coefficient 0."""
+        return default if self.coefficient != 0 else torch.zeros_like(default)
+
+    def __call__(self, view: LossView) -> PieceResult:
+        """Return the term of each token."""
+        return -self.coefficient * masked(view.entropy, view.batch.mask), Metrics()
+
+
+@dataclass(frozen=True)
+class PositiveNll:
+    """Coefficient times the negative log-likelihood of correct responses: imitate what worked.
+
+    -coefficient sum log current / N, over the N tokens of the *correct* responses of the whole minibatch; 0
+    if none is.
+
+    coefficient: >= 0. above: a response is correct when its shaped reward exceeds this.
+    Source: VAPO, arXiv 2504.05118, eq. 11.
+    """
+
+    coefficient: float = 0.1
+    above: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_coefficient("PositiveNll", self.coefficient)
+
+    @property
+    def name(self) -> str:
+        """positive_nll."""
+        return "positive_nll"
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Nothing."""
+        return frozenset()
+
+    def weights(self, batch: Batch, default: Tensor) -> Tensor:
+        """Return one over the number of tokens of correct responses, on these tokens."""
+        tokens = self._tokens(batch)
+        if self.coefficient == 0:
+            tokens = torch.zeros_like(tokens)
+        return tokens.to(default.dtype) / max(int(tokens.sum()), 1)
+
+    def __call__(self, view: LossView) -> PieceResult:
+        """Return the term of each token; the metrics are without the coefficient."""
+        tokens = self._tokens(view.batch)
+        nll = -masked(view.current, view.batch.mask)
+        measured: dict[str, Mean] = {
+            "loss/positive_nll_nats": average(nll, tokens),
+            "loss/positive_token_fraction": fraction(tokens, view.batch.mask),
+        }
+        return self.coefficient * nll, Metrics.of(measured)
+
+    def _tokens(self, batch: Batch) -> Tensor:
+        return batch.mask & (batch.is_graded & (batch.rewards > self.above))[:, None]
+
+
+def kl_estimate(view: LossView, anchor: Tensor, estimator: Estimator) -> Tensor:
+    """Return the estimate of each token Float[B T], 0 where masked, with the slope of the table in `Kl`."""
+    mask = view.batch.mask
+    current = masked(view.current, mask)
+    d = masked(view.current.detach() - anchor, mask)
+    # Bounded before exp. Value and slope apart: a clamp in the graph would turn the sign of k3's slope.
+    inverse = (-d).clamp(-CLAMP, CLAMP).exp()
+    k3 = inverse - 1 + d
+    if estimator == "unbiased":
+        rho = masked(view.current.detach() - view.batch.behavior, mask).clamp(-CLAMP, CLAMP).exp()
+        value, slope = rho * k3, rho * d
+    elif estimator == "k1":
+        value, slope = d, torch.ones_like(d)
+    elif estimator == "k2":
+        value, slope = d.square() / 2, d
+    elif estimator == "k3":
+        value, slope = k3, 1 - inverse
+    else:
+        value, slope = k3, d
+    return value + slope * (current - current.detach())
+
+
+def _check_coefficient(piece: str, coefficient: float) -> None:
+    if coefficient < 0:
+        raise ConfigError(f"{piece}.coefficient must be >= 0, got {coefficient}")

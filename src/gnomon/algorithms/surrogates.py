@@ -1,0 +1,154 @@
+"""Ratio and advantage to a loss for each token."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from gnomon.algorithms.algorithm import LossView, PieceResult
+from gnomon.algorithms.measure import average, fraction, ratio_metrics
+from gnomon.algorithms.ratios import masked
+from gnomon.algorithms.trust import Clip, Trust
+from gnomon.errors import ConfigError
+from gnomon.metrics import Metrics
+
+
+@dataclass(frozen=True)
+class Pessimistic:
+    """The worse of the ratio and the clipped ratio: no gradient once a token moved far enough the right way.
+
+    max(-A r, -A clip(r)); with ``dual`` and A < 0 at most -A dual.
+
+    The gradient is exactly 0 for A > 0 above the band and A < 0 below it. ``dual`` also stops tokens with A <
+    0 whose ratio grew beyond it, where the loss would have no bound.
+
+    dual: > 1, or none.
+    Source: PPO, arXiv 1707.06347, eq. 7; dual clip, arXiv 1912.09729, eq. 5 (TRL calls it ``delta``, verl
+        ``clip_ratio_c``).
+    """
+
+    trust: Clip = field(default=Clip())
+    dual: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.trust, Clip):
+            raise ConfigError(f"Pessimistic compares with a Clip, got {self.trust!r}; caps belong to Score")
+        if self.dual is not None and self.dual <= 1:
+            raise ConfigError(f"Pessimistic.dual must be > 1, got {self.dual}")
+
+    def __call__(self, view: LossView) -> PieceResult:
+        """Return the loss of each token, and how often the clipped branch strictly won."""
+        advantages, mask = view.advantages, view.batch.mask
+        ratio = view.log_ratio.exp()
+        free = -advantages * ratio
+        clipped = -advantages * self.trust(ratio.detach(), view.statistics)
+        wins = clipped > free
+        loss = torch.where(wins, clipped, free)
+        above, below = ratio > 1 + self.trust.high, ratio < 1 - self.trust.low
+        measured = {
+            "loss/clipped_fraction": fraction(wins, mask),
+            "loss/clipped_low_fraction": fraction(wins & below, mask),
+            "loss/clipped_high_fraction": fraction(wins & above, mask),
+            "loss/out_of_band_fraction": fraction(above | below, mask),
+        }
+        if self.dual is not None:
+            bound = -advantages * self.dual
+            stopped = (advantages < 0) & (loss > bound)
+            loss = torch.where(stopped, bound, loss)
+            measured["loss/dual_clipped_fraction"] = fraction(stopped, mask)
+        return loss, Metrics.of(measured) + ratio_metrics(view)
+
+
+@dataclass(frozen=True)
+class Score:
+    """The policy gradient weighted by a bounded ratio that has no gradient itself: no token is ever dropped.
+
+    -sg[trust(r)] A log current. The value contains log-probabilities, so it cannot be compared between steps.
+    ``loss/clipped_fraction`` is the fraction of tokens whose ratio the bound changed, as is
+    ``loss/capped_fraction``.
+
+    Source: CISPO, arXiv 2506.13585, eq. 4 with `Cap`; P3O, arXiv 2605.12380 with `EssCap`; REINFORCE with
+        `Unbounded`.
+    """
+
+    trust: Trust
+
+    def __call__(self, view: LossView) -> PieceResult:
+        """Return the loss of each token, and how often the ratio was bounded."""
+        mask = view.batch.mask
+        ratio = view.log_ratio.detach().exp()
+        weight = self.trust(ratio, view.statistics)
+        loss = -weight * view.advantages * masked(view.current, mask)
+        capped = fraction(weight != ratio, mask)
+        measured = {
+            "loss/clipped_fraction": capped,
+            "loss/capped_fraction": capped,
+            "loss/weight_mean": average(weight, mask),
+        }
+        return loss, Metrics.of(measured) + ratio_metrics(view)
+
+
+@dataclass(frozen=True)
+class SoftGate:
+    """A sigmoid of the ratio in place of a clip: the push fades smoothly on both sides of 1.
+
+    -(4 / tau) sigmoid(tau (r - 1)) A. Its slope at r = 1 is that of the plain ratio, so on policy it is
+    REINFORCE; its value is 2 A / tau there, so values cannot be compared with PPO's.
+
+    positive, negative: tau for A > 0 and A <= 0, > 0, dimensionless; larger fades faster. Negative advantages
+    fade a little faster because they push up all other tokens.
+    Source: SAPO, arXiv 2511.20347.
+    """
+
+    positive: float = 1.0
+    negative: float = 1.05
+
+    def __post_init__(self) -> None:
+        if self.positive <= 0 or self.negative <= 0:
+            raise ConfigError(
+                f"SoftGate needs positive and negative > 0, got {self.positive}, {self.negative}"
+            )
+
+    def __call__(self, view: LossView) -> PieceResult:
+        """Return the loss of each token; nothing is clipped."""
+        mask = view.batch.mask
+        gentle = torch.full_like(view.advantages, self.positive)
+        tau = torch.where(view.advantages > 0, gentle, self.negative)
+        gate = (4 / tau) * torch.sigmoid(tau * (view.log_ratio.exp() - 1))
+        nothing = fraction(torch.zeros_like(mask), mask)
+        return -gate * view.advantages, Metrics.of({"loss/clipped_fraction": nothing}) + ratio_metrics(view)
+
+
+@dataclass(frozen=True)
+class GeometricClip:
+    """The geometric mean of token ratios, each clipped on one side *before* the mean.
+
+    -A exp(mean_t d_t), d = log-ratio, at most ``epsilon`` for A > 0 and at least -``epsilon`` for A < 0.
+    Every trained token of a response carries the response's loss; with `SequenceMean` they add up to its
+    mean. Without a clipped token this is GSPO without its clip. A is the mean over the response's tokens.
+
+    epsilon: > 0, nats; 0.4 is the band [e^-0.4, e^0.4].
+    Needs Ratio(level="token").
+    Source: GMPO, arXiv 2507.20673, eq. 5.
+    """
+
+    epsilon: float = 0.4
+
+    def __post_init__(self) -> None:
+        if self.epsilon <= 0:
+            raise ConfigError(f"GeometricClip.epsilon must be > 0, got {self.epsilon}")
+
+    def __call__(self, view: LossView) -> PieceResult:
+        """Return the loss of each token, and how many were clipped."""
+        mask, shift = view.batch.mask, view.log_ratio
+        length = mask.sum(1, keepdim=True).clamp(min=1)
+        advantage = masked(view.advantages, mask).sum(1, keepdim=True) / length
+        above, below = (advantage > 0) & (shift > self.epsilon), (advantage < 0) & (shift < -self.epsilon)
+        bounded = torch.where(above | below, shift.detach().clamp(-self.epsilon, self.epsilon), shift)
+        ratio = (masked(bounded, mask).sum(1, keepdim=True) / length).exp()
+        measured = {
+            "loss/clipped_fraction": fraction(above | below, mask),
+            "loss/clipped_low_fraction": fraction(below, mask),
+            "loss/clipped_high_fraction": fraction(above, mask),
+            "loss/out_of_band_fraction": fraction(shift.abs() > self.epsilon, mask),
+        }
+        return (-advantage * ratio).expand_as(shift), Metrics.of(measured) + ratio_metrics(view)

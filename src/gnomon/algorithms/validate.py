@@ -1,0 +1,156 @@
+"""Compositions that cannot be meant are refused when they are made, saying what to do instead."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from gnomon.algorithms.advantages import GroupRelative, Tracked, Whitened
+from gnomon.algorithms.aggregates import SequenceMean, TokenMean
+from gnomon.algorithms.plans import Prioritized
+from gnomon.algorithms.regularizers import EssKl
+from gnomon.algorithms.surrogates import GeometricClip, Score, SoftGate
+from gnomon.algorithms.trust import EssCap
+from gnomon.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gnomon.algorithms.algorithm import Algorithm
+
+
+def validate(algorithm: "Algorithm") -> None:
+    """Check a composition.
+
+    Raises: ConfigError that lists everything that is wrong, each with its fix.
+    """
+    found = [
+        *_counts(algorithm),
+        *_advantage(algorithm),
+        *_ratio(algorithm),
+        *_surrogate(algorithm),
+        *_prompts(algorithm),
+        *_rewards(algorithm),
+    ]
+    if found:
+        raise ConfigError(f"algorithm '{algorithm.name}': " + "; and ".join(found))
+
+
+def uses_tracker(algorithm: "Algorithm") -> bool:
+    """Whether the tracked success rate of a prompt is the baseline."""
+    advantage = algorithm.advantage
+    inner = advantage.of if isinstance(advantage, Whitened) else advantage
+    return isinstance(inner, Tracked)
+
+
+def _counts(algorithm: "Algorithm") -> Iterator[str]:
+    generations, fewest = algorithm.num_generations, algorithm.advantage.minimum_generations
+    if generations < 1:
+        yield f"num_generations must be at least 1, got {generations}"
+    elif generations < fewest:
+        yield (
+            f"num_generations is {generations} (group size {generations}), but a group baseline "
+            f"({type(algorithm.advantage).__name__}) compares responses to the same prompt; raise "
+            "num_generations to "
+            f"{fewest} or more, or use a tracked baseline, which needs no group: algorithm = 'spo'"
+        )
+    repeated = [name for name, n in Counter(r.name for r in algorithm.regularizers).items() if n > 1]
+    if repeated:
+        yield f"regularizers {', '.join(repeated)} appear more than once; add their coefficients up in one"
+
+
+def _advantage(algorithm: "Algorithm") -> Iterator[str]:
+    advantage = algorithm.advantage
+    if not isinstance(advantage, Whitened):
+        return
+    inner = advantage.of
+    if isinstance(inner, Whitened):
+        yield "Whitened twice scales twice; keep one"
+    if isinstance(inner, GroupRelative) and inner.scale != "none":
+        yield (
+            f"Whitened on top of GroupRelative(scale='{inner.scale}') scales twice; set advantage.of.scale = "
+            "'none', "
+            "or use GroupRelative without Whitened"
+        )
+    if isinstance(inner, Tracked) and inner.normalize:
+        yield "Whitened on top of Tracked(normalize=True) scales twice; set advantage.of.normalize = false"
+
+
+def _ratio(algorithm: "Algorithm") -> Iterator[str]:
+    ratio, aggregate = algorithm.ratio, algorithm.aggregate
+    if ratio.level != "token" and isinstance(aggregate, TokenMean):
+        yield (
+            f"a ratio of level '{ratio.level}' says one thing about a whole response, but TokenMean weighs "
+            "it by length; "
+            "set aggregate = SequenceMean, or ratio.level = 'token'"
+        )
+    if ratio.anchor == "behavior" and algorithm.correction is not None:
+        yield (
+            "a ratio anchored on 'behavior' already covers the gap between behavior and proximal, and a "
+            "correction would "
+            "count it twice; remove the correction, or set ratio.anchor = 'proximal'"
+        )
+
+
+def _surrogate(algorithm: "Algorithm") -> Iterator[str]:
+    surrogate, ratio = algorithm.surrogate, algorithm.ratio
+    caps_by_size = isinstance(surrogate, Score) and isinstance(surrogate.trust, EssCap)
+    ess_kl = any(isinstance(r, EssKl) for r in algorithm.regularizers)
+    if (caps_by_size or ess_kl) and ratio.anchor != "behavior":
+        piece = "EssCap" if caps_by_size else "EssKl"
+        yield (
+            f"{piece} measures how far the current policy is from the one that sampled, but the ratio is "
+            "anchored on "
+            f"'{ratio.anchor}'; set ratio.anchor = 'behavior'"
+        )
+    if caps_by_size and ratio.level != "token":
+        yield f"EssCap counts tokens, but the ratio is of level '{ratio.level}'; set ratio.level = 'token'"
+    if isinstance(surrogate, SoftGate) and algorithm.correction is not None:
+        yield (
+            "SoftGate fades ratios that are far from 1 and a correction weighs them again; remove the "
+            "correction, or "
+            "set surrogate = Pessimistic"
+        )
+    if isinstance(surrogate, GeometricClip) and ratio.level != "token":
+        yield f"GeometricClip averages tokens itself; set ratio.level = 'token', got '{ratio.level}'"
+    if isinstance(surrogate, GeometricClip) and not isinstance(algorithm.aggregate, SequenceMean):
+        yield (
+            "GeometricClip gives a loss to a whole response, which only SequenceMean counts once; "
+            f"set aggregate = SequenceMean, got {type(algorithm.aggregate).__name__}"
+        )
+
+
+def _prompts(algorithm: "Algorithm") -> Iterator[str]:
+    plan = algorithm.tracker
+    if plan is None and uses_tracker(algorithm):
+        yield "the baseline Tracked needs a tracker; set tracker = TrackerPlan, or advantage = GroupRelative"
+    if plan is None and isinstance(algorithm.sampler, Prioritized):
+        yield "the sampler Prioritized needs a tracker; set tracker = TrackerPlan, or sampler = Uniform"
+    if algorithm.keep is not None and uses_tracker(algorithm):
+        yield (
+            "keep drops groups of equal rewards, but a tracked baseline learns from single responses and "
+            "none is wasted; "
+            "remove keep"
+        )
+    elif algorithm.keep is not None and algorithm.num_generations < 2:
+        yield "keep compares the rewards of a group, and one response is never kept; remove keep"
+    if plan is not None and plan.drift == "accumulated" and algorithm.updates.total == 1:
+        yield (
+            "tracker.drift = 'accumulated' adds up the drift that updates see after the first, and with one "
+            "update a step "
+            "there is nothing to measure; set tracker.drift = 'replayed' or 'constant', or "
+            "updates.minibatches >= 2"
+        )
+
+
+def _rewards(algorithm: "Algorithm") -> Iterator[str]:
+    plan = algorithm.tracker
+    if plan is not None and plan.rewards == "binary" and algorithm.overlong is not None:
+        yield (
+            "overlong makes rewards other than 0 and 1, which a binary tracker cannot count; set "
+            "tracker.rewards = "
+            "'continuous', or remove overlong"
+        )
+    if algorithm.overlong is not None and algorithm.mask_truncated:
+        yield (
+            "overlong punishes truncated responses and mask_truncated leaves them out of the loss, so the "
+            "punishment "
+            "only shifts the others; choose one"
+        )

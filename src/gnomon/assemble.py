@@ -1,0 +1,143 @@
+"""From an experiment to the objects of a run: the only place where implementations are chosen."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gnomon.algorithms import Algorithm, Prioritized, TrackerPlan
+from gnomon.algorithms.validate import uses_tracker
+from gnomon.curriculum.base import Curriculum
+from gnomon.curriculum.drift import AccumulatedDrift, Drift, Unmeasured
+from gnomon.curriculum.forgetting import Forgetting
+from gnomon.curriculum.keep import is_informative
+from gnomon.curriculum.prioritized import PrioritizedCurriculum
+from gnomon.curriculum.replayed import ReplayedDrift
+from gnomon.curriculum.roster import Roster
+from gnomon.curriculum.tracker import ValueTracker
+from gnomon.curriculum.uniform import UniformCurriculum
+from gnomon.engines.base import Sampling
+from gnomon.errors import ConfigError
+from gnomon.experiment import Experiment
+from gnomon.models.load import Tokenizer, check_model, load_tokenizer
+from gnomon.tasks.base import TaskSet
+from gnomon.tasks.build import ArithmeticTask, MixtureTask, ReasoningGymTask, Split, build_split, check_context
+from gnomon.tasks.chat import ChatRenderer
+from gnomon.types import Group
+from gnomon.verifiers.exact import Numeric, OverlongPenalty
+from gnomon.verifiers.grade import Grading, WeightedReward
+from gnomon.verifiers.reasoning import Reasoning
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What is asked and what may be answered, before any weight is read."""
+
+    tokenizer: Tokenizer
+    split: Split
+    sampling: Sampling
+    grading: Grading
+
+
+def questions(experiment: Experiment) -> Questions:
+    """Return tokenizer, tasks, sampling and grading, with everything checked that can be without the model's weights.
+
+    Raises: UserError.
+    """
+    grading = grading_of(experiment)
+    check_model(experiment.model, experiment.trust_remote_code)
+    tokenizer = load_tokenizer(experiment.model, experiment.trust_remote_code)
+    sampling = sampling_of(experiment, tokenizer)
+    renderer = ChatRenderer(tokenizer, system=experiment.system or None)
+    split = build_split(experiment.task, experiment.held_out, renderer, experiment.evaluation.task)
+    for tasks in (split.train, split.held_out):
+        check_context(tasks, tokenizer.context_length, sampling.max_completion_length)
+    if len(split.train) < experiment.prompts_per_step:
+        raise ConfigError(
+            f"a step asks {experiment.prompts_per_step} different prompts and the task has {len(split.train)} to train "
+            "on; lower rollouts_per_step, raise algorithm.num_generations, or make the task larger"
+        )
+    return Questions(tokenizer, split, sampling, grading)
+
+
+def sampling_of(experiment: Experiment, tokenizer: Tokenizer) -> Sampling:
+    """Return the sampling plan with the model's own stop tokens."""
+    plan = experiment.sampling
+    beyond = [i for i in plan.stop_ids if not 0 <= i < tokenizer.vocab_size]
+    if beyond:
+        raise ConfigError(f"sampling.stop_ids {beyond} are outside the vocabulary of {tokenizer.vocab_size}")
+    return Sampling(
+        temperature=plan.temperature,
+        top_p=plan.top_p,
+        top_k=plan.top_k,
+        min_p=plan.min_p,
+        max_completion_length=plan.max_completion_length,
+        stop_ids=tuple(dict.fromkeys((*tokenizer.stop_ids, *plan.stop_ids))),
+    )
+
+
+def grading_of(experiment: Experiment) -> Grading:
+    """Return the rewards, the task's own when none is named, with the algorithm's penalty on length."""
+    penalty = experiment.algorithm.overlong
+    budget = experiment.sampling.max_completion_length
+    overlong = None if penalty is None else OverlongPenalty(max(1, round(penalty.buffer * budget)), penalty.factor, budget)
+    return Grading(experiment.rewards or _own_rewards(experiment), overlong)
+
+
+def _own_rewards(experiment: Experiment) -> tuple[WeightedReward, ...]:
+    tasks = experiment.task
+    singles = [part.task for part in tasks.parts] if isinstance(tasks, MixtureTask) else [tasks]
+    if all(isinstance(single, ArithmeticTask) for single in singles):
+        return (WeightedReward(Numeric(), name="answer"),)
+    if all(isinstance(single, ReasoningGymTask) for single in singles):
+        return (WeightedReward(Reasoning(), name="answer"),)
+    raise ConfigError(
+        f"the task '{tasks.name}' has no reward of its own; name at least one, such as "
+        '[[rewards]] kind = "numeric", or kind = "function" with your own'
+    )
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """What decides which prompt is asked next, and what remembers how it went."""
+
+    curriculum: Curriculum
+    tracker: ValueTracker | None
+    drift: Drift
+
+
+def choosing(algorithm: Algorithm, tasks: TaskSet, seed: int) -> Choosing:
+    """Return curriculum, tracker and drift as the algorithm asks for them."""
+    plan = algorithm.tracker
+    if plan is None or not uses_tracker(algorithm):
+        return Choosing(UniformCurriculum(len(tasks), seed), None, Unmeasured())
+    roster = Roster(tasks[index].id for index in range(len(tasks)))
+    tracker = ValueTracker(roster, _forgetting(plan), plan.rewards, plan.prior)
+    drift = _drift(plan, roster)
+    if algorithm.updates.total < drift.needs_updates:
+        raise ConfigError(
+            f'tracker.drift = "{plan.drift}" needs {drift.needs_updates} updates a step to measure anything and there is '
+            f'{algorithm.updates.total}; set algorithm.updates.minibatches, or algorithm.tracker.drift = "replayed"'
+        )
+    sampler = algorithm.sampler
+    if isinstance(sampler, Prioritized):
+        chosen: Curriculum = PrioritizedCurriculum(tracker, sampler.epsilon, sampler.gamma, seed)
+        return Choosing(chosen, tracker, drift)
+    return Choosing(UniformCurriculum(len(tasks), seed), tracker, drift)
+
+
+def _forgetting(plan: TrackerPlan) -> Forgetting:
+    if plan.drift == "constant":
+        return Forgetting.constant(plan.rho_min)
+    return Forgetting(plan.rho_min, plan.rho_max, plan.d_half)
+
+
+def _drift(plan: TrackerPlan, roster: Roster) -> Drift:
+    if plan.drift == "constant":
+        return Unmeasured()
+    return ReplayedDrift(roster) if plan.drift == "replayed" else AccumulatedDrift(roster)
+
+
+def keeping(algorithm: Algorithm) -> tuple[Callable[[Group], bool], int]:
+    """Return which groups are kept, and how often others are asked instead."""
+    if algorithm.keep is None:
+        return (lambda group: True), 1
+    return is_informative, algorithm.keep.max_attempts

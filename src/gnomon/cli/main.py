@@ -1,0 +1,76 @@
+"""The ``gnomon`` command: one thin module per verb, imported only when its verb is called."""
+
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from gnomon.errors import GnomonError, UserError, unknown
+
+VERBS = {
+    "train": "train an experiment: a TOML file or the name of a built-in one",
+    "resume": "go on with a run from its newest valid checkpoint",
+    "evaluate": "score a model or a run on held-out tasks, with intervals",
+    "plan": "validate an experiment and say in plain words what a step does",
+    "algorithms": "list the algorithms, or describe one",
+    "export": "take a run's model away as Hugging Face safetensors",
+}
+HELP = "\n".join(
+    [
+        "usage: gnomon VERB [ARGUMENTS]",
+        "",
+        "Algorithm-first reinforcement learning for language models.",
+        "",
+        *(f"  {verb:<12}{text}" for verb, text in VERBS.items()),
+        "",
+        "`gnomon VERB --help` says what a verb takes; `gnomon --version` which version this is.",
+        "First steps: `gnomon plan quickstart`, then `gnomon train quickstart`.",
+    ]
+)
+FAILED, WRONG_INPUT, DISK_FULL, INTERRUPTED, STOPPED = 1, 2, 74, 130, 143
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit code.
+
+    0 done; 1 the run failed; 2 the input is wrong; 74 the disk is full; 130 interrupted; 143 stopped by SIGTERM after
+    publishing a checkpoint.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help", "help"):
+        print(HELP)
+        return 0
+    verb, rest = given[0], given[1:]
+    if verb == "--version":
+        from importlib.metadata import version
+
+        print(f"gnomon {version('gnomon')}")
+        return 0
+    if verb not in VERBS:
+        return _say(f"gnomon: {unknown('verb', verb, VERBS)}", WRONG_INPUT)
+    try:
+        return _run(verb, rest)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+
+
+def _run(verb: str, rest: Sequence[str]) -> int:
+    try:
+        return int(importlib.import_module(f"gnomon.cli.{verb}").run(rest))
+    except UserError as error:
+        return _say(f"gnomon {verb}: {error}", WRONG_INPUT)
+    except GnomonError as error:
+        return _say(f"gnomon {verb}: the run failed: {error}", FAILED)
+    except KeyboardInterrupt:
+        return _say(f"gnomon {verb}: interrupted", INTERRUPTED)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            return _say(f"gnomon {verb}: the disk is full: {error}", DISK_FULL)
+        raise
+
+
+def _say(message: str, code: int) -> int:
+    print(message, file=sys.stderr)
+    return code

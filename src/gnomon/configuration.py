@@ -1,0 +1,123 @@
+"""Tables to frozen dataclasses and back: every key known, every type strict, every message with its path."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from gnomon.errors import ConfigError, unknown
+
+T = TypeVar("T")
+
+
+def build(cls: type[T], table: Mapping[str, Any], path: str = "") -> T:
+    """Return the frozen dataclass ``cls`` that ``table`` describes.
+
+    Nested tables become nested dataclasses; where several are possible their ``kind`` field decides. Leaves are
+    checked strictly (no "5" for 5, no 1 for true).
+    Raises: ConfigError naming the path, the value, what was expected, and the nearest known key.
+    """
+    hints = typing.get_type_hints(cls, include_extras=True)
+    known = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
+    for key in table:
+        if key not in known:
+            raise ConfigError(_at(path, unknown("key", key, known)))
+    missing = [name for name, f in known.items() if name not in table and _is_required(f)]
+    if missing:
+        raise ConfigError(_at(path, f"missing {', '.join(missing)}"))
+    values = {key: _value(hints[key], value, _join(path, key)) for key, value in table.items()}
+    try:
+        return cls(**values)
+    except (ConfigError, ValueError, TypeError) as error:
+        raise ConfigError(_at(path, str(error))) from error
+
+
+def to_table(piece: Any) -> dict[str, Any]:
+    """Return the table that `build` turns into ``piece`` again; ``None`` fields are left out, as TOML has none."""
+    table: dict[str, Any] = {}
+    for f in dataclasses.fields(piece):
+        value = getattr(piece, f.name)
+        if value is not None and f.init:
+            table[f.name] = _plain(value)
+    return table
+
+
+def set_path(table: dict[str, Any], path: str, value: Any) -> None:
+    """Set ``table["a"]["b"]`` for the path "a.b", making tables on the way; a string there becomes its ``kind``."""
+    *parents, last = path.split(".")
+    for parent in parents:
+        below = table.get(parent)
+        if not isinstance(below, dict):
+            below = {} if below is None else {"kind": below}
+            table[parent] = below
+        table = below
+    table[last] = value
+
+
+def _value(hint: Any, value: Any, path: str) -> Any:
+    if typing.get_origin(hint) is typing.Annotated:
+        hint = typing.get_args(hint)[0]
+    members = _members(hint)
+    classes = [m for m in members if dataclasses.is_dataclass(m)]
+    if isinstance(value, Mapping) and classes:
+        return build(_choose(classes, value, path), value, path)
+    if classes and isinstance(value, tuple(classes)):
+        return value
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis and isinstance(value, Sequence | tuple):
+        if not isinstance(value, str):
+            return tuple(_value(arguments[0], v, f"{path}[{i}]") for i, v in enumerate(value))
+    return _leaf(hint, value, path)
+
+
+def _leaf(hint: Any, value: Any, path: str) -> Any:
+    try:
+        return TypeAdapter(hint).validate_python(value, strict=True)
+    except ValidationError as error:
+        reasons = sorted({e["msg"].removeprefix("Input should be ") for e in error.errors()})
+        raise ConfigError(f"{path} = {value!r}: should be {' or '.join(reasons)}") from error
+
+
+def _choose(classes: list[Any], value: Mapping[str, Any], path: str) -> Any:
+    if len(classes) == 1:
+        return classes[0]
+    kinds = {typing.get_args(typing.get_type_hints(c)["kind"])[0]: c for c in classes}
+    kind = value.get("kind")
+    if kind not in kinds:
+        raise ConfigError(_at(path, unknown("kind", str(kind), kinds) if kind else f"needs a kind: {', '.join(kinds)}"))
+    return kinds[kind]
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    flat: list[Any] = []
+    for member in typing.get_args(hint) if is_union else (hint,):
+        if typing.get_origin(member) is typing.Annotated:
+            member = typing.get_args(member)[0]
+        flat += _members(member) if typing.get_origin(member) in (typing.Union, types.UnionType) else [member]
+    return tuple(flat)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return to_table(value)
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value
+
+
+def _is_required(f: "dataclasses.Field[Any]") -> bool:
+    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _at(path: str, message: str) -> str:
+    return f"{path}: {message}" if path else message

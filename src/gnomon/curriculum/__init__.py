@@ -1,0 +1,1 @@
+"""Which prompt is asked next, and what is remembered about each."""

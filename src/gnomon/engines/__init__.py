@@ -1,0 +1,1 @@
+"""WHO ANSWERS: prompts to completions."""

@@ -1,0 +1,74 @@
+"""What an engine promises, and the settings under which it samples."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gnomon.errors import ConfigError
+from gnomon.types import Completion, Snapshot
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn.
+
+    temperature: > 0; logits are divided by it, and every policy is scored at it.
+    top_p: in (0, 1]; keep the smallest set of tokens with at least this mass. 1 keeps all.
+    top_k: keep the k likeliest tokens; 0 keeps all.
+    min_p: in [0, 1); keep tokens with at least this fraction of the likeliest one's probability. 0 keeps all.
+    max_completion_length: tokens, > 0, the stop token included.
+    stop_ids: token ids that end a completion, each trained as an action when sampled.
+    Truncations apply in the order top-k, top-p, min-p, as vLLM and transformers do, on the tempered distribution.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_completion_length: int = 64
+    stop_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        checks = {
+            "temperature must be > 0": self.temperature > 0,
+            "top_p must be in (0, 1]": 0 < self.top_p <= 1,
+            "top_k must be >= 0 (0 keeps every token)": self.top_k >= 0,
+            "min_p must be in [0, 1)": 0 <= self.min_p < 1,
+            "max_completion_length must be > 0": self.max_completion_length > 0,
+        }
+        broken = [claim for claim, holds in checks.items() if not holds]
+        if broken:
+            raise ConfigError(f"sampling: {'; '.join(broken)}; got {self}")
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether top-p, top-k or min-p cut the distribution, so that it differs from the policy's own."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+
+class Engine(Protocol):
+    """Who answers.
+
+    Draws are counter-based: the token at position t of the answer with key k depends on (weights, prompt, sampling,
+    k, t) and on nothing else up to floating-point rounding; batching and order do not change what is asked for.
+    """
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that answer now; -1 before the first `load`."""
+        ...
+
+    async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
+        """Return one completion per key (128-bit integers from `draw_key`), in the order of ``keys``.
+
+        Raises: EngineError when it cannot, ConfigError when prompt and budget exceed the context.
+        """
+        ...
+
+    async def load(self, snapshot: Snapshot) -> None:
+        """Answer with these weights from now on."""
+        ...
+
+    async def close(self) -> None:
+        """Free what it holds; later calls raise EngineError."""
+        ...

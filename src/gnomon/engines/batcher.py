@@ -1,0 +1,180 @@
+"""Continuous batching in one thread: which rows are in the model now, and what each of them drew."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gnomon.engines.base import Sampling
+from gnomon.engines.draws import uniforms
+from gnomon.engines.sampler import Draws, draw
+from gnomon.errors import EngineError
+from gnomon.models.decoder import Decoder, Prompt
+from gnomon.types import Completion, StopReason
+
+
+@dataclass(eq=False)
+class Request:
+    """One call of `generate`: some rows of one prompt.
+
+    is_wanted: false when nobody waits any more. completions: those that are finished, by place among the keys.
+    """
+
+    prompt: Prompt
+    keys: tuple[int, ...]
+    sampling: Sampling
+    is_wanted: Callable[[], bool]
+    completions: dict[int, Completion] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Row:
+    """One answer on its way. place: which of the request's keys it answers."""
+
+    request: Request
+    place: int
+    uniforms: NDArray
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    full_logprobs: list[float] = field(default_factory=list)
+    oldest_version: int = 0
+
+    @property
+    def latest(self) -> int:
+        """The token that the model has not seen yet."""
+        return self.tokens[-1] if self.tokens else self.request.prompt[-1]
+
+    @property
+    def room(self) -> int:
+        """Tokens that it may still get."""
+        return self.request.sampling.max_completion_length - len(self.tokens)
+
+
+class Batcher:
+    """Rows wait in request order, join in batches, and leave when they finish.
+
+    Rows join when none is active or at least an eighth of the slots is free, so that their prompts go through the
+    model together; with a decoder whose rows cannot join, when none is active, those of one prompt length.
+    Every choice depends on the requests and their order alone, never on time.
+    """
+
+    def __init__(self, decoder: Decoder, max_concurrent: int) -> None:
+        self._decoder = decoder
+        self._most = max_concurrent
+        self._waiting: deque[Row] = deque()
+        self._active: list[Row] = []
+        self.version = -1
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for anything."""
+        return not self._active and not self._waiting
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Queue the rows of requests."""
+        for request in requests:
+            budget = request.sampling.max_completion_length
+            self._waiting += [Row(request, i, uniforms(key, budget)) for i, key in enumerate(request.keys)]
+
+    def set_version(self, version: int) -> None:
+        """Note new weights: rows on their way go on with them, and prompts computed with the last ones are dropped."""
+        self.version = version
+        self._decoder.forget()
+
+    def step(self) -> list[tuple[Request, list[Completion]]]:
+        """Let rows join if it is time, draw one token for every active row, and let finished ones leave.
+
+        Return the requests of which no row is left, with their completions in key order.
+        Raises: EngineError when the model's logits are not finite.
+        """
+        self._drop_unwanted()
+        self._admit()
+        if not self._active:
+            return []
+        room = max(row.room for row in self._active)
+        logits = self._decoder.step([row.latest for row in self._active], room)
+        return self._record(self._draw(logits))
+
+    def _admit(self) -> None:
+        free = self._most - len(self._active)
+        is_time = not self._active or (self._decoder.joins and free >= math.ceil(self._most / 8))
+        if not is_time or not self._waiting:
+            return
+        joining = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
+        if not self._decoder.joins:
+            length = len(joining[0].request.prompt)
+            others = [row for row in joining if len(row.request.prompt) != length]
+            joining = [row for row in joining if len(row.request.prompt) == length]
+            self._waiting.extendleft(reversed(others))
+        self._active += joining
+        self._decoder.admit(
+            [row.request.prompt for row in joining],
+            max(row.room for row in joining),
+            {row.request.prompt for row in self._waiting},
+        )
+
+    def _draw(self, logits: Tensor) -> Draws:
+        """Draw for all rows; those with equal settings together."""
+        u = torch.tensor([row.uniforms[len(row.tokens)] for row in self._active], dtype=torch.float64)
+        settings = [row.request.sampling for row in self._active]
+        distinct = list(dict.fromkeys(settings))
+        if len(distinct) == 1:
+            return draw(logits, u, distinct[0])
+        tokens, own, full = torch.zeros(len(u), dtype=torch.long), torch.zeros(len(u)), torch.zeros(len(u))
+        for sampling in distinct:
+            where = torch.tensor([i for i, s in enumerate(settings) if s == sampling])
+            drawn = draw(logits[where.to(logits.device)], u[where], sampling)
+            tokens[where], own[where] = drawn.tokens.cpu(), drawn.logprobs.cpu()
+            full[where] = drawn.full_logprobs.cpu()
+        return Draws(tokens, own, full)
+
+    def _record(self, drawn: Draws) -> list[tuple[Request, list[Completion]]]:
+        own, full = drawn.logprobs.tolist(), drawn.full_logprobs.tolist()
+        if not math.isfinite(sum(full)) or not math.isfinite(sum(own)):
+            raise EngineError("the model's logits are not finite (NaN or infinite): its weights are damaged")
+        finished: list[tuple[int, StopReason]] = []
+        for slot, (row, token, p, q) in enumerate(zip(self._active, drawn.tokens.tolist(), own, full, strict=True)):
+            if not row.tokens:
+                row.oldest_version = self.version
+            row.tokens.append(token)
+            row.logprobs.append(p)
+            row.full_logprobs.append(q)
+            if token in row.request.sampling.stop_ids:
+                finished.append((slot, "stop"))
+            elif row.room == 0:
+                finished.append((slot, "length"))
+        rows = [(self._leave(slot), stop) for slot, stop in reversed(finished)]
+        return [answer for row, stop in rows if (answer := self._finish(row, stop)) is not None]
+
+    def _finish(self, row: Row, stop: StopReason) -> tuple[Request, list[Completion]] | None:
+        request = row.request
+        request.completions[row.place] = Completion(
+            tokens=tuple(row.tokens),
+            logprobs=tuple(row.logprobs),
+            full_logprobs=tuple(row.full_logprobs),
+            oldest_version=row.oldest_version,
+            newest_version=self.version,
+            stop=stop,
+        )
+        if len(request.completions) < len(request.keys):
+            return None
+        return request, [request.completions[place] for place in range(len(request.keys))]
+
+    def _leave(self, slot: int) -> Row:
+        row, last = self._active[slot], self._active.pop()
+        if last is not row:
+            self._active[slot] = last
+        self._decoder.leave(slot)
+        return row
+
+    def _drop_unwanted(self) -> None:
+        for slot in reversed(range(len(self._active))):
+            if not self._active[slot].request.is_wanted():
+                self._leave(slot)
+        if any(not row.request.is_wanted() for row in self._waiting):
+            self._waiting = deque(row for row in self._waiting if row.request.is_wanted())
+

@@ -1,0 +1,109 @@
+"""Generation in this process, with any causal language model that transformers loads."""
+
+import asyncio
+from collections.abc import Sequence
+
+from torch import nn
+
+from gnomon.engines.base import Sampling
+from gnomon.engines.batcher import Request
+from gnomon.engines.worker import Ask, Load, Waiter, Worker
+from gnomon.errors import ConfigError, EngineError
+from gnomon.models.decoder import context_length, vocabulary_size
+from gnomon.types import Completion, Snapshot
+
+
+class LocalEngine:
+    """Continuous batching over a model in this process; implements `Engine`.
+
+    Calls of `generate` made in one turn of the event loop are seen together; rows are admitted in call order, up to
+    ``max_concurrent`` at a time; rows of one prompt share its prefill; a finished row's slot is given to the next.
+    Given the same calls in the same order on an idle engine, results are equal to the bit; another order or batch
+    changes rounding only. Calls that arrive while others run join when the thread next looks, which is a matter of
+    time: repeatability to the bit then ends.
+
+    model: a causal language model as `load_model` returns it. shared: it is the learner's own module, whose weights
+        change in place while nothing is generated, so `load` only notes the version; otherwise the module is the
+        engine's (without adapters) and `load` copies and casts every weight into it.
+    max_concurrent: rows in the model at once; bounds the memory of keys and values, which stay allocated for the
+        next call.
+    """
+
+    def __init__(self, model: nn.Module, max_concurrent: int = 64, shared: bool = True) -> None:
+        if max_concurrent <= 0:
+            raise ConfigError(f"engine.max_concurrent must be > 0, got {max_concurrent}")
+        self._context_length = context_length(model)
+        self._vocabulary_size = vocabulary_size(model)
+        self._worker = Worker(model, shared, max_concurrent)
+        self._arrivals: list[tuple[Request, Waiter]] = []
+        self._is_closed = False
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that answer now; -1 before the first `load`."""
+        return self._worker.version
+
+    async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
+        """Return one completion per key, in the order of ``keys``; see `Engine`.
+
+        A caller that is cancelled frees its rows at the next step.
+        Raises: ConfigError for an empty prompt, an id outside the vocabulary, or a prompt and budget beyond the
+            context; EngineError when the engine is closed or the model fails.
+        """
+        self._check(prompt, sampling)
+        if not keys:
+            return []
+        waiter = Waiter.here()
+        request = Request(tuple(prompt), tuple(keys), sampling, waiter.is_waiting)
+        self._arrivals.append((request, waiter))
+        if len(self._arrivals) == 1:
+            waiter.loop.call_soon(self._post, waiter.loop, 0)
+        completions: list[Completion] = await waiter.future
+        return completions
+
+    async def load(self, snapshot: Snapshot) -> None:
+        """Answer with these weights from now on; rows on their way go on with them and say so in their versions.
+
+        Raises: EngineError when names or shapes are not this model's; its weights are as before then.
+        """
+        self._check_open()
+        waiter = Waiter.here()
+        self._worker.send(Load(snapshot, waiter))
+        await waiter.future
+
+    async def close(self) -> None:
+        """Stop the thread; whoever still waits gets an EngineError."""
+        self._is_closed = True
+        await asyncio.to_thread(self._worker.stop)
+
+    def _check(self, prompt: Sequence[int], sampling: Sampling) -> None:
+        self._check_open()
+        if not prompt:
+            raise ConfigError("cannot generate from an empty prompt: give at least a beginning-of-text token")
+        if min(prompt) < 0 or max(prompt) >= self._vocabulary_size:
+            raise ConfigError(
+                f"the prompt has token ids from {min(prompt)} to {max(prompt)}, outside the model's vocabulary of "
+                f"{self._vocabulary_size}: was it made with another model's tokenizer?"
+            )
+        whole = len(prompt) + sampling.max_completion_length
+        if whole > self._context_length:
+            raise ConfigError(
+                f"a prompt of {len(prompt)} tokens and max_completion_length = {sampling.max_completion_length} make "
+                f"{whole}, beyond the model's context of {self._context_length}; shorten one of them"
+            )
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineError("the engine is closed")
+
+    def _post(self, loop: asyncio.AbstractEventLoop, seen: int) -> None:
+        """Send the arrivals once a whole turn of the loop has brought no more."""
+        if len(self._arrivals) > seen:
+            loop.call_soon(self._post, loop, len(self._arrivals))
+            return
+        arrivals, self._arrivals = self._arrivals, []
+        if not self._is_closed:
+            self._worker.send(Ask(tuple(arrivals)))
+            return
+        for _, waiter in arrivals:
+            waiter.fail(EngineError("the engine was closed"))

@@ -1,0 +1,113 @@
+"""Draw one token a row from logits, by inverse transform of given uniforms."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gnomon.engines.base import Sampling
+
+BLOCK = 64
+_CANDIDATES = 512
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What was drawn, one entry a row.
+
+    tokens Int[R]; logprobs Float[R] under the distribution sampled from (tempered, truncated, renormalized);
+    full_logprobs Float[R] under the tempered one without truncation. The two are one tensor without truncation.
+    """
+
+    tokens: Tensor
+    logprobs: Tensor
+    full_logprobs: Tensor
+
+
+def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Draws:
+    """Return one token a row: the smallest t with P(token <= t) > u.
+
+    logits: Float[R V], any precision; computed in float32. ``-inf`` forbids a token.
+    uniforms: Float64[R] in [0, 1). Row r depends on ``logits[r]`` and ``uniforms[r]`` alone.
+    A token of probability zero (truncated, or so unlikely that exp underflows) is never drawn, at any u. A row with
+    a NaN, or without a finite logit, gets NaN log-probabilities: the caller must refuse them.
+
+    The vocabulary is summed in blocks of 64; u chooses a block, then a token in it: one pass over the logits and
+    no sort, where ``torch.multinomial`` draws a random number for every entry (measured: 45 times slower).
+    """
+    shifted = logits.float()
+    shifted = shifted - shifted.amax(dim=-1, keepdim=True)
+    if sampling.temperature != 1.0:
+        shifted = shifted / sampling.temperature
+    masses = shifted.exp()
+    full_total = masses.sum(dim=-1)
+    kept = truncate(shifted, masses, sampling) if sampling.is_truncated else masses
+    tokens = _invert(kept, uniforms)
+    chosen = shifted.gather(1, tokens[:, None])[:, 0]
+    full = chosen - full_total.log()
+    own = chosen - kept.sum(dim=-1).log() if sampling.is_truncated else full
+    return Draws(tokens, own, full)
+
+
+def truncate(shifted: Tensor, masses: Tensor, sampling: Sampling) -> Tensor:
+    """Return ``masses`` with zeros where top-k, then top-p, then min-p remove a token; never a whole row.
+
+    shifted: tempered logits minus their row's largest; masses: exp(shifted). Top-p looks at what top-k left,
+    renormalized; min-p compares with the likeliest token. Every cut is a threshold on the logit, so tokens that tie
+    with the last one kept are kept too and the order of the vocabulary does not matter (transformers' top-k does the
+    same; its top-p keeps whichever of them its sort happened to put first).
+    """
+    floor = torch.full_like(shifted[:, :1], -math.inf)
+    if 0 < sampling.top_k < shifted.shape[1]:
+        floor = shifted.topk(sampling.top_k, dim=-1).values[:, -1:]
+    if sampling.top_p < 1:
+        floor = torch.maximum(floor, _nucleus_floor(shifted, masses, floor, sampling.top_p))
+    if sampling.min_p > 0:
+        floor = floor.clamp(min=math.log(sampling.min_p))
+    return torch.where(shifted >= floor, masses, 0.0)
+
+
+def _nucleus_floor(shifted: Tensor, masses: Tensor, floor: Tensor, top_p: float) -> Tensor:
+    """Return the logit of the last token of the smallest likeliest set that holds ``top_p`` of the mass above floor.
+
+    Only the likeliest few hundred are sorted, more when they do not hold enough: the same answer as a full sort.
+    """
+    left = torch.where(shifted >= floor, masses, 0.0)
+    needed = top_p * left.sum(dim=-1, keepdim=True, dtype=torch.float64)
+    width, count = shifted.shape[1], min(_CANDIDATES, shifted.shape[1])
+    while True:
+        candidates = shifted.topk(count, dim=-1).values
+        held = torch.where(candidates >= floor, candidates.exp(), 0.0).double().cumsum(dim=-1)
+        if count == width or bool((held[:, -1:] >= needed).all()):
+            break
+        count = min(8 * count, width)
+    last = torch.searchsorted(held, needed).clamp_(max=count - 1)
+    return candidates.gather(1, last)
+
+
+def _invert(masses: Tensor, uniforms: Tensor) -> Tensor:
+    """Return the index at which the cumulated masses pass u times their total; the sums run in float64."""
+    rows, width = masses.shape
+    blocks = functional.pad(masses, (0, -width % BLOCK)).view(rows, -1, BLOCK)
+    levels = blocks.sum(dim=-1).double().cumsum(dim=-1)
+    block, rest = _pick(levels, uniforms.to(levels.device)[:, None])
+    inner = blocks.gather(1, block[:, :, None].expand(-1, 1, BLOCK))[:, 0].double().cumsum(dim=-1)
+    token, _ = _pick(inner, rest)
+    # Only a row of NaN can point past the end.
+    return (block * BLOCK + token)[:, 0].clamp_(max=width - 1)
+
+
+def _pick(levels: Tensor, fraction: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the entry where cumulated ``levels`` pass ``fraction`` of the total, and how far into it that lies.
+
+    u * total may round up to the total; the first entry that reaches the total is the last one with any mass.
+    """
+    total = levels[:, -1:].contiguous()
+    target = fraction * total
+    passing = torch.searchsorted(levels, target, right=True)
+    entry = torch.minimum(passing, torch.searchsorted(levels, total)).clamp_(max=levels.shape[1] - 1)
+    below = torch.where(entry > 0, levels.gather(1, (entry - 1).clamp(min=0)), 0.0)
+    mass = levels.gather(1, entry) - below
+    return entry, ((target - below) / mass).clamp_(0.0, 1.0)

@@ -1,0 +1,80 @@
+"""Everything that gnomon raises on purpose.
+
+    GnomonError
+    ├── UserError                 the input is wrong: exit code 2, one message, no traceback
+    │   ├── ConfigError           a key, value, name or composition (also a ValueError)
+    │   ├── DatasetError          rows of a dataset, all bad ones at once (also a ValueError)
+    │   ├── ModelError            a model or tokenizer that cannot be loaded (also an OSError)
+    │   ├── RewardError           a reward function that cannot be imported or called (also a TypeError)
+    │   └── RunDirectoryError     a run that exists, is locked or cannot be written (also an OSError)
+    └── RunError                  the run failed: exit code 1
+        ├── GradingError          too many samples could not be graded (also a RuntimeError)
+        ├── EngineError           generation failed (also a RuntimeError)
+        ├── LearnerError          an update could not be made (also a RuntimeError)
+        └── CheckpointError       no checkpoint can be trusted (also an OSError)
+
+Each says what was wrong, with the value, and what to do. All can be pickled.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class GnomonError(Exception):
+    """The root: `except gnomon.GnomonError` catches what gnomon raises on purpose."""
+
+
+class UserError(GnomonError):
+    """The input is wrong; nothing was loaded, changed or lost."""
+
+
+class ConfigError(UserError, ValueError):
+    """A configuration key, value, name or composition of pieces is wrong."""
+
+
+class DatasetError(UserError, ValueError):
+    """Rows of a dataset cannot be used; the message lists file, row, field and reason for each."""
+
+
+class ModelError(UserError, OSError):
+    """A model or tokenizer cannot be loaded."""
+
+
+class RewardError(UserError, TypeError):
+    """A reward function cannot be imported, or has a signature that is not known."""
+
+
+class RunDirectoryError(UserError, OSError):
+    """A run directory exists already, is in use, or cannot be written."""
+
+
+class RunError(GnomonError):
+    """The run failed after it began."""
+
+
+class GradingError(RunError, RuntimeError):
+    """More samples than allowed could not be graded."""
+
+
+class EngineError(RunError, RuntimeError):
+    """An engine could not generate."""
+
+
+class LearnerError(RunError, RuntimeError):
+    """The learner could not make an update."""
+
+
+class CheckpointError(RunError, OSError):
+    """No checkpoint can be trusted."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """Return a sentence that says ``name`` is unknown and which known name is nearest.
+
+    >>> unknown("algorithm", "grop", ["grpo", "spo"])
+    "unknown algorithm 'grop'; did you mean 'grpo'? Known: grpo, spo"
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"; did you mean '{near[0]}'?" if near else "."
+    return f"unknown {kind} '{name}'{hint} Known: {', '.join(names)}"

@@ -1,0 +1,233 @@
+"""The whole configuration of a run as one frozen value: TOML in, TOML out."""
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from gnomon.algorithms import Algorithm, resolve_with_notes
+from gnomon.algorithms.configure import to_table as algorithm_table
+from gnomon.configuration import build, set_path, to_table
+from gnomon.errors import ConfigError, unknown
+from gnomon.learner.optimizer import OptimizerPlan
+from gnomon.models.lora import LoraPlan
+from gnomon.plans import (
+    CheckpointPlan,
+    EnginePlan,
+    GradingPlan,
+    LearnerPlan,
+    RecordPlan,
+    SamplingPlan,
+)
+from gnomon.tasks.build import TaskConfig, named
+from gnomon.tasks.split import HeldOut
+from gnomon.verifiers.grade import WeightedReward
+
+OVERRIDE_HINT = "an override is key=value, such as steps=50 or algorithm.num_generations=4"
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """When and on what a run is evaluated.
+
+    every: steps, 0 for before and after alone. samples: answers a question (k of avg@k and pass@k). before: evaluate
+    before the first step too. task: where held-out questions come from; None holds them out of the training task.
+    """
+
+    every: int = 0
+    samples: int = 1
+    before: bool = True
+    task: TaskConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.every < 0 or self.samples < 1:
+            raise ConfigError(f"evaluation needs every >= 0 and samples >= 1, got {self}")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that a run depends on, beside the machine.
+
+    model: "smollm2-135m-instruct", "tiny", a folder or a hub name. task: what is trained on; ``held_out`` of it, or of
+    ``evaluation.task``, is kept for evaluation. rewards: weighted and added; none means the task's own.
+    steps: of training. rollouts_per_step: answers generated and trained on a step, that is
+    ``rollouts_per_step / algorithm.num_generations`` prompts. max_staleness: steps that a rollout may be older than the
+    weights it trains; 0 is synchronous. system: a system message before every question.
+    trust_remote_code: lets a model's own code run; only for a model that you have read.
+    Raises: ConfigError when the numbers do not fit together.
+    """
+
+    model: str
+    task: TaskConfig
+    algorithm: Algorithm
+    name: str = "run"
+    rewards: tuple[WeightedReward, ...] = ()
+    steps: int = 100
+    rollouts_per_step: int = 64
+    seed: int = 0
+    max_staleness: int = 0
+    system: str = ""
+    trust_remote_code: bool = False
+    held_out: HeldOut = HeldOut()
+    sampling: SamplingPlan = SamplingPlan()
+    engine: EnginePlan = EnginePlan()
+    learner: LearnerPlan = LearnerPlan()
+    optimizer: OptimizerPlan = OptimizerPlan()
+    lora: LoraPlan | None = None
+    evaluation: EvaluationPlan = EvaluationPlan()
+    checkpoints: CheckpointPlan = CheckpointPlan()
+    grading: GradingPlan = GradingPlan()
+    records: RecordPlan = RecordPlan()
+
+    def __post_init__(self) -> None:
+        if self.steps < 0:
+            raise ConfigError(f"steps must be 0 (evaluate only) or more, got {self.steps}")
+        if self.rollouts_per_step < 1 or self.rollouts_per_step % self.algorithm.num_generations:
+            raise ConfigError(
+                f"rollouts_per_step = {self.rollouts_per_step} is not a multiple of the {self.algorithm.num_generations} "
+                f"rollouts that {self.algorithm.name} asks of each prompt (algorithm.num_generations); "
+                f"try {max(1, round(self.rollouts_per_step / self.algorithm.num_generations)) * self.algorithm.num_generations}"
+            )
+        if self.max_staleness < 0:
+            raise ConfigError(f"max_staleness must be 0 (synchronous) or more steps, got {self.max_staleness}")
+
+    @property
+    def prompts_per_step(self) -> int:
+        """Prompts asked a step."""
+        return self.rollouts_per_step // self.algorithm.num_generations
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An experiment, and what was understood in other words than it was written: one sentence each."""
+
+    experiment: Experiment
+    notes: tuple[str, ...]
+
+
+def built_in() -> dict[str, str]:
+    """Return the built-in experiments, name to TOML text."""
+    folder = files("gnomon") / "recipes"
+    return {p.name.removesuffix(".toml"): p.read_text() for p in folder.iterdir() if p.name.endswith(".toml")}
+
+
+def load(source: str | Path, overrides: Sequence[str] = ()) -> Loaded:
+    """Return the experiment of a TOML file or a built-in name, with ``key=value`` overrides applied.
+
+    Raises: ConfigError naming file, path, value and the nearest known name.
+    """
+    return from_table(read(source), overrides)
+
+
+def read(source: str | Path) -> dict[str, Any]:
+    """Return the table of a TOML file or of a built-in experiment."""
+    known = built_in()
+    if str(source) in known:
+        return tomllib.loads(known[str(source)])
+    path = Path(source)
+    if path.suffix != ".toml" and not path.exists():
+        raise ConfigError(f"{unknown('experiment', str(source), known)}; or the path of a TOML file")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the experiment {path}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+def from_table(table: Mapping[str, Any], overrides: Sequence[str] = ()) -> Loaded:
+    """Return the experiment that ``table`` describes after the overrides.
+
+    Top-level spellings of other libraries are understood and said back: prompts_per_step, precision, lora_rank.
+    """
+    whole: dict[str, Any] = json.loads(json.dumps(table, default=str))
+    notes: list[str] = []
+    _name_task(whole)
+    for override in overrides:
+        key, value = _parse(override)
+        if key == "task":
+            whole.pop("task", None)
+        if key.startswith("algorithm.") and isinstance(whole.get("algorithm"), str):
+            whole["algorithm"] = {"preset": whole["algorithm"]}
+        set_path(whole, key, value)
+        _name_task(whole)
+    if "algorithm" not in whole:
+        raise ConfigError('missing algorithm; write algorithm = "grpo" (`gnomon algorithms` lists them)')
+    resolution = resolve_with_notes(whole.pop("algorithm"))
+    notes += resolution.notes
+    notes += _translate(whole, resolution.algorithm)
+    whole["algorithm"] = resolution.algorithm
+    whole["rewards"] = [_reward(table) for table in whole.get("rewards", [])]
+    return Loaded(build(Experiment, whole), tuple(notes))
+
+
+def to_toml(experiment: Experiment) -> str:
+    """Return the fully resolved experiment as TOML; `load` of it is the same experiment."""
+    table: dict[str, Any] = {}
+    for f in fields(experiment):
+        value = getattr(experiment, f.name)
+        if f.name == "algorithm":
+            table[f.name] = algorithm_table(value)
+    table |= {k: v for k, v in to_table(experiment).items() if k != "algorithm"}
+    return tomli_w.dumps(table)
+
+
+def _name_task(whole: dict[str, Any]) -> None:
+    if isinstance(whole.get("task"), str):
+        whole["task"] = to_table(named(whole["task"]))
+    evaluation = whole.get("evaluation")
+    if isinstance(evaluation, dict) and isinstance(evaluation.get("task"), str):
+        evaluation["task"] = to_table(named(evaluation["task"]))
+
+
+def _parse(override: str) -> tuple[str, Any]:
+    key, equals, text = override.partition("=")
+    key = key.strip().removeprefix("--")
+    if not equals or not key or not all(part.isidentifier() for part in key.replace("-", "_").split(".")):
+        raise ConfigError(f"cannot read the override {override!r}: {OVERRIDE_HINT}")
+    try:
+        return key.replace("-", "_"), tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.replace("-", "_"), text
+
+
+def _translate(whole: dict[str, Any], algorithm: Algorithm) -> list[str]:
+    notes: list[str] = []
+    if "prompts_per_step" in whole:
+        prompts = whole.pop("prompts_per_step")
+        if not isinstance(prompts, int) or isinstance(prompts, bool) or prompts < 1:
+            raise ConfigError(f"prompts_per_step = {prompts!r}: should be a positive integer")
+        whole["rollouts_per_step"] = prompts * algorithm.num_generations
+        notes.append(f"prompts_per_step = {prompts} is rollouts_per_step = {whole['rollouts_per_step']}")
+    for spelling, path in ALIASES.items():
+        if spelling in whole:
+            value = whole.pop(spelling)
+            set_path(whole, path, value)
+            notes.append(f"{spelling} = {value} is {path} = {value}")
+    return notes
+
+
+ALIASES: Mapping[str, str] = {
+    "precision": "learner.precision",
+    "learning_rate": "optimizer.learning_rate",
+    "max_completion_length": "sampling.max_completion_length",
+    "max_response_length": "sampling.max_completion_length",
+    "max_new_tokens": "sampling.max_completion_length",
+    "temperature": "sampling.temperature",
+    "max_steps": "steps",
+    "output_name": "name",
+}
+"""What users of TRL and verl write at the top, and where it is here."""
+
+
+def _reward(table: Any) -> Any:
+    """Return the reward's table with the verifier's settings in a table of their own, as `WeightedReward` has them."""
+    if not isinstance(table, dict) or "verifier" in table:
+        return table
+    own = {key: table[key] for key in ("weight", "name") if key in table}
+    return {"verifier": {key: value for key, value in table.items() if key not in own}, **own}

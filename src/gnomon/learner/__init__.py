@@ -1,0 +1,1 @@
+"""FROM A LOSS TO NEW WEIGHTS."""

@@ -1,0 +1,48 @@
+"""What a learner promises."""
+
+from collections.abc import Set
+from typing import Protocol
+
+from gnomon.algorithms.algorithm import Algorithm, Need
+from gnomon.metrics import Metrics
+from gnomon.types import Batch, Scores, Snapshot, State
+
+
+
+class Learner(Protocol):
+    """Turns a loss into new weights.
+
+    A learner is `Stateful`: weights (fp32 masters), optimizer moments, schedule position, version.
+    """
+
+    @property
+    def version(self) -> int:
+        """Published steps so far: `advance` was called this often."""
+        ...
+
+    async def score(self, batch: Batch, needs: Set[Need]) -> Scores:
+        """Return the log-probabilities (or values) asked for, Float[B T], 0 where the mask is false; no gradient."""
+        ...
+
+    async def update(self, minibatch: Batch, algorithm: Algorithm, step: int) -> Metrics:
+        """Make one optimizer step on ``minibatch`` (weights filled), or none if no token is trainable.
+
+        Raises: LearnerError when a loss or gradient is not finite; nothing was changed then.
+        """
+        ...
+
+    def advance(self) -> None:
+        """Count one finished training step: the next snapshot carries the next version."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """Return the weights for engines; nothing is copied in process."""
+        ...
+
+    def state(self) -> State:
+        """Return weights, moments, schedule and version."""
+        ...
+
+    def restore(self, state: State) -> None:
+        """Become the learner that returned ``state``."""
+        ...

@@ -1,0 +1,173 @@
+"""AdamW on float32 masters, clipping by global norm, and learning-rate schedules."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from gnomon.errors import CheckpointError, ConfigError, LearnerError
+from gnomon.learner.precision import Masters
+from gnomon.types import State
+
+
+@dataclass(frozen=True)
+class OptimizerPlan:
+    """AdamW's settings and the schedule of its learning rate.
+
+    The rate is a function of the *training step* alone (`learning_rate_at`), so all optimizer updates of one
+    step share it, a skipped update shifts nothing, and a resumed run needs no schedule state.
+
+    learning_rate: > 0, reached at the end of the warm-up; 1e-6 suits full training, about ten times that LoRA.
+    schedule: "constant", or "linear" or "cosine" down to ``final_fraction`` of it after the last step.
+    warmup_steps: training steps, >= 0, of a linear rise; the first step already has a rate above 0.
+    final_fraction: in [0, 1].
+    betas, epsilon: of Adam's moments. weight_decay: >= 0, decoupled, on matrices only (embeddings included), so
+        that biases and norms are never pulled to zero.
+    max_gradient_norm: > 0; a longer gradient is scaled down to it. ``inf`` never clips.
+    Raises: ConfigError naming every value that is out of range.
+    Source: AdamW, arXiv 1711.05101, algorithm 2.
+
+    >>> plan = OptimizerPlan(learning_rate=1.0, schedule="linear", warmup_steps=2)
+    >>> [plan.learning_rate_at(step, 6) for step in range(6)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    """
+
+    learning_rate: float = 1e-6
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = 0
+    final_fraction: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    max_gradient_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        checks = {
+            "learning_rate must be > 0 and finite": 0 < self.learning_rate < math.inf,
+            "schedule must be constant, linear or cosine": self.schedule in ("constant", "linear", "cosine"),
+            "warmup_steps must be >= 0": self.warmup_steps >= 0,
+            "final_fraction must be in [0, 1]": 0 <= self.final_fraction <= 1,
+            "betas must be two numbers in [0, 1)": len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas),
+            "epsilon must be > 0": self.epsilon > 0,
+            "weight_decay must be >= 0": self.weight_decay >= 0,
+            "max_gradient_norm must be > 0 (inf never clips)": self.max_gradient_norm > 0,
+        }
+        broken = [claim for claim, holds in checks.items() if not holds]
+        if broken:
+            raise ConfigError(f"optimizer: {'; '.join(broken)}; got {self}")
+
+    def learning_rate_at(self, step: int, steps: int) -> float:
+        """Return the rate of training step ``step`` of ``steps``, counted from 0.
+
+        With s steps after a warm-up of w: linear 1 - (step - w) / s, cosine (1 + cos(pi (step - w) / s)) / 2, of the
+        way from ``final_fraction`` to 1. Steps after the last one keep its floor.
+        """
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        done = min((step - self.warmup_steps) / max(steps - self.warmup_steps, 1), 1.0)
+        left = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[self.schedule]
+        return self.learning_rate * (self.final_fraction + (1 - self.final_fraction) * left)
+
+
+class Optimizer:
+    """AdamW over the float32 masters of a module's trainable parameters. An optimizer is `Stateful`.
+
+    Backward passes add to the gradients; `step` uses them up.
+
+    named: name and parameter, each parameter once; the names are those of the state.
+    """
+
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], plan: OptimizerPlan) -> None:
+        self.plan = plan
+        self.masters = Masters(named)
+        parameters = self.masters.parameters.values()
+        self._adam = torch.optim.AdamW(
+            [
+                {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": plan.weight_decay},
+                {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+            ],
+            lr=plan.learning_rate,
+            betas=plan.betas,
+            eps=plan.epsilon,
+            fused=True,
+        )
+
+    def step(self, learning_rate: float) -> float:
+        """Clip, update masters and module, and return the gradient's norm before clipping.
+
+        Raises: LearnerError when the gradient is not finite; nothing was changed then but the gradients, which
+            are gone.
+        """
+        gradients = self.masters.gradients()
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if not bool(norm.isfinite()):
+            self.masters.drop_gradients()
+            raise LearnerError(
+                f"the gradient is not finite (norm {float(norm)}); no weight was changed. Lower the learning rate, "
+                "or look at this step's rollouts for a reward or log-probability that is out of range"
+            )
+        if float(norm) > self.plan.max_gradient_norm:
+            parameters = self.masters.parameters.values()
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.plan.max_gradient_norm, norm)
+        for group in self._adam.param_groups:
+            group["lr"] = learning_rate
+        self._adam.step()
+        self.masters.drop_gradients()
+        self.masters.round_into_module()
+        return float(norm)
+
+    def drop_gradients(self) -> None:
+        """Forget what backward passes have added."""
+        self.masters.drop_gradients()
+
+    def state(self) -> State:
+        """Return copies of masters and moments, and how many steps each parameter has made.
+
+        Tensors: ``master/NAME``, and once a parameter has been updated ``moment1/NAME`` and ``moment2/NAME``.
+        ``steps`` Float[P], in the order of the names.
+        """
+        tensors: dict[str, Tensor] = {}
+        steps = []
+        for name, master in self.masters.parameters.items():
+            tensors[f"master/{name}"] = master.detach().clone()
+            moments = self._adam.state.get(master)
+            steps.append(float(moments["step"]) if moments else 0.0)
+            if moments:
+                tensors[f"moment1/{name}"] = moments["exp_avg"].clone()
+                tensors[f"moment2/{name}"] = moments["exp_avg_sq"].clone()
+        tensors["steps"] = torch.tensor(steps, dtype=torch.float32)
+        return State(tensors)
+
+    def restore(self, state: State) -> None:
+        """Become the optimizer that returned ``state``; the module's parameters are rounded anew.
+
+        Raises: CheckpointError when the state is of other parameters; nothing was changed then.
+        """
+        self._check(state)
+        self.masters.drop_gradients()
+        with torch.no_grad():
+            for (name, master), steps in zip(
+                self.masters.parameters.items(), state.tensors["steps"], strict=True
+            ):
+                master.copy_(state.tensors[f"master/{name}"])
+                self._adam.state.pop(master, None)
+                if steps > 0:
+                    self._adam.state[master] = {
+                        "step": steps.clone().to(master.device),
+                        "exp_avg": state.tensors[f"moment1/{name}"].to(master.device, copy=True),
+                        "exp_avg_sq": state.tensors[f"moment2/{name}"].to(master.device, copy=True),
+                    }
+        self.masters.round_into_module()
+
+    def _check(self, state: State) -> None:
+        mine = {f"master/{name}": tuple(p.shape) for name, p in self.masters.parameters.items()}
+        theirs = {k: tuple(t.shape) for k, t in state.tensors.items() if k.startswith("master/")}
+        if mine != theirs:
+            unlike = sorted(set(mine.items()) ^ set(theirs.items()))
+            raise CheckpointError(
+                f"the saved optimizer belongs to another model or another set of trained parameters; the first of "
+                f"{len(unlike)} differences: {unlike[0][0].removeprefix('master/')} {list(unlike[0][1])}"
+            )

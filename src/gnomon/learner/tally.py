@@ -1,0 +1,65 @@
+"""What a learner counts while it computes."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gnomon.algorithms.algorithm import Loss
+from gnomon.errors import LearnerError
+from gnomon.metrics import Mean, Metrics, Sum
+from gnomon.types import Batch
+
+
+@dataclass
+class Work:
+    """Tokens that went through the model: ``computed`` with padding, ``real`` without."""
+
+    computed: int = 0
+    real: int = 0
+
+    def add(self, cut: Batch) -> None:
+        """Count one pass over a cut."""
+        self.computed += cut.tokens.numel()
+        self.real += int(cut.lengths.sum())
+
+    def take(self) -> Metrics:
+        """Return what was counted, and begin again at zero."""
+        metrics = Metrics.of(
+            {
+                "tokens/computed": Sum(self.computed),
+                "learner/padding_fraction": Mean(self.computed - self.real, self.computed),
+            }
+        )
+        self.computed = self.real = 0
+        return metrics
+
+
+@dataclass
+class LossTally:
+    """The losses of one optimizer step's cuts, added up: parts are sums, as the loss is."""
+
+    parts: dict[str, float] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def add(self, loss: Loss) -> None:
+        """Add one cut's loss.
+
+        Raises: LearnerError when it is not finite, with its parts.
+        """
+        total = float(loss.total.detach())
+        if not math.isfinite(total):
+            raise LearnerError(
+                f"the loss is not finite: {total}, from {_listed(loss.parts)}; no weight was changed. A "
+                "log-probability, reward or advantage of this step is out of range: look at its rollouts"
+            )
+        for name, part in loss.parts.items():
+            self.parts[name] = self.parts.get(name, 0.0) + part
+        self.metrics += loss.metrics
+
+    def take(self) -> Metrics:
+        """Return ``loss/NAME`` for each part, one sample an optimizer step, and the pieces' own metrics."""
+        return Metrics.of({f"loss/{name}": Mean(part, 1) for name, part in self.parts.items()}) + self.metrics
+
+
+def _listed(parts: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in parts.items())

@@ -1,0 +1,1 @@
+"""WHO CALLS WHOM: the walk of training, and evaluation."""

@@ -1,0 +1,145 @@
+"""Held-out questions, asked through the same rollout as in training."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from gnomon.rollouts.rollout import Asker, Stopwatch
+from gnomon.statistics import bootstrap_interval, maj_at_k, pass_at_k
+from gnomon.tasks.base import TaskSet
+from gnomon.types import Group, Rollout
+
+EVALUATION_ROUND = -1
+
+
+@dataclass(frozen=True)
+class Score:
+    """A mean over prompts, with its 95% interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What held-out prompts say of one set of weights.
+
+    scores: each part of the grade by name, then ``reward``: a mean over prompts of the mean over their samples; the
+        interval is a bootstrap over prompts. pass_at, maj_at: k to value, of the first part, when its scores are 0 or
+        1. errors: samples that could not be graded; they are in no score.
+    """
+
+    step: int
+    task: str
+    prompts: int
+    samples: int
+    scores: Mapping[str, Score]
+    pass_at: Mapping[str, float]
+    maj_at: Mapping[str, float]
+    length_tokens_mean: float
+    truncated_fraction: float
+    errors: int
+    seconds: float
+
+    @property
+    def headline(self) -> Score:
+        """The first part's score: what "accuracy" means in this evaluation."""
+        return next(iter(self.scores.values()))
+
+    def as_row(self) -> dict[str, Any]:
+        """Return one JSON object for ``evaluations.jsonl``."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Asks held-out tasks; the same draws each time, so two evaluations differ by their weights alone.
+
+    on_group: called as each group arrives, for progress.
+    """
+
+    asker: Asker
+    tasks: TaskSet
+
+    async def __call__(self, step: int, on_group: Callable[[Group], None] = lambda group: None) -> Evaluation:
+        """Return the evaluation of the weights that the engine holds now."""
+        began, watch = time.perf_counter(), Stopwatch()
+
+        async def ask(index: int) -> Group:
+            group = await self.asker.ask(self.tasks[index], EVALUATION_ROUND, watch)
+            on_group(group)
+            return group
+
+        groups = await asyncio.gather(*(ask(index) for index in range(len(self.tasks))))
+        evaluation = summarize(groups, step, self.tasks.name, self.asker.generations)
+        return replace(evaluation, seconds=time.perf_counter() - began)
+
+
+def summarize(groups: Sequence[Group], step: int, task: str, samples: int) -> Evaluation:
+    """Return what graded groups, one a prompt, amount to."""
+    rollouts = [r for group in groups for r in group.rollouts]
+    count = max(len(rollouts), 1)
+    graded = [g for g in ([r for r in group.rollouts if r.grade.error is None] for group in groups) if g]
+    names = list(dict.fromkeys(name for g in graded for r in g for name in r.grade.parts))
+    scores = {name: _score([[r.grade.parts[name] for r in g if name in r.grade.parts] for g in graded]) for name in names}
+    scores["reward"] = _score([[r.grade.reward or 0.0 for r in g] for g in graded])
+    return Evaluation(
+        step=step,
+        task=task,
+        prompts=len(groups),
+        samples=samples,
+        scores=scores,
+        pass_at=_pass_at(graded, names, samples),
+        maj_at=_maj_at(graded, names, samples),
+        length_tokens_mean=sum(len(r.response) for r in rollouts) / count,
+        truncated_fraction=sum(r.is_truncated for r in rollouts) / count,
+        errors=sum(r.grade.error is not None for r in rollouts),
+        seconds=0.0,
+    )
+
+
+def _score(values: Sequence[Sequence[float]]) -> Score:
+    means = [sum(v) / len(v) for v in values if v]
+    if not means:
+        return Score(0.0, 0.0, 1.0)
+    interval = bootstrap_interval(means)
+    return Score(sum(means) / len(means), interval.low, interval.high)
+
+
+def _pass_at(graded: Sequence[Sequence[Rollout]], names: Sequence[str], samples: int) -> dict[str, float]:
+    rows = _binary(graded, names)
+    ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k <= samples]
+    return {
+        str(k): sum(pass_at_k(len(row), sum(row), k) for row in rows if len(row) >= k) / len(rows)
+        for k in ks
+        if rows and all(len(row) >= k for row in rows)
+    }
+
+
+def _maj_at(graded: Sequence[Sequence[Rollout]], names: Sequence[str], samples: int) -> dict[str, float]:
+    """Score the commonest text; a tie shares the credit."""
+    rows = _binary(graded, names)
+    if not rows or samples < 2:
+        return {}
+    return {
+        str(samples): sum(
+            maj_at_k([r.text.strip() for r in g], row) for g, row in zip(graded, rows, strict=True)
+        )
+        / len(rows)
+    }
+
+
+def _binary(graded: Sequence[Sequence[Rollout]], names: Sequence[str]) -> list[list[int]]:
+    """Return the first part's scores of each prompt, or nothing when they are not all 0 or 1."""
+    if not names:
+        return []
+    rows = [[r.grade.parts.get(names[0], 0.0) for r in g] for g in graded]
+    if any(value not in (0.0, 1.0) for row in rows for value in row):
+        return []
+    return [[int(value) for value in row] for row in rows]

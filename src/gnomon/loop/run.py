@@ -1,0 +1,103 @@
+"""What the walk needs, built and connected; and what happens between its steps."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from gnomon.algorithms.algorithm import Algorithm
+from gnomon.curriculum.base import Curriculum
+from gnomon.engines.base import Engine
+from gnomon.engines.draws import draw_key
+from gnomon.errors import RunError
+from gnomon.learner.base import Learner
+from gnomon.loop.evaluate import Evaluation, Evaluator
+from gnomon.loop.journal import Journal
+from gnomon.loop.tracking import Tracking
+from gnomon.rollouts.stream import RolloutStream
+
+
+class Stopped(RunError):
+    """The run was asked to stop, and did so after publishing a checkpoint."""
+
+
+@dataclass
+class StopRequest:
+    """Set by a signal; read between steps."""
+
+    is_set: bool = False
+
+
+async def _nothing() -> None:
+    return
+
+
+@dataclass
+class Run:
+    """The built objects of one run.
+
+    steps: of training in all; `learner.version` of them are done. checkpoint_every, evaluate_every: steps, 0 for the
+    end alone. save: publishes a checkpoint after so many steps. initialize: what comes before the first step of a run
+    that was not resumed. is_fresh: whether this run begins now.
+    """
+
+    algorithm: Algorithm
+    learner: Learner
+    engine: Engine
+    stream: RolloutStream
+    curriculum: Curriculum
+    tracking: Tracking
+    journal: Journal
+    steps: int
+    temperature: float
+    seed: int
+    save: Callable[[int, bool], None]
+    checkpoint_every: int = 0
+    evaluator: Evaluator | None = None
+    evaluate_every: int = 0
+    evaluate_before: bool = True
+    initialize: Callable[[], Awaitable[None]] = _nothing
+    is_fresh: bool = True
+    stop: StopRequest = field(default_factory=StopRequest)
+    best: float = float("-inf")
+    evaluations: list[Evaluation] = field(default_factory=list)
+
+    def shuffle_seed(self, step: int) -> int:
+        """Return the seed of the step's minibatches; it depends on the run's seed and the step alone."""
+        return draw_key(self.seed, step, "minibatches", 0) & 0x7FFF_FFFF
+
+    async def begin(self) -> None:
+        """Do what comes before the first step: initial values, and the evaluation that others compare with."""
+        if not self.is_fresh:
+            return
+        await self.initialize()
+        if self.evaluate_before and self.steps > 0:
+            await self.evaluate(0)
+
+    async def evaluate(self, step: int) -> bool:
+        """Evaluate the weights after ``step`` steps, write it down, and return whether they are the best so far."""
+        if self.evaluator is None:
+            return False
+        with self.journal.evaluating(step, len(self.evaluator.tasks)) as progress:
+            evaluation = await self.evaluator(step, progress)
+        self.journal.write_evaluation(evaluation)
+        self.evaluations.append(evaluation)
+        is_best = evaluation.headline.mean > self.best
+        self.best = max(self.best, evaluation.headline.mean)
+        return is_best
+
+    async def maintain(self, done: int) -> None:
+        """Evaluate and save when due after ``done`` steps, at the end in any case; stop here when asked to.
+
+        Raises: Stopped.
+        """
+        is_end = done == self.steps
+        is_best = False
+        if is_end or _is_due(done, self.evaluate_every):
+            is_best = await self.evaluate(done)
+        if is_end or is_best or self.stop.is_set or _is_due(done, self.checkpoint_every):
+            self.save(done, is_best)
+        if self.stop.is_set and not is_end:
+            raise Stopped(f"stopped after step {done} of {self.steps}, and saved")
+
+
+def _is_due(done: int, every: int) -> bool:
+    return every > 0 and done % every == 0

@@ -1,0 +1,50 @@
+"""The walk: prompts, rollouts, advantages, loss, weights, and round again."""
+
+from gnomon.algorithms.measure import measure_advantages
+from gnomon.loop.laps import Laps
+from gnomon.loop.run import Run
+from gnomon.rollouts.collate import collate
+from gnomon.rollouts.measure import measure_round, measure_trained
+
+
+async def train(run: Run) -> None:
+    """Walk the data once per step until ``run.steps`` are done, from wherever the learner stands.
+
+    A baseline is read before its tracker observes, so it never contains the reward that it is subtracted from.
+    Raises: RunError when the run cannot go on; Stopped after a checkpoint, when it was asked to stop.
+    """
+    algorithm, learner, engine, laps = run.algorithm, run.learner, run.engine, Laps()
+    await engine.load(learner.snapshot())
+    await run.begin()
+
+    async with run.stream as stream:
+        for step in range(learner.version, run.steps):
+            laps.start()
+            finished = await stream.take()
+            laps.mark("generate")
+
+            batch = collate(finished.groups, run.temperature, run.tracking.baseline)
+            batch = (await learner.score(batch, algorithm.needs)).into(batch)
+            laps.mark("score")
+
+            metrics = measure_round(finished, learner.version)
+            batch = algorithm.prepare(batch)
+            metrics += measure_advantages(algorithm, batch) + measure_trained(finished, batch)
+
+            updates = [
+                await learner.update(minibatch, algorithm, step)
+                for minibatch in algorithm.minibatches(batch, run.shuffle_seed(step))
+            ]
+            metrics = sum(updates, metrics)
+            laps.mark("update")
+
+            learner.advance()
+            await engine.load(learner.snapshot())
+            laps.mark("publish")
+
+            run.curriculum.observe(finished.groups)
+            metrics += await run.tracking.observe(finished.groups, updates)
+            laps.mark("track")
+
+            run.journal.write(step, metrics + laps.metrics(finished.watch), finished, batch)
+            await run.maintain(step + 1)

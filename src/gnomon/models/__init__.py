@@ -1,0 +1,1 @@
+"""The network, shared by engines and learner, knowing neither."""

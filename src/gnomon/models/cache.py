@@ -1,0 +1,195 @@
+"""Keys and values of many rows of different lengths, aligned so that all rows end at the same column."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import Cache, DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+GROUPED = "gnomon_grouped_sdpa"
+_LEAST_ROOM = 64
+
+Prefix = Sequence[tuple[Tensor, Tensor]]
+"""Keys and values of one prompt, one pair a layer, each [heads, positions, size]."""
+
+
+@dataclass
+class Frame:
+    """Which part of the buffers is in use: rows [0, rows) and columns [start, end).
+
+    A row of length n has its positions in columns [end - n, end); what is left of them is masked. ``columns`` and
+    ``capacity`` are the allocated columns and rows.
+    """
+
+    rows: int = 0
+    start: int = 0
+    end: int = 0
+    capacity: int = 0
+    columns: int = 0
+
+
+class AlignedLayer(DynamicLayer):
+    """One layer's keys and values in buffers that stay: a step writes one column and copies nothing.
+
+    Buffers begin as zeros because a masked value still meets a weight of exactly zero, and 0 * NaN is NaN.
+    """
+
+    def __init__(self, frame: Frame) -> None:
+        super().__init__()
+        self.frame = frame
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Write the new columns and return views of all columns in use."""
+        keys, values = self.buffers(key_states, value_states)
+        rows, start, end = self.frame.rows, self.frame.start, self.frame.end
+        last = end + key_states.shape[2]
+        keys[:rows, :, end:last] = key_states
+        values[:rows, :, end:last] = value_states
+        return keys[:rows, :, start:last], values[:rows, :, start:last]
+
+    def get_seq_length(self) -> int:
+        """Return how many columns are in use."""
+        return self.frame.end - self.frame.start
+
+    def buffers(self, key_like: Tensor, value_like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the buffers, made on first use with the heads and sizes of the examples."""
+        if self.keys is None or self.values is None:
+            self.keys = self._empty(key_like, self.frame)
+            self.values = self._empty(value_like, self.frame)
+            self.is_initialized = True
+        return self.keys, self.values
+
+    def relocate(self, frame: Frame) -> None:
+        """Move what is in use into new buffers laid out as ``frame`` says."""
+        if self.keys is not None and self.values is not None:
+            self.keys, self.values = self._moved(self.keys, frame), self._moved(self.values, frame)
+
+    def _moved(self, buffer: Tensor, frame: Frame) -> Tensor:
+        made = self._empty(buffer, frame)
+        used = slice(self.frame.start, self.frame.end)
+        made[: self.frame.rows, :, frame.start : frame.end] = buffer[: self.frame.rows, :, used]
+        return made
+
+    @staticmethod
+    def _empty(like: Tensor, frame: Frame) -> Tensor:
+        return like.new_zeros(frame.capacity, like.shape[1], frame.columns, like.shape[3])
+
+
+class AlignedCache(Cache):
+    """The cache that a transformers model sees, and the operations by which rows join and leave it.
+
+    All layers are full attention; a sliding window is then a matter of the mask alone, which transformers makes
+    from column distances, and these equal position distances in every row.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self.frame = Frame()
+        self.lengths: list[int] = []
+        super().__init__(layers=[AlignedLayer(self.frame) for _ in range(layers)])
+
+    def join(self, prefixes: Sequence[Prefix | None], counts: Sequence[int], room: int) -> None:
+        """Append rows: ``counts[i]`` rows that begin with the positions of ``prefixes[i]`` (None: no position yet).
+
+        room: columns to make at least available for what follows.
+        """
+        news = [n for p, count in zip(prefixes, counts, strict=True) for n in [_positions(p)] * count]
+        self._make_room(len(self.lengths) + len(news), max(news, default=0), room)
+        at = self.frame.rows
+        for prefix, count in zip(prefixes, counts, strict=True):
+            for layer, (key, value) in zip(self.layers, prefix or (), strict=False):
+                keys, values = layer.buffers(key[None], value[None])
+                used = slice(self.frame.end - key.shape[1], self.frame.end)
+                keys[at : at + count, :, used] = key
+                values[at : at + count, :, used] = value
+            at += count
+        self.lengths += news
+        self._fit()
+
+    def leave(self, slot: int) -> None:
+        """Remove the row at ``slot``; the last row takes its place."""
+        last = self.frame.rows - 1
+        if slot != last:
+            used = slice(self.frame.start, self.frame.end)
+            for layer in self.layers:
+                if layer.keys is not None:
+                    layer.keys[slot, :, used] = layer.keys[last, :, used]
+                    layer.values[slot, :, used] = layer.values[last, :, used]
+            self.lengths[slot] = self.lengths[last]
+        self.lengths.pop()
+        self._fit()
+
+    def before_step(self, room: int) -> tuple[Tensor, Tensor]:
+        """Return position ids Int[R 1] and the attention mask Int[R columns + 1] of the step that comes."""
+        self._make_room(self.frame.rows, 0, room)
+        lengths = torch.tensor(self.lengths)[:, None]
+        columns = torch.arange(self.frame.end - self.frame.start, -1, -1)
+        return lengths, (columns[None] <= lengths).long()
+
+    def after_step(self) -> None:
+        """Count the column that the step wrote."""
+        self.frame.end += 1
+        self.lengths = [n + 1 for n in self.lengths]
+
+    def _fit(self) -> None:
+        self.frame.rows = len(self.lengths)
+        self.frame.start = self.frame.end - max(self.lengths, default=0)
+
+    def _make_room(self, rows: int, longest: int, room: int) -> None:
+        """Have buffers for ``rows`` rows, a prefix of ``longest`` positions, and one more column."""
+        now = self.frame
+        if not self.lengths:
+            now.start = now.end = longest
+        fits = rows <= now.capacity and longest <= now.end < now.columns
+        if fits:
+            return
+        used = now.end - now.start
+        end = max(used, longest)
+        columns = max(now.columns, end + max(_LEAST_ROOM, min(room, max(end, 4 * _LEAST_ROOM))))
+        made = Frame(now.rows, end - used, end, max(rows, now.capacity), columns)
+        for layer in self.layers:
+            layer.relocate(made)
+        now.start, now.end, now.capacity, now.columns = made.start, made.end, made.capacity, made.columns
+
+
+def _positions(prefix: Prefix | None) -> int:
+    return 0 if not prefix else int(prefix[0][0].shape[1])
+
+
+def grouped_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **settings: Any
+) -> tuple[Tensor, None]:
+    """Attend from one new position a row with the heads that share keys as query rows; otherwise plain SDPA.
+
+    transformers copies keys and values once per query head of a group (`repeat_kv`), which for a group of 3 triples
+    the memory that a decoding step touches. Same sums, other order: equal up to rounding.
+    """
+    rows, heads, length, size = query.shape
+    shared = key.shape[1]
+    has_bias = settings.get("position_bias") is not None
+    if length != 1 or heads == shared or has_bias or (attention_mask is not None and attention_mask.shape[1] != 1):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
+    out = functional.scaled_dot_product_attention(
+        query.reshape(rows, shared, heads // shared, size),
+        key,
+        value,
+        attn_mask=attention_mask,
+        dropout_p=settings.get("dropout", 0.0),
+        scale=settings.get("scaling"),
+    )
+    return out.reshape(rows, 1, heads, value.shape[-1]), None
+
+
+def use_grouped_attention(model: Any) -> None:
+    """Make a model that uses SDPA use `grouped_attention` instead, which is SDPA for more than one new position."""
+    if model.config._attn_implementation == "sdpa":
+        AttentionInterface.register(GROUPED, grouped_attention)
+        AttentionMaskInterface.register(GROUPED, sdpa_mask)
+        model.set_attn_implementation(GROUPED)

@@ -1,0 +1,288 @@
+"""One more token for many rows, over any causal language model that transformers loads.
+
+Three ways, tried in this order; the first that reproduces a plain forward pass on this very model is used:
+
+- `AlignedDecoder`: rows join and leave at any step and share their prompt's keys and values. Any attention-only model.
+- `WaveDecoder`: the model's own cache, whatever it holds (state space, linear attention, hybrids); rows of one prompt
+  length start together and nobody joins.
+- `RecomputeDecoder`: no cache; every step is a full forward pass.
+"""
+
+import inspect
+import itertools
+from collections.abc import Callable, Sequence, Set
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from gnomon.errors import ConfigError
+from gnomon.models.cache import AlignedCache, Prefix, use_grouped_attention
+from gnomon.models.tokenizer import context_of
+
+Prompt = tuple[int, ...]
+_PREFILL_TOKENS = 4096
+
+
+class Decoder(Protocol):
+    """Rows in slots 0 .. R - 1, each a sequence that grows by one token a step.
+
+    A row's last token has not been through the model yet: `step` feeds it and returns what follows.
+    """
+
+    joins: bool
+
+    def admit(self, prompts: Sequence[Prompt], room: int, expected: Set[Prompt]) -> None:
+        """Append one row per prompt, equal ones computed once.
+
+        room: most tokens that any of them may still get. expected: prompts that later calls will bring again.
+        With ``joins`` false there must be no rows yet, and the prompts must be of one length.
+        """
+        ...
+
+    def step(self, tokens: Sequence[int], room: int) -> Tensor:
+        """Feed each row's latest token and return the logits of the next one, Float[R V]."""
+        ...
+
+    def leave(self, slot: int) -> None:
+        """Remove a row; the last row takes its slot."""
+        ...
+
+    def forget(self) -> None:
+        """Drop what was computed with weights that are no longer current; rows in slots stay."""
+        ...
+
+
+class Forward:
+    """Calls a transformers model with the arguments that its signature has."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.names = frozenset(inspect.signature(model.forward).parameters)
+        self.device = next(model.parameters()).device
+        self.cache_name = "cache_params" if "cache_params" in self.names else "past_key_values"
+
+    def __call__(self, ids: Tensor, keep: int | Tensor = 1, **arguments: Any) -> Any:
+        """Return the model's output; logits for the last position, or for those in ``keep``, where it can choose."""
+        if "logits_to_keep" in self.names:
+            arguments["logits_to_keep"] = keep
+        known = {name: _on(value, self.device) for name, value in arguments.items() if name in self.names}
+        return self.model(input_ids=ids.to(self.device), **known)
+
+
+class AlignedDecoder:
+    """Continuous batching: all rows end at one column of the cache, so a step is one forward of R rows by 1."""
+
+    joins = True
+
+    def __init__(self, model: nn.Module) -> None:
+        use_grouped_attention(model)
+        self._forward = Forward(model)
+        self._layers = len(DynamicCache(config=model.config).layers)
+        self._cache = AlignedCache(self._layers)
+        self._prefixes: dict[Prompt, Prefix | None] = {}
+
+    def admit(self, prompts: Sequence[Prompt], room: int, expected: Set[Prompt]) -> None:
+        """Append rows; each distinct prompt goes through the model once, and is kept while it is expected again."""
+        absent = [p for p in dict.fromkeys(prompts) if p not in self._prefixes]
+        self._prefixes.update(dict.fromkeys((p for p in absent if len(p) == 1), None))
+        for chunk in _chunks([p for p in absent if len(p) > 1]):
+            self._prefill(chunk)
+        runs = [(prompt, len(list(same))) for prompt, same in itertools.groupby(prompts)]
+        self._cache.join([self._prefixes[p] for p, _ in runs], [count for _, count in runs], room)
+        self._prefixes = {p: prefix for p, prefix in self._prefixes.items() if p in expected}
+
+    def step(self, tokens: Sequence[int], room: int) -> Tensor:
+        """Feed one token a row and return the next logits."""
+        positions, mask = self._cache.before_step(room)
+        logits: Tensor = self._forward(
+            torch.tensor(tokens)[:, None],
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
+        ).logits[:, -1]
+        self._cache.after_step()
+        return logits
+
+    def leave(self, slot: int) -> None:
+        """Remove a row; the last row takes its slot."""
+        self._cache.leave(slot)
+
+    def forget(self) -> None:
+        """Drop the kept prompts."""
+        self._prefixes = {}
+
+    def _prefill(self, prompts: Sequence[Prompt]) -> None:
+        # All but the last token, which the first step feeds: no logits are wanted here, and nothing need be masked,
+        # because padding on the right is never seen by the positions before it.
+        lengths = [len(p) - 1 for p in prompts]
+        ids = torch.zeros(len(prompts), max(lengths), dtype=torch.long)
+        for row, prompt in enumerate(prompts):
+            ids[row, : lengths[row]] = torch.tensor(prompt[:-1])
+        cache = DynamicCache()
+        self._forward(ids, past_key_values=cache, use_cache=True)
+        for row, prompt in enumerate(prompts):
+            self._prefixes[prompt] = [
+                (layer.keys[row, :, : lengths[row]], layer.values[row, :, : lengths[row]]) for layer in cache.layers
+            ]
+
+
+class WaveDecoder:
+    """The model's own cache: rows of one prompt length, all started together; a row that left is computed on."""
+
+    joins = False
+
+    def __init__(self, model: nn.Module) -> None:
+        self._forward = Forward(model)
+        self._cache: Any = None
+        self._live: list[int] = []
+        self._rows = 0
+
+    def admit(self, prompts: Sequence[Prompt], room: int, expected: Set[Prompt]) -> None:
+        """Start a wave."""
+        self._rows = len(prompts)
+        self._live = list(range(self._rows))
+        self._cache = None
+        if len(prompts[0]) > 1:
+            self._advance(torch.tensor([p[:-1] for p in prompts]))
+
+    def step(self, tokens: Sequence[int], room: int) -> Tensor:
+        """Feed one token a row and return the next logits."""
+        ids = torch.zeros(self._rows, 1, dtype=torch.long)
+        ids[self._live, 0] = torch.tensor(tokens)
+        return self._advance(ids)[self._live]
+
+    def leave(self, slot: int) -> None:
+        """Take a row out of the answers; it goes on being computed until its wave ends."""
+        self._live[slot] = self._live[-1]
+        self._live.pop()
+
+    def forget(self) -> None:
+        """Nothing is kept beyond a wave."""
+
+    def _advance(self, ids: Tensor) -> Tensor:
+        name = self._forward.cache_name
+        known = {} if self._cache is None else {name: self._cache}
+        output = self._forward(ids, use_cache=True, **known)
+        self._cache = output[name]
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+
+class RecomputeDecoder:
+    """No cache at all: the last resort, and the definition of what the others must return."""
+
+    joins = True
+
+    def __init__(self, model: nn.Module) -> None:
+        self._forward = Forward(model)
+        self._rows: list[list[int]] = []
+
+    def admit(self, prompts: Sequence[Prompt], room: int, expected: Set[Prompt]) -> None:
+        """Append rows."""
+        self._rows += [list(p[:-1]) for p in prompts]
+
+    def step(self, tokens: Sequence[int], room: int) -> Tensor:
+        """Feed one token a row and return the next logits."""
+        for row, token in zip(self._rows, tokens, strict=True):
+            row.append(token)
+        lengths = [len(row) for row in self._rows]
+        ids = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+        for i, row in enumerate(self._rows):
+            ids[i, : lengths[i]] = torch.tensor(row)
+        wanted = sorted(set(lengths))
+        logits: Tensor = self._forward(ids, keep=torch.tensor(wanted) - 1, use_cache=False).logits
+        has_all = logits.shape[1] != len(wanted)
+        places = [n - 1 if has_all else wanted.index(n) for n in lengths]
+        return logits[list(range(len(lengths))), places]
+
+    def leave(self, slot: int) -> None:
+        """Remove a row; the last row takes its slot."""
+        self._rows[slot] = self._rows[-1]
+        self._rows.pop()
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+
+@torch.no_grad()
+def choose_decoder(model: nn.Module) -> Decoder:
+    """Return the fastest way of decoding that gives this model's own answers.
+
+    What a cache means differs from one architecture to the next, so it is measured and not looked up: a short ragged
+    batch with a row that leaves and one that joins must give the logits of a plain forward pass.
+    """
+    makers: list[Callable[[nn.Module], Decoder]] = [AlignedDecoder] if _is_attention_only(model) else []
+    for make in (*makers, WaveDecoder):
+        if _agrees(make(model), RecomputeDecoder(model), _tolerance(model)):
+            return make(model)
+    return RecomputeDecoder(model)
+
+
+def context_length(model: Any) -> int:
+    """Return how many tokens the model's positions allow; `NO_LIMIT` where it has none."""
+    return context_of(model.config)
+
+
+def vocabulary_size(model: Any) -> int:
+    """Return the width of the logits."""
+    return int(model.config.get_text_config().vocab_size)
+
+
+def _is_attention_only(model: Any) -> bool:
+    config = model.config.get_text_config()
+    layers = DynamicCache(config=model.config).layers
+    kinds = {type(layer) for layer in layers}
+    stated = vars(config).get("layer_types") or ()
+    return (
+        "past_key_values" in inspect.signature(model.forward).parameters
+        and len(layers) == config.num_hidden_layers
+        and kinds <= {DynamicLayer, DynamicSlidingWindowLayer}
+        and "chunked_attention" not in stated
+    )
+
+
+def _agrees(decoder: Decoder, plain: Decoder, tolerance: float) -> bool:
+    """Whether both give the same logits, relative to their spread, on a script of joining, stepping and leaving."""
+    ragged: list[Prompt] = [(3, 1, 4, 1, 5), (9, 2), (6, 5, 3, 5, 8, 9, 7, 9)]
+    first = ragged[:2] if decoder.joins else [ragged[0], ragged[0][::-1]]
+    errors = []
+    try:
+        for each in (decoder, plain):
+            each.admit(first, 8, frozenset())
+        tokens = [5, 2]
+        for turn in range(4):
+            ours, theirs = (each.step(tokens, 8).float() for each in (decoder, plain))
+            spread = theirs - theirs.mean(dim=-1, keepdim=True)
+            errors.append(float((ours - theirs).norm() / spread.norm()))
+            tokens = [(2 * t + 1) % 7 for t in tokens]
+            if turn == 1:
+                for each in (decoder, plain):
+                    each.leave(0)
+                    if decoder.joins:
+                        each.admit(ragged[2:], 8, frozenset())
+                tokens = [4, 7] if decoder.joins else [4]
+    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, NotImplementedError):
+        return False
+    return all(error < tolerance for error in errors)
+
+
+def _tolerance(model: nn.Module) -> float:
+    is_half = next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
+    return 0.1 if is_half else 1e-3
+
+
+def _chunks(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
+    """Cut prompts, longest first, into batches of at most `_PREFILL_TOKENS` padded tokens (or one prompt)."""
+    chunks: list[list[Prompt]] = []
+    for prompt in sorted(prompts, key=lambda p: -len(p)):
+        if not chunks or (len(chunks[-1]) + 1) * len(chunks[-1][0]) > _PREFILL_TOKENS:
+            chunks.append([])
+        chunks[-1].append(prompt)
+    return chunks
+
+
+def _on(value: Any, device: torch.device) -> Any:
+    return value.to(device) if isinstance(value, Tensor) else value

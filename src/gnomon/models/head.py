@@ -1,0 +1,133 @@
+"""Hidden states to log-probabilities and entropies of chosen tokens, without ever holding all logits.
+
+With z = (W h + b) / temperature, lse = log sum exp z and p = exp(z - lse):
+
+    logprob = z[token] - lse                 d logprob / dz = onehot - p
+    entropy = lse - sum p z                  d entropy / dz = -p (log p + entropy)
+
+A row needs a few numbers of its V logits and nothing else, so they are made chunk by chunk, reduced, and
+made again in the backward pass. That costs one more product with the head and saves V floats a token.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+
+def chosen_logprobs(
+    hidden: Tensor,
+    head: nn.Linear,
+    targets: Tensor,
+    temperature: float,
+    chunk_tokens: int,
+    with_entropy: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the log-probability of each target and the entropy of each row, Float32[N], with gradients.
+
+    hidden Float[N d]; targets Int[N]; chunk_tokens: rows whose logits exist at one time.
+    The products run in the precision of ``hidden`` and ``head`` (which accumulate in float32); everything after
+    them is float32. Without ``with_entropy`` the second result is zeros and costs nothing; the gradient of an
+    entropy that nobody uses is never computed either.
+
+    >>> head = nn.Linear(2, 2, bias=False)
+    >>> _ = nn.init.eye_(head.weight)
+    >>> logprob, entropy = chosen_logprobs(torch.zeros(1, 2), head, torch.tensor([0]), 1.0, 256, True)
+    >>> round(logprob.item(), 6), round(entropy.item(), 6)
+    (-0.693147, 0.693147)
+    """
+    settings = (temperature, chunk_tokens, with_entropy)
+    result: tuple[Tensor, Tensor] = _ChosenLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, head.weight, head.bias, targets, settings
+    )
+    return result
+
+
+class _ChosenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        settings: tuple[float, int, bool],
+    ) -> tuple[Tensor, Tensor]:
+        temperature, chunk_tokens, with_entropy = settings
+        normalizer = torch.empty(len(hidden), device=hidden.device)
+        logprobs, entropy = torch.empty_like(normalizer), torch.zeros_like(normalizer)
+        for chunk in _chunks(len(hidden), chunk_tokens):
+            logits = _logits(hidden[chunk], weight, bias, temperature)
+            chosen = logits.gather(1, targets[chunk, None])[:, 0]
+            largest = logits.amax(1, keepdim=True)
+            logits -= largest
+            if with_entropy:
+                unnormalized = logits.exp()
+                total = unnormalized.sum(1)
+                entropy[chunk] = total.log() - torch.linalg.vecdot(unnormalized, logits) / total
+            else:
+                total = logits.exp_().sum(1)
+            normalizer[chunk] = largest[:, 0] + total.log()
+            logprobs[chunk] = chosen - normalizer[chunk]
+        ctx.settings = settings
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, to_logprob: Tensor | None, to_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, normalizer, entropy = ctx.saved_tensors
+        temperature, chunk_tokens, with_entropy = ctx.settings
+        if to_logprob is None:
+            to_logprob = torch.zeros_like(normalizer)
+        if not with_entropy:
+            to_entropy = None
+        for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
+        d_hidden = torch.empty_like(hidden) if for_hidden else None
+        # Summed over chunks in float32, whatever the products' precision.
+        d_weight = torch.zeros(weight.shape, device=weight.device) if for_weight else None
+        d_bias = torch.zeros(bias.shape, device=weight.device) if for_bias else None
+        for chunk in _chunks(len(hidden), chunk_tokens):
+            slope = _logits(hidden[chunk], weight, bias, temperature).sub_(normalizer[chunk, None])
+            g = to_logprob[chunk, None]
+            if to_entropy is None:
+                slope.exp_().mul_(-g)
+            else:
+                g_entropy = to_entropy[chunk, None]
+                policy = slope.exp()
+                slope.mul_(g_entropy).add_(g_entropy * entropy[chunk, None] + g).mul_(policy).neg_()
+            slope.scatter_add_(1, targets[chunk, None], g)
+            if temperature != 1.0:
+                slope /= temperature
+            if d_bias is not None:
+                d_bias += slope.sum(0)
+            slope = slope.to(weight.dtype)
+            if d_hidden is not None:
+                torch.mm(slope, weight, out=d_hidden[chunk])
+            if d_weight is not None:
+                _add_product(d_weight, slope.T, hidden[chunk])
+        return (
+            d_hidden,
+            None if d_weight is None else d_weight.to(weight.dtype),
+            None if d_bias is None else d_bias.to(bias.dtype),
+            None,
+            None,
+        )
+
+
+def _chunks(count: int, size: int) -> list[slice]:
+    return [slice(start, start + size) for start in range(0, count, size)]
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    logits = nn.functional.linear(hidden, weight, bias).float()
+    return logits if temperature == 1.0 else logits.div_(temperature)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+        return
+    total += left @ right

@@ -1,0 +1,257 @@
+"""A language model and its tokenizer, by folder, hub name or built-in name; and back to a folder."""
+
+import copy
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gnomon.errors import ModelError, unknown
+from gnomon.models import default
+from gnomon.models.lora import LoraPlan, adapt, check_lora, merged_tensors, trainable
+from gnomon.models.quiet import no_bars
+from gnomon.models.tiny import tiny_model, tiny_tokenizer
+from gnomon.models.tokenizer import NO_LIMIT, Tokenizer, wrap
+
+__all__ = [
+    "BUILT_IN",
+    "NO_LIMIT",
+    "LoraPlan",
+    "Tokenizer",
+    "check_model",
+    "load_model",
+    "load_tokenizer",
+    "merged_tensors",
+    "trainable",
+    "write_model",
+]
+
+TINY = "tiny"
+BUILT_IN = (TINY, default.NAME)
+WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+_HUB_SECONDS = 5.0
+
+
+def check_model(name: str, trust_remote_code: bool = False) -> None:
+    """Check that ``name`` can be loaded, without reading a weight.
+
+    name: "tiny", "smollm2-135m-instruct", a folder in the Hugging Face layout, or a hub name ("org/name").
+    Raises: ModelError when the folder is missing, has no config or no weights, the hub cannot be reached, the
+        default model's package is missing, or the model is not a causal language model that transformers knows.
+    """
+    if name == TINY:
+        return
+    if name == default.NAME:
+        if not default.is_prepared(default.default_folder()):
+            default.weights_file()
+        return
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        _check_folder(folder)
+        _check_causal(_read_config(str(folder), trust_remote_code), name, trust_remote_code)
+        return
+    if folder.exists():
+        raise ModelError(f"model '{name}' is a file; give the folder that holds config.json and the weights")
+    if name.startswith((".", "/", "~")) or name.count("/") != 1 and "/" in name:
+        raise ModelError(f"model folder '{name}' does not exist (looked for {folder.absolute()})")
+    _check_causal(_hub_config(name, trust_remote_code), name, trust_remote_code)
+
+
+def load_model(
+    name: str, dtype: torch.dtype, lora: LoraPlan | None = None, trust_remote_code: bool = False
+) -> nn.Module:
+    """Return the causal language model ``name`` in ``dtype``, on the CPU, in eval mode, attention by SDPA.
+
+    Rotary tables stay in float32 whatever ``dtype`` is, so ask for the precision here rather than by ``.to``.
+    With ``lora`` the weights are frozen and adapters (float32) are put in; see `LoraPlan`.
+    Raises: ModelError as `check_model` does, or when the weights do not fit the config; ConfigError without peft.
+    """
+    check_lora(lora)
+    check_model(name, trust_remote_code)
+    model = tiny_model(0, dtype=dtype) if name == TINY else _from_pretrained(_place(name), dtype, trust_remote_code)
+    return model if lora is None else adapt(model, lora)
+
+
+def load_tokenizer(name: str, trust_remote_code: bool = False) -> Tokenizer:
+    """Return the tokenizer of ``name``, with the stop tokens and the context length that the model's config adds.
+
+    Raises: ModelError when there is none.
+    """
+    from transformers import AutoTokenizer
+
+    if name == TINY:
+        return tiny_tokenizer()
+    check_model(name, trust_remote_code)
+    place = _place(name)
+    try:
+        backend = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelError(f"model '{name}' has no tokenizer that transformers can load: {_first_line(error)}") from error
+    return wrap(backend, _read_config(place, trust_remote_code), _generation_eos(place))
+
+
+def write_model(
+    tensors: Iterable[tuple[str, Tensor]], config: Any, folder: Path, generation_config: Any = None
+) -> None:
+    """Write config and safetensors in the Hugging Face layout, loadable by ``AutoModelForCausalLM``.
+
+    tensors: plain names, as `merged_tensors` yields them; a tied head need not be among them.
+    config, generation_config: ``model.config`` and ``model.generation_config``; the config's dtype is set to the
+        tensors'.
+    Raises: ModelError when a weight is missing or unknown to the config's architecture.
+    """
+    from transformers import AutoModelForCausalLM
+
+    state = {name: tensor.detach().contiguous() for name, tensor in tensors}
+    written = copy.deepcopy(config)
+    written.dtype = next(tensor.dtype for tensor in state.values() if tensor.is_floating_point())
+    with torch.device("meta"):
+        # An empty model knows its tied weights, and how its names are spelled on disk.
+        empty: Any = AutoModelForCausalLM.from_config(written)
+    named = {name for name, _ in merged_tensors(empty)}
+    if named != set(state):
+        missing, extra = sorted(named - set(state)), sorted(set(state) - named)
+        raise ModelError(f"these are not the weights of {type(empty).__name__}: missing {missing}, unknown {extra}")
+    if generation_config is not None:
+        empty.generation_config = generation_config
+    with no_bars():
+        empty.save_pretrained(folder, state_dict=state)
+
+
+def _place(name: str) -> str:
+    if name == default.NAME:
+        return str(default.prepare_default())
+    folder = Path(name).expanduser()
+    return str(folder) if folder.is_dir() else name
+
+
+def _check_folder(folder: Path) -> None:
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise ModelError(f"'{folder}' holds a LoRA adapter only; merge it into its base model and give that folder")
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"model folder '{folder}' has no config.json; it holds: {_listing(folder)}")
+    has_weights = any((folder / name).is_file() for name in WEIGHTS)
+    if not has_weights:
+        raise ModelError(
+            f"model folder '{folder}' has no weights; looked for {', '.join(WEIGHTS)}; it holds: {_listing(folder)}"
+        )
+    for index in folder.glob("*.index.json"):
+        shards = set(json.loads(index.read_text())["weight_map"].values())
+        lost = sorted(shard for shard in shards if not (folder / shard).is_file())
+        if lost:
+            raise ModelError(f"model folder '{folder}' lacks weights that {index.name} lists: {', '.join(lost)}")
+
+
+def _listing(folder: Path, most: int = 8) -> str:
+    names = sorted(path.name for path in folder.iterdir())
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") or "nothing"
+
+
+def _read_config(place: str, trust_remote_code: bool, local_files_only: bool = False) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(
+            place, trust_remote_code=trust_remote_code, local_files_only=local_files_only
+        )
+    except (ValueError, KeyError) as error:
+        raise ModelError(f"model '{place}': transformers cannot read its config: {_first_line(error)}") from error
+
+
+def _hub_config(name: str, trust_remote_code: bool) -> Any:
+    """Return the config from the local hub cache, or from the hub when it answers."""
+    from huggingface_hub import constants, get_session
+
+    try:
+        return _read_config(name, trust_remote_code, local_files_only=True)
+    except ModelError:
+        raise
+    except OSError as error:
+        hint = unknown("model", name, BUILT_IN)
+        if constants.HF_HUB_OFFLINE:
+            raise ModelError(
+                f"{hint}; it is no folder here, not in the local hub cache, and HF_HUB_OFFLINE forbids fetching it"
+            ) from error
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_HUB_SECONDS)
+    except Exception as error:
+        raise ModelError(
+            f"{hint}; it is no folder here, not in the local hub cache, and the hub could not be reached "
+            f"({_first_line(error)}). Give a local folder or a built-in name"
+        ) from error
+    try:
+        return _read_config(name, trust_remote_code)
+    except ModelError:
+        raise
+    except OSError as error:
+        raise ModelError(f"{hint}; the hub would not give it: {_first_line(error)}") from error
+
+
+def _check_causal(config: Any, name: str, trust_remote_code: bool) -> None:
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    remote = "AutoModelForCausalLM" in (vars(config).get("auto_map") or {})
+    if remote and trust_remote_code:
+        return
+    stated = config.architectures or []
+    is_known = type(config) in AutoModelForCausalLM._model_mapping  # type: ignore[attr-defined]
+    is_causal = is_known and (not stated or any(_is_causal_name(a, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) for a in stated))
+    if not is_causal:
+        fix = "; it brings its own code, so set trust_remote_code = true if you trust it" if remote else ""
+        raise ModelError(
+            f"model '{name}' is not a causal language model that transformers knows "
+            f"(model_type '{config.model_type}', architectures {stated}){fix}"
+        )
+
+
+def _is_causal_name(architecture: str, known: Any) -> bool:
+    names = {n for value in known.values() for n in ([value] if isinstance(value, str) else value)}
+    return architecture in names
+
+
+def _from_pretrained(place: str, dtype: torch.dtype, trust_remote_code: bool) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    def load(**attention: str) -> Any:
+        with no_bars():
+            return AutoModelForCausalLM.from_pretrained(
+                place, dtype=dtype, trust_remote_code=trust_remote_code, **attention
+            )
+
+    try:
+        try:
+            model: Any = load(attn_implementation="sdpa")
+        except ValueError as error:
+            if "scaled_dot_product_attention" not in str(error):
+                raise
+            model = load()
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        raise ModelError(f"model '{place}' cannot be loaded: {_first_line(error)}") from error
+    loaded: nn.Module = model.eval()
+    return loaded
+
+
+def _generation_eos(place: str) -> list[int]:
+    from transformers import GenerationConfig
+
+    try:
+        eos = GenerationConfig.from_pretrained(place).eos_token_id
+    except OSError:
+        return []
+    if eos is None:
+        return []
+    return [eos] if isinstance(eos, int) else list(eos)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,157 @@
+"""From a padded micro-batch to the log-probabilities of its responses: the only place that shifts.
+
+The model sees whole sequences, padded on the right, **without an attention mask**. In a causal model no
+position looks to its right, so padding there changes nothing that is read, and without a mask the attention
+kernel is told "causal" and skips the upper triangle. The token at position p is predicted at position p - 1;
+that shift is made here and nowhere else.
+"""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from gnomon.errors import ConfigError
+from gnomon.models.head import chosen_logprobs
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """What a model says of chosen tokens: ``logprobs`` and ``entropy`` Float32[B T], exact zeros elsewhere.
+
+    Both are of the tempered policy, in nats. ``entropy`` is all zeros when it was not asked for.
+    """
+
+    logprobs: Tensor
+    entropy: Tensor
+
+
+class TokenScorer:
+    """Scores responses under a causal language model.
+
+    Only the hidden states that predict a wanted token reach the head, ``chunk_tokens`` at a time, so logits
+    of shape [B, T, V] never exist, neither forward nor backward.
+
+    That needs a model whose logits are its head's plain linear output. Some are not (Gemma 2 bounds its
+    logits, Cohere and Granite scale them), and no flag says so. Therefore construction tries: it runs the
+    model on two tokens, puts a ramp in place of the head's output, and looks whether the ramp comes out
+    unchanged and whether the head was given what the body returns. If not, ``is_split`` is false and the
+    model is run whole, row by row, recomputing each row's logits in the backward pass: exact for any causal
+    model, [1, T, V] at a time, and slower.
+
+    model: a causal language model of transformers, in eval mode (dropout would make every ratio noise).
+    chunk_tokens: tokens whose logits exist at one time, >= 1; 256 of them with a vocabulary of 50,000 are
+        50 MB in float32.
+    Raises: ConfigError if ``chunk_tokens`` is not positive.
+    """
+
+    def __init__(self, model: nn.Module, chunk_tokens: int = 256) -> None:
+        if chunk_tokens < 1:
+            raise ConfigError(f"chunk_tokens must be at least 1, got {chunk_tokens}")
+        self.model: Any = model
+        self.chunk_tokens = chunk_tokens
+        self.is_split = _is_split(self.model)
+        self._keeps = "logits_to_keep" in inspect.signature(self.model.forward).parameters
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        prompt_lengths: Tensor,
+        mask: Tensor,
+        temperature: float = 1.0,
+        with_entropy: bool = True,
+    ) -> TokenScores:
+        """Return the scores of the response tokens where ``mask`` is true.
+
+        tokens Int[B S], padded right with any valid id. prompt_lengths Int[B], >= 1. mask Bool[B T]: column
+        t is the token at position prompt_length + t. temperature: > 0, logits are divided by it.
+        Raises: ConfigError when a prompt is empty, since nothing predicts its first response token.
+        """
+        rows, columns = mask.nonzero(as_tuple=True)
+        positions = prompt_lengths[rows] + columns
+        if rows.numel() == 0:
+            empty = torch.zeros(mask.shape, device=mask.device)
+            return TokenScores(empty, empty)
+        if int(positions.min()) < 1:
+            raise ConfigError(
+                "a prompt has no token, so nothing predicts its first response token; begin it with one"
+            )
+        targets = tokens[rows, positions]
+        score = self._split if self.is_split else self._whole
+        logprobs, entropy = score(tokens, (rows, positions - 1), targets, temperature, with_entropy)
+        blank = torch.zeros(mask.shape, dtype=logprobs.dtype, device=mask.device)
+        where = (rows, columns)
+        return TokenScores(blank.index_put(where, logprobs), blank.index_put(where, entropy))
+
+    def _split(
+        self, tokens: Tensor, where: tuple[Tensor, Tensor], targets: Tensor, temperature: float, entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        hidden = _body(self.model, tokens)
+        rows, predicting = where
+        # One flat index: its backward is an index_add, much cheaper than that of hidden[rows, predicting].
+        wanted = hidden.flatten(0, 1).index_select(0, rows * tokens.shape[1] + predicting)
+        head = self.model.get_output_embeddings()
+        return chosen_logprobs(wanted, head, targets, temperature, self.chunk_tokens, entropy)
+
+    def _whole(
+        self, tokens: Tensor, where: tuple[Tensor, Tensor], targets: Tensor, temperature: float, entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        rows, predicting = where
+        parts = []
+        for row in sorted(set(rows.tolist())):
+            mine = rows == row
+            # What lies behind the last wanted position cannot matter to a causal model.
+            sequence = tokens[row : row + 1, : int(predicting[mine].max()) + 1]
+            arguments = (sequence, predicting[mine], targets[mine], temperature, entropy)
+            if not torch.is_grad_enabled():
+                parts.append(self._one_row(*arguments))
+                continue
+            scores = checkpoint(self._one_row, *arguments, use_reentrant=False, preserve_rng_state=False)
+            parts.append(scores)
+        logprobs, entropies = zip(*parts, strict=True)
+        return torch.cat(logprobs), torch.cat(entropies)
+
+    def _one_row(
+        self, sequence: Tensor, predicting: Tensor, targets: Tensor, temperature: float, entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        first = int(predicting.min())
+        wanted = {"logits_to_keep": sequence.shape[1] - first} if self._keeps else {}
+        logits = self.model(input_ids=sequence, use_cache=False, **wanted).logits[0]
+        offset = first if self._keeps else 0
+        log_policy = (logits[predicting - offset].float() / temperature).log_softmax(-1)
+        chosen = log_policy.gather(1, targets[:, None])[:, 0]
+        if not entropy:
+            return chosen, torch.zeros_like(chosen)
+        return chosen, -(log_policy.exp() * log_policy).sum(-1)
+
+
+def _body(model: Any, tokens: Tensor) -> Tensor:
+    hidden: Tensor = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+    return hidden
+
+
+def _is_split(model: Any) -> bool:
+    """Whether the model is its body, then one linear layer, then nothing."""
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear or model.get_decoder() is model:
+        return False
+    ramp = torch.linspace(-100.0, 100.0, head.out_features).to(head.weight)
+    given: list[Tensor] = []
+
+    def replace_output(_: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        given.append(arguments[0])
+        return ramp.expand_as(output).clone()
+
+    tokens = torch.tensor([[0, 1]], device=head.weight.device)
+    with torch.no_grad():
+        hook = head.register_forward_hook(replace_output)
+        try:
+            logits = model(input_ids=tokens, use_cache=False).logits
+        finally:
+            hook.remove()
+        hidden = _body(model, tokens)
+    passes_through = logits.shape[-1] == ramp.numel() and bool((logits.float() == ramp.float()).all())
+    return passes_through and len(given) == 1 and torch.equal(given[0], hidden)

@@ -1,0 +1,117 @@
+"""Low-rank adapters through peft, and the plain weights that they amount to."""
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gnomon.errors import ConfigError
+
+_ADAPTER = "default"
+
+
+@dataclass(frozen=True)
+class LoraPlan:
+    """Train W + (alpha / rank) B A with W frozen, instead of W.
+
+    rank: columns of B, > 0; 8 to 32 is common in reinforcement learning.
+    alpha: > 0; the update is scaled by alpha / rank, so that the rank can change at one learning rate.
+    targets: "all-linear" (every linear layer but the head) or names of modules ("q_proj", "v_proj").
+    Source: Hu et al. 2021, arXiv 2106.09685, section 4.1.
+
+    >>> LoraPlan(rank=8, alpha=16).scale
+    2.0
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    targets: str | tuple[str, ...] = "all-linear"
+
+    def __post_init__(self) -> None:
+        if self.rank <= 0 or self.alpha <= 0:
+            raise ConfigError(f"lora: rank and alpha must be > 0, got rank={self.rank}, alpha={self.alpha}")
+        if not self.targets:
+            raise ConfigError("lora: targets must be 'all-linear' or names of modules, got none")
+
+    @property
+    def scale(self) -> float:
+        """The factor of B A."""
+        return self.alpha / self.rank
+
+
+def check_lora(plan: LoraPlan | None) -> None:
+    """Raise ConfigError when ``plan`` needs a package that is not installed."""
+    if plan is not None and importlib.util.find_spec("peft") is None:
+        raise ConfigError(f"lora.rank = {plan.rank} needs a package that is not installed; run: pip install peft")
+
+
+def adapt(model: nn.Module, plan: LoraPlan) -> nn.Module:
+    """Put adapters into ``model`` in place, freeze everything else, and return it.
+
+    B starts at zero, so the adapted model is the plain one until the first update; A is drawn from torch's
+    default generator, which the caller seeds.
+    Raises: ConfigError when peft is missing or no module has a target's name.
+    """
+    check_lora(plan)
+    import peft
+
+    targets = plan.targets if isinstance(plan.targets, str) else list(plan.targets)
+    settings: Any = peft.LoraConfig(
+        r=plan.rank, lora_alpha=plan.alpha, target_modules=targets, lora_dropout=0.0, bias="none"  # type: ignore[arg-type]
+    )
+    model.requires_grad_(False)
+    try:
+        peft.inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)
+    except ValueError as error:
+        raise ConfigError(f"lora.targets = {plan.targets!r} fits no module of this model: {error}") from error
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+        if "lora_" in name:
+            parameter.data = parameter.data.float()
+    unmergeable = [name for name, _ in model.named_parameters() if "lora_embedding" in name]
+    if unmergeable:
+        raise ConfigError(f"lora.targets = {plan.targets!r} selects an embedding ({unmergeable[0]}); name linear layers")
+    return model
+
+
+def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the parameters that an optimizer may change: all of them, or the adapters."""
+    return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+
+
+def merged_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield ``(name, tensor)`` in the names of the plain Hugging Face model, adapters merged.
+
+    A merged weight is W + scale * B A computed in float32 and given in W's precision; a weight without adapter is
+    the live tensor itself, nothing copied. Weights that share memory (a tied head) come once, under the first name.
+    Buffers that belong to the model's state come too.
+    """
+    layers = {name: module for name, module in model.named_modules() if _has_adapter(module)}
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            continue
+        layer = name.removesuffix(".base_layer.weight")
+        is_adapted = layer in layers and name.endswith(".base_layer.weight")
+        tensor = _merge(layers[layer], parameter) if is_adapted else parameter.detach()
+        yield name.replace(".base_layer.", "."), tensor
+    kept = set(model.state_dict(keep_vars=True))
+    for name, buffer in model.named_buffers():
+        if name in kept:
+            yield name.replace(".base_layer.", "."), buffer
+
+
+def _has_adapter(module: nn.Module) -> bool:
+    children = dict(module.named_children())
+    return "lora_A" in children and "base_layer" in children
+
+
+def _merge(layer: Any, weight: Tensor) -> Tensor:
+    with torch.no_grad():
+        a, b = layer.lora_A[_ADAPTER].weight.float(), layer.lora_B[_ADAPTER].weight.float()
+        update = (b @ a) * layer.scaling[_ADAPTER]
+        # A Conv1D (GPT-2) stores its weight transposed.
+        update = update.T if layer.fan_in_fan_out else update
+        return (weight.detach().float() + update).to(weight.dtype)

@@ -1,0 +1,49 @@
+"""Ways to run a model for one pass and leave it as it was."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Whether low-rank adapters were put into the model."""
+    return any("lora_" in name for name, _ in model.named_parameters())
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Run the model as it was before adapters were put in; nothing is copied."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+@contextmanager
+def recomputing(model: nn.Module) -> Iterator[None]:
+    """Keep only each layer's input for the backward pass, which then computes the layer again.
+
+    Memory for activations falls to about one layer's, for one more forward pass. Transformers' own switch works in
+    training mode only, where dropout would be drawn twice and make ratios noise; this works in eval mode, and engines
+    that use the same module between passes never see it.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for layer in layers:
+        again = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+        layer.forward = again  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward

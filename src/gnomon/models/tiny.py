@@ -1,0 +1,123 @@
+"""A small language model and a byte tokenizer: real ones, for tests, examples and the first minutes.
+
+Both are ordinary Hugging Face objects that happen to be built in code, so that tests of saving, loading, adapters
+and engines walk the same path as a large model.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gnomon.errors import ConfigError
+from gnomon.models.quiet import no_bars
+from gnomon.models.tokenizer import Tokenizer, wrap
+
+BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
+BYTES = 256
+
+
+@dataclass(frozen=True)
+class TinyConfig:
+    """Shape of a tiny Llama.
+
+    layers, width, heads: width must divide by heads, into an even head size. kv_heads: shared key and value heads.
+    vocab_size: at least 259, the byte tokenizer's: 256 bytes and three control tokens.
+    context_length: tokens. spread: standard deviation of the initial weights; 0.1 makes a distribution with a
+        clear shape (0.02, the usual value, gives one that is almost flat at this width).
+    """
+
+    layers: int = 2
+    width: int = 64
+    heads: int = 4
+    kv_heads: int = 2
+    vocab_size: int = BYTES + 3
+    context_length: int = 1024
+    spread: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.width % (2 * self.heads) or self.heads % self.kv_heads:
+            raise ConfigError(
+                f"TinyConfig: width {self.width} must divide by twice heads {self.heads}, "
+                f"and heads by kv_heads {self.kv_heads}"
+            )
+
+
+def tiny_model(seed: int = 0, config: TinyConfig | None = None, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Return a tiny Llama whose weights depend on ``seed`` and ``config`` alone; embeddings are tied.
+
+    With the defaults about 91,000 parameters; a forward pass takes about a millisecond.
+    """
+    from transformers import LlamaForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: nn.Module = LlamaForCausalLM(_llama(config or TinyConfig()))
+    return model.to(dtype).eval()
+
+
+def tiny_tokenizer(config: TinyConfig | None = None) -> Tokenizer:
+    """Return the byte tokenizer: a byte's id is its value, then <|bos|> 256, <|eos|> 257, <|pad|> 258.
+
+    >>> tiny_tokenizer().encode("Hi!<|eos|>")
+    [72, 105, 33, 257]
+    >>> tiny_tokenizer().decode(tiny_tokenizer().encode_plain("<|eos|>"))
+    '<|eos|>'
+    """
+    from tokenizers import AddedToken, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Backend
+    from transformers import PreTrainedTokenizerFast
+
+    shape = config or TinyConfig()
+    vocab = {character: byte for byte, character in enumerate(_byte_characters())}
+    backend = Backend(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
+    backend.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in (BOS, EOS, PAD)])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=PAD,
+        model_max_length=shape.context_length,
+    )
+    return wrap(fast, _llama(shape))
+
+
+def save_tiny(folder: Path, seed: int = 0, config: TinyConfig | None = None) -> Path:
+    """Write the tiny model and its tokenizer as a Hugging Face folder and return it."""
+    model: Any = tiny_model(seed, config)
+    with no_bars():
+        model.save_pretrained(folder)
+    tiny_tokenizer(config).save(folder)
+    return folder
+
+
+def _llama(shape: TinyConfig) -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.width,
+        intermediate_size=2 * shape.width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=shape.context_length,
+        initializer_range=shape.spread,
+        tie_word_embeddings=True,
+        bos_token_id=BYTES,
+        eos_token_id=BYTES + 1,
+        pad_token_id=BYTES + 2,
+        attn_implementation="sdpa",
+    )
+
+
+def _byte_characters() -> list[str]:
+    """Return the visible character that byte-level tokenizers write for each byte (GPT-2's table)."""
+    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [byte for byte in range(BYTES) if byte not in visible]
+    table = {byte: chr(byte) for byte in visible} | {byte: chr(BYTES + n) for n, byte in enumerate(hidden)}
+    return [table[byte] for byte in range(BYTES)]

@@ -1,0 +1,147 @@
+"""Text to token ids and back, over any Hugging Face tokenizer."""
+
+import contextlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from jinja2 import TemplateError
+
+from gnomon.errors import ConfigError
+from gnomon.types import Message
+
+NO_LIMIT = sys.maxsize
+_UNSET_LENGTH = 10**9  # transformers writes about 1e30 where a tokenizer states no length
+_PROBE = "gnomonprobe"
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Token ids of text, with the two ways of reading a control string kept apart.
+
+    `encode` is for text that we wrote (a rendered template): ``<|im_end|>`` becomes the control token.
+    `encode_plain` is for text that others wrote (a dataset, a tool): ``<|im_end|>`` stays eleven letters and signs.
+
+    backend: the transformers tokenizer; nobody outside `models` touches it.
+    control: every special token's string and id.
+    bos: the id to begin a prompt with, or None where the model has none.
+    stop_ids: ids that end a turn: the eos of tokenizer and generation config, and the chat template's end of turn.
+    context_length: most tokens that prompt and completion may have together; `NO_LIMIT` where the architecture
+        has no limit.
+    vocab_size: width of the logits, which may exceed the number of named tokens.
+    """
+
+    backend: Any
+    control: Mapping[str, int]
+    bos: int | None
+    stop_ids: tuple[int, ...]
+    context_length: int
+    vocab_size: int
+
+    @property
+    def control_strings(self) -> tuple[str, ...]:
+        """The strings that `encode` turns into control tokens, longest first."""
+        return tuple(sorted(self.control, key=lambda text: (-len(text), text)))
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of ``text``; control strings become control tokens, and nothing is added in front."""
+        return cast(list[int], self.backend.encode(text, add_special_tokens=False, split_special_tokens=False))
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Return the ids of ``text`` as plain text: no id in it is a control token.
+
+        The tokenizer's own switch does this for most tokenizers. Where a vocabulary spells a control string as
+        one ordinary piece (Unigram does), the text is cut after the string's first character, or, failing that,
+        into characters. ``decode`` gives the same text back wherever it does for harmless text.
+        """
+        ids = self._encode_split(text)
+        if self._is_plain(ids, text):
+            return ids
+        ids = [i for piece in self._cut(text) for i in self._encode_split(piece)]
+        if self._is_plain(ids, text):
+            return ids
+        return [i for character in text for i in self._encode_split(character)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ``ids`` without control tokens."""
+        text = self.backend.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return cast(str, text)
+
+    def template(self, messages: Sequence[Message]) -> str | None:
+        """Return ``messages`` in the model's chat form, up to where its answer begins; None without a template.
+
+        Raises: ConfigError when the template refuses the messages (a role it does not know, a wrong order).
+        """
+        if self.backend.chat_template is None:
+            return None
+        plain = [dict(message) for message in messages]
+        try:
+            text = self.backend.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            roles = [message.get("role") for message in plain]
+            raise ConfigError(f"the model's chat template refuses messages with roles {roles}: {error}") from error
+        return cast(str, text)
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer's files, so that transformers and `load_tokenizer` read them back."""
+        self.backend.save_pretrained(str(folder))
+
+    def _encode_split(self, text: str) -> list[int]:
+        return cast(list[int], self.backend.encode(text, add_special_tokens=False, split_special_tokens=True))
+
+    def _is_plain(self, ids: Sequence[int], text: str) -> bool:
+        unknown = self.backend.unk_token
+        harmless = {self.control[unknown]} if unknown in self.control and unknown not in text else set()
+        return not (set(ids) & set(self.control.values()) - harmless)
+
+    def _cut(self, text: str) -> list[str]:
+        cuts = {0, len(text)}
+        for string in self.control_strings:
+            start = text.find(string)
+            while start >= 0:
+                cuts.add(start + 1)
+                start = text.find(string, start + 1)
+        places = sorted(cuts)
+        return [text[a:b] for a, b in zip(places, places[1:], strict=False)]
+
+
+def wrap(backend: Any, config: Any, generation_eos: Sequence[int] = ()) -> Tokenizer:
+    """Return the `Tokenizer` over a transformers tokenizer, with what the model's config adds to it.
+
+    config: the model's transformers config. generation_eos: end tokens that its generation config lists.
+    """
+    added = {str(t.content): int(i) for i, t in backend.added_tokens_decoder.items() if t.special}
+    named = {str(text): int(backend.convert_tokens_to_ids(text)) for text in backend.all_special_tokens}
+    control = {**added, **named}
+    ends = [backend.eos_token_id, *generation_eos, _end_of_turn(backend, control)]
+    return Tokenizer(
+        backend=backend,
+        control=control,
+        bos=backend.bos_token_id,
+        stop_ids=tuple(sorted({int(i) for i in ends if i is not None})),
+        context_length=context_of(config, backend.model_max_length),
+        vocab_size=int(config.get_text_config().vocab_size),
+    )
+
+
+def context_of(config: Any, stated: int = NO_LIMIT) -> int:
+    """Return the positions that a model's config allows, else what its tokenizer states, else `NO_LIMIT`."""
+    text = config.get_text_config()
+    positions = vars(text).get(text.attribute_map.get("max_position_embeddings", "max_position_embeddings"))
+    if positions is not None:
+        return int(positions)
+    return int(stated) if stated < _UNSET_LENGTH else NO_LIMIT
+
+
+def _end_of_turn(backend: Any, control: Mapping[str, int]) -> int | None:
+    """Return the control token that the chat template writes after an answer: measured, not looked up by name."""
+    if backend.chat_template is None:
+        return None
+    turns = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": _PROBE}]
+    with contextlib.suppress(TemplateError):
+        tail = backend.apply_chat_template(turns, tokenize=False).rpartition(_PROBE)[2]
+        places = {tail.find(text): i for text, i in control.items() if text in tail}
+        return places[min(places)] if places else None
+    return None

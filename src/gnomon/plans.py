@@ -1,0 +1,103 @@
+"""The small plans of an experiment: plain values, each checked when it is made."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gnomon.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SamplingPlan:
+    """How answers are drawn; see `engines.base.Sampling` for units.
+
+    stop_ids: token ids that end an answer, beside the model's own.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_completion_length: int = 64
+    stop_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """Who answers. max_concurrent: answers decoded at once; memory for the KV cache grows with it."""
+
+    kind: Literal["local"] = "local"
+    max_concurrent: int = 64
+
+    def __post_init__(self) -> None:
+        if self.max_concurrent < 1:
+            raise ConfigError(f"engine.max_concurrent must be at least 1, got {self.max_concurrent}")
+
+
+@dataclass(frozen=True)
+class LearnerPlan:
+    """How updates are computed.
+
+    precision: of the network's arithmetic; "auto" is bf16 where this machine multiplies it faster, else fp32. Master
+        weights, gradients and moments are fp32 in any case.
+    max_tokens_per_micro_batch: tokens, padding included; bounds memory and changes nothing else.
+    gradient_checkpointing: recompute activations in the backward pass, for less memory and a third more time.
+    """
+
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    max_tokens_per_micro_batch: int = 2048
+    gradient_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_tokens_per_micro_batch < 1:
+            raise ConfigError(
+                f"learner.max_tokens_per_micro_batch must be at least 1, got {self.max_tokens_per_micro_batch}"
+            )
+
+
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """When a run is saved. every: steps, 0 for the end alone. keep_last: newest checkpoints kept.
+
+    keep_every: steps; checkpoints at its multiples stay for good, 0 for none.
+    """
+
+    every: int = 25
+    keep_last: int = 2
+    keep_every: int = 0
+
+    def __post_init__(self) -> None:
+        if self.every < 0 or self.keep_last < 1 or self.keep_every < 0:
+            raise ConfigError(f"checkpoints needs every >= 0, keep_last >= 1 and keep_every >= 0, got {self}")
+
+
+@dataclass(frozen=True)
+class GradingPlan:
+    """Where answers are judged.
+
+    workers: processes. deadline_seconds: after which a sample's worker is killed and the sample is an error.
+    max_error_fraction: of the last 50 samples; more errors stop the run.
+    """
+
+    workers: int = 1
+    deadline_seconds: float = 10.0
+    max_error_fraction: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.workers < 1 or self.deadline_seconds <= 0 or not 0 <= self.max_error_fraction <= 1:
+            raise ConfigError(
+                f"grading needs workers >= 1, deadline_seconds > 0 and max_error_fraction in [0, 1], got {self}"
+            )
+
+
+@dataclass(frozen=True)
+class RecordPlan:
+    """What is written down beside metrics.
+
+    rollouts: every graded rollout of every step. batches: every training batch, for later dissection.
+    sinks: "tensorboard", "wandb", "trackio". aliases: add the names that TRL's and verl's dashboards expect.
+    """
+
+    rollouts: bool = True
+    batches: bool = False
+    sinks: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    aliases: bool = False

@@ -1,0 +1,1 @@
+"""WHAT IS WRITTEN DOWN: run directories, metrics, rollouts, checkpoints."""

@@ -1,0 +1,1 @@
+"""FROM A TASK TO A GRADED GROUP, and from groups to a batch."""

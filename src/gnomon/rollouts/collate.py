@@ -1,0 +1,55 @@
+"""Groups to a batch."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from gnomon.errors import ConfigError
+from gnomon.types import Batch, Group, Rollout
+
+
+def collate(
+    groups: Sequence[Group], temperature: float, baseline: Callable[[str], float] | None = None
+) -> Batch:
+    """Return the groups' rollouts as one `Batch`, group after group.
+
+    A rollout with an error keeps its row, with an empty mask: it is counted, enters no statistic and no loss.
+    baseline: task id to tracked value, read before these groups are observed; None without a tracker.
+    Raises: ConfigError when there is no rollout at all.
+    """
+    pairs = [(number, rollout) for number, group in enumerate(groups) for rollout in group.rollouts]
+    if not pairs:
+        raise ConfigError("there is nothing to collate: no group has a rollout")
+    rollouts = [rollout for _, rollout in pairs]
+    width = max(len(r.response) for r in rollouts)
+    graded = [r.grade.reward is not None for r in rollouts]
+    return Batch(
+        tokens=_pad([r.prompt + r.response for r in rollouts], torch.long),
+        prompt_lengths=torch.tensor([len(r.prompt) for r in rollouts]),
+        lengths=torch.tensor([len(r.prompt) + len(r.response) for r in rollouts]),
+        mask=_pad([_trained(r) for r in rollouts], torch.bool, width),
+        rewards=torch.tensor([r.grade.reward or 0.0 for r in rollouts], dtype=torch.float64),
+        is_graded=torch.tensor(graded),
+        is_truncated=torch.tensor([r.is_truncated for r in rollouts]),
+        group=torch.tensor([number for number, _ in pairs]),
+        version=torch.tensor([r.oldest_version for r in rollouts]),
+        behavior=_pad([r.logprobs for r in rollouts], torch.float32, width),
+        full_behavior=_pad([r.full_logprobs for r in rollouts], torch.float32, width),
+        temperature=temperature,
+        baseline=None
+        if baseline is None
+        else torch.tensor([baseline(r.task_id) for r in rollouts], dtype=torch.float64),
+    )
+
+
+def _trained(rollout: Rollout) -> tuple[bool, ...]:
+    return rollout.mask if rollout.grade.error is None else (False,) * len(rollout.mask)
+
+
+def _pad(rows: Sequence[Sequence[float]], dtype: torch.dtype, width: int | None = None) -> Tensor:
+    wide = max(len(row) for row in rows) if width is None else width
+    padded = torch.zeros(len(rows), wide, dtype=dtype)
+    for number, row in enumerate(rows):
+        padded[number, : len(row)] = torch.tensor(row, dtype=dtype)
+    return padded

@@ -1,0 +1,88 @@
+"""One task, one engine, one grader: a graded group."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gnomon.engines.base import Engine, Sampling
+from gnomon.engines.draws import draw_key
+from gnomon.types import Completion, Grade, Group, Rollout, Task
+from gnomon.verifiers.base import Sample
+
+
+class Grader(Protocol):
+    """Who judges: `verifiers.workers.GradingPool`, or a function of a user's test."""
+
+    async def grade(self, sample: Sample) -> Grade:
+        """Return a reward or an error; never raises for a bad sample, never waits longer than its deadline."""
+        ...
+
+
+@dataclass
+class Stopwatch:
+    """Seconds and tokens since the last `read`, summed over the groups of a step."""
+
+    generate_seconds: float = 0.0
+    grade_seconds: float = 0.0
+    generated_tokens: int = 0
+    _began: float = field(default_factory=time.perf_counter)
+
+    def generated(self, tokens: int) -> None:
+        """Note that a prompt's completions have just arrived."""
+        self.generate_seconds = time.perf_counter() - self._began
+        self.generated_tokens += tokens
+
+    def graded(self) -> None:
+        """Note that a group's grades have just arrived; only the wait after the last completion counts."""
+        self.grade_seconds = max(0.0, time.perf_counter() - self._began - self.generate_seconds)
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Asks an engine and a grader about tasks.
+
+    generations: rollouts a task. seed: of the run; draws depend on it, the round, the task and the sample alone.
+    decode: token ids to text, control tokens left out.
+    """
+
+    engine: Engine
+    grader: Grader
+    decode: Callable[[Sequence[int]], str]
+    sampling: Sampling
+    generations: int
+    seed: int
+
+    async def ask(self, task: Task, round_number: int, watch: Stopwatch) -> Group:
+        """Return the task's graded group; a sample that cannot be graded is a rollout with an error."""
+        keys = [draw_key(self.seed, round_number, task.id, sample) for sample in range(self.generations)]
+        completions = await self.engine.generate(task.prompt, keys, self.sampling)
+        watch.generated(sum(len(c.tokens) for c in completions))
+        rollouts = await asyncio.gather(*(self._grade(task, c) for c in completions))
+        watch.graded()
+        return Group(task, tuple(rollouts))
+
+    async def _grade(self, task: Task, completion: Completion) -> Rollout:
+        text = self.decode(completion.tokens)
+        sample = Sample(
+            prompt=task.text,
+            completion=text,
+            completion_tokens=len(completion.tokens),
+            is_truncated=completion.stop == "length",
+            max_completion_length=self.sampling.max_completion_length,
+            columns=task.columns,
+        )
+        return Rollout(
+            task_id=task.id,
+            prompt=task.prompt,
+            response=completion.tokens,
+            mask=(True,) * len(completion.tokens),
+            logprobs=completion.logprobs,
+            full_logprobs=completion.full_logprobs,
+            text=text,
+            grade=await self.grader.grade(sample),
+            oldest_version=completion.oldest_version,
+            newest_version=completion.newest_version,
+            stop=completion.stop,
+        )

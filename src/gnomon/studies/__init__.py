@@ -1,0 +1,1 @@
+"""WHAT MAY BE CONCLUDED from runs."""

@@ -1,0 +1,85 @@
+"""Generated sums: learnable from nothing on a CPU in seconds; the task of tests and first examples."""
+
+from dataclasses import dataclass
+from random import Random
+from typing import Literal
+
+from gnomon.errors import ConfigError
+from gnomon.tasks.question import Question, digest
+
+_OPERATORS = "+-*"
+
+
+@dataclass(frozen=True)
+class ArithmeticTask:
+    """Expressions such as ``3+4=`` with their values.
+
+    ``*`` binds before ``+`` and ``-``; a value may be negative when ``-`` is among the operators.
+    The question at an index depends on the settings and the index alone, not on ``size``: a larger set begins
+    with the smaller one. Few terms and a narrow range give few different questions (1 to 9 + 1 to 9 gives
+    81), so a set may ask one of them several times.
+
+    terms: numbers in an expression, >= 1. lowest, highest: their range, inclusive, 0 <= lowest <= highest.
+    operators: each drawn with equal probability, from + - *.
+    phrase: the question around ``{}``, which the expression replaces.
+    size: questions. seed: another one gives other questions.
+
+    >>> ArithmeticTask(terms=3, lowest=4, highest=4)[0].columns["answer"]
+    '12'
+    """
+
+    kind: Literal["arithmetic"] = "arithmetic"
+    terms: int = 2
+    lowest: int = 0
+    highest: int = 9
+    operators: tuple[str, ...] = ("+",)
+    phrase: str = "{}="
+    size: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        checks = {
+            "terms must be >= 1": self.terms >= 1,
+            "0 <= lowest <= highest": 0 <= self.lowest <= self.highest,
+            f"operators must be some of {' '.join(_OPERATORS)}": bool(self.operators)
+            and all(len(o) == 1 and o in _OPERATORS for o in self.operators),
+            "phrase must contain {} once": self.phrase.count("{}") == 1,
+            "size must be >= 1": self.size >= 1,
+        }
+        broken = [claim for claim, holds in checks.items() if not holds]
+        if broken:
+            raise ConfigError(f"arithmetic: {'; '.join(broken)}; got {self}")
+
+    @property
+    def name(self) -> str:
+        """``arithmetic``."""
+        return self.kind
+
+    def questions(self) -> "ArithmeticTask":
+        """Return the questions: the settings are the set."""
+        return self
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Question:
+        number = range(self.size)[index]
+        settings = digest(self.terms, self.lowest, self.highest, self.operators, self.phrase)
+        draw = Random(f"arithmetic/{self.seed}/{number}/{settings}")
+        numbers = [draw.randint(self.lowest, self.highest) for _ in range(self.terms)]
+        operators = [draw.choice(self.operators) for _ in range(self.terms - 1)]
+        signs = zip(operators, numbers[1:], strict=True)
+        text = self.phrase.replace("{}", str(numbers[0]) + "".join(f"{o}{n}" for o, n in signs))
+        columns = {"answer": str(_value(numbers, operators)), "data_source": self.name}
+        return Question(f"arithmetic/{self.seed}/{number}/{settings}", text, text, columns)
+
+
+def _value(numbers: list[int], operators: list[str]) -> int:
+    """Return the value of ``n0 o0 n1 o1 ...``; products first, each added with the sign before it."""
+    total, product = 0, numbers[0]
+    for operator, number in zip(operators, numbers[1:], strict=True):
+        if operator == "*":
+            product *= number
+        else:
+            total, product = total + product, number if operator == "+" else -number
+    return total + product

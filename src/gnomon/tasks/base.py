@@ -1,0 +1,31 @@
+"""What is asked: sets of tasks, and the tokenizer seen from the tasks' side."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from gnomon.types import Message, Task
+
+
+class Renderer(Protocol):
+    """Turns what a dataset holds into prompt token ids; `tasks/chat.py` implements it over any tokenizer."""
+
+    def __call__(self, question: str | Sequence[Message]) -> tuple[int, ...]:
+        """Return the prompt's ids; text that looks like a control token stays text."""
+        ...
+
+
+class TaskSet(Protocol):
+    """A finite, indexable, deterministic set of tasks: the same settings give the same tasks in one order."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages and metrics."""
+        ...
+
+    def __len__(self) -> int:
+        """Return how many tasks there are."""
+        ...
+
+    def __getitem__(self, index: int, /) -> Task:
+        """Return the task at ``index``; the same index always gives the same task."""
+        ...

@@ -1,0 +1,203 @@
+"""From settings to tasks: names, building, the held-out split, and the check that prompts fit."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Literal
+
+from gnomon.errors import ConfigError, DatasetError, unknown
+from gnomon.tasks.arithmetic import ArithmeticTask
+from gnomon.tasks.base import Renderer, TaskSet
+from gnomon.tasks.mixture import Mixture, schedule
+from gnomon.tasks.question import Question, QuestionSet, Rendered
+from gnomon.tasks.reasoning import ReasoningGymTask, generators
+from gnomon.tasks.sources import is_file_name
+from gnomon.tasks.split import Filtered, HeldOut, by_content, check_disjoint, disjoint, first, unique
+from gnomon.tasks.table import TableTask
+
+_Sides = tuple[QuestionSet, Filtered[Question]]
+SingleTask = ArithmeticTask | ReasoningGymTask | TableTask
+
+
+@dataclass(frozen=True)
+class WeightedTask:
+    """One part of a mixture. weight: > 0, relative to the other parts'."""
+
+    task: SingleTask
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < float("inf"):
+            raise ConfigError(f"mixture: a weight must be > 0, got {self.weight} for '{self.task.name}'")
+
+
+@dataclass(frozen=True)
+class MixtureTask:
+    """Several tasks as one, in proportion to their weights.
+
+    size: questions of the whole. seed: of the order within each part. A generated part makes as many
+    questions as its share needs, whatever its own ``size``; a table must hold enough.
+    """
+
+    parts: tuple[WeightedTask, ...]
+    kind: Literal["mixture"] = "mixture"
+    size: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.parts or self.size < 1:
+            raise ConfigError(f"mixture: needs at least one part and size >= 1, got {self}")
+
+    @property
+    def name(self) -> str:
+        """The parts' names, joined by +."""
+        return "+".join(dict.fromkeys(part.task.name for part in self.parts))
+
+    def questions(self) -> Mixture:
+        """Return the questions.
+
+        Raises: what the parts raise, and ConfigError when a table is smaller than its share.
+        """
+        shares = self.shares(self.size)
+        sets: list[QuestionSet] = [
+            _sized(p.task, share).questions() for p, share in zip(self.parts, shares, strict=True)
+        ]
+        return self.mixed(sets, self.size)
+
+    def shares(self, size: int) -> tuple[int, ...]:
+        """Return how many of ``size`` tasks come from each part."""
+        places = schedule([part.weight for part in self.parts], size)
+        return tuple(places.count(number) for number in range(len(self.parts)))
+
+    def mixed(self, sets: Sequence[QuestionSet], size: int) -> Mixture:
+        """Return the mixture of ``sets``, one for each part, at this mixture's weights."""
+        return Mixture([(p.weight, s) for p, s in zip(self.parts, sets, strict=True)], size, self.seed)
+
+
+TaskConfig = ArithmeticTask | ReasoningGymTask | TableTask | MixtureTask
+
+NAMED: Mapping[str, TaskConfig] = MappingProxyType({"arithmetic": ArithmeticTask()})
+
+
+@dataclass(frozen=True)
+class Split:
+    """What is trained on and what is only evaluated on; no question is in both.
+
+    dropped: training tasks given up because their question is held out.
+    """
+
+    train: TaskSet
+    held_out: TaskSet
+    dropped: int
+
+
+def named(name: str) -> TaskConfig:
+    """Return the task that a command line means by ``name``.
+
+    A name in `NAMED`; a file ending in .jsonl, .json or .parquet; a reasoning-gym generator, with or without
+    ``reasoning_gym/`` in front; else, with a slash, a folder or a dataset on the hub.
+    Raises: ConfigError naming the nearest known name.
+
+    >>> named("held_out.jsonl").kind
+    'table'
+    """
+    if name in NAMED:
+        return NAMED[name]
+    if is_file_name(name):
+        return TableTask(name)
+    generator = name.removeprefix("reasoning_gym/")
+    if "/" in generator:
+        return TableTask(name)
+    known = generators()
+    if generator in known:
+        return ReasoningGymTask(generator)
+    raise ConfigError(
+        unknown("task", name, [*NAMED, *known]) + "; or a file ending in .jsonl, .json or .parquet"
+    )
+
+
+def build(config: TaskConfig, renderer: Renderer) -> TaskSet:
+    """Return the tasks that ``config`` describes; what is wrong is found before any rendering."""
+    return Rendered(config.questions(), renderer)
+
+
+def build_split(
+    config: TaskConfig, held_out: HeldOut, renderer: Renderer, evaluation: TaskConfig | None = None
+) -> Split:
+    """Return training and held-out tasks that share no question; all held-out questions are different.
+
+    evaluation: where the held-out questions come from (its first ``held_out.size`` different ones, or all
+    when it has fewer); None takes them from ``config`` itself: a generator makes others from another seed, a
+    table is split by content, a mixture splits each part.
+    Raises: ConfigError when there are too few different questions to hold out, or none left to train on.
+    """
+    if evaluation is not None:
+        asked: QuestionSet = evaluation.questions()
+        sides: _Sides = (config.questions(), first(unique(asked), held_out.size))
+    else:
+        sides = _split(config, held_out)
+    train, kept_back = sides
+    remaining = disjoint(train, kept_back)
+    check_disjoint(remaining, kept_back)
+    return Split(Rendered(remaining, renderer), Rendered(kept_back, renderer), remaining.dropped)
+
+
+def check_context(tasks: TaskSet, context_length: int | None, max_completion_length: int) -> None:
+    """Raise DatasetError naming the tasks whose prompt and completion together may exceed the context.
+
+    context_length: tokens; None (the model does not say) passes everything. Renders every prompt once.
+    """
+    if context_length is None:
+        return
+    room = context_length - max_completion_length
+    lengths = [(task.id, len(task.prompt)) for task in (tasks[index] for index in range(len(tasks)))]
+    long = [(name, length) for name, length in lengths if length > room]
+    if long:
+        listed = ", ".join(f"{name} ({length})" for name, length in long[:10])
+        raise DatasetError(
+            f"{len(long)} of {len(tasks)} prompts of '{tasks.name}' are longer than {room} tokens, the "
+            f"context of {context_length} less max_completion_length {max_completion_length}: "
+            f"{listed}{', ...' if len(long) > 10 else ''}; shorten them or lower max_completion_length"
+        )
+
+
+def _sized(task: SingleTask, size: int) -> SingleTask:
+    return task if isinstance(task, TableTask) or size < 1 else replace(task, size=size)
+
+
+def _split(config: TaskConfig, held_out: HeldOut) -> _Sides:
+    if isinstance(config, TableTask):
+        train, kept_back = by_content(config.questions(), held_out)
+        return train, first(kept_back, held_out.size)
+    if isinstance(config, MixtureTask):
+        return _split_mixture(config, held_out)
+    return config.questions(), _other_seed(config, held_out)
+
+
+def _other_seed(config: ArithmeticTask | ReasoningGymTask, held_out: HeldOut) -> Filtered[Question]:
+    """Return ``held_out.size`` different questions that the generator makes from the held-out seed."""
+    if config.seed == held_out.seed:
+        raise ConfigError(
+            f"'{config.name}' and held_out have the same seed {config.seed}; give them different ones"
+        )
+    for factor in (1, 2, 4, 8, 16):
+        drawn: QuestionSet = replace(config, seed=held_out.seed, size=factor * held_out.size).questions()
+        different = unique(drawn)
+        if len(different) >= held_out.size:
+            return first(different, held_out.size)
+    raise ConfigError(
+        f"'{config.name}' makes only {len(different)} different questions in {16 * held_out.size}, and "
+        f"held_out.size is {held_out.size}; lower it, or widen the task's range"
+    )
+
+
+def _split_mixture(config: MixtureTask, held_out: HeldOut) -> _Sides:
+    train_shares, held_out_shares = config.shares(config.size), config.shares(held_out.size)
+    trained: list[QuestionSet] = []
+    kept_back: list[QuestionSet] = []
+    for part, trained_share, kept_share in zip(config.parts, train_shares, held_out_shares, strict=True):
+        own = replace(held_out, size=max(kept_share, 1))
+        train, kept = _split(_sized(part.task, trained_share), own)
+        trained.append(train)
+        kept_back.append(kept)
+    return config.mixed(trained, config.size), unique(config.mixed(kept_back, held_out.size))

@@ -1,0 +1,84 @@
+"""Several sets as one, in fixed proportions."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+from gnomon.errors import ConfigError
+from gnomon.tasks.question import Question, QuestionSet
+
+
+def schedule(weights: Sequence[float], size: int) -> tuple[int, ...]:
+    """Return which part each of ``size`` places belongs to.
+
+    Every place goes to the part that is furthest behind its share, so each beginning of the mixture, not
+    only the whole, holds the parts in proportion to within one task or so.
+
+    >>> schedule([3, 1], 8)
+    (0, 0, 1, 0, 0, 0, 1, 0)
+    """
+    total = sum(weights)
+    counts = [0] * len(weights)
+    places = []
+    for place in range(size):
+        behind = [weight / total * (place + 1) - count for weight, count in zip(weights, counts, strict=True)]
+        part = max(range(len(weights)), key=behind.__getitem__)
+        counts[part] += 1
+        places.append(part)
+    return tuple(places)
+
+
+class Mixture:
+    """``size`` questions from several sets, in proportion to their weights; none is taken twice.
+
+    Within a part the order is shuffled by ``seed``. Ids become ``NAME:id`` with the part's name, and parts
+    of one name are told apart by #2, #3, so ids stay unique.
+    Raises: ConfigError when a part holds fewer questions than its share, or has no share at all.
+    """
+
+    def __init__(self, parts: Sequence[tuple[float, QuestionSet]], size: int, seed: int = 0) -> None:
+        self.name = "+".join(dict.fromkeys(part.name for _, part in parts))
+        self._parts = [part for _, part in parts]
+        self._labels = _labels([part.name for part in self._parts])
+        places = schedule([weight for weight, _ in parts], size)
+        _check_shares(self._parts, Counter(places))
+        orders = []
+        for label, part in zip(self._labels, self._parts, strict=True):
+            order = list(range(len(part)))
+            Random(f"mixture/{seed}/{label}").shuffle(order)
+            orders.append(iter(order))
+        self._where = [(part, next(orders[part])) for part in places]
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def __getitem__(self, index: int) -> Question:
+        part, place = self._where[index]
+        question = self._parts[part][place]
+        return replace(question, id=f"{self._labels[part]}:{question.id}")
+
+
+def _check_shares(parts: Sequence[QuestionSet], shares: Counter[int]) -> None:
+    for number, part in enumerate(parts):
+        share = shares[number]
+        if share == 0:
+            raise ConfigError(
+                f"mixture of {shares.total()} tasks has none of part {number} ('{part.name}'): "
+                "raise its weight or the mixture's size, or leave it out"
+            )
+        if share > len(part):
+            fits = shares.total() * len(part) // share
+            raise ConfigError(
+                f"mixture of {shares.total()} tasks needs {share} of part {number} ('{part.name}'), "
+                f"which has {len(part)}; lower the mixture's size to {fits}, or the part's weight"
+            )
+
+
+def _labels(names: Sequence[str]) -> list[str]:
+    seen: Counter[str] = Counter()
+    labels = []
+    for name in names:
+        seen[name] += 1
+        labels.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return labels

@@ -1,0 +1,161 @@
+"""Questions before they are tokens.
+
+Every task set is built in two stages. First come *questions*: text or chat messages with the dataset's
+columns, read and checked without any tokenizer, so that a bad file is reported before a model loads.
+`Rendered` then turns a question into a `Task` each time it is asked for. Mixing, splitting and
+comparing happen on questions and therefore never wait for a tokenizer.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from datetime import date, time
+from typing import Any, Protocol, TypeVar
+
+from gnomon.tasks.base import Renderer
+from gnomon.types import Message, Task
+
+Content = str | tuple[Message, ...]
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question, not yet rendered.
+
+    id: stable and unique within its set. content: what is rendered: text, or chat messages.
+    text: what a person reads and what two questions are compared by; without suffix, system prompt and
+    template. columns: everything else that a reward may look at.
+    """
+
+    id: str
+    content: Content
+    text: str
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Asked(Protocol):
+    """What a `Question` and a `Task` have in common: enough to compare and to filter."""
+
+    @property
+    def id(self) -> str:
+        """Stable and unique within its set."""
+        ...
+
+    @property
+    def text(self) -> str:
+        """The question as a person reads it."""
+        ...
+
+
+Item = TypeVar("Item", bound=Asked)
+ItemOut = TypeVar("ItemOut", bound=Asked, covariant=True)
+
+
+class Items(Protocol[ItemOut]):
+    """A finite, indexable, deterministic set of questions or of tasks."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages and metrics."""
+        ...
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        ...
+
+    def __getitem__(self, index: int, /) -> ItemOut:
+        """Return the one at ``index``; the same index always gives the same one. IndexError past the end."""
+        ...
+
+
+QuestionSet = Items[Question]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Questions that are held in memory.
+
+    >>> Listed("two", (Question("a", "1+1=", "1+1="), Question("b", "2+2=", "2+2=")))[1].id
+    'b'
+    """
+
+    name: str
+    questions: tuple[Question, ...]
+
+    def __len__(self) -> int:
+        return len(self.questions)
+
+    def __getitem__(self, index: int) -> Question:
+        return self.questions[index]
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A set of questions as a `TaskSet`; a prompt is rendered each time that it is asked for.
+
+    Rendering takes well under a millisecond and nothing is kept, so a large table costs no second copy as
+    ids.
+    """
+
+    questions: QuestionSet
+    renderer: Renderer
+
+    @property
+    def name(self) -> str:
+        """The name of the questions."""
+        return self.questions.name
+
+    def __len__(self) -> int:
+        return len(self.questions)
+
+    def __getitem__(self, index: int) -> Task:
+        question = self.questions[index]
+        return Task(question.id, self.renderer(question.content), question.text, question.columns)
+
+
+def comparison_key(text: str) -> str:
+    r"""Return what two wordings of one question share: whitespace-normalized, case-folded text.
+
+    >>> comparison_key("  What is\n2 + 2? ") == comparison_key("what IS 2 + 2?")
+    True
+    """
+    return " ".join(text.split()).casefold()
+
+
+def digest(*parts: Any) -> str:
+    """Return 12 hexadecimal digits that depend on the JSON form of ``parts`` alone."""
+    text = json.dumps(parts, sort_keys=True, default=str, ensure_ascii=True)
+    return hashlib.blake2b(text.encode("ascii"), digest_size=6).hexdigest()
+
+
+def json_safe(value: Any) -> Any:
+    """Return ``value`` such that ``json.dumps`` accepts it, changed as little as possible.
+
+    Tuples and integer keys stay what they are (``json.dumps`` writes both), because scorers compare with
+    them. Subclasses of str become str, sets become sorted lists, dates their ISO form, bytes hexadecimal,
+    the rest text.
+
+    >>> json_safe({"when": date(2026, 1, 2), 3: (1, {2, 1})})
+    {'when': '2026-01-02', 3: (1, [1, 2])}
+    """
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {_json_key(key): json_safe(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(json_safe(item) for item in value)
+    if isinstance(value, list):
+        return [json_safe(item) for item in value]
+    if isinstance(value, AbstractSet):
+        return sorted((json_safe(item) for item in value), key=repr)
+    if isinstance(value, date | time):
+        return value.isoformat()
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def _json_key(key: Any) -> Any:
+    return key if key is None or type(key) in (str, bool, int, float) else str(key)

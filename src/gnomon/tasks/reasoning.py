@@ -1,0 +1,169 @@
+"""Reasoning-gym's generators as sets of questions."""
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gnomon.errors import ConfigError, DatasetError, unknown
+from gnomon.tasks import apart
+from gnomon.tasks.optional import library
+from gnomon.tasks.question import Question, digest, json_safe
+
+
+@dataclass(frozen=True)
+class ReasoningGymTask:
+    """Questions of one reasoning-gym generator, made when they are first asked for and then kept.
+
+    Reasoning-gym makes item i from ``seed + i``, so that sets with seeds 0 and 1 share all items but one.
+    Here the seed is first spread over 31 bits: sets with different seeds are different.
+
+    generator: its name, such as "chain_sum". parameters: its own settings, such as {"max_terms": 3}.
+    suffix: text after each question, such as how to write the answer; not part of the compared text.
+    size: questions. seed: another one gives other questions.
+    Columns: ``answer`` (where the generator stores one), ``entry`` (the whole item, for its scorer),
+    ``data_source`` = "reasoning_gym/NAME", ``parameters`` (where any are given; some scorers depend on them).
+    Source: reasoning-gym 0.1.25.
+    """
+
+    generator: str
+    kind: Literal["reasoning_gym"] = "reasoning_gym"
+    parameters: dict[str, Any] = field(default_factory=dict)
+    suffix: str = ""
+    size: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ConfigError(f"reasoning_gym {self.generator}: size must be >= 1, got {self.size}")
+
+    @property
+    def name(self) -> str:
+        """The generator's name."""
+        return self.generator
+
+    def questions(self) -> "ReasoningGym":
+        """Return the questions.
+
+        Raises: ConfigError for an unknown generator or parameter (naming the nearest) or a value that it
+        refuses; DatasetError when the first question cannot be made.
+        """
+        questions = ReasoningGym(self, _create(self))
+        questions[0]
+        return questions
+
+
+class ReasoningGym:
+    """The questions that a `ReasoningGymTask` describes."""
+
+    def __init__(self, config: ReasoningGymTask, source: Any) -> None:
+        self._config = config
+        self._source = source
+        self._made: dict[int, Question] = {}
+        self._settings = digest(config.parameters)
+
+    @property
+    def name(self) -> str:
+        """The generator's name."""
+        return self._config.generator
+
+    def __len__(self) -> int:
+        return self._config.size
+
+    def __getitem__(self, index: int) -> Question:
+        number = range(len(self))[index]
+        if number not in self._made:
+            self._made[number] = self._question(number)
+        return self._made[number]
+
+    def _question(self, number: int) -> Question:
+        try:
+            entry = self._source[number]
+        except DatasetError:
+            raise
+        except Exception as error:
+            raise DatasetError(
+                f"reasoning-gym generator '{self.name}' could not make item {number} (seed "
+                f"{self._config.seed}, parameters {self._config.parameters}): "
+                f"{type(error).__name__}: {error}; change its parameters"
+            ) from error
+        text = str(entry["question"])
+        columns = {"entry": json_safe(entry), "data_source": f"reasoning_gym/{self.name}"}
+        if self._config.parameters:
+            columns["parameters"] = json_safe(self._config.parameters)
+        if entry["answer"] is not None:
+            columns["answer"] = str(entry["answer"])
+        name = f"{self.name}/{self._config.seed}/{number}/{self._settings}"
+        return Question(name, text + self._config.suffix, text, columns)
+
+
+class _Apart:
+    """Items of a generator that is deterministic only in a process of its own; made when one is asked for."""
+
+    def __init__(self, config: ReasoningGymTask) -> None:
+        self._config = config
+        self._items: list[dict[str, Any]] = []
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        c = self._config
+        if not self._items:
+            self._items = apart.generate_apart(c.generator, c.parameters, spread(c.seed), c.size)
+        return self._items[index]
+
+
+def generators() -> tuple[str, ...]:
+    """Return the names of all reasoning-gym generators that can be a task, sorted.
+
+    Its "composite" is left out: a mixture of tasks does the same with any tasks.
+    """
+    return tuple(sorted(set(_registry()) - {"composite"}))
+
+
+def spread(seed: int) -> int:
+    """Return a number in [0, 2^31 - 2^24) that depends on ``seed`` in every bit, with room to add an index.
+
+    >>> spread(0) != spread(1)
+    True
+    """
+    number = int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=8).digest(), "big")
+    return number % (2**31 - 2**24)
+
+
+def _registry() -> Mapping[str, tuple[type, type]]:
+    factory = library("reasoning_gym.factory", "tasks", "a reasoning-gym task")
+    registry: Mapping[str, tuple[type, type]] = factory.DATASETS
+    return registry
+
+
+def _create(config: ReasoningGymTask) -> Any:
+    """Return the generator, its parameters checked."""
+    names = generators()
+    if config.generator == "composite":
+        raise ConfigError(
+            "reasoning-gym's 'composite' is not a task here; use kind = \"mixture\" with weighted parts"
+        )
+    if config.generator not in names:
+        raise ConfigError(unknown("reasoning-gym generator", config.generator, names))
+    make, settings = _registry()[config.generator]
+    known = {f.name for f in dataclasses.fields(settings)} - {"seed", "size"}
+    for parameter in config.parameters:
+        if parameter in ("seed", "size"):
+            raise ConfigError(f"{config.generator}: '{parameter}' belongs beside parameters, not among them")
+        if parameter not in known:
+            raise ConfigError(unknown(f"parameter of {config.generator}", parameter, known))
+    try:
+        made = make(settings(**config.parameters, seed=spread(config.seed), size=config.size))
+    except Exception as error:
+        raise ConfigError(
+            f"reasoning-gym generator '{config.generator}' refuses {config.parameters}: "
+            f"{error or type(error).__name__}; its defaults: {_defaults(settings, known)}"
+        ) from error
+    return _Apart(config) if config.generator in apart.GENERATORS else made
+
+
+def _defaults(settings: Any, known: set[str]) -> str:
+    shown = {f.name: f.default for f in dataclasses.fields(settings)}
+    return ", ".join(
+        f"{name} = {shown[name]!r}" for name in sorted(known) if shown[name] is not dataclasses.MISSING
+    )

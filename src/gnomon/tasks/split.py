@@ -1,0 +1,133 @@
+"""What is never trained on, and the check that it is not.
+
+Two questions are the same when their text is the same after whitespace and case are normalized. Held-out
+questions win: training gives up what both sides would ask.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic
+
+from gnomon.errors import ConfigError, DatasetError
+from gnomon.tasks.question import Item, Items, comparison_key
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """How much is kept for evaluation.
+
+    size: different questions. fraction: of a table's questions, in (0, 1), kept from training (of which
+    ``size`` are asked); a generator makes its own from ``seed`` instead, so that runs whose training seeds
+    differ are evaluated on the same questions.
+    """
+
+    size: int = 200
+    fraction: float = 0.1
+    seed: int = 20_260_101
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or not 0 < self.fraction < 1:
+            raise ConfigError(f"held_out: size must be >= 1 and fraction in (0, 1), got {self}")
+
+
+@dataclass(frozen=True)
+class Filtered(Generic[Item]):
+    """Some of a set's questions or tasks, in their order, with their ids.
+
+    indices: where they are in ``source``.
+    """
+
+    source: Items[Item]
+    indices: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """The source's name."""
+        return self.source.name
+
+    @property
+    def dropped(self) -> int:
+        """How many of the source are not in this view."""
+        return len(self.source) - len(self.indices)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Item:
+        return self.source[self.indices[index]]
+
+
+def unique(items: Items[Item]) -> Filtered[Item]:
+    """Return the first of each question; repetitions are dropped."""
+    first: dict[str, int] = {}
+    for index in range(len(items)):
+        first.setdefault(comparison_key(items[index].text), index)
+    return Filtered(items, tuple(first.values()))
+
+
+def first(items: Filtered[Item], size: int) -> Filtered[Item]:
+    """Return the first ``size`` items, or all when there are fewer."""
+    return Filtered(items.source, items.indices[:size])
+
+
+def disjoint(train: Items[Item], held_out: Items[Item], least: int = 1) -> Filtered[Item]:
+    """Return ``train`` without the questions that ``held_out`` asks; ``dropped`` says how many those were.
+
+    Looks at every question of both sets once: a generator that needs 20 ms for an item needs 20 s for 1,000.
+    Raises: ConfigError when fewer than ``least`` remain.
+    """
+    kept_back = _keys(held_out)
+    keep = tuple(i for i in range(len(train)) if comparison_key(train[i].text) not in kept_back)
+    if len(keep) < least:
+        raise ConfigError(
+            f"'{train.name}' keeps {len(keep)} of its {len(train)} training tasks after {len(held_out)} "
+            f"held-out tasks are taken out, and needs at least {least}; hold out fewer, or widen the task"
+        )
+    return Filtered(train, keep)
+
+
+def check_disjoint(train: Items[Item], held_out: Items[Item]) -> None:
+    """Raise DatasetError naming the tasks whose question is in both sets; do nothing when there is none."""
+    kept_back = _keys(held_out)
+    common = [t.id for t in _each(train) if comparison_key(t.text) in kept_back]
+    if common:
+        raise DatasetError(
+            f"{len(common)} of {len(train)} training tasks are also held out, so the evaluation would "
+            f"measure memory: {', '.join(common[:10])}{', ...' if len(common) > 10 else ''}"
+        )
+
+
+def by_content(items: Items[Item], held_out: HeldOut) -> tuple[Filtered[Item], Filtered[Item]]:
+    """Return (training, held-out): a hash of its text decides where each question goes.
+
+    The same question therefore lands on one side however often it occurs and in whatever order, and adding
+    rows to a file moves none across. The held-out side is a random ``fraction`` of the different questions,
+    made unique.
+    Raises: ConfigError when it has fewer than ``size`` different questions, or training has none.
+    """
+    sides: tuple[list[int], list[int]] = ([], [])
+    for index in range(len(items)):
+        sides[_position(comparison_key(items[index].text), held_out.seed) < held_out.fraction].append(index)
+    kept_back = unique(Filtered(items, tuple(sides[1])))
+    if len(kept_back) < held_out.size or not sides[0]:
+        raise ConfigError(
+            f"a held-out fraction of {held_out.fraction} of '{items.name}' ({len(items)} rows) is "
+            f"{len(kept_back)} different questions, {held_out.size} are asked for and {len(sides[0])} rows "
+            "are left for training; change held_out.fraction or held_out.size, or name a separate file"
+        )
+    return Filtered(items, tuple(sides[0])), Filtered(items, tuple(sides[1][i] for i in kept_back.indices))
+
+
+def _position(key: str, seed: int) -> float:
+    """Return where ``key`` falls in [0, 1), uniform over keys."""
+    hashed = hashlib.blake2b(f"{seed}/{key}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(hashed, "big") / 2**64
+
+
+def _each(items: Items[Item]) -> Iterable[Item]:
+    return (items[index] for index in range(len(items)))
+
+
+def _keys(items: Items[Item]) -> set[str]:
+    return {comparison_key(item.text) for item in _each(items)}

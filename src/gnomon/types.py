@@ -1,0 +1,253 @@
+"""The things that move: prompt, completion, rollout, group, batch, snapshot.
+
+Axes, everywhere: **B** sequences of a batch (all groups together), **T** response positions (padded
+right), **S** positions of the whole sequence (prompt, then response, padded right), **G** rollouts of
+one task. Log-probabilities are natural logarithms. `mask` is true where *the policy chose the token*.
+
+Four policies, four names: *behavior* (the engine that sampled), *proximal* (the learner when the step
+began), *reference* (frozen), *current* (the one with a gradient).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from gnomon.errors import ConfigError
+
+StopReason = Literal["stop", "length"]
+Message = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One question: what is asked, and everything that a reward may look at.
+
+    id: stable and unique within its task set; trackers and checkpoints are keyed by it.
+    prompt: token ids, the chat template already applied.
+    text: the question as a person reads it, without template.
+    columns: the dataset's other columns by name (``answer``, ``data_source``, ``entry``, ...); JSON values.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    text: str
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One answer of an engine.
+
+    tokens: the sampled ids, the stop token included when one was sampled.
+    logprobs: of each token, under the distribution that it was sampled from (temperature and truncation applied).
+    full_logprobs: of each token under the temperature-scaled policy *without* truncation; equal to
+        ``logprobs`` when top-p, top-k and min-p are off.
+    oldest_version, newest_version: the weights that sampled the first and the last token.
+    stop: "stop" when a stop token was sampled, "length" when the budget ended first.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    full_logprobs: tuple[float, ...]
+    oldest_version: int
+    newest_version: int
+    stop: StopReason
+
+
+@dataclass(frozen=True)
+class Grade:
+    """A verdict: a reward, or an error that is neither a zero nor trained on.
+
+    reward: the weighted, shaped sum; ``None`` exactly when ``error`` is set.
+    parts: each component's own value before weighting, by name.
+    error: what went wrong, in one line.
+    """
+
+    reward: float | None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.reward is None) == (self.error is None):
+            raise ConfigError(f"a Grade has either a reward or an error, got reward={self.reward}, error={self.error}")
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One graded answer to one task.
+
+    response: every token after the first prompt. mask: true where the policy chose the token.
+    logprobs, full_logprobs: as in `Completion`, 0.0 where ``mask`` is false.
+    text: the response decoded, for verifiers and people.
+    """
+
+    task_id: str
+    prompt: tuple[int, ...]
+    response: tuple[int, ...]
+    mask: tuple[bool, ...]
+    logprobs: tuple[float, ...]
+    full_logprobs: tuple[float, ...]
+    text: str
+    grade: Grade
+    oldest_version: int
+    newest_version: int
+    stop: StopReason
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether the length budget ended the response."""
+        return self.stop == "length"
+
+
+@dataclass(frozen=True)
+class Group:
+    """All rollouts of one visit to one task; never split between shards or steps."""
+
+    task: Task
+    rollouts: tuple[Rollout, ...]
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """The rewards of those that could be graded."""
+        return tuple(r.grade.reward for r in self.rollouts if r.grade.reward is not None)
+
+    @property
+    def is_degenerate(self) -> bool:
+        """Whether all graded rewards are equal, so that no group baseline can tell the rollouts apart."""
+        return len(set(self.rewards)) <= 1
+
+
+_AXES: Mapping[str, str] = {
+    "tokens": "B S", "prompt_lengths": "B", "lengths": "B", "mask": "B T", "rewards": "B", "is_graded": "B",
+    "is_truncated": "B", "group": "B", "version": "B", "behavior": "B T", "full_behavior": "B T",
+    "baseline": "B", "proximal": "B T",
+    "reference": "B T", "values": "B T", "advantages": "B T", "returns": "B T", "weights": "B T",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Graded groups as tensors: small `[B, T]` matrices on which all statistics are computed before any cut.
+
+    tokens Int[B S]: prompt, then response, padded right with 0. prompt_lengths, lengths Int[B]: where the
+        response starts and ends.
+    mask Bool[B T]: tokens to train; false for padding, tool output, errored rollouts, filtered sequences.
+    rewards Float[B]: shaped outcome; 0 where ``is_graded`` is false. is_graded Bool[B]: false for errors, which enter
+        no statistic and no loss.
+    group Int[B]: rows with one number answer one task. version Int[B]: weights of the oldest token.
+    behavior Float[B T]: log-probability under the sampling distribution; full_behavior without truncation.
+    temperature: of the sampler; every policy is scored at it.
+    baseline Float[B]: tracked value of the task, read before this batch was observed.
+    Filled by scoring: proximal, reference, values Float[B T]. By `prepare`: advantages, returns Float[B T].
+    By `minibatches`: weights Float[B T], own_weights (name of a regularizer -> Float[B T]).
+
+    Raises: ConfigError naming the field, its shape and the axes already bound, when a shape does not fit.
+    """
+
+    tokens: Tensor
+    prompt_lengths: Tensor
+    lengths: Tensor
+    mask: Tensor
+    rewards: Tensor
+    is_graded: Tensor
+    is_truncated: Tensor
+    group: Tensor
+    version: Tensor
+    behavior: Tensor
+    full_behavior: Tensor
+    temperature: float = 1.0
+    baseline: Tensor | None = None
+    proximal: Tensor | None = None
+    reference: Tensor | None = None
+    values: Tensor | None = None
+    advantages: Tensor | None = None
+    returns: Tensor | None = None
+    weights: Tensor | None = None
+    own_weights: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        bound: dict[str, int] = {}
+        for name, axes in _AXES.items():
+            tensor: Tensor | None = getattr(self, name)
+            if tensor is not None:
+                _bind(name, tensor, axes.split(), bound)
+        for name, tensor in self.own_weights.items():
+            _bind(f"own_weights[{name!r}]", tensor, ["B", "T"], bound)
+
+    def __len__(self) -> int:
+        return int(self.tokens.shape[0])
+
+    @property
+    def width(self) -> int:
+        """T, the number of response positions."""
+        return int(self.mask.shape[1])
+
+    def rows(self, index: Tensor | Sequence[int]) -> "Batch":
+        """Return the batch of the rows at ``index``, in that order, every field cut alike."""
+        where = torch.as_tensor(index, dtype=torch.long)
+        cut = {name: getattr(self, name)[where] for name in _AXES if getattr(self, name) is not None}
+        own = {name: tensor[where] for name, tensor in self.own_weights.items()}
+        return replace(self, **cut, own_weights=own)
+
+    def with_fields(self, **changes: Any) -> "Batch":
+        """Return a copy with some fields replaced."""
+        return replace(self, **changes)
+
+
+def _bind(name: str, tensor: Tensor, axes: list[str], bound: dict[str, int]) -> None:
+    fits = tensor.ndim == len(axes) and all(
+        bound.get(a, n) == n for a, n in zip(axes, tensor.shape, strict=True)
+    )
+    if not fits:
+        raise ConfigError(
+            f"Batch.{name} has shape {tuple(tensor.shape)}, expected [{', '.join(axes)}] with {bound or 'nothing bound yet'}"
+        )
+    bound.update(zip(axes, tensor.shape, strict=True))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a learner says about a batch; each Float[B T] or None where it was not asked for."""
+
+    proximal: Tensor | None = None
+    reference: Tensor | None = None
+    values: Tensor | None = None
+
+    def into(self, batch: Batch) -> Batch:
+        """Return ``batch`` with the fields that were scored."""
+        scored = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        return batch.with_fields(**scored)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Weights on their way to an engine.
+
+    version: counts published updates. tensors: yields ``(name, tensor)``, in the names of the Hugging Face model.
+    """
+
+    version: int
+    tensors: Callable[[], Iterator[tuple[str, Tensor]]]
+
+
+@dataclass(frozen=True)
+class State:
+    """What a part must find again to go on as if nothing had happened: tensors, and JSON values."""
+
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Stateful(Protocol):
+    """A part of a run that changes from step to step, and is therefore saved with every checkpoint."""
+
+    def state(self) -> State:
+        """Return everything that later behavior depends on."""
+        ...
+
+    def restore(self, state: State) -> None:
+        """Become the part that returned ``state``."""
+        ...

@@ -1,0 +1,1 @@
+"""HOW AN ANSWER IS JUDGED: pure verifiers, and the worker processes they run in."""

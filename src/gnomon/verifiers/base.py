@@ -1,0 +1,111 @@
+"""What is judged, what judges, and what comes back; without torch, because the processes that judge load none."""
+
+import math
+import numbers
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gnomon.errors import GnomonError
+
+
+class VerifierError(GnomonError, ValueError):
+    """This sample cannot be judged: its grade is an error, which is neither a zero nor trained on."""
+
+
+class NotApplicable(GnomonError):
+    """This reward does not apply to this sample (TRL's ``None``); the other rewards still count."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One answer to one question, as a verifier sees it.
+
+    prompt: the question's text. completion: the answer's text, control tokens left out.
+    completion_tokens: how many tokens were sampled. is_truncated: whether the budget ended the answer.
+    max_completion_length: that budget, in tokens.
+    columns: the dataset's other columns by name; JSON values, tuples and keys that are no text included.
+    """
+
+    prompt: str
+    completion: str
+    completion_tokens: int = 0
+    is_truncated: bool = False
+    max_completion_length: int | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A `gnomon.types.Grade` on its way between processes: a reward and its parts, or an error."""
+
+    reward: float | None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+
+
+class Verifier(Protocol):
+    """Judges one sample. A frozen dataclass whose fields are its settings, so that it travels as JSON."""
+
+    @property
+    def name(self) -> str:
+        """What its part of the reward is called when no other name is given."""
+        ...
+
+    def prepare(self) -> None:
+        """Import what judging needs; a no-op unless said otherwise. Runs once, in a process that can be killed.
+
+        Raises: UserError when that is not there.
+        """
+
+    def __call__(self, sample: Sample) -> float:
+        """Return the reward before weighting.
+
+        Raises: VerifierError when it cannot judge, NotApplicable when there is nothing for it to judge.
+        """
+        ...
+
+
+def column(sample: Sample, name: str) -> Any:
+    """Return the sample's column; VerifierError naming those it has when that one is missing or null."""
+    value = sample.columns.get(name)
+    if value is None:
+        raise VerifierError(f"there is no column '{name}'; the sample has {_listed(sample.columns)}")
+    return value
+
+
+def text_column(sample: Sample, name: str) -> str:
+    """Return the column as text; numbers become their shortest text, anything else is a VerifierError."""
+    value = column(sample, name)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    raise VerifierError(f"column '{name}' should be text or a number, got {reprlib.repr(value)}")
+
+
+def real(value: object) -> float:
+    """Return ``value`` as a float.
+
+    Raises: VerifierError for anything but a finite real number; True and False are claims, not rewards.
+
+    >>> real(1)
+    1.0
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        kind = type(value).__name__
+        raise VerifierError(
+            f"returned {reprlib.repr(value)} ({kind}); a reward is a finite number: return a float"
+        )
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise VerifierError(f"returned {number}; a reward is a finite number")
+    return number
+
+
+def _listed(columns: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(map(str, columns))) or "none"

@@ -1,0 +1,57 @@
+"""When to stop because grading fails too often."""
+
+from collections import deque
+from dataclasses import dataclass
+
+from gnomon.errors import ConfigError, GradingError
+from gnomon.types import Grade
+from gnomon.verifiers.base import Sample
+
+SHOWN = 3
+TAIL = 160
+
+
+@dataclass(frozen=True)
+class _Failure:
+    task_id: str
+    cause: str
+    tail: str
+
+    def __str__(self) -> str:
+        return f"task {self.task_id}: {self.cause}; the completion ends with {self.tail!r}"
+
+
+class ErrorBudget:
+    """Stops a run in which more than ``max_fraction`` of the last ``window`` samples could not be graded.
+
+    It stops as soon as that is certain: 11 errors in the first 11 samples already exceed 20% of 50.
+    A few errors cost a few samples; many mean that the reward, not the policy, is what is being trained on.
+
+    max_fraction: in [0, 1); 0 stops at the first error. window: samples, >= 1.
+    """
+
+    def __init__(self, max_fraction: float = 0.2, window: int = 50) -> None:
+        if not 0 <= max_fraction < 1 or window < 1:
+            raise ConfigError(
+                f"ErrorBudget needs 0 <= max_fraction < 1 and window >= 1, got {max_fraction} and {window}"
+            )
+        self._max_fraction = max_fraction
+        self._recent: deque[_Failure | None] = deque(maxlen=window)
+        self._window = window
+
+    def observe(self, grade: Grade, sample: Sample, task_id: str = "?") -> None:
+        """Count one grade.
+
+        Raises: GradingError with the fraction and up to three samples to look at, latest first.
+        """
+        failure = None if grade.error is None else _Failure(task_id, grade.error, sample.completion[-TAIL:])
+        self._recent.append(failure)
+        failures = [f for f in self._recent if f is not None]
+        if failure is None or len(failures) <= self._max_fraction * self._window:
+            return
+        listed = "\n  ".join(str(f) for f in failures[: -SHOWN - 1 : -1])
+        raise GradingError(
+            f"{len(failures)} of the last {len(self._recent)} samples ({len(failures) / len(self._recent):.0%}) "
+            f"could not be graded, more than {self._max_fraction:.0%} of a window of {self._window}. "
+            f"Look at:\n  {listed}\nMend the reward, or allow more errors."
+        )

@@ -1,0 +1,29 @@
+"""An exception in one line."""
+
+import traceback
+from pathlib import Path
+
+LONGEST = 300
+
+
+def cause(error: BaseException) -> str:
+    """Return type, message and the frame that raised: "ValueError: bad (rewards.py:3 in score)".
+
+    >>> cause(ValueError("bad"))
+    'ValueError: bad'
+    """
+    message = " ".join(str(error).split())
+    said = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError) and error.filename:
+        return shorten(said)
+    if not frames:
+        return shorten(said)
+    last = frames[-1]
+    return f"{shorten(said)} ({Path(last.filename).name}:{last.lineno} in {last.name})"
+
+
+def shorten(text: str) -> str:
+    """Return ``text`` on one line of at most 300 characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."

@@ -1,0 +1,219 @@
+"""Verifiers that are formulas: text equality, numbers, boxed answers, formats, lengths."""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from gnomon.errors import ConfigError
+from gnomon.verifiers.base import Sample, Verifier, VerifierError, text_column
+from gnomon.verifiers.extract import Extract, Which, choose_number, extract, last_boxed
+from gnomon.verifiers.numbers import Number, exact, find_numbers, parse_number
+
+
+@dataclass(frozen=True)
+class Exact(Verifier):
+    """1.0 if the completion is the answer, else 0.0.
+
+    strip: ignore whitespace around both. casefold: ignore case. column: where the answer is.
+    """
+
+    kind: Literal["exact"] = "exact"
+    strip: bool = True
+    casefold: bool = False
+    column: str = "answer"
+
+    @property
+    def name(self) -> str:
+        """Its kind."""
+        return self.kind
+
+    def __call__(self, sample: Sample) -> float:
+        """Compare the two texts."""
+        return float(self._plain(sample.completion) == self._plain(text_column(sample, self.column)))
+
+    def _plain(self, text: str) -> str:
+        text = text.strip() if self.strip else text
+        return text.casefold() if self.casefold else text
+
+
+@dataclass(frozen=True)
+class Numeric(Verifier):
+    """1.0 if a number of the completion equals the answer's, in exact rational arithmetic, else 0.0.
+
+    which: the last number of the completion, the first, or the only one ("only": several are wrong).
+    tolerance: largest absolute difference that still counts, >= 0; 0 for equality (0.5 = 1/2 = .50).
+    column: where the answer is: a number, or a text whose last number it is ("... #### 72").
+    What counts as a number: `verifiers/numbers.py`. A percent sign or unit is not looked at.
+
+    >>> Numeric()(Sample("", "Half of it is 0.50.", columns={"answer": "1/2"}))
+    1.0
+    """
+
+    kind: Literal["numeric"] = "numeric"
+    which: Which = "last"
+    tolerance: float = 0.0
+    column: str = "answer"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerance < float("inf"):
+            raise ConfigError(f"Numeric.tolerance is an absolute difference >= 0, got {self.tolerance}")
+
+    @property
+    def name(self) -> str:
+        """Its kind."""
+        return self.kind
+
+    def __call__(self, sample: Sample) -> float:
+        """Find both numbers and compare them."""
+        gold = _gold_number(text_column(sample, self.column), self.column)
+        found = choose_number(sample.completion, self.which)
+        return float(found is not None and is_near(found, gold, self.tolerance))
+
+
+@dataclass(frozen=True)
+class Boxed(Verifier):
+    r"""1.0 if the content of the last balanced ``\boxed{...}`` is the answer, else 0.0.
+
+    Compared as numbers when both are numbers; else as text without spaces, dollar signs, ``\left``, ``\right``,
+    ``\text{...}`` wrappers and a final point. What is equal only by algebra (x+1 and 1+x) is for
+    `verifiers/mathematics.py`.
+    column: where the answer is; when it holds a box itself (a worked solution), the box's content.
+    """
+
+    kind: Literal["boxed"] = "boxed"
+    tolerance: float = 0.0
+    column: str = "answer"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerance < float("inf"):
+            raise ConfigError(f"Boxed.tolerance is an absolute difference >= 0, got {self.tolerance}")
+
+    @property
+    def name(self) -> str:
+        """Its kind."""
+        return self.kind
+
+    def __call__(self, sample: Sample) -> float:
+        """Find the box and compare its content."""
+        whole = text_column(sample, self.column)
+        gold = last_boxed(whole)
+        gold = whole if gold is None else gold
+        found = last_boxed(sample.completion)
+        if found is None:
+            return 0.0
+        ours, theirs = parse_number(found), parse_number(gold)
+        if ours and theirs and theirs.value is not None:
+            return float(is_near(ours, theirs.value, self.tolerance))
+        return float(_plain_latex(found) == _plain_latex(gold))
+
+
+@dataclass(frozen=True)
+class Format(Verifier):
+    """1.0 if the completion matches a regular expression, else 0.0; a dot also matches a line break.
+
+    pattern: Python's syntax. match: "full" wants it to be the whole completion (whitespace around it aside),
+    "partial" wants it somewhere. A pattern that backtracks forever is ended by the grading deadline.
+    Raises: ConfigError at construction when the pattern is none.
+    """
+
+    pattern: str
+    kind: Literal["format"] = "format"
+    match: Literal["full", "partial"] = "full"
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.pattern, re.DOTALL)
+        except re.error as error:
+            raise ConfigError(
+                f"Format.pattern is no regular expression: {error} in {self.pattern!r}; "
+                "TOML takes patterns best in single quotes"
+            ) from error
+
+    @property
+    def name(self) -> str:
+        """Its kind."""
+        return self.kind
+
+    def __call__(self, sample: Sample) -> float:
+        """Match."""
+        pattern = re.compile(self.pattern, re.DOTALL)
+        if self.match == "full":
+            return float(pattern.fullmatch(sample.completion.strip()) is not None)
+        return float(pattern.search(sample.completion) is not None)
+
+
+@dataclass(frozen=True)
+class Parsable(Verifier):
+    """1.0 if the completion gives an answer at all and was not cut off by its budget, else 0.0.
+
+    The fraction of these is the *format* of a policy; the fraction of right ones among them its *answers*. With
+    weight 0 it is measured beside a reward and changes nothing.
+    extract: where the answer should stand.
+    """
+
+    kind: Literal["parsable"] = "parsable"
+    extract: Extract = "last_number"
+
+    @property
+    def name(self) -> str:
+        """Its kind."""
+        return self.kind
+
+    def __call__(self, sample: Sample) -> float:
+        """Look for the answer, without judging it."""
+        return float(not sample.is_truncated and extract(sample.completion, self.extract) is not None)
+
+
+@dataclass(frozen=True)
+class OverlongPenalty:
+    """Lower the reward linearly over the last ``buffer`` tokens of the budget, by ``factor`` at its end and beyond.
+
+    penalty(l) = -factor * clip((l - (L_max - buffer)) / buffer, 0, 1), added before any group statistic.
+
+    buffer: tokens, 0 < buffer <= L_max. factor: >= 0, in rewards. max_length: L_max in tokens; None takes the
+    sample's budget. Capped at -factor as in FeynRL and TRL; verl has no cap.
+    Source: DAPO, arXiv 2503.14476, eq. 13 (buffer 4096 of 20480).
+
+    >>> OverlongPenalty(4096, 1.0, 20480)(Sample("", "", completion_tokens=18432))
+    -0.5
+    """
+
+    buffer: int
+    factor: float = 1.0
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        fits = self.max_length is None or self.buffer <= self.max_length
+        if not (self.buffer > 0 and fits and 0 <= self.factor < float("inf")):
+            raise ConfigError(
+                f"OverlongPenalty needs 0 < buffer <= max_length tokens and factor >= 0, got {self}"
+            )
+
+    def __call__(self, sample: Sample) -> float:
+        """Return the penalty, in [-factor, 0]."""
+        budget = self.max_length or sample.max_completion_length
+        if budget is None:
+            raise VerifierError("the sample has no max_completion_length; set max_length")
+        excess = (sample.completion_tokens - (budget - self.buffer)) / self.buffer
+        return -self.factor * min(max(excess, 0.0), 1.0) + 0.0
+
+
+def is_near(found: Number, gold: Fraction, tolerance: float) -> bool:
+    """Whether the two differ by at most ``tolerance``, without rounding."""
+    return found.value is not None and abs(found.value - gold) <= exact(tolerance)
+
+
+def _gold_number(text: str, column: str) -> Fraction:
+    whole = parse_number(text)
+    numbers = [whole] if whole else find_numbers(text)[-1:]
+    if not numbers or numbers[0].value is None:
+        raise VerifierError(f"column '{column}' holds no number: {text[-80:]!r}")
+    return numbers[0].value
+
+
+def _plain_latex(text: str) -> str:
+    plain = re.sub(r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}", r"\1", text)
+    plain = re.sub(r"\\[dt]frac", r"\\frac", plain)
+    plain = re.sub(r"\\left|\\right|\\[,!;:]|[$\s]", "", plain)
+    return plain.rstrip(".")

@@ -1,0 +1,154 @@
+"""A user's own reward function, named as ``module:function`` or ``path.py:function``."""
+
+import asyncio
+import difflib
+import functools
+import importlib
+import importlib.util
+import inspect
+import os
+import pkgutil
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from gnomon.errors import RewardError, unknown
+from gnomon.verifiers.base import Sample, Verifier, VerifierError
+from gnomon.verifiers.cause import cause
+from gnomon.verifiers.signatures import Function, Signature, signature
+
+
+@dataclass(frozen=True)
+class UserFunction(Verifier):
+    """What a user's function returns.
+
+    function: "module:function", importable from the working directory or the Python path, or "path.py:function".
+    messages: pass prompt and completion as one chat message each, ``[{"role": ..., "content": ...}]``, for
+        functions that were written for TRL's conversational format; otherwise they are text, also where the
+        dataset holds messages.
+    Signatures, sync or async: `verifiers/signatures.py`. A function returning None (in our signature and verl's) is
+    an error; TRL's [None] means that this reward does not apply to the sample.
+    Raises: RewardError at construction when ``function`` has another form; by `prepare` when it cannot be found.
+    """
+
+    function: str
+    kind: Literal["function"] = "function"
+    messages: bool = False
+
+    def __post_init__(self) -> None:
+        source, _, function = self.function.rpartition(":")
+        if not source.strip() or not function.isidentifier():
+            raise RewardError(
+                f"reward function '{self.function}' is named as module:function or path.py:function, "
+                "for example rewards.py:score"
+            )
+
+    @property
+    def name(self) -> str:
+        """The function's own name."""
+        return self.function.rpartition(":")[2]
+
+    def prepare(self) -> None:
+        """Import the function and read its signature.
+
+        Raises: RewardError saying what was tried, and the nearest names.
+        """
+        find(self.function)
+
+    def __call__(self, sample: Sample) -> float:
+        """Call it with this sample; await it where it must be awaited."""
+        function, how = find(self.function)
+        result = function(**how.arguments(sample, self.messages))
+        if inspect.isawaitable(result):
+            result = _runner().run(_await(result))
+        reward = how.reward(result)
+        if reward is None:
+            raise VerifierError("returned None")
+        return reward  # type: ignore[no-any-return] # checked where all rewards are
+
+
+@functools.cache
+def find(named: str) -> tuple[Function, Signature]:
+    """Import a function by its name.
+
+    Raises: RewardError when the file, the module or the function is not there, when importing raises, or when its
+        signature is not known.
+    """
+    source, _, name = named.rpartition(":")
+    module = _from_file(source, named) if source.endswith(".py") else _from_module(source, named)
+    members = vars(module)
+    if name not in members:
+        here = [k for k, v in members.items() if callable(v) and not k.startswith("_")]
+        raise RewardError(f"reward '{named}': {unknown('function', name, here)}")
+    function = members[name]
+    if not callable(function):
+        raise RewardError(f"reward '{named}' is a {type(function).__name__}, not a function")
+    return function, signature(function, named)
+
+
+def _from_file(source: str, named: str) -> ModuleType:
+    path = Path(source).expanduser().resolve()
+    if not path.is_file():
+        folder = path.parent
+        there = [p.name for p in folder.glob("*.py")] if folder.is_dir() else []
+        raise RewardError(
+            f"reward '{named}': there is no file {path}{_nearest(path.name, there)}; "
+            f"a relative path starts at the working directory, {os.getcwd()}"
+        )
+    _search_first(str(path.parent))
+    # A name of its own: a file called json.py must not replace the json that everyone else imports.
+    spec = importlib.util.spec_from_file_location(f"_reward_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise RewardError(f"reward '{named}': {path} cannot be imported as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        raise RewardError(f"reward '{named}': importing {path} raised {cause(error)}") from error
+    return module
+
+
+def _from_module(source: str, named: str) -> ModuleType:
+    _search_first(os.getcwd())
+    try:
+        return importlib.import_module(source)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{source}.".startswith(f"{error.name}."):
+            raise RewardError(f"reward '{named}': importing {source} raised {cause(error)}") from error
+        missing = error.name
+        parent = missing.rpartition(".")[0]
+        folders = vars(sys.modules[parent]).get("__path__", []) if parent in sys.modules else [os.getcwd()]
+        near = _nearest(missing.rpartition(".")[2], [m.name for m in pkgutil.iter_modules(folders)])
+        raise RewardError(
+            f"reward '{named}': there is no module {missing}{near}; looked in the working directory, "
+            f"{os.getcwd()}, and on the Python path; a file is named with its ending, as {source}.py:FUNCTION"
+        ) from error
+    except BaseException as error:
+        raise RewardError(f"reward '{named}': importing {source} raised {cause(error)}") from error
+
+
+def _search_first(folder: str) -> None:
+    if folder not in sys.path[:1]:
+        sys.path.insert(0, folder)
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    listed = sorted(names)
+    near = difflib.get_close_matches(name, listed, n=1, cutoff=0.5)
+    if near:
+        return f"; did you mean '{near[0]}'?"
+    return f" (there are {', '.join(listed[:10])})" if listed else ""
+
+
+async def _await(result: Any) -> Any:
+    return await result
+
+
+@functools.cache
+def _runner() -> "asyncio.Runner":
+    # One event loop for all samples: sessions and locks that a module keeps belong to a loop.
+    return asyncio.Runner()

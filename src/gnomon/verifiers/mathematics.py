@@ -1,0 +1,54 @@
+"""Mathematical equality of LaTeX and plain expressions, by math-verify."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gnomon.errors import ConfigError
+from gnomon.verifiers.base import Sample, Verifier, VerifierError, text_column
+
+_MARKS = ("$", "\\boxed", "\\(", "\\[")
+
+
+@dataclass(frozen=True)
+class Mathematics(Verifier):
+    r"""1.0 if math-verify finds the completion's answer mathematically equal to the column's, else 0.0.
+
+    Its own timeouts are off: they answer "different" when time is up, which would be a zero for what nobody judged,
+    and they need SIGALRM. The deadline of the grading process ends a comparison that never returns, as an error.
+
+    column: where the answer is. A bare answer (no $, ``\boxed``, ``\(`` or ``\[``) is read as the content of a box.
+    Source: math-verify 0.9.0, ``parse`` and ``verify`` with their default extraction.
+    """
+
+    kind: Literal["mathematics"] = "mathematics"
+    column: str = "answer"
+
+    @property
+    def name(self) -> str:
+        """Its kind."""
+        return self.kind
+
+    def prepare(self) -> None:
+        """Import math-verify and sympy (half a second).
+
+        Raises: ConfigError that names the extra to install.
+        """
+        try:
+            import math_verify  # noqa: F401
+        except ImportError as error:
+            raise ConfigError(
+                f"the mathematics reward needs math_verify, which cannot be imported ({error}); "
+                "install it: pip install 'gnomon[math]'"
+            ) from error
+
+    def __call__(self, sample: Sample) -> float:
+        """Parse both and compare."""
+        from math_verify import parse, verify
+
+        text = text_column(sample, self.column)
+        marked = text if any(mark in text for mark in _MARKS) else f"\\boxed{{{text}}}"
+        gold = parse(marked, parsing_timeout=None)
+        if not gold:
+            raise VerifierError(f"math-verify cannot read column '{self.column}': {text[-80:]!r}")
+        found = parse(sample.completion, parsing_timeout=None)
+        return float(bool(found) and verify(gold, found, timeout_seconds=None))

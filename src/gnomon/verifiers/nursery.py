@@ -1,0 +1,237 @@
+"""The run's side of `verifiers/worker.py`: start the nursery, have it fork and end workers, close it.
+
+All calls block, each for milliseconds except `open`; `verifiers/workers.py` makes them from one thread of
+its own.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from gnomon.configuration import to_table
+from gnomon.errors import ConfigError, GradingError, RewardError
+from gnomon.verifiers.grade import Grading
+from gnomon.verifiers.worker import Channel
+
+# What a grading process may know of its surroundings. No keys, no tokens: those are passed by name.
+_ENVIRONMENT = (
+    "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH", "PYTHONUSERBASE",
+    "TMPDIR", "TZ", "USER", "VIRTUAL_ENV",
+)  # fmt: skip
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_ANSWER_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What grading may use.
+
+    workers: processes that grade at the same time, >= 1.
+    deadline_seconds: of wall time for one sample, > 0; past it the worker is killed with all that it started.
+    start_seconds: for importing the rewards, > 0.
+    memory_gib: address space that a worker may take beyond its imports; None for no limit.
+    environment: names of further environment variables that rewards may read, such as a judge's key.
+    """
+
+    workers: int = 2
+    deadline_seconds: float = 5.0
+    start_seconds: float = 60.0
+    memory_gib: float | None = 4.0
+    environment: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        positive = self.deadline_seconds > 0 and self.start_seconds > 0 and (self.memory_gib or 1) > 0
+        if self.workers < 1 or not positive or self.memory_gib == 0:
+            raise ConfigError(
+                f"grading needs workers >= 1 and deadline_seconds, start_seconds, memory_gib > 0, got {self}"
+            )
+
+
+class Nursery:
+    """One process that forks the workers of one grading."""
+
+    def __init__(self, grading: Grading, limits: Limits) -> None:
+        if sys.platform == "win32":
+            raise ConfigError("grading processes need fork, which Windows does not have; use WSL")
+        self._grading = grading
+        self._limits = limits
+        self._control: socket.socket | None = None
+        self._channel: Channel | None = None
+        self._program: subprocess.Popen[bytes] | None = None
+        self._said: IO[bytes] | None = None
+        self._forked: set[int] = set()
+
+    def open(self) -> None:
+        """Start the nursery and have it import the rewards.
+
+        Raises: RewardError when a reward cannot be used or does not import in time; GradingError when the program
+        itself does not start.
+        """
+        # Forking a process that has threads can leave a lock held forever, so then each worker imports for itself.
+        if self._open(warm=True) > 1:
+            self.close()
+            self._open(warm=False)
+
+    def fork(self) -> tuple[int, socket.socket]:
+        """Return a new worker's number and the socket to talk to it, which speaks first when it is ready.
+
+        A nursery that died (a reward killed it, or the system ran out of memory) is started again, once.
+        """
+        try:
+            return self._fork()
+        except (OSError, EOFError):
+            self.close()
+            self.open()
+        try:
+            return self._fork()
+        except (OSError, EOFError) as error:
+            raise GradingError(f"grading processes cannot be started: {error!r}") from error
+
+    def end(self, pid: int) -> str:
+        """Kill a worker with all that it started and return how it ended, in words."""
+        self._forked.discard(pid)
+        try:
+            status = self._ask({"do": "end", "pid": pid})["status"]
+        except (OSError, EOFError):
+            _kill_group(pid)
+            return "ended with the nursery"
+        return _obituary(status)
+
+    def kill(self) -> None:
+        """End the nursery at once, from any thread; `open` in another thread then returns."""
+        if self._program is not None and self._program.poll() is None:
+            _kill_group(self._program.pid)
+
+    def close(self) -> None:
+        """End every worker and the nursery, and wait until they are gone."""
+        if self._control is not None:
+            self._control.close()
+        if self._program is not None:
+            try:
+                self._program.wait(_ANSWER_SECONDS)
+            except subprocess.TimeoutExpired:
+                _kill_group(self._program.pid)
+                self._program.wait()
+            if self._program.returncode != 0:
+                for pid in self._forked:
+                    _kill_group(pid)
+        if self._said is not None:
+            self._said.close()
+        self._forked = set()
+        self._control = self._channel = self._program = self._said = None
+
+    def _open(self, warm: bool) -> int:
+        """Start the program and return how many threads it has after its imports."""
+        ours, theirs = socket.socketpair()
+        self._control, self._channel, self._said = ours, Channel(ours), tempfile.TemporaryFile()
+        with theirs:
+            self._program = subprocess.Popen(
+                [sys.executable, "-P", "-m", "gnomon.verifiers.worker", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._said,
+                env=self._environment(),
+                start_new_session=True,
+            )
+        memory = self._limits.memory_gib
+        setup = {
+            "grading": to_table(self._grading),
+            "search": [p for p in sys.path if p],
+            "memory_bytes": None if memory is None else int(memory * 2**30),
+            "warm": warm,
+        }
+        try:
+            ready = self._ask(setup, self._limits.start_seconds)
+        except (OSError, EOFError) as error:
+            raise self._no_start(error) from error
+        if ready["fault"] is not None:
+            self.close()
+            raise RewardError(ready["fault"])
+        return int(ready["threads"])
+
+    def _no_start(self, error: Exception) -> Exception:
+        self.kill()
+        said = self._tail()
+        self.close()
+        if isinstance(error, TimeoutError):
+            names = ", ".join(r.part for r in self._grading.rewards)
+            return RewardError(
+                f"importing the rewards ({names}) took more than {self._limits.start_seconds:g} s; importing a reward "
+                "must not start work, or give it more time with start_seconds"
+            )
+        return GradingError(f"the grading process ended while it imported the rewards: {said or repr(error)}")
+
+    def _tail(self) -> str:
+        if self._said is None:
+            return ""
+        self._said.seek(0)
+        return self._said.read()[-2000:].decode(errors="replace").strip()
+
+    def _fork(self) -> tuple[int, socket.socket]:
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                pid = int(self._ask({"do": "fork"}, files=(theirs.fileno(),))["pid"])
+        except BaseException:
+            ours.close()
+            raise
+        self._forked.add(pid)
+        return pid, ours
+
+    def _ask(
+        self, message: Mapping[str, Any], seconds: float = _ANSWER_SECONDS, files: tuple[int, ...] = ()
+    ) -> dict[str, Any]:
+        if self._control is None or self._channel is None:
+            raise EOFError("the nursery is closed")
+        self._control.settimeout(seconds)
+        if files:
+            from gnomon.verifiers import wire
+
+            socket.send_fds(self._control, [wire.encode(dict(message))], list(files))
+        else:
+            self._channel.send(dict(message))
+        answer, _ = self._channel.receive()
+        if answer is None:
+            raise EOFError("the nursery closed its socket")
+        return answer
+
+    def _environment(self) -> dict[str, str]:
+        passed = {k: os.environ[k] for k in (*_ENVIRONMENT, *self._limits.environment) if k in os.environ}
+        source = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(p for p in (source, passed.get("PYTHONPATH", "")) if p)
+        return {**dict.fromkeys(_ONE_THREAD, "1"), **passed, "PYTHONPATH": path}
+
+
+def check(grading: Grading, limits: Limits | None = None) -> None:
+    """Import every reward in a process that can be killed, and end it.
+
+    Raises: RewardError when a reward cannot be found, imported in time, or called; nothing is loaded here.
+    """
+    nursery = Nursery(grading, limits or Limits())
+    try:
+        nursery.open()
+    finally:
+        nursery.close()
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _obituary(status: int | None) -> str:
+    if status is None:
+        return "ended"
+    if status >= 0:
+        return f"exited with status {status}"
+    name = signal.Signals(-status).name
+    return f"was killed by {name}{' (out of memory?)' if name == 'SIGKILL' else ''}"

@@ -1,0 +1,174 @@
+"""The three signatures of a reward function, told apart by their parameters' names.
+
+    ours   (prompt, completion, **columns) -> float
+    trl    (prompts, completions, **columns) -> list[float | None]
+    verl   (data_source, solution_str, ground_truth, extra_info) -> float | {"score": float, ...}
+
+A function is called by keyword with those of the offered arguments that it names, and with all of them
+when it takes ``**columns``. All three may be ``async def``.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gnomon.errors import RewardError, unknown
+from gnomon.verifiers.base import NotApplicable, Sample, VerifierError
+
+Style = Literal["ours", "trl", "verl"]
+Function = Callable[..., Any]
+
+# The parameter that only this style has.
+_MARKS: dict[str, Style] = {"completion": "ours", "completions": "trl", "solution_str": "verl"}
+_ASKABLE = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_KNOWN = (
+    "prompt",
+    "completion",
+    "prompts",
+    "completions",
+    "data_source",
+    "solution_str",
+    "ground_truth",
+    "extra_info",
+)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How one function wants to be called.
+
+    accepted: names of its parameters. required: those without default. takes_all: whether it has ``**columns``.
+    """
+
+    style: Style
+    accepted: frozenset[str]
+    required: frozenset[str]
+    takes_all: bool
+
+    def arguments(self, sample: Sample, messages: bool) -> dict[str, Any]:
+        """Return what to call the function with.
+
+        messages: whether prompt and completion are lists of one chat message instead of text.
+        Raises: VerifierError when it needs what the sample does not have.
+        """
+        offered = _OFFERS[self.style](sample, messages)
+        missing = sorted(self.required - offered.keys())
+        if missing:
+            raise VerifierError(
+                f"needs {', '.join(missing)}, which is no column of this sample; it has "
+                f"{', '.join(sorted(map(str, sample.columns))) or 'none'}"
+            )
+        everything = self.takes_all and self.style != "verl"  # verl passes settings there, never columns
+        return {k: v for k, v in offered.items() if k in self.accepted or everything}
+
+    def reward(self, result: Any) -> Any:
+        """Return the one reward in what the function returned, not yet checked to be a number.
+
+        Raises: VerifierError for another shape, NotApplicable for TRL's ``[None]``.
+        """
+        if self.style == "trl":
+            if not isinstance(result, list | tuple):
+                raise VerifierError(f"returned {type(result).__name__}, expected a list of one number")
+            if len(result) != 1:
+                raise VerifierError(f"returned {len(result)} rewards for 1 completion")
+            if result[0] is None:
+                raise NotApplicable("returned [None]")
+            return result[0]
+        if self.style == "verl" and isinstance(result, dict):
+            if "score" not in result:
+                raise VerifierError(f"returned a dict without 'score': {', '.join(map(str, result))}")
+            return result["score"]
+        return result
+
+
+def signature(function: Function, where: str) -> Signature:
+    """Return the function's signature.
+
+    where: how the user named it, for messages.
+    Raises: RewardError that lists the three signatures when it has none of them.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise RewardError(f"reward '{where}': its parameters cannot be read ({error}); {_HOW}") from error
+    names = [p.name for p in parameters if p.kind in _ASKABLE]
+    shown = f"({', '.join(map(str, parameters))})"
+    bare = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_ONLY]
+    if bare:
+        raise RewardError(f"reward '{where}' {shown}: {', '.join(bare)} cannot be passed by name; {_HOW}")
+    marks = [name for name in names if name in _MARKS]
+    if len(marks) != 1:
+        raise RewardError(f"reward '{where}' {shown}: {_why(names, marks)}; {_HOW}")
+    found = Signature(
+        style=_MARKS[marks[0]],
+        accepted=frozenset(names),
+        required=frozenset(
+            p.name for p in parameters if p.kind in _ASKABLE and p.default is inspect.Parameter.empty
+        ),
+        takes_all=any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters),
+    )
+    if found.style == "trl" and "completion_ids" in found.required:
+        raise RewardError(
+            f"reward '{where}' {shown}: completion_ids is not passed; use the text in completions"
+        )
+    return found
+
+
+_HOW = (
+    "a reward function is (prompt, completion, **columns) -> float, TRL's (prompts, completions, **columns) -> "
+    "list[float | None], or verl's (data_source, solution_str, ground_truth, extra_info) -> float or dict"
+)
+
+
+def _why(names: list[str], marks: list[str]) -> str:
+    if marks:
+        return f"has both {' and '.join(marks)}, so it is not clear how to call it"
+    if not names:
+        return "has no named parameter"
+    strange = [name for name in names if name not in _KNOWN]
+    return unknown("parameter", strange[0], _KNOWN) if strange else "has none of " + ", ".join(_MARKS)
+
+
+def _ours(sample: Sample, messages: bool) -> dict[str, Any]:
+    asked, answered = _spoken(sample, messages)
+    return {**_named(sample.columns), "prompt": asked, "completion": answered}
+
+
+def _trl(sample: Sample, messages: bool) -> dict[str, Any]:
+    asked, answered = _spoken(sample, messages)
+    columns = {name: [value] for name, value in _named(sample.columns).items()}
+    stand_ins = {"trainer_state": None, "log_extra": _ignore, "log_metric": _ignore}
+    return {**columns, **stand_ins, "prompts": [asked], "completions": [answered]}
+
+
+def _verl(sample: Sample, messages: bool) -> dict[str, Any]:
+    nested = sample.columns.get("reward_model")
+    nested_truth = nested.get("ground_truth") if isinstance(nested, Mapping) else None
+    truths = (nested_truth, sample.columns.get("ground_truth"), sample.columns.get("answer"))
+    offered = {
+        **_named(sample.columns),
+        "data_source": sample.columns.get("data_source", ""),
+        "solution_str": sample.completion,
+        "extra_info": sample.columns.get("extra_info") or {},
+    }
+    truth = next((t for t in truths if t is not None), None)
+    return offered if truth is None else {**offered, "ground_truth": truth}
+
+
+def _spoken(sample: Sample, messages: bool) -> tuple[Any, Any]:
+    if not messages:
+        return sample.prompt, sample.completion
+    asked = [{"role": "user", "content": sample.prompt}]
+    return asked, [{"role": "assistant", "content": sample.completion}]
+
+
+def _named(columns: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in columns.items() if isinstance(name, str)}
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Stand in for TRL's logging callbacks."""
+
+
+_OFFERS: dict[Style, Callable[[Sample, bool], dict[str, Any]]] = {"ours": _ours, "trl": _trl, "verl": _verl}

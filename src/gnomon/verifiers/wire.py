@@ -1,0 +1,69 @@
+"""What goes between the run and the processes that grade: one JSON object a line. No pickle.
+
+JSON has no tuples and only text as keys, but reasoning-gym's scorers compare tuples (rearc would call every right
+answer wrong) and look up numbers; both are therefore marked, and come back as they were.
+"""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from gnomon.verifiers.base import Sample, Verdict
+
+_TUPLE, _PAIRS = "()", "{}"
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """Return ``message`` as one line. Raises: TypeError for what is no JSON value.
+
+    >>> decode(encode({"a": (1, {2: "b"})}))
+    {'a': (1, {2: 'b'})}
+    """
+    return json.dumps(_marked(message)).encode("ascii") + b"\n"
+
+
+def decode(line: bytes) -> dict[str, Any]:
+    """Return the message on ``line``. Raises: ValueError when it is none."""
+    message = json.loads(line, object_hook=_unmarked)
+    if not isinstance(message, dict):
+        raise ValueError(f"expected a message, got {line[:80]!r}")
+    return message
+
+
+def from_sample(sample: Sample) -> dict[str, Any]:
+    """Return the sample's fields."""
+    return {**vars(sample), "columns": dict(sample.columns)}
+
+
+def to_sample(fields: dict[str, Any]) -> Sample:
+    """Return the sample with these fields."""
+    return Sample(**fields)
+
+
+def from_verdict(verdict: Verdict) -> dict[str, Any]:
+    """Return the verdict's fields."""
+    return asdict(verdict)
+
+
+def to_verdict(fields: dict[str, Any]) -> Verdict:
+    """Return the verdict with these fields."""
+    return Verdict(fields["reward"], fields["parts"], fields["error"])
+
+
+def _marked(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return {_TUPLE: [_marked(v) for v in value]}
+    if isinstance(value, list):
+        return [_marked(v) for v in value]
+    if isinstance(value, dict):
+        plain = all(isinstance(k, str) for k in value) and not ({_TUPLE, _PAIRS} & value.keys())
+        if plain:
+            return {k: _marked(v) for k, v in value.items()}
+        return {_PAIRS: [[_marked(k), _marked(v)] for k, v in value.items()]}
+    return value
+
+
+def _unmarked(value: dict[str, Any]) -> Any:
+    if _TUPLE in value:
+        return tuple(value[_TUPLE])
+    return dict(value[_PAIRS]) if _PAIRS in value else value

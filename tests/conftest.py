@@ -1,0 +1,24 @@
+"""What every test stands on: one thread, no network, the same examples every time."""
+
+import os
+
+# Before anything imports torch. Tiny models are slower on many threads, and sums depend on their number.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# A test that needs the network is a test that fails on a train.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_DATASETS_OFFLINE"] = "1"
+os.environ["WANDB_MODE"] = "offline"
+
+from hypothesis import HealthCheck, settings
+
+# derandomize: a law that fails, fails for everyone. No deadline: the machine may be busy.
+settings.register_profile(
+    "gnomon", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+# `HYPOTHESIS_PROFILE=search`: ten times the examples, new ones each time, to look for what nobody thought of.
+settings.register_profile(
+    "search", parent=settings.get_profile("gnomon"), derandomize=False, max_examples=1000
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gnomon"))

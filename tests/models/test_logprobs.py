@@ -1,0 +1,280 @@
+"""Log-probabilities and entropies of responses, against the plain formula."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from transformers import (
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from gnomon.errors import ConfigError
+from gnomon.models.head import chosen_logprobs
+from gnomon.models.logprobs import TokenScorer
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "initializer_range": 0.5,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+MODELS: dict[str, tuple[Any, Any, bool]] = {
+    "llama": (LlamaForCausalLM, LlamaConfig(**SHAPE), True),
+    "llama_tied": (LlamaForCausalLM, LlamaConfig(**SHAPE, tie_word_embeddings=True), True),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SHAPE), True),
+    "gpt2": (
+        GPT2LMHeadModel, GPT2Config(vocab_size=61, n_embd=16, n_layer=2, n_head=2, bos_token_id=1), True,
+    ),
+    "opt": (
+        OPTForCausalLM,
+        OPTConfig(vocab_size=61, hidden_size=16, ffn_dim=24, num_hidden_layers=2, num_attention_heads=2,
+                  word_embed_proj_dim=16, max_position_embeddings=64),
+        True,
+    ),
+    # Logits bounded, multiplied, divided: not the head's own output.
+    "gemma2": (
+        Gemma2ForCausalLM, Gemma2Config(**SHAPE, final_logit_softcapping=3.0, sliding_window=4), False,
+    ),
+    "cohere2": (Cohere2ForCausalLM, Cohere2Config(**SHAPE, logit_scale=0.25, sliding_window=4), False),
+    "granite": (GraniteForCausalLM, GraniteConfig(**SHAPE, logits_scaling=4.0), False),
+}  # fmt: skip
+
+
+def build(name: str, dtype: torch.dtype = torch.float32) -> Any:
+    architecture, config, _ = MODELS[name]
+    torch.manual_seed(7)
+    return architecture(config).to(dtype).eval()
+
+
+def micro_batch() -> tuple[Tensor, Tensor, Tensor]:
+    """Three rows of different prompt and response lengths; one response has a hole, one is empty."""
+    torch.manual_seed(3)
+    tokens = torch.randint(3, 61, (3, 11))
+    prompts = torch.tensor([3, 5, 2])
+    mask = torch.tensor(
+        [[1, 1, 0, 1, 0, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]],
+        dtype=torch.bool,
+    )
+    return tokens, prompts, mask
+
+
+def plain(
+    model: Any, tokens: Tensor, prompts: Tensor, mask: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Row by row, no padding, every logit: what the definition says."""
+    logprobs, entropy = torch.zeros(mask.shape), torch.zeros(mask.shape)
+    for row in range(len(tokens)):
+        policy = (model(input_ids=tokens[row : row + 1]).logits[0].float() / temperature).log_softmax(-1)
+        for column in range(mask.shape[1]):
+            if mask[row, column]:
+                at = int(prompts[row]) + column
+                logprobs[row, column] = policy[at - 1, tokens[row, at]]
+                entropy[row, column] = -(policy[at - 1].exp() * policy[at - 1]).sum()
+    return logprobs, entropy
+
+
+def gradients(model: Any, logprobs: Tensor, entropy: Tensor) -> dict[str, Tensor]:
+    """Of a loss that treats every token and both results differently."""
+    weights = torch.linspace(-1.0, 2.0, logprobs.numel()).view(logprobs.shape)
+    model.zero_grad()
+    ((weights * logprobs).sum() + (weights.flip(1) * entropy).sum()).backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("name", MODELS)
+def test_values_and_gradients_are_the_plain_ones(name, temperature):
+    """Log-probability, entropy and every gradient are those of full log-softmax, for any architecture."""
+    model = build(name)
+    batch = micro_batch()
+    scorer = TokenScorer(model, chunk_tokens=4)
+
+    wanted = plain(model, *batch, temperature)
+    wanted_gradients = gradients(model, *wanted)
+    scores = scorer(*batch, temperature)
+    found_gradients = gradients(model, scores.logprobs, scores.entropy)
+
+    torch.testing.assert_close(scores.logprobs, wanted[0], rtol=0, atol=2e-6)
+    torch.testing.assert_close(scores.entropy, wanted[1], rtol=0, atol=2e-6)
+    assert found_gradients.keys() == wanted_gradients.keys()
+    for parameter, gradient in wanted_gradients.items():
+        scale = max(1.0, float(gradient.abs().max()))
+        torch.testing.assert_close(found_gradients[parameter] / scale, gradient / scale, rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", MODELS)
+def test_only_a_plain_linear_end_is_split(name, dtype):
+    """A bounded or scaled head is noticed, in either precision, whatever the size of the logits."""
+    assert TokenScorer(build(name, dtype)).is_split == MODELS[name][2]
+
+
+def test_attention_is_told_causal_and_gets_no_mask(monkeypatch):
+    """Transformers hands no mask to the attention kernel and sets is_causal."""
+    seen = []
+    kernel = nn.functional.scaled_dot_product_attention
+
+    def watch(*arguments: Any, **settings: Any) -> Tensor:
+        seen.append((settings["attn_mask"], settings["is_causal"]))
+        result: Tensor = kernel(*arguments, **settings)
+        return result
+
+    model = build("llama")
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", watch)
+    model.get_decoder()(input_ids=micro_batch()[0], use_cache=False)
+
+    assert seen == [(None, True)] * 2
+
+
+@pytest.mark.parametrize("name", ["llama_tied", "gemma2"])
+def test_what_stands_in_the_padding_does_not_matter(name):
+    """Tokens behind a response change no bit of the scores; more of them, only rounding."""
+    model = build(name)
+    tokens, prompts, mask = micro_batch()
+    lengths = prompts + torch.tensor([4, 6, 0])
+    behind = torch.arange(11) >= lengths[:, None]
+    filled = torch.where(behind, 0, tokens)
+    longer = torch.cat([filled, torch.zeros(3, 4, dtype=torch.long)], 1)
+
+    scorer = TokenScorer(model)
+    scores = [scorer(t, prompts, mask).logprobs for t in (tokens, filled, longer)]
+
+    assert torch.equal(scores[0], scores[1])
+    torch.testing.assert_close(scores[0], scores[2], rtol=0, atol=5e-6)
+
+
+def test_an_entropy_that_is_not_asked_for_is_zero_and_changes_nothing_else():
+    """Without entropy the log-probabilities and their gradient are the same."""
+    model = build("llama")
+    scorer = TokenScorer(model)
+    results = [scorer(*micro_batch(), with_entropy=wanted) for wanted in (True, False)]
+    found = [gradients(model, r.logprobs, torch.zeros_like(r.logprobs)) for r in results]
+
+    assert not results[1].entropy.any()
+    torch.testing.assert_close(results[0].logprobs, results[1].logprobs, rtol=0, atol=1e-6)
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_without_a_single_wanted_token_everything_is_zero(name):
+    """A micro-batch whose mask is empty scores to zeros."""
+    tokens, prompts, mask = micro_batch()
+    scores = TokenScorer(build(name))(tokens, prompts, torch.zeros_like(mask))
+
+    assert not scores.logprobs.any()
+    assert not scores.entropy.any()
+
+
+def test_a_response_without_a_prompt_is_refused():
+    """Nothing predicts the first token of an empty prompt."""
+    tokens, _, mask = micro_batch()
+    with pytest.raises(ConfigError, match="a prompt has no token"):
+        TokenScorer(build("llama"))(tokens, torch.tensor([0, 5, 2]), mask)
+
+
+def test_a_chunk_holds_at_least_one_token():
+    """chunk_tokens = 0 would never finish."""
+    with pytest.raises(ConfigError, match="chunk_tokens must be at least 1, got 0"):
+        TokenScorer(build("llama"), chunk_tokens=0)
+
+
+def test_two_equal_logits_are_ln_2():
+    """Logits (0, 0): log-probability -ln 2, entropy ln 2. Logits (ln 3, 0): -ln 4/3 and ln 4 - 3/4 ln 3."""
+    head = nn.Linear(1, 2, bias=False)
+    head.weight.data = torch.tensor([[1.0], [0.0]])
+    hidden = torch.tensor([[0.0], [3.0]]).log1p()  # 0 and ln 4
+    hidden[1] = torch.tensor(3.0).log()
+
+    logprobs, entropy = chosen_logprobs(hidden, head, torch.tensor([0, 0]), 1.0, 8, True)
+
+    assert logprobs.tolist() == pytest.approx([-0.69314718, -0.28768207], abs=1e-6)
+    assert entropy.tolist() == pytest.approx([0.69314718, 0.56233514], abs=1e-6)
+
+
+@given(
+    count=st.integers(1, 9),
+    chunk=st.integers(1, 12),
+    temperature=st.floats(0.3, 3.0),
+    seed=st.integers(0, 999),
+)
+@settings(max_examples=40, deadline=None)
+def test_the_chunk_size_is_irrelevant(count, chunk, temperature, seed):
+    """Cut anywhere, values and gradients equal those of the uncut log-softmax."""
+    torch.manual_seed(seed)
+    head = nn.Linear(6, 13)
+    hidden = torch.randn(count, 6, requires_grad=True)
+    targets = torch.randint(0, 13, (count,))
+    weights = torch.randn(2, count)
+
+    def run(logprobs: Tensor, entropy: Tensor) -> list[Tensor]:
+        loss = (weights[0] * logprobs).sum() + (weights[1] * entropy).sum()
+        return [logprobs, entropy, *torch.autograd.grad(loss, [hidden, head.weight, head.bias])]
+
+    policy = (head(hidden) / temperature).log_softmax(-1)
+    wanted = run(policy.gather(1, targets[:, None])[:, 0], -(policy.exp() * policy).sum(-1))
+    found = run(*chosen_logprobs(hidden, head, targets, temperature, chunk, True))
+
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_bfloat16_products_are_followed_by_float32_sums():
+    """With bfloat16 weights the results are those of float32 softmax on the bfloat16 logits."""
+    torch.manual_seed(0)
+    head = nn.Linear(8, 40, bias=False).bfloat16()
+    hidden = torch.randn(5, 8).bfloat16()
+    targets = torch.randint(0, 40, (5,))
+
+    logprobs, entropy = chosen_logprobs(hidden, head, targets, 1.0, 2, True)
+
+    policy = head(hidden).float().log_softmax(-1)
+    assert logprobs.dtype == entropy.dtype == torch.float32
+    torch.testing.assert_close(logprobs, policy.gather(1, targets[:, None])[:, 0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(entropy, -(policy.exp() * policy).sum(-1), rtol=0, atol=1e-6)
+
+
+def test_all_logits_never_exist():
+    """No tensor of N x V numbers is made, forward or backward: the largest has chunk_tokens x V."""
+    count, vocabulary, chunk = 64, 1000, 8
+    head = nn.Linear(4, vocabulary, bias=False)
+    hidden = torch.randn(count, 4, requires_grad=True)
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal largest
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, Tensor):
+                largest = max(largest, result.numel())
+            return result
+
+    with Watch():
+        targets = torch.zeros(count, dtype=torch.long)
+        logprobs, entropy = chosen_logprobs(hidden, head, targets, 1.0, chunk, True)
+        (logprobs + entropy).sum().backward()
+
+    assert largest == chunk * vocabulary

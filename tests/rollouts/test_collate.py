@@ -1,0 +1,36 @@
+"""Groups to batches: what errors, truncation and padding become."""
+
+import torch
+
+from gnomon.rollouts.collate import collate
+from gnomon.types import Grade, Group, Rollout, Task
+
+
+def rollout(response: tuple[int, ...], grade: Grade, prompt: tuple[int, ...] = (7, 8)) -> Rollout:
+    ones = (-1.0,) * len(response)
+    return Rollout(
+        "t", prompt, response, (True,) * len(response), ones, ones, "", grade, 3, 3, "stop"
+    )
+
+
+def test_an_errored_rollout_keeps_its_row_and_trains_nothing():
+    """Its mask is empty and it is not graded, so it enters neither statistic nor loss; it is not a zero reward."""
+    task = Task("t", (7, 8), "")
+    group = Group(task, (rollout((1, 2), Grade(1.0)), rollout((3,), Grade(None, error="hung"))))
+
+    batch = collate([group], temperature=1.0)
+
+    assert batch.mask.tolist() == [[True, True], [False, False]]
+    assert batch.is_graded.tolist() == [True, False]
+    assert batch.tokens.tolist() == [[7, 8, 1, 2], [7, 8, 3, 0]]
+    assert batch.lengths.tolist() == [4, 3]
+
+
+def test_the_baseline_is_read_by_task_id():
+    """Each row carries the value of its own task."""
+    groups = [Group(Task("t", (7,), ""), (rollout((1,), Grade(1.0)),))]
+
+    batch = collate(groups, 1.0, baseline={"t": 0.25}.__getitem__)
+
+    assert batch.baseline is not None
+    assert torch.equal(batch.baseline, torch.tensor([0.25], dtype=torch.float64))

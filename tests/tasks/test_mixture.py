@@ -1,0 +1,63 @@
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnomon.errors import ConfigError
+from gnomon.tasks.arithmetic import ArithmeticTask
+from gnomon.tasks.mixture import Mixture, schedule
+
+SUMS = ArithmeticTask(size=100)
+PRODUCTS = ArithmeticTask(size=100, operators=("*",))
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=5), st.integers(1, 200))
+def test_every_beginning_is_in_proportion(weights: list[float], size: int) -> None:
+    """No part is ever a whole task ahead of its share, and never more behind than there are other parts."""
+    places = schedule(weights, size)
+
+    for end in range(1, size + 1):
+        counts = Counter(places[:end])
+        for part, weight in enumerate(weights):
+            share = weight / sum(weights) * end
+            assert counts[part] < share + 1
+            assert counts[part] > share - len(weights)
+
+
+def test_parts_of_one_name_keep_their_ids_apart() -> None:
+    """Two parts with the same ids give a mixture whose ids are all different, and the same each time."""
+    mixture, again = (Mixture([(1, SUMS), (1, SUMS)], size=100, seed=3) for _ in range(2))
+
+    ids = [mixture[i].id for i in range(len(mixture))]
+
+    assert len(set(ids)) == 100
+    assert ids == [again[i].id for i in range(100)]
+    assert {name.split(":")[0] for name in ids} == {"arithmetic", "arithmetic#2"}
+
+
+def test_weights_decide_how_many() -> None:
+    """With weights 3 and 1, 60 of 80 are sums; each question of a part is taken at most once."""
+    mixture = Mixture([(3, SUMS), (1, PRODUCTS)], size=80, seed=0)
+
+    questions = [mixture[i] for i in range(80)]
+
+    assert sum("+" in q.text for q in questions) == 60
+    assert len({q.id for q in questions}) == 80
+
+
+def test_another_seed_takes_other_questions() -> None:
+    """Within a part the order is shuffled by the seed."""
+    first, second = (Mixture([(1, SUMS)], size=20, seed=s) for s in (0, 1))
+
+    assert [first[i].id for i in range(20)] != [second[i].id for i in range(20)]
+
+
+def test_a_part_that_is_too_small_or_empty_handed_is_refused() -> None:
+    """The message says what is needed, what there is, and the size that would fit."""
+    with pytest.raises(
+        ConfigError, match=r"needs 200 of part 0 .* which has 100; lower the mixture's size to 100"
+    ):
+        Mixture([(1, SUMS)], size=200)
+    with pytest.raises(ConfigError, match="has none of part 1"):
+        Mixture([(1, SUMS), (0.001, PRODUCTS)], size=10)
