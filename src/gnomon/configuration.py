@@ -3,7 +3,7 @@
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -66,10 +66,13 @@ def _value(hint: Any, value: Any, path: str) -> Any:
         return build(_choose(classes, value, path), value, path)
     if classes and isinstance(value, tuple(classes)):
         return value
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis and isinstance(value, Sequence | tuple):
-        if not isinstance(value, str):
-            return tuple(_value(arguments[0], v, f"{path}[{i}]") for i, v in enumerate(value))
+    for member in members:
+        arguments = typing.get_args(member)
+        if typing.get_origin(member) is tuple and isinstance(value, list | tuple):
+            of_each = arguments[:1] * len(value) if arguments[1:] == (Ellipsis,) else arguments
+            if len(of_each) == len(value):
+                pairs = zip(of_each, value, strict=True)
+                return tuple(_value(a, v, f"{path}[{i}]") for i, (a, v) in enumerate(pairs))
     return _leaf(hint, value, path)
 
 

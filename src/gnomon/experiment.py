@@ -14,13 +14,12 @@ from gnomon.algorithms import Algorithm, resolve_with_notes
 from gnomon.algorithms.configure import to_table as algorithm_table
 from gnomon.configuration import build, set_path, to_table
 from gnomon.errors import ConfigError, unknown
-from gnomon.learner.optimizer import OptimizerPlan
+from gnomon.learner.plan import LearnerPlan
 from gnomon.models.lora import LoraPlan
 from gnomon.plans import (
     CheckpointPlan,
     EnginePlan,
     GradingPlan,
-    LearnerPlan,
     RecordPlan,
     SamplingPlan,
 )
@@ -77,7 +76,6 @@ class Experiment:
     sampling: SamplingPlan = SamplingPlan()
     engine: EnginePlan = EnginePlan()
     learner: LearnerPlan = LearnerPlan()
-    optimizer: OptimizerPlan = OptimizerPlan()
     lora: LoraPlan | None = None
     evaluation: EvaluationPlan = EvaluationPlan()
     checkpoints: CheckpointPlan = CheckpointPlan()
@@ -214,7 +212,7 @@ def _translate(whole: dict[str, Any], algorithm: Algorithm) -> list[str]:
 
 ALIASES: Mapping[str, str] = {
     "precision": "learner.precision",
-    "learning_rate": "optimizer.learning_rate",
+    "learning_rate": "learner.optimizer.learning_rate",
     "max_completion_length": "sampling.max_completion_length",
     "max_response_length": "sampling.max_completion_length",
     "max_new_tokens": "sampling.max_completion_length",

@@ -34,27 +34,6 @@ class EnginePlan:
 
 
 @dataclass(frozen=True)
-class LearnerPlan:
-    """How updates are computed.
-
-    precision: of the network's arithmetic; "auto" is bf16 where this machine multiplies it faster, else fp32. Master
-        weights, gradients and moments are fp32 in any case.
-    max_tokens_per_micro_batch: tokens, padding included; bounds memory and changes nothing else.
-    gradient_checkpointing: recompute activations in the backward pass, for less memory and a third more time.
-    """
-
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    max_tokens_per_micro_batch: int = 2048
-    gradient_checkpointing: bool = False
-
-    def __post_init__(self) -> None:
-        if self.max_tokens_per_micro_batch < 1:
-            raise ConfigError(
-                f"learner.max_tokens_per_micro_batch must be at least 1, got {self.max_tokens_per_micro_batch}"
-            )
-
-
-@dataclass(frozen=True)
 class CheckpointPlan:
     """When a run is saved. every: steps, 0 for the end alone. keep_last: newest checkpoints kept.
 

@@ -38,7 +38,7 @@ def make_batch(
     behavior = per_token.pop("behavior", torch.full((rows, width), -1.0, dtype=dtype))
     if "baseline" in more:
         per_token["baseline"] = torch.tensor(more.pop("baseline"), dtype=dtype)
-    return Batch(
+    batch = Batch(
         tokens=torch.zeros((rows, 1 + width), dtype=torch.long),
         prompt_lengths=torch.ones(rows, dtype=torch.long),
         lengths=lengths,
@@ -50,9 +50,8 @@ def make_batch(
         version=torch.tensor(more.pop("version", [0] * rows), dtype=torch.long),
         behavior=behavior,
         full_behavior=per_token.pop("full_behavior", behavior),
-        **per_token,
-        **more,
     )
+    return batch.with_fields(**per_token, **more)
 
 
 def loss_and_gradient(

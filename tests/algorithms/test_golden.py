@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from pytest import approx
 from torch import Tensor
 
 from gnomon.algorithms import (
@@ -47,6 +46,8 @@ from gnomon.algorithms import (
 from gnomon.metrics import EffectiveSize, Metrics
 from gnomon.testing import loss_and_gradient, make_batch
 from gnomon.types import Batch
+
+approx = pytest.approx
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden_vectors.json").read_text())
 FIXTURE = GOLDEN["fixture"]
@@ -134,9 +135,7 @@ def test_aggregation(aggregate: Any, key: str):
     """Each aggregate gives the reference's mean, and 0 when everything is masked."""
     batch, losses = fixture(), torch.tensor(GOLDEN["aggregation"]["token_losses"], dtype=torch.float64)
 
-    assert float((aggregate(batch.mask, batch.group) * losses).sum()) == approx(
-        GOLDEN["aggregation"][key], **exact
-    )
+    assert float((aggregate(batch.mask, batch.group) * losses).sum()) == approx(GOLDEN["aggregation"][key], **exact)
     assert float(aggregate(torch.zeros_like(batch.mask), batch.group).sum()) == GOLDEN["all_masked"][key] == 0
 
 
@@ -147,10 +146,7 @@ def test_aggregation(aggregate: Any, key: str):
         (replace(GRPO, regularizers=(Kl("reference", 0.04, "k3"),)), "grpo_eps0.2_seqmean_klref0.04"),
         (DAPO, "dapo_0.2_0.28_tokenmean"),
         (replace(DAPO, surrogate=Pessimistic(Clip(0.2, 0.28), dual=1.3)), "dapo_dualclip_c1.3_tokenmean"),
-        (
-            replace(DR_GRPO, advantage=GroupRelative(), aggregate=ConstantLength(6)),
-            "dr_grpo_horizon6",
-        ),
+        (replace(DR_GRPO, aggregate=ConstantLength(6)), "dr_grpo_horizon6"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
@@ -183,7 +179,7 @@ def test_sequence_ratios_on_a_large_shift():
     """The geometric mean and the product of the ratios; without a clip the loss of the first."""
     batch, lp = fixture(), torch.tensor(FIXTURE["lp"], dtype=torch.float64)
     for level, key in (("sequence", "big_shift_seq_ratio"), ("sequence_product", "big_shift_product_ratio")):
-        ratio = Ratio(level=level)(lp, batch.behavior, batch.mask)[:, 0].exp()  # type: ignore[arg-type]
+        ratio = Ratio(level=level)(lp, batch.behavior, batch.mask)[:, 0].exp()
 
         assert ratio.tolist() == approx(GOLDEN["gspo"][key], **exact)
 
@@ -254,9 +250,7 @@ def test_kl_estimators_at_points(estimator: Any):
     ratios = torch.tensor([table["ratio_pi_over_ref"]], dtype=torch.float64)
     mask = [[1] * 5]
     batch = make_batch([0.0], mask, reference=[[-3.0] * 5], behavior=[[-3.0] * 5], proximal=[[-3.0] * 5])
-    algorithm = replace(
-        CISPO, advantage=Returns(), num_generations=1, regularizers=(Kl("reference", 1.0, estimator),)
-    )
+    algorithm = replace(CISPO, advantage=Returns(), num_generations=1, regularizers=(Kl("reference", 1.0, estimator),))
     value, slope = ("k3", "k2") if estimator == "k2_grad_k3" else (estimator, estimator)
 
     loss, gradient = loss_and_gradient(algorithm, algorithm.prepare(batch), ratios.log() - 3)
@@ -285,15 +279,13 @@ def test_expected_gradients_of_the_kl_estimators(sampled: str, estimator: Any, k
     batch = make_batch([0.0] * 3, [[1]] * 3, behavior=b.tolist(), reference=b.tolist())
     algorithm = replace(CISPO, regularizers=(Kl("reference", 1.0, estimator),))
     weighed = algorithm.weigh(algorithm.prepare(batch))
-    term, _ = algorithm.regularizers[0](
-        algorithm.view(current, current, None, weighed, EffectiveSize())
-    )
+    term, _ = algorithm.regularizers[0](algorithm.view(current, current, None, weighed, EffectiveSize()))
 
     (gradient,) = torch.autograd.grad((torch.tensor(table[sampled], dtype=torch.float64) * term[:, 0]).sum(), logits)
 
     close(gradient, table[key], atol=1e-12)
     if estimator == "unbiased":
-        assert float((b.exp() * term).sum()) == approx(table["kl_pi_b"], **exact)
+        assert float((b.exp() * term.detach()).sum()) == approx(table["kl_pi_b"], **exact)
         close(gradient, table["grad_kl_pi_b"], atol=1e-12)
 
 
@@ -368,9 +360,7 @@ def test_reinforce_pp():
 
 def test_k2_to_the_reference():
     """The KL loss of REINFORCE++-baseline at coefficient 1, on the reference's arrays."""
-    algorithm = replace(
-        PRESETS["reinforce-pp-baseline"], regularizers=(Kl("reference", 1.0, "k2"),)
-    )
+    algorithm = replace(PRESETS["reinforce-pp-baseline"], regularizers=(Kl("reference", 1.0, "k2"),))
     lp = torch.tensor(FIXTURE["lp"], dtype=torch.float64)
     weighed = algorithm.weigh(algorithm.prepare(fixture()))
 

@@ -12,7 +12,7 @@ from gnomon.algorithms.aggregates import ConstantLength, SequenceMean, SequenceS
 from gnomon.algorithms.algorithm import Algorithm, Loss, LossView
 from gnomon.algorithms.configure import Resolution, override, resolve, resolve_with_notes, to_table
 from gnomon.algorithms.corrections import Masked, Truncated
-from gnomon.algorithms.describe import describe, overview
+from gnomon.algorithms.describe import describe, summary
 from gnomon.algorithms.measure import measure_advantages
 from gnomon.algorithms.plans import (
     Informative,
@@ -102,8 +102,8 @@ __all__ = [
     "describe",
     "measure_advantages",
     "override",
-    "overview",
     "resolve",
     "resolve_with_notes",
+    "summary",
     "to_table",
 ]

@@ -29,9 +29,8 @@ class GroupRelative:
     scale: "group" divides by the group's deviation (GRPO), "batch" by that of all rewards (Lite PPO), "none"
         not at all (Dr. GRPO: dividing gives very easy and very hard prompts more weight).
     ddof: 1 for the sample deviation (every library), 0 for the population's. epsilon: >= 0, in rewards.
-    singleton: for a group of which one response could be graded: advantage 0, its raw reward, or
-        GradingError.
-    Source: GRPO, arXiv 2402.03300, section 4.1.2; Dr. GRPO, arXiv 2503.20783.
+    singleton: when one response of a group could be graded: advantage 0, its raw reward, or GradingError.
+    Source: GRPO, arXiv 2402.03300; Dr. GRPO, arXiv 2503.20783.
     """
 
     scale: Literal["group", "batch", "none"] = "group"
@@ -124,7 +123,7 @@ class LengthWeighted:
     response grows with its length. Token sums of each group are 0; equal lengths give Dr. GRPO. Equal rewards
     give exactly 0.
 
-    Source: OPO, arXiv 2505.23585, section 3.
+    Source: OPO, arXiv 2505.23585.
     """
 
     @property
@@ -154,11 +153,10 @@ class Returns:
     """The return from each token on, without a baseline, or less the mean reward of the batch.
 
     G_t = sum_{s >= t} gamma^(s - t) x_s, where x is the reward on the last trained token minus
-    kl (log proximal - log reference) on every token. Steps are counted in trained tokens: tool output is
-    skipped.
+    kl (log proximal - log reference) on every token. Only trained tokens are steps: tool output is skipped.
 
     gamma: in (0, 1]. kl: >= 0, rewards per nat. baseline: "none", or "batch", the mean of all graded rewards.
-    Source: REINFORCE, Williams 1992; with kl, REINFORCE++, arXiv 2501.03262, section 3.
+    Source: REINFORCE, Williams 1992; with kl, REINFORCE++, arXiv 2501.03262.
     """
 
     gamma: float = 1.0
@@ -206,11 +204,10 @@ class Tracked:
     """Reward minus the success rate tracked for its prompt *before* this response: no group is needed.
 
     A_i = r_i - v(prompt), and with ``normalize`` (A - mean) / (std + epsilon) over the graded responses of
-    the whole rollout batch. All A equal: exactly 0. One graded response has no deviation: its A stays as it
-    is.
+    the whole rollout batch. All A equal: exactly 0. One graded response has no deviation: its A is kept.
 
     ddof: 1 for the sample deviation (the recipe's), 0 for the population's. epsilon: >= 0, the recipe's 1e-8.
-    Source: SPO, arXiv 2509.13232, section 3.2 and eq. 8; ddof and epsilon of its recipe.
+    Source: SPO, arXiv 2509.13232; ddof and epsilon of its recipe.
     """
 
     normalize: bool = True
@@ -247,8 +244,7 @@ class Tracked:
         if batch.baseline is None:
             raise ConfigError(
                 "Tracked needs the tracked value of each prompt (Batch.baseline); collate the batch with a "
-                "tracker's "
-                "baseline, or give 'baseline' for every sequence of a recorded batch"
+                "tracker's baseline, or give 'baseline' for every sequence of a recorded batch"
             )
         return batch.rewards.double() - batch.baseline.double()
 
@@ -260,8 +256,8 @@ class Whitened:
     (A - mean) / sqrt(var + epsilon). Long responses weigh more, for they have more tokens. One distinct
     value: exactly 0.
 
-    of: the advantage; one that is scaled already is refused. ddof: 0 for the population's variance
-    (OpenRLHF), 1 for the sample's (verl). epsilon: > 0, the square of an advantage.
+    of: the advantage; one that is scaled already is refused. epsilon: > 0, the square of an advantage.
+    ddof: 0 for the population's variance (OpenRLHF), 1 for the sample's (verl).
     skip_degenerate: leave groups of two or more equal rewards out of mean and variance and keep them at 0;
         otherwise subtracting the mean makes their zeros push.
     Source: REINFORCE++, arXiv 2501.03262; skip_degenerate is ours.

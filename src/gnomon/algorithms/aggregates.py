@@ -19,7 +19,7 @@ class TokenMean:
 
     scope: "step" counts over the whole minibatch (libraries); "group" over one prompt's responses, and then
         every prompt counts the same (the formula that DAPO prints).
-    Source: DAPO, arXiv 2503.14476, eq. 12.
+    Source: DAPO, arXiv 2503.14476.
 
     >>> TokenMean()(torch.tensor([[True, True], [True, False]]), torch.tensor([0, 1])).tolist()
     [[0.3333333333333333, 0.3333333333333333], [0.3333333333333333, 0.0]]
@@ -43,7 +43,7 @@ class TokenMean:
 class SequenceMean:
     """Every response counts the same: 1 / (B L), with L its own trained tokens.
 
-    Source: GRPO, arXiv 2402.03300, eq. 3.
+    Source: GRPO, arXiv 2402.03300.
 
     >>> SequenceMean()(torch.tensor([[True, True], [True, False]]), torch.tensor([0, 1])).tolist()
     [[0.25, 0.25], [0.5, 0.0]]
@@ -70,7 +70,7 @@ class ConstantLength:
 
     length: > 0, tokens; the completion budget. A constant by name, for a width taken from the batch changes
         with padding.
-    Source: Dr. GRPO, arXiv 2503.20783, section 3.2 (budget 3000).
+    Source: Dr. GRPO, arXiv 2503.20783 (budget 3000).
     """
 
     length: int = 3000

@@ -55,7 +55,7 @@ class LossView:
         """Float[B T]; raises ConfigError if `prepare` was not called."""
         if self.batch.advantages is None:
             raise ConfigError("the batch has no advantages: call algorithm.prepare(batch) first")
-        return self.batch.advantages
+        return self.batch.advantages.detach()
 
 
 class Advantage(Protocol):
@@ -229,7 +229,8 @@ class Algorithm:
 
     def statistics(self, current: Tensor, batch: Batch) -> EffectiveSize:
         """Return the sums of current / behavior over trained tokens; they add over cuts and ranks."""
-        ratio = masked(current.detach().double() - batch.behavior.double(), batch.mask).exp()[batch.mask]
+        gap = current.detach().double() - batch.behavior.detach().double()
+        ratio = masked(gap, batch.mask).exp()[batch.mask]
         return EffectiveSize(int(ratio.numel()), float(ratio.sum()), float(ratio.square().sum()))
 
     def loss(
@@ -258,8 +259,8 @@ class Algorithm:
         self, current: Tensor, entropy: Tensor, values: Tensor | None, cut: Batch, statistics: EffectiveSize
     ) -> LossView:
         """Return what the pieces see of one cut."""
-        proximal = current.detach() if cut.proximal is None else cut.proximal
-        anchor = proximal if self.ratio.anchor == "proximal" else cut.behavior
+        proximal = (current if cut.proximal is None else cut.proximal).detach()
+        anchor = proximal if self.ratio.anchor == "proximal" else cut.behavior.detach()
         log_ratio = self.ratio(current, anchor, cut.mask)
         return LossView(cut, current, entropy, values, proximal, log_ratio, statistics)
 
@@ -274,7 +275,7 @@ class Algorithm:
         def mean(tensor: Tensor) -> Mean:
             return Mean(float(masked(tensor.detach(), mask).sum()), count)
 
-        engine = (view.proximal - batch.full_behavior).abs()
+        engine = (view.proximal - batch.full_behavior.detach()).abs()
         return Metrics.of(
             {
                 "loss/entropy_nats": mean(view.entropy),

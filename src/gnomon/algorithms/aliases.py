@@ -129,8 +129,7 @@ def _scale(key: str, value: Any, base: Algorithm, table: Mapping[str, Any]) -> C
 def _aggregate(key: str, value: Any, base: Algorithm, table: Mapping[str, Any]) -> Changes:
     if not isinstance(value, str) or value not in _AGGREGATES:
         raise ConfigError(
-            f"{key} = {value!r}: expected one of {', '.join(_AGGREGATES)}; a loss of another kind is another "
-            "preset"
+            f"{key} = {value!r}: expected one of {', '.join(_AGGREGATES)}; a loss of another kind is another preset"
         )
     piece = _AGGREGATES[value]
     if piece != "ConstantLength":

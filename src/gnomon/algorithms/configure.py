@@ -159,9 +159,7 @@ def _value(hint: Any, there: Any, value: Any, path: str) -> Any:
     if isinstance(value, str):
         return _build(_piece(value, pieces, path), {}, path)
     if not isinstance(value, Mapping):
-        raise ConfigError(
-            f"{path} = {value!r}: expected a table or the name of one of {', '.join(sorted(pieces))}"
-        )
+        raise ConfigError(f"{path} = {value!r}: expected a table or the name of one of {', '.join(sorted(pieces))}")
     if "piece" in value:
         rest = {k: v for k, v in value.items() if k != "piece"}
         return _build(_piece(value["piece"], pieces, path), rest, path)
@@ -180,9 +178,7 @@ def _sequence(hint: Any, there: Any, value: Any, path: str) -> tuple[Any, ...]:
     changed = list(there or ())
     for key, inner in value.items():
         if not str(key).isdigit() or int(key) >= len(changed):
-            raise ConfigError(
-                f"{path}.{key}: there are {len(changed)}, counted from 0; or give the whole list"
-            )
+            raise ConfigError(f"{path}.{key}: there are {len(changed)}, counted from 0; or give the whole list")
         changed[int(key)] = _value(hint, changed[int(key)], inner, f"{path}.{key}")
     return tuple(changed)
 
@@ -204,9 +200,7 @@ def _refuse_unknown(table: Mapping[str, Any], known: Any, path: str) -> None:
     for key in table:
         if key not in known:
             names = list(known)
-            raise ConfigError(
-                f"{path}: {unknown('key', key, names)}" if names else f"{path} has no key '{key}'"
-            )
+            raise ConfigError(f"{path}: {unknown('key', key, names)}" if names else f"{path} has no key '{key}'")
 
 
 def _checked(make: Any, path: str) -> Any:

@@ -73,7 +73,7 @@ class Masked:
 
 def mismatch_weight(view: LossView, level: Level) -> Tensor:
     """Return proximal / behavior Float[B T], 1 where masked; the logarithm is bounded to +-20 before exp."""
-    gap = masked(view.proximal.detach() - view.batch.behavior, view.batch.mask)
+    gap = masked(view.proximal - view.batch.behavior.detach(), view.batch.mask)
     if level == "sequence":
         gap = masked(gap.sum(1, keepdim=True).expand_as(gap), view.batch.mask)
     return gap.clamp(-CLAMP, CLAMP).exp()

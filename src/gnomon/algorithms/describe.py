@@ -11,7 +11,7 @@ WIDTH = 100
 _LABEL = 16
 
 
-def overview() -> str:
+def summary() -> str:
     """Return a line for each preset: its name, and the paper."""
     widest = max(len(name) for name in PRESETS)
     return "\n".join(f"{name:<{widest}}  {preset.paper}" for name, preset in PRESETS.items())
@@ -19,7 +19,7 @@ def overview() -> str:
 
 def describe(algorithm: Algorithm) -> str:
     """Return composition, defaults, paper, and where a preset differs from its paper and why."""
-    lines = [algorithm.name, f"  {'paper':<{_LABEL}}{algorithm.paper}"]
+    lines = [algorithm.name, *_wrap("paper", algorithm.paper)]
     for f in fields(algorithm):
         value = getattr(algorithm, f.name)
         if f.name not in ("name", "paper") and value is not None and value != ():
@@ -29,7 +29,7 @@ def describe(algorithm: Algorithm) -> str:
     if notes:
         lines += ["", "  where it differs, and why"]
         for note in notes:
-            lines += textwrap.wrap(note, WIDTH, initial_indent="  - ", subsequent_indent="    ")
+            lines += _fill(note, "  - ", "    ")
     return "\n".join(lines)
 
 
@@ -44,4 +44,8 @@ def notes_on(algorithm: Algorithm) -> tuple[str, ...]:
 
 def _wrap(label: str, text: str) -> list[str]:
     first = f"  {label:<{_LABEL}}"
-    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=" " * len(first))
+    return _fill(text, first, " " * len(first))
+
+
+def _fill(text: str, first: str, rest: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)

@@ -36,7 +36,7 @@ def measure_advantages(algorithm: Algorithm, batch: Batch) -> Metrics:
     advantage/negligible_fraction: responses with |r - baseline| <= 0.02 and <= 0.0001 on every token.
     advantage/exact_zero_fraction: responses whose final advantages are all exactly 0, so that they train
     nothing; for group baselines these are the degenerate groups.
-    Source: SPO, arXiv 2509.13232, section 5 (the two thresholds).
+    Source: SPO, arXiv 2509.13232 (the two thresholds).
     """
     rows = batch.is_graded & batch.mask.any(1)
     if batch.advantages is None or not bool(rows.any()):

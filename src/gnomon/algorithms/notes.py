@@ -4,46 +4,40 @@ from collections.abc import Mapping
 
 _STATISTICS = (
     "The group's deviation is the sample's (ddof 1) plus 1e-6, in float64, as papers print neither and "
-    "libraries use "
-    "1e-9 to 1e-4; a group of equal rewards gets exactly 0, which a computed deviation does not promise."
+    "libraries use 1e-9 to 1e-4; a group of equal rewards gets exactly 0, which a computed deviation does "
+    "not promise."
 )
 _SCOPE = (
     "Tokens are counted over the whole optimizer step, before it is cut; a mean of micro-batch means would "
-    "change with "
-    "the hardware."
+    "change with the hardware."
 )
 _UPDATES = "The paper's number of updates a step is not known; one is made, and then no bound ever acts."
 
 NOTES: Mapping[str, tuple[str, ...]] = {
     "reinforce": (
-        "One response a prompt, one update, no baseline: advantage.baseline = 'batch' subtracts the batch's "
-        "mean reward.",
-        "The sum over trained tokens is divided by their number, where the derivation divides by responses: "
-        "the same "
-        "direction at another learning rate. aggregate = 'SequenceSum' is the derived form.",
-        "With more than one update a step each token is weighted by its ratio, as the policy then is another "
-        "one.",
+        "One response a prompt, one update, no baseline: advantage.baseline = 'batch' subtracts the "
+        "batch's mean reward.",
+        "The sum over trained tokens is divided by their number, where the derivation divides by "
+        "responses: the same direction at another learning rate. aggregate = 'SequenceSum' is the derived "
+        "form.",
+        "With more than one update a step each token is weighted by its ratio, as the policy then is another one.",
     ),
     "rloo": (
         "The ratio is per token; TRL takes the product over the response: ratio.level = 'sequence_product'.",
         "The penalty of 0.05 a nat to the reference is part of the reward (TRL's default) and needs a "
-        "reference model; "
-        "advantage.kl = 0 does without.",
+        "reference model; advantage.kl = 0 does without.",
         "4 responses a prompt; the paper uses 2 and 4, TRL 2.",
     ),
     "reinforce-pp": (
-        "Returns are whitened with the population's deviation over all trained tokens (OpenRLHF); verl takes "
-        "the "
-        "sample's: advantage.ddof = 1.",
+        "Returns are whitened with the population's deviation over all trained tokens (OpenRLHF); verl "
+        "takes the sample's: advantage.ddof = 1.",
         "The penalty of 0.01 a nat is OpenRLHF's default and needs a reference model; advantage.of.kl = 0 "
         "does without.",
     ),
     "reinforce-pp-baseline": (
         "Groups of equal rewards are left out of the whitening and stay at 0; in the published code the "
-        "subtracted mean "
-        "makes them push: advantage.skip_degenerate = false.",
-        "The KL to the reference is a k2 loss with coefficient 0.01; regularizers = [] does without a "
-        "reference model.",
+        "subtracted mean makes them push: advantage.skip_degenerate = false.",
+        "The KL to the reference is a k2 loss with coefficient 0.01; regularizers = [] does without a reference model.",
     ),
     "opo": (
         "Exactly one update a step: the baseline is optimal on policy only, and nothing bounds the ratio.",
@@ -51,8 +45,7 @@ NOTES: Mapping[str, tuple[str, ...]] = {
     ),
     "grpo": (
         "The mean is over responses, each divided by its own length, as the paper prints; TRL's and verl's "
-        "'GRPO' default "
-        "to a mean over tokens: aggregate = 'TokenMean'.",
+        "'GRPO' default to a mean over tokens: aggregate = 'TokenMean'.",
         "No KL to the reference: the paper has 0.04, libraries today 0. The paper's is regularizers = "
         "[{piece = 'Kl', coefficient = 0.04, estimator = 'k3'}].",
         "8 responses a prompt; the paper samples 64.",
@@ -60,13 +53,11 @@ NOTES: Mapping[str, tuple[str, ...]] = {
     ),
     "dr-grpo": (
         "aggregate.length is the paper's budget of 3000 tokens. Set it to your completion budget, or "
-        "gradients are "
-        "smaller by the quotient.",
+        "gradients are smaller by the quotient.",
     ),
     "dapo": (
         "Tokens are counted over the whole optimizer step as in verl and TRL; the printed formula counts "
-        "them within a "
-        "prompt's group: aggregate.scope = 'group'.",
+        "them within a prompt's group: aggregate.scope = 'group'.",
         "Groups are informative when their shaped rewards differ; the paper looks at accuracy.",
         "At most 10 times the step's prompts are asked to replace equal groups (verl's bound).",
         "The overlong penalty stops at -1 for every length; verl's does not.",
@@ -76,11 +67,9 @@ NOTES: Mapping[str, tuple[str, ...]] = {
     "lite-ppo": ("The deviation is of all rewards of the batch plus 1e-6 (TRL adds 1e-4).", _SCOPE),
     "gspo": (
         "The clip widths 3e-4 and 4e-4 belong to the mean log-ratio of long responses; responses of a few "
-        "tokens leave "
-        "them after one update.",
+        "tokens leave them after one update.",
         "The mean is over responses; TRL's loss_type 'dapo' with a sequence ratio is another, "
-        "length-weighted loss, and "
-        "is refused here.",
+        "length-weighted loss, and is refused here.",
         _STATISTICS,
     ),
     "gspo-token": (
@@ -88,10 +77,8 @@ NOTES: Mapping[str, tuple[str, ...]] = {
         _STATISTICS,
     ),
     "gmpo": (
-        "The mean is over all responses of the optimizer step, without empty ones; verl's is over a "
-        "micro-batch.",
-        "Tokens are clipped on one side, by the sign of the advantage, and so counted; verl counts both "
-        "sides.",
+        "The mean is over all responses of the optimizer step, without empty ones; verl's is over a micro-batch.",
+        "Tokens are clipped on one side, by the sign of the advantage, and so counted; verl counts both sides.",
         _UPDATES,
     ),
     "sapo": (
@@ -100,36 +87,30 @@ NOTES: Mapping[str, tuple[str, ...]] = {
     ),
     "cispo": (
         "The cap is absolute, 5.0 (ScaleRL, TRL): the paper does not disclose its epsilon. There is no "
-        "floor; verl and "
-        "FeynRL bound on both sides by default, which raises the weight of tokens that became rare.",
+        "floor; verl and FeynRL bound on both sides by default, which raises the weight of tokens that "
+        "became rare.",
         "Prompts are drawn uniformly; the paper adds DAPO's: keep = 'Informative'.",
         _SCOPE,
     ),
     "p3o": (
         "The effective sample size is of the whole optimizer step; the reference code takes each "
-        "micro-batch's, which "
-        "changes with the hardware and trusts a one-token micro-batch fully.",
+        "micro-batch's, which changes with the hardware and trusts a one-token micro-batch fully.",
         "The KL to behavior is estimated by rho log rho - rho + 1, unbiased for samples of behavior; the "
-        "reference "
-        "code's k3 estimates another divergence: regularizers = [{piece = 'EssKl', estimator = 'k3'}].",
-        "A step with a ratio that is not finite is no number here and must be skipped; the reference trusts "
-        "it fully.",
+        "reference code's k3 estimates another divergence: regularizers = [{piece = 'EssKl', estimator = "
+        "'k3'}].",
+        "A step with a ratio that is not finite is no number here and must be skipped; the reference trusts it fully.",
         "Not the pairwise P3O.",
     ),
     "spo": (
-        "The forgetting measures drift as the recipe's code does: mean absolute change of log-probability on "
-        "the prompt's "
-        "previous response, halved by 0.06; the paper says KL without an estimator. tracker.drift = "
-        "'accumulated' is "
-        "ours and needs no extra pass.",
-        "Success rates start with Jeffreys' half a success and half a failure (the code); the paper's plain "
-        "mean sticks "
-        "at exactly 0 and 1: tracker.prior = 0.",
+        "The forgetting measures drift as the recipe's code does: mean absolute change of log-probability "
+        "on the prompt's previous response, halved by 0.06; the paper says KL without an estimator. "
+        "tracker.drift = 'accumulated' is ours and needs no extra pass.",
+        "Success rates start with Jeffreys' half a success and half a failure (the code); the paper's "
+        "plain mean sticks at exactly 0 and 1: tracker.prior = 0.",
         "sampler.gamma = 0 is the paper's weight; the other version divides by n_eff^gamma.",
         "No dual clip: the recipe's script has 10, the paper none: surrogate.dual = 10.",
         "Whitening uses the sample's deviation plus 1e-8 (the recipe).",
-        "Prompts are drawn from the whole table by Gumbel-top-k without replacement; the recipe draws within "
-        "chunks.",
+        "Prompts are drawn from the whole table by Gumbel-top-k without replacement; the recipe draws within chunks.",
         "Not the simple policy optimization of the same letters.",
     ),
 }

@@ -43,9 +43,7 @@ class Prioritized:
 
     def __post_init__(self) -> None:
         if self.epsilon <= 0:
-            raise ConfigError(
-                f"Prioritized.epsilon must be > 0 or prompts are never asked, got {self.epsilon}"
-            )
+            raise ConfigError(f"Prioritized.epsilon must be > 0 or prompts are never asked, got {self.epsilon}")
         if not 0 <= self.gamma <= 1:
             raise ConfigError(f"Prioritized.gamma must be in [0, 1], got {self.gamma}")
 
@@ -79,9 +77,7 @@ class TrackerPlan:
 
     def __post_init__(self) -> None:
         if not 0 < self.rho_min <= self.rho_max < 1:
-            raise ConfigError(
-                f"TrackerPlan needs 0 < rho_min <= rho_max < 1, got {self.rho_min}, {self.rho_max}"
-            )
+            raise ConfigError(f"TrackerPlan needs 0 < rho_min <= rho_max < 1, got {self.rho_min}, {self.rho_max}")
         if self.d_half <= 0:
             raise ConfigError(f"TrackerPlan.d_half must be > 0, got {self.d_half}")
         if self.n0 < 1:

@@ -34,9 +34,8 @@ class Kl:
     The default is right for few updates a step; "unbiased" for stale samples; "k3" is what GRPO printed.
     Exponents are bounded to +-20 in value and slope, so that a bounded token is still pushed the right way.
 
-    anchor: "reference" (frozen) or "behavior" (what sampled). coefficient: >= 0; at 0 nothing is scored or
-        computed.
-    Source: Schulman, "Approximating KL divergence", 2020; k3 in GRPO, arXiv 2402.03300, eq. 4; k2's gradient,
+    anchor: "reference" (frozen) or "behavior" (what sampled). coefficient: >= 0; at 0 nothing is scored.
+    Source: Schulman, "Approximating KL divergence", 2020; k3 in GRPO, arXiv 2402.03300; k2's gradient,
     arXiv 2501.03262; rho k3, DeepSeek-V3.2.
     """
 
@@ -84,10 +83,9 @@ class EssKl:
     exactly 0.
 
     estimator: "unbiased" (rho d - rho + 1, ours: it estimates this KL from samples of behavior) or "k3" (the
-        reference code's, which estimates chi^2 - KL(behavior, current) and grows without bound as rho goes to
-        0).
+        reference code's, which estimates chi^2 - KL(behavior, current) and has no bound as rho goes to 0).
     Needs Ratio(anchor="behavior").
-    Source: P3O, arXiv 2605.12380, eq. 12.
+    Source: P3O, arXiv 2605.12380.
     """
 
     estimator: Literal["unbiased", "k3"] = "unbiased"
@@ -146,11 +144,10 @@ class Entropy:
 class PositiveNll:
     """Coefficient times the negative log-likelihood of correct responses: imitate what worked.
 
-    -coefficient sum log current / N, over the N tokens of the *correct* responses of the whole minibatch; 0
-    if none is.
+    -coefficient sum log current / N, over the N tokens of the *correct* responses of the minibatch, or 0.
 
     coefficient: >= 0. above: a response is correct when its shaped reward exceeds this.
-    Source: VAPO, arXiv 2504.05118, eq. 11.
+    Source: VAPO, arXiv 2504.05118.
     """
 
     coefficient: float = 0.1
@@ -209,7 +206,7 @@ def kl_estimate(view: LossView, anchor: Tensor, estimator: Estimator) -> Tensor:
         value, slope = k3, 1 - inverse
     else:
         value, slope = k3, d
-    return value + slope * (current - current.detach())
+    return value.detach() + slope.detach() * (current - current.detach())
 
 
 def _check_coefficient(piece: str, coefficient: float) -> None:

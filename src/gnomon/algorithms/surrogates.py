@@ -22,7 +22,7 @@ class Pessimistic:
     0 whose ratio grew beyond it, where the loss would have no bound.
 
     dual: > 1, or none.
-    Source: PPO, arXiv 1707.06347, eq. 7; dual clip, arXiv 1912.09729, eq. 5 (TRL calls it ``delta``, verl
+    Source: PPO, arXiv 1707.06347, eq. 7; dual clip, arXiv 1912.09729 (TRL calls it ``delta``, verl
         ``clip_ratio_c``).
     """
 
@@ -66,7 +66,7 @@ class Score:
     ``loss/clipped_fraction`` is the fraction of tokens whose ratio the bound changed, as is
     ``loss/capped_fraction``.
 
-    Source: CISPO, arXiv 2506.13585, eq. 4 with `Cap`; P3O, arXiv 2605.12380 with `EssCap`; REINFORCE with
+    Source: CISPO, arXiv 2506.13585 with `Cap`; P3O, arXiv 2605.12380 with `EssCap`; REINFORCE with
         `Unbounded`.
     """
 
@@ -104,9 +104,7 @@ class SoftGate:
 
     def __post_init__(self) -> None:
         if self.positive <= 0 or self.negative <= 0:
-            raise ConfigError(
-                f"SoftGate needs positive and negative > 0, got {self.positive}, {self.negative}"
-            )
+            raise ConfigError(f"SoftGate needs positive and negative > 0, got {self.positive}, {self.negative}")
 
     def __call__(self, view: LossView) -> PieceResult:
         """Return the loss of each token; nothing is clipped."""
@@ -128,7 +126,7 @@ class GeometricClip:
 
     epsilon: > 0, nats; 0.4 is the band [e^-0.4, e^0.4].
     Needs Ratio(level="token").
-    Source: GMPO, arXiv 2507.20673, eq. 5.
+    Source: GMPO, arXiv 2507.20673.
     """
 
     epsilon: float = 0.4

@@ -54,7 +54,7 @@ class Cap:
     came.
 
     cap: > 0, dimensionless; the paper's 1 + epsilon_high. floor: in [0, cap]; 0 is the paper's.
-    Source: CISPO, arXiv 2506.13585, eq. 5; the cap 5 is the only published value (ScaleRL).
+    Source: CISPO, arXiv 2506.13585; the cap 5 is the only published value (ScaleRL).
     """
 
     cap: float = 5.0
@@ -80,7 +80,7 @@ class EssCap:
         cannot be seen by e.
 
     Needs Ratio(anchor="behavior").
-    Source: P3O, arXiv 2605.12380, eq. 11; arXiv 1905.01756. The scope is the step, where its code takes a
+    Source: P3O, arXiv 2605.12380; arXiv 1905.01756. The scope is the step, where its code takes a
         micro-batch.
     """
 

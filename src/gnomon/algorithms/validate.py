@@ -48,8 +48,8 @@ def _counts(algorithm: "Algorithm") -> Iterator[str]:
         yield (
             f"num_generations is {generations} (group size {generations}), but a group baseline "
             f"({type(algorithm.advantage).__name__}) compares responses to the same prompt; raise "
-            "num_generations to "
-            f"{fewest} or more, or use a tracked baseline, which needs no group: algorithm = 'spo'"
+            f"num_generations to {fewest} or more, or use a tracked baseline, which needs no group: "
+            "algorithm = 'spo'"
         )
     repeated = [name for name, n in Counter(r.name for r in algorithm.regularizers).items() if n > 1]
     if repeated:
@@ -66,8 +66,7 @@ def _advantage(algorithm: "Algorithm") -> Iterator[str]:
     if isinstance(inner, GroupRelative) and inner.scale != "none":
         yield (
             f"Whitened on top of GroupRelative(scale='{inner.scale}') scales twice; set advantage.of.scale = "
-            "'none', "
-            "or use GroupRelative without Whitened"
+            "'none', or use GroupRelative without Whitened"
         )
     if isinstance(inner, Tracked) and inner.normalize:
         yield "Whitened on top of Tracked(normalize=True) scales twice; set advantage.of.normalize = false"
@@ -78,14 +77,12 @@ def _ratio(algorithm: "Algorithm") -> Iterator[str]:
     if ratio.level != "token" and isinstance(aggregate, TokenMean):
         yield (
             f"a ratio of level '{ratio.level}' says one thing about a whole response, but TokenMean weighs "
-            "it by length; "
-            "set aggregate = SequenceMean, or ratio.level = 'token'"
+            "it by length; set aggregate = SequenceMean, or ratio.level = 'token'"
         )
     if ratio.anchor == "behavior" and algorithm.correction is not None:
         yield (
             "a ratio anchored on 'behavior' already covers the gap between behavior and proximal, and a "
-            "correction would "
-            "count it twice; remove the correction, or set ratio.anchor = 'proximal'"
+            "correction would count it twice; remove the correction, or set ratio.anchor = 'proximal'"
         )
 
 
@@ -97,23 +94,21 @@ def _surrogate(algorithm: "Algorithm") -> Iterator[str]:
         piece = "EssCap" if caps_by_size else "EssKl"
         yield (
             f"{piece} measures how far the current policy is from the one that sampled, but the ratio is "
-            "anchored on "
-            f"'{ratio.anchor}'; set ratio.anchor = 'behavior'"
+            f"anchored on '{ratio.anchor}'; set ratio.anchor = 'behavior'"
         )
     if caps_by_size and ratio.level != "token":
         yield f"EssCap counts tokens, but the ratio is of level '{ratio.level}'; set ratio.level = 'token'"
     if isinstance(surrogate, SoftGate) and algorithm.correction is not None:
         yield (
             "SoftGate fades ratios that are far from 1 and a correction weighs them again; remove the "
-            "correction, or "
-            "set surrogate = Pessimistic"
+            "correction, or set surrogate = Pessimistic"
         )
     if isinstance(surrogate, GeometricClip) and ratio.level != "token":
         yield f"GeometricClip averages tokens itself; set ratio.level = 'token', got '{ratio.level}'"
     if isinstance(surrogate, GeometricClip) and not isinstance(algorithm.aggregate, SequenceMean):
         yield (
-            "GeometricClip gives a loss to a whole response, which only SequenceMean counts once; "
-            f"set aggregate = SequenceMean, got {type(algorithm.aggregate).__name__}"
+            "GeometricClip gives a loss to a whole response, which only SequenceMean counts once; set "
+            f"aggregate = SequenceMean, got {type(algorithm.aggregate).__name__}"
         )
 
 
@@ -126,16 +121,14 @@ def _prompts(algorithm: "Algorithm") -> Iterator[str]:
     if algorithm.keep is not None and uses_tracker(algorithm):
         yield (
             "keep drops groups of equal rewards, but a tracked baseline learns from single responses and "
-            "none is wasted; "
-            "remove keep"
+            "none is wasted; remove keep"
         )
     elif algorithm.keep is not None and algorithm.num_generations < 2:
         yield "keep compares the rewards of a group, and one response is never kept; remove keep"
     if plan is not None and plan.drift == "accumulated" and algorithm.updates.total == 1:
         yield (
             "tracker.drift = 'accumulated' adds up the drift that updates see after the first, and with one "
-            "update a step "
-            "there is nothing to measure; set tracker.drift = 'replayed' or 'constant', or "
+            "update a step there is nothing to measure; set tracker.drift = 'replayed' or 'constant', or "
             "updates.minibatches >= 2"
         )
 
@@ -145,12 +138,10 @@ def _rewards(algorithm: "Algorithm") -> Iterator[str]:
     if plan is not None and plan.rewards == "binary" and algorithm.overlong is not None:
         yield (
             "overlong makes rewards other than 0 and 1, which a binary tracker cannot count; set "
-            "tracker.rewards = "
-            "'continuous', or remove overlong"
+            "tracker.rewards = 'continuous', or remove overlong"
         )
     if algorithm.overlong is not None and algorithm.mask_truncated:
         yield (
             "overlong punishes truncated responses and mask_truncated leaves them out of the loss, so the "
-            "punishment "
-            "only shifts the others; choose one"
+            "punishment only shifts the others; choose one"
         )

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -37,7 +38,7 @@ class Row:
 
     request: Request
     place: int
-    uniforms: NDArray
+    uniforms: NDArray[np.float64]
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     full_logprobs: list[float] = field(default_factory=list)
@@ -177,4 +178,3 @@ class Batcher:
                 self._leave(slot)
         if any(not row.request.is_wanted() for row in self._waiting):
             self._waiting = deque(row for row in self._waiting if row.request.is_wanted())
-

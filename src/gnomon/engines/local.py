@@ -36,6 +36,7 @@ class LocalEngine:
         self._vocabulary_size = vocabulary_size(model)
         self._worker = Worker(model, shared, max_concurrent)
         self._arrivals: list[tuple[Request, Waiter]] = []
+        self._posting: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
 
     @property
@@ -56,7 +57,9 @@ class LocalEngine:
         waiter = Waiter.here()
         request = Request(tuple(prompt), tuple(keys), sampling, waiter.is_waiting)
         self._arrivals.append((request, waiter))
-        if len(self._arrivals) == 1:
+        # Another loop can be left here by a program that was interrupted before its turn ended.
+        if self._posting is not waiter.loop:
+            self._posting = waiter.loop
             waiter.loop.call_soon(self._post, waiter.loop, 0)
         completions: list[Completion] = await waiter.future
         return completions
@@ -86,7 +89,7 @@ class LocalEngine:
                 f"{self._vocabulary_size}: was it made with another model's tokenizer?"
             )
         whole = len(prompt) + sampling.max_completion_length
-        if whole > self._context_length:
+        if self._context_length is not None and whole > self._context_length:
             raise ConfigError(
                 f"a prompt of {len(prompt)} tokens and max_completion_length = {sampling.max_completion_length} make "
                 f"{whole}, beyond the model's context of {self._context_length}; shorten one of them"
@@ -101,6 +104,7 @@ class LocalEngine:
         if len(self._arrivals) > seen:
             loop.call_soon(self._post, loop, len(self._arrivals))
             return
+        self._posting = None
         arrivals, self._arrivals = self._arrivals, []
         if not self._is_closed:
             self._worker.send(Ask(tuple(arrivals)))

@@ -37,18 +37,24 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Draws:
     The vocabulary is summed in blocks of 64; u chooses a block, then a token in it: one pass over the logits and
     no sort, where ``torch.multinomial`` draws a random number for every entry (measured: 45 times slower).
     """
-    shifted = logits.float()
-    shifted = shifted - shifted.amax(dim=-1, keepdim=True)
+    wide = logits.float()
+    largest = wide.amax(dim=-1, keepdim=True)
+    shifted = wide - largest
     if sampling.temperature != 1.0:
-        shifted = shifted / sampling.temperature
+        shifted.div_(sampling.temperature)
+    if not sampling.is_truncated:
+        masses = shifted.exp_()  # in place: at this size a new tensor costs more than the exponentials
+        tokens, total = _invert(masses, uniforms)
+        full = _tempered(wide, largest, tokens, sampling) - total.log()
+        return Draws(tokens, full, full)
     masses = shifted.exp()
-    full_total = masses.sum(dim=-1)
-    kept = truncate(shifted, masses, sampling) if sampling.is_truncated else masses
-    tokens = _invert(kept, uniforms)
-    chosen = shifted.gather(1, tokens[:, None])[:, 0]
-    full = chosen - full_total.log()
-    own = chosen - kept.sum(dim=-1).log() if sampling.is_truncated else full
-    return Draws(tokens, own, full)
+    tokens, kept_total = _invert(truncate(shifted, masses, sampling), uniforms)
+    chosen = _tempered(wide, largest, tokens, sampling)
+    return Draws(tokens, chosen - kept_total.log(), chosen - masses.sum(dim=-1).log())
+
+
+def _tempered(logits: Tensor, largest: Tensor, tokens: Tensor, sampling: Sampling) -> Tensor:
+    return ((logits.gather(1, tokens[:, None]) - largest) / sampling.temperature)[:, 0]
 
 
 def truncate(shifted: Tensor, masses: Tensor, sampling: Sampling) -> Tensor:
@@ -87,16 +93,17 @@ def _nucleus_floor(shifted: Tensor, masses: Tensor, floor: Tensor, top_p: float)
     return candidates.gather(1, last)
 
 
-def _invert(masses: Tensor, uniforms: Tensor) -> Tensor:
-    """Return the index at which the cumulated masses pass u times their total; the sums run in float64."""
+def _invert(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the index at which the cumulated masses pass u times their total, and the total; sums in float64."""
     rows, width = masses.shape
-    blocks = functional.pad(masses, (0, -width % BLOCK)).view(rows, -1, BLOCK)
+    whole = masses if width % BLOCK == 0 else functional.pad(masses, (0, -width % BLOCK))
+    blocks = whole.view(rows, -1, BLOCK)
     levels = blocks.sum(dim=-1).double().cumsum(dim=-1)
     block, rest = _pick(levels, uniforms.to(levels.device)[:, None])
     inner = blocks.gather(1, block[:, :, None].expand(-1, 1, BLOCK))[:, 0].double().cumsum(dim=-1)
     token, _ = _pick(inner, rest)
     # Only a row of NaN can point past the end.
-    return (block * BLOCK + token)[:, 0].clamp_(max=width - 1)
+    return (block * BLOCK + token)[:, 0].clamp_(max=width - 1), levels[:, -1].float()
 
 
 def _pick(levels: Tensor, fraction: Tensor) -> tuple[Tensor, Tensor]:

@@ -33,20 +33,20 @@ class Waiter:
 
     def answer(self, result: Any) -> None:
         """Wake whoever waits, with a result."""
-        self._tell(lambda: self.future.done() or self.future.set_result(result))
+        self._tell(self.future.set_result, result)
 
     def fail(self, error: Exception) -> None:
         """Wake whoever waits, with an error."""
-        self._tell(lambda: self.future.done() or self.future.set_exception(error))
+        self._tell(self.future.set_exception, error)
 
     def is_waiting(self) -> bool:
         """Whether somebody still waits."""
         return not self.future.cancelled()
 
-    def _tell(self, action: Callable[[], Any]) -> None:
-        # A loop that ended has nobody left who waits.
+    def _tell(self, settle: Callable[[Any], None], outcome: Any) -> None:
+        # A loop that ended has nobody left who waits; one that runs may have cancelled the future by then.
         if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(action)
+            self.loop.call_soon_threadsafe(lambda: None if self.future.done() else settle(outcome))
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,21 @@ import ctypes
 import platform
 
 _MMAP_MAX, _TRIM_THRESHOLD, _TOP_PAD = -4, -1, -2
-_SETTINGS = {"mmap_max": (_MMAP_MAX, 0), "trim_threshold": (_TRIM_THRESHOLD, -1), "top_pad": (_TOP_PAD, 2**28)}
+_SETTINGS = {
+    "mmap_max": (_MMAP_MAX, 0),
+    "trim_threshold": (_TRIM_THRESHOLD, -1),
+    "top_pad": (_TOP_PAD, 2**28),
+}
 
 
 def tune_allocator() -> dict[str, int]:
     """Tell glibc to keep freed memory instead of giving it back, and return the settings that it took.
 
-    By default every large tensor gets fresh pages from the kernel, which are zeroed on first touch, and returns them
-    when freed; a training step then spends more time in page faults than in arithmetic. Large allocations now come
-    from the heap (``mmap_max`` 0), which never shrinks (``trim_threshold`` -1) and grows by 256 MiB (``top_pad``).
-    The price: the process keeps its largest size. Call it once, early; it changes no number that is computed.
+    By default every large tensor gets fresh pages from the kernel, which are zeroed on first touch, and
+    returns them when freed; a training step then spends more time in page faults than in arithmetic. Large
+    allocations now come from the heap (``mmap_max`` 0), which never shrinks (``trim_threshold`` -1) and
+    grows by 256 MiB (``top_pad``). The price: the process keeps its largest size. Call it once, early; it
+    changes no number that is computed.
 
     Empty on a system without glibc.
     Source: mallopt(3).

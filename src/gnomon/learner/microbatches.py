@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,19 +10,20 @@ from torch import Tensor
 from gnomon.types import Batch
 
 _RESPONSE_FIELDS = (
-    "mask", "behavior", "full_behavior", "proximal", "reference", "values", "advantages", "returns", "weights",
+    "mask", "behavior", "full_behavior", "proximal", "reference", "values", "advantages", "returns",
+    "weights",
 )  # fmt: skip
 
 
 def cut_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Return the positions of ``lengths`` in cuts of at most ``max_tokens`` padded tokens (rows times longest).
+    """Return positions of ``lengths`` in cuts of at most ``max_tokens`` padded tokens, rows times longest.
 
-    Longest first, so that a cut holds rows of nearly one length (little padding) and a run that will not fit into
-    memory fails at once. Every position comes exactly once; a row above the budget goes alone. Equal lengths keep
-    their order, so the same lengths are always cut alike.
+    Longest first, so that a cut holds rows of nearly one length (little padding) and a run that will not
+    fit into memory fails at once. Every position comes exactly once; a row above the budget goes alone.
+    Equal lengths keep their order, so the same lengths are always cut alike.
 
     >>> cut_rows([3, 9, 4, 2, 20], max_tokens=12)
-    [[4], [1], [2, 0], [3]]
+    [[4], [1], [2, 0, 3]]
     """
     order = sorted(range(len(lengths)), key=lambda position: -lengths[position])
     cuts: list[list[int]] = []
@@ -36,7 +38,7 @@ def cut_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def micro_batches(batch: Batch, rows: Tensor, max_tokens: int) -> list[tuple[Tensor, Batch]]:
-    """Return the rows Int[N] of ``batch`` in cuts: which rows, and those rows trimmed to the longest of them."""
+    """Return ``rows`` Int[N] of ``batch`` in cuts: which rows, and those trimmed to the longest of them."""
     cuts = cut_rows(batch.lengths[rows].tolist(), max_tokens)
     indices = [rows[torch.tensor(cut)] for cut in cuts]
     return [(index, trim(batch.rows(index))) for index in indices]
@@ -46,7 +48,7 @@ def trim(batch: Batch) -> Batch:
     """Return the batch without the columns in which every row has ended."""
     sequence = int(batch.lengths.max())
     response = int((batch.lengths - batch.prompt_lengths).max())
-    cut = {
+    cut: dict[str, Any] = {
         f.name: value[:, :response]
         for f in fields(batch)
         if f.name in _RESPONSE_FIELDS and (value := vars(batch)[f.name]) is not None
@@ -57,6 +59,8 @@ def trim(batch: Batch) -> Batch:
 
 def move(batch: Batch, device: torch.device) -> Batch:
     """Return the batch with its tensors on ``device``."""
-    moved = {f.name: v.to(device) for f in fields(batch) if isinstance(v := vars(batch)[f.name], Tensor)}
+    moved: dict[str, Any] = {
+        f.name: v.to(device) for f in fields(batch) if isinstance(v := vars(batch)[f.name], Tensor)
+    }
     own = {name: weights.to(device) for name, weights in batch.own_weights.items()}
     return replace(batch, **moved, own_weights=own)

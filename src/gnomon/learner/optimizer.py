@@ -20,12 +20,13 @@ class OptimizerPlan:
     The rate is a function of the *training step* alone (`learning_rate_at`), so all optimizer updates of one
     step share it, a skipped update shifts nothing, and a resumed run needs no schedule state.
 
-    learning_rate: > 0, reached at the end of the warm-up; 1e-6 suits full training, about ten times that LoRA.
+    learning_rate: > 0, reached at the end of the warm-up; 1e-6 suits full training, about ten times that
+        LoRA.
     schedule: "constant", or "linear" or "cosine" down to ``final_fraction`` of it after the last step.
     warmup_steps: training steps, >= 0, of a linear rise; the first step already has a rate above 0.
     final_fraction: in [0, 1].
-    betas, epsilon: of Adam's moments. weight_decay: >= 0, decoupled, on matrices only (embeddings included), so
-        that biases and norms are never pulled to zero.
+    betas, epsilon: of Adam's moments. weight_decay: >= 0, decoupled, on matrices only (embeddings
+        included), so that biases and norms are never pulled to zero.
     max_gradient_norm: > 0; a longer gradient is scaled down to it. ``inf`` never clips.
     Raises: ConfigError naming every value that is out of range.
     Source: AdamW, arXiv 1711.05101, algorithm 2.
@@ -50,7 +51,7 @@ class OptimizerPlan:
             "schedule must be constant, linear or cosine": self.schedule in ("constant", "linear", "cosine"),
             "warmup_steps must be >= 0": self.warmup_steps >= 0,
             "final_fraction must be in [0, 1]": 0 <= self.final_fraction <= 1,
-            "betas must be two numbers in [0, 1)": len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas),
+            "betas must be in [0, 1)": all(0 <= beta < 1 for beta in self.betas),
             "epsilon must be > 0": self.epsilon > 0,
             "weight_decay must be >= 0": self.weight_decay >= 0,
             "max_gradient_norm must be > 0 (inf never clips)": self.max_gradient_norm > 0,
@@ -62,13 +63,14 @@ class OptimizerPlan:
     def learning_rate_at(self, step: int, steps: int) -> float:
         """Return the rate of training step ``step`` of ``steps``, counted from 0.
 
-        With s steps after a warm-up of w: linear 1 - (step - w) / s, cosine (1 + cos(pi (step - w) / s)) / 2, of the
-        way from ``final_fraction`` to 1. Steps after the last one keep its floor.
+        With s steps after a warm-up of w: linear 1 - (step - w) / s, cosine (1 + cos(pi (step - w) / s)) /
+        2, of the way from ``final_fraction`` to 1. Steps after the last one keep its floor.
         """
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
         done = min((step - self.warmup_steps) / max(steps - self.warmup_steps, 1), 1.0)
-        left = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[self.schedule]
+        shapes = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}
+        left = shapes[self.schedule]
         return self.learning_rate * (self.final_fraction + (1 - self.final_fraction) * left)
 
 
@@ -98,16 +100,16 @@ class Optimizer:
     def step(self, learning_rate: float) -> float:
         """Clip, update masters and module, and return the gradient's norm before clipping.
 
-        Raises: LearnerError when the gradient is not finite; nothing was changed then but the gradients, which
-            are gone.
+        Raises: LearnerError when the gradient is not finite; nothing was changed then but the gradients,
+            which are gone.
         """
         gradients = self.masters.gradients()
         norm = torch.nn.utils.get_total_norm(gradients)
         if not bool(norm.isfinite()):
             self.masters.drop_gradients()
             raise LearnerError(
-                f"the gradient is not finite (norm {float(norm)}); no weight was changed. Lower the learning rate, "
-                "or look at this step's rollouts for a reward or log-probability that is out of range"
+                f"the gradient is not finite (norm {float(norm)}); no weight was changed. Lower the learning "
+                "rate, or look at this step's rollouts for a reward or log-probability that is out of range"
             )
         if float(norm) > self.plan.max_gradient_norm:
             parameters = self.masters.parameters.values()
@@ -168,6 +170,6 @@ class Optimizer:
         if mine != theirs:
             unlike = sorted(set(mine.items()) ^ set(theirs.items()))
             raise CheckpointError(
-                f"the saved optimizer belongs to another model or another set of trained parameters; the first of "
-                f"{len(unlike)} differences: {unlike[0][0].removeprefix('master/')} {list(unlike[0][1])}"
+                "the saved optimizer belongs to another model or another set of trained parameters; the first "
+                f"of {len(unlike)} differences: {unlike[0][0].removeprefix('master/')} {unlike[0][1]}"
             )

@@ -9,12 +9,12 @@ from gnomon.learner.optimizer import OptimizerPlan
 
 @dataclass(frozen=True)
 class LearnerPlan:
-    """How the model is trained; nothing here but ``optimizer`` and ``precision`` changes a result beyond rounding.
+    """How the model is trained. Only ``optimizer`` and ``precision`` change a result beyond rounding.
 
-    precision: of the weights that compute: "fp32", "bf16" with float32 masters, or "auto", whichever is faster on the
-        machine (`resolve_precision`; the answer belongs in the run's card).
-    max_tokens_per_micro_batch: padded tokens, prompt and response, that one forward and backward pass may hold, > 0;
-        memory grows with it. A longer sequence goes alone.
+    precision: of the weights that compute: "fp32", "bf16" with float32 masters, or "auto", whichever is
+        faster on the machine (`resolve_precision`; the answer belongs in the run's card).
+    max_tokens_per_micro_batch: padded tokens, prompt and response, that one forward and backward pass may
+        hold, > 0; memory grows with it. A longer sequence goes alone.
     gradient_checkpointing: compute each layer again in the backward pass instead of keeping its activations.
     Raises: ConfigError when a number is out of range.
     """

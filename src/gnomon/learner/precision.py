@@ -1,8 +1,8 @@
 """In which precision the model computes, and float32 masters for the parameters that are kept in less.
 
 bfloat16 has 8 bits of precision: a weight of 1 does not change when less than 1/256 is added to it. A step of
-reinforcement learning adds about 1e-6 to 1e-5, so almost every update would round away. The sums therefore live in
-float32 (the *masters*), and the module holds their roundings.
+reinforcement learning adds about 1e-6 to 1e-5, so almost every update would round away. The sums therefore
+live in float32 (the *masters*), and the module holds their roundings.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,11 +28,11 @@ def resolve_precision(asked: Literal["auto", "fp32", "bf16"], device: str = "cpu
 def is_bf16_faster(device: str = "cpu") -> bool:
     """Whether the device multiplies bfloat16 matrices in hardware.
 
-    On a processor that means AVX-512 BF16 or AMX (about 7 times float32 speed with AMX); one without them emulates
-    bfloat16, at about a tenth of float32 speed.
+    On a processor that means AVX-512 BF16 or AMX (about 7 times float32 speed with AMX); one without them
+    emulates bfloat16, at about a tenth of float32 speed.
     """
     if torch.device(device).type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(name, False) for name in ("amx_bf16", "avx512_bf16"))
 
@@ -49,9 +49,9 @@ def dtype_of(precision: Precision) -> torch.dtype:
 class Masters:
     """The float32 parameters that an optimizer changes, one for each trainable parameter of a module.
 
-    A float32 parameter is its own master: nothing is copied. One in lower precision gets a float32 twin, and its
-    gradient is added to the twin's as soon as a backward pass has it, then freed: gradients too are summed over
-    micro-batches in float32.
+    A float32 parameter is its own master: nothing is copied. One in lower precision gets a float32 twin,
+    and its gradient is added to the twin's as soon as a backward pass has it, then freed: gradients too are
+    summed over micro-batches in float32.
 
     The module's tensors are only ever written in place, because engines hold them too.
 

@@ -29,15 +29,17 @@ T = TypeVar("T")
 class TorchLearner:
     """Implements `Learner` on one device.
 
-    The module may be shared with an engine in the same process: its tensors are only written in place, and only
-    while `update` or `restore` runs. It is put in eval mode and stays there: dropout would make the ratio of two equal
-    policies differ from one.
+    The module may be shared with an engine in the same process: its tensors are only written in place, and
+    only while `update` or `restore` runs. It is put in eval mode and stays there: dropout would make the
+    ratio of two equal policies differ from one.
 
-    model: a causal language model, in the precision that it shall compute in. Parameters in less than float32 get
-        float32 masters here; those that need no gradient (all but the adapters, with LoRA) are never touched.
+    model: a causal language model, in the precision that it shall compute in. Parameters in less than
+        float32 get float32 masters here; those that need no gradient (all but the adapters, with LoRA) are
+        never touched.
     plan: see `LearnerPlan`; its ``precision`` was acted on when the model was loaded.
     steps: training steps of the whole run, which schedules end at.
-    reference: a frozen copy for the reference policy. With adapters none is needed: it is the model without them.
+    reference: a frozen copy for the reference policy. With adapters none is needed: it is the model without
+        them.
     """
 
     def __init__(
@@ -76,8 +78,8 @@ class TorchLearner:
 
         As long as no optimizer step was made since `score`, the proximal policy *is* the current one: the
         forward pass with the gradient then serves both, so that ratios are exactly one.
-        Raises: LearnerError when a loss or the gradient is not finite; weights, moments and schedule are then what
-            they were.
+        Raises: LearnerError when a loss or the gradient is not finite; weights, moments and schedule are
+            then what they were.
         """
         return await self._run(lambda: self._update(minibatch, algorithm, step))
 
@@ -101,13 +103,14 @@ class TorchLearner:
     def restore(self, state: State) -> None:
         """Become the learner that returned ``state``, bit for bit.
 
-        Raises: CheckpointError when it was trained on another model, base or reference; nothing was changed then.
+        Raises: CheckpointError when it was trained on another model, base or reference; nothing was changed
+            then.
         """
         saved = state.values["frozen"]
         if saved != self._frozen():
             raise CheckpointError(
-                f"the checkpoint was made on other frozen weights: it says {saved}, this run has {self._frozen()}; "
-                "resume with the model and reference that the run began with"
+                f"the checkpoint was made on other frozen weights: it says {saved}, this run has "
+                f"{self._frozen()}; resume with the model and reference that the run began with"
             )
         self._optimizer.restore(state)
         self._version = int(state.values["version"])
@@ -115,9 +118,7 @@ class TorchLearner:
 
     def write_model(self, folder: Path) -> None:
         """Write the model as a Hugging Face folder, adapters merged, in the precision that it computes in."""
-        write_model(
-            merged_tensors(self._model), self._model.config, folder, self._model.generation_config
-        )
+        write_model(merged_tensors(self._model), self._model.config, folder, self._model.generation_config)
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -159,9 +160,15 @@ class TorchLearner:
     def _update(self, minibatch: Batch, algorithm: Algorithm, step: int) -> Metrics:
         rows = algorithm.live_rows(minibatch).nonzero()[:, 0]
         learning_rate = self._plan.optimizer.learning_rate_at(step, self._steps)
-        counts = {"learner/updates": Sum(int(len(rows) > 0)), "learner/skipped_updates": Sum(int(len(rows) == 0))}
-        metrics = Metrics.of({**counts, "learner/learning_rate": Last(learning_rate)})
-        if len(rows) == 0:
+        is_skipped = len(rows) == 0
+        metrics = Metrics.of(
+            {
+                "learner/updates": Sum(int(not is_skipped)),
+                "learner/skipped_updates": Sum(int(is_skipped)),
+                "learner/learning_rate": Last(learning_rate),
+            }
+        )
+        if is_skipped:
             return metrics + self._work.take()
         is_current = minibatch.proximal is not None and self._scored_at == self._updates
         statistics = self._statistics(minibatch, algorithm, is_current)
@@ -189,7 +196,12 @@ class TorchLearner:
         return algorithm.statistics(current, minibatch)
 
     def _accumulate(
-        self, minibatch: Batch, rows: Tensor, algorithm: Algorithm, statistics: EffectiveSize, tally: LossTally
+        self,
+        minibatch: Batch,
+        rows: Tensor,
+        algorithm: Algorithm,
+        statistics: EffectiveSize,
+        tally: LossTally,
     ) -> None:
         """Add up losses and gradients of all cuts."""
         saving = recomputing(self._model) if self._plan.gradient_checkpointing else nullcontext()
@@ -218,9 +230,10 @@ def fingerprint(named: Iterable[tuple[str, Tensor]]) -> str:
     >>> fingerprint([("a", torch.zeros(2))]) == fingerprint([("a", torch.zeros(3))])
     False
     """
-    digest, count = hashlib.blake2b(digest_size=16), 0
-    for count, (name, tensor) in enumerate(named, start=1):
+    listed = list(named)
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in listed:
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
         plain = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
-        digest.update(plain.numpy())
-    return digest.hexdigest() if count else ""
+        digest.update(plain.numpy().data)
+    return digest.hexdigest() if listed else ""

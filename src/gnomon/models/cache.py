@@ -41,7 +41,7 @@ class AlignedLayer(DynamicLayer):
     """
 
     def __init__(self, frame: Frame) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.frame = frame
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
@@ -93,7 +93,8 @@ class AlignedCache(Cache):
     def __init__(self, layers: int) -> None:
         self.frame = Frame()
         self.lengths: list[int] = []
-        super().__init__(layers=[AlignedLayer(self.frame) for _ in range(layers)])
+        self.aligned = [AlignedLayer(self.frame) for _ in range(layers)]
+        super().__init__(layers=list(self.aligned))
 
     def join(self, prefixes: Sequence[Prefix | None], counts: Sequence[int], room: int) -> None:
         """Append rows: ``counts[i]`` rows that begin with the positions of ``prefixes[i]`` (None: no position yet).
@@ -104,7 +105,7 @@ class AlignedCache(Cache):
         self._make_room(len(self.lengths) + len(news), max(news, default=0), room)
         at = self.frame.rows
         for prefix, count in zip(prefixes, counts, strict=True):
-            for layer, (key, value) in zip(self.layers, prefix or (), strict=False):
+            for layer, (key, value) in zip(self.aligned, prefix or (), strict=False):
                 keys, values = layer.buffers(key[None], value[None])
                 used = slice(self.frame.end - key.shape[1], self.frame.end)
                 keys[at : at + count, :, used] = key
@@ -118,10 +119,8 @@ class AlignedCache(Cache):
         last = self.frame.rows - 1
         if slot != last:
             used = slice(self.frame.start, self.frame.end)
-            for layer in self.layers:
-                if layer.keys is not None:
-                    layer.keys[slot, :, used] = layer.keys[last, :, used]
-                    layer.values[slot, :, used] = layer.values[last, :, used]
+            for buffer in (b for layer in self.aligned for b in (layer.keys, layer.values) if b is not None):
+                buffer[slot, :, used] = buffer[last, :, used]
             self.lengths[slot] = self.lengths[last]
         self.lengths.pop()
         self._fit()
@@ -154,7 +153,7 @@ class AlignedCache(Cache):
         end = max(used, longest)
         columns = max(now.columns, end + max(_LEAST_ROOM, min(room, max(end, 4 * _LEAST_ROOM))))
         made = Frame(now.rows, end - used, end, max(rows, now.capacity), columns)
-        for layer in self.layers:
+        for layer in self.aligned:
             layer.relocate(made)
         now.start, now.end, now.capacity, now.columns = made.start, made.end, made.capacity, made.columns
 

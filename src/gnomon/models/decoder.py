@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from gnomon.errors import ConfigError
 from gnomon.models.cache import AlignedCache, Prefix, use_grouped_attention
 from gnomon.models.tokenizer import context_of
 
@@ -76,11 +75,10 @@ class AlignedDecoder:
 
     joins = True
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         use_grouped_attention(model)
         self._forward = Forward(model)
-        self._layers = len(DynamicCache(config=model.config).layers)
-        self._cache = AlignedCache(self._layers)
+        self._cache = AlignedCache(len(DynamicCache(config=model.config).layers))
         self._prefixes: dict[Prompt, Prefix | None] = {}
 
     def admit(self, prompts: Sequence[Prompt], room: int, expected: Set[Prompt]) -> None:
@@ -121,7 +119,7 @@ class AlignedDecoder:
         ids = torch.zeros(len(prompts), max(lengths), dtype=torch.long)
         for row, prompt in enumerate(prompts):
             ids[row, : lengths[row]] = torch.tensor(prompt[:-1])
-        cache = DynamicCache()
+        cache: Any = DynamicCache()
         self._forward(ids, past_key_values=cache, use_cache=True)
         for row, prompt in enumerate(prompts):
             self._prefixes[prompt] = [
@@ -221,8 +219,8 @@ def choose_decoder(model: nn.Module) -> Decoder:
     return RecomputeDecoder(model)
 
 
-def context_length(model: Any) -> int:
-    """Return how many tokens the model's positions allow; `NO_LIMIT` where it has none."""
+def context_length(model: Any) -> int | None:
+    """Return how many tokens the model's positions allow; None where they have no limit."""
     return context_of(model.config)
 
 

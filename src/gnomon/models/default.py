@@ -93,9 +93,7 @@ def _convert(source: Path, folder: Path) -> None:
     from tokenizers import pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        str(source.parent), gguf_file=source.name, dtype=torch.bfloat16
-    )
+    model: Any = AutoModelForCausalLM.from_pretrained(str(source.parent), gguf_file=source.name, dtype=torch.bfloat16)
     # The weights are plain tensors by now, but the model still believes that it is quantized and refuses to save.
     model.hf_quantizer = None
     model.is_quantized = False

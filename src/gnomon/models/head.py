@@ -27,9 +27,9 @@ def chosen_logprobs(
     """Return the log-probability of each target and the entropy of each row, Float32[N], with gradients.
 
     hidden Float[N d]; targets Int[N]; chunk_tokens: rows whose logits exist at one time.
-    The products run in the precision of ``hidden`` and ``head`` (which accumulate in float32); everything after
-    them is float32. Without ``with_entropy`` the second result is zeros and costs nothing; the gradient of an
-    entropy that nobody uses is never computed either.
+    The products run in the precision of ``hidden`` and ``head`` (which accumulate in float32); everything
+    after them is float32. Without ``with_entropy`` the second result is zeros and costs nothing; the
+    gradient of an entropy that nobody uses is never computed either.
 
     >>> head = nn.Linear(2, 2, bias=False)
     >>> _ = nn.init.eye_(head.weight)

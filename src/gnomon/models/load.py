@@ -14,17 +14,18 @@ from gnomon.models import default
 from gnomon.models.lora import LoraPlan, adapt, check_lora, merged_tensors, trainable
 from gnomon.models.quiet import no_bars
 from gnomon.models.tiny import tiny_model, tiny_tokenizer
-from gnomon.models.tokenizer import NO_LIMIT, Tokenizer, wrap
+from gnomon.models.tokenizer import Tokenizer, wrap
 
 __all__ = [
     "BUILT_IN",
-    "NO_LIMIT",
+    "TINY",
     "LoraPlan",
     "Tokenizer",
     "check_model",
     "load_model",
     "load_tokenizer",
     "merged_tensors",
+    "model_config",
     "trainable",
     "write_model",
 ]
@@ -60,7 +61,7 @@ def check_model(name: str, trust_remote_code: bool = False) -> None:
         return
     if folder.exists():
         raise ModelError(f"model '{name}' is a file; give the folder that holds config.json and the weights")
-    if name.startswith((".", "/", "~")) or name.count("/") != 1 and "/" in name:
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelError(f"model folder '{name}' does not exist (looked for {folder.absolute()})")
     _check_causal(_hub_config(name, trust_remote_code), name, trust_remote_code)
 
@@ -126,6 +127,12 @@ def write_model(
         empty.save_pretrained(folder, state_dict=state)
 
 
+def model_config(name: str, trust_remote_code: bool = False) -> Any:
+    """Return the config of a model that is not built in code. Raises: ModelError as `check_model` does."""
+    check_model(name, trust_remote_code)
+    return _read_config(_place(name), trust_remote_code)
+
+
 def _place(name: str) -> str:
     if name == default.NAME:
         return str(default.prepare_default())
@@ -159,9 +166,7 @@ def _read_config(place: str, trust_remote_code: bool, local_files_only: bool = F
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(
-            place, trust_remote_code=trust_remote_code, local_files_only=local_files_only
-        )
+        return AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code, local_files_only=local_files_only)
     except (ValueError, KeyError) as error:
         raise ModelError(f"model '{place}': transformers cannot read its config: {_first_line(error)}") from error
 
@@ -203,7 +208,7 @@ def _check_causal(config: Any, name: str, trust_remote_code: bool) -> None:
     if remote and trust_remote_code:
         return
     stated = config.architectures or []
-    is_known = type(config) in AutoModelForCausalLM._model_mapping  # type: ignore[attr-defined]
+    is_known = type(config) in AutoModelForCausalLM._model_mapping
     is_causal = is_known and (not stated or any(_is_causal_name(a, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) for a in stated))
     if not is_causal:
         fix = "; it brings its own code, so set trust_remote_code = true if you trust it" if remote else ""

@@ -60,7 +60,11 @@ def adapt(model: nn.Module, plan: LoraPlan) -> nn.Module:
 
     targets = plan.targets if isinstance(plan.targets, str) else list(plan.targets)
     settings: Any = peft.LoraConfig(
-        r=plan.rank, lora_alpha=plan.alpha, target_modules=targets, lora_dropout=0.0, bias="none"  # type: ignore[arg-type]
+        r=plan.rank,
+        lora_alpha=plan.alpha,  # type: ignore[arg-type]
+        target_modules=targets,
+        lora_dropout=0.0,
+        bias="none",
     )
     model.requires_grad_(False)
     try:
@@ -73,7 +77,9 @@ def adapt(model: nn.Module, plan: LoraPlan) -> nn.Module:
             parameter.data = parameter.data.float()
     unmergeable = [name for name, _ in model.named_parameters() if "lora_embedding" in name]
     if unmergeable:
-        raise ConfigError(f"lora.targets = {plan.targets!r} selects an embedding ({unmergeable[0]}); name linear layers")
+        raise ConfigError(
+            f"lora.targets = {plan.targets!r} selects an embedding ({unmergeable[0]}); name linear layers"
+        )
     return model
 
 
@@ -114,4 +120,5 @@ def _merge(layer: Any, weight: Tensor) -> Tensor:
         update = (b @ a) * layer.scaling[_ADAPTER]
         # A Conv1D (GPT-2) stores its weight transposed.
         update = update.T if layer.fan_in_fan_out else update
-        return (weight.detach().float() + update).to(weight.dtype)
+        merged: Tensor = (weight.detach().float() + update).to(weight.dtype)
+        return merged

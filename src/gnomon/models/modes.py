@@ -32,16 +32,16 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 def recomputing(model: nn.Module) -> Iterator[None]:
     """Keep only each layer's input for the backward pass, which then computes the layer again.
 
-    Memory for activations falls to about one layer's, for one more forward pass. Transformers' own switch works in
-    training mode only, where dropout would be drawn twice and make ratios noise; this works in eval mode, and engines
-    that use the same module between passes never see it.
+    Memory for activations falls to about one layer's, for one more forward pass. Transformers' own switch
+    works in training mode only, where dropout would be drawn twice and make ratios noise; this works in
+    eval mode, and engines that use the same module between passes never see it.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     for layer in layers:
         again = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-        layer.forward = again  # type: ignore[method-assign]
+        layer.forward = again
     try:
         yield
     finally:

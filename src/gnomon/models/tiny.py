@@ -73,8 +73,8 @@ def tiny_tokenizer(config: TinyConfig | None = None) -> Tokenizer:
     shape = config or TinyConfig()
     vocab = {character: byte for byte, character in enumerate(_byte_characters())}
     backend = Backend(models.BPE(vocab=vocab, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
-    backend.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in (BOS, EOS, PAD)])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=backend,
@@ -98,7 +98,7 @@ def save_tiny(folder: Path, seed: int = 0, config: TinyConfig | None = None) -> 
 def _llama(shape: TinyConfig) -> Any:
     from transformers import LlamaConfig
 
-    return LlamaConfig(
+    config = LlamaConfig(
         vocab_size=shape.vocab_size,
         hidden_size=shape.width,
         intermediate_size=2 * shape.width,
@@ -111,8 +111,9 @@ def _llama(shape: TinyConfig) -> Any:
         bos_token_id=BYTES,
         eos_token_id=BYTES + 1,
         pad_token_id=BYTES + 2,
-        attn_implementation="sdpa",
     )
+    config._attn_implementation = "sdpa"
+    return config
 
 
 def _byte_characters() -> list[str]:

@@ -1,7 +1,7 @@
 """Text to token ids and back, over any Hugging Face tokenizer."""
 
 import contextlib
-import sys
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,6 @@ from jinja2 import TemplateError
 from gnomon.errors import ConfigError
 from gnomon.types import Message
 
-NO_LIMIT = sys.maxsize
 _UNSET_LENGTH = 10**9  # transformers writes about 1e30 where a tokenizer states no length
 _PROBE = "gnomonprobe"
 
@@ -28,8 +27,8 @@ class Tokenizer:
     control: every special token's string and id.
     bos: the id to begin a prompt with, or None where the model has none.
     stop_ids: ids that end a turn: the eos of tokenizer and generation config, and the chat template's end of turn.
-    context_length: most tokens that prompt and completion may have together; `NO_LIMIT` where the architecture
-        has no limit.
+    context_length: most tokens that prompt and completion may have together; None where neither
+        the architecture nor the tokenizer states a limit.
     vocab_size: width of the logits, which may exceed the number of named tokens.
     """
 
@@ -37,7 +36,7 @@ class Tokenizer:
     control: Mapping[str, int]
     bos: int | None
     stop_ids: tuple[int, ...]
-    context_length: int
+    context_length: int | None
     vocab_size: int
 
     @property
@@ -104,7 +103,7 @@ class Tokenizer:
                 cuts.add(start + 1)
                 start = text.find(string, start + 1)
         places = sorted(cuts)
-        return [text[a:b] for a, b in zip(places, places[1:], strict=False)]
+        return [text[a:b] for a, b in itertools.pairwise(places)]
 
 
 def wrap(backend: Any, config: Any, generation_eos: Sequence[int] = ()) -> Tokenizer:
@@ -126,13 +125,13 @@ def wrap(backend: Any, config: Any, generation_eos: Sequence[int] = ()) -> Token
     )
 
 
-def context_of(config: Any, stated: int = NO_LIMIT) -> int:
-    """Return the positions that a model's config allows, else what its tokenizer states, else `NO_LIMIT`."""
+def context_of(config: Any, stated: int = _UNSET_LENGTH) -> int | None:
+    """Return the positions that a model's config allows, else what its tokenizer states, else None."""
     text = config.get_text_config()
     positions = vars(text).get(text.attribute_map.get("max_position_embeddings", "max_position_embeddings"))
     if positions is not None:
         return int(positions)
-    return int(stated) if stated < _UNSET_LENGTH else NO_LIMIT
+    return int(stated) if stated < _UNSET_LENGTH else None
 
 
 def _end_of_turn(backend: Any, control: Mapping[str, int]) -> int | None:

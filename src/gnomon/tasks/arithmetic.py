@@ -31,7 +31,7 @@ class ArithmeticTask:
     kind: Literal["arithmetic"] = "arithmetic"
     terms: int = 2
     lowest: int = 0
-    highest: int = 9
+    highest: int = 29
     operators: tuple[str, ...] = ("+",)
     phrase: str = "{}="
     size: int = 1000

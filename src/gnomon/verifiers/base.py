@@ -1,4 +1,4 @@
-"""What is judged, what judges, and what comes back; without torch, because the processes that judge load none."""
+"""What is judged, what judges, and what comes back. No torch: the processes that judge load none."""
 
 import math
 import numbers
@@ -54,7 +54,7 @@ class Verifier(Protocol):
         ...
 
     def prepare(self) -> None:
-        """Import what judging needs; a no-op unless said otherwise. Runs once, in a process that can be killed.
+        """Import what judging needs, once, in a process that can be killed; nothing unless said otherwise.
 
         Raises: UserError when that is not there.
         """
@@ -95,15 +95,13 @@ def real(value: object) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         kind = type(value).__name__
-        raise VerifierError(
-            f"returned {reprlib.repr(value)} ({kind}); a reward is a finite number: return a float"
-        )
+        raise VerifierError(f"returned {reprlib.repr(value)} ({kind}); a reward is a finite number: return a float")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise VerifierError(f"returned {number}; a reward is a finite number")
+        raise VerifierError(f"returned {number}, expected a finite number")
     return number
 
 

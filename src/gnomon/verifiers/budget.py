@@ -50,8 +50,9 @@ class ErrorBudget:
         if failure is None or len(failures) <= self._max_fraction * self._window:
             return
         listed = "\n  ".join(str(f) for f in failures[: -SHOWN - 1 : -1])
+        count, recent = len(failures), len(self._recent)
         raise GradingError(
-            f"{len(failures)} of the last {len(self._recent)} samples ({len(failures) / len(self._recent):.0%}) "
+            f"{count} of the last {recent} samples ({count / recent:.0%}) "
             f"could not be graded, more than {self._max_fraction:.0%} of a window of {self._window}. "
             f"Look at:\n  {listed}\nMend the reward, or allow more errors."
         )

@@ -1,7 +1,7 @@
 """Verifiers that are formulas: text equality, numbers, boxed answers, formats, lengths."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
@@ -18,7 +18,7 @@ class Exact(Verifier):
     strip: ignore whitespace around both. casefold: ignore case. column: where the answer is.
     """
 
-    kind: Literal["exact"] = "exact"
+    kind: Literal["exact"] = field(default="exact", kw_only=True)
     strip: bool = True
     casefold: bool = False
     column: str = "answer"
@@ -50,7 +50,7 @@ class Numeric(Verifier):
     1.0
     """
 
-    kind: Literal["numeric"] = "numeric"
+    kind: Literal["numeric"] = field(default="numeric", kw_only=True)
     which: Which = "last"
     tolerance: float = 0.0
     column: str = "answer"
@@ -75,13 +75,13 @@ class Numeric(Verifier):
 class Boxed(Verifier):
     r"""1.0 if the content of the last balanced ``\boxed{...}`` is the answer, else 0.0.
 
-    Compared as numbers when both are numbers; else as text without spaces, dollar signs, ``\left``, ``\right``,
-    ``\text{...}`` wrappers and a final point. What is equal only by algebra (x+1 and 1+x) is for
-    `verifiers/mathematics.py`.
+    Compared as numbers when both are numbers; else as text without spaces, dollar signs, ``\left``,
+    ``\right``, ``\text{...}`` wrappers and a final point. What is equal only by algebra (x+1 and 1+x) is
+    for `verifiers/mathematics.py`.
     column: where the answer is; when it holds a box itself (a worked solution), the box's content.
     """
 
-    kind: Literal["boxed"] = "boxed"
+    kind: Literal["boxed"] = field(default="boxed", kw_only=True)
     tolerance: float = 0.0
     column: str = "answer"
 
@@ -118,7 +118,7 @@ class Format(Verifier):
     """
 
     pattern: str
-    kind: Literal["format"] = "format"
+    kind: Literal["format"] = field(default="format", kw_only=True)
     match: Literal["full", "partial"] = "full"
 
     def __post_init__(self) -> None:
@@ -147,12 +147,12 @@ class Format(Verifier):
 class Parsable(Verifier):
     """1.0 if the completion gives an answer at all and was not cut off by its budget, else 0.0.
 
-    The fraction of these is the *format* of a policy; the fraction of right ones among them its *answers*. With
-    weight 0 it is measured beside a reward and changes nothing.
+    The fraction of these is the *format* of a policy; the fraction of right ones among them its *answers*.
+    With weight 0 it is measured beside a reward and changes nothing.
     extract: where the answer should stand.
     """
 
-    kind: Literal["parsable"] = "parsable"
+    kind: Literal["parsable"] = field(default="parsable", kw_only=True)
     extract: Extract = "last_number"
 
     @property
@@ -167,7 +167,7 @@ class Parsable(Verifier):
 
 @dataclass(frozen=True)
 class OverlongPenalty:
-    """Lower the reward linearly over the last ``buffer`` tokens of the budget, by ``factor`` at its end and beyond.
+    """Lower the reward linearly over the last ``buffer`` tokens of the budget, by ``factor`` at its end.
 
     penalty(l) = -factor * clip((l - (L_max - buffer)) / buffer, 0, 1), added before any group statistic.
 
@@ -186,9 +186,7 @@ class OverlongPenalty:
     def __post_init__(self) -> None:
         fits = self.max_length is None or self.buffer <= self.max_length
         if not (self.buffer > 0 and fits and 0 <= self.factor < float("inf")):
-            raise ConfigError(
-                f"OverlongPenalty needs 0 < buffer <= max_length tokens and factor >= 0, got {self}"
-            )
+            raise ConfigError(f"OverlongPenalty needs 0 < buffer <= max_length tokens and factor >= 0, got {self}")
 
     def __call__(self, sample: Sample) -> float:
         """Return the penalty, in [-factor, 0]."""

@@ -15,7 +15,7 @@ _BOXED = "\\boxed"
 def extract(text: str, how: Extract) -> str | None:
     r"""Return the answer that ``text`` gives, without surrounding whitespace; None when it gives none.
 
-    last_number, first_number, only_number: that number's plain text (1,234 is "1234"); "only" wants exactly one.
+    last_number, first_number, only_number: that number's plain text (1,234 is "1234"); "only" wants just one.
     last_line: the last line that is not blank. boxed: the content of the last balanced \boxed{...}.
     tags: between the last <answer> and its </answer>. whole: everything.
 
@@ -36,7 +36,7 @@ def extract(text: str, how: Extract) -> str | None:
 
 
 def choose_number(text: str, which: Which) -> Number | None:
-    """Return the last, the first or the only number of ``text``; None if there is none (or several, for "only")."""
+    """Return the last, the first or the only number of ``text``; None without one, or with several."""
     found = find_numbers(text)
     if not found or (which == "only" and len(found) > 1):
         return None

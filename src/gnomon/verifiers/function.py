@@ -10,7 +10,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -25,17 +25,17 @@ from gnomon.verifiers.signatures import Function, Signature, signature
 class UserFunction(Verifier):
     """What a user's function returns.
 
-    function: "module:function", importable from the working directory or the Python path, or "path.py:function".
+    function: "module:function", found from the working directory or the Python path, or "path.py:function".
     messages: pass prompt and completion as one chat message each, ``[{"role": ..., "content": ...}]``, for
         functions that were written for TRL's conversational format; otherwise they are text, also where the
         dataset holds messages.
-    Signatures, sync or async: `verifiers/signatures.py`. A function returning None (in our signature and verl's) is
-    an error; TRL's [None] means that this reward does not apply to the sample.
-    Raises: RewardError at construction when ``function`` has another form; by `prepare` when it cannot be found.
+    Signatures, sync or async: `verifiers/signatures.py`. None is an error in our signature and in verl's;
+    TRL's [None] means that this reward does not apply to the sample.
+    Raises: RewardError at construction when ``function`` has another form, in `prepare` when it is not found.
     """
 
     function: str
-    kind: Literal["function"] = "function"
+    kind: Literal["function"] = field(default="function", kw_only=True)
     messages: bool = False
 
     def __post_init__(self) -> None:
@@ -74,8 +74,8 @@ class UserFunction(Verifier):
 def find(named: str) -> tuple[Function, Signature]:
     """Import a function by its name.
 
-    Raises: RewardError when the file, the module or the function is not there, when importing raises, or when its
-        signature is not known.
+    Raises: RewardError when the file, the module or the function is not there, when importing raises, or when
+        its signature is not known.
     """
     source, _, name = named.rpartition(":")
     module = _from_file(source, named) if source.endswith(".py") else _from_module(source, named)
@@ -85,7 +85,7 @@ def find(named: str) -> tuple[Function, Signature]:
         raise RewardError(f"reward '{named}': {unknown('function', name, here)}")
     function = members[name]
     if not callable(function):
-        raise RewardError(f"reward '{named}' is a {type(function).__name__}, not a function")
+        raise RewardError(f"reward '{named}' is no function but {type(function).__name__}")
     return function, signature(function, named)
 
 
@@ -98,7 +98,8 @@ def _from_file(source: str, named: str) -> ModuleType:
             f"reward '{named}': there is no file {path}{_nearest(path.name, there)}; "
             f"a relative path starts at the working directory, {os.getcwd()}"
         )
-    _search_first(str(path.parent))
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # for what it imports from beside it
     # A name of its own: a file called json.py must not replace the json that everyone else imports.
     spec = importlib.util.spec_from_file_location(f"_reward_{path.stem}", path)
     if spec is None or spec.loader is None:
@@ -113,7 +114,8 @@ def _from_file(source: str, named: str) -> ModuleType:
 
 
 def _from_module(source: str, named: str) -> ModuleType:
-    _search_first(os.getcwd())
+    if os.getcwd() not in sys.path[:1]:
+        sys.path.insert(0, os.getcwd())  # as `python -m` has it
     try:
         return importlib.import_module(source)
     except ModuleNotFoundError as error:
@@ -129,11 +131,6 @@ def _from_module(source: str, named: str) -> ModuleType:
         ) from error
     except BaseException as error:
         raise RewardError(f"reward '{named}': importing {source} raised {cause(error)}") from error
-
-
-def _search_first(folder: str) -> None:
-    if folder not in sys.path[:1]:
-        sys.path.insert(0, folder)
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:

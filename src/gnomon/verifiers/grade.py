@@ -43,9 +43,9 @@ class WeightedReward:
 class Grading:
     """reward = sum of weight * part, plus the overlong penalty; or an error, if any part is one.
 
-    A part that is no finite real number, or that raises, makes the whole sample an error that names the part: a
-    reward without one of its parts would be another reward. Only TRL's ``None`` leaves its part out; when it leaves
-    none, that is an error as well.
+    A part that is no finite real number, or that raises, makes the whole sample an error that names the part:
+    a reward without one of its parts would be another reward. Only TRL's ``None`` leaves its part out; when
+    none is left, that is an error as well.
 
     >>> grading = Grading((WeightedReward(Numeric()), WeightedReward(Parsable(), weight=0.5)))
     >>> grading(Sample("1 + 1 =", "It is 3.", columns={"answer": 2})).reward

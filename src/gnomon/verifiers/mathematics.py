@@ -1,6 +1,6 @@
 """Mathematical equality of LaTeX and plain expressions, by math-verify."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from gnomon.errors import ConfigError
@@ -13,14 +13,14 @@ _MARKS = ("$", "\\boxed", "\\(", "\\[")
 class Mathematics(Verifier):
     r"""1.0 if math-verify finds the completion's answer mathematically equal to the column's, else 0.0.
 
-    Its own timeouts are off: they answer "different" when time is up, which would be a zero for what nobody judged,
-    and they need SIGALRM. The deadline of the grading process ends a comparison that never returns, as an error.
+    Its own timeouts are off: they answer "different" when time is up, which would be a zero for what nobody
+    judged, and they need SIGALRM. The grading deadline ends a comparison that never returns, as an error.
 
-    column: where the answer is. A bare answer (no $, ``\boxed``, ``\(`` or ``\[``) is read as the content of a box.
+    column: where the answer is. A bare answer (no $, ``\boxed``, ``\(``, ``\[``) is read as a box's content.
     Source: math-verify 0.9.0, ``parse`` and ``verify`` with their default extraction.
     """
 
-    kind: Literal["mathematics"] = "mathematics"
+    kind: Literal["mathematics"] = field(default="mathematics", kw_only=True)
     column: str = "answer"
 
     @property

@@ -4,9 +4,9 @@ What is a number: signs, thousands commas, decimals, exponents, fractions a/b an
 
     -5   1,234.50   .5   6.02e23   3/4   3 / 4   -\frac{1}{2}   10{,}000   10,\!000   $5   5kg   50%
 
-What is not: digits glued to a letter or a point before them (x2, H2O, the 3 of version 1.2.3). A minus after a
-word, a digit or a closing bracket subtracts: 5-3 holds 5 and 3. A comma before exactly three digits
-belongs to the number, so 100,200 is one number and 100, 200 are two.
+What is not: digits glued to a letter or a point before them (x2, H2O, the 3 of version 1.2.3). A minus after
+a word, a digit or a closing bracket subtracts: 5-3 holds 5 and 3. A comma before exactly three digits belongs
+to the number, so 100,200 is one number and 100, 200 are two.
 """
 
 import re
@@ -48,7 +48,7 @@ def find_numbers(text: str) -> list[Number]:
 
 
 def parse_number(text: str) -> Number | None:
-    """Return the number that ``text`` is, a currency, percent or dollar sign around it aside; None if it is no number.
+    """Return the number that ``text`` is, a currency or percent sign aside; None if it is none.
 
     >>> parse_number(" $1,000 ").text
     '1000'

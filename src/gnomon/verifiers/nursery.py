@@ -23,8 +23,8 @@ from gnomon.verifiers.worker import Channel
 
 # What a grading process may know of its surroundings. No keys, no tokens: those are passed by name.
 _ENVIRONMENT = (
-    "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH", "PYTHONUSERBASE",
-    "TMPDIR", "TZ", "USER", "VIRTUAL_ENV",
+    "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH",
+    "PYTHONUSERBASE", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV",
 )  # fmt: skip
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _ANSWER_SECONDS = 30.0
@@ -72,10 +72,10 @@ class Nursery:
     def open(self) -> None:
         """Start the nursery and have it import the rewards.
 
-        Raises: RewardError when a reward cannot be used or does not import in time; GradingError when the program
-        itself does not start.
+        Raises: RewardError when a reward cannot be used or does not import in time; GradingError when the
+            program itself does not start.
         """
-        # Forking a process that has threads can leave a lock held forever, so then each worker imports for itself.
+        # Forking beside other threads can leave a lock held forever: then each worker imports for itself.
         if self._open(warm=True) > 1:
             self.close()
             self._open(warm=False)
@@ -83,20 +83,20 @@ class Nursery:
     def fork(self) -> tuple[int, socket.socket]:
         """Return a new worker's number and the socket to talk to it, which speaks first when it is ready.
 
-        A nursery that died (a reward killed it, or the system ran out of memory) is started again, once.
+        A nursery that died (a reward killed it, or the system ran out of memory) is started again.
+        Raises: as `open`; OSError or EOFError when it died once more.
         """
         try:
             return self._fork()
         except (OSError, EOFError):
             self.close()
             self.open()
-        try:
-            return self._fork()
-        except (OSError, EOFError) as error:
-            raise GradingError(f"grading processes cannot be started: {error!r}") from error
+        return self._fork()
 
     def end(self, pid: int) -> str:
         """Kill a worker with all that it started and return how it ended, in words."""
+        if self._control is None:
+            return "ended"
         self._forked.discard(pid)
         try:
             status = self._ask({"do": "end", "pid": pid})["status"]
@@ -131,7 +131,8 @@ class Nursery:
     def _open(self, warm: bool) -> int:
         """Start the program and return how many threads it has after its imports."""
         ours, theirs = socket.socketpair()
-        self._control, self._channel, self._said = ours, Channel(ours), tempfile.TemporaryFile()
+        self._control, self._channel = ours, Channel(ours)
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 # closed in `close`
         with theirs:
             self._program = subprocess.Popen(
                 [sys.executable, "-P", "-m", "gnomon.verifiers.worker", str(theirs.fileno())],
@@ -165,8 +166,8 @@ class Nursery:
         if isinstance(error, TimeoutError):
             names = ", ".join(r.part for r in self._grading.rewards)
             return RewardError(
-                f"importing the rewards ({names}) took more than {self._limits.start_seconds:g} s; importing a reward "
-                "must not start work, or give it more time with start_seconds"
+                f"importing the rewards ({names}) took more than {self._limits.start_seconds:g} s; importing "
+                "a reward must not start work, or give it more time with start_seconds"
             )
         return GradingError(f"the grading process ended while it imported the rewards: {said or repr(error)}")
 
@@ -180,7 +181,7 @@ class Nursery:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                pid = int(self._ask({"do": "fork"}, files=(theirs.fileno(),))["pid"])
+                pid = int(self._ask({"do": "fork"}, file=theirs.fileno())["pid"])
         except BaseException:
             ours.close()
             raise
@@ -188,17 +189,12 @@ class Nursery:
         return pid, ours
 
     def _ask(
-        self, message: Mapping[str, Any], seconds: float = _ANSWER_SECONDS, files: tuple[int, ...] = ()
+        self, message: Mapping[str, Any], seconds: float = _ANSWER_SECONDS, file: int | None = None
     ) -> dict[str, Any]:
         if self._control is None or self._channel is None:
             raise EOFError("the nursery is closed")
         self._control.settimeout(seconds)
-        if files:
-            from gnomon.verifiers import wire
-
-            socket.send_fds(self._control, [wire.encode(dict(message))], list(files))
-        else:
-            self._channel.send(dict(message))
+        self._channel.send(dict(message), file)
         answer, _ = self._channel.receive()
         if answer is None:
             raise EOFError("the nursery closed its socket")

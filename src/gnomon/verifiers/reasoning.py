@@ -3,7 +3,7 @@
 import functools
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gnomon.errors import ConfigError
@@ -15,19 +15,21 @@ Score = Callable[[str, Mapping[str, Any]], object]
 
 @dataclass(frozen=True)
 class Reasoning(Verifier):
-    """What the task's own generator says about the extracted answer: 1.0 right, less for partly right or wrong.
+    """What the task's own generator says about the extracted answer: 1.0 if right, less if not.
 
-    A completion without an answer is 0.0. So is one whose answer makes the scorer raise although it reads the stored
-    answer (prime_factorization on words): the fault is the answer's. A scorer that raises on its own stored
-    answer cannot judge.
+    A completion without an answer is 0.0. So is one whose answer makes the scorer raise although it reads the
+    stored answer (prime_factorization on words): the fault is the answer's. A scorer that raises on its own
+    stored answer cannot judge.
 
     extract: where the answer stands; "tags", <answer>...</answer>, is reasoning-gym's own habit.
-    Columns: ``entry``, the generator's item. ``parameters``, when there, are the generator's settings (six scorers
-    look at them: decimal_arithmetic, polynomial_equations, puzzle24, time_intervals, arc_agi, rearc).
+    Columns: ``entry``, the generator's item. ``parameters``, when there, are the generator's settings: six
+    scorers look at them (decimal_arithmetic, polynomial_equations, puzzle24, time_intervals, arc_agi, rearc).
+    Some scorers (puzzle24, countdown) hand the answer to sympy's parser, which runs it as Python: grading processes
+    have no keys in their environment and end at the deadline, but they are no sandbox.
     Source: reasoning-gym 0.1.25, ``ProceduralDataset.score_answer``.
     """
 
-    kind: Literal["reasoning"] = "reasoning"
+    kind: Literal["reasoning"] = field(default="reasoning", kw_only=True)
     extract: Extract = "tags"
 
     @property

@@ -22,23 +22,14 @@ Function = Callable[..., Any]
 # The parameter that only this style has.
 _MARKS: dict[str, Style] = {"completion": "ours", "completions": "trl", "solution_str": "verl"}
 _ASKABLE = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_KNOWN = (
-    "prompt",
-    "completion",
-    "prompts",
-    "completions",
-    "data_source",
-    "solution_str",
-    "ground_truth",
-    "extra_info",
-)
+_KNOWN = (*_MARKS, "prompt", "prompts", "data_source", "ground_truth", "extra_info")
 
 
 @dataclass(frozen=True)
 class Signature:
     """How one function wants to be called.
 
-    accepted: names of its parameters. required: those without default. takes_all: whether it has ``**columns``.
+    accepted: its parameters' names. required: those without default. takes_all: whether it has ``**columns``.
     """
 
     style: Style
@@ -103,21 +94,17 @@ def signature(function: Function, where: str) -> Signature:
     found = Signature(
         style=_MARKS[marks[0]],
         accepted=frozenset(names),
-        required=frozenset(
-            p.name for p in parameters if p.kind in _ASKABLE and p.default is inspect.Parameter.empty
-        ),
+        required=frozenset(p.name for p in parameters if p.kind in _ASKABLE and p.default is inspect.Parameter.empty),
         takes_all=any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters),
     )
     if found.style == "trl" and "completion_ids" in found.required:
-        raise RewardError(
-            f"reward '{where}' {shown}: completion_ids is not passed; use the text in completions"
-        )
+        raise RewardError(f"reward '{where}' {shown}: completion_ids is not passed; use the text in completions")
     return found
 
 
 _HOW = (
-    "a reward function is (prompt, completion, **columns) -> float, TRL's (prompts, completions, **columns) -> "
-    "list[float | None], or verl's (data_source, solution_str, ground_truth, extra_info) -> float or dict"
+    "a reward function is (prompt, completion, **columns) -> float, TRL's (prompts, completions, **columns) "
+    "-> list[float | None], or verl's (data_source, solution_str, ground_truth, extra_info) -> float or dict"
 )
 
 

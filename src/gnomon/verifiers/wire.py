@@ -1,7 +1,7 @@
 """What goes between the run and the processes that grade: one JSON object a line. No pickle.
 
-JSON has no tuples and only text as keys, but reasoning-gym's scorers compare tuples (rearc would call every right
-answer wrong) and look up numbers; both are therefore marked, and come back as they were.
+JSON has no tuples and only text as keys, but reasoning-gym's scorers compare tuples (rearc would call every
+right answer wrong) and look up numbers; both are therefore marked, and come back as they were.
 """
 
 import json

@@ -1,8 +1,8 @@
 """The program that grades: ``python -m gnomon.verifiers.worker FD``. It loads no torch.
 
 It is a *nursery*: it imports what the rewards need once, then forks a worker in milliseconds whenever it is
-asked to, and ends workers so that nothing of them is left. It stays single-threaded and never runs a reward, so
-it cannot hang. A *worker* reads samples from a socket of its own and answers each with a verdict.
+asked to, and ends workers so that nothing of them is left. It stays single-threaded and never runs a reward,
+so it cannot hang. A *worker* reads samples from a socket of its own and answers each with a verdict.
 
 The nursery is the parent of its workers, so a worker's number cannot be given to another process before the
 nursery has buried it: a kill never hits a stranger. When the run is gone, its sockets close; the nursery then
@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,15 +39,20 @@ class Channel:
         self._connection = connection
         self._read = b""
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Send a message."""
-        self._connection.sendall(wire.encode(message))
+    def send(self, message: dict[str, Any], file: int | None = None) -> None:
+        """Send a message, and an open file beside it."""
+        line = wire.encode(message)
+        if file is not None:
+            line = line[socket.send_fds(self._connection, [line], [file]) :]
+        self._connection.sendall(line)
 
     def receive(self) -> tuple[dict[str, Any] | None, list[int]]:
         """Return the next message, None at the end, and the files that came with it."""
         files: list[int] = []
         while b"\n" not in self._read:
             some, new, _, _ = socket.recv_fds(self._connection, 1 << 16, 4)
+            for file in new:
+                os.set_inheritable(file, False)
             files += new
             if not some:
                 return None, files
@@ -59,8 +65,8 @@ class Channel:
         self._connection.close()
 
 
-class Nursery:
-    """Forks workers and ends them. ``warm``: whether the rewards are imported here, or in each worker."""
+class Brood:
+    """The workers that are alive. ``warm``: whether the rewards were imported here, or are in each worker."""
 
     def __init__(self, grading: Grading, memory_bytes: int | None, warm: bool) -> None:
         self._grading = grading
@@ -91,13 +97,8 @@ class Nursery:
         if pid == 0:
             try:
                 control.close()
-                work(
-                    Channel(socket.socket(fileno=file)),
-                    self._grading,
-                    self._memory_bytes,
-                    nursery,
-                    self._warm,
-                )
+                _limit_memory(self._memory_bytes)
+                work(Channel(socket.socket(fileno=file)), self._grading, nursery, self._warm)
             finally:
                 os._exit(70)
         os.close(file)
@@ -126,7 +127,7 @@ class Nursery:
                 _bury(pid)
 
 
-def work(channel: Channel, grading: Grading, memory_bytes: int | None, nursery: int, warm: bool) -> NoReturn:
+def work(channel: Channel, grading: Grading, nursery: int, warm: bool) -> NoReturn:
     """Judge samples until the run closes the socket. Runs in a forked child and never returns."""
     os.setsid()
     _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
@@ -134,7 +135,6 @@ def work(channel: Channel, grading: Grading, memory_bytes: int | None, nursery: 
         os._exit(0)
     # A child that a reward forks must not answer in the worker's place, nor hold its socket open.
     os.register_at_fork(after_in_child=channel.close)
-    _limit_memory(memory_bytes)
     fault = None if warm else _prepare(grading)
     channel.send({"ready": fault is None, "fault": fault})
     while True:
@@ -165,7 +165,7 @@ def _prepare(grading: Grading) -> str | None:
 
 
 def _limit_memory(more_bytes: int | None) -> None:
-    """Let the address space grow by ``more_bytes`` beyond what the imports took; an allocation past that raises."""
+    """Let the address space grow by ``more_bytes`` beyond what the imports took; what needs more raises."""
     if more_bytes is None or sys.platform != "linux":
         return
     import resource
@@ -214,6 +214,7 @@ def _prctl(option: int, value: int) -> None:
 
 def main() -> None:
     """Import the rewards, say so, and serve."""
+    os.set_inheritable(int(sys.argv[1]), False)
     control = Channel(socket.socket(fileno=int(sys.argv[1])))
     # Importing user code may hang and the run may die meanwhile; afterwards the closed socket says so.
     _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
@@ -228,13 +229,17 @@ def main() -> None:
     if fault is not None:
         return
     _prctl(_SET_DEATH_SIGNAL, 0)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stderr.fileno() if sys.stderr else 2)
     gc.freeze()  # a collection in a worker would otherwise copy the pages that it shares with the nursery
-    Nursery(grading, setup["memory_bytes"], setup["warm"]).serve(control)
+    Brood(grading, setup["memory_bytes"], setup["warm"]).serve(control)
 
 
 if __name__ == "__main__":
     try:
         main()
-    finally:
+    except BaseException:
+        traceback.print_exc()
         sys.stderr.flush()
-        os._exit(0)  # at-exit handlers and threads of user code have no say
+        os._exit(1)
+    os._exit(0)  # at-exit functions and threads of user code have no say

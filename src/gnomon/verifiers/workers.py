@@ -1,8 +1,8 @@
-"""Grading in processes that can be killed: a reward that hangs, crashes or floods costs one sample and no other.
+"""Grading in processes that can be killed: a reward that hangs or crashes costs one sample and no other.
 
 Each worker judges one sample at a time. When the deadline passes, its whole process group is killed and a new
-worker is forked (milliseconds: the rewards are imported already), so a later sample never waits for, and is never
-judged by, a process that an earlier one damaged.
+worker is forked (milliseconds: the rewards are imported already), so a later sample never waits for, and is
+never judged by, a process that an earlier one damaged.
 
 This contains mistakes. It is no sandbox: rewards run with the user's rights.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from gnomon.errors import GnomonError, GradingError
+from gnomon.errors import GnomonError, GradingError, RewardError
 from gnomon.types import Grade
 from gnomon.verifiers import wire
 from gnomon.verifiers.base import Sample, Verdict
@@ -29,13 +29,14 @@ T = TypeVar("T")
 # A loop that was busy elsewhere finds the timer and the answer at once. The worker's own clock decides.
 GRACE_SECONDS = 0.05
 _LONGEST_ANSWER = 1 << 20
+_BIRTHS = 3
 
 
 class _Hung(Exception):
     """The deadline passed without an answer."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Worker:
     pid: int
     reader: asyncio.StreamReader
@@ -44,15 +45,16 @@ class _Worker:
     numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
     async def ready(self) -> None:
-        """Wait for its first word. Raises: EOFError, or GradingError with what it could not import."""
+        """Wait for its first word. Raises: EOFError, or RewardError with what it could not import."""
         hello = await self._next()
         if hello["fault"] is not None:
-            raise GradingError(str(hello["fault"]))
+            raise RewardError(str(hello["fault"]))
 
     async def ask(self, sample: dict[str, Any], deadline_seconds: float) -> Verdict | None:
         """Return its verdict; None when it came past the deadline.
 
-        Raises: _Hung, or OSError, EOFError, ValueError when it died or spoke nonsense. Ask it nothing after that.
+        Raises: TypeError, RecursionError when the sample cannot be sent, and nothing was. _Hung, or OSError,
+            EOFError, ValueError when it died or spoke nonsense; then ask it nothing more.
         """
         number = f"{self.secret}-{next(self.numbers)}"
         self.writer.write(wire.encode({"id": number, "sample": sample}))
@@ -100,6 +102,7 @@ class GradingPool:
         self._workers: set[_Worker] = set()
         self._successions: set[asyncio.Task[str]] = set()
         self._fault: GnomonError | None = None
+        self._is_closed = False
 
     async def start(self) -> None:
         """Import the rewards and fork the workers.
@@ -116,10 +119,11 @@ class GradingPool:
             raise
 
     async def close(self) -> None:
-        """End every worker with all that it started, and wait until they are gone."""
+        """End every worker with all that it started, and wait until they are gone. Twice is once."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._fault = GradingError("the grading pool is closed")
-        for succession in self._successions:
-            succession.cancel()
         await asyncio.gather(*self._successions, return_exceptions=True)
         for worker in tuple(self._workers):
             await self._dismiss(worker)
@@ -143,10 +147,6 @@ class GradingPool:
         Raises: GradingError when no worker can be started, or after `close`.
         """
         fields = wire.from_sample(sample)
-        try:
-            wire.encode(fields)
-        except (TypeError, ValueError, RecursionError) as error:
-            return Grade(None, error=f"the sample cannot be sent to a grading process: {error}")
         verdict, death = await self._try(fields)
         if death is not None:
             verdict, death = await self._try(fields)
@@ -164,6 +164,9 @@ class GradingPool:
             return verdict or self._late, None
         except _Hung:
             return self._late, None
+        except (TypeError, RecursionError) as error:
+            is_sound = True
+            return Verdict(None, error=f"the sample cannot be sent to a grading process: {error}"), None
         except (OSError, EOFError, ValueError):
             is_sound = True  # its succession is waited for here, to learn how it died
             return None, await asyncio.shield(self._succeed(worker))
@@ -193,15 +196,30 @@ class GradingPool:
 
     async def _replace(self, worker: _Worker) -> str:
         await self._dismiss(worker)
+        if self._is_closed:
+            return "ended with the pool"
         obituary = await self._call(lambda: self._nursery.end(worker.pid))
+        if self._fault is not None:
+            return obituary
         try:
             self._idle.put_nowait(await self._hire())
-        except (GnomonError, OSError, EOFError) as error:
+        except GnomonError as error:
             self._fault = GradingError(f"a grading process that {obituary} cannot be replaced: {error}")
             self._idle.put_nowait(None)
         return obituary
 
     async def _hire(self) -> _Worker:
+        """Return a new worker. Raises: GradingError when three in a row die before their first word."""
+        for _ in range(_BIRTHS):
+            try:
+                return await self._fork()
+            except TimeoutError as error:
+                raise GradingError(f"a worker was not ready after {self._limits.start_seconds:g} s") from error
+            except (OSError, EOFError) as error:
+                died = error
+        raise GradingError(f"grading processes die when they start: {died!r}") from died
+
+    async def _fork(self) -> _Worker:
         pid, connection = await self._call(self._nursery.fork)
         reader, writer = await asyncio.open_connection(sock=connection, limit=_LONGEST_ANSWER)
         worker = _Worker(pid, reader, writer)

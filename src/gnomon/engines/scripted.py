@@ -1,0 +1,84 @@
+"""An engine whose answers come from a function: how users test their tasks and rewards without a model."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gnomon.engines.base import Sampling
+from gnomon.errors import ConfigError, EngineError
+from gnomon.types import Completion, Snapshot
+
+
+def utf8(text: str) -> Sequence[int]:
+    """Return the bytes of ``text``: the encoding of the byte tokenizer."""
+    return list(text.encode())
+
+
+@dataclass
+class ScriptedEngine:
+    """Answers each key with what ``answer`` says; implements `Engine`.
+
+    answer: (prompt ids, key) to a text or to token ids. encode: text to ids; bytes unless given.
+    logprob: of every token, both kinds. latency_seconds: slept before each reply, so that order can be tested.
+    context_length: prompt and budget beyond it raise, as with a model; None is no limit.
+
+    An answer without a stop token ends with the first of ``sampling.stop_ids`` if there is one. It is cut at the
+    first stop token, and at ``max_completion_length``, where its stop reason becomes "length".
+
+    >>> import asyncio
+    >>> engine = ScriptedEngine(lambda prompt, key: "4")
+    >>> [answer] = asyncio.run(engine.generate([50, 43, 50], [0], Sampling(stop_ids=(257,))))
+    >>> answer.tokens, answer.stop
+    ((52, 257), 'stop')
+    """
+
+    answer: Callable[[tuple[int, ...], int], str | Sequence[int]]
+    encode: Callable[[str], Sequence[int]] = utf8
+    logprob: float = -0.1
+    latency_seconds: float = 0.0
+    context_length: int | None = None
+    version: int = field(default=-1, init=False)
+    _is_closed: bool = field(default=False, init=False, repr=False)
+
+    async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
+        """Return one completion per key, in the order of ``keys``."""
+        self._check_open()
+        whole = len(prompt) + sampling.max_completion_length
+        if self.context_length is not None and whole > self.context_length:
+            raise ConfigError(
+                f"a prompt of {len(prompt)} tokens and max_completion_length = {sampling.max_completion_length} "
+                f"exceed the context of {self.context_length}"
+            )
+        oldest = self.version
+        if self.latency_seconds > 0:
+            await asyncio.sleep(self.latency_seconds)
+            self._check_open()
+        return [self._complete(self.answer(tuple(prompt), key), sampling, oldest) for key in keys]
+
+    async def load(self, snapshot: Snapshot) -> None:
+        """Take on the snapshot's version; its weights change nothing here."""
+        self._check_open()
+        self.version = snapshot.version
+
+    async def close(self) -> None:
+        """Refuse later calls."""
+        self._is_closed = True
+
+    def _complete(self, answer: str | Sequence[int], sampling: Sampling, oldest: int) -> Completion:
+        ids = list(self.encode(answer) if isinstance(answer, str) else answer)
+        stops = [place for place, token in enumerate(ids) if token in sampling.stop_ids]
+        whole = ids[: stops[0] + 1] if stops else ids + list(sampling.stop_ids[:1])
+        tokens = tuple(whole[: sampling.max_completion_length])
+        logprobs = (self.logprob,) * len(tokens)
+        return Completion(
+            tokens=tokens,
+            logprobs=logprobs,
+            full_logprobs=logprobs,
+            oldest_version=oldest,
+            newest_version=self.version,
+            stop="stop" if len(tokens) == len(whole) else "length",
+        )
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineError("the engine is closed")

@@ -1,0 +1,48 @@
+"""How large a model is, before any weight is read."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gnomon.models.load import TINY, model_config
+from gnomon.models.tiny import tiny_model
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """parameters: weights, each tied one once. layers, width, vocabulary: as the config says.
+
+    cache_bytes_per_token: keys and values of one position in bf16; 0 where the config does not say.
+    """
+
+    parameters: int
+    layers: int
+    width: int
+    vocabulary: int
+    cache_bytes_per_token: int
+
+
+def model_size(name: str, trust_remote_code: bool = False) -> ModelSize:
+    """Return the size of the model ``name``, from its config alone.
+
+    Raises: ModelError as `check_model` does.
+    """
+    from transformers import AutoModelForCausalLM
+
+    if name == TINY:
+        model: Any = tiny_model(0)
+    else:
+        config = model_config(name, trust_remote_code)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", 0)
+    head = getattr(config, "head_dim", None) or config.hidden_size // max(config.num_attention_heads, 1)
+    return ModelSize(
+        parameters=sum(p.numel() for p in model.parameters()),
+        layers=config.num_hidden_layers,
+        width=config.hidden_size,
+        vocabulary=config.vocab_size,
+        cache_bytes_per_token=2 * 2 * config.num_hidden_layers * heads * head,
+    )

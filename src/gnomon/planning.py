@@ -1,0 +1,152 @@
+"""What one step of an experiment does, in plain words and numbers, before any of it is done."""
+
+import time
+from dataclasses import asdict, dataclass
+
+import torch
+
+from gnomon.assemble import Questions
+from gnomon.experiment import Experiment
+from gnomon.learner.precision import dtype_of, resolve_precision
+from gnomon.models.size import ModelSize
+
+GIB = 2**30
+_PROBE_TOKENS = 256
+_REACHED = 0.25
+"""Share of the measured matrix rate that a whole step reached on the machine where this was calibrated (docs/log.md)."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An experiment in numbers. Bytes and seconds are estimates; `sentences` says what they rest on."""
+
+    steps: int
+    prompts_per_step: int
+    rollouts_per_step: int
+    updates_per_step: int
+    rollouts_per_update: int
+    is_on_policy: bool
+    training_prompts: int
+    held_out_prompts: int
+    parameters: int
+    precision: str
+    memory_bytes: int
+    checkpoint_bytes: int
+    disk_bytes: int
+    step_seconds: float
+    total_seconds: float
+    sentences: tuple[str, ...]
+
+    def as_row(self) -> dict[str, object]:
+        """Return one JSON object."""
+        return asdict(self)
+
+
+def make_plan(experiment: Experiment, asked: Questions, size: ModelSize) -> Plan:
+    """Return the plan of ``experiment``; measures the machine's matrix rate for a moment."""
+    algorithm = experiment.algorithm
+    precision = resolve_precision(experiment.learner.precision)
+    updates, rollouts = algorithm.updates.total, experiment.rollouts_per_step
+    per_update = rollouts // algorithm.updates.minibatches
+    prompt = sum(len(asked.split.train[i].prompt) for i in range(min(64, len(asked.split.train))))
+    prompt_tokens = prompt / min(64, len(asked.split.train))
+    tokens = rollouts * (prompt_tokens + experiment.sampling.max_completion_length)
+    memory, checkpoint = _memory(experiment, size, precision, prompt_tokens), _checkpoint(experiment, size, precision)
+    kept = experiment.checkpoints.keep_last + 1
+    records = int(rollouts * experiment.steps * 40 * experiment.sampling.max_completion_length)
+    seconds = _step_seconds(experiment, size, precision, tokens)
+    is_on_policy = updates == 1 and experiment.max_staleness == 0
+    sentences = (
+        f"{experiment.steps} steps of {algorithm.name} on '{experiment.task.name}' with {experiment.model} "
+        f"({size.parameters / 1e6:.0f} million parameters, computed in {precision}"
+        f"{f', LoRA of rank {experiment.lora.rank}' if experiment.lora else ''}).",
+        f"A step asks {_many(experiment.prompts_per_step, 'prompt')}, {_many(algorithm.num_generations, 'answer')} each: "
+        f"{rollouts} rollouts of at most {experiment.sampling.max_completion_length} tokens, from prompts of about "
+        f"{prompt_tokens:.0f}.",
+        f"It makes {_many(updates, 'optimizer update')} of {per_update} rollouts"
+        + (f" ({algorithm.updates.epochs} passes over the batch)" if algorithm.updates.epochs > 1 else "")
+        + "; "
+        + _policy(is_on_policy, updates, experiment.max_staleness),
+        f"{_many(len(asked.split.train), 'training prompt')}, so one pass over them takes "
+        f"{len(asked.split.train) / experiment.prompts_per_step:.0f} steps; {asked.split.dropped} were given up because "
+        f"they are held out; {_many(len(asked.split.held_out), 'held-out prompt')}.",
+        f"Memory at most about {memory / GIB:.1f} GiB; a checkpoint is {checkpoint / GIB:.2f} GiB, and at most {kept} "
+        f"exist at once, with the records {(checkpoint * kept + records) / GIB:.1f} GiB on disk.",
+        f"About {seconds:.0f} seconds a step if every answer uses its whole budget, "
+        f"{seconds * experiment.steps / 60:.0f} minutes in all, plus evaluation (from this machine's matrix rate, "
+        "measured just now; within a factor of two).",
+    )
+    return Plan(
+        steps=experiment.steps,
+        prompts_per_step=experiment.prompts_per_step,
+        rollouts_per_step=rollouts,
+        updates_per_step=updates,
+        rollouts_per_update=per_update,
+        is_on_policy=is_on_policy,
+        training_prompts=len(asked.split.train),
+        held_out_prompts=len(asked.split.held_out),
+        parameters=size.parameters,
+        precision=precision,
+        memory_bytes=memory,
+        checkpoint_bytes=checkpoint,
+        disk_bytes=checkpoint * kept + records,
+        step_seconds=seconds,
+        total_seconds=seconds * experiment.steps,
+        sentences=sentences,
+    )
+
+
+def _policy(is_on_policy: bool, updates: int, max_staleness: int) -> str:
+    if is_on_policy:
+        return "it is on-policy: the weights that answered are the weights that are trained."
+    late = [f"the first update is on-policy and the other {updates - 1} are not"] if updates > 1 else []
+    if max_staleness:
+        late.append(f"answers may be {_many(max_staleness, 'step')} older than the weights they train")
+    return f"it is off-policy: {', and '.join(late)}."
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _checkpoint(experiment: Experiment, size: ModelSize, precision: str) -> int:
+    """Return the model as it computes, and masters and two moments in float32 of what is trained."""
+    weights = size.parameters * dtype_of(precision).itemsize  # type: ignore[arg-type]
+    return weights + 12 * _trained(experiment, size)
+
+
+def _memory(experiment: Experiment, size: ModelSize, precision: str, prompt_tokens: float) -> int:
+    item = dtype_of(precision).itemsize  # type: ignore[arg-type]
+    masters = 16 if item < 4 else 12
+    weights = size.parameters * item + _trained(experiment, size) * masters
+    length = prompt_tokens + experiment.sampling.max_completion_length
+    cache = experiment.engine.max_concurrent * length * size.cache_bytes_per_token * (item / 2)
+    micro = max(experiment.learner.max_tokens_per_micro_batch, length)
+    activations = micro * size.layers * size.width * 40 * item / (8 if experiment.learner.gradient_checkpointing else 1)
+    logits = 256 * size.vocabulary * 4 * 4
+    imports = 0.6 * GIB
+    return int(weights + cache + activations + logits + imports)
+
+
+def _trained(experiment: Experiment, size: ModelSize) -> int:
+    if experiment.lora is None:
+        return size.parameters
+    return min(size.parameters, 14 * size.layers * size.width * experiment.lora.rank)
+
+
+def _step_seconds(experiment: Experiment, size: ModelSize, precision: str, tokens: float) -> float:
+    passes = 3 * experiment.algorithm.updates.epochs + len(experiment.algorithm.needs) + 1
+    return 2 * size.parameters * tokens * passes / (_matrix_rate(precision, size.width) * _REACHED)
+
+
+def _matrix_rate(precision: str, width: int) -> float:
+    """Return floating-point operations a second of a product of the model's width, measured over a few calls."""
+    wide = max(64, width)
+    left = torch.randn(_PROBE_TOKENS, wide).to(dtype_of(precision))  # type: ignore[arg-type]
+    right = torch.randn(wide, 4 * wide).to(dtype_of(precision))  # type: ignore[arg-type]
+    best = float("inf")
+    for _ in range(12):
+        began = time.perf_counter()
+        left @ right
+        best = min(best, time.perf_counter() - began)
+    return 2 * _PROBE_TOKENS * wide * 4 * wide / best

@@ -1,0 +1,129 @@
+"""The run card: what a run ran on, and what it promises about being run again.
+
+Only what is listed here is written: no environment variable, no token, no command line.
+"""
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from gnomon.records.durable import write_json
+
+PACKAGES = (
+    "gnomon", "torch", "transformers", "tokenizers", "safetensors", "numpy", "peft",
+    "reasoning-gym", "math-verify", "datasets", "pyarrow",
+)  # fmt: skip
+EXACT = (
+    "R0 exact: the same experiment on this processor, with these versions and this number of threads, gives the "
+    "same metrics, sampled tokens and weights, bit for bit; also when it was stopped and resumed"
+)
+LOSSLESS = (
+    "R2 lossless: a resumed run repeats and loses no sample and goes on from the same weights, but accelerator "
+    "kernels may round differently, so numbers need not be equal"
+)
+
+
+@dataclass(frozen=True)
+class Card:
+    """One session of a run: what it was started with. `run_card` fills it in.
+
+    device: as torch names it, with the processor's own name. threads: of torch; sums depend on it. precision: of
+    the network's arithmetic. reproducibility, sandbox: the level, and what it means, in words.
+    code: commit of gnomon's source and of the working directory, each with ``dirty`` when files differ from it;
+    None where there is no repository.
+    """
+
+    started: str
+    versions: Mapping[str, str]
+    platform: str
+    cpu: str
+    cpu_count: int
+    device: str
+    threads: int
+    seeds: Mapping[str, int]
+    precision: str
+    reproducibility: str
+    sandbox: str
+    code: Mapping[str, Mapping[str, Any] | None]
+
+
+def run_card(
+    device: str, threads: int, seeds: Mapping[str, int], precision: str, sandbox: str = "none: no model-written code"
+) -> Card:
+    """Return the card of a session that starts now."""
+    return Card(
+        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        versions={"python": platform.python_version()} | installed(PACKAGES),
+        platform=platform.platform(terse=True),
+        cpu=cpu_name(),
+        cpu_count=os.cpu_count() or 1,
+        device=device,
+        threads=threads,
+        seeds=dict(seeds),
+        precision=precision,
+        reproducibility=EXACT if device == "cpu" else LOSSLESS,
+        sandbox=sandbox,
+        code={"gnomon": _own_commit(), "working_directory": commit_of(Path.cwd())},
+    )
+
+
+def write_card(path: Path, card: Card) -> None:
+    """Write the card as JSON, at once; a resumed run adds its session under ``resumed`` and keeps the first."""
+    first: dict[str, Any] = asdict(card)
+    if path.exists():
+        first = json.loads(path.read_text(encoding="utf-8"))
+        first["resumed"] = [*first.get("resumed", []), asdict(card)]
+    write_json(path, first)
+
+
+def installed(packages: Sequence[str]) -> dict[str, str]:
+    """Return the version of each package that is installed."""
+    found: dict[str, str] = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def cpu_name() -> str:
+    """Return what the processor calls itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def commit_of(folder: Path) -> dict[str, Any] | None:
+    """Return the commit that ``folder`` is at and whether tracked files differ from it, or None outside git."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    if commit is None or changes is None:
+        return None
+    return {"commit": commit, "dirty": bool(changes)}
+
+
+def _own_commit() -> dict[str, Any] | None:
+    # An installed copy lies in somebody else's repository, untracked: that commit says nothing about it.
+    source = Path(__file__).resolve()
+    tracked = _git(source.parent, "ls-files", "--error-unmatch", source.name)
+    return None if tracked is None else commit_of(source.parent)
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return ran.stdout.strip()

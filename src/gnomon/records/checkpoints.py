@@ -1,0 +1,174 @@
+"""Checkpoints that are complete and unchanged, or are not used."""
+
+import errno
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gnomon.errors import CheckpointError
+from gnomon.records.durable import remove_tree, sync_directory, sync_tree, write_json
+from gnomon.records.jsonl import Warn, warn_on_stderr
+from gnomon.records.manifest import find_damage, size_bytes, verify, write_manifest
+from gnomon.records.states import read_states, write_states
+from gnomon.types import State
+
+BEST = "best.json"
+SPARE = 1.1
+_STEP = re.compile(r"step-(\d+)")
+
+
+@dataclass(frozen=True)
+class Found:
+    """The checkpoint to go on from. warnings: one line for each newer one that is damaged."""
+
+    path: Path
+    step: int
+    warnings: tuple[str, ...] = ()
+
+
+class Checkpoints:
+    """The checkpoints of one run: ``step-N/`` with Hugging Face files at the top, ``state/`` and ``manifest.json``.
+
+    A checkpoint is written under a hidden name, every file waits for the disk, the manifest comes last, and then the
+    folder gets its name in one step. So whatever has the name ``step-N`` was complete; that it still is, its sizes and
+    hashes say when it is read. An existing checkpoint is never written into.
+    keep_last: newest checkpoints kept. keep_every: steps; those at its multiples stay for good, None for none. The best
+    one, see `save`, stays as well.
+    One process writes: it holds the lock of the run directory.
+    """
+
+    def __init__(
+        self, directory: Path, keep_last: int = 2, keep_every: int | None = None, warn: Warn = warn_on_stderr
+    ) -> None:
+        self.directory, self.keep_last, self.keep_every = directory, keep_last, keep_every
+        self._warn = warn
+
+    def save(
+        self, step: int, parts: Mapping[str, State], model_files: Callable[[Path], None], is_best: bool = False
+    ) -> Path:
+        """Publish the checkpoint of ``step`` and return its folder; then remove those that need not be kept.
+
+        parts: each becomes ``state/PART.safetensors`` and ``state/PART.json``. model_files: writes the model into the
+        folder that it is given. is_best: keep this one until a better one comes.
+        Raises: OSError with ENOSPC when the disk is full, CheckpointError when the step has a checkpoint already;
+        earlier checkpoints are as they were, and nothing is left of this one.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.sweep()
+        target = self.directory / f"step-{step}"
+        self._clear_way(target)
+        self._check_space(parts)
+        hidden = self.directory / f".tmp-{step}-{secrets.token_hex(4)}"
+        try:
+            hidden.mkdir()
+            write_states(hidden / "state", parts)
+            model_files(hidden)
+            sync_tree(hidden)
+            write_manifest(hidden, step)
+            os.rename(hidden, target)
+        except BaseException as error:
+            shutil.rmtree(hidden, ignore_errors=True)
+            if _is_full(error):
+                full = f"no space for the checkpoint of step {step} in {self.directory}"
+                raise OSError(errno.ENOSPC, full) from error
+            raise
+        sync_directory(self.directory)
+        if is_best:
+            write_json(self.directory / BEST, {"step": step})
+        self._retire()
+        return target
+
+    def newest(self) -> Found | None:
+        """Return the newest checkpoint of which every byte is as it was written; None when there never was one.
+
+        Raises: CheckpointError when there are checkpoints and all are damaged: starting again from nothing is a
+        decision that is not made silently.
+        """
+        warnings: list[str] = []
+        for step, path in reversed(self._steps()):
+            damage = find_damage(path)
+            if damage is None:
+                return Found(path, step, tuple(warnings))
+            warnings.append(f"the checkpoint {path} is damaged and is not used: {damage}")
+        if warnings:
+            raise CheckpointError(
+                f"no checkpoint in {self.directory} can be trusted:\n  " + "\n  ".join(warnings) + "\n"
+                "restore one from a copy, or start a new run with `gnomon train EXPERIMENT --run-dir DIR`"
+            )
+        return None
+
+    def best(self) -> Path | None:
+        """Return the checkpoint that was last saved as the best, if it is still there."""
+        try:
+            step = int(json.loads((self.directory / BEST).read_text(encoding="utf-8"))["step"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        path = self.directory / f"step-{step}"
+        return path if path.is_dir() else None
+
+    def sweep(self) -> None:
+        """Remove what an interrupted save or removal left behind. Only the process that writes may do this."""
+        if self.directory.is_dir():
+            for left in [*self.directory.glob(".tmp-*"), *self.directory.glob(".removed-*")]:
+                shutil.rmtree(left, ignore_errors=True)
+
+    def _steps(self) -> list[tuple[int, Path]]:
+        """Return the published checkpoints, the oldest first, however much of them is left."""
+        if not self.directory.is_dir():
+            return []
+        named = ((_STEP.fullmatch(path.name), path) for path in self.directory.iterdir() if path.is_dir())
+        return sorted((int(match[1]), path) for match, path in named if match)
+
+    def _clear_way(self, target: Path) -> None:
+        if not target.exists():
+            return
+        damage = find_damage(target)
+        if damage is None:
+            raise CheckpointError(f"{target} exists already, and a checkpoint is never written over")
+        aside = target.with_name(f"damaged-{target.name}-{secrets.token_hex(4)}")
+        os.rename(target, aside)
+        self._warn(f"the damaged checkpoint {target} was set aside as {aside.name}: {damage}")
+
+    def _check_space(self, parts: Mapping[str, State]) -> None:
+        steps = self._steps()
+        tensors = sum(tensor.nbytes for state in parts.values() for tensor in state.tensors.values())
+        needed = int(SPARE * max(size_bytes(steps[-1][1]) if steps else 0, tensors))
+        free = shutil.disk_usage(self.directory).free
+        if free < needed:
+            raise OSError(
+                errno.ENOSPC,
+                f"a checkpoint in {self.directory} needs {needed} bytes, and {free} are free; "
+                f"make room for {needed - free} more, then `gnomon resume`",
+            )
+
+    def _retire(self) -> None:
+        # Damaged ones do not count: with one of two gone bad, removing the third would leave a single good one.
+        sound = [(step, path) for step, path in self._steps() if find_damage(path, is_quick=True) is None]
+        best = self.best()
+        for step, path in sound[: -self.keep_last]:
+            is_milestone = bool(self.keep_every) and step % (self.keep_every or 1) == 0
+            if not is_milestone and path != best:
+                remove_tree(path, f".removed-{step}-{secrets.token_hex(4)}")
+
+
+def load(path: Path, is_verified: bool = False) -> dict[str, State]:
+    """Return the parts of a checkpoint, after comparing every byte with its manifest.
+
+    is_verified: that was just done, as by `Checkpoints.newest`.
+    Raises: CheckpointError that says what is damaged; nothing was read then.
+    """
+    if not is_verified:
+        verify(path)
+    return read_states(path / "state")
+
+
+def _is_full(error: BaseException) -> bool:
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    # safetensors reports the system's error as text alone.
+    return "No space left on device" in str(error) or "os error 28" in str(error)

@@ -1,0 +1,217 @@
+"""One run, one directory, one process that writes to it."""
+
+import datetime
+import errno
+import fcntl
+import json
+import os
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gnomon.errors import RunDirectoryError, unknown
+
+LOCK = ".lock"
+_HELD: set[int] = set()
+
+
+def _forget_locks() -> None:
+    # A forked child shares the lock with its parent: a worker that outlived a killed run would keep it locked.
+    for descriptor in _HELD:
+        os.close(descriptor)
+    _HELD.clear()
+
+
+os.register_at_fork(after_in_child=_forget_locks)
+
+
+@dataclass
+class RunDirectory:
+    """The files of one run, locked for the life of this process.
+
+    The lock belongs to the kernel: it ends with the process, however that ends, so there is no stale lock to remove.
+    Readers (`evaluate`, `report`, `watch`) need no lock: ``RunDirectory(path)`` names the files.
+    """
+
+    path: Path
+    _lock: int | None = None
+
+    @classmethod
+    def create(cls, path: Path) -> Self:
+        """Make a new run at ``path``, or take an empty directory.
+
+        Raises: RunDirectoryError when something is there already, another process has it, or it cannot be written.
+        """
+        with _reported(path):
+            if (path / LOCK).exists():
+                # Someone may be at work: say who, before saying what is there.
+                cls(path, _lock(path)).close()
+            _refuse_used(path)
+            path.mkdir(parents=True, exist_ok=True)
+            made = cls(path, _lock(path))
+        try:
+            with _reported(path):
+                _refuse_used(path)
+        except RunDirectoryError:
+            made.close()
+            raise
+        return made
+
+    @classmethod
+    def named(cls, name: str, root: Path = Path("runs"), now: datetime.datetime | None = None) -> Self:
+        """Make the new run ROOT/NAME-YYYYmmdd-HHMMSS, with -2, -3, ... when that is taken.
+
+        name: letters, digits, dots, underscores and hyphens stay; anything else becomes a hyphen.
+        """
+        slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:64] or "run"
+        base = f"{slug}-{now or datetime.datetime.now():%Y%m%d-%H%M%S}"
+        number = 1
+        while True:
+            path = root / (base if number == 1 else f"{base}-{number}")
+            with _reported(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    path.mkdir()
+                except FileExistsError:
+                    number += 1
+                    continue
+            return cls.create(path)
+
+    @classmethod
+    def reopen(cls, path: Path) -> Self:
+        """Take an existing run, to go on with it.
+
+        Raises: RunDirectoryError when there is none, another process has it, or it cannot be written.
+        """
+        if not (path / "experiment.toml").is_file():
+            raise RunDirectoryError(_no_run(path))
+        with _reported(path):
+            return cls(path, _lock(path))
+
+    @property
+    def experiment(self) -> Path:
+        """The fully resolved experiment."""
+        return self.path / "experiment.toml"
+
+    @property
+    def card(self) -> Path:
+        """What it ran on, and what it promises."""
+        return self.path / "run.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One object per step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def evaluations(self) -> Path:
+        """One object per evaluation."""
+        return self.path / "evaluations.jsonl"
+
+    @property
+    def rollouts(self) -> Path:
+        """The folder of graded rollouts, a file per step."""
+        return self.path / "rollouts"
+
+    @property
+    def batches(self) -> Path:
+        """The folder of training batches, a file per step."""
+        return self.path / "batches"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def report(self) -> Path:
+        """The page that `gnomon report` writes."""
+        return self.path / "report.html"
+
+    def close(self) -> None:
+        """Let others have the run; called again, it does nothing."""
+        if self._lock is not None and self._lock in _HELD:
+            _HELD.discard(self._lock)
+            os.close(self._lock)
+        self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _lock(path: Path) -> int:
+    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(descriptor, 4096, 0)
+        os.close(descriptor)
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            raise RunDirectoryError(
+                f"the run {path} is in use by {_holder(holder)}; wait until it ends or stop it, "
+                "or start another run with --run-dir DIR"
+            ) from error
+        raise
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    note = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": now}) + "\n"
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, note.encode(), 0)
+    _HELD.add(descriptor)
+    return descriptor
+
+
+def _holder(note: bytes) -> str:
+    try:
+        said = json.loads(note)
+        return f"process {said['pid']} on {said['host']} since {said['started']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"
+
+
+def _refuse_used(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise RunDirectoryError(f"{path} is a file, so no run can be written there; choose another --run-dir DIR")
+    if path.is_dir() and any(entry.name != LOCK for entry in path.iterdir()):
+        is_run = (path / "experiment.toml").is_file()
+        what, go_on = ("a run", f"go on with it: gnomon resume {path}; or ") if is_run else ("files", "")
+        raise RunDirectoryError(
+            f"{path} holds {what} already, and nothing is overwritten; {go_on}start another with --run-dir DIR"
+        )
+
+
+def _no_run(path: Path) -> str:
+    if not path.exists():
+        siblings = path.parent.iterdir() if path.parent.is_dir() else iter(())
+        runs = [str(p) for p in siblings if (p / "experiment.toml").is_file()]
+        hint = unknown("run", str(path), runs) if runs else f"there is no run {path}"
+        return f"{hint}; `gnomon train EXPERIMENT` starts one"
+    return f"{path} is no run: it has no experiment.toml; `gnomon train EXPERIMENT --run-dir DIR` starts one"
+
+
+class _reported:
+    """Turns what the file system refuses into a RunDirectoryError that names the path and the way out."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, OSError) and not isinstance(error, RunDirectoryError):
+            if error.errno == errno.ENOSPC:
+                return
+            raise RunDirectoryError(
+                f"{self.path} cannot be written: {error.strerror or error}; "
+                "choose a directory that you may write to with --run-dir DIR"
+            ) from error

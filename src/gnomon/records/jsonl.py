@@ -1,0 +1,134 @@
+"""JSON lines that survive crashes, full disks and numbers that are not finite."""
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gnomon.records.durable import keep_lines
+
+Warn = Callable[[str], None]
+
+
+def warn_on_stderr(message: str) -> None:
+    """Print one line on standard error."""
+    print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+class JsonLines:
+    """Appends one JSON object a line, each handed to the system at once.
+
+    A line is whole or absent: what a crash tore off is cut at the next opening, and what a full disk tore off is cut
+    right away. A row that cannot be written is counted and warned of once; it never ends a run.
+    is_synced: wait for the disk after each row, so that rows also survive a power cut.
+    """
+
+    def __init__(self, path: Path, warn: Warn = warn_on_stderr, is_synced: bool = False) -> None:
+        self.path = path
+        self.lost = 0
+        self._warn, self._is_synced = warn, is_synced
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - it lives as long as this object
+        self._end = self._after_last_line()
+        self._file.truncate(self._end)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Write one row."""
+        line = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode()
+        try:
+            if self._file.write(line) != len(line):
+                raise OSError("the disk took a part of a row")
+            if self._is_synced:
+                os.fsync(self._file.fileno())
+            self._end += len(line)
+        except OSError as error:
+            self._file.truncate(self._end)
+            if self.lost == 0:
+                self._warn(f"{self.path} cannot be written, the run goes on without its rows: {error}")
+            self.lost += 1
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _after_last_line(self) -> int:
+        size = self._file.seek(0, os.SEEK_END)
+        position = size
+        while position > 0:
+            start = max(0, position - 65536)
+            self._file.seek(start)
+            found = self._file.read(position - start).rfind(b"\n")
+            if found >= 0:
+                return start + found + 1
+            position = start
+        return 0
+
+
+class JsonlSink:
+    """The metrics file: ``{"step": int, "seconds": float, NAME: number, ...}``.
+
+    seconds: of wall clock that the run has worked, over all its sessions. A number that is not finite is ``null``, and
+    its name is in the list ``not_finite``, so that the file stays JSON and the fault stays visible.
+    """
+
+    def __init__(self, path: Path, is_synced: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        before = [float(row.get("seconds") or 0.0) for row in read_rows(path)]
+        self._lines = JsonLines(path, is_synced=is_synced)
+        self._clock, self._began = clock, clock() - max(before, default=0.0)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Append the row of a step."""
+        self._lines.append({"step": step, "seconds": round(self._clock() - self._began, 3), **finite(values)})
+
+    def close(self) -> None:
+        """Close the file."""
+        self._lines.close()
+
+
+def finite(values: Mapping[str, float]) -> dict[str, Any]:
+    """Return ``values`` with None for what is not finite, and then the names of those under ``not_finite``.
+
+    >>> finite({"a": 1.0, "b": float("nan")})
+    {'a': 1.0, 'b': None, 'not_finite': ['b']}
+    """
+    wrong = [name for name, value in values.items() if not math.isfinite(value)]
+    row: dict[str, Any] = {name: None if name in wrong else value for name, value in values.items()}
+    return row | {"not_finite": wrong} if wrong else row
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file of JSON objects; none when there is no file. Torn and damaged lines are passed over."""
+    if not path.exists():
+        return
+    with open(path, "rb") as file:
+        for line in file:
+            row = _parse(line)
+            if row is not None:
+                yield row
+
+
+def drop_after(path: Path, step: int) -> None:
+    """Remove the rows of later steps: a run that resumes at ``step`` will make them again.
+
+    Torn and damaged lines go too. The file is replaced at once, or untouched when nothing has to go.
+    """
+    if path.exists():
+        keep_lines(path, lambda line: _step(line) <= step)
+
+
+def _step(line: bytes) -> float:
+    row = _parse(line)
+    step = None if row is None else row.get("step")
+    return step if isinstance(step, int) else math.inf
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None

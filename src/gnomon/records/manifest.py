@@ -1,0 +1,93 @@
+"""The manifest: what a checkpoint consists of, so that anything that is missing, changed or added is noticed."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from gnomon.errors import CheckpointError
+from gnomon.records.durable import sync_directory, sync_file
+
+NAME = "manifest.json"
+FORMAT = "gnomon-checkpoint/1"
+
+
+def write_manifest(folder: Path, step: int) -> None:
+    """Write sizes and SHA-256 of every file under ``folder``; this is the last file of a checkpoint."""
+    files = {name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for name, path in _files(folder)}
+    path = folder / NAME
+    path.write_bytes(_render(step, files))
+    sync_file(path)
+    sync_directory(folder)
+
+
+def find_damage(folder: Path, is_quick: bool = False) -> str | None:
+    """Return what is wrong with a checkpoint, in words, or None when every byte is as it was written.
+
+    is_quick: compare names and sizes alone.
+    """
+    try:
+        raw = (folder / NAME).read_bytes()
+        manifest = json.loads(raw)
+        # The file must be what would be written again: then no byte of the manifest itself was changed.
+        if manifest["format"] != FORMAT:
+            return f"its manifest is in the format {manifest['format']!r}, not {FORMAT!r}"
+        if raw != _render(manifest["step"], manifest["files"]):
+            return "its manifest was changed"
+        if folder.name != f"step-{manifest['step']}":
+            return f"it is of step {manifest['step']}"
+        return _compare(folder, manifest["files"], is_quick)
+    except FileNotFoundError as error:
+        return f"{error.filename} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"it cannot be read: {error}"
+
+
+def verify(folder: Path) -> None:
+    """Raise CheckpointError, saying what is wrong, unless every byte is as it was written."""
+    damage = find_damage(folder)
+    if damage is not None:
+        raise CheckpointError(f"the checkpoint {folder} is damaged: {damage}")
+
+
+def size_bytes(folder: Path) -> int:
+    """Return the bytes of all files under ``folder``."""
+    return sum(path.stat().st_size for _, path in _files(folder))
+
+
+def _compare(folder: Path, expected: dict[str, dict[str, int | str]], is_quick: bool) -> str | None:
+    found = dict(_files(folder))
+    for name in sorted(expected.keys() - found.keys()):
+        return f"{name} is missing"
+    for name in sorted(found.keys() - expected.keys()):
+        return f"{name} does not belong to it"
+    for name, path in sorted(found.items()):
+        if path.is_symlink() or not path.is_file():
+            return f"{name} is no plain file"
+        size = path.stat().st_size
+        if size != expected[name]["bytes"]:
+            return f"{name} has {size} bytes, and {expected[name]['bytes']} were written"
+        if not is_quick and _sha256(path) != expected[name]["sha256"]:
+            return f"{name} is not what was written (its SHA-256 differs)"
+    return None
+
+
+def _render(step: int, files: object) -> bytes:
+    body = {"format": FORMAT, "step": step, "files": files}
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return (json.dumps({**body, "sha256": digest}, indent=2, sort_keys=True) + "\n").encode()
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+    for parent, folders, names in os.walk(folder):
+        for name in [*names, *(f for f in folders if (Path(parent) / f).is_symlink())]:
+            path = Path(parent) / name
+            relative = path.relative_to(folder).as_posix()
+            if relative != NAME:
+                yield relative, path
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,132 @@
+"""Every graded rollout of every step, as JSON lines that a person or a program can read."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gnomon.errors import DatasetError
+from gnomon.records.durable import step_files, write_durably
+from gnomon.records.jsonl import Warn, warn_on_stderr
+from gnomon.types import Grade, Group, Rollout
+
+
+@dataclass(frozen=True)
+class RecordedRollout:
+    """One line of a rollout file.
+
+    group: number within the step, in the order of asking; rollouts of one group answer one visit to one task.
+    is_kept: false for a group that the filter refused. question: the task's text.
+    """
+
+    step: int
+    group: int
+    is_kept: bool
+    question: str
+    rollout: Rollout
+
+
+@dataclass
+class RolloutLog:
+    """Writes ``rollouts/step-000012.jsonl``: one file per step, whole or absent.
+
+    A line has ``step, group, kept, task_id, question, prompt, response, text, reward, error, parts, logprobs,
+    oldest_version, newest_version, stop``; token ids and natural logs. ``mask`` is left out when every token was the
+    policy's own, and ``full_logprobs`` when they equal ``logprobs``.
+    A step that cannot be written is counted and warned of once; it never ends a run.
+    """
+
+    directory: Path
+    warn: Warn = warn_on_stderr
+    lost: int = 0
+
+    def write(self, step: int, groups: Sequence[Group], dropped: Sequence[Group] = ()) -> None:
+        """Write the rollouts of a step. dropped: groups that the filter refused."""
+        numbered = enumerate([*((g, True) for g in groups), *((g, False) for g in dropped)])
+        lines = [
+            json.dumps(
+                {"step": step, "group": number, "kept": is_kept, "question": group.task.text} | _row(rollout),
+                ensure_ascii=False,
+                allow_nan=False,
+            )
+            for number, (group, is_kept) in numbered
+            for rollout in group.rollouts
+        ]
+        content = "".join(line + "\n" for line in lines).encode(errors="backslashreplace")
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            write_durably(self.directory / f"step-{step:06d}.jsonl", content, is_synced=False)
+        except OSError as error:
+            if self.lost == 0:
+                self.warn(f"{self.directory} cannot be written, the run goes on without its rollouts: {error}")
+            self.lost += 1
+
+    def drop_after(self, step: int) -> None:
+        """Remove the files of later steps, which a run that resumes at ``step`` will make again."""
+        for number, path in step_files(self.directory, "jsonl"):
+            if number > step:
+                path.unlink()
+
+
+def read_rollouts(path: Path) -> Iterator[RecordedRollout]:
+    """Yield what `RolloutLog` wrote, equal to what was given to it.
+
+    Raises: DatasetError that names the file, the line and what is wrong with it.
+    """
+    with open(path, encoding="utf-8", newline="\n") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                row = json.loads(line)
+                yield RecordedRollout(row["step"], row["group"], row["kept"], row["question"], _rollout(row))
+            except KeyError as error:
+                raise DatasetError(f"{path}, line {number}: the field {error} is missing") from error
+            except (ValueError, TypeError) as error:
+                raise DatasetError(f"{path}, line {number}: no rollout record: {error}") from error
+
+
+def _row(rollout: Rollout) -> dict[str, Any]:
+    row = {
+        "task_id": rollout.task_id,
+        "text": rollout.text,
+        "reward": _number(rollout.grade.reward),
+        "error": rollout.grade.error,
+        "parts": {name: _number(value) for name, value in rollout.grade.parts.items()},
+        "stop": rollout.stop,
+        "oldest_version": rollout.oldest_version,
+        "newest_version": rollout.newest_version,
+        "prompt": list(rollout.prompt),
+        "response": list(rollout.response),
+        "logprobs": [_number(value) for value in rollout.logprobs],
+    }
+    if not all(rollout.mask):
+        row["mask"] = [int(chosen) for chosen in rollout.mask]
+    if rollout.full_logprobs != rollout.logprobs:
+        row["full_logprobs"] = [_number(value) for value in rollout.full_logprobs]
+    return row
+
+
+def _rollout(row: Mapping[str, Any]) -> Rollout:
+    logprobs = _floats(row["logprobs"])
+    return Rollout(
+        task_id=row["task_id"],
+        prompt=tuple(row["prompt"]),
+        response=tuple(row["response"]),
+        mask=tuple(map(bool, row["mask"])) if "mask" in row else (True,) * len(row["response"]),
+        logprobs=logprobs,
+        full_logprobs=_floats(row["full_logprobs"]) if "full_logprobs" in row else logprobs,
+        text=row["text"],
+        grade=Grade(row["reward"], row["parts"], row["error"]),
+        oldest_version=row["oldest_version"],
+        newest_version=row["newest_version"],
+        stop=row["stop"],
+    )
+
+
+def _number(value: float | None) -> float | None:
+    return value if value is None or math.isfinite(value) else None
+
+
+def _floats(values: Sequence[float | None]) -> tuple[float, ...]:
+    return tuple(math.nan if value is None else float(value) for value in values)

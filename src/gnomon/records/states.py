@@ -1,0 +1,72 @@
+"""States as files: tensors in safetensors, everything else in JSON. Nothing that could run code when it is read."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from gnomon.errors import CheckpointError
+from gnomon.types import State
+
+_PART = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def write_states(folder: Path, parts: Mapping[str, State]) -> None:
+    """Write ``PART.safetensors`` and ``PART.json`` for each part.
+
+    Tensors of any type and shape come back bit for bit, on the CPU. Values come back equal: integers and floats
+    exactly, NaN and infinities too; a tuple comes back as a list.
+    Raises: CheckpointError for a name that the files cannot have, or a value that JSON does not have; OSError.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, state in parts.items():
+        if not _PART.fullmatch(name):
+            raise CheckpointError(f"the part {name!r} needs a name of letters, digits, _ and - alone")
+        if "__metadata__" in state.tensors:
+            raise CheckpointError(f"{name} has a tensor named __metadata__, which safetensors keeps for itself")
+        _check(state.values, name)
+        save_file(_owned(state.tensors), folder / f"{name}.safetensors")
+        (folder / f"{name}.json").write_text(json.dumps(state.values) + "\n", encoding="utf-8")
+
+
+def read_states(folder: Path) -> dict[str, State]:
+    """Return what `write_states` wrote."""
+    parts: dict[str, State] = {}
+    for path in sorted(folder.glob("*.json")):
+        # Cloned, for what was loaded is a view of the file, and the file goes when newer checkpoints come.
+        tensors = {name: tensor.clone() for name, tensor in load_file(path.with_suffix(".safetensors")).items()}
+        parts[path.stem] = State(tensors, json.loads(path.read_text(encoding="utf-8")))
+    return parts
+
+
+def _owned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors that share no memory, which the file format refuses; each is whole and in order."""
+    owned: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        plain = tensor.detach().cpu().contiguous()
+        storage = plain.untyped_storage()
+        if storage.data_ptr() in seen or storage.nbytes() != plain.nbytes:
+            plain = plain.clone()
+        seen.add(plain.untyped_storage().data_ptr())
+        owned[name] = plain
+    return owned
+
+
+def _check(value: Any, path: str) -> None:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise CheckpointError(f"{path} has the key {key!r}: JSON has only text as keys, and 1 would become '1'")
+            _check(inner, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            _check(inner, f"{path}[{index}]")
+    elif not (value is None or type(value) in (bool, int, float, str)):
+        kind = "a tensor; it belongs into State.tensors" if isinstance(value, torch.Tensor) else type(value).__name__
+        raise CheckpointError(f"{path} is {kind}, which JSON does not have")

@@ -1,0 +1,150 @@
+"""What every engine promises."""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from gnomon.engines.base import Engine, Sampling
+from gnomon.engines.local import LocalEngine
+from gnomon.engines.scripted import ScriptedEngine
+from gnomon.errors import ConfigError, EngineError
+from gnomon.models.lora import merged_tensors
+from gnomon.models.tiny import TinyConfig, tiny_model
+from gnomon.types import Snapshot
+
+CONTEXT = 96
+PROMPT = [256, 50, 43, 50, 61]
+SAMPLING = Sampling(max_completion_length=12, stop_ids=(257,))
+
+
+def scripted() -> Engine:
+    """An engine whose answer's length and tokens depend on the key."""
+    return ScriptedEngine(
+        lambda prompt, key: [(key * 7 + n) % 250 for n in range(key % 20)], context_length=CONTEXT
+    )
+
+
+def local() -> Engine:
+    """A tiny model with room for three rows."""
+    return LocalEngine(tiny_model(0, TinyConfig(context_length=CONTEXT)), max_concurrent=3)
+
+
+def local_copy() -> Engine:
+    """The same with weights of its own."""
+    return LocalEngine(tiny_model(1, TinyConfig(context_length=CONTEXT)), max_concurrent=3, shared=False)
+
+
+def snapshot(version: int) -> Snapshot:
+    """The tiny model's weights as some version."""
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        return merged_tensors(tiny_model(0, TinyConfig(context_length=CONTEXT)))
+
+    return Snapshot(version, tensors)
+
+
+every_engine = pytest.mark.parametrize("make", [scripted, local, local_copy])
+
+
+def run(make: Callable[[], Engine], steps) -> None:
+    """Run the coroutine function ``steps`` on a new engine, which is closed after it."""
+
+    async def body() -> None:
+        torch.set_num_threads(1)
+        engine = make()
+        await engine.load(snapshot(0))
+        await steps(engine)
+        await engine.close()
+
+    asyncio.run(body())
+
+
+@every_engine
+def test_one_completion_per_key_in_order(make):
+    """Answers come in key order; asked one by one they are the same."""
+
+    async def steps(engine: Engine) -> None:
+        keys = [11, 3, 8, 5, 19]
+        together = await engine.generate(PROMPT, keys, SAMPLING)
+        alone = [(await engine.generate(PROMPT, [key], SAMPLING))[0] for key in keys]
+        assert [c.tokens for c in together] == [c.tokens for c in alone]
+        assert await engine.generate(PROMPT, [], SAMPLING) == []
+
+    run(make, steps)
+
+
+@every_engine
+def test_tokens_and_logprobs_belong_together(make):
+    """Each token has two log-probabilities, at most 0 and finite, equal without truncation."""
+
+    async def steps(engine: Engine) -> None:
+        for done in await engine.generate(PROMPT, range(8), SAMPLING):
+            assert len(done.tokens) == len(done.logprobs) == len(done.full_logprobs) >= 1
+            assert all(math.isfinite(p) and p <= 0 for p in done.logprobs)
+            assert done.logprobs == done.full_logprobs
+
+    run(make, steps)
+
+
+@every_engine
+@pytest.mark.parametrize("stop_ids", [(257,), (257, 50, 51, *range(100, 140))], ids=["one", "many"])
+def test_a_completion_ends_at_its_first_stop_token_or_at_the_budget(make, stop_ids):
+    """"stop" ends in the one stop token that it holds; "length" has exactly the budget and none."""
+
+    async def steps(engine: Engine) -> None:
+        sampling = Sampling(max_completion_length=9, stop_ids=stop_ids)
+        reasons = set()
+        for done in await engine.generate(PROMPT, range(24), sampling):
+            ends = [place for place, token in enumerate(done.tokens) if token in stop_ids]
+            assert ends == ([len(done.tokens) - 1] if done.stop == "stop" else [])
+            assert len(done.tokens) <= 9
+            assert done.stop == "stop" or len(done.tokens) == 9
+            reasons.add(done.stop)
+        assert reasons == {"stop", "length"} or len(stop_ids) == 1
+
+    run(make, steps)
+
+
+@every_engine
+def test_versions_are_those_of_the_loaded_weights(make):
+    """An engine answers -1 before the first load; a completion carries the version that sampled it."""
+
+    async def steps(engine: Engine) -> None:
+        assert engine.version == 0
+        await engine.load(snapshot(4))
+        [done] = await engine.generate(PROMPT, [1], SAMPLING)
+        assert (engine.version, done.oldest_version, done.newest_version) == (4, 4, 4)
+
+    assert make().version == -1
+    run(make, steps)
+
+
+@every_engine
+def test_prompt_and_budget_must_fit_the_context(make):
+    """92 + 4 fit into 96, one more does not, and the message has the numbers."""
+
+    async def steps(engine: Engine) -> None:
+        sampling = Sampling(max_completion_length=4)
+        assert len(await engine.generate([65] * (CONTEXT - 4), [0], sampling)) == 1
+        with pytest.raises(ConfigError, match=r"prompt of 93 tokens and max_completion_length = 4 .*96"):
+            await engine.generate([65] * (CONTEXT - 3), [0], sampling)
+
+    run(make, steps)
+
+
+@every_engine
+def test_a_closed_engine_refuses(make):
+    """After close, generate and load raise; closing twice does not."""
+
+    async def steps(engine: Engine) -> None:
+        await engine.close()
+        with pytest.raises(EngineError, match="engine is closed"):
+            await engine.generate(PROMPT, [0], SAMPLING)
+        with pytest.raises(EngineError, match="engine is closed"):
+            await engine.load(snapshot(1))
+
+    run(make, steps)

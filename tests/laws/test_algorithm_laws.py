@@ -1,0 +1,249 @@
+"""What must hold for every algorithm, whatever the batch."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.laws.batches import Drawn, drawn, few, on_policy, same, scored
+from torch import Tensor
+
+from gnomon.algorithms import (
+    CISPO,
+    DAPO,
+    GRPO,
+    GSPO,
+    GSPO_TOKEN,
+    PRESETS,
+    SPO,
+    Algorithm,
+    Clip,
+    Entropy,
+    Kl,
+    Masked,
+    Pessimistic,
+    PositiveNll,
+    Ratio,
+    TokenMean,
+    Truncated,
+)
+from gnomon.metrics import EffectiveSize
+from gnomon.testing import loss_and_gradient, make_batch
+
+approx = pytest.approx
+
+EXTRAS = (
+    replace(
+        GRPO,
+        name="grpo-with-everything",
+        surrogate=Pessimistic(Clip(), dual=1.5),
+        correction=Truncated(),
+        regularizers=(
+            Kl("reference", 0.1, "unbiased"),
+            Kl("behavior", 0.1, "k3"),
+            Entropy(0.01),
+            PositiveNll(0.1),
+        ),
+    ),
+    replace(DAPO, name="dapo-by-group", aggregate=TokenMean("group"), correction=Masked()),
+    replace(GRPO, name="rloo-product", ratio=Ratio(level="sequence_product"), correction=Truncated(level="sequence")),
+    replace(CISPO, name="cispo-kl", regularizers=(Kl("reference", 0.1),)),
+)
+ALL = (*PRESETS.values(), *EXTRAS)
+every = pytest.mark.parametrize("algorithm", ALL, ids=lambda a: a.name)
+
+
+@every
+@few
+@given(drawn())
+def test_cutting_a_batch_changes_nothing(algorithm: Algorithm, d: Drawn):
+    """Loss and gradient are the same whole and in micro-batches of unequal size, each back-propagated alone."""
+    batch = algorithm.prepare(d.batch)
+    whole_loss, whole = loss_and_gradient(algorithm, batch, d.current)
+    cut_loss, cut = loss_and_gradient(algorithm, batch, d.current, d.cuts)
+
+    assert cut_loss == approx(whole_loss, rel=1e-11, abs=1e-11)
+    same(cut, whole)
+
+
+@every
+@few
+@given(drawn(), st.integers(1, 3), st.sampled_from([float("nan"), float("inf"), -float("inf")]))
+def test_what_is_masked_never_matters(algorithm: Algorithm, d: Drawn, columns: int, junk: float):
+    """More columns, and nan or infinity wherever the mask is false, change neither loss nor gradient."""
+    rows = len(d.batch)
+    mask = torch.cat([d.batch.mask, torch.zeros(rows, columns, dtype=torch.bool)], 1)
+
+    def spoiled(tensor: Tensor) -> Tensor:
+        wider = torch.cat([tensor, torch.zeros(rows, columns, dtype=torch.float64)], 1)
+        return torch.where(mask, wider, junk)
+
+    proximal, reference = scored(d.batch)
+    wide = d.batch.with_fields(
+        mask=mask,
+        tokens=torch.zeros(rows, 1 + mask.shape[1], dtype=torch.long),
+        behavior=spoiled(d.batch.behavior),
+        full_behavior=spoiled(d.batch.full_behavior),
+        proximal=spoiled(proximal),
+        reference=spoiled(reference),
+    )
+    loss, gradient = loss_and_gradient(algorithm, algorithm.prepare(d.batch), d.current)
+    wide_loss, wide_gradient = loss_and_gradient(algorithm, algorithm.prepare(wide), spoiled(d.current))
+
+    assert wide_loss == approx(loss, rel=1e-12, abs=1e-13)
+    same(wide_gradient[:, : d.batch.width], gradient, 1e-12)
+    assert not bool(wide_gradient[~mask].any())
+
+
+@every
+@few
+@given(drawn(), st.randoms(use_true_random=False))
+def test_order_and_names_of_groups_never_matter(algorithm: Algorithm, d: Drawn, random: object):
+    """Shuffling rows and renaming groups shuffles the gradient and nothing else."""
+    order = torch.tensor(sorted(range(len(d.batch)), key=lambda _: random.random()))
+    shuffled = d.batch.rows(order)
+    shuffled = shuffled.with_fields(group=1000 - 7 * shuffled.group)
+    loss, gradient = loss_and_gradient(algorithm, algorithm.prepare(d.batch), d.current)
+    other_loss, other = loss_and_gradient(algorithm, algorithm.prepare(shuffled), d.current[order])
+
+    assert other_loss == approx(loss, rel=1e-10, abs=1e-10)
+    same(other, gradient[order], 1e-10)
+
+
+@pytest.mark.parametrize("algorithm", PRESETS.values(), ids=lambda a: a.name)
+@few
+@given(drawn())
+def test_on_policy_every_algorithm_is_reinforce(algorithm: Algorithm, d: Drawn):
+    """When all four policies are one, the gradient is minus weight times advantage."""
+    batch = algorithm.prepare(on_policy(d.batch))
+    weighed = algorithm.weigh(batch)
+    assert weighed.weights is not None
+    assert weighed.advantages is not None
+
+    _, gradient = loss_and_gradient(algorithm, batch, batch.behavior)
+
+    expected = -weighed.weights * weighed.advantages
+    if not algorithm.ratio.level.startswith("sequence") and algorithm.name != "gmpo":
+        same(gradient, expected)
+    # A ratio of the sequence pushes each token by the mean, which is the same when the advantage is one a sequence.
+    same(gradient.sum(1), expected.sum(1))
+
+
+@few
+@given(drawn())
+def test_both_sequence_forms_agree(d: Drawn):
+    """GSPO and GSPO-token have the same value and gradient when each sequence has one advantage."""
+    batch = GSPO.prepare(d.batch)
+    wide = Pessimistic(Clip(0.1, 0.1))
+    for one, other in ((GSPO, GSPO_TOKEN), (replace(GSPO, surrogate=wide), replace(GSPO_TOKEN, surrogate=wide))):
+        loss, gradient = loss_and_gradient(one, batch, d.current)
+        other_loss, other_gradient = loss_and_gradient(other, batch, d.current)
+
+        assert other_loss == approx(loss, rel=1e-12, abs=1e-13)
+        same(other_gradient, gradient, 1e-12)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr-grpo", "gspo", "gmpo", "sapo", "cispo", "opo"])
+@few
+@given(drawn(all_graded=True))
+def test_a_degenerate_group_only_dilutes(name: str, d: Drawn):
+    """A group of equal rewards has no gradient, is no live row, and scales the others by what it adds to the count."""
+    algorithm = PRESETS[name]
+    first = d.batch.group == 0
+    batch = d.batch.with_fields(rewards=torch.where(first, 0.25, d.batch.rewards))
+    rest = torch.nonzero(~first).squeeze(1)
+    counts_tokens = isinstance(algorithm.aggregate, TokenMean)
+    size = batch.mask.sum(1).double() if counts_tokens else batch.mask.any(1).double()
+
+    prepared = algorithm.prepare(batch)
+    _, gradient = loss_and_gradient(algorithm, prepared, d.current)
+    _, alone = loss_and_gradient(algorithm, algorithm.prepare(batch.rows(rest)), d.current[rest])
+
+    assert not bool(gradient[first].any())
+    assert not bool(algorithm.live_rows(algorithm.weigh(prepared))[first].any())
+    same(gradient[rest], alone * float(size[rest].sum() / size.sum().clamp(min=1)), 1e-12)
+
+
+@every
+@few
+@given(drawn())
+def test_rows_that_are_not_live_have_no_gradient(algorithm: Algorithm, d: Drawn):
+    """The learner may skip every row that `live_rows` leaves out."""
+    batch = algorithm.prepare(d.batch)
+    _, gradient = loss_and_gradient(algorithm, batch, d.current)
+
+    assert not bool(gradient[~algorithm.live_rows(algorithm.weigh(batch))].any())
+
+
+@every
+def test_no_gradient_reaches_anything_but_current(algorithm: Algorithm):
+    """Proximal, behavior, reference and the tracked value are constants of the loss."""
+    constants = {
+        name: torch.full((2, 2), value, dtype=torch.float64).requires_grad_()
+        for name, value in (("behavior", -1.0), ("proximal", -1.1), ("reference", -1.2))
+    }
+    batch = make_batch([1.0, 0.0], [[1, 1], [1, 1]], baseline=[0.3, 0.4]).with_fields(**constants)
+    current = torch.full((2, 2), -1.05, dtype=torch.float64).requires_grad_()
+    weighed = algorithm.weigh(algorithm.prepare(batch))
+    loss = algorithm.loss(current, -current, None, weighed, algorithm.statistics(current, weighed))
+
+    leaked = torch.autograd.grad(loss.total, list(constants.values()), allow_unused=True, retain_graph=True)
+    (used,) = torch.autograd.grad(loss.total, [current])
+
+    assert bool(used.any())
+    for gradient in leaked:
+        assert gradient is None or not bool(gradient.any())
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo", "dr-grpo", "spo", "gspo", "sapo", "gmpo"])
+@settings(max_examples=10)
+@given(drawn())
+def test_the_gradient_is_the_slope_of_the_loss(name: str, d: Drawn):
+    """Losses without a stopped gradient agree with central differences, away from the corners of a clip."""
+    algorithm = PRESETS[name]
+    batch = algorithm.prepare(d.batch)
+    direction = torch.ones_like(d.current)
+    step = 1e-6
+    _, gradient = loss_and_gradient(algorithm, batch, d.current)
+    up, _ = loss_and_gradient(algorithm, batch, d.current + step * direction)
+    down, _ = loss_and_gradient(algorithm, batch, d.current - step * direction)
+
+    assert (up - down) / (2 * step) == approx(float(gradient.sum()), abs=1e-6)
+
+
+@every
+def test_a_batch_without_trained_tokens_has_loss_and_gradient_zero(algorithm: Algorithm):
+    """Everything masked, or nothing graded: 0, finite, no live row, and no metric that is not a number."""
+    batch = make_batch([None, None, 1.0, 0.0], [[1, 1], [1], [0, 0], [0]], [0, 0, 1, 1], baseline=[0.5] * 4)
+    batch = on_policy(batch)
+    prepared = algorithm.prepare(batch)
+    loss, gradient = loss_and_gradient(algorithm, prepared, batch.behavior)
+    weighed = algorithm.weigh(prepared)
+    metrics = algorithm.loss(batch.behavior, batch.behavior, None, weighed, EffectiveSize()).metrics
+
+    assert loss == 0
+    assert not bool(gradient.any())
+    assert not bool(algorithm.live_rows(weighed).any())
+    assert all(value == value for value in metrics.values().values())
+
+
+@every
+@given(drawn(), st.integers(0, 99))
+@settings(max_examples=5)
+def test_minibatches_hold_every_row_once_an_epoch(algorithm: Algorithm, d: Drawn, seed: int):
+    """Minibatches partition the rows, sizes differ by one at most, and the same seed cuts the same way."""
+    prepared = algorithm.prepare(d.batch.with_fields(version=torch.arange(len(d.batch))))
+    cuts = algorithm.minibatches(prepared, seed)
+    rows: Sequence[int] = [int(v) for cut in cuts for v in cut.version]
+    again = [int(v) for cut in algorithm.minibatches(prepared, seed) for v in cut.version]
+
+    assert sorted(rows) == sorted(list(range(len(d.batch))) * algorithm.updates.epochs)
+    assert max(map(len, cuts)) - min(map(len, cuts)) <= 1
+    assert rows == again
+
+
+def test_spo_is_single_stream():
+    """SPO asks one response a prompt and has no use for a group."""
+    assert (SPO.num_generations, SPO.advantage.minimum_generations) == (1, 1)

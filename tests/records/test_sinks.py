@@ -1,0 +1,183 @@
+"""Trackers fail, hang and crawl; the run does not notice."""
+
+import importlib.util
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from gnomon.errors import ConfigError
+from gnomon.records.aliases import ALIASES, with_aliases
+from gnomon.records.sinks import Aliased, BackgroundSink, build_sinks, check_sinks
+
+QUICK_SECONDS = 0.010
+
+
+class Book:
+    """A tracker that remembers, after doing what a test wants it to do."""
+
+    def __init__(self, before: Callable[[], object] = lambda: None, at_finish: Callable[[], object] = lambda: None):
+        self.rows: list[tuple[int, dict[str, float]]] = []
+        self.is_finished = False
+        self.before, self.at_finish = before, at_finish
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.before()
+        self.rows.append((step, dict(values)))
+
+    def finish(self) -> None:
+        self.at_finish()
+        self.is_finished = True
+
+
+def fail() -> None:
+    raise ConnectionError("no route")
+
+
+def test_rows_arrive_in_order_and_the_tracker_is_finished():
+    """What is written before close arrives, then the tracker is closed."""
+    book = Book()
+    sink = BackgroundSink("book", lambda: book)
+    for step in range(100):
+        sink.write(step, {"x": float(step)})
+    sink.close()
+
+    assert book.rows == [(step, {"x": float(step)}) for step in range(100)]
+    assert book.is_finished
+
+
+@pytest.mark.parametrize("where", ["open", "log", "finish", "exit"])
+def test_a_tracker_that_fails_is_switched_off_with_one_warning(where: str):
+    """Wherever it fails, also by ending its thread, the run gets one line and no exception."""
+    said: list[str] = []
+    book = Book(before=fail if where == "log" else lambda: None, at_finish=fail if where == "finish" else lambda: None)
+
+    def start() -> Book:
+        if where == "open":
+            fail()
+        if where == "exit":
+            raise SystemExit("no route")
+        return book
+
+    sink = BackgroundSink("book", start, said.append)
+    for step in range(5):
+        sink.write(step, {})
+        time.sleep(0.005)
+    sink.close()
+
+    assert len(said) == 1
+    assert "book failed and is off for this run, which goes on" in said[0]
+    assert "no route" in said[0]
+
+
+@pytest.mark.parametrize("where", ["open", "log", "finish"])
+def test_a_tracker_that_hangs_costs_nothing(where: str):
+    """A write takes under 10 ms, rows beyond the queue are counted, and close gives up in time."""
+    said: list[str] = []
+    free = threading.Event()
+    wait = lambda: free.wait(60)  # noqa: E731 - the same wait in three places
+    nothing = lambda: None  # noqa: E731 - and its opposite
+    book = Book(before=wait if where == "log" else nothing, at_finish=wait if where == "finish" else nothing)
+
+    def start() -> Book:
+        if where == "open":
+            wait()
+        return book
+
+    sink = BackgroundSink("book", start, said.append, capacity=10, close_seconds=0.3)
+    began = time.perf_counter()
+    for step in range(50):
+        sink.write(step, {"x": 1.0})
+    each = (time.perf_counter() - began) / 50
+    began = time.perf_counter()
+    sink.close()
+    seconds = time.perf_counter() - began
+    free.set()
+
+    assert each < QUICK_SECONDS
+    assert 0.3 <= seconds < 2
+    assert any("did not finish in 0.3 s and was left behind" in line for line in said)
+    assert sink.dropped >= {"finish": 0}.get(where, 39)
+
+
+def test_a_slow_tracker_drops_and_says_how_many():
+    """50 rows at 20 ms each into a queue of 5: the run is not slowed, and the gaps are counted."""
+    said: list[str] = []
+    book = Book(before=lambda: time.sleep(0.02))
+    sink = BackgroundSink("book", lambda: book, said.append, capacity=5)
+    began = time.perf_counter()
+    for step in range(50):
+        sink.write(step, {})
+    seconds = time.perf_counter() - began
+    sink.close()
+
+    assert seconds < 0.2
+    assert len(book.rows) + sink.dropped == 50
+    assert said == [f"book was too slow: {sink.dropped} steps are missing there, and none in metrics.jsonl"]
+
+
+def test_rows_are_copied():
+    """A dictionary that is reused for the next step does not change what was written."""
+    book = Book()
+    sink = BackgroundSink("book", lambda: book)
+    values = {"x": 1.0}
+    sink.write(1, values)
+    values["x"] = 2.0
+    sink.close()
+
+    assert book.rows == [(1, {"x": 1.0})]
+
+
+def test_tensorboard_gets_every_scalar(tmp_path: Path):
+    """The real writer, through its thread: the event file holds the values and their steps."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    (sink,) = build_sinks(["tensorboard"], tmp_path, "run", {})
+    sink.write(1, {"loss/policy": 0.5})
+    sink.write(2, {"loss/policy": 0.25})
+    sink.close()
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+
+    assert [(e.step, e.value) for e in events.Scalars("loss/policy")] == [(1, 0.5), (2, 0.25)]
+
+
+def test_an_unknown_sink_names_the_nearest():
+    """A typing mistake costs no model load."""
+    with pytest.raises(ConfigError, match="unknown sink 'tensorbord'; did you mean 'tensorboard'"):
+        check_sinks(["tensorbord"])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("trackio") is not None, reason="trackio is installed here")
+def test_a_missing_package_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """At build time, before anything is loaded; a folder of that name in the working directory does not count."""
+    (tmp_path / "trackio").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"not installed; pip install 'gnomon\[trackio\]'"):
+        build_sinks(["trackio"], tmp_path, "run", {})
+
+
+def test_aliases_add_and_never_replace():
+    """Names of TRL and verl come beside ours, with the same number; no alias stands for two of ours."""
+    aliases = [alias for names in ALIASES.values() for alias in names]
+    named = with_aliases({"rollout/reward_mean": 0.5, "reward/exact_mean": 1.0, "step": 3.0})
+
+    assert len(aliases) == len(set(aliases))
+    assert named == {
+        "rollout/reward_mean": 0.5,
+        "reward/exact_mean": 1.0,
+        "step": 3.0,
+        "reward": 0.5,
+        "critic/score/mean": 0.5,
+        "rewards/exact/mean": 1.0,
+    }
+
+
+def test_an_aliased_sink_writes_both():
+    """The tracker sees our names and the others'."""
+    book = Book()
+    sink = Aliased(BackgroundSink("book", lambda: book))
+    sink.write(1, {"learner/learning_rate": 0.1})
+    sink.close()
+
+    assert book.rows == [(1, {"learner/learning_rate": 0.1, "learning_rate": 0.1, "actor/lr": 0.1})]

@@ -1,0 +1,80 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gnomon.errors import ConfigError, GradingError, RewardError
+from gnomon.verifiers.exact import Numeric
+from gnomon.verifiers.function import UserFunction
+from gnomon.verifiers.grade import Grading, WeightedReward
+from gnomon.verifiers.nursery import Limits, check
+
+
+def by(function: str) -> Grading:
+    return Grading((WeightedReward(UserFunction(function)),))
+
+
+def test_a_good_reward_passes_the_check(hostile: Grading):
+    """Before any model loads."""
+    check(hostile)
+    check(Grading((WeightedReward(Numeric()),)))
+
+
+def test_the_check_says_what_is_wrong(rewards: Path):
+    """The function's nearest name, through the process that looked for it."""
+    with pytest.raises(RewardError, match="unknown function 'scor'; did you mean 'score'"):
+        check(by(f"{rewards}:scor"))
+
+
+def test_importing_that_hangs_is_ended(tmp_path: Path):
+    """Within the time that starting may take, and the message says which reward it was."""
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(1000)\ndef score(completion): return 1.0")
+
+    with pytest.raises(RewardError, match=r"importing the rewards \(score\) took more than 1 s"):
+        check(by(f"{tmp_path}/slow.py:score"), Limits(start_seconds=1.0))
+
+
+def test_importing_that_ends_the_process_shows_what_it_said(tmp_path: Path):
+    """What was written to standard error is in the message."""
+    (tmp_path / "gone.py").write_text("import os\nos.write(2, b'out of licenses')\nos._exit(1)")
+
+    with pytest.raises(GradingError, match=r"ended while it imported the rewards: out of licenses"):
+        check(by(f"{tmp_path}/gone.py:score"))
+
+
+def test_importing_may_print(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    """Nothing of it reaches the conversation or the terminal."""
+    (tmp_path / "loud.py").write_text("print('{}' * 100000)\ndef score(completion): return 1.0")
+
+    check(by(f"{tmp_path}/loud.py:score"))
+
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_library_that_is_not_there_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch):
+    """As for every optional library."""
+    from gnomon.verifiers.mathematics import Mathematics
+
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+
+    with pytest.raises(ConfigError, match=r"pip install 'gnomon\[math\]'"):
+        Mathematics().prepare()
+
+
+def test_the_grading_program_loads_no_torch():
+    """Its memory and its start-up are those of the rewards alone."""
+    code = (
+        "import json, sys; from gnomon.verifiers import worker; from gnomon.verifiers.grade import from_json, Grading\n"
+        "print(json.dumps(sorted(m for m in sys.modules if m in ('torch', 'numpy', 'transformers'))))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=_environment())
+
+    assert json.loads(said.stdout) == []
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
