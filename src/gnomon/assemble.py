@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from gnomon.algorithms import Algorithm, Prioritized, TrackerPlan
 from gnomon.algorithms.validate import uses_tracker
@@ -88,7 +89,7 @@ def _own_rewards(experiment: Experiment) -> tuple[WeightedReward, ...]:
     if all(isinstance(single, ArithmeticTask) for single in singles):
         return (WeightedReward(Numeric(), name="answer"),)
     if all(isinstance(single, ReasoningGymTask) for single in singles):
-        return (WeightedReward(Reasoning(), name="answer"),)
+        return (WeightedReward(Reasoning(extract="last_line"), name="answer"),)
     raise ConfigError(
         f"the task '{tasks.name}' has no reward of its own; name at least one, such as "
         '[[rewards]] kind = "numeric", or kind = "function" with your own'
@@ -111,6 +112,8 @@ def choosing(algorithm: Algorithm, tasks: TaskSet, seed: int) -> Choosing:
         return Choosing(UniformCurriculum(len(tasks), seed), None, Unmeasured())
     roster = Roster(tasks[index].id for index in range(len(tasks)))
     tracker = ValueTracker(roster, _forgetting(plan), plan.rewards, plan.prior)
+    if plan.initial not in ("prior", "samples"):
+        tracker.load(Path(plan.initial))
     drift = _drift(plan, roster)
     if algorithm.updates.total < drift.needs_updates:
         raise ConfigError(

@@ -11,7 +11,8 @@
         ├── GradingError          too many samples could not be graded (also a RuntimeError)
         ├── EngineError           generation failed (also a RuntimeError)
         ├── LearnerError          an update could not be made (also a RuntimeError)
-        └── CheckpointError       no checkpoint can be trusted (also an OSError)
+        ├── CheckpointError       no checkpoint can be trusted (also an OSError)
+        └── Stopped               a signal asked the run to stop, and it did, after saving: exit code 128 + signal
 
 Each says what was wrong, with the value, and what to do. All can be pickled.
 """
@@ -66,6 +67,10 @@ class LearnerError(RunError, RuntimeError):
 
 class CheckpointError(RunError, OSError):
     """No checkpoint can be trusted."""
+
+
+class Stopped(RunError):
+    """The run was asked to stop by a signal, and did so after publishing a checkpoint. args: message, signal."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:

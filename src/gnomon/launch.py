@@ -1,27 +1,251 @@
 """Experiments to runs, and runs to results: what the commands and the Python interface call."""
 
 import asyncio
+import json
+import os
+import shutil
 import signal
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gnomon.assemble import Choosing, Questions, choosing, keeping, questions
-from gnomon.engines.local import LocalEngine
-from gnomon.experiment import Experiment
+import torch
+
+from gnomon.assemble import Questions, questions
+from gnomon.errors import ConfigError, RunDirectoryError
+from gnomon.experiment import Experiment, Loaded, load, read, to_toml
 from gnomon.learner.machine import tune_allocator
-from gnomon.learner.precision import dtype_of, resolve_precision
-from gnomon.learner.torch import TorchLearner
-from gnomon.loop.evaluate import Evaluation, Evaluator
-from gnomon.models.load import load_model
+from gnomon.learner.precision import resolve_precision
+from gnomon.loop.evaluate import Evaluation, Score
+from gnomon.loop.run import StopRequest
+from gnomon.records.card import run_card, write_card
+from gnomon.records.checkpoints import Checkpoints, Found
+from gnomon.records.console import Console
+from gnomon.records.directory import RunDirectory
+from gnomon.records.jsonl import drop_after, read_rows
+from gnomon.records.rollouts import RolloutLog
+from gnomon.records.sinks import check_sinks
+from gnomon.session import Session, grade_once, walk
 
 
-def checked(experiment: Experiment) -> Questions:
-    """Return tokenizer, tasks, sampling and grading; everything that can be wrong without weights is found here.
+@dataclass(frozen=True)
+class Result:
+    """A finished run.
 
+    directory: of the run. model: its newest checkpoint, a Hugging Face folder. evaluations: in order; the first and the
+    last compare the weights before and after. steps: that were trained in all.
+    """
+
+    directory: Path
+    model: Path
+    steps: int
+    evaluations: tuple[Evaluation, ...]
+
+    def as_row(self) -> dict[str, Any]:
+        """Return one JSON object."""
+        return {
+            "run": str(self.directory),
+            "model": str(self.model),
+            "steps": self.steps,
+            "evaluations": [e.as_row() for e in self.evaluations],
+        }
+
+
+def train(experiment: str | Path | Experiment, run_dir: Path | None = None, **overrides: Any) -> Result:
+    """Train an experiment: a TOML file, a built-in name, or an `Experiment`; keywords replace its fields.
+
+    >>> train("quickstart", steps=50)  # doctest: +SKIP
+    """
+    if not isinstance(experiment, Experiment):
+        algorithm = overrides.pop("algorithm", None)
+        chosen = [] if not isinstance(algorithm, str) else [f"algorithm={algorithm}"]
+        experiment = load(experiment, chosen).experiment
+        if algorithm is not None and not isinstance(algorithm, str):
+            overrides["algorithm"] = algorithm
+    unknown = set(overrides) - set(experiment.__dataclass_fields__)
+    if unknown:
+        raise ConfigError(f"an Experiment has no {', '.join(sorted(unknown))}; it has {', '.join(experiment.__dataclass_fields__)}")
+    return train_experiment(Loaded(replace(experiment, **overrides), ()), run_dir)
+
+
+def train_experiment(loaded: Loaded, run_dir: Path | None = None) -> Result:
+    """Train a loaded experiment in a new run directory.
+
+    Raises: UserError before any weight is read; RunError afterwards.
+    """
+    experiment = resolved(loaded.experiment)
+    with ExitStack() as stack:
+        console = stack.enter_context(Console(experiment.steps))
+        for note in loaded.notes:
+            console.say(f"understood: {note}")
+        asked = _checked(experiment, console)
+        _refuse_taken(run_dir)
+        directory = RunDirectory.named(experiment.name) if run_dir is None else RunDirectory.create(run_dir)
+        stack.callback(directory.close)
+        directory.experiment.write_text(to_toml(experiment), encoding="utf-8")
+        return _run(Session(experiment, asked, directory, console), None)
+
+
+def resume(run: str | Path) -> Result:
+    """Go on with the run from its newest valid checkpoint; a CPU run goes on bit for bit.
+
+    Raises: RunDirectoryError when there is no run or another process has it; CheckpointError when all are damaged.
+    """
+    directory = RunDirectory.reopen(Path(run))
+    with ExitStack() as stack:
+        stack.callback(directory.close)
+        experiment = load(directory.experiment).experiment
+        console = stack.enter_context(Console(experiment.steps))
+        found = _newest(directory, experiment, console)
+        step = 0 if found is None else found.step
+        if found is not None and step >= experiment.steps:
+            console.say(f"{directory.path} is finished: {step} of {experiment.steps} steps")
+            return result_of(directory, experiment)
+        asked = _checked(experiment, console)
+        _rewind(directory, None if found is None else step)
+        console.say(f"resuming {directory.path} at step {step} of {experiment.steps}")
+        return _run(Session(experiment, asked, directory, console), found)
+
+
+def export(run: str | Path, folder: str | Path) -> Path:
+    """Copy the newest valid checkpoint's Hugging Face files of a run into ``folder``, which must be new or empty.
+
+    Raises: RunDirectoryError when there is no run, no checkpoint, or ``folder`` holds something.
+    """
+    target = Path(folder)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise RunDirectoryError(f"{target} exists and is not empty; name a new folder")
+    source = checkpoint_of(Path(run))
+    target.mkdir(parents=True, exist_ok=True)
+    for path in source.iterdir():
+        if path.is_file() and path.name != "manifest.json":
+            shutil.copy2(path, target / path.name)
+    return target
+
+
+def checkpoint_of(run: Path) -> Path:
+    """Return the newest valid checkpoint of a run. Raises: RunDirectoryError when there is none."""
+    if not (run / "experiment.toml").is_file():
+        raise RunDirectoryError(f"{run} is not a run: it has no experiment.toml")
+    found = Checkpoints(RunDirectory(run).checkpoints).newest()
+    if found is None:
+        raise RunDirectoryError(f"{run} has no checkpoint yet; `gnomon resume {run}` goes on with it")
+    return found.path
+
+
+def evaluate(
+    model: str | Path, task: str | None = None, samples: int = 1, prompts: int = 200, overrides: Sequence[str] = ()
+) -> Evaluation:
+    """Score a model (folder or name) or a run's newest checkpoint on held-out tasks.
+
+    task: a name as in TOML; None evaluates a run on its own held-out tasks. overrides: ``key=value`` as for training,
+    such as sampling.temperature=0.6.
     Raises: UserError.
     """
-    return questions(experiment)
+    run = Path(model)
+    is_run = (run / "experiment.toml").is_file()
+    if task is None and not is_run:
+        raise ConfigError(f"{model} is no run, so the task must be named: --task arithmetic, a file, or a generator")
+    table: dict[str, Any] = read(run / "experiment.toml") if is_run else {"model": str(model), "algorithm": "grpo"}
+    if task is not None:
+        table |= {"task": task, "evaluation": {"samples": samples}}
+        table.pop("rewards" if is_run and task is not None else "", None)
+    table["held_out"] = {**table.get("held_out", {}), "size": prompts} if task is not None else table.get("held_out", {})
+    table["model"] = str(checkpoint_of(run)) if is_run else str(model)
+    from gnomon.experiment import from_table
+
+    given = [f"evaluation.samples={samples}", *overrides]
+    experiment = resolved(from_table(table, given).experiment)
+    with Console() as console:
+        asked = _checked(experiment, console)
+        return grade_once(experiment, asked, console)
+
+
+def resolved(experiment: Experiment) -> Experiment:
+    """Return the experiment with what depends on this machine decided, so that its record says what was run."""
+    precision = resolve_precision(experiment.learner.precision)
+    return replace(experiment, learner=replace(experiment.learner, precision=precision))
+
+
+def result_of(directory: RunDirectory, experiment: Experiment) -> Result:
+    """Return what a run's files say of it."""
+    rows = [_evaluation(row) for row in read_rows(directory.evaluations)]
+    model = checkpoint_of(directory.path)
+    return Result(directory.path, model, experiment.steps, tuple(rows))
+
+
+def _evaluation(row: Mapping[str, Any]) -> Evaluation:
+    scores = {name: Score(**score) for name, score in row["scores"].items()}
+    return Evaluation(**{**row, "scores": scores})
+
+
+def _checked(experiment: Experiment, console: Console) -> Questions:
+    check_sinks(experiment.records.sinks)
+    with console.phase("preparing tasks"):
+        return questions(experiment)
+
+
+def _refuse_taken(run_dir: Path | None) -> None:
+    if run_dir is not None and run_dir.exists() and not run_dir.is_dir():
+        raise RunDirectoryError(f"{run_dir} is a file; name a new directory with --run-dir")
+
+
+def _newest(directory: RunDirectory, experiment: Experiment, console: Console) -> Found | None:
+    plan = experiment.checkpoints
+    found = Checkpoints(directory.checkpoints, plan.keep_last, plan.keep_every or None).newest()
+    for warning in () if found is None else found.warnings:
+        console.warn(warning)
+    if found is None:
+        console.warn(f"{directory.path} has no checkpoint yet, so it begins again at step 0")
+    return found
+
+
+def _rewind(directory: RunDirectory, step: int | None) -> None:
+    """Remove what was written after the checkpoint; it will be written again. None: everything."""
+    kept = -1 if step is None else step
+    for path in (directory.metrics, directory.evaluations):
+        drop_after(path, kept)
+    RolloutLog(directory.rollouts).drop_after(kept)
+
+
+def _run(session: Session, found: Found | None) -> Result:
+    experiment, directory = session.experiment, session.directory
+    tune_allocator()
+    card = run_card(
+        "cpu", torch.get_num_threads(), {"run": experiment.seed}, str(experiment.learner.precision)
+    )
+    write_card(directory.card, card)
+    session.console.say(f"run {directory.path}: {card.reproducibility}")
+    stop = StopRequest()
+    with _stopping(stop):
+        asyncio.run(walk(session, found, stop))
+    return result_of(directory, experiment)
+
+
+@contextmanager
+def _stopping(stop: StopRequest) -> Iterator[None]:
+    """Turn the first SIGTERM or SIGINT into a request to stop at the next step; the second ends the process."""
+
+    def request(number: int, frame: object) -> None:
+        if stop.signal:
+            os._exit(128 + number)
+        stop.signal = number
+
+    try:
+        before = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
+    except ValueError:
+        # Not the main thread: whoever runs us there handles signals.
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def as_json(result: Result) -> str:
+    """Return the result as one JSON object."""
+    return json.dumps(result.as_row())

@@ -54,17 +54,23 @@ class GradingPlan:
     """Where answers are judged.
 
     workers: processes. deadline_seconds: after which a sample's worker is killed and the sample is an error.
-    max_error_fraction: of the last 50 samples; more errors stop the run.
+    memory_gib: address space that a worker may take beyond its imports, 0 for no limit. environment: names of further
+    environment variables that rewards may read. max_error_fraction: in [0, 1), of the last 50 samples; more errors stop
+    the run.
     """
 
-    workers: int = 1
-    deadline_seconds: float = 10.0
+    workers: int = 2
+    deadline_seconds: float = 5.0
+    memory_gib: float = 4.0
+    environment: tuple[str, ...] = ()
     max_error_fraction: float = 0.2
 
     def __post_init__(self) -> None:
-        if self.workers < 1 or self.deadline_seconds <= 0 or not 0 <= self.max_error_fraction <= 1:
+        is_right = self.workers >= 1 and self.deadline_seconds > 0 and self.memory_gib >= 0
+        if not is_right or not 0 <= self.max_error_fraction < 1:
             raise ConfigError(
-                f"grading needs workers >= 1, deadline_seconds > 0 and max_error_fraction in [0, 1], got {self}"
+                "grading needs workers >= 1, deadline_seconds > 0, memory_gib >= 0 and max_error_fraction in [0, 1), "
+                f"got {self}"
             )
 
 

@@ -22,7 +22,7 @@ def plain_logits(model: Any, prompt: Sequence[int], completion: Sequence[int]) -
     return logits[0, len(prompt) - 1 : -1].float()
 
 
-@pytest.fixture()
+@pytest.fixture
 def score() -> Callable[[nn.Module, Sequence[int], Completion, float], Tensor]:
     """Return a function: the tempered log-probabilities of a completion, teacher-forced."""
 
@@ -33,7 +33,7 @@ def score() -> Callable[[nn.Module, Sequence[int], Completion, float], Tensor]:
     return teacher_forced
 
 
-@pytest.fixture()
+@pytest.fixture
 def ask() -> Callable[[Engine, Asks], list[list[Completion]]]:
     """Return a function that makes all calls in one turn of an event loop and closes the engine."""
 

@@ -36,7 +36,9 @@ def gemma3():
 def gemma2():
     """Sliding windows, and logits that are capped."""
     return hf.Gemma2ForCausalLM(
-        hf.Gemma2Config(**SIZE, **HEADS, **LIMIT, sliding_window=5, final_logit_softcapping=3.0, query_pre_attn_scalar=8)
+        hf.Gemma2Config(
+            **SIZE, **HEADS, **LIMIT, sliding_window=5, final_logit_softcapping=3.0, query_pre_attn_scalar=8
+        )
     )
 
 
@@ -47,7 +49,9 @@ def mistral():
 
 def bloom():
     """Positions by ALiBi, built from the attention mask."""
-    return hf.BloomForCausalLM(hf.BloomConfig(vocab_size=96, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.2))
+    return hf.BloomForCausalLM(
+        hf.BloomConfig(vocab_size=96, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.2)
+    )
 
 
 def opt():
@@ -76,8 +80,8 @@ def falcon_h1():
     """A hybrid of attention and state space in each layer."""
     return hf.FalconH1ForCausalLM(
         hf.FalconH1Config(
-            **SIZE, **HEADS, **LIMIT, mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=1,
-            mamba_chunk_size=8,
+            **SIZE, **HEADS, **LIMIT, mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8, 
+            mamba_n_groups=1, mamba_chunk_size=8,
         )
     )  # fmt: skip
 
@@ -140,7 +144,8 @@ def test_a_model_whose_cache_cannot_be_trusted_is_recomputed(ask, score):
     model = Counting(hf.LlamaConfig(**SIZE, **HEADS, **LIMIT)).eval()
 
     [[done], [other]] = ask(
-        LocalEngine(model), [([5, 6], [1], Sampling(max_completion_length=6)), ([7], [2], Sampling(max_completion_length=3))]
+        LocalEngine(model),
+        [([5, 6], [1], Sampling(max_completion_length=6)), ([7], [2], Sampling(max_completion_length=3))],
     )
 
     assert isinstance(choose_decoder(model), RecomputeDecoder)

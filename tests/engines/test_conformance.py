@@ -23,9 +23,7 @@ SAMPLING = Sampling(max_completion_length=12, stop_ids=(257,))
 
 def scripted() -> Engine:
     """An engine whose answer's length and tokens depend on the key."""
-    return ScriptedEngine(
-        lambda prompt, key: [(key * 7 + n) % 250 for n in range(key % 20)], context_length=CONTEXT
-    )
+    return ScriptedEngine(lambda prompt, key: [(key * 7 + n) % 250 for n in range(key % 20)], context_length=CONTEXT)
 
 
 def local() -> Engine:
@@ -93,7 +91,7 @@ def test_tokens_and_logprobs_belong_together(make):
 @every_engine
 @pytest.mark.parametrize("stop_ids", [(257,), (257, 50, 51, *range(100, 140))], ids=["one", "many"])
 def test_a_completion_ends_at_its_first_stop_token_or_at_the_budget(make, stop_ids):
-    """"stop" ends in the one stop token that it holds; "length" has exactly the budget and none."""
+    """ "stop" ends in the one stop token that it holds; "length" has exactly the budget and none."""
 
     async def steps(engine: Engine) -> None:
         sampling = Sampling(max_completion_length=9, stop_ids=stop_ids)

@@ -10,7 +10,7 @@ def answers(engine: ScriptedEngine, sampling: Sampling) -> list[tuple[tuple[int,
 
 
 def test_a_text_is_encoded_and_ended_with_the_stop_token():
-    """"a", "aa", "aaa" with a budget of 3: the last has no room for its stop token and is cut."""
+    """ "a", "aa", "aaa" with a budget of 3: the last has no room for its stop token and is cut."""
     engine = ScriptedEngine(lambda prompt, key: "a" * (key + 1))
 
     found = answers(engine, Sampling(max_completion_length=3, stop_ids=(257, 258)))

@@ -259,7 +259,7 @@ def test_the_default_model_is_converted_and_works(monkeypatch, tmp_path):
     assert sorted(path.name for path in folder.parent.iterdir()) == [default.NAME]
     assert len(model.model.layers) == 30
     assert len(tokenizer.encode("12345")) == 5
-    assert len(tokenizer.encode("a  12")) == len(tokenizer.encode("a ")) + 3
+    assert tokenizer.encode("a  12")[-2:] == [*tokenizer.encode("1"), *tokenizer.encode("2")]
     assert tokenizer.stop_ids == (2,)
     question = tokenizer.encode(tokenizer.template([{"role": "user", "content": "What is the capital of France?"}]))
     ids = model.generate(torch.tensor([question]), max_new_tokens=12, do_sample=False)

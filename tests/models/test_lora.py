@@ -79,15 +79,22 @@ def test_named_targets_are_the_only_ones():
 
 
 @pytest.mark.parametrize(
-    ("targets", "match"), [(("nope",), "'nope'.*fits no module"), (("embed_tokens",), "selects an embedding")]
+    ("targets", "match"),
+    [
+        (("q_prj",), "unknown module 'q_prj'; did you mean 'q_proj'"),
+        (("embed_tokens",), r"'embed_tokens' \(model.embed_tokens\) shares its weight"),
+        (("lm_head",), "'lm_head'.*shares its weight"),
+    ],
 )
 def test_targets_that_cannot_be_are_refused(targets, match):
-    """An unknown module and an embedding are named."""
+    """A misspelt module is corrected; a tied weight, which merging would change twice, is named."""
     with pytest.raises(ConfigError, match=match):
         adapt(tiny_model(), LoraPlan(rank=2, targets=targets))
 
 
-@pytest.mark.parametrize("broken", [{"rank": 0}, {"rank": 4, "alpha": 0.0}, {"rank": 4, "targets": ()}])
+@pytest.mark.parametrize(
+    "broken", [{"rank": 0}, {"rank": 4, "alpha": 0.0}, {"rank": 4, "targets": ()}, {"rank": 4, "targets": "q_proj"}]
+)
 def test_a_plan_that_cannot_be_meant_is_refused(broken):
     """rank, alpha and targets are checked when the plan is made."""
     with pytest.raises(ConfigError, match="lora: "):

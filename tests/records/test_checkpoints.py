@@ -261,6 +261,7 @@ def test_too_little_space_is_said_before_anything_is_written(tmp_path: Path, mon
 
 def test_an_error_while_saving_is_passed_on_and_nothing_is_left(tmp_path: Path):
     """Whatever a writer raises comes out as it is."""
+
     def fail(folder: Path) -> None:
         raise KeyError("weight")
 

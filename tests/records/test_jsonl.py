@@ -147,9 +147,10 @@ def test_a_full_disk_costs_rows_and_not_the_run(tmp_path: Path):
 
 
 def test_rows_are_any_json(tmp_path: Path):
-    """Evaluations are objects in objects, with text in any script."""
+    """Evaluations are objects in objects, with text in any script, half a character, and numbers that are none."""
     lines = JsonLines(tmp_path / "e.jsonl")
-    lines.append({"step": 0, "scores": {"exact": {"mean": 0.5}}, "text": "né\n\u2028"})
+    lines.append({"step": 0, "scores": {"exact": {"mean": 0.5}}, "text": "né\n\u2028\ud800", "x": (float("nan"),)})
     lines.close()
 
-    assert [row["scores"]["exact"]["mean"] for row in read_rows(tmp_path / "e.jsonl")] == [0.5]
+    (row,) = read_rows(tmp_path / "e.jsonl")
+    assert (row["scores"]["exact"]["mean"], row["text"], row["x"]) == (0.5, "né\n\u2028\ud800", [None])

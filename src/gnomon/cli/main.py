@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from gnomon.errors import GnomonError, UserError, unknown
+from gnomon.errors import GnomonError, Stopped, UserError, unknown
 
 VERBS = {
     "train": "train an experiment: a TOML file or the name of a built-in one",
@@ -38,6 +38,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     publishing a checkpoint.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _chosen(given)
+    except BrokenPipeError:
+        # Whoever read our output has gone; the interpreter must not try to flush it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+
+
+def _chosen(given: Sequence[str]) -> int:
     if not given or given[0] in ("-h", "--help", "help"):
         print(HELP)
         return 0
@@ -49,11 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if verb not in VERBS:
         return _say(f"gnomon: {unknown('verb', verb, VERBS)}", WRONG_INPUT)
-    try:
-        return _run(verb, rest)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+    return _run(verb, rest)
 
 
 def _run(verb: str, rest: Sequence[str]) -> int:
@@ -61,6 +66,8 @@ def _run(verb: str, rest: Sequence[str]) -> int:
         return int(importlib.import_module(f"gnomon.cli.{verb}").run(rest))
     except UserError as error:
         return _say(f"gnomon {verb}: {error}", WRONG_INPUT)
+    except Stopped as error:
+        return _say(f"gnomon {verb}: {error.args[0]}", 128 + error.args[1])
     except GnomonError as error:
         return _say(f"gnomon {verb}: the run failed: {error}", FAILED)
     except KeyboardInterrupt:

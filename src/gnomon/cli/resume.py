@@ -12,6 +12,7 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end and nothing else")
     given = parser.parse_args(arguments)
 
-    from gnomon.launch import resume_run
+    from gnomon.cli.results import show
+    from gnomon.launch import resume
 
-    return resume_run(given.run, as_json=given.json)
+    return show(resume(given.run), as_json=given.json)

@@ -9,13 +9,16 @@ def run(arguments: Sequence[str]) -> int:
     """Train an experiment; returns the exit code."""
     parser = argparse.ArgumentParser(prog="gnomon train", description=__doc__)
     parser.add_argument("experiment", help="a TOML file, or the name of a built-in experiment (quickstart, tiny)")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="such as steps=50 algorithm.surrogate.trust.high=0.28")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="such as steps=50 algorithm=spo algorithm.num_generations=4"
+    )
     parser.add_argument("--run-dir", type=Path, help="where to write the run (default: runs/NAME-DATE-TIME)")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end and nothing else")
     given = parser.parse_intermixed_args(arguments)
 
+    from gnomon.cli.results import show
     from gnomon.experiment import load
     from gnomon.launch import train_experiment
 
-    experiment, notes = load(given.experiment, given.overrides)
-    return train_experiment(experiment, run_dir=given.run_dir, notes=notes, as_json=given.json)
+    result = train_experiment(load(given.experiment, given.overrides), run_dir=given.run_dir)
+    return show(result, as_json=given.json)

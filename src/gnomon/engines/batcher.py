@@ -148,8 +148,10 @@ class Batcher:
                 finished.append((slot, "stop"))
             elif row.room == 0:
                 finished.append((slot, "length"))
+        # The last row takes a leaving row's slot, so they leave from the back; they are answered from the front.
         rows = [(self._leave(slot), stop) for slot, stop in reversed(finished)]
-        return [answer for row, stop in rows if (answer := self._finish(row, stop)) is not None]
+        answers = [self._finish(row, stop) for row, stop in reversed(rows)]
+        return [answer for answer in answers if answer is not None]
 
     def _finish(self, row: Row, stop: StopReason) -> tuple[Request, list[Completion]] | None:
         request = row.request

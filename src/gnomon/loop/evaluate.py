@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gnomon.rollouts.rollout import Asker, Stopwatch
-from gnomon.statistics import bootstrap_interval, maj_at_k, pass_at_k
+from gnomon.statistics import maj_at_k, mean_interval, pass_at_k
 from gnomon.tasks.base import TaskSet
 from gnomon.types import Group, Rollout
 
@@ -30,8 +30,9 @@ class Score:
 class Evaluation:
     """What held-out prompts say of one set of weights.
 
-    scores: each part of the grade by name, then ``reward``: a mean over prompts of the mean over their samples; the
-        interval is a bootstrap over prompts. pass_at, maj_at: k to value, of the first part, when its scores are 0 or
+    scores: each part of the grade by name, the first among the samples with each other ("answer given format"), and
+        ``reward``: a mean over prompts of the mean over their samples; the
+        interval is Wilson's for one 0-or-1 sample a prompt, else a bootstrap over prompts. pass_at, maj_at: k to value, of the first part, when its scores are 0 or
         1. errors: samples that could not be graded; they are in no score.
     """
 
@@ -88,6 +89,7 @@ def summarize(groups: Sequence[Group], step: int, task: str, samples: int) -> Ev
     graded = [g for g in ([r for r in group.rollouts if r.grade.error is None] for group in groups) if g]
     names = list(dict.fromkeys(name for g in graded for r in g for name in r.grade.parts))
     scores = {name: _score([[r.grade.parts[name] for r in g if name in r.grade.parts] for g in graded]) for name in names}
+    scores |= _given(graded, names)
     scores["reward"] = _score([[r.grade.reward or 0.0 for r in g] for g in graded])
     return Evaluation(
         step=step,
@@ -104,11 +106,22 @@ def summarize(groups: Sequence[Group], step: int, task: str, samples: int) -> Ev
     )
 
 
+def _given(graded: Sequence[Sequence[Rollout]], names: Sequence[str]) -> dict[str, Score]:
+    """Return the first part's mean among the samples whose other 0-or-1 part is 1: right answers, form set aside."""
+    found: dict[str, Score] = {}
+    for other in names[1:]:
+        values = [r.grade.parts.get(other) for g in graded for r in g]
+        if set(values) <= {0.0, 1.0} and 1.0 in values:
+            chosen = [[r.grade.parts[names[0]] for r in g if r.grade.parts[other] == 1.0] for g in graded]
+            found[f"{names[0]} given {other}"] = _score(chosen)
+    return found
+
+
 def _score(values: Sequence[Sequence[float]]) -> Score:
     means = [sum(v) / len(v) for v in values if v]
     if not means:
         return Score(0.0, 0.0, 1.0)
-    interval = bootstrap_interval(means)
+    interval = mean_interval(means)
     return Score(sum(means) / len(means), interval.low, interval.high)
 
 

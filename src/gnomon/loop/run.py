@@ -7,7 +7,7 @@ from gnomon.algorithms.algorithm import Algorithm
 from gnomon.curriculum.base import Curriculum
 from gnomon.engines.base import Engine
 from gnomon.engines.draws import draw_key
-from gnomon.errors import RunError
+from gnomon.errors import Stopped
 from gnomon.learner.base import Learner
 from gnomon.loop.evaluate import Evaluation, Evaluator
 from gnomon.loop.journal import Journal
@@ -15,19 +15,15 @@ from gnomon.loop.tracking import Tracking
 from gnomon.rollouts.stream import RolloutStream
 
 
-class Stopped(RunError):
-    """The run was asked to stop, and did so after publishing a checkpoint."""
-
-
 @dataclass
 class StopRequest:
-    """Set by a signal; read between steps."""
+    """The number of the signal that asked the run to stop, 0 for none; read between steps."""
 
-    is_set: bool = False
+    signal: int = 0
 
 
-async def _nothing() -> None:
-    return
+async def _nothing() -> bool:
+    return False
 
 
 @dataclass
@@ -35,8 +31,8 @@ class Run:
     """The built objects of one run.
 
     steps: of training in all; `learner.version` of them are done. checkpoint_every, evaluate_every: steps, 0 for the
-    end alone. save: publishes a checkpoint after so many steps. initialize: what comes before the first step of a run
-    that was not resumed. is_fresh: whether this run begins now.
+    end alone. save: publishes a checkpoint after so many steps. initialize: what comes before the first step; returns
+    whether it changed anything. is_initialized, is_evaluated: whether that, and the first evaluation, were done before.
     """
 
     algorithm: Algorithm
@@ -54,8 +50,9 @@ class Run:
     evaluator: Evaluator | None = None
     evaluate_every: int = 0
     evaluate_before: bool = True
-    initialize: Callable[[], Awaitable[None]] = _nothing
-    is_fresh: bool = True
+    initialize: Callable[[], Awaitable[bool]] = _nothing
+    is_initialized: bool = False
+    is_evaluated: bool = False
     stop: StopRequest = field(default_factory=StopRequest)
     best: float = float("-inf")
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -66,10 +63,11 @@ class Run:
 
     async def begin(self) -> None:
         """Do what comes before the first step: initial values, and the evaluation that others compare with."""
-        if not self.is_fresh:
+        if self.learner.version > 0:
             return
-        await self.initialize()
-        if self.evaluate_before and self.steps > 0:
+        if not self.is_initialized and await self.initialize():
+            self.save(0, False)
+        if self.evaluate_before and not self.is_evaluated:
             await self.evaluate(0)
 
     async def evaluate(self, step: int) -> bool:
@@ -93,10 +91,10 @@ class Run:
         is_best = False
         if is_end or _is_due(done, self.evaluate_every):
             is_best = await self.evaluate(done)
-        if is_end or is_best or self.stop.is_set or _is_due(done, self.checkpoint_every):
+        if is_end or is_best or self.stop.signal or _is_due(done, self.checkpoint_every):
             self.save(done, is_best)
-        if self.stop.is_set and not is_end:
-            raise Stopped(f"stopped after step {done} of {self.steps}, and saved")
+        if self.stop.signal and not is_end:
+            raise Stopped(f"stopped after step {done} of {self.steps}, and saved", self.stop.signal)
 
 
 def _is_due(done: int, every: int) -> bool:

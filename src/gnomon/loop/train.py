@@ -46,5 +46,5 @@ async def train(run: Run) -> None:
             metrics += await run.tracking.observe(finished.groups, updates)
             laps.mark("track")
 
-            run.journal.write(step, metrics + laps.metrics(finished.watch), finished, batch)
+            run.journal.write(step + 1, metrics + laps.metrics(finished.watch), finished, batch)
             await run.maintain(step + 1)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from gnomon.errors import ModelError, unknown
@@ -239,7 +240,7 @@ def _from_pretrained(place: str, dtype: torch.dtype, trust_remote_code: bool) ->
             if "scaled_dot_product_attention" not in str(error):
                 raise
             model = load()
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise ModelError(f"model '{place}' cannot be loaded: {_first_line(error)}") from error
     loaded: nn.Module = model.eval()
     return loaded

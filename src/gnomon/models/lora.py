@@ -1,15 +1,18 @@
 """Low-rank adapters through peft, and the plain weights that they amount to."""
 
 import importlib.util
+import warnings
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from gnomon.errors import ConfigError
+from gnomon.errors import ConfigError, unknown
 
+ALL_LINEAR = "all-linear"
 _ADAPTER = "default"
 
 
@@ -28,13 +31,13 @@ class LoraPlan:
 
     rank: int = 16
     alpha: float = 32.0
-    targets: str | tuple[str, ...] = "all-linear"
+    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
 
     def __post_init__(self) -> None:
         if self.rank <= 0 or self.alpha <= 0:
             raise ConfigError(f"lora: rank and alpha must be > 0, got rank={self.rank}, alpha={self.alpha}")
-        if not self.targets:
-            raise ConfigError("lora: targets must be 'all-linear' or names of modules, got none")
+        if not self.targets or (isinstance(self.targets, str) and self.targets != ALL_LINEAR):
+            raise ConfigError(f"lora: targets must be '{ALL_LINEAR}' or a list of module names, got {self.targets!r}")
 
     @property
     def scale(self) -> float:
@@ -58,7 +61,8 @@ def adapt(model: nn.Module, plan: LoraPlan) -> nn.Module:
     check_lora(plan)
     import peft
 
-    targets = plan.targets if isinstance(plan.targets, str) else list(plan.targets)
+    _check_targets(model, plan)
+    targets = list(plan.targets) if isinstance(plan.targets, tuple) else plan.targets
     settings: Any = peft.LoraConfig(
         r=plan.rank,
         lora_alpha=plan.alpha,  # type: ignore[arg-type]
@@ -67,20 +71,32 @@ def adapt(model: nn.Module, plan: LoraPlan) -> nn.Module:
         bias="none",
     )
     model.requires_grad_(False)
-    try:
+    with warnings.catch_warnings():
+        # GPT-2's layers are stored transposed; peft sees it, sets the switch itself, and says so.
+        warnings.filterwarnings("ignore", message="fan_in_fan_out")
         peft.inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)
-    except ValueError as error:
-        raise ConfigError(f"lora.targets = {plan.targets!r} fits no module of this model: {error}") from error
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_("lora_" in name)
         if "lora_" in name:
             parameter.data = parameter.data.float()
-    unmergeable = [name for name, _ in model.named_parameters() if "lora_embedding" in name]
-    if unmergeable:
-        raise ConfigError(
-            f"lora.targets = {plan.targets!r} selects an embedding ({unmergeable[0]}); name linear layers"
-        )
+            parameter.requires_grad_(True)
     return model
+
+
+def _check_targets(model: nn.Module, plan: LoraPlan) -> None:
+    """Refuse targets that fit no module, and those whose merged weight would change another module's too."""
+    if plan.targets == ALL_LINEAR:
+        return
+    uses = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
+    for target in plan.targets:
+        chosen = [(n, m) for n, m in model.named_modules() if n == target or n.endswith(f".{target}")]
+        if not chosen:
+            names = sorted({n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, nn.Linear)})
+            raise ConfigError(f"lora.targets: {unknown('module', target, names)}")
+        for name, module in chosen:
+            is_tied = any(uses[id(p)] > 1 for p in module.parameters(recurse=False))
+            if is_tied or isinstance(module, nn.Embedding):
+                kind = "shares its weight with another module" if is_tied else "is an embedding"
+                raise ConfigError(f"lora.targets: '{target}' ({name}) {kind}; choose linear layers")
 
 
 def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -37,8 +37,9 @@ class JsonLines:
         self._file.truncate(self._end)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write one row."""
-        line = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode()
+        """Write one row; what is not finite, however deep, is written as null."""
+        text = json.dumps(_valid(row), ensure_ascii=False, allow_nan=False)
+        line = (text + "\n").encode(errors="backslashreplace")
         try:
             if self._file.write(line) != len(line):
                 raise OSError("the disk took a part of a row")
@@ -118,6 +119,14 @@ def drop_after(path: Path, step: int) -> None:
     """
     if path.exists():
         keep_lines(path, lambda line: _step(line) <= step)
+
+
+def _valid(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _valid(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_valid(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _step(line: bytes) -> float:

@@ -1,0 +1,21 @@
+"""``gnomon export RUN DIR``: take a run's model away as Hugging Face safetensors."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Export the newest valid checkpoint's model; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="gnomon export", description=__doc__)
+    parser.add_argument("run", type=Path, help="a run directory")
+    parser.add_argument("folder", type=Path, help="a new folder")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    given = parser.parse_args(arguments)
+
+    from gnomon.launch import export
+
+    folder = export(given.run, given.folder)
+    print(json.dumps({"folder": str(folder)}) if given.json else f"{folder} loads with from_pretrained({str(folder)!r})")
+    return 0

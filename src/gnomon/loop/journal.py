@@ -1,0 +1,79 @@
+"""What the walk tells the world: the run's own files, trackers, and the person who watches."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from gnomon.loop.evaluate import Evaluation
+from gnomon.metrics import Last, Max, Metrics
+from gnomon.records.batches import BatchLog
+from gnomon.records.console import Console
+from gnomon.records.jsonl import JsonLines
+from gnomon.records.rollouts import RolloutLog
+from gnomon.records.sinks import Sink
+from gnomon.rollouts.measure import peak_memory_bytes
+from gnomon.rollouts.stream import Round
+from gnomon.types import Batch, Group
+
+ALWAYS = (
+    "loss/policy",
+    "loss/clipped_fraction",
+    "loss/ess_fraction",
+    "loss/entropy_nats",
+    "loss/kl_behavior_nats",
+    "learner/gradient_norm",
+    "mismatch/logprob_abs_mean_nats",
+)
+"""Names that a step without any trainable token would lack, and that readers count on: 0, or 1 for the ESS."""
+
+
+@dataclass
+class Journal:
+    """Writes each step and each evaluation down.
+
+    sinks: take the metrics; the run's own file is one of them. evaluations: the file of evaluations. rollouts, batches:
+    None when they are not wanted.
+    """
+
+    console: Console
+    sinks: Sequence[Sink]
+    evaluations: JsonLines
+    rollouts: RolloutLog | None = None
+    batches: BatchLog | None = None
+    latest: dict[str, float] = field(default_factory=dict)
+    rewards: list[float] = field(default_factory=list)
+
+    def write(self, step: int, metrics: Metrics, finished: Round, batch: Batch) -> None:
+        """Write down what training step number ``step`` (from 1) measured."""
+        absent = {name: Last(float(name == "loss/ess_fraction")) for name in ALWAYS if name not in set(metrics)}
+        metrics += Metrics.of({**absent, "memory/peak_bytes": Max(peak_memory_bytes())})
+        values = metrics.values()
+        for sink in self.sinks:
+            sink.write(step, values)
+        if self.rollouts is not None:
+            self.rollouts.write(step, finished.groups, finished.dropped)
+        if self.batches is not None:
+            ids = [r.task_id for group in finished.groups for r in group.rollouts]
+            self.batches.write(step, batch, prompt_ids=ids)
+        self.latest = values
+        self.rewards.append(values["rollout/reward_mean"])
+        self.console.step(step, values)
+
+    @contextmanager
+    def evaluating(self, step: int, prompts: int) -> Iterator[Callable[[Group], None]]:
+        """Show an evaluation's progress; call what this yields as each group arrives."""
+        with self.console.phase(f"evaluating after step {step}", prompts) as phase:
+            yield lambda group: phase.advance()
+
+    def write_evaluation(self, evaluation: Evaluation) -> None:
+        """Write an evaluation down and show it."""
+        self.evaluations.append(evaluation.as_row())
+        scores = ", ".join(f"{name} {score}" for name, score in evaluation.scores.items() if name != "reward")
+        self.console.evaluated(f"after step {evaluation.step}: {scores or f'reward {evaluation.headline}'}")
+
+    def close(self) -> None:
+        """Close every file and tracker."""
+        for sink in self.sinks:
+            sink.close()
+        self.evaluations.close()
+        self.console.close()

@@ -1,0 +1,268 @@
+"""One session of one run: the objects built, connected, walked, and closed again."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import nn
+
+from gnomon.algorithms import Algorithm
+from gnomon.assemble import Choosing, Questions, choosing, keeping
+from gnomon.configuration import to_table
+from gnomon.engines.local import LocalEngine
+from gnomon.experiment import Experiment
+from gnomon.learner.precision import dtype_of, resolve_precision
+from gnomon.learner.torch import TorchLearner
+from gnomon.loop.evaluate import Evaluation, Evaluator
+from gnomon.loop.journal import Journal
+from gnomon.loop.run import Run, StopRequest
+from gnomon.loop.tracking import Tracked, Tracking, Untracked
+from gnomon.loop.train import train
+from gnomon.models.load import load_model
+from gnomon.records.batches import BatchLog
+from gnomon.records.checkpoints import Checkpoints, Found
+from gnomon.records.checkpoints import load as load_checkpoint
+from gnomon.records.console import Console
+from gnomon.records.directory import RunDirectory
+from gnomon.records.jsonl import JsonLines, JsonlSink, read_rows
+from gnomon.records.rollouts import RolloutLog
+from gnomon.records.sinks import build_sinks
+from gnomon.rollouts.rollout import Asker, Stopwatch
+from gnomon.rollouts.stream import RolloutStream
+from gnomon.types import Grade, Group, Stateful
+from gnomon.verifiers.base import Sample
+from gnomon.verifiers.budget import ErrorBudget
+from gnomon.verifiers.nursery import Limits
+from gnomon.verifiers.workers import GradingPool
+
+INITIAL_ROUND = -2
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a session works on: an experiment whose questions were checked, in a directory that it has locked."""
+
+    experiment: Experiment
+    asked: Questions
+    directory: RunDirectory
+    console: Console
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Grades in the pool, and stops the run when too many samples cannot be graded."""
+
+    pool: GradingPool
+    budget: ErrorBudget
+
+    async def grade(self, sample: Sample) -> Grade:
+        """Return the pool's grade. Raises: GradingError past the error budget."""
+        grade = await self.pool.grade(sample)
+        self.budget.observe(grade, sample, sample.prompt)
+        return grade
+
+
+async def walk(session: Session, found: Found | None, stop: StopRequest) -> None:
+    """Build the run, go on from ``found`` or begin, and train to the end.
+
+    Raises: RunError, among them Stopped; RewardError before any weight is read.
+    """
+    experiment, console = session.experiment, session.console
+    async with AsyncExitStack() as stack:
+        judge = await _judge(experiment, session.asked, console, stack)
+        chosen = choosing(experiment.algorithm, session.asked.split.train, experiment.seed)
+        with console.phase(f"loading {experiment.model}"):
+            learner, engine = await asyncio.to_thread(_network, experiment, reads_reference(experiment.algorithm))
+        stack.push_async_callback(engine.close)
+        asker = _asker(experiment, session.asked, engine, judge)
+        stream = _stream(experiment, session.asked, chosen, asker)
+        journal = _journal(session, 0 if found is None else found.step)
+        stack.callback(journal.close)
+        parts = _parts(learner, chosen, stream)
+        checkpoints = _checkpoints(session)
+        if found is not None:
+            saved = load_checkpoint(found.path, is_verified=True)
+            for name, part in parts.items():
+                part.restore(saved[name])
+        run = Run(
+            algorithm=experiment.algorithm,
+            learner=learner,
+            engine=engine,
+            stream=stream,
+            curriculum=chosen.curriculum,
+            tracking=_tracking(experiment, chosen, learner),
+            journal=journal,
+            steps=experiment.steps,
+            temperature=experiment.sampling.temperature,
+            seed=experiment.seed,
+            save=_saving(checkpoints, parts, learner, session),
+            checkpoint_every=experiment.checkpoints.every,
+            evaluator=_evaluator(experiment, session.asked, asker),
+            evaluate_every=experiment.evaluation.every,
+            evaluate_before=experiment.evaluation.before,
+            initialize=_initializing(experiment, chosen, session, asker),
+            is_initialized=found is not None,
+            is_evaluated=any(True for _ in read_rows(session.directory.evaluations)),
+            stop=stop,
+            best=_best_so_far(session.directory),
+        )
+        console.start(experiment.steps, learner.version)
+        await train(run)
+
+
+def grade_once(experiment: Experiment, asked: Questions, console: Console) -> Evaluation:
+    """Return one evaluation of the experiment's model on its held-out tasks."""
+
+    async def once() -> Evaluation:
+        async with AsyncExitStack() as stack:
+            judge = await _judge(experiment, asked, console, stack)
+            with console.phase(f"loading {experiment.model}"):
+                model = await asyncio.to_thread(_model, experiment)
+            engine = LocalEngine(model, experiment.engine.max_concurrent)
+            stack.push_async_callback(engine.close)
+            evaluator = _evaluator(experiment, asked, _asker(experiment, asked, engine, judge))
+            with console.phase("evaluating", len(asked.split.held_out)) as phase:
+                return await evaluator(0, lambda group: phase.advance())
+
+    return asyncio.run(once())
+
+
+def reads_reference(algorithm: Algorithm) -> bool:
+    """Whether the algorithm looks at the reference policy."""
+    return "reference" in algorithm.needs
+
+
+def _model(experiment: Experiment) -> nn.Module:
+    dtype = dtype_of(resolve_precision(experiment.learner.precision))
+    return load_model(experiment.model, dtype, experiment.lora, experiment.trust_remote_code)
+
+
+def _network(experiment: Experiment, with_reference: bool) -> tuple[TorchLearner, LocalEngine]:
+    """Return learner and engine: at staleness 0 over the same weights, else the engine has its own."""
+    model = _model(experiment)
+    plain = replace(experiment, lora=None)
+    reference = _model(plain) if with_reference and experiment.lora is None else None
+    learner = TorchLearner(model, experiment.learner, experiment.steps, reference)
+    is_shared = experiment.max_staleness == 0
+    return learner, LocalEngine(model if is_shared else _model(plain), experiment.engine.max_concurrent, is_shared)
+
+
+async def _judge(experiment: Experiment, asked: Questions, console: Console, stack: AsyncExitStack) -> Judge:
+    plan = experiment.grading
+    limits = Limits(
+        workers=plan.workers,
+        deadline_seconds=plan.deadline_seconds,
+        memory_gib=plan.memory_gib or None,
+        environment=plan.environment,
+    )
+    with console.phase("starting graders"):
+        pool = await stack.enter_async_context(GradingPool(asked.grading, limits))
+    return Judge(pool, ErrorBudget(plan.max_error_fraction))
+
+
+def _asker(experiment: Experiment, asked: Questions, engine: LocalEngine, judge: Judge) -> Asker:
+    return Asker(
+        engine=engine,
+        grader=judge,
+        decode=asked.tokenizer.decode,
+        sampling=asked.sampling,
+        generations=experiment.algorithm.num_generations,
+        seed=experiment.seed,
+    )
+
+
+def _stream(experiment: Experiment, asked: Questions, chosen: Choosing, asker: Asker) -> RolloutStream:
+    is_kept, attempts = keeping(experiment.algorithm)
+    return RolloutStream(
+        curriculum=chosen.curriculum,
+        tasks=asked.split.train,
+        asker=asker,
+        prompts_per_step=experiment.prompts_per_step,
+        max_staleness=experiment.max_staleness,
+        is_kept=is_kept,
+        max_attempts=attempts,
+    )
+
+
+def _evaluator(experiment: Experiment, asked: Questions, asker: Asker) -> Evaluator:
+    return Evaluator(replace(asker, generations=experiment.evaluation.samples), asked.split.held_out)
+
+
+def _tracking(experiment: Experiment, chosen: Choosing, learner: TorchLearner) -> Tracking:
+    if chosen.tracker is None:
+        return Untracked()
+    return Tracked(chosen.tracker, chosen.drift, learner, experiment.sampling.temperature)
+
+
+def _parts(learner: TorchLearner, chosen: Choosing, stream: RolloutStream) -> dict[str, Stateful]:
+    """Return everything that changes from step to step, by the name it has in a checkpoint."""
+    parts: dict[str, Stateful] = {"learner": learner, "curriculum": chosen.curriculum, "stream": stream}
+    if chosen.tracker is not None:
+        parts |= {"tracker": chosen.tracker, "drift": chosen.drift}
+    return parts
+
+
+def _checkpoints(session: Session) -> Checkpoints:
+    plan = session.experiment.checkpoints
+    return Checkpoints(session.directory.checkpoints, plan.keep_last, plan.keep_every or None, session.console.warn)
+
+
+def _saving(
+    checkpoints: Checkpoints, parts: dict[str, Stateful], learner: TorchLearner, session: Session
+) -> Callable[[int, bool], None]:
+    def write(folder: Path) -> None:
+        learner.write_model(folder)
+        session.asked.tokenizer.save(folder)
+
+    def save(step: int, is_best: bool) -> None:
+        with session.console.phase(f"saving step {step}"):
+            checkpoints.save(step, {name: part.state() for name, part in parts.items()}, write, is_best)
+
+    return save
+
+
+def _journal(session: Session, step: int) -> Journal:
+    experiment, directory = session.experiment, session.directory
+    plan = experiment.records
+    trackers = build_sinks(
+        plan.sinks, directory.path, directory.path.name, to_table(experiment), step, is_aliased=plan.aliases
+    )
+    return Journal(
+        console=session.console,
+        sinks=[JsonlSink(directory.metrics), *trackers],
+        evaluations=JsonLines(directory.evaluations),
+        rollouts=RolloutLog(directory.rollouts) if plan.rollouts else None,
+        batches=BatchLog(directory.batches) if plan.batches else None,
+    )
+
+
+def _best_so_far(directory: RunDirectory) -> float:
+    means = [next(iter(row["scores"].values()))["mean"] for row in read_rows(directory.evaluations)]
+    return max(means, default=float("-inf"))
+
+
+def _initializing(
+    experiment: Experiment, chosen: Choosing, session: Session, asker: Asker
+) -> Callable[[], Awaitable[bool]]:
+    """Return what samples each prompt's initial success rate, where the algorithm asks for that."""
+
+    async def initialize() -> bool:
+        plan = experiment.algorithm.tracker
+        if chosen.tracker is None or plan is None or plan.initial != "samples":
+            return False
+        tasks = session.asked.split.train
+        sampler, watch = replace(asker, generations=plan.n0), Stopwatch()
+        with session.console.phase(f"sampling {plan.n0} answers a prompt for initial values", len(tasks)) as phase:
+
+            async def ask(index: int) -> Group:
+                group = await sampler.ask(tasks[index], INITIAL_ROUND, watch)
+                phase.advance()
+                return group
+
+            groups = await asyncio.gather(*(ask(index) for index in range(len(tasks))))
+        chosen.tracker.initialize(groups)
+        return True
+
+    return initialize

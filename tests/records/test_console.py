@@ -1,0 +1,152 @@
+"""One live line on a terminal, plain lines now and then elsewhere."""
+
+import io
+import re
+from typing import Any
+
+import pytest
+
+from gnomon.records.console import Console, duration
+
+VALUES = {"rollout/reward_mean": 0.43219, "tokens/generated": 1000.0, "time/step_seconds": 2.0}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def plain(**changes: Any) -> tuple[Console, io.StringIO, Clock]:
+    """Return a console whose stream is a log file."""
+    stream, clock = io.StringIO(), Clock()
+    return Console(stream=stream, clock=clock, **changes), stream, clock
+
+
+def test_a_step_says_reward_speed_and_time_left():
+    """1000 tokens in 2 s are 500 tokens/s; 1 of 100 steps in 2 s leaves 99 * 2 s = 3m 18s."""
+    console, stream, clock = plain(steps=100)
+    clock.now = 2.0
+    console.step(1, VALUES)
+
+    assert stream.getvalue() == "step 1/100  reward 0.432  500 tokens/s  3m 18s left\n"
+
+
+def test_a_log_file_gets_a_line_now_and_then():
+    """100 steps of 1 s at 30 s: the first, one every 30 s, and the last."""
+    console, stream, clock = plain(steps=100)
+    for done in range(1, 101):
+        clock.now += 1.0
+        console.step(done, VALUES)
+
+    assert re.findall(r"step (\d+)/", stream.getvalue()) == ["1", "31", "61", "91", "100"]
+
+
+def test_time_left_of_a_resumed_run_counts_this_session_alone():
+    """Resumed at 90 of 100 and one step in 3 s: 9 steps are 27 s."""
+    console, stream, clock = plain()
+    clock.now = 500.0
+    console.start(100, first=90)
+    clock.now = 503.0
+    console.step(91, VALUES)
+
+    assert "27s left" in stream.getvalue()
+
+
+def test_the_last_evaluation_stays_in_the_line():
+    """It is said once, and shown with every step after it."""
+    console, stream, _ = plain(steps=2)
+    console.evaluated("0.460 [0.400, 0.520]")
+    console.step(1, VALUES)
+
+    assert stream.getvalue().splitlines() == [
+        "evaluation: 0.460 [0.400, 0.520]",
+        "step 1/2  reward 0.432  500 tokens/s  0s left  evaluation 0.460 [0.400, 0.520]",
+    ]
+
+
+def test_a_long_phase_reports_as_it_goes_and_at_its_end():
+    """200 prompts at 1 s: a line every 30 s with what is left, and one at the end."""
+    console, stream, clock = plain()
+    with console.phase("evaluating", total=200) as phase:
+        for _ in range(200):
+            clock.now += 1.0
+            phase.advance()
+    lines = stream.getvalue().splitlines()
+
+    assert lines[0] == "evaluating  30/200  2m 50s left  (30s)"
+    assert len(lines) == 7
+    assert lines[-1] == "evaluating: 3m 20s"
+
+
+def test_a_quick_phase_is_not_worth_a_line():
+    """What takes less than a second leaves no trace in a log, nor does what asks for none."""
+    console, stream, clock = plain()
+    with console.phase("checking"):
+        pass
+    with console.phase("answering", is_brief=True):
+        clock.now += 20
+
+    assert stream.getvalue() == ""
+
+
+def test_a_phase_that_fails_passes_its_error_on():
+    """The error comes out, and the phase is no longer shown."""
+    console, stream, _ = plain()
+    with pytest.raises(KeyError, match="x"), console.phase("loading"):
+        raise KeyError("x")
+    console.say("on")
+
+    assert stream.getvalue() == "on\n"
+
+
+def test_a_terminal_gets_a_live_line_below_the_messages(monkeypatch: pytest.MonkeyPatch):
+    """The line is redrawn in place; warnings stand above it; closing twice is harmless."""
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    with Console(steps=10, stream=stream) as console:
+        with console.phase("loading model"):
+            console.warn("wandb failed and is off")
+        console.step(1, VALUES)
+        console.close()
+    console.say("after the end")
+    shown = stream.getvalue()
+
+    assert "loading model" in shown
+    assert "warning: wandb failed and is off" in shown
+    assert "step 1/10  reward 0.432" in shown
+    assert "\x1b[2K" in shown
+    assert shown.endswith("\x1b[?25hafter the end\n")
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch):
+    """No control sequence goes where none is understood."""
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    with Console(steps=2, stream=stream) as console:
+        console.step(1, VALUES)
+
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_markup_in_a_message_is_text(monkeypatch: pytest.MonkeyPatch):
+    """Square brackets of an answer or an interval are shown, not obeyed."""
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    with Console(steps=2, stream=stream) as console:
+        console.say("[red]0.46[/red] [0.4, 0.5]")
+
+    assert "[red]0.46[/red] [0.4, 0.5]" in stream.getvalue()
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0s"), (59.6, "1m 00s"), (3599.7, "1h 00m"), (90_000, "25h 00m")])
+def test_durations_round_before_they_are_split(seconds: float, text: str):
+    """59.6 seconds are a minute, not 60 seconds."""
+    assert duration(seconds) == text
