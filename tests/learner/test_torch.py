@@ -103,7 +103,7 @@ def test_the_micro_batch_budget_changes_nothing(algorithm, make_learner, make_mi
 
     assert_same(weights(learners[0]), weights(learners[2]))
     assert_same(weights(learners[1]), weights(learners[2]))
-    varying = ("tokens/computed", "learner/padding_fraction")
+    varying = ("tokens/computed", "learner/computed_per_token")
     for name in metrics[0].keys() - set(varying):
         assert metrics[0][name] == pytest.approx(metrics[2][name], rel=1e-4, abs=1e-5), name
 
@@ -149,8 +149,8 @@ def test_dead_rows_are_not_computed_and_change_no_bit(make_learner, make_minibat
     run(cut.update(minibatch.rows(live.nonzero()[:, 0]), GRPO, 0))
 
     assert int(live.sum()) == 4
-    padded = metrics["tokens/computed"] * (1 - metrics["learner/padding_fraction"])
-    assert padded == pytest.approx(int(minibatch.lengths[live].sum()))
+    real = metrics["tokens/computed"] / metrics["learner/computed_per_token"]
+    assert real == pytest.approx(int(minibatch.lengths[live].sum()))
     assert is_identical(weights(whole), weights(cut))
 
 
@@ -401,7 +401,7 @@ def test_metrics_name_what_an_update_did(make_learner, make_minibatch):
     assert merged["learner/skipped_updates"] == 0
     assert merged["learner/learning_rate"] == 1.0
     assert merged["tokens/computed"] == metrics[0]["tokens/computed"] + metrics[1]["tokens/computed"]
-    assert 0 <= merged["learner/padding_fraction"] < 1
+    assert merged["learner/computed_per_token"] > 0
 
 
 def test_tokens_of_scoring_are_counted_with_the_next_update(make_learner, make_minibatch):

@@ -83,6 +83,14 @@ def test_hash_dependent_generators_are_the_same_in_every_process(monkeypatch: py
     assert made[0] == made[1]
 
 
+@pytest.mark.parametrize("generator", ["codeio", "rearc"])
+def test_items_made_apart_keep_tuples_and_numbers(generator: str) -> None:
+    """An item comes from the child process as it would from this one: tuples, numbers, keys and all."""
+    (item,) = generate_apart(generator, {}, seed=3, size=1)
+
+    assert repr(item) == repr(json_safe(reasoning_gym.create_dataset(generator, seed=3, size=1)[0]))
+
+
 def test_a_child_that_fails_is_reported_in_one_line() -> None:
     """A generator that refuses its parameters in the child names itself and the child's last line."""
     with pytest.raises(DatasetError, match=r"'word_ladder' failed with .*TypeError"):

@@ -12,14 +12,17 @@ from gnomon.types import Batch
 
 @dataclass
 class Work:
-    """Tokens that went through the model: ``computed`` with padding, ``real`` without."""
+    """Positions that went through the model, ``computed``, for ``real`` tokens of rows.
+
+    Padding makes the first larger, prompts that rows share make it smaller.
+    """
 
     computed: int = 0
     real: int = 0
 
-    def add(self, cut: Batch) -> None:
+    def add(self, cut: Batch, computed: int) -> None:
         """Count one pass over a cut."""
-        self.computed += cut.tokens.numel()
+        self.computed += computed
         self.real += int(cut.lengths.sum())
 
     def take(self) -> Metrics:
@@ -27,7 +30,7 @@ class Work:
         metrics = Metrics.of(
             {
                 "tokens/computed": Sum(self.computed),
-                "learner/padding_fraction": Mean(self.computed - self.real, self.computed),
+                "learner/computed_per_token": Mean(self.computed, self.real),
             }
         )
         self.computed = self.real = 0

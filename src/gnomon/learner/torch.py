@@ -151,9 +151,9 @@ class TorchLearner:
         rows = batch.mask.any(1).nonzero()[:, 0]
         with torch.no_grad():
             for index, cut in micro_batches(batch, rows, self._plan.max_tokens_per_micro_batch):
-                self._work.add(cut)
                 on = move(cut, self._device)
                 scores = scorer(on.tokens, on.prompt_lengths, on.mask, on.temperature, with_entropy=False)
+                self._work.add(cut, scores.computed)
                 result[index, : cut.width] = scores.logprobs.cpu()
         return result
 
@@ -207,9 +207,9 @@ class TorchLearner:
         saving = recomputing(self._model) if self._plan.gradient_checkpointing else nullcontext()
         with torch.enable_grad(), saving:
             for _, cut in micro_batches(minibatch, rows, self._plan.max_tokens_per_micro_batch):
-                self._work.add(cut)
                 on = move(cut, self._device)
                 scores = self._scorer(on.tokens, on.prompt_lengths, on.mask, on.temperature)
+                self._work.add(cut, scores.computed)
                 loss = algorithm.loss(scores.logprobs, scores.entropy, None, on, statistics)
                 tally.add(loss)
                 loss.total.backward()

@@ -16,17 +16,20 @@ from torch.utils.checkpoint import checkpoint
 
 from gnomon.errors import ConfigError
 from gnomon.models.head import chosen_logprobs
+from gnomon.models.prefix import can_share, pack, packed_hidden
 
 
 @dataclass(frozen=True)
 class TokenScores:
     """What a model says of chosen tokens: ``logprobs`` and ``entropy`` Float32[B T], exact zeros elsewhere.
 
-    Both are of the tempered policy, in nats. ``entropy`` is all zeros when it was not asked for.
+    Both are of the tempered policy, in nats. ``entropy`` is all zeros when it was not asked for. ``computed`` counts the
+    positions that went through the model, padding included.
     """
 
     logprobs: Tensor
     entropy: Tensor
+    computed: int = 0
 
 
 class TokenScorer:
@@ -42,6 +45,8 @@ class TokenScorer:
     model is run whole, row by row, recomputing each row's logits in the backward pass: exact for any causal
     model, [1, T, V] at a time, and slower.
 
+    Rows with one prompt share its computation where the model can (`prefix`); ``shares_prompts`` says whether it does.
+
     model: a causal language model of transformers, in eval mode (dropout would make every ratio noise).
     chunk_tokens: tokens whose logits exist at one time, >= 1; 256 of them with a vocabulary of 50,000 are
         50 MB in float32.
@@ -54,6 +59,7 @@ class TokenScorer:
         self.model: Any = model
         self.chunk_tokens = chunk_tokens
         self.is_split = _is_split(self.model)
+        self.shares_prompts = self.is_split and _shares_prompts(self.model)
         self._keeps = "logits_to_keep" in inspect.signature(self.model.forward).parameters
 
     def __call__(
@@ -80,21 +86,32 @@ class TokenScorer:
                 "a prompt has no token, so nothing predicts its first response token; begin it with one"
             )
         targets = tokens[rows, positions]
-        score = self._split if self.is_split else self._whole
-        logprobs, entropy = score(tokens, (rows, positions - 1), targets, temperature, with_entropy)
+        predicting = (rows, positions - 1)
+        if self.is_split:
+            hidden, index = self._hidden(tokens, prompt_lengths, predicting)
+            computed = hidden.shape[0] * hidden.shape[1]
+            # One flat index: its backward is an index_add, much cheaper than that of hidden[rows, predicting].
+            wanted = hidden.flatten(0, 1).index_select(0, index)
+            head = self.model.get_output_embeddings()
+            logprobs, entropy = chosen_logprobs(wanted, head, targets, temperature, self.chunk_tokens, with_entropy)
+        else:
+            computed = tokens.numel()
+            logprobs, entropy = self._whole(tokens, predicting, targets, temperature, with_entropy)
         blank = torch.zeros(mask.shape, dtype=logprobs.dtype, device=mask.device)
         where = (rows, columns)
-        return TokenScores(blank.index_put(where, logprobs), blank.index_put(where, entropy))
+        return TokenScores(blank.index_put(where, logprobs), blank.index_put(where, entropy), computed)
 
-    def _split(
-        self, tokens: Tensor, where: tuple[Tensor, Tensor], targets: Tensor, temperature: float, entropy: bool
-    ) -> tuple[Tensor, Tensor]:
-        hidden = _body(self.model, tokens)
+    def _hidden(self, tokens: Tensor, prompt_lengths: Tensor, where: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return hidden states Float[N L d], and where in their flattened rows each wanted one is."""
         rows, predicting = where
-        # One flat index: its backward is an index_add, much cheaper than that of hidden[rows, predicting].
-        wanted = hidden.flatten(0, 1).index_select(0, rows * tokens.shape[1] + predicting)
-        head = self.model.get_output_embeddings()
-        return chosen_logprobs(wanted, head, targets, temperature, self.chunk_tokens, entropy)
+        if self.shares_prompts:
+            ends = prompt_lengths.scatter_reduce(0, rows, predicting + 1, "amax")
+            packed = pack(tokens.cpu(), prompt_lengths.cpu(), ends.cpu())
+            if packed is not None:
+                hidden = packed_hidden(self.model, packed, tokens.device)
+                at = (rows.cpu(), predicting.cpu())
+                return hidden, (packed.rows[at] * hidden.shape[1] + packed.columns[at]).to(tokens.device)
+        return _body(self.model, tokens), rows * tokens.shape[1] + predicting
 
     def _whole(
         self, tokens: Tensor, where: tuple[Tensor, Tensor], targets: Tensor, temperature: float, entropy: bool
@@ -131,6 +148,13 @@ class TokenScorer:
 def _body(model: Any, tokens: Tensor) -> Tensor:
     hidden: Tensor = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
     return hidden
+
+
+def _shares_prompts(model: Any) -> bool:
+    weight = model.get_output_embeddings().weight
+    tokens = torch.tensor([[3, 5, 7, 11, 13, 17], [3, 5, 7, 11, 19, 23]], device=weight.device) % weight.shape[0]
+    with torch.no_grad():
+        return can_share(model, _body(model, tokens), tokens)
 
 
 def _is_split(model: Any) -> bool:

@@ -3,11 +3,11 @@
 Some generators iterate over sets of strings, whose order Python changes from process to process; others
 draw from, or seed, the global random generators, or execute code snippets that print. Here the string hash is
 fixed, the global generators are seeded for each item, and nothing of it touches the training process.
+Request and items cross as JSON in which tuples and keys that are no text survive (`verifiers.wire`).
 """
 
 import contextlib
 import os
-import pickle
 import random
 import subprocess
 import sys
@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gnomon.errors import DatasetError
+from gnomon.tasks.plain import json_safe
+from gnomon.verifiers import wire
 
 # Found by comparing 24 items of all generators of reasoning-gym 0.1.25 under two string hashes.
 # codeio executes its snippets; about one item in sixty reads a clock and still differs.
@@ -25,41 +27,39 @@ GENERATORS = frozenset(
 _CHILD = "from gnomon.tasks.apart import serve; serve()"
 
 
-def generate_apart(
-    generator: str, parameters: Mapping[str, Any], seed: int, size: int
-) -> list[dict[str, Any]]:
+def generate_apart(generator: str, parameters: Mapping[str, Any], seed: int, size: int) -> list[dict[str, Any]]:
     """Return the ``size`` items of a generator, made in one child process.
 
-    Takes about two seconds to start, and then as long as the generator needs for all items.
+    Their values are what `json_safe` makes of them. Takes about two seconds to start, and then as long as the generator needs for all items.
     Raises: DatasetError with the last line of the child's error output.
     """
-    request = pickle.dumps((generator, dict(parameters), seed, size))
+    request = {"generator": generator, "parameters": dict(parameters), "seed": seed, "size": size}
     path = os.pathsep.join(p for p in sys.path if p)
     environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": path}
-    child = subprocess.run(
-        [sys.executable, "-c", _CHILD], input=request, capture_output=True, env=environment
-    )
+    command = [sys.executable, "-c", _CHILD]
+    child = subprocess.run(command, input=wire.encode(request), capture_output=True, env=environment)
     if child.returncode != 0:
         lines = child.stderr.decode("utf-8", "replace").strip().splitlines() or ["no message"]
         raise DatasetError(
             f"reasoning-gym generator '{generator}' failed with {dict(parameters)}: {lines[-1]}; "
             "change its parameters, or leave it out"
         )
-    items: list[dict[str, Any]] = pickle.loads(child.stdout)
+    items: list[dict[str, Any]] = wire.decode(child.stdout)["items"]
     return items
 
 
 def serve() -> None:
     """Read one request from standard input, write its items to standard output: the child's whole work."""
-    generator, parameters, seed, size = pickle.load(sys.stdin.buffer)
+    request = wire.decode(sys.stdin.buffer.readline())
+    seed, size = request["seed"], request["size"]
     with contextlib.redirect_stdout(sys.stderr):
         import numpy as np
         import reasoning_gym
 
-        source = reasoning_gym.create_dataset(generator, seed=seed, size=size, **parameters)
+        source = reasoning_gym.create_dataset(request["generator"], seed=seed, size=size, **request["parameters"])
         items = []
         for index in range(size):
             random.seed(seed + index)
             np.random.seed(seed + index)
-            items.append(source[index])
-    sys.stdout.buffer.write(pickle.dumps(items))
+            items.append(json_safe(source[index]))
+    sys.stdout.buffer.write(wire.encode({"items": items}))

@@ -9,7 +9,8 @@ from typing import Any, Literal
 from gnomon.errors import ConfigError, DatasetError, unknown
 from gnomon.tasks import apart
 from gnomon.tasks.optional import library
-from gnomon.tasks.question import Question, digest, json_safe
+from gnomon.tasks.plain import json_safe
+from gnomon.tasks.question import Question, digest
 
 
 @dataclass(frozen=True)

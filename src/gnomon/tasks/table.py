@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from gnomon.errors import DatasetError
 from gnomon.tasks.chat import message_flaw, readable
-from gnomon.tasks.question import Content, Listed, Question, digest, json_safe
+from gnomon.tasks.plain import json_safe
+from gnomon.tasks.question import Content, Listed, Question, digest
 from gnomon.tasks.sources import Row, is_file_name, read_rows
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "messages")

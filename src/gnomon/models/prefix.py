@@ -1,0 +1,115 @@
+"""A prompt is computed once for all of its responses.
+
+Rows that answer one prompt become one packed row: the prompt, then each response. A response token sees the prompt and
+its own response, at the positions that it had, so its hidden state is what it was in a row of its own. With G responses
+the prompt costs one G-th.
+
+    prompt  first response  second response
+    p p p   a a             b b b            position: 0 1 2  3 4  3 4 5
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_ATTENTION_ONLY = {"full_attention"}
+_RELATIVE = {torch.float32: 1e-4, torch.float64: 1e-8}
+_RELATIVE_ROUGH = 2e-2
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Packed rows. tokens, positions Int[N L]; mask Bool[N 1 L L], true where a token may look.
+
+    rows, columns Int[B S]: where each position of each original row went; anything where it went nowhere.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    mask: Tensor
+    rows: Tensor
+    columns: Tensor
+
+
+def pack(tokens: Tensor, prompt_lengths: Tensor, ends: Tensor) -> Packed | None:
+    """Return the rows with prompts shared, or None when no two rows have the same prompt.
+
+    tokens Int[B S]; prompt_lengths Int[B]; ends Int[B]: positions before it are needed, at least the prompt's.
+    """
+    together: dict[tuple[int, ...], list[int]] = {}
+    listed = tokens.tolist()
+    for row, length in enumerate(prompt_lengths.tolist()):
+        together.setdefault(tuple(listed[row][:length]), []).append(row)
+    if len(together) == tokens.shape[0]:
+        return None
+    widths = [len(p) + sum(int(ends[r]) - len(p) for r in members) for p, members in together.items()]
+    shape = (len(together), max(widths))
+    packed = Packed(
+        tokens=torch.zeros(shape, dtype=torch.long),
+        positions=torch.zeros(shape, dtype=torch.long),
+        mask=torch.eye(shape[1], dtype=torch.bool).repeat(shape[0], 1, 1)[:, None],
+        rows=torch.zeros_like(tokens, device="cpu"),
+        columns=torch.zeros_like(tokens, device="cpu"),
+    )
+    for number, (prompt, members) in enumerate(together.items()):
+        length = len(prompt)
+        packed.tokens[number, :length] = torch.tensor(prompt)
+        packed.positions[number, :length] = torch.arange(length)
+        packed.mask[number, 0, :length, :length] = _causal(length)
+        start = length
+        for row in members:
+            own = int(ends[row]) - length
+            stop = start + own
+            packed.tokens[number, start:stop] = tokens[row, length : length + own]
+            packed.positions[number, start:stop] = torch.arange(length, length + own)
+            packed.mask[number, 0, start:stop, :length] = True
+            packed.mask[number, 0, start:stop, start:stop] = _causal(own)
+            packed.rows[row] = number
+            packed.columns[row, :length] = torch.arange(length)
+            packed.columns[row, length : length + own] = torch.arange(start, stop)
+            start = stop
+    return packed
+
+
+def packed_hidden(model: Any, packed: Packed, device: torch.device) -> Tensor:
+    """Return the body's hidden states Float[N L d] of packed rows."""
+    hidden: Tensor = (
+        model.get_decoder()(
+            input_ids=packed.tokens.to(device),
+            position_ids=packed.positions.to(device),
+            attention_mask=packed.mask.to(device),
+            use_cache=False,
+        )
+    ).last_hidden_state
+    return hidden
+
+
+def can_share(model: Any, plain: Tensor, tokens: Tensor) -> bool:
+    """Whether packed rows give the hidden states that rows of their own give; found by trying.
+
+    plain Float[2 S d]: the body's hidden states of ``tokens`` Int[2 S], two rows with one prompt of S - 2 tokens.
+    Models that look through windows, or that carry a state instead of attending, cannot be packed.
+    """
+    config = model.config.get_text_config()
+    layers = vars(config).get("layer_types") or ["full_attention"]
+    has_window = vars(config).get("sliding_window") is not None and vars(config).get("use_sliding_window", True)
+    if not set(layers) <= _ATTENTION_ONLY or (has_window and "layer_types" not in vars(config)):
+        return False
+    length = tokens.shape[1] - 2
+    ends = torch.full((2,), tokens.shape[1])
+    packed = pack(tokens, torch.full((2,), length), ends)
+    if packed is None:
+        return False
+    try:
+        shared = packed_hidden(model, packed, plain.device)
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return False
+    found = shared[packed.rows, packed.columns].float()
+    bound = _RELATIVE.get(plain.dtype, _RELATIVE_ROUGH) * float(plain.float().abs().max())
+    return bool(((found - plain.float()).abs() <= bound).all())
+
+
+def _causal(length: int) -> Tensor:
+    return torch.ones(length, length, dtype=torch.bool).tril()
