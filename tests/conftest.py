@@ -14,11 +14,7 @@ os.environ["WANDB_MODE"] = "offline"
 from hypothesis import HealthCheck, settings
 
 # derandomize: a law that fails, fails for everyone. No deadline: the machine may be busy.
-settings.register_profile(
-    "gnomon", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("gnomon", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # `HYPOTHESIS_PROFILE=search`: ten times the examples, new ones each time, to look for what nobody thought of.
-settings.register_profile(
-    "search", parent=settings.get_profile("gnomon"), derandomize=False, max_examples=1000
-)
+settings.register_profile("search", parent=settings.get_profile("gnomon"), derandomize=False, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gnomon"))

@@ -15,7 +15,7 @@ _HOMES = {
 }
 _WHERE = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = sorted(_WHERE)  # noqa: PLE0605
+__all__ = sorted(_WHERE)
 
 
 def __getattr__(name: str) -> Any:

@@ -19,9 +19,11 @@ from gnomon.engines.base import Sampling
 from gnomon.errors import ConfigError
 from gnomon.experiment import Experiment
 from gnomon.models.load import Tokenizer, check_model, load_tokenizer
+from gnomon.tasks.arithmetic import ArithmeticTask
 from gnomon.tasks.base import TaskSet
-from gnomon.tasks.build import ArithmeticTask, MixtureTask, ReasoningGymTask, Split, build_split, check_context
+from gnomon.tasks.build import MixtureTask, Split, build_held_out, build_split, check_context
 from gnomon.tasks.chat import ChatRenderer
+from gnomon.tasks.reasoning import ReasoningGymTask
 from gnomon.types import Group
 from gnomon.verifiers.exact import Numeric, OverlongPenalty
 from gnomon.verifiers.grade import Grading, WeightedReward
@@ -43,19 +45,37 @@ def questions(experiment: Experiment) -> Questions:
 
     Raises: UserError.
     """
-    grading = grading_of(experiment)
-    check_model(experiment.model, experiment.trust_remote_code)
-    tokenizer = load_tokenizer(experiment.model, experiment.trust_remote_code)
-    sampling = sampling_of(experiment, tokenizer)
-    renderer = ChatRenderer(tokenizer, system=experiment.system or None)
+    grading, tokenizer, renderer = _reading(experiment)
     split = build_split(experiment.task, experiment.held_out, renderer, experiment.evaluation.task)
-    for tasks in (split.train, split.held_out):
-        check_context(tasks, tokenizer.context_length, sampling.max_completion_length)
     if len(split.train) < experiment.prompts_per_step:
         raise ConfigError(
             f"a step asks {experiment.prompts_per_step} different prompts and the task has {len(split.train)} to train "
             "on; lower rollouts_per_step, raise algorithm.num_generations, or make the task larger"
         )
+    return _fitting(experiment, tokenizer, split, grading)
+
+
+def held_out_questions(experiment: Experiment) -> Questions:
+    """Return the same of a task that is only evaluated on: a table is asked whole, a generator from the held-out seed.
+
+    Raises: UserError.
+    """
+    grading, tokenizer, renderer = _reading(experiment)
+    asked = build_held_out(experiment.task, experiment.held_out, renderer)
+    return _fitting(experiment, tokenizer, Split(asked, asked, 0), grading)
+
+
+def _reading(experiment: Experiment) -> tuple[Grading, Tokenizer, ChatRenderer]:
+    grading = grading_of(experiment)
+    check_model(experiment.model, experiment.trust_remote_code)
+    tokenizer = load_tokenizer(experiment.model, experiment.trust_remote_code)
+    return grading, tokenizer, ChatRenderer(tokenizer, system=experiment.system or None)
+
+
+def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: Grading) -> Questions:
+    sampling = sampling_of(experiment, tokenizer)
+    for tasks in (split.train, split.held_out):
+        check_context(tasks, tokenizer.context_length, sampling.max_completion_length)
     return Questions(tokenizer, split, sampling, grading)
 
 
@@ -79,7 +99,9 @@ def grading_of(experiment: Experiment) -> Grading:
     """Return the rewards, the task's own when none is named, with the algorithm's penalty on length."""
     penalty = experiment.algorithm.overlong
     budget = experiment.sampling.max_completion_length
-    overlong = None if penalty is None else OverlongPenalty(max(1, round(penalty.buffer * budget)), penalty.factor, budget)
+    overlong = None
+    if penalty is not None:
+        overlong = OverlongPenalty(max(1, round(penalty.buffer * budget)), penalty.factor, budget)
     return Grading(experiment.rewards or _own_rewards(experiment), overlong)
 
 
@@ -117,8 +139,8 @@ def choosing(algorithm: Algorithm, tasks: TaskSet, seed: int) -> Choosing:
     drift = _drift(plan, roster)
     if algorithm.updates.total < drift.needs_updates:
         raise ConfigError(
-            f'tracker.drift = "{plan.drift}" needs {drift.needs_updates} updates a step to measure anything and there is '
-            f'{algorithm.updates.total}; set algorithm.updates.minibatches, or algorithm.tracker.drift = "replayed"'
+            f'tracker.drift = "{plan.drift}" needs {drift.needs_updates} updates a step to measure anything and there '
+            f'is {algorithm.updates.total}; set algorithm.updates.minibatches, or algorithm.tracker.drift = "replayed"'
         )
     sampler = algorithm.sampler
     if isinstance(sampler, Prioritized):

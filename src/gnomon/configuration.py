@@ -61,7 +61,7 @@ def _value(hint: Any, value: Any, path: str) -> Any:
     if typing.get_origin(hint) is typing.Annotated:
         hint = typing.get_args(hint)[0]
     members = _members(hint)
-    classes = [m for m in members if dataclasses.is_dataclass(m)]
+    classes = [m for m in members if isinstance(m, type) and dataclasses.is_dataclass(m)]
     if isinstance(value, Mapping) and classes:
         return build(_choose(classes, value, path), value, path)
     if classes and isinstance(value, tuple(classes)):

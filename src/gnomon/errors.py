@@ -14,6 +14,12 @@
         ├── CheckpointError       no checkpoint can be trusted (also an OSError)
         └── Stopped               a signal asked the run to stop, and it did, after saving: exit code 128 + signal
 
+Two more live in `gnomon.verifiers.base` and never end a run: a verifier raises them about one sample.
+
+    GnomonError
+    ├── VerifierError             this sample cannot be judged: an error, not a zero (also a ValueError)
+    └── NotApplicable             this reward says nothing about this sample; the other rewards still count
+
 Each says what was wrong, with the value, and what to do. All can be pickled.
 """
 

@@ -85,11 +85,12 @@ class Experiment:
     def __post_init__(self) -> None:
         if self.steps < 0:
             raise ConfigError(f"steps must be 0 (evaluate only) or more, got {self.steps}")
-        if self.rollouts_per_step < 1 or self.rollouts_per_step % self.algorithm.num_generations:
+        each = self.algorithm.num_generations
+        if self.rollouts_per_step < 1 or self.rollouts_per_step % each:
             raise ConfigError(
-                f"rollouts_per_step = {self.rollouts_per_step} is not a multiple of the {self.algorithm.num_generations} "
+                f"rollouts_per_step = {self.rollouts_per_step} is not a multiple of the {each} "
                 f"rollouts that {self.algorithm.name} asks of each prompt (algorithm.num_generations); "
-                f"try {max(1, round(self.rollouts_per_step / self.algorithm.num_generations)) * self.algorithm.num_generations}"
+                f"try {max(1, round(self.rollouts_per_step / each)) * each}"
             )
         if self.max_staleness < 0:
             raise ConfigError(f"max_staleness must be 0 (synchronous) or more steps, got {self.max_staleness}")

@@ -1,33 +1,37 @@
 """Experiments to runs, and runs to results: what the commands and the Python interface call."""
 
-import asyncio
-import json
 import os
 import shutil
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gnomon.assemble import Questions, questions
-from gnomon.errors import ConfigError, RunDirectoryError
-from gnomon.experiment import Experiment, Loaded, load, read, to_toml
+from gnomon.algorithms import resolve
+from gnomon.assemble import Choosing, Questions, choosing, held_out_questions, questions
+from gnomon.configuration import build
+from gnomon.errors import ConfigError, RunDirectoryError, Stopped
+from gnomon.experiment import Experiment, Loaded, from_table, load, read, to_toml
 from gnomon.learner.machine import tune_allocator
 from gnomon.learner.precision import resolve_precision
 from gnomon.loop.evaluate import Evaluation, Score
 from gnomon.loop.run import StopRequest
+from gnomon.records.batches import BatchLog
 from gnomon.records.card import run_card, write_card
 from gnomon.records.checkpoints import Checkpoints, Found
 from gnomon.records.console import Console
 from gnomon.records.directory import RunDirectory
+from gnomon.records.durable import write_durably
 from gnomon.records.jsonl import drop_after, read_rows
 from gnomon.records.rollouts import RolloutLog
 from gnomon.records.sinks import check_sinks
-from gnomon.session import Session, grade_once, walk
+from gnomon.session import Session, grade_once, run_alone, try_rewards, walk
+from gnomon.tasks.build import named
+from gnomon.tasks.table import TableTask
 
 
 @dataclass(frozen=True)
@@ -58,21 +62,19 @@ def train(experiment: str | Path | Experiment, run_dir: Path | None = None, **ov
 
     >>> train("quickstart", steps=50)  # doctest: +SKIP
     """
-    if not isinstance(experiment, Experiment):
-        algorithm = overrides.pop("algorithm", None)
-        chosen = [] if not isinstance(algorithm, str) else [f"algorithm={algorithm}"]
-        experiment = load(experiment, chosen).experiment
-        if algorithm is not None and not isinstance(algorithm, str):
-            overrides["algorithm"] = algorithm
-    unknown = set(overrides) - set(experiment.__dataclass_fields__)
-    if unknown:
-        raise ConfigError(f"an Experiment has no {', '.join(sorted(unknown))}; it has {', '.join(experiment.__dataclass_fields__)}")
-    return train_experiment(Loaded(replace(experiment, **overrides), ()), run_dir)
+    loaded = Loaded(experiment, ()) if isinstance(experiment, Experiment) else load(experiment)
+    if isinstance(overrides.get("algorithm"), str):
+        overrides["algorithm"] = resolve(overrides["algorithm"])
+    if isinstance(overrides.get("task"), str):
+        overrides["task"] = named(overrides["task"])
+    table = {f.name: getattr(loaded.experiment, f.name) for f in fields(Experiment)}
+    return train_experiment(replace(loaded, experiment=build(Experiment, table | overrides)), run_dir)
 
 
-def train_experiment(loaded: Loaded, run_dir: Path | None = None) -> Result:
+def train_experiment(loaded: Loaded, run_dir: Path | None = None, stop: StopRequest | None = None) -> Result:
     """Train a loaded experiment in a new run directory.
 
+    stop: a program's own way to end it after the step at hand, as SIGTERM does on the command line.
     Raises: UserError before any weight is read; RunError afterwards.
     """
     experiment = resolved(loaded.experiment)
@@ -80,17 +82,18 @@ def train_experiment(loaded: Loaded, run_dir: Path | None = None) -> Result:
         console = stack.enter_context(Console(experiment.steps))
         for note in loaded.notes:
             console.say(f"understood: {note}")
-        asked = _checked(experiment, console)
         _refuse_taken(run_dir)
+        asked, chosen = checked(experiment, console)
         directory = RunDirectory.named(experiment.name) if run_dir is None else RunDirectory.create(run_dir)
         stack.callback(directory.close)
-        directory.experiment.write_text(to_toml(experiment), encoding="utf-8")
-        return _run(Session(experiment, asked, directory, console), None)
+        write_durably(directory.experiment, to_toml(experiment).encode())
+        return _run(Session(experiment, asked, chosen, directory, console), None, stop or StopRequest())
 
 
-def resume(run: str | Path) -> Result:
+def resume(run: str | Path, stop: StopRequest | None = None) -> Result:
     """Go on with the run from its newest valid checkpoint; a CPU run goes on bit for bit.
 
+    stop: as in `train_experiment`.
     Raises: RunDirectoryError when there is no run or another process has it; CheckpointError when all are damaged.
     """
     directory = RunDirectory.reopen(Path(run))
@@ -103,10 +106,10 @@ def resume(run: str | Path) -> Result:
         if found is not None and step >= experiment.steps:
             console.say(f"{directory.path} is finished: {step} of {experiment.steps} steps")
             return result_of(directory, experiment)
-        asked = _checked(experiment, console)
+        asked, chosen = checked(experiment, console)
         _rewind(directory, None if found is None else step)
         console.say(f"resuming {directory.path} at step {step} of {experiment.steps}")
-        return _run(Session(experiment, asked, directory, console), found)
+        return _run(Session(experiment, asked, chosen, directory, console), found, stop or StopRequest())
 
 
 def export(run: str | Path, folder: str | Path) -> Path:
@@ -118,7 +121,10 @@ def export(run: str | Path, folder: str | Path) -> Path:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RunDirectoryError(f"{target} exists and is not empty; name a new folder")
     source = checkpoint_of(Path(run))
-    target.mkdir(parents=True, exist_ok=True)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunDirectoryError(f"{target} cannot be made: {error.strerror}; name another folder") from error
     for path in source.iterdir():
         if path.is_file() and path.name != "manifest.json":
             shutil.copy2(path, target / path.name)
@@ -140,8 +146,8 @@ def evaluate(
 ) -> Evaluation:
     """Score a model (folder or name) or a run's newest checkpoint on held-out tasks.
 
-    task: a name as in TOML; None evaluates a run on its own held-out tasks. overrides: ``key=value`` as for training,
-    such as sampling.temperature=0.6.
+    task: a name as in TOML; None evaluates a run on its own held-out tasks. prompts: of a named task, a file's first
+    ones. overrides: ``key=value`` as for training, such as sampling.temperature=0.6.
     Raises: UserError.
     """
     run = Path(model)
@@ -149,18 +155,31 @@ def evaluate(
     if task is None and not is_run:
         raise ConfigError(f"{model} is no run, so the task must be named: --task arithmetic, a file, or a generator")
     table: dict[str, Any] = read(run / "experiment.toml") if is_run else {"model": str(model), "algorithm": "grpo"}
+    if is_run:
+        table["model"] = str(checkpoint_of(run))
+        table.pop("lora", None)  # it is merged into the checkpoint
     if task is not None:
-        table |= {"task": task, "evaluation": {"samples": samples}}
-        table.pop("rewards" if is_run and task is not None else "", None)
-    table["held_out"] = {**table.get("held_out", {}), "size": prompts} if task is not None else table.get("held_out", {})
-    table["model"] = str(checkpoint_of(run)) if is_run else str(model)
-    from gnomon.experiment import from_table
-
-    given = [f"evaluation.samples={samples}", *overrides]
-    experiment = resolved(from_table(table, given).experiment)
-    with Console() as console:
-        asked = _checked(experiment, console)
+        table |= {"task": task, "held_out": {**table.get("held_out", {}), "size": prompts}, "evaluation": {}}
+        if not isinstance(named(task), TableTask):
+            table.pop("rewards", None)
+    experiment = resolved(from_table(table, [f"evaluation.samples={samples}", *overrides]).experiment)
+    with Console() as console, console.phase("preparing tasks"):
+        asked = questions(experiment) if task is None else held_out_questions(experiment)
         return grade_once(experiment, asked, console)
+
+
+def checked(experiment: Experiment, console: Console) -> tuple[Questions, Choosing]:
+    """Return what a run asks and what chooses among it, after every check that needs no weight of the model.
+
+    Raises: UserError.
+    """
+    check_sinks(experiment.records.sinks)
+    with console.phase("preparing tasks"):
+        asked = questions(experiment)
+        chosen = choosing(experiment.algorithm, asked.split.train, experiment.seed)
+        if experiment.rewards:
+            try_rewards(experiment, asked, console)
+    return asked, chosen
 
 
 def resolved(experiment: Experiment) -> Experiment:
@@ -179,12 +198,6 @@ def result_of(directory: RunDirectory, experiment: Experiment) -> Result:
 def _evaluation(row: Mapping[str, Any]) -> Evaluation:
     scores = {name: Score(**score) for name, score in row["scores"].items()}
     return Evaluation(**{**row, "scores": scores})
-
-
-def _checked(experiment: Experiment, console: Console) -> Questions:
-    check_sinks(experiment.records.sinks)
-    with console.phase("preparing tasks"):
-        return questions(experiment)
 
 
 def _refuse_taken(run_dir: Path | None) -> None:
@@ -208,19 +221,27 @@ def _rewind(directory: RunDirectory, step: int | None) -> None:
     for path in (directory.metrics, directory.evaluations):
         drop_after(path, kept)
     RolloutLog(directory.rollouts).drop_after(kept)
+    BatchLog(directory.batches).drop_after(kept)
 
 
-def _run(session: Session, found: Found | None) -> Result:
+def _run(session: Session, found: Found | None, stop: StopRequest) -> Result:
     experiment, directory = session.experiment, session.directory
     tune_allocator()
     card = run_card(
-        "cpu", torch.get_num_threads(), {"run": experiment.seed}, str(experiment.learner.precision)
+        "cpu",
+        torch.get_num_threads(),
+        {"run": experiment.seed},
+        str(experiment.learner.precision),
+        max_staleness=experiment.max_staleness,
     )
     write_card(directory.card, card)
     session.console.say(f"run {directory.path}: {card.reproducibility}")
-    stop = StopRequest()
     with _stopping(stop):
-        asyncio.run(walk(session, found, stop))
+        try:
+            run_alone(walk(session, found, stop))
+        except Stopped as stopped:
+            said, number = stopped.args
+            raise Stopped(f"{said}; go on with: gnomon resume {directory.path}", number) from stopped
     return result_of(directory, experiment)
 
 
@@ -244,8 +265,3 @@ def _stopping(stop: StopRequest) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def as_json(result: Result) -> str:
-    """Return the result as one JSON object."""
-    return json.dumps(result.as_row())

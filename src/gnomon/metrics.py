@@ -112,9 +112,7 @@ class EffectiveSize:
         return cls(len(listed), sum(listed), sum(r * r for r in listed))
 
     def __add__(self, other: "EffectiveSize") -> "EffectiveSize":
-        return EffectiveSize(
-            self.count + other.count, self.total + other.total, self.squares + other.squares
-        )
+        return EffectiveSize(self.count + other.count, self.total + other.total, self.squares + other.squares)
 
     @property
     def value(self) -> float:

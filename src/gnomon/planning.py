@@ -7,13 +7,13 @@ import torch
 
 from gnomon.assemble import Questions
 from gnomon.experiment import Experiment
-from gnomon.learner.precision import dtype_of, resolve_precision
+from gnomon.learner.precision import Precision, dtype_of, resolve_precision
 from gnomon.models.size import ModelSize
 
 GIB = 2**30
 _PROBE_TOKENS = 256
 _REACHED = 0.25
-"""Share of the measured matrix rate that a whole step reached on the machine where this was calibrated (docs/log.md)."""
+"""Share of the measured matrix rate that a whole step reached where this was calibrated (docs/log.md)."""
 
 
 @dataclass(frozen=True)
@@ -50,31 +50,30 @@ def make_plan(experiment: Experiment, asked: Questions, size: ModelSize) -> Plan
     per_update = rollouts // algorithm.updates.minibatches
     prompt = sum(len(asked.split.train[i].prompt) for i in range(min(64, len(asked.split.train))))
     prompt_tokens = prompt / min(64, len(asked.split.train))
-    tokens = rollouts * (prompt_tokens + experiment.sampling.max_completion_length)
     memory, checkpoint = _memory(experiment, size, precision, prompt_tokens), _checkpoint(experiment, size, precision)
     kept = experiment.checkpoints.keep_last + 1
     records = int(rollouts * experiment.steps * 40 * experiment.sampling.max_completion_length)
-    seconds = _step_seconds(experiment, size, precision, tokens)
+    seconds = _step_seconds(experiment, size, precision, prompt_tokens)
     is_on_policy = updates == 1 and experiment.max_staleness == 0
     sentences = (
         f"{experiment.steps} steps of {algorithm.name} on '{experiment.task.name}' with {experiment.model} "
         f"({size.parameters / 1e6:.0f} million parameters, computed in {precision}"
         f"{f', LoRA of rank {experiment.lora.rank}' if experiment.lora else ''}).",
-        f"A step asks {_many(experiment.prompts_per_step, 'prompt')}, {_many(algorithm.num_generations, 'answer')} each: "
-        f"{rollouts} rollouts of at most {experiment.sampling.max_completion_length} tokens, from prompts of about "
-        f"{prompt_tokens:.0f}.",
+        f"A step asks {_many(experiment.prompts_per_step, 'prompt')}, {_many(algorithm.num_generations, 'answer')} "
+        f"each: {rollouts} rollouts of at most {experiment.sampling.max_completion_length} tokens, from prompts of "
+        f"about {prompt_tokens:.0f}.",
         f"It makes {_many(updates, 'optimizer update')} of {per_update} rollouts"
         + (f" ({algorithm.updates.epochs} passes over the batch)" if algorithm.updates.epochs > 1 else "")
         + "; "
         + _policy(is_on_policy, updates, experiment.max_staleness),
         f"{_many(len(asked.split.train), 'training prompt')}, so one pass over them takes "
-        f"{len(asked.split.train) / experiment.prompts_per_step:.0f} steps; {asked.split.dropped} were given up because "
-        f"they are held out; {_many(len(asked.split.held_out), 'held-out prompt')}.",
+        f"{len(asked.split.train) / experiment.prompts_per_step:.0f} steps; {asked.split.dropped} were given up "
+        f"because they are held out; {_many(len(asked.split.held_out), 'held-out prompt')}.",
         f"Memory at most about {memory / GIB:.1f} GiB; a checkpoint is {checkpoint / GIB:.2f} GiB, and at most {kept} "
         f"exist at once, with the records {(checkpoint * kept + records) / GIB:.1f} GiB on disk.",
-        f"About {seconds:.0f} seconds a step if every answer uses its whole budget, "
-        f"{seconds * experiment.steps / 60:.0f} minutes in all, plus evaluation (from this machine's matrix rate, "
-        "measured just now; within a factor of two).",
+        f"Roughly {seconds:.0f} seconds a step if every answer uses its whole budget, "
+        f"{seconds * experiment.steps / 60:.0f} minutes in all, plus evaluation (reckoned from this machine's matrix "
+        "rate, measured just now; other programs at work make it longer).",
     )
     return Plan(
         steps=experiment.steps,
@@ -109,14 +108,14 @@ def _many(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def _checkpoint(experiment: Experiment, size: ModelSize, precision: str) -> int:
+def _checkpoint(experiment: Experiment, size: ModelSize, precision: Precision) -> int:
     """Return the model as it computes, and masters and two moments in float32 of what is trained."""
-    weights = size.parameters * dtype_of(precision).itemsize  # type: ignore[arg-type]
+    weights = size.parameters * dtype_of(precision).itemsize
     return weights + 12 * _trained(experiment, size)
 
 
-def _memory(experiment: Experiment, size: ModelSize, precision: str, prompt_tokens: float) -> int:
-    item = dtype_of(precision).itemsize  # type: ignore[arg-type]
+def _memory(experiment: Experiment, size: ModelSize, precision: Precision, prompt_tokens: float) -> int:
+    item = dtype_of(precision).itemsize
     masters = 16 if item < 4 else 12
     weights = size.parameters * item + _trained(experiment, size) * masters
     length = prompt_tokens + experiment.sampling.max_completion_length
@@ -134,16 +133,20 @@ def _trained(experiment: Experiment, size: ModelSize) -> int:
     return min(size.parameters, 14 * size.layers * size.width * experiment.lora.rank)
 
 
-def _step_seconds(experiment: Experiment, size: ModelSize, precision: str, tokens: float) -> float:
-    passes = 3 * experiment.algorithm.updates.epochs + len(experiment.algorithm.needs) + 1
-    return 2 * size.parameters * tokens * passes / (_matrix_rate(precision, size.width) * _REACHED)
+def _step_seconds(experiment: Experiment, size: ModelSize, precision: Precision, prompt_tokens: float) -> float:
+    """Return the seconds of generating and training on whole budgets, each prompt computed once for its answers."""
+    algorithm = experiment.algorithm
+    answers = experiment.rollouts_per_step * experiment.sampling.max_completion_length
+    tokens = experiment.prompts_per_step * prompt_tokens + answers
+    forwards = 1 + len(algorithm.needs) + 3 * algorithm.updates.epochs
+    return 2 * size.parameters * tokens * forwards / (_matrix_rate(precision, size.width) * _REACHED)
 
 
-def _matrix_rate(precision: str, width: int) -> float:
+def _matrix_rate(precision: Precision, width: int) -> float:
     """Return floating-point operations a second of a product of the model's width, measured over a few calls."""
     wide = max(64, width)
-    left = torch.randn(_PROBE_TOKENS, wide).to(dtype_of(precision))  # type: ignore[arg-type]
-    right = torch.randn(wide, 4 * wide).to(dtype_of(precision))  # type: ignore[arg-type]
+    left = torch.randn(_PROBE_TOKENS, wide).to(dtype_of(precision))
+    right = torch.randn(wide, 4 * wide).to(dtype_of(precision))
     best = float("inf")
     for _ in range(12):
         began = time.perf_counter()

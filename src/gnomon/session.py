@@ -1,15 +1,17 @@
 """One session of one run: the objects built, connected, walked, and closed again."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from torch import nn
 
 from gnomon.algorithms import Algorithm
-from gnomon.assemble import Choosing, Questions, choosing, keeping
+from gnomon.assemble import Choosing, Questions, keeping
 from gnomon.configuration import to_table
 from gnomon.engines.local import LocalEngine
 from gnomon.experiment import Experiment
@@ -39,13 +41,19 @@ from gnomon.verifiers.workers import GradingPool
 
 INITIAL_ROUND = -2
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Session:
-    """What a session works on: an experiment whose questions were checked, in a directory that it has locked."""
+    """What a session works on: an experiment whose questions were checked, in a directory that it has locked.
+
+    chosen: is changed by the walk, so a session is walked once.
+    """
 
     experiment: Experiment
     asked: Questions
+    chosen: Choosing
     directory: RunDirectory
     console: Console
 
@@ -69,10 +77,9 @@ async def walk(session: Session, found: Found | None, stop: StopRequest) -> None
 
     Raises: RunError, among them Stopped; RewardError before any weight is read.
     """
-    experiment, console = session.experiment, session.console
+    experiment, console, chosen = session.experiment, session.console, session.chosen
     async with AsyncExitStack() as stack:
         judge = await _judge(experiment, session.asked, console, stack)
-        chosen = choosing(experiment.algorithm, session.asked.split.train, experiment.seed)
         with console.phase(f"loading {experiment.model}"):
             learner, engine = await asyncio.to_thread(_network, experiment, reads_reference(experiment.algorithm))
         stack.push_async_callback(engine.close)
@@ -126,7 +133,27 @@ def grade_once(experiment: Experiment, asked: Questions, console: Console) -> Ev
             with console.phase("evaluating", len(asked.split.held_out)) as phase:
                 return await evaluator(0, lambda group: phase.advance())
 
-    return asyncio.run(once())
+    return run_alone(once())
+
+
+def try_rewards(experiment: Experiment, asked: Questions, console: Console) -> None:
+    """Import the rewards in a grading process and end it. Raises: RewardError when one cannot be used."""
+
+    async def once() -> None:
+        async with AsyncExitStack() as stack:
+            await _judge(experiment, asked, console, stack)
+
+    run_alone(once())
+
+
+def run_alone(work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work`` to its end, also where an event loop runs already, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="run") as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 def reads_reference(algorithm: Algorithm) -> bool:

@@ -198,12 +198,11 @@ class Batch:
 
 
 def _bind(name: str, tensor: Tensor, axes: list[str], bound: dict[str, int]) -> None:
-    fits = tensor.ndim == len(axes) and all(
-        bound.get(a, n) == n for a, n in zip(axes, tensor.shape, strict=True)
-    )
+    fits = tensor.ndim == len(axes) and all(bound.get(a, n) == n for a, n in zip(axes, tensor.shape, strict=True))
     if not fits:
         raise ConfigError(
-            f"Batch.{name} has shape {tuple(tensor.shape)}, expected [{', '.join(axes)}] with {bound or 'nothing bound yet'}"
+            f"Batch.{name} has shape {tuple(tensor.shape)}, expected [{', '.join(axes)}] "
+            f"with {bound or 'nothing bound yet'}"
         )
     bound.update(zip(axes, tensor.shape, strict=True))
 

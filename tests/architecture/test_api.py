@@ -81,9 +81,7 @@ def test_constraints_are_plain_versions():
 
 def test_every_error_is_documented():
     """docs/errors.md and the tree in errors.py name every error class."""
-    classes = [
-        name for name, item in vars(errors).items() if isinstance(item, type) and issubclass(item, Exception)
-    ]
+    classes = [name for name, item in vars(errors).items() if isinstance(item, type) and issubclass(item, Exception)]
     page = (ROOT / "docs" / "errors.md").read_text()
 
     assert [name for name in classes if name not in page or name not in (errors.__doc__ or "")] == []

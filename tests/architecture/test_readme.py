@@ -21,9 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 COMMAND_LANGUAGES = {"bash", "console", "sh", "shell"}
-BLOCK = re.compile(
-    r"(?:^<!-- test: (?P<how>\w+) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S
-)
+BLOCK = re.compile(r"(?:^<!-- test: (?P<how>\w+) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
 # Programs that a README may tell people to type without our checking what they do.
 TRUSTED = {"git", "cd", "pip", "export", "tensorboard", "less", "ls", "cat", "tail"}
 
@@ -63,9 +61,7 @@ def in_the_environment() -> dict[str, str]:
 
 def shell(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Run one command and return what it said."""
-    return subprocess.run(
-        words, cwd=folder, env=in_the_environment(), capture_output=True, text=True, check=False
-    )
+    return subprocess.run(words, cwd=folder, env=in_the_environment(), capture_output=True, text=True, check=False)
 
 
 def complaint(words: list[str]) -> str:

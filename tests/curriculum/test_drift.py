@@ -43,9 +43,7 @@ def test_steady_drift_is_estimated_exactly(slope: float, count: int):
 
 def test_one_update_a_step_measures_no_drift():
     """The only forward pass came before the only update; the message names the ways out."""
-    with pytest.raises(
-        ConfigError, match='at least 2 optimizer updates a step, got 1; set drift = "replayed"'
-    ):
+    with pytest.raises(ConfigError, match='at least 2 optimizer updates a step, got 1; set drift = "replayed"'):
         estimate_step_drift([0.0])
 
 
@@ -228,3 +226,17 @@ def test_a_cap_below_one_token_is_refused():
     """Nothing could ever be kept."""
     with pytest.raises(ConfigError, match="capacity_tokens must be at least 1, got 0"):
         ReplayedDrift(Roster(IDS), capacity_tokens=0)
+
+
+def test_steps_that_measured_nothing_are_counted_as_what_is_known_of_them():
+    """No update moves nothing; a single one moves as far as one of the latest measured step: 0.25 of 1.0 in four."""
+    drift = AccumulatedDrift(Roster(["a"]))
+
+    drift.record([])
+    drift.record([0.0])
+    assert drift.total == 0.0
+
+    drift.record([0.0, 0.25, 0.5, 0.75])
+    drift.record([])
+    drift.record([0.0])
+    assert drift.total == pytest.approx(1.25)

@@ -83,18 +83,14 @@ def test_values_outside_zero_to_one_get_epsilon():
 def largest_keys(size: int, weights: np.ndarray, count: int, seed: int, take: int) -> list[int]:
     """Return the tasks of largest key, computed one by one for all tasks."""
     words = stream(seed, "priority", take).random_raw((size + 1) // 2).view("<u4")[:size]
-    keys = [
-        math.log(w) - math.log(-math.log((int(r) + 0.5) / 2**32)) for w, r in zip(weights, words, strict=True)
-    ]
+    keys = [math.log(w) - math.log(-math.log((int(r) + 0.5) / 2**32)) for w, r in zip(weights, words, strict=True)]
     return sorted(range(size), key=lambda i: -keys[i])[:count]
 
 
 @pytest.mark.parametrize(("size", "count"), [(2000, 3), (1999, 1), (140_001, 64), (50, 50), (7, 2), (1, 1)])
 @pytest.mark.parametrize("gamma", [0.0, 0.7])
 @pytest.mark.parametrize(("certain", "epsilon"), [(0.0, 0.05), (0.99, 0.001), (1.0, 0.05)])
-def test_the_short_cut_finds_the_largest_keys(
-    size: int, count: int, gamma: float, certain: float, epsilon: float
-):
+def test_the_short_cut_finds_the_largest_keys(size: int, count: int, gamma: float, certain: float, epsilon: float):
     """Keys of few candidates give what keys of all tasks give, also when few tasks have most weight."""
     generator = np.random.Generator(np.random.Philox(size))
     values = np.where(generator.random(size) < certain, 0.0, generator.random(size))
@@ -210,9 +206,7 @@ def test_dividing_by_no_evidence_is_refused(group):
     """With prior 0 and gamma above 0, tasks need samples first; then all is well."""
     tracked = tracker(2, prior=0.0)
     drawn = curriculum(tracked, gamma=0.5)
-    with pytest.raises(
-        ConfigError, match=r"gamma 0.5 divides by n_eff, .* set tracker.prior = 0.5 or gamma = 0"
-    ):
+    with pytest.raises(ConfigError, match=r"gamma 0.5 divides by n_eff, .* set tracker.prior = 0.5 or gamma = 0"):
         drawn.take(1)
 
     tracked.initialize([group("0", [1.0, 0.0]), group("1", [0.0])])

@@ -76,16 +76,12 @@ def plain_update(model: Any, batch: Batch, algorithm: Algorithm) -> dict[str, Te
     statistics = algorithm.statistics(chosen, batch) if algorithm.reads_statistics else EffectiveSize()
     algorithm.loss(chosen, entropy, None, batch, statistics).total.backward()
     return {
-        name: (p - p.grad / (p.grad.abs() + 1)).detach()
-        for name, p in model.named_parameters()
-        if p.grad is not None
+        name: (p - p.grad / (p.grad.abs() + 1)).detach() for name, p in model.named_parameters() if p.grad is not None
     }
 
 
 @each_algorithm
-def test_an_update_is_the_gradient_of_the_whole_minibatch(
-    algorithm, make_model, make_learner, make_minibatch
-):
+def test_an_update_is_the_gradient_of_the_whole_minibatch(algorithm, make_model, make_learner, make_minibatch):
     """Cut, trimmed, sorted, dead rows left out, head in chunks: the gradient is that of the plain formula."""
     minibatch = make_minibatch(algorithm)
 
@@ -159,16 +155,12 @@ def test_gradient_checkpointing_changes_no_bit(make_model, make_learner, make_mi
     minibatch, model = make_minibatch(WITH_ENTROPY), make_model()
     learner = make_learner(model, gradient_checkpointing=True)
 
-    assert is_identical(
-        updated(learner, minibatch, WITH_ENTROPY), updated(make_learner(), minibatch, WITH_ENTROPY)
-    )
+    assert is_identical(updated(learner, minibatch, WITH_ENTROPY), updated(make_learner(), minibatch, WITH_ENTROPY))
     assert all("forward" not in vars(module) for module in model.modules())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_first_update_after_scoring_has_ratios_of_exactly_one(
-    dtype, make_model, make_learner, make_batch
-):
+def test_the_first_update_after_scoring_has_ratios_of_exactly_one(dtype, make_model, make_learner, make_batch):
     """Proximal and current are one policy then: no drift, nothing clipped. After an update there is some."""
     algorithm = replace(GRPO, updates=Updates(epochs=2))
     learner = make_learner(make_model(dtype=dtype))
@@ -187,11 +179,7 @@ def test_scores_do_not_depend_on_the_cut(dtype, make_model, make_learner, make_b
     """Whatever the micro-batches, a row's log-probabilities agree: to rounding of the precision."""
     batch = make_batch()
     results = [
-        run(
-            make_learner(make_model(dtype=dtype), max_tokens_per_micro_batch=budget).score(
-                batch, {"proximal"}
-            )
-        )
+        run(make_learner(make_model(dtype=dtype), max_tokens_per_micro_batch=budget).score(batch, {"proximal"}))
         for budget in (1, 10_000)
     ]
     alone = results[0].proximal
@@ -199,9 +187,7 @@ def test_scores_do_not_depend_on_the_cut(dtype, make_model, make_learner, make_b
     assert alone.dtype == torch.float32
     assert not alone[~batch.mask].any()
     assert (alone[batch.mask] < 0).all()
-    torch.testing.assert_close(
-        results[1].proximal, alone, rtol=0, atol=2e-6 if dtype == torch.float32 else 0.05
-    )
+    torch.testing.assert_close(results[1].proximal, alone, rtol=0, atol=2e-6 if dtype == torch.float32 else 0.05)
 
 
 def test_scores_are_those_of_the_scorer(make_model, make_learner, make_batch):
@@ -365,9 +351,7 @@ def test_the_reference_stays_where_training_began(make_model, make_minibatch):
     assert not torch.equal(after.proximal, before.proximal)
 
 
-@pytest.mark.parametrize(
-    ("need", "message"), [("reference", "needs a reference policy"), ("values", "has no critic")]
-)
+@pytest.mark.parametrize(("need", "message"), [("reference", "needs a reference policy"), ("values", "has no critic")])
 def test_what_cannot_be_scored_is_said(need, message, make_learner, make_batch):
     """Scores for which there is no model are an error, not zeros."""
     with pytest.raises(ConfigError, match=message):
@@ -449,9 +433,7 @@ def test_versions_count_training_steps(make_model, make_learner):
 
 
 @pytest.mark.parametrize("is_adapted", [False, True])
-def test_a_written_model_says_what_the_learner_says(
-    is_adapted, tmp_path, make_model, make_learner, make_minibatch
-):
+def test_a_written_model_says_what_the_learner_says(is_adapted, tmp_path, make_model, make_learner, make_minibatch):
     """Loaded by transformers from the folder, it gives the same log-probabilities, adapters merged."""
     learner = make_learner(adapted(make_model()) if is_adapted else make_model())
     minibatch = make_minibatch(GRPO)

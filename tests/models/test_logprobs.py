@@ -81,9 +81,7 @@ def micro_batch() -> tuple[Tensor, Tensor, Tensor]:
     return tokens, prompts, mask
 
 
-def plain(
-    model: Any, tokens: Tensor, prompts: Tensor, mask: Tensor, temperature: float
-) -> tuple[Tensor, Tensor]:
+def plain(model: Any, tokens: Tensor, prompts: Tensor, mask: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Row by row, no padding, every logit: what the definition says."""
     logprobs, entropy = torch.zeros(mask.shape), torch.zeros(mask.shape)
     for row in range(len(tokens)):

@@ -12,7 +12,13 @@ from gnomon.models.tiny import tiny_model
 def rows() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Five rows, two prompts of three and two tokens; responses of one to four tokens, one with a hole."""
     tokens = torch.tensor(
-        [[9, 8, 7, 1, 2, 3, 4], [9, 8, 7, 5, 0, 0, 0], [6, 5, 1, 2, 0, 0, 0], [9, 8, 7, 2, 3, 0, 0], [6, 5, 4, 4, 4, 0, 0]]
+        [
+            [9, 8, 7, 1, 2, 3, 4],
+            [9, 8, 7, 5, 0, 0, 0],
+            [6, 5, 1, 2, 0, 0, 0],
+            [9, 8, 7, 2, 3, 0, 0],
+            [6, 5, 4, 4, 4, 0, 0],
+        ]
     )
     prompts = torch.tensor([3, 3, 2, 3, 2])
     mask = torch.tensor([[1, 0, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]], dtype=torch.bool)

@@ -8,9 +8,7 @@ from gnomon.types import Grade, Group, Rollout, Task
 
 def rollout(response: tuple[int, ...], grade: Grade, prompt: tuple[int, ...] = (7, 8)) -> Rollout:
     ones = (-1.0,) * len(response)
-    return Rollout(
-        "t", prompt, response, (True,) * len(response), ones, ones, "", grade, 3, 3, "stop"
-    )
+    return Rollout("t", prompt, response, (True,) * len(response), ones, ones, "", grade, 3, 3, "stop")
 
 
 def test_an_errored_rollout_keeps_its_row_and_trains_nothing():

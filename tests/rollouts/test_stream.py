@@ -38,9 +38,7 @@ class Echo:
     async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
         await asyncio.sleep(0)
         self.asked.append(tuple(prompt))
-        return [
-            Completion((k % 10,), (-1.0,), (-1.0,), self.version, self.version, "stop") for k in keys
-        ]
+        return [Completion((k % 10,), (-1.0,), (-1.0,), self.version, self.version, "stop") for k in keys]
 
     async def load(self, snapshot: Snapshot) -> None:
         self.version = snapshot.version
@@ -124,9 +122,7 @@ def test_refused_groups_are_replaced_until_the_bound():
     """Dynamic sampling asks other prompts for refused groups, keeps order, and counts what it discarded."""
 
     async def walk(attempts: int) -> tuple[int, int]:
-        stream = stream_of(
-            Echo(), is_kept=lambda group: not group.is_degenerate, max_attempts=attempts
-        )
+        stream = stream_of(Echo(), is_kept=lambda group: not group.is_degenerate, max_attempts=attempts)
         async with stream:
             finished = await stream.take()
         return len(finished.groups), len(finished.dropped)

@@ -79,7 +79,7 @@ def test_held_out_questions_do_not_depend_on_the_training_seed() -> None:
 
 def test_a_small_space_gives_up_training_tasks() -> None:
     """Of the 100 different sums of two digits 20 are held out, and training loses every copy of them."""
-    split = build_split(ArithmeticTask(size=1000), HeldOut(size=20), as_bytes)
+    split = build_split(ArithmeticTask(highest=9, size=1000), HeldOut(size=20), as_bytes)
 
     assert len(set(texts(split.held_out))) == 20
     assert 100 < split.dropped < 300
@@ -88,7 +88,7 @@ def test_a_small_space_gives_up_training_tasks() -> None:
 def test_a_space_too_small_to_hold_out_is_refused() -> None:
     """100 different sums cannot give 200 held-out questions; equal seeds cannot give other questions."""
     with pytest.raises(ConfigError, match="makes only 100 different questions in 3200"):
-        build_split(ArithmeticTask(), HeldOut(), as_bytes)
+        build_split(ArithmeticTask(highest=9), HeldOut(), as_bytes)
     with pytest.raises(ConfigError, match="have the same seed 5"):
         build_split(ArithmeticTask(seed=5, highest=99), HeldOut(seed=5), as_bytes)
 
@@ -118,9 +118,7 @@ def test_a_separate_file_is_held_out_and_wins(tmp_path: Path) -> None:
 
 def test_a_mixture_of_a_table_and_a_generator(tmp_path: Path) -> None:
     """The generator makes as many as its share asks; the table must hold enough."""
-    config = MixtureTask(
-        (WeightedTask(table(tmp_path, 100), 1), WeightedTask(ArithmeticTask(size=1), 3)), size=200
-    )
+    config = MixtureTask((WeightedTask(table(tmp_path, 100), 1), WeightedTask(ArithmeticTask(size=1), 3)), size=200)
 
     tasks = build(config, as_bytes)
 
@@ -156,9 +154,7 @@ def test_prompts_that_do_not_fit_are_named() -> None:
     tasks = build(ArithmeticTask(lowest=5, highest=15, size=50), as_bytes)
     long = [t for t in texts(tasks) if len(t) > 4]
 
-    with pytest.raises(
-        DatasetError, match=rf"{len(long)} of 50 prompts .* longer than 4 tokens.*, \.\.\.; shorten"
-    ):
+    with pytest.raises(DatasetError, match=rf"{len(long)} of 50 prompts .* longer than 4 tokens.*, \.\.\.; shorten"):
         check_context(tasks, 12, 8)
     check_context(tasks, 14, 8)
     check_context(tasks, None, 8)

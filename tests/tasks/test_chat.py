@@ -25,9 +25,7 @@ class ByteTokenizer:
         ids: list[int] = []
         while text:
             control = next((c for c in self.control_strings if text.startswith(c)), None)
-            ids += (
-                list(text[0].encode()) if control is None else [START + self.control_strings.index(control)]
-            )
+            ids += list(text[0].encode()) if control is None else [START + self.control_strings.index(control)]
             text = text[1 if control is None else len(control) :]
         return ids
 

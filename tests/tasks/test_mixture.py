@@ -55,9 +55,7 @@ def test_another_seed_takes_other_questions() -> None:
 
 def test_a_part_that_is_too_small_or_empty_handed_is_refused() -> None:
     """The message says what is needed, what there is, and the size that would fit."""
-    with pytest.raises(
-        ConfigError, match=r"needs 200 of part 0 .* which has 100; lower the mixture's size to 100"
-    ):
+    with pytest.raises(ConfigError, match=r"needs 200 of part 0 .* which has 100; lower the mixture's size to 100"):
         Mixture([(1, SUMS)], size=200)
     with pytest.raises(ConfigError, match="has none of part 1"):
         Mixture([(1, SUMS), (0.001, PRODUCTS)], size=10)

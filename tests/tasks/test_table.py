@@ -86,9 +86,7 @@ def test_the_answer_is_the_first_that_is_there(tmp_path: Path, row: dict[str, An
 @pytest.mark.parametrize("column", ["prompt", "question", "problem", "messages"])
 def test_prompt_columns(tmp_path: Path, column: str) -> None:
     """Each known column is found by itself and does not stay among the columns."""
-    question = TableTask(write(tmp_path / "t.jsonl", [{column: "q", "answer": "a", "more": 1}])).questions()[
-        0
-    ]
+    question = TableTask(write(tmp_path / "t.jsonl", [{column: "q", "answer": "a", "more": 1}])).questions()[0]
 
     assert question.text == question.content == "q"
     assert question.columns == {"answer": "a", "more": 1, "data_source": "t"}
@@ -210,9 +208,7 @@ def test_files_that_are_not_what_they_say(tmp_path: Path, name: str, content: by
 
 def test_splits_and_subsets_that_contradict_are_refused(tmp_path: Path) -> None:
     """A split must exist, be said once, and does not belong to a single file."""
-    datasets.DatasetDict({"test": datasets.Dataset.from_list([{"prompt": "q"}])}).save_to_disk(
-        str(tmp_path / "many")
-    )
+    datasets.DatasetDict({"test": datasets.Dataset.from_list([{"prompt": "q"}])}).save_to_disk(str(tmp_path / "many"))
     file = write(tmp_path / "t.jsonl", [{"prompt": "q", "answer": "a"}])
 
     with pytest.raises(DatasetError, match="unknown split 'tset'; did you mean 'test'"):

@@ -10,7 +10,7 @@ def run(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="gnomon evaluate", description=__doc__)
     parser.add_argument("model", help="a run directory (its newest checkpoint), a model folder or a model name")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="such as sampling.temperature=0.6")
-    parser.add_argument("--task", help="a built-in task, a reasoning-gym generator or a dataset (default: the run's own)")
+    parser.add_argument("--task", help="a built-in task, a reasoning-gym generator or a dataset (default: the run's)")
     parser.add_argument("--samples", type=int, default=1, help="answers a prompt: the k of avg@k, pass@k and maj@k")
     parser.add_argument("--prompts", type=int, default=200, help="held-out prompts, when --task is given")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")

@@ -17,5 +17,8 @@ def run(arguments: Sequence[str]) -> int:
     from gnomon.launch import export
 
     folder = export(given.run, given.folder)
-    print(json.dumps({"folder": str(folder)}) if given.json else f"{folder} loads with from_pretrained({str(folder)!r})")
+    said = (
+        json.dumps({"folder": str(folder)}) if given.json else f"{folder} loads with from_pretrained({str(folder)!r})"
+    )
+    print(said)
     return 0

@@ -18,10 +18,13 @@ def run(arguments: Sequence[str]) -> int:
     from gnomon.launch import checked
     from gnomon.models.size import model_size
     from gnomon.planning import make_plan
+    from gnomon.records.console import Console
 
     loaded = load(given.experiment, given.overrides)
     experiment = loaded.experiment
-    plan = make_plan(experiment, checked(experiment), model_size(experiment.model, experiment.trust_remote_code))
+    with Console() as console:
+        asked, _ = checked(experiment, console)
+    plan = make_plan(experiment, asked, model_size(experiment.model, experiment.trust_remote_code))
     if given.json:
         print(json.dumps({**plan.as_row(), "notes": loaded.notes}, indent=2))
         return 0

@@ -109,6 +109,7 @@ class AccumulatedDrift:
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
         self._total = 0.0
+        self._per_update = 0.0
         # not a number: never visited
         self._total_at_visit: NDArray[np.float64] = np.full(len(roster), math.nan)
 
@@ -127,8 +128,17 @@ class AccumulatedDrift:
         self._total += step_drift
 
     def record(self, update_drifts: Sequence[float]) -> None:
-        """Add the drift of a step, estimated from what its updates measured."""
-        self.add(estimate_step_drift(update_drifts))
+        """Add the drift of a step, estimated from what its updates measured.
+
+        Without any update (no token had a gradient) the policy stayed where it was. A single one measured nothing: it
+        counts as far as an update of the latest step that could be measured went.
+        """
+        if len(update_drifts) > 1:
+            step_drift = estimate_step_drift(update_drifts)
+            self._per_update = step_drift / len(update_drifts)
+        else:
+            step_drift = self._per_update * len(update_drifts)
+        self.add(step_drift)
 
     async def measure(self, groups: Sequence[Group], score: Score) -> Mapping[str, float]:
         """Return the drift added since each task's last visit; ``score`` is not called."""
@@ -144,7 +154,8 @@ class AccumulatedDrift:
     def state(self) -> State:
         """Return the total, and the total at each task's last visit."""
         marks = torch.from_numpy(self._total_at_visit.copy())
-        return State({"total_at_visit": marks}, {**self._roster.stamp(), "total": self._total})
+        values = {**self._roster.stamp(), "total": self._total, "per_update": self._per_update}
+        return State({"total_at_visit": marks}, values)
 
     def restore(self, state: State) -> None:
         """Become the drift that returned ``state``.
@@ -153,6 +164,7 @@ class AccumulatedDrift:
         """
         self._roster.check(dict(state.values), "accumulated drift")
         self._total = float(state.values["total"])
+        self._per_update = float(state.values["per_update"])
         self._total_at_visit = state.tensors["total_at_visit"].numpy().copy()
 
 

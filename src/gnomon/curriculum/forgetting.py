@@ -32,9 +32,7 @@ class Forgetting:
 
     def __post_init__(self) -> None:
         if not 0 < self.rho_min <= self.rho_max < 1:
-            raise ConfigError(
-                f"Forgetting needs 0 < rho_min <= rho_max < 1, got {self.rho_min}, {self.rho_max}"
-            )
+            raise ConfigError(f"Forgetting needs 0 < rho_min <= rho_max < 1, got {self.rho_min}, {self.rho_max}")
         if not self.d_half > 0:
             raise ConfigError(f"Forgetting.d_half must be > 0, got {self.d_half}")
 
@@ -61,7 +59,5 @@ class Forgetting:
         Raises: LearnerError when ``drift`` is negative or not a number.
         """
         if math.isnan(drift) or drift < 0:
-            raise LearnerError(
-                f"policy drift must be >= 0 nats, got {drift}; were the log-probabilities finite?"
-            )
+            raise LearnerError(f"policy drift must be >= 0 nats, got {drift}; were the log-probabilities finite?")
         return min(max(float(2.0 ** (-drift / self.d_half)), self.rho_min), self.rho_max)

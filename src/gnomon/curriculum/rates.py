@@ -39,9 +39,7 @@ def read_rates(path: Path, rewards: Rewards, prior: float) -> dict[str, float]:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as problem:
         raise DatasetError(f"success rates cannot be read from {path}: {problem}") from problem
     if not isinstance(content, dict):
-        raise DatasetError(
-            f"{path} must hold one JSON object, task id to rate, but holds a {type(content).__name__}"
-        )
+        raise DatasetError(f"{path} must hold one JSON object, task id to rate, but holds a {type(content).__name__}")
     rates: dict[str, float] = {}
     wrong: list[str] = []
     for task_id, entry in content.items():

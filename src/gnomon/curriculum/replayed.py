@@ -166,9 +166,7 @@ def _checked(answers: Sequence[Answer], scored: Sequence[Sequence[float]]) -> li
         )
     for answer, row in zip(answers, rows, strict=True):
         if not np.isfinite(row[np.asarray(answer.mask, np.bool_)]).all():
-            raise LearnerError(
-                "a log-probability of a previous or new response is not finite under the new weights"
-            )
+            raise LearnerError("a log-probability of a previous or new response is not finite under the new weights")
     return rows
 
 

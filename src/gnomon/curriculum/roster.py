@@ -44,9 +44,7 @@ class Roster:
         """
         found = self.find(task_id)
         if found is None:
-            raise DatasetError(
-                f"task {task_id!r} is not in the task set of {len(self)} tasks that is tracked"
-            )
+            raise DatasetError(f"task {task_id!r} is not in the task set of {len(self)} tasks that is tracked")
         return found
 
     def find(self, task_id: str) -> int | None:

@@ -18,6 +18,4 @@ def stream(seed: int, purpose: str, number: int) -> np.random.Philox:
     False
     """
     text = f"{seed}\x1f{purpose}\x1f{number}"
-    return np.random.Philox(
-        key=int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "big")
-    )
+    return np.random.Philox(key=int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "big"))

@@ -48,9 +48,7 @@ class ValueTracker:
     key by id and the tracker is `Stateful`.
     """
 
-    def __init__(
-        self, roster: Roster, forgetting: Forgetting, rewards: Rewards = "binary", prior: float = 0.5
-    ) -> None:
+    def __init__(self, roster: Roster, forgetting: Forgetting, rewards: Rewards = "binary", prior: float = 0.5) -> None:
         if not prior >= 0:
             raise ConfigError(f"ValueTracker.prior must be >= 0, got {prior}")
         size = len(roster)
@@ -170,9 +168,7 @@ class ValueTracker:
             "visits": self._visits,
             "is_known": self._is_known,
         }
-        return State(
-            {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}, self.roster.stamp()
-        )
+        return State({name: torch.from_numpy(array.copy()) for name, array in arrays.items()}, self.roster.stamp())
 
     def restore(self, state: State) -> None:
         """Become the tracker that returned ``state``.
@@ -207,7 +203,7 @@ class ValueTracker:
             "tracker/squared_error_mean": Mean(error * error, 1),
             "tracker/first_visit_fraction": Mean(float(is_first), 1),
         }
-        if math.isfinite(drift):
+        if math.isfinite(drift) and not is_first:
             measures["tracker/drift_nats_mean"] = Mean(drift, 1)
         return Metrics.of(measures)
 

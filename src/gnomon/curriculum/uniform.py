@@ -51,9 +51,7 @@ class UniformCurriculum:
 
     def state(self) -> State:
         """Return epoch, position in it, and the tasks passed over: a few numbers, whatever the size."""
-        return State(
-            values={"epoch": self._epoch, "position": self._position, "passed_over": list(self._passed_over)}
-        )
+        return State(values={"epoch": self._epoch, "position": self._position, "passed_over": list(self._passed_over)})
 
     def restore(self, state: State) -> None:
         """Go on where the curriculum that returned ``state`` stood."""

@@ -8,7 +8,6 @@ from gnomon.metrics import Metrics
 from gnomon.types import Batch, Scores, Snapshot, State
 
 
-
 class Learner(Protocol):
     """Turns a loss into new weights.
 

@@ -151,9 +151,7 @@ class Optimizer:
         self._check(state)
         self.masters.drop_gradients()
         with torch.no_grad():
-            for (name, master), steps in zip(
-                self.masters.parameters.items(), state.tensors["steps"], strict=True
-            ):
+            for (name, master), steps in zip(self.masters.parameters.items(), state.tensors["steps"], strict=True):
                 master.copy_(state.tensors[f"master/{name}"])
                 self._adam.state.pop(master, None)
                 if steps > 0:

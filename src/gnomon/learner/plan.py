@@ -26,8 +26,6 @@ class LearnerPlan:
 
     def __post_init__(self) -> None:
         if self.max_tokens_per_micro_batch < 1:
-            raise ConfigError(
-                f"learner.max_tokens_per_micro_batch must be > 0, got {self.max_tokens_per_micro_batch}"
-            )
+            raise ConfigError(f"learner.max_tokens_per_micro_batch must be > 0, got {self.max_tokens_per_micro_batch}")
         if self.precision not in ("auto", "fp32", "bf16"):
             raise ConfigError(f"learner.precision must be auto, fp32 or bf16, got '{self.precision}'")

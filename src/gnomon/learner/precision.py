@@ -29,7 +29,7 @@ def is_bf16_faster(device: str = "cpu") -> bool:
     """Whether the device multiplies bfloat16 matrices in hardware.
 
     On a processor that means AVX-512 BF16 or AMX (about 7 times float32 speed with AMX); one without them
-    emulates bfloat16, at about a tenth of float32 speed.
+    emulates bfloat16, ten to twenty-five times slower than float32.
     """
     if torch.device(device).type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))

@@ -42,9 +42,7 @@ class TorchLearner:
         them.
     """
 
-    def __init__(
-        self, model: nn.Module, plan: LearnerPlan, steps: int, reference: nn.Module | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, plan: LearnerPlan, steps: int, reference: nn.Module | None = None) -> None:
         self._model: Any = model.eval()
         self._plan = plan
         self._steps = steps
@@ -96,9 +94,7 @@ class TorchLearner:
 
         The module itself is not among them: it is the masters, rounded. With LoRA only adapters are.
         """
-        return State(
-            self._optimizer.state().tensors, {"version": self._version, "frozen": dict(self._frozen())}
-        )
+        return State(self._optimizer.state().tensors, {"version": self._version, "frozen": dict(self._frozen())})
 
     def restore(self, state: State) -> None:
         """Become the learner that returned ``state``, bit for bit.
@@ -182,9 +178,7 @@ class TorchLearner:
             self._optimizer.drop_gradients()
             raise
         self._updates += 1
-        return (
-            tally.take() + metrics + Metrics.of({"learner/gradient_norm": Mean(norm, 1)}) + self._work.take()
-        )
+        return tally.take() + metrics + Metrics.of({"learner/gradient_norm": Mean(norm, 1)}) + self._work.take()
 
     def _statistics(self, minibatch: Batch, algorithm: Algorithm, is_current: bool) -> EffectiveSize:
         """Return the statistics of the whole step under the current policy, before its first cut."""

@@ -31,9 +31,10 @@ class Evaluation:
     """What held-out prompts say of one set of weights.
 
     scores: each part of the grade by name, the first among the samples with each other ("answer given format"), and
-        ``reward``: a mean over prompts of the mean over their samples; the
-        interval is Wilson's for one 0-or-1 sample a prompt, else a bootstrap over prompts. pass_at, maj_at: k to value, of the first part, when its scores are 0 or
-        1. errors: samples that could not be graded; they are in no score.
+        ``reward``: a mean over prompts of the mean over their samples; the interval is Wilson's for one 0-or-1 sample
+        a prompt, else a bootstrap over prompts.
+    pass_at, maj_at: k to value, of the first part, when its scores are 0 or 1.
+    errors: samples that could not be graded; they are in no score.
     """
 
     step: int
@@ -88,7 +89,8 @@ def summarize(groups: Sequence[Group], step: int, task: str, samples: int) -> Ev
     count = max(len(rollouts), 1)
     graded = [g for g in ([r for r in group.rollouts if r.grade.error is None] for group in groups) if g]
     names = list(dict.fromkeys(name for g in graded for r in g for name in r.grade.parts))
-    scores = {name: _score([[r.grade.parts[name] for r in g if name in r.grade.parts] for g in graded]) for name in names}
+    parts = {n: [[r.grade.parts[n] for r in g if n in r.grade.parts] for g in graded] for n in names}
+    scores = {name: _score(values) for name, values in parts.items()}
     scores |= _given(graded, names)
     scores["reward"] = _score([[r.grade.reward or 0.0 for r in g] for g in graded])
     return Evaluation(
@@ -141,9 +143,7 @@ def _maj_at(graded: Sequence[Sequence[Rollout]], names: Sequence[str], samples: 
     if not rows or samples < 2:
         return {}
     return {
-        str(samples): sum(
-            maj_at_k([r.text.strip() for r in g], row) for g, row in zip(graded, rows, strict=True)
-        )
+        str(samples): sum(maj_at_k([r.text.strip() for r in g], row) for g, row in zip(graded, rows, strict=True))
         / len(rows)
     }
 

@@ -68,8 +68,8 @@ class Journal:
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """Write an evaluation down and show it."""
         self.evaluations.append(evaluation.as_row())
-        scores = ", ".join(f"{name} {score}" for name, score in evaluation.scores.items() if name != "reward")
-        self.console.evaluated(f"after step {evaluation.step}: {scores or f'reward {evaluation.headline}'}")
+        name = next(iter(evaluation.scores))
+        self.console.evaluated(f"{name} {evaluation.headline} after step {evaluation.step}")
 
     def close(self) -> None:
         """Close every file and tracker."""

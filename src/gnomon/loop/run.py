@@ -65,10 +65,13 @@ class Run:
         """Do what comes before the first step: initial values, and the evaluation that others compare with."""
         if self.learner.version > 0:
             return
-        if not self.is_initialized and await self.initialize():
+        is_changed = not self.is_initialized and await self.initialize()
+        if is_changed:
             self.save(0, False)
         if self.evaluate_before and not self.is_evaluated:
             await self.evaluate(0)
+        if self.steps == 0 and not is_changed:
+            self.save(0, False)
 
     async def evaluate(self, step: int) -> bool:
         """Evaluate the weights after ``step`` steps, write it down, and return whether they are the best so far."""

@@ -7,7 +7,7 @@ from typing import Protocol
 from gnomon.curriculum.drift import Answer, Drift
 from gnomon.curriculum.tracker import ValueTracker
 from gnomon.learner.base import Learner
-from gnomon.metrics import Mean, Metrics
+from gnomon.metrics import Metrics
 from gnomon.rollouts.collate import collate
 from gnomon.types import Grade, Group, Rollout, Task
 
@@ -55,8 +55,7 @@ class Tracked:
         made = [u["loss/drift_abs_nats"] for u in updates if "loss/drift_abs_nats" in set(u)]
         self.drift.record(made)
         drifts = await self.drift.measure(groups, self._score)
-        measured = Metrics.of({"tracker/drift_nats_mean": Mean(sum(drifts.values()), len(drifts))})
-        return measured + self.tracker.observe(groups, drifts)
+        return self.tracker.observe(groups, drifts)
 
     def _value(self, task_id: str) -> float:
         return float(self.tracker.baseline([self.tracker.roster.index(task_id)])[0])

@@ -23,8 +23,8 @@ from gnomon.models.prefix import can_share, pack, packed_hidden
 class TokenScores:
     """What a model says of chosen tokens: ``logprobs`` and ``entropy`` Float32[B T], exact zeros elsewhere.
 
-    Both are of the tempered policy, in nats. ``entropy`` is all zeros when it was not asked for. ``computed`` counts the
-    positions that went through the model, padding included.
+    Both are of the tempered policy, in nats. ``entropy`` is all zeros when it was not asked for. ``computed`` counts
+    the positions that went through the model, padding included.
     """
 
     logprobs: Tensor
@@ -82,9 +82,7 @@ class TokenScorer:
             empty = torch.zeros(mask.shape, device=mask.device)
             return TokenScores(empty, empty)
         if int(positions.min()) < 1:
-            raise ConfigError(
-                "a prompt has no token, so nothing predicts its first response token; begin it with one"
-            )
+            raise ConfigError("a prompt has no token, so nothing predicts its first response token; begin it with one")
         targets = tokens[rows, positions]
         predicting = (rows, positions - 1)
         if self.is_split:

@@ -9,9 +9,7 @@ from gnomon.errors import ConfigError
 from gnomon.types import Batch, Group, Rollout
 
 
-def collate(
-    groups: Sequence[Group], temperature: float, baseline: Callable[[str], float] | None = None
-) -> Batch:
+def collate(groups: Sequence[Group], temperature: float, baseline: Callable[[str], float] | None = None) -> Batch:
     """Return the groups' rollouts as one `Batch`, group after group.
 
     A rollout with an error keeps its row, with an empty mask: it is counted, enters no statistic and no loss.

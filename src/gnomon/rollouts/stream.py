@@ -18,6 +18,9 @@ from gnomon.rollouts.rollout import Asker, Stopwatch
 from gnomon.tasks.base import TaskSet
 from gnomon.types import Group, State
 
+_ATTEMPT = 1 << 40
+"""Added to a round's number for each further attempt, so that a task asked again in one round draws afresh."""
+
 
 @dataclass(frozen=True)
 class Round:
@@ -91,13 +94,14 @@ class RolloutStream:
         watch = Stopwatch()
         kept: list[Group] = []
         dropped: list[Group] = []
-        for _ in range(self.max_attempts):
-            for group in await self._ask(number, indices, watch):
+        for attempt in range(self.max_attempts):
+            if attempt:
+                indices = self.curriculum.take(self.prompts_per_step - len(kept))
+            for group in await self._ask(number + attempt * _ATTEMPT, indices, watch):
                 is_kept = self.is_kept(group) and len(kept) < self.prompts_per_step
                 (kept if is_kept else dropped).append(group)
             if len(kept) == self.prompts_per_step:
                 break
-            indices = self.curriculum.take(self.prompts_per_step - len(kept))
         if not kept:
             kept, dropped = dropped[: self.prompts_per_step], dropped[self.prompts_per_step :]
         return Round(number, tuple(kept), tuple(dropped), watch)

@@ -1,8 +1,9 @@
 """Reasoning-gym items made in a process of their own, so that the same settings give the same items.
 
 Some generators iterate over sets of strings, whose order Python changes from process to process; others
-draw from, or seed, the global random generators, or execute code snippets that print. Here the string hash is
-fixed, the global generators are seeded for each item, and nothing of it touches the training process.
+draw from, or seed, the global random generators, or execute code snippets that print and write files. Here the string
+hash is fixed, the global generators are seeded for each item, and nothing of it touches the training process or
+its folder.
 Request and items cross as JSON in which tuples and keys that are no text survive (`verifiers.wire`).
 """
 
@@ -11,6 +12,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,14 +32,18 @@ _CHILD = "from gnomon.tasks.apart import serve; serve()"
 def generate_apart(generator: str, parameters: Mapping[str, Any], seed: int, size: int) -> list[dict[str, Any]]:
     """Return the ``size`` items of a generator, made in one child process.
 
-    Their values are what `json_safe` makes of them. Takes about two seconds to start, and then as long as the generator needs for all items.
+    Their values are what `json_safe` makes of them. Takes about two seconds to start, and then as long as the
+    generator needs for all items.
     Raises: DatasetError with the last line of the child's error output.
     """
     request = {"generator": generator, "parameters": dict(parameters), "seed": seed, "size": size}
-    path = os.pathsep.join(p for p in sys.path if p)
+    path = os.pathsep.join(os.path.abspath(p) for p in sys.path if p)
     environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": path}
     command = [sys.executable, "-c", _CHILD]
-    child = subprocess.run(command, input=wire.encode(request), capture_output=True, env=environment)
+    with tempfile.TemporaryDirectory() as folder:
+        child = subprocess.run(
+            command, input=wire.encode(request), capture_output=True, env=environment, cwd=folder, check=False
+        )
     if child.returncode != 0:
         lines = child.stderr.decode("utf-8", "replace").strip().splitlines() or ["no message"]
         raise DatasetError(

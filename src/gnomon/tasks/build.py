@@ -111,9 +111,7 @@ def named(name: str) -> TaskConfig:
     known = generators()
     if generator in known:
         return ReasoningGymTask(generator)
-    raise ConfigError(
-        unknown("task", name, [*NAMED, *known]) + "; or a file ending in .jsonl, .json or .parquet"
-    )
+    raise ConfigError(unknown("task", name, [*NAMED, *known]) + "; or a file ending in .jsonl, .json or .parquet")
 
 
 def build(config: TaskConfig, renderer: Renderer) -> TaskSet:
@@ -140,6 +138,17 @@ def build_split(
     remaining = disjoint(train, kept_back)
     check_disjoint(remaining, kept_back)
     return Split(Rendered(remaining, renderer), Rendered(kept_back, renderer), remaining.dropped)
+
+
+def build_held_out(config: TaskConfig, held_out: HeldOut, renderer: Renderer) -> TaskSet:
+    """Return up to ``held_out.size`` different tasks for evaluation alone.
+
+    A table's first ones, all of it when it has fewer; a generator's from ``held_out.seed``.
+    Raises: ConfigError as `build_split`.
+    """
+    if isinstance(config, TableTask):
+        return Rendered(first(unique(config.questions()), held_out.size), renderer)
+    return Rendered(_split(config, held_out)[1], renderer)
 
 
 def check_context(tasks: TaskSet, context_length: int | None, max_completion_length: int) -> None:
@@ -177,9 +186,7 @@ def _split(config: TaskConfig, held_out: HeldOut) -> _Sides:
 def _other_seed(config: ArithmeticTask | ReasoningGymTask, held_out: HeldOut) -> Filtered[Question]:
     """Return ``held_out.size`` different questions that the generator makes from the held-out seed."""
     if config.seed == held_out.seed:
-        raise ConfigError(
-            f"'{config.name}' and held_out have the same seed {config.seed}; give them different ones"
-        )
+        raise ConfigError(f"'{config.name}' and held_out have the same seed {config.seed}; give them different ones")
     for factor in (1, 2, 4, 8, 16):
         drawn: QuestionSet = replace(config, seed=held_out.seed, size=factor * held_out.size).questions()
         different = unique(drawn)

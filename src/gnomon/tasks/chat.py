@@ -99,9 +99,7 @@ class ChatRenderer:
         stand_ins = dict(zip(found, _unused_characters(messages, len(found)), strict=True))
         # longest first, so that of two control strings beginning alike the one really there is matched
         pattern = re.compile("|".join(re.escape(c) for c in sorted(found, key=len, reverse=True)))
-        hidden = [
-            {**m, "content": pattern.sub(lambda match: stand_ins[match[0]], m["content"])} for m in messages
-        ]
+        hidden = [{**m, "content": pattern.sub(lambda match: stand_ins[match[0]], m["content"])} for m in messages]
         rendered = self.tokenizer.template(hidden)
         if rendered is None:
             return self._plain(messages)
@@ -128,9 +126,7 @@ def message_flaw(message: object) -> str | None:
     content = message.get("content")
     if not isinstance(content, str):
         return f"content must be text, got {type(content).__name__}"
-    others = [
-        str(key) for key, value in message.items() if key not in ("role", "content") and value is not None
-    ]
+    others = [str(key) for key, value in message.items() if key not in ("role", "content") and value is not None]
     return f"only role and content are understood, got also {', '.join(others)}" if others else None
 
 

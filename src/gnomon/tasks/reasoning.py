@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from gnomon.errors import ConfigError, DatasetError, unknown
 from gnomon.tasks import apart
-from gnomon.tasks.optional import library
 from gnomon.tasks.plain import json_safe
 from gnomon.tasks.question import Question, digest
+from gnomon.verifiers.optional import library
 
 
 @dataclass(frozen=True)
@@ -141,9 +141,7 @@ def _create(config: ReasoningGymTask) -> Any:
     """Return the generator, its parameters checked."""
     names = generators()
     if config.generator == "composite":
-        raise ConfigError(
-            "reasoning-gym's 'composite' is not a task here; use kind = \"mixture\" with weighted parts"
-        )
+        raise ConfigError("reasoning-gym's 'composite' is not a task here; use kind = \"mixture\" with weighted parts")
     if config.generator not in names:
         raise ConfigError(unknown("reasoning-gym generator", config.generator, names))
     make, settings = _registry()[config.generator]
@@ -165,6 +163,4 @@ def _create(config: ReasoningGymTask) -> Any:
 
 def _defaults(settings: Any, known: set[str]) -> str:
     shown = {f.name: f.default for f in dataclasses.fields(settings)}
-    return ", ".join(
-        f"{name} = {shown[name]!r}" for name in sorted(known) if shown[name] is not dataclasses.MISSING
-    )
+    return ", ".join(f"{name} = {shown[name]!r}" for name in sorted(known) if shown[name] is not dataclasses.MISSING)

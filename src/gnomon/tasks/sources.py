@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.errors import ConfigError, DatasetError, unknown
-from gnomon.tasks.optional import library
+from gnomon.verifiers.optional import library
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 
@@ -50,9 +50,7 @@ def _read_file(file: Path, split: str) -> list[Row]:
     if not file.is_file():
         raise DatasetError(_missing(file))
     if split != "train":
-        raise ConfigError(
-            f"{file} is a single file and has no split '{split}'; leave split out, or name another file"
-        )
+        raise ConfigError(f"{file} is a single file and has no split '{split}'; leave split out, or name another file")
     readers: dict[str, Callable[[Path], list[Row]]] = {
         ".jsonl": _read_jsonl, ".json": _read_json, ".parquet": _read_parquet,
     }  # fmt: skip
@@ -71,9 +69,7 @@ def _parse(number: int, line: bytes) -> Row:
     try:
         values = json.loads(line.decode("utf-8"), parse_constant=_refuse)
     except UnicodeDecodeError as error:
-        return Row(
-            number, flaw=f"line: not UTF-8: byte 0x{line[error.start]:02x} at position {error.start + 1}"
-        )
+        return Row(number, flaw=f"line: not UTF-8: byte 0x{line[error.start]:02x} at position {error.start + 1}")
     except json.JSONDecodeError as error:
         return Row(number, flaw=f"line: not JSON: {error.msg} at position {error.colno}")
     except (ValueError, RecursionError) as error:
@@ -94,15 +90,11 @@ def _read_json(file: Path) -> list[Row]:
         raise DatasetError(f"{file} is not UTF-8: byte {error.start + 1}") from error
     except json.JSONDecodeError as error:
         hint = "; one object per line is .jsonl: rename the file" if error.msg == "Extra data" else ""
-        raise DatasetError(
-            f"{file}:{error.lineno}: not JSON: {error.msg} at column {error.colno}{hint}"
-        ) from error
+        raise DatasetError(f"{file}:{error.lineno}: not JSON: {error.msg} at column {error.colno}{hint}") from error
     except (ValueError, RecursionError) as error:
         raise DatasetError(f"{file} is not JSON: {error}") from error
     if not isinstance(content, list):
-        raise DatasetError(
-            f"{file} holds one {type(content).__name__}; expected a list of objects, one per row"
-        )
+        raise DatasetError(f"{file} holds one {type(content).__name__}; expected a list of objects, one per row")
     return [_row(number, values) for number, values in enumerate(content, start=1)]
 
 
@@ -163,9 +155,5 @@ def _missing(path: Path) -> str:
     names = sorted(entry.name for entry in folder.iterdir())
     near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.4)
     near = near or [name for name in names if is_file_name(name)][:3]
-    hint = (
-        f"did you mean {', '.join(str(folder / name) for name in near)}?"
-        if near
-        else "nothing there is like it"
-    )
+    hint = f"did you mean {', '.join(str(folder / name) for name in near)}?" if near else "nothing there is like it"
     return f"{path} does not exist; {hint}"

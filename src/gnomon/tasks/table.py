@@ -76,9 +76,7 @@ class TableTask:
         """Return the row's question, or None and what is wrong with it."""
         if row.flaw is not None:
             return None, row.flaw
-        column = self.prompt_column or next(
-            (c for c in PROMPT_COLUMNS if row.values.get(c) is not None), None
-        )
+        column = self.prompt_column or next((c for c in PROMPT_COLUMNS if row.values.get(c) is not None), None)
         if column is None or row.values.get(column) is None:
             return None, f"{column or 'prompt'}: missing; the row has {', '.join(row.values) or 'nothing'}"
         content, flaw = _content(row.values[column])

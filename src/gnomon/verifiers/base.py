@@ -58,6 +58,7 @@ class Verifier(Protocol):
 
         Raises: UserError when that is not there.
         """
+        return
 
     def __call__(self, sample: Sample) -> float:
         """Return the reward before weighting.

@@ -44,6 +44,7 @@ class Numeric(Verifier):
     which: the last number of the completion, the first, or the only one ("only": several are wrong).
     tolerance: largest absolute difference that still counts, >= 0; 0 for equality (0.5 = 1/2 = .50).
     column: where the answer is: a number, or a text whose last number it is ("... #### 72").
+    must_end: a completion that its budget cut off has no answer; without it, whatever number came last counts.
     What counts as a number: `verifiers/numbers.py`. A percent sign or unit is not looked at.
 
     >>> Numeric()(Sample("", "Half of it is 0.50.", columns={"answer": "1/2"}))
@@ -54,6 +55,7 @@ class Numeric(Verifier):
     which: Which = "last"
     tolerance: float = 0.0
     column: str = "answer"
+    must_end: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerance < float("inf"):
@@ -67,6 +69,8 @@ class Numeric(Verifier):
     def __call__(self, sample: Sample) -> float:
         """Find both numbers and compare them."""
         gold = _gold_number(text_column(sample, self.column), self.column)
+        if self.must_end and sample.is_truncated:
+            return 0.0
         found = choose_number(sample.completion, self.which)
         return float(found is not None and is_near(found, gold, self.tolerance))
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gnomon.errors import ConfigError
 from gnomon.verifiers.base import Sample, Verifier, VerifierError, text_column
+from gnomon.verifiers.optional import library
 
 _MARKS = ("$", "\\boxed", "\\(", "\\[")
 
@@ -33,13 +33,7 @@ class Mathematics(Verifier):
 
         Raises: ConfigError that names the extra to install.
         """
-        try:
-            import math_verify  # noqa: F401
-        except ImportError as error:
-            raise ConfigError(
-                f"the mathematics reward needs math_verify, which cannot be imported ({error}); "
-                "install it: pip install 'gnomon[math]'"
-            ) from error
+        library("math_verify", "math", "the mathematics reward")
 
     def __call__(self, sample: Sample) -> float:
         """Parse both and compare."""

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gnomon.errors import ConfigError
 from gnomon.verifiers.base import Sample, Verifier, VerifierError, column
 from gnomon.verifiers.extract import Extract, extract
+from gnomon.verifiers.optional import library
 
 Score = Callable[[str, Mapping[str, Any]], object]
 
@@ -42,13 +42,7 @@ class Reasoning(Verifier):
 
         Raises: ConfigError that names the extra to install.
         """
-        try:
-            import reasoning_gym  # noqa: F401
-        except ImportError as error:
-            raise ConfigError(
-                f"the reasoning reward needs reasoning_gym, which cannot be imported ({error}); "
-                "install it: pip install 'gnomon[tasks]'"
-            ) from error
+        library("reasoning_gym", "tasks", "the reasoning reward")
 
     def __call__(self, sample: Sample) -> float:
         """Score the answer."""

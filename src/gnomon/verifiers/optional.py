@@ -1,4 +1,4 @@
-"""Libraries that only some tasks need."""
+"""Libraries that only some verifiers and tasks need."""
 
 import importlib
 from typing import Any

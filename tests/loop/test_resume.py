@@ -1,0 +1,254 @@
+"""A run that was stopped, killed or broken off goes on as if nothing had happened, bit for bit."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gnomon.errors import Stopped
+from gnomon.experiment import load
+from gnomon.launch import resume, train_experiment
+from gnomon.loop.run import StopRequest
+from gnomon.records.manifest import write_manifest
+
+STEPS = 6
+COMMON = ("task.size=40", "rollouts_per_step=16", "evaluation.every=4", "evaluation.samples=2", "checkpoints.every=2")
+# Bounds so wide that every drift is felt: between the usual ones a large learning rate always forgets fastest.
+FELT = ("algorithm.tracker.rho_min=0.05", "algorithm.tracker.rho_max=0.9999", "algorithm.tracker.d_half=0.5")
+SPO = ("algorithm=spo", "algorithm.updates.minibatches=2", "algorithm.tracker.n0=2", *FELT)
+ALGORITHMS = {
+    "grpo": ("algorithm.num_generations=4", "algorithm.updates.minibatches=2"),
+    "spo-replayed": (*SPO, "algorithm.tracker.drift=replayed"),
+    "spo-accumulated": (*SPO, "algorithm.tracker.drift=accumulated"),
+}
+EVERY_STEP = ("checkpoints.every=1", "checkpoints.keep_last=100")
+PARTS = [
+    *(("grpo", part) for part in ("learner", "curriculum", "stream")),
+    *(("spo-replayed", part) for part in ("learner", "curriculum", "stream", "tracker", "drift")),
+    *(("spo-accumulated", part) for part in ("tracker", "drift")),
+]
+
+
+def overrides(algorithm: str, *more: str, steps: int = STEPS) -> list[str]:
+    """Return what the tests change about the `tiny` experiment."""
+    return [f"steps={steps}", *COMMON, *ALGORITHMS[algorithm], *more]
+
+
+def trace(run: Path, steps: int = STEPS) -> dict[str, Any]:
+    """Return all that a run left behind, without clocks and memory: metrics, evaluations, rollouts, final state."""
+
+    def rows(name: str) -> list[dict[str, Any]]:
+        lines = (run / name).read_text().splitlines()
+        found = [json.loads(line) for line in lines]
+        noise = ("time/", "memory/", "seconds")
+        return [{k: v for k, v in row.items() if not k.startswith(noise)} for row in found]
+
+    final = run / "checkpoints" / f"step-{steps}"
+    files = [*sorted((run / "rollouts").iterdir()), *sorted((final / "state").iterdir()), final / "model.safetensors"]
+    kept = {str(path.relative_to(run)): path.read_bytes() for path in files}
+    return {"metrics": rows("metrics.jsonl"), "evaluations": rows("evaluations.jsonl"), **kept}
+
+
+def same(left: dict[str, Any], right: dict[str, Any]) -> None:
+    """Assert that two traces are equal, naming what is not."""
+    assert left.keys() == right.keys()
+    assert [name for name in left if left[name] != right[name]] == []
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function from the name of an algorithm to an uninterrupted run with a checkpoint of every step."""
+    made: dict[str, Path] = {}
+
+    def run(algorithm: str) -> Path:
+        if algorithm not in made:
+            made[algorithm] = tmp_path_factory.mktemp(algorithm) / "run"
+            train_experiment(load("tiny", overrides(algorithm, *EVERY_STEP)), made[algorithm])
+        return made[algorithm]
+
+    return run
+
+
+def broken_off(run: Path, copy: Path, step: int) -> Path:
+    """Return a copy of a run as a crash leaves it: checkpoints up to ``step``, but records of later steps."""
+    shutil.copytree(run, copy)
+    for path in (copy / "checkpoints").glob("step-*"):
+        if int(path.name.removeprefix("step-")) > step:
+            shutil.rmtree(path)
+    return copy
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_run_that_is_stopped_after_every_step_is_the_uninterrupted_run(
+    tmp_path: Path, whole: Callable[[str], Path], algorithm: str
+):
+    """One session for each step gives the same metrics, tokens, log-probabilities, evaluations and weights."""
+    run = tmp_path / "run"
+    with pytest.raises(Stopped, match=rf"stopped after step 1 of {STEPS}, and saved; go on with: gnomon resume"):
+        train_experiment(load("tiny", overrides(algorithm)), run, StopRequest(signal.SIGTERM))
+    for step in range(2, STEPS):
+        with pytest.raises(Stopped, match=f"stopped after step {step} of"):
+            resume(run, StopRequest(signal.SIGTERM))
+    resume(run)
+
+    same(trace(run), trace(whole(algorithm)))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_crash_after_any_checkpoint_changes_nothing(
+    tmp_path: Path, whole: Callable[[str], Path], algorithm: str
+):
+    """From each checkpoint the rest of the run is made again, and what a crash left of later steps is replaced."""
+    for step in (1, STEPS // 2, STEPS - 1):
+        run = broken_off(whole(algorithm), tmp_path / f"from-{step}", step)
+        resume(run)
+
+        same(trace(run), trace(whole(algorithm)))
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "spo-replayed"])
+def test_a_run_killed_before_its_first_checkpoint_begins_again_and_says_so(
+    tmp_path: Path, whole: Callable[[str], Path], algorithm: str, capsys: pytest.CaptureFixture[str]
+):
+    """Without any checkpoint, initial samples included, everything is made again, with a warning."""
+    run = broken_off(whole(algorithm), tmp_path / "run", -1)
+    resume(run)
+
+    assert "has no checkpoint yet, so it begins again at step 0" in capsys.readouterr().err
+    same(trace(run), trace(whole(algorithm)))
+
+
+def test_initial_samples_are_not_drawn_twice(tmp_path: Path, whole: Callable[[str], Path]):
+    """Initial success rates are saved at once; a crash before the first step does not cost them again."""
+    run = broken_off(whole("spo-replayed"), tmp_path / "run", 0)
+    assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-0"]
+    resume(run)
+
+    same(trace(run), trace(whole("spo-replayed")))
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function from the name of an algorithm to the checkpoint of a run that made no step."""
+    made: dict[str, Path] = {}
+
+    def checkpoint(algorithm: str) -> Path:
+        if algorithm not in made:
+            run = tmp_path_factory.mktemp(f"{algorithm}-fresh") / "run"
+            made[algorithm] = train_experiment(load("tiny", overrides(algorithm, steps=0)), run).model
+        return made[algorithm]
+
+    return checkpoint
+
+
+@pytest.mark.parametrize(("algorithm", "part"), PARTS, ids=[f"{a}-{p}" for a, p in PARTS])
+def test_each_part_of_the_state_is_needed(
+    tmp_path: Path, whole: Callable[[str], Path], fresh: Callable[[str], Path], algorithm: str, part: str
+):
+    """With one part as it was before the first step, and all others restored, the rest of the run is another."""
+    step = STEPS // 2
+    run = broken_off(whole(algorithm), tmp_path / "run", step)
+    checkpoint = run / "checkpoints" / f"step-{step}"
+    # The learner keeps its number of steps, so that only its weights and moments are another's.
+    for ending in ("safetensors",) if part == "learner" else ("safetensors", "json"):
+        shutil.copy2(fresh(algorithm) / "state" / f"{part}.{ending}", checkpoint / "state" / f"{part}.{ending}")
+    write_manifest(checkpoint, step)
+    resume(run)
+    ablated, uninterrupted = trace(run), trace(whole(algorithm))
+
+    assert len(ablated["metrics"]) == STEPS
+    assert ablated["metrics"][:step] == uninterrupted["metrics"][:step]
+    assert ablated["metrics"][step:] != uninterrupted["metrics"][step:]
+    assert ablated["checkpoints/step-6/model.safetensors"] != uninterrupted["checkpoints/step-6/model.safetensors"]
+
+
+def test_a_finished_run_says_so(tmp_path: Path, whole: Callable[[str], Path], capsys: pytest.CaptureFixture[str]):
+    """Resuming a finished run changes no file but the lock, and returns its result."""
+    run = broken_off(whole("grpo"), tmp_path / "run", STEPS)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    result = resume(run)
+
+    assert f"is finished: {STEPS} of {STEPS} steps" in capsys.readouterr().err
+    assert [evaluation.step for evaluation in result.evaluations] == [0, 4, STEPS]
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_the_newest_undamaged_checkpoint_is_used(
+    tmp_path: Path, whole: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+):
+    """A flipped byte in the newest checkpoint is named; the one before it serves, and the end is the same."""
+    run = broken_off(whole("grpo"), tmp_path / "run", 4)
+    weights = run / "checkpoints" / "step-4" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    resume(run)
+
+    said = capsys.readouterr().err
+    assert "step-4 is damaged and is not used" in said
+    assert f"at step 3 of {STEPS}" in said
+    same(trace(run), trace(whole("grpo")))
+
+
+def gnomon(*arguments: str) -> list[str]:
+    """Return the command that runs `gnomon` with this interpreter."""
+    return [sys.executable, "-c", "import sys; from gnomon.cli.main import main; sys.exit(main())", *arguments]
+
+
+def signaled(run: Path, number: signal.Signals, options: list[str]) -> subprocess.CompletedProcess[str]:
+    """Train in a process of its own and send it a signal once two steps are written down."""
+    process = subprocess.Popen(
+        gnomon("train", "tiny", *options, "--run-dir", str(run)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    metrics, deadline = run / "metrics.jsonl", time.monotonic() + 60
+    while not metrics.exists() or metrics.read_bytes().count(b"\n") < 2:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def test_a_run_that_is_killed_goes_on(tmp_path: Path, whole: Callable[[str], Path]):
+    """SIGKILL in the middle of things, then resume: the uninterrupted run, and nothing half-written is left."""
+    steps = 20
+    options = overrides("spo-replayed", "checkpoints.every=1", steps=steps)
+    ran = signaled(tmp_path / "killed", signal.SIGKILL, options)
+    assert ran.returncode == -signal.SIGKILL
+    resume(tmp_path / "killed")
+    train_experiment(load("tiny", options), tmp_path / "whole")
+
+    same(trace(tmp_path / "killed", steps), trace(tmp_path / "whole", steps))
+    assert [path.name for path in (tmp_path / "killed" / "checkpoints").iterdir() if path.name.startswith(".")] == []
+
+
+def test_sigterm_saves_and_exits_with_143(tmp_path: Path):
+    """The step at hand is finished and saved, the exit code is 143, and the message says how to go on."""
+    steps = 20
+    options = overrides("grpo", "checkpoints.every=0", steps=steps)
+    run = tmp_path / "stopped"
+    ran = signaled(run, signal.SIGTERM, options)
+    saved = [path.name for path in (run / "checkpoints").glob("step-*")]
+
+    assert ran.returncode == 143
+    assert ran.stderr.splitlines()[-1].endswith(f"and saved; go on with: gnomon resume {run}")
+    assert "Traceback" not in ran.stderr
+    assert len(saved) == 1
+    assert saved[0] in {f"step-{step}" for step in range(2, steps)}
+
+    resume(run)
+    train_experiment(load("tiny", options), tmp_path / "whole")
+    same(trace(run, steps), trace(tmp_path / "whole", steps))
