@@ -106,7 +106,7 @@ def resume(run: str | Path, stop: StopRequest | None = None) -> Result:
         if found is not None and step >= experiment.steps:
             console.say(f"{directory.path} is finished: {step} of {experiment.steps} steps")
             return result_of(directory, experiment)
-        asked, chosen = checked(experiment, console)
+        asked, chosen = _prepared(experiment, console)
         _rewind(directory, None if found is None else step)
         console.say(f"resuming {directory.path} at step {step} of {experiment.steps}")
         return _run(Session(experiment, asked, chosen, directory, console), found, stop or StopRequest())
@@ -173,13 +173,17 @@ def checked(experiment: Experiment, console: Console) -> tuple[Questions, Choosi
 
     Raises: UserError.
     """
+    asked, chosen = _prepared(experiment, console)
+    if experiment.rewards:
+        try_rewards(experiment, asked, console)
+    return asked, chosen
+
+
+def _prepared(experiment: Experiment, console: Console) -> tuple[Questions, Choosing]:
     check_sinks(experiment.records.sinks)
     with console.phase("preparing tasks"):
         asked = questions(experiment)
-        chosen = choosing(experiment.algorithm, asked.split.train, experiment.seed)
-        if experiment.rewards:
-            try_rewards(experiment, asked, console)
-    return asked, chosen
+        return asked, choosing(experiment.algorithm, asked.split.train, experiment.seed)
 
 
 def resolved(experiment: Experiment) -> Experiment:

@@ -148,12 +148,18 @@ def try_rewards(experiment: Experiment, asked: Questions, console: Console) -> N
 
 def run_alone(work: Coroutine[Any, Any, T]) -> T:
     """Run ``work`` to its end, also where an event loop runs already, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _is_in_loop():
         return asyncio.run(work)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="run") as thread:
         return thread.submit(asyncio.run, work).result()
+
+
+def _is_in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def reads_reference(algorithm: Algorithm) -> bool:
