@@ -43,18 +43,22 @@ class Both:
     needs_updates = 2
 
     def record(self, update_drifts: Sequence[float]) -> None:
+        """Tell the accumulated one; the replayed one takes no notes."""
         self.accumulated.record(update_drifts)
 
     async def measure(self, groups: Sequence[Group], score: Score) -> Mapping[str, float]:
+        """Return the replayed drift, after noting both."""
         replayed = await self.replayed.measure(groups, score)
         accumulated = await self.accumulated.measure(groups, score)
         self.pairs += [(replayed[task], accumulated[task]) for task in replayed if task in accumulated]
         return replayed
 
     def state(self) -> State:
+        """Return nothing: this run is not resumed."""
         return State()
 
     def restore(self, state: State) -> None:
+        """Refuse: this run is not resumed."""
         raise NotImplementedError("this run is not resumed")
 
 

@@ -31,6 +31,12 @@ ALGORITHMS = {
     "spo-replayed": (*SPO, "algorithm.tracker.drift=replayed"),
     "spo-accumulated": (*SPO, "algorithm.tracker.drift=accumulated"),
 }
+# Whose state takes other ways: adapters alone, masters in another precision, prompts asked again within a step.
+OTHERS = {
+    "lora": (*ALGORITHMS["grpo"], "lora.rank=4", "algorithm.regularizers=[{piece='Kl', coefficient=0.1}]"),
+    "bf16": (*ALGORITHMS["grpo"], "learner.precision=bf16", "records.batches=true"),
+    "dapo": ("algorithm=dapo", *ALGORITHMS["grpo"], "algorithm.overlong=none"),
+}
 EVERY_STEP = ("checkpoints.every=1", "checkpoints.keep_last=100")
 PARTS = [
     *(("grpo", part) for part in ("learner", "curriculum", "stream")),
@@ -41,7 +47,7 @@ PARTS = [
 
 def overrides(algorithm: str, *more: str, steps: int = STEPS) -> list[str]:
     """Return what the tests change about the `tiny` experiment."""
-    return [f"steps={steps}", "checkpoints.every=2", *COMMON, *ALGORITHMS[algorithm], *more]
+    return [f"steps={steps}", "checkpoints.every=2", *COMMON, *(ALGORITHMS | OTHERS)[algorithm], *more]
 
 
 def trace(run: Path, steps: int = STEPS) -> dict[str, Any]:
@@ -57,7 +63,8 @@ def trace(run: Path, steps: int = STEPS) -> dict[str, Any]:
         return [{k: v for k, v in row.items() if not k.startswith(noise)} for row in found]
 
     final = run / "checkpoints" / f"step-{steps}"
-    files = [*sorted((run / "rollouts").iterdir()), *sorted((final / "state").iterdir()), final / "model.safetensors"]
+    records = sorted([*run.glob("rollouts/*"), *run.glob("batches/*")])
+    files = [*records, *sorted((final / "state").iterdir()), final / "model.safetensors"]
     kept = {str(path.relative_to(run)): path.read_bytes() for path in files}
     return {"metrics": rows("metrics.jsonl"), "evaluations": rows("evaluations.jsonl"), **kept}
 
@@ -108,15 +115,22 @@ def test_a_run_that_is_stopped_after_every_step_is_the_uninterrupted_run(
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_crash_after_any_checkpoint_changes_nothing(
-    tmp_path: Path, whole: Callable[[str], Path], algorithm: str
-):
+def test_a_crash_after_any_checkpoint_changes_nothing(tmp_path: Path, whole: Callable[[str], Path], algorithm: str):
     """From each checkpoint the rest of the run is made again, and what a crash left of later steps is replaced."""
     for step in (1, STEPS // 2, STEPS - 1):
         run = broken_off(whole(algorithm), tmp_path / f"from-{step}", step)
         resume(run)
 
         same(trace(run), trace(whole(algorithm)))
+
+
+@pytest.mark.parametrize("algorithm", OTHERS)
+def test_a_crash_changes_nothing_for_others(tmp_path: Path, whole: Callable[[str], Path], algorithm: str):
+    """LoRA with a reference, bfloat16 with recorded batches, and dynamic sampling go on as if nothing had happened."""
+    run = broken_off(whole(algorithm), tmp_path / "run", 2)
+    resume(run)
+
+    same(trace(run), trace(whole(algorithm)))
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "spo-replayed"])
@@ -227,9 +241,9 @@ def signaled(run: Path, number: signal.Signals, options: list[str]) -> subproces
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def test_a_run_that_is_killed_goes_on(tmp_path: Path, whole: Callable[[str], Path]):
+def test_a_run_that_is_killed_goes_on(tmp_path: Path):
     """SIGKILL in the middle of things, then resume: the uninterrupted run, and nothing half-written is left."""
-    steps = 20
+    steps = 6
     options = overrides("spo-replayed", "checkpoints.every=1", steps=steps)
     ran = signaled(tmp_path / "killed", signal.SIGKILL, options)
     assert ran.returncode == -signal.SIGKILL
@@ -242,7 +256,7 @@ def test_a_run_that_is_killed_goes_on(tmp_path: Path, whole: Callable[[str], Pat
 
 def test_sigterm_saves_and_exits_with_143(tmp_path: Path):
     """The step at hand is finished and saved, the exit code is 143, and the message says how to go on."""
-    steps = 20
+    steps = 8
     options = overrides("grpo", "checkpoints.every=0", steps=steps)
     run = tmp_path / "stopped"
     ran = signaled(run, signal.SIGTERM, options)

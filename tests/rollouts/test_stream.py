@@ -136,3 +136,37 @@ def test_negative_staleness_is_refused():
     """There is no training on answers from the future."""
     with pytest.raises(ConfigError, match="max_staleness must be 0"):
         stream_of(Echo(), staleness=-1)
+
+
+def test_a_prompt_asked_again_in_one_round_answers_anew():
+    """With as many tasks as prompts a step, and a filter that refuses the first attempt, the second draws anew."""
+    seen: list[tuple[str, int]] = []
+
+    def is_kept(group: Group) -> bool:
+        seen.append((group.task.id, group.rollouts[0].response[0]))
+        return len(seen) > 10
+
+    asker = Asker(Echo(), Parity(), lambda ids: str(ids[0]), Sampling(), generations=2, seed=0)
+    stream = RolloutStream(UniformCurriculum(10, 0), Numbers(), asker, 10, is_kept=is_kept, max_attempts=2)
+    asyncio.run(stream.take())
+    first, second = dict(seen[:10]), dict(seen[10:])
+
+    assert first.keys() == second.keys()
+    assert first != second
+
+
+def test_no_prompt_is_taken_that_will_not_be_asked():
+    """When every attempt is used up, the next round goes on with the next prompts: none is passed over."""
+
+    def asked(**filtering: object) -> list[tuple[int, ...]]:
+        engine = Echo()
+        stream = stream_of(engine, **filtering)
+
+        async def three() -> None:
+            for _ in range(3):
+                await stream.take()
+
+        asyncio.run(three())
+        return engine.asked
+
+    assert asked(is_kept=lambda group: False, max_attempts=1) == asked()

@@ -1,0 +1,291 @@
+"""Wrong input ends at once with exit code 2 and one message that says what, where and what to do instead."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from gnomon.cli.main import main
+from gnomon.models.tiny import save_tiny
+from gnomon.records.directory import RunDirectory
+
+Capture = pytest.CaptureFixture[str]
+
+ROWS = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(40)]
+NUMERIC = 'rewards=[{kind="numeric"}]'
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder that is right until its weights are read: whoever reads them says "cannot be loaded"."""
+    folder = save_tiny(tmp_path_factory.mktemp("model"))
+    (folder / "model.safetensors").write_bytes(b"garbage")
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory of one's own, with a dataset in it."""
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "rows.jsonl", ROWS)
+    return tmp_path
+
+
+def write_rows(path: Path, rows: list[object]) -> None:
+    """Write a JSONL file."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def refused(capsys: Capture, *arguments: str) -> str:
+    """Return the message with which a command is refused, after checking the form that every refusal has."""
+    code = main(arguments)
+    said = capsys.readouterr()
+
+    assert code == 2, said.err
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    assert "cannot be loaded" not in said.err, "the model was loaded before the input was checked"
+    assert said.err.startswith(f"gnomon {arguments[0]}: ") or said.err.startswith("gnomon: ")
+    return said.err
+
+
+def test_the_model_of_these_tests_is_only_found_broken_when_it_is_loaded(place: Path, model: Path, capsys: Capture):
+    """With right input, training gets as far as the weights: so what is refused before did not read them."""
+    assert main(["train", "tiny", f"model={model}", "--run-dir", "run"]) == 2
+    assert "cannot be loaded" in capsys.readouterr().err
+
+
+WRONG = {
+    "misspelt key": (["step=5"], "unknown key 'step'; did you mean 'steps'?"),
+    "misspelt nested key": (["learner.optimiser.learning_rate=1e-3"], "did you mean 'optimizer'?"),
+    "misspelt piece of the algorithm": (["algorithm.surogate.trust.high=0.3"], "did you mean 'surrogate'?"),
+    "text for a number": (["steps=many"], "steps = 'many': should be a valid integer"),
+    "number for a truth": (["records.rollouts=1"], "records.rollouts = 1: should be a valid boolean"),
+    "table for a number": (["steps={a=1}"], "steps = {'a': 1}"),
+    "negative steps": (["steps=-1"], "steps must be 0 (evaluate only) or more, got -1"),
+    "temperature 0": (["sampling.temperature=0"], "temperature"),
+    "top_p above 1": (["sampling.top_p=1.5"], "top_p"),
+    "no room for an answer": (["sampling.max_completion_length=0"], "max_completion_length"),
+    "learning rate below 0": (["learner.optimizer.learning_rate=-1.0"], "learning_rate"),
+    "staleness below 0": (["max_staleness=-1"], "max_staleness must be 0 (synchronous) or more steps, got -1"),
+    "no graders": (["grading.workers=0"], "grading needs workers >= 1"),
+    "unknown algorithm": (["algorithm=grop"], "unknown algorithm 'grop'; did you mean 'grpo'?"),
+    "unknown piece": (["algorithm.aggregate=TokenMeen"], "did you mean 'TokenMean'?"),
+    "unknown task": (["task=arithmetik"], "unknown task 'arithmetik'; did you mean 'arithmetic'?"),
+    "unknown kind of task": (["task.kind=arithmetik"], "did you mean 'arithmetic'?"),
+    "group of one": (["algorithm.num_generations=1"], "num_generations is 1 (group size 1), but a group baseline"),
+    "uneven step": (["rollouts_per_step=30"], "rollouts_per_step = 30 is not a multiple of the 8 rollouts"),
+    "more prompts than there are": (["task.size=12"], "a step asks 16 different prompts and the task has"),
+    "more held out than there are": (["held_out.size=26"], "makes only 25 different questions"),
+    "context": (["sampling.max_completion_length=1022"], "longer than 2 tokens, the context of 1024 less"),
+    "stop id beyond the vocabulary": (["sampling.stop_ids=[259]"], "sampling.stop_ids [259] are outside"),
+    "drift that cannot be measured": (
+        ["algorithm=spo", "algorithm.updates.minibatches=1", "algorithm.tracker.drift=accumulated"],
+        "tracker.drift = 'accumulated'",
+    ),
+    "initial values that are not there": (
+        ["algorithm=spo", "algorithm.tracker.initial=rates.json"],
+        "rates.json",
+    ),
+    "unknown sink": (['records.sinks=["tensorbord"]'], "records.sinks[0] = 'tensorbord': should be 'tensorboard'"),
+    "sink that is not installed": (['records.sinks=["trackio"]'], "pip install 'gnomon[trackio]'"),
+    "override without a value": (["steps"], "cannot read the override 'steps': an override is key=value"),
+    "override of nothing": (["=5"], "cannot read the override '=5'"),
+    "missing dataset": (["task=row.jsonl", NUMERIC], "row.jsonl does not exist; did you mean rows.jsonl?"),
+    "dataset without reward": (["task=rows.jsonl"], "the task 'rows' has no reward of its own; name at least one"),
+    "unknown reward": (['rewards=[{kind="numerik"}]'], "did you mean 'numeric'?"),
+    "reward without a file": (
+        ['rewards=[{kind="function", function="gone.py:score"}]'],
+        "reward 'gone.py:score': there is no file",
+    ),
+    "reward without a module": (['rewards=[{kind="function", function="gone.away:f"}]'], "there is no module gone"),
+    "reward that is misnamed": (['rewards=[{kind="function", function="score"}]'], "named as module:function or path"),
+    "missing model folder": (["model=./gone"], "model folder './gone' does not exist"),
+    "model that is a file": (["model=rows.jsonl"], "model 'rows.jsonl' is a file"),
+    "unknown model": (["model=tyny"], "did you mean 'tiny'?"),
+    "a whole number for a fraction": (["held_out.fraction=2"], "held_out"),
+}
+
+
+@pytest.mark.parametrize("verb", ["plan", "train"])
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_is_refused(place: Path, model: Path, capsys: Capture, case: str, verb: str):
+    """Both verbs refuse it in the same words, and nothing is left behind."""
+    overrides, expected = WRONG[case]
+    run = ["--run-dir", "run"] if verb == "train" else []
+    before = sorted(place.iterdir())
+    said = refused(capsys, verb, "tiny", *run, f"model={model}", *overrides)
+
+    assert expected in said
+    assert sorted(p for p in place.iterdir() if p.name != "__pycache__") == before
+
+
+def test_experiments_that_cannot_be_read(place: Path, capsys: Capture):
+    """A missing file, an unknown name, broken TOML (with the line), and a file that is no text."""
+    (place / "broken.toml").write_text('model = "tiny"\nsteps = \n')
+    (place / "binary.toml").write_bytes(b"\xff\xfe")
+    (place / "empty.toml").write_text("")
+
+    assert "cannot read the experiment gone.toml: No such file" in refused(capsys, "train", "gone.toml")
+    assert "unknown experiment 'tinny'; did you mean 'tiny'?" in refused(capsys, "train", "tinny")
+    assert re.search(r"broken.toml is not TOML: .*line 2", refused(capsys, "train", "broken.toml"))
+    assert "binary.toml is not TOML" in refused(capsys, "train", "binary.toml")
+    assert 'missing algorithm; write algorithm = "grpo"' in refused(capsys, "train", "empty.toml")
+    assert "missing model, task" in refused(capsys, "train", "empty.toml", "algorithm=grpo")
+
+
+def test_all_bad_rows_are_listed_at_once(place: Path, model: Path, capsys: Capture):
+    """File, row, field and reason of each of five bad rows."""
+    bad = ["no object", {"answer": "1"}, {"prompt": "x"}, {"prompt": 3, "answer": "1"}]
+    write_rows(place / "bad.jsonl", [*ROWS[:2], *bad])
+    with open(place / "bad.jsonl", "a") as file:
+        file.write("{torn\n")
+    said = refused(capsys, "train", "tiny", f"model={model}", "task=bad.jsonl", NUMERIC, "--run-dir", "run")
+
+    assert "5 of 7 rows of bad.jsonl cannot be used" in said
+    for line in (
+        "bad.jsonl:3: line: a row is an object with named fields, got str",
+        "bad.jsonl:4: prompt: missing; the row has answer",
+        "bad.jsonl:5: answer: missing; the row has prompt",
+        "bad.jsonl:6: prompt: must be text or a list of messages, got int",
+        "bad.jsonl:7: line: not JSON",
+    ):
+        assert line in said
+
+
+def test_a_prompt_longer_than_the_context_is_named(place: Path, model: Path, capsys: Capture):
+    """The row's id and length are in the message, before any weight is read."""
+    write_rows(place / "long.jsonl", [*ROWS, {"id": "the long one", "prompt": "x" * 1100, "answer": "1"}])
+    options = ("task=long.jsonl", NUMERIC, "held_out.size=1", "held_out.fraction=0.2", "rollouts_per_step=8")
+    said = refused(capsys, "train", "tiny", f"model={model}", *options, "--run-dir", "run")
+
+    # The byte tokenizer writes a token a byte, and a beginning-of-text token before them.
+    assert "1021 tokens, the context of 1024 less max_completion_length 3: the long one (1101)" in said
+
+
+def test_rewards_that_cannot_be_used(place: Path, model: Path, capsys: Capture):
+    """A wrong signature is shown with the three that are known; an exception while importing is named."""
+    (place / "mine.py").write_text("def score(answer, truth):\n    return 1.0\n")
+    (place / "broken.py").write_text("import no_such_module\n")
+
+    def message(function: str) -> str:
+        reward = f'rewards=[{{kind="function", function="{function}"}}]'
+        return refused(capsys, "train", "tiny", f"model={model}", reward, "--run-dir", "run")
+
+    assert "reward 'mine.py:score' (answer, truth)" in message("mine.py:score")
+    assert "TRL's (prompts, completions, **columns)" in message("mine.py:score")
+    assert "unknown function 'skore'; did you mean 'score'?" in message("mine.py:skore")
+    assert "No module named 'no_such_module'" in message("broken.py:score")
+    assert not (place / "run").exists()
+
+
+def test_tracker_files_that_cannot_be_used(place: Path, model: Path, capsys: Capture):
+    """A file that is no JSON, one whose rates are none, and one of another task set."""
+
+    def message(content: str) -> str:
+        (place / "rates.json").write_text(content)
+        options = ("algorithm=spo", "algorithm.tracker.initial=rates.json")
+        return refused(capsys, "train", "tiny", f"model={model}", *options, "--run-dir", "run")
+
+    assert "rates.json" in message("{torn")
+    assert "rates.json" in message('{"a": "often"}')
+    assert "none of the 1 ids in rates.json" in message('{"another/task": 0.5}')
+
+
+def test_model_folders_that_are_not_whole(place: Path, model: Path, capsys: Capture):
+    """Without weights, without config, with an adapter alone: each says what it looked for and what is there."""
+
+    def message(*left_out: str) -> str:
+        folder = place / f"without-{'-'.join(left_out)}"
+        shutil.copytree(model, folder, ignore=shutil.ignore_patterns(*left_out))
+        return refused(capsys, "train", "tiny", f"model={folder}", "--run-dir", "run")
+
+    assert re.search("has no weights; looked for model.safetensors.* it holds: config.json", message("*.safetensors"))
+    assert "has no config.json" in message("config.json")
+    assert "tokenizer" in message("tokenizer*")
+
+
+def test_runs_are_never_overwritten(place: Path, model: Path, capsys: Capture):
+    """A directory with a run, one with other files, and a file: nothing in them is touched."""
+    (place / "run").mkdir()
+    (place / "run" / "experiment.toml").write_text("")
+    (place / "files").mkdir()
+    (place / "files" / "notes.txt").write_text("mine")
+
+    assert "go on with it: gnomon resume run" in refused(capsys, "train", "tiny", f"model={model}", "--run-dir", "run")
+    assert "holds files already" in refused(capsys, "train", "tiny", f"model={model}", "--run-dir", "files")
+    assert "is a file" in refused(capsys, "train", "tiny", f"model={model}", "--run-dir", "rows.jsonl")
+    assert (place / "files" / "notes.txt").read_text() == "mine"
+
+
+def test_one_process_a_run(place: Path, model: Path, capsys: Capture):
+    """Whoever comes second is told who is at work."""
+    with RunDirectory.create(place / "run") as directory:
+        directory.experiment.write_text('model = "tiny"\nalgorithm = "grpo"\ntask = "arithmetic"\n')
+        expected = f"the run run is in use by process {os.getpid()} on "
+
+        assert expected in refused(capsys, "resume", "run")
+        assert expected in refused(capsys, "train", "tiny", f"model={model}", "--run-dir", "run")
+
+
+def test_resume_evaluate_and_export_need_a_run(place: Path, capsys: Capture):
+    """What is no run is said to be none, and what has no checkpoint yet has none."""
+    (place / "begun").mkdir()
+    (place / "begun" / "experiment.toml").write_text('model = "tiny"\nalgorithm = "grpo"\ntask = "arithmetic"\n')
+
+    assert "unknown run 'begon'; did you mean 'begun'?" in refused(capsys, "resume", "begon")
+    assert "gone is not a run" in refused(capsys, "export", "gone", "model")
+    assert "begun has no checkpoint yet; `gnomon resume begun`" in refused(capsys, "export", "begun", "model")
+    assert "begun has no checkpoint yet; `gnomon resume begun`" in refused(capsys, "evaluate", "begun")
+    assert "tiny is no run, so the task must be named" in refused(capsys, "evaluate", "tiny")
+    assert "samples >= 1" in refused(capsys, "evaluate", "tiny", "--task", "arithmetic", "--samples", "0")
+    assert "size must be >= 1" in refused(capsys, "evaluate", "tiny", "--task", "arithmetic", "--prompts", "0")
+
+
+def test_unknown_verbs_and_algorithms(capsys: Capture):
+    """The nearest known name is offered."""
+    assert "unknown verb 'trian'; did you mean 'train'?" in refused(capsys, "trian")
+    assert "unknown algorithm 'sop'; did you mean 'spo'?" in refused(capsys, "algorithms", "sop")
+
+
+def test_a_directory_that_may_not_be_written(place: Path, capsys: Capture):
+    """Without permission the path and the way out are named."""
+    # Not below pytest's own directory, which others may not even enter.
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o555)
+    refused(capsys, "train", "tiny", "--run-dir", "rows.jsonl")
+    try:
+        code, said = as_nobody("train", "tiny", "--run-dir", str(folder / "run"))
+    finally:
+        folder.rmdir()
+
+    assert (code, said) == (
+        2,
+        f"gnomon train: {folder / 'run'} cannot be written: Permission denied; "
+        "choose a directory that you may write to with --run-dir DIR\n",
+    )
+
+
+def as_nobody(*arguments: str) -> tuple[int, str]:
+    """Run a command in a fork and return its exit code and standard error; the superuser may write anywhere."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            with open(writer, "w") as said, contextlib.redirect_stderr(said):
+                os.chdir("/")
+                if os.getuid() == 0:
+                    os.setuid(65534)
+                code = main(arguments)
+        finally:
+            os._exit(code)
+    os.close(writer)
+    with open(reader) as heard:
+        said = heard.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said

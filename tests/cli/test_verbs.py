@@ -1,0 +1,297 @@
+"""The verbs: what each takes, prints and returns; and the same from Python."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import gnomon
+from gnomon.cli.main import VERBS, main
+from gnomon.errors import ConfigError
+from gnomon.models.load import load_model
+from gnomon.models.tiny import save_tiny
+
+Capture = pytest.CaptureFixture[str]
+
+# Changing a name here is a change for whoever types it or scripts it: it needs an entry in CHANGELOG.md.
+OPTIONS = {
+    "train": {"experiment", "key=value", "--run-dir", "--json"},
+    "resume": {"run", "--json"},
+    "evaluate": {"model", "key=value", "--task", "--samples", "--prompts", "--json"},
+    "plan": {"experiment", "key=value", "--resolved", "--json"},
+    "algorithms": {"name", "--json"},
+    "export": {"run", "folder", "--json"},
+}
+QUICK = ("task.size=60", "rollouts_per_step=16", "algorithm.num_generations=4")
+
+
+def spoken(capsys: Capture, *arguments: str) -> str:
+    """Return what a command that succeeds prints on standard output."""
+    code = main(arguments)
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    return said.out
+
+
+def parsed(capsys: Capture, *arguments: str) -> dict[str, Any]:
+    """Return the one JSON object that a command prints."""
+    (value,) = [json.loads(spoken(capsys, *arguments, "--json"))]
+    assert isinstance(value, dict)
+    return value
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps."""
+    folder = tmp_path_factory.mktemp("verbs") / "run"
+    gnomon.train("tiny", folder, steps=2, rollouts_per_step=64)
+    return folder
+
+
+def test_the_verbs_are_these():
+    """Six verbs, each a module that is loaded when it is called."""
+    assert set(VERBS) == set(OPTIONS)
+
+
+@pytest.mark.parametrize("verb", OPTIONS)
+def test_the_options_are_these(verb: str, capsys: Capture):
+    """`--help` works, says what the verb does, and names exactly the arguments that people rely on."""
+    with pytest.raises(SystemExit) as ended:
+        main([verb, "--help"])
+    said = capsys.readouterr().out
+    usage = said.split("\n\n")[0]
+    named = set(re.findall(r"--[a-z-]+", usage)) | set(re.findall(r"(?<![\w-])[a-z]+(?:=[a-z]+)?(?![\w-])", usage))
+
+    assert ended.value.code == 0
+    assert f"``gnomon {verb}" in said
+    assert named - {"usage", "gnomon", verb} == OPTIONS[verb]
+
+
+def test_help_and_version(capsys: Capture):
+    """Without a verb, help lists all verbs; the version is the package's."""
+    for arguments in ((), ("--help",), ("-h",), ("help",)):
+        said = spoken(capsys, *arguments)
+        assert all(f"  {verb} " in said for verb in VERBS)
+    assert re.fullmatch(r"gnomon \d+\.\d+\.\d+\n", spoken(capsys, "--version"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("train",), "the following arguments are required: experiment"),
+        (("train", "tiny", "--rundir", "x"), "unrecognized arguments: --rundir"),
+        (("evaluate", "tiny", "--samples", "four"), "argument --samples: invalid int value: 'four'"),
+        (("export", "run"), "the following arguments are required: folder"),
+        (("resume", "run", "steps=5"), "unrecognized arguments: steps=5"),
+    ],
+)
+def test_wrong_arguments_show_the_usage(arguments: tuple[str, ...], said: str, capsys: Capture):
+    """Exit code 2, the usage and what is wrong, on standard error."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    printed = capsys.readouterr()
+
+    assert ended.value.code == 2
+    assert printed.out == ""
+    assert printed.err.startswith(f"usage: gnomon {arguments[0]}")
+    assert said in printed.err
+
+
+def test_plan_says_what_a_step_does(capsys: Capture):
+    """GRPO on the tiny model: prompts, rollouts, updates, policy, memory and time in plain words."""
+    said = spoken(capsys, "plan", "tiny")
+
+    for words in (
+        "60 steps of grpo on 'arithmetic' with tiny",
+        "A step asks 16 prompts, 8 answers each: 128 rollouts of at most 3 tokens",
+        "It makes 1 optimizer update of 128 rollouts; it is on-policy",
+        "5 held-out prompts",
+        "GiB",
+        "seconds a step",
+    ):
+        assert words in said
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), {"prompts_per_step": 16, "updates_per_step": 1, "rollouts_per_update": 128, "is_on_policy": True}),
+        (
+            ("algorithm=spo",),
+            {"prompts_per_step": 128, "updates_per_step": 8, "rollouts_per_update": 16, "is_on_policy": False},
+        ),
+        (("max_staleness=1",), {"updates_per_step": 1, "is_on_policy": False}),
+        (("algorithm.updates.epochs=2",), {"updates_per_step": 2, "rollouts_per_update": 128, "is_on_policy": False}),
+    ],
+    ids=["grpo", "spo", "stale", "epochs"],
+)
+def test_plan_in_numbers(overrides: tuple[str, ...], expected: dict[str, Any], capsys: Capture):
+    """The JSON object has the same facts."""
+    plan = parsed(capsys, "plan", "tiny", *overrides)
+
+    assert {name: plan[name] for name in expected} == expected
+    assert (plan["steps"], plan["rollouts_per_step"], plan["held_out_prompts"]) == (60, 128, 5)
+    assert plan["training_prompts"] > 700
+
+
+def test_plan_counts_what_lora_saves(capsys: Capture):
+    """Adapters need moments for themselves alone: less memory and smaller checkpoints."""
+    whole, adapted = parsed(capsys, "plan", "tiny"), parsed(capsys, "plan", "tiny", "lora.rank=2")
+
+    assert adapted["checkpoint_bytes"] < whole["checkpoint_bytes"] / 2
+    assert adapted["memory_bytes"] < whole["memory_bytes"]
+    assert "LoRA of rank 2" in spoken(capsys, "plan", "tiny", "lora.rank=2")
+
+
+def test_plan_repeats_other_libraries_spellings(capsys: Capture):
+    """What was understood in other words is said back, and the resolved experiment has ours."""
+    said = spoken(capsys, "plan", "tiny", "learning_rate=1e-4", "prompts_per_step=4", "--resolved")
+
+    assert "Understood: learning_rate = 0.0001 is learner.optimizer.learning_rate = 0.0001." in said
+    assert "Understood: prompts_per_step = 4 is rollouts_per_step = 32." in said
+    assert "rollouts_per_step = 32\n" in said
+
+
+def test_algorithms_are_listed_and_described(capsys: Capture):
+    """The list names every preset; one of them shows its paper; JSON has the same keys."""
+    said = spoken(capsys, "algorithms")
+
+    assert all(name in said for name in gnomon.PRESETS)
+    assert "2509.13232" in spoken(capsys, "algorithms", "spo")
+    assert set(parsed(capsys, "algorithms")) == set(gnomon.PRESETS)
+    assert parsed(capsys, "algorithms", "grpo")["grpo"]["num_generations"] == 8
+
+
+def test_train_resume_and_their_json(tmp_path: Path, capsys: Capture):
+    """A run's JSON has its place, its model and its evaluations; resuming the finished run prints the same object."""
+    folder = str(tmp_path / "run")
+    trained = parsed(capsys, "train", "tiny", "steps=2", *QUICK, "--run-dir", folder)
+
+    assert (trained["run"], trained["steps"]) == (folder, 2)
+    assert [evaluation["step"] for evaluation in trained["evaluations"]] == [0, 2]
+    assert parsed(capsys, "resume", folder) == trained
+    assert f"gnomon resume {folder}" not in spoken(capsys, "resume", folder)
+
+
+def test_without_a_run_directory_one_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture):
+    """runs/NAME-DATE-TIME below the working directory, with a name of its own each time."""
+    monkeypatch.chdir(tmp_path)
+    places = [parsed(capsys, "train", "tiny", "steps=0", "name=mine", *QUICK)["run"] for _ in range(2)]
+
+    assert len(set(places)) == 2
+    assert all(re.fullmatch(r"runs/mine-\d{8}-\d{6}(-2)?", place) for place in places)
+
+
+def test_evaluate_a_run_on_its_own_questions(run: Path, capsys: Capture):
+    """The run's held-out questions, four answers each: pass@1, 2, 4 grow, maj@4 is there."""
+    found = parsed(capsys, "evaluate", str(run), "--samples", "4")
+
+    assert (found["task"], found["prompts"], found["samples"], found["errors"]) == ("arithmetic", 5, 4, 0)
+    assert list(found["pass_at"]) == ["1", "2", "4"]
+    assert found["pass_at"]["1"] <= found["pass_at"]["2"] <= found["pass_at"]["4"]
+    assert list(found["maj_at"]) == ["4"]
+    assert found["pass_at"]["1"] == pytest.approx(found["scores"]["answer"]["mean"])
+    said = spoken(capsys, "evaluate", str(run), "--samples", "2")
+    assert "pass@2" in said
+    assert "maj@2" in said
+
+
+def test_evaluate_repeats_what_the_run_measured(run: Path, capsys: Capture):
+    """Same weights, same questions, same draws: the last evaluation of the run, to the digit."""
+    (last,) = [r for r in map(json.loads, (run / "evaluations.jsonl").read_text().splitlines()) if r["step"] == 2]
+    found = parsed(capsys, "evaluate", str(run))
+
+    ignored = ("step", "seconds")
+    assert {k: v for k, v in found.items() if k not in ignored} == {k: v for k, v in last.items() if k not in ignored}
+
+
+def test_evaluate_a_model_on_a_named_task(tmp_path: Path, capsys: Capture):
+    """A folder on a built-in task; sampling can be set; `--prompts` says how many questions."""
+    folder = str(save_tiny(tmp_path / "model"))
+    found = parsed(
+        capsys, "evaluate", folder, "sampling.max_completion_length=3", "--task", "arithmetic",
+        "--samples", "4", "--prompts", "7",
+    )  # fmt: skip
+
+    assert (found["prompts"], found["samples"], found["length_tokens_mean"] <= 3) == (7, 4, True)
+
+
+def test_evaluate_asks_every_row_of_a_file(tmp_path: Path, run: Path, capsys: Capture):
+    """A file that is only evaluated on is not split: all its questions are asked, few as they are."""
+    path = tmp_path / "held-out.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{n}+1=", "answer": n + 1}) + "\n" for n in range(6)))
+    reward = 'rewards=[{kind="numeric"}]'
+
+    assert parsed(capsys, "evaluate", "tiny", reward, "--task", str(path))["prompts"] == 6
+    assert parsed(capsys, "evaluate", str(run), reward, "--task", str(path), "--prompts", "4")["prompts"] == 4
+
+
+def test_evaluate_a_run_with_adapters(tmp_path: Path, capsys: Capture):
+    """Its checkpoint is merged, so no adapter is put on top again."""
+    folder = str(tmp_path / "run")
+    parsed(capsys, "train", "tiny", "steps=1", "lora.rank=2", *QUICK, "--run-dir", folder)
+
+    assert parsed(capsys, "evaluate", folder)["prompts"] == 5
+
+
+def test_an_exported_model_is_a_model_for_everyone(run: Path, tmp_path: Path, capsys: Capture):
+    """transformers alone loads it, with the same logits as the run's checkpoint; the tokenizer comes along."""
+    folder = tmp_path / "exported"
+    assert f"from_pretrained('{folder}')" in spoken(capsys, "export", str(run), str(folder))
+    tokens = torch.tensor([[50, 43, 51, 61]])
+    theirs: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
+    ours: Any = load_model(str(run / "checkpoints" / "step-2"), torch.float32)
+    base: Any = load_model("tiny", torch.float32)
+
+    with torch.no_grad():
+        assert torch.equal(theirs(tokens).logits, ours(tokens).logits)
+        assert not torch.equal(theirs(tokens).logits, base(tokens).logits)
+    assert AutoTokenizer.from_pretrained(folder).decode([50, 43, 51]) == "2+3"
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == []
+    assert main(["export", str(run), str(folder)]) == 2
+    assert "exists and is not empty; name a new folder" in capsys.readouterr().err
+    assert parsed(capsys, "export", str(run), str(tmp_path / "again")) == {"folder": str(tmp_path / "again")}
+
+
+def test_training_from_python(tmp_path: Path):
+    """Keywords replace fields; an algorithm is a value, a name or a table's worth of pieces."""
+    result = gnomon.train("tiny", tmp_path / "run", steps=1, rollouts_per_step=32, algorithm=gnomon.SPO)
+
+    assert result.steps == 1
+    assert result.model == tmp_path / "run" / "checkpoints" / "step-1"
+    assert 'name = "spo"' in (tmp_path / "run" / "experiment.toml").read_text()
+    assert gnomon.resume(tmp_path / "run") == result
+    assert gnomon.evaluate(result.model, task="arithmetic", samples=2, prompts=3).prompts == 3
+    assert (gnomon.export(tmp_path / "run", tmp_path / "out") / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"step": 5}, "unknown key 'step'; did you mean 'steps'"),
+        ({"steps": "5"}, "steps = '5': should be a valid integer"),
+        ({"algorithm": "grop"}, "did you mean 'grpo'"),
+        ({"task": "arithmetik"}, "did you mean 'arithmetic'"),
+        ({"rollouts_per_step": 3}, "rollouts_per_step = 3 is not a multiple of the 8"),
+    ],
+)
+def test_wrong_keywords_from_python(tmp_path: Path, keywords: dict[str, Any], message: str):
+    """The same checks as for a file, before anything is written."""
+    with pytest.raises(ConfigError, match=message):
+        gnomon.train("tiny", tmp_path / "run", **keywords)
+    assert not (tmp_path / "run").exists()
+
+
+def test_training_where_an_event_loop_runs(tmp_path: Path):
+    """A notebook has a loop of its own; training and evaluating there work like everywhere."""
+
+    async def notebook() -> int:
+        result = gnomon.train("tiny", tmp_path / "run", steps=1, rollouts_per_step=16)
+        return gnomon.evaluate(result.directory).prompts
+
+    assert asyncio.run(notebook()) == 5
