@@ -59,7 +59,7 @@ def trace(run: Path, steps: int = STEPS) -> dict[str, Any]:
     def rows(name: str) -> list[dict[str, Any]]:
         lines = (run / name).read_text().splitlines()
         found = [json.loads(line) for line in lines]
-        noise = ("time/", "memory/", "seconds", "tokens/computed", "learner/computed_per_token")
+        noise = ("time/", "memory/", "seconds")
         return [{k: v for k, v in row.items() if not k.startswith(noise)} for row in found]
 
     final = run / "checkpoints" / f"step-{steps}"

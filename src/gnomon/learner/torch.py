@@ -90,11 +90,13 @@ class TorchLearner:
         return Snapshot(self._version, lambda: merged_tensors(self._model))
 
     def state(self) -> State:
-        """Return copies of masters and moments; the version; and which frozen weights they belong to.
+        """Return copies of masters and moments; the version; which frozen weights they belong to; uncounted work.
 
         The module itself is not among them: it is the masters, rounded. With LoRA only adapters are.
         """
-        return State(self._optimizer.state().tensors, {"version": self._version, "frozen": dict(self._frozen())})
+        work = [self._work.computed, self._work.real]
+        values = {"version": self._version, "frozen": dict(self._frozen()), "work": work}
+        return State(self._optimizer.state().tensors, values)
 
     def restore(self, state: State) -> None:
         """Become the learner that returned ``state``, bit for bit.
@@ -110,6 +112,7 @@ class TorchLearner:
             )
         self._optimizer.restore(state)
         self._version = int(state.values["version"])
+        self._work = Work(*(int(count) for count in state.values["work"]))
         self._scored_at = None
 
     def write_model(self, folder: Path) -> None:
