@@ -142,13 +142,13 @@ def read(source: str | Path) -> dict[str, Any]:
 def from_table(table: Mapping[str, Any], overrides: Sequence[str] = ()) -> Loaded:
     """Return the experiment that ``table`` describes after the overrides.
 
-    Top-level spellings of other libraries are understood and said back: prompts_per_step, precision, lora_rank.
+    Top-level spellings of other libraries (`ALIASES`, prompts_per_step) are understood and said back.
     """
     whole: dict[str, Any] = json.loads(json.dumps(table, default=str))
     notes: list[str] = []
     _name_task(whole)
-    for override in overrides:
-        key, value = _parse(override)
+    # The shorter paths first: a whole algorithm or task does not undo what is said of its parts.
+    for key, value in sorted(map(_parse, overrides), key=lambda parsed: parsed[0].count(".")):
         if key == "task":
             whole.pop("task", None)
         if key.startswith("algorithm.") and isinstance(whole.get("algorithm"), str):
@@ -174,6 +174,31 @@ def to_toml(experiment: Experiment) -> str:
             table[f.name] = algorithm_table(value)
     table |= {k: v for k, v in to_table(experiment).items() if k != "algorithm"}
     return tomli_w.dumps(table)
+
+
+def anchored(experiment: Experiment) -> Experiment:
+    """Return the experiment with the files that it names as absolute paths, so that it is the same from any folder."""
+    table = tomllib.loads(to_toml(experiment))
+    table["model"] = _absolute(table["model"])
+    _anchor(table)
+    return from_table(table).experiment
+
+
+def _anchor(node: Any) -> None:
+    if isinstance(node, dict):
+        if node.get("kind") == "table":
+            node["path"] = _absolute(node["path"])
+        if node.get("kind") == "function":
+            file, colon, name = node["function"].rpartition(":")
+            node["function"] = f"{_absolute(file)}{colon}{name}"
+        if node.get("piece") == "TrackerPlan":
+            node["initial"] = _absolute(node["initial"])
+    for below in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        _anchor(below)
+
+
+def _absolute(name: str) -> str:
+    return str(Path(name).resolve()) if Path(name).exists() else name
 
 
 def _name_task(whole: dict[str, Any]) -> None:
@@ -225,7 +250,12 @@ ALIASES: Mapping[str, str] = {
 
 
 def _reward(table: Any) -> Any:
-    """Return the reward's table with the verifier's settings in a table of their own, as `WeightedReward` has them."""
+    """Return the reward's table with the verifier's settings in a table of their own, as `WeightedReward` has them.
+
+    A text alone names a function of the user's.
+    """
+    if isinstance(table, str):
+        return {"verifier": {"kind": "function", "function": table}}
     if not isinstance(table, dict) or "verifier" in table:
         return table
     own = {key: table[key] for key in ("weight", "name") if key in table}

@@ -15,7 +15,7 @@ from gnomon.algorithms import resolve
 from gnomon.assemble import Choosing, Questions, choosing, held_out_questions, questions
 from gnomon.configuration import build
 from gnomon.errors import ConfigError, RunDirectoryError, Stopped
-from gnomon.experiment import Experiment, Loaded, from_table, load, read, to_toml
+from gnomon.experiment import Experiment, Loaded, anchored, from_table, load, read, to_toml
 from gnomon.learner.machine import tune_allocator
 from gnomon.learner.precision import resolve_precision
 from gnomon.loop.evaluate import Evaluation, Score
@@ -187,7 +187,8 @@ def _prepared(experiment: Experiment, console: Console) -> tuple[Questions, Choo
 
 
 def resolved(experiment: Experiment) -> Experiment:
-    """Return the experiment with what depends on this machine decided, so that its record says what was run."""
+    """Return the experiment with what depends on machine and folder decided, so that its record says what was run."""
+    experiment = anchored(experiment)
     precision = resolve_precision(experiment.learner.precision)
     return replace(experiment, learner=replace(experiment.learner, precision=precision))
 

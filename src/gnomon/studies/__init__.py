@@ -1,1 +1,0 @@
-"""WHAT MAY BE CONCLUDED from runs."""

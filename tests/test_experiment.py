@@ -1,0 +1,86 @@
+"""Experiments: what is written is what is read, whatever folder and order."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gnomon.algorithms import PRESETS
+from gnomon.errors import ConfigError
+from gnomon.experiment import anchored, built_in, from_table, load, read, to_toml
+
+
+@pytest.mark.parametrize("name", sorted(built_in()))
+def test_a_built_in_experiment_comes_back_from_its_record(name: str, tmp_path: Path):
+    """`load` of what `to_toml` writes is the same experiment."""
+    experiment = load(name).experiment
+    record = tmp_path / "experiment.toml"
+    record.write_text(to_toml(experiment))
+
+    assert load(record).experiment == experiment
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_every_preset_comes_back_from_its_record(preset: str):
+    """Choosing a name alone is enough, and its record says everything."""
+    experiment = load("tiny", [f"algorithm={preset}"]).experiment
+
+    assert from_table(json.loads(json.dumps(_table(to_toml(experiment))))).experiment == experiment
+
+
+def _table(text: str) -> dict[str, object]:
+    import tomllib
+
+    return tomllib.loads(text)
+
+
+def test_overrides_may_come_in_any_order():
+    """What is said of a part holds, whether it stands before or after the whole."""
+    one = load("tiny", ["algorithm=spo", "algorithm.tracker.initial=prior"]).experiment
+    other = load("tiny", ["algorithm.tracker.initial=prior", "algorithm=spo"]).experiment
+
+    assert one == other
+    assert one.algorithm.tracker is not None
+    assert one.algorithm.tracker.initial == "prior"
+
+
+def test_a_reward_may_be_the_name_of_a_function_alone():
+    """`rewards = ["mine.py:score"]` is a weighted reward of kind "function"."""
+    table = {**read("tiny"), "rewards": ["mine.py:score"]}
+
+    assert from_table(table).experiment.rewards[0].verifier.kind == "function"
+
+
+def test_named_files_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A run's record names its files so that it can be resumed from any folder; other names stay."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("def score(prompt, completion): return 1.0\n")
+    Path("rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    table = {**read("tiny"), "rewards": ["mine.py:score", "package.module:other"], "task": "rows.jsonl"}
+
+    experiment = anchored(from_table(table).experiment)
+
+    assert experiment.task.path == str(tmp_path / "rows.jsonl")
+    assert [r.verifier.function for r in experiment.rewards] == [f"{tmp_path}/mine.py:score", "package.module:other"]
+
+
+@pytest.mark.parametrize("override", ["steps", "=3", "a b=3", "steps=", "1x=2"])
+def test_an_override_that_cannot_be_read_is_refused(override: str):
+    """The message shows what an override looks like."""
+    with pytest.raises(ConfigError, match="override|steps"):
+        load("tiny", [override])
+
+
+def test_a_step_is_a_whole_number_of_groups():
+    """The message says which number would do."""
+    with pytest.raises(ConfigError, match="not a multiple of the 8 rollouts .* try 64"):
+        load("tiny", ["rollouts_per_step=63"])
+
+
+def test_other_spellings_are_understood_and_said_back():
+    """prompts_per_step counts prompts; here a step is counted in rollouts."""
+    loaded = load("tiny", ["prompts_per_step=4", "max_new_tokens=5"])
+
+    assert loaded.experiment.rollouts_per_step == 32
+    assert loaded.experiment.sampling.max_completion_length == 5
+    assert len(loaded.notes) == 2
