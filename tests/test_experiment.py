@@ -67,13 +67,13 @@ def test_named_files_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("override", ["steps", "=3", "a b=3", "steps=", "1x=2"])
 def test_an_override_that_cannot_be_read_is_refused(override: str):
     """The message shows what an override looks like."""
-    with pytest.raises(ConfigError, match="override|steps"):
+    with pytest.raises(ConfigError, match=r"override|steps"):
         load("tiny", [override])
 
 
 def test_a_step_is_a_whole_number_of_groups():
     """The message says which number would do."""
-    with pytest.raises(ConfigError, match="not a multiple of the 8 rollouts .* try 64"):
+    with pytest.raises(ConfigError, match=r"not a multiple of the 8 rollouts .* try 64"):
         load("tiny", ["rollouts_per_step=63"])
 
 
