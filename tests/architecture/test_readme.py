@@ -141,7 +141,6 @@ def test_what_commands_name_exists():
     assert {command: said for command, said in complaints.items() if said} == {}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_commands_work(tmp_path: Path, tracked: list[Path]):
     """The `run` blocks succeed, one after the other, in a copy of the repository."""
