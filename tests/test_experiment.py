@@ -84,3 +84,11 @@ def test_other_spellings_are_understood_and_said_back():
     assert loaded.experiment.rollouts_per_step == 32
     assert loaded.experiment.sampling.max_completion_length == 5
     assert len(loaded.notes) == 2
+
+
+def test_what_is_the_algorithms_may_stand_at_the_top():
+    """TRL's and verl's files name num_generations and epsilon_high beside the model; both are understood."""
+    loaded = load("tiny", ["num_generations=4", "epsilon_high=0.28"])
+
+    assert loaded.experiment.algorithm.num_generations == 4
+    assert any("epsilon_high" in note for note in loaded.notes)

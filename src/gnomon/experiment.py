@@ -11,6 +11,7 @@ from typing import Any
 import tomli_w
 
 from gnomon.algorithms import Algorithm, resolve_with_notes
+from gnomon.algorithms.aliases import ALIASES as ALGORITHM_ALIASES
 from gnomon.algorithms.configure import to_table as algorithm_table
 from gnomon.configuration import build, set_path, to_table
 from gnomon.errors import ConfigError, unknown
@@ -155,6 +156,7 @@ def from_table(table: Mapping[str, Any], overrides: Sequence[str] = ()) -> Loade
             whole["algorithm"] = {"preset": whole["algorithm"]}
         set_path(whole, key, value)
         _name_task(whole)
+    _hand_down(whole)
     if "algorithm" not in whole:
         raise ConfigError('missing algorithm; write algorithm = "grpo" (`gnomon algorithms` lists them)')
     resolution = resolve_with_notes(whole.pop("algorithm"))
@@ -174,6 +176,15 @@ def to_toml(experiment: Experiment) -> str:
             table[f.name] = algorithm_table(value)
     table |= {k: v for k, v in to_table(experiment).items() if k != "algorithm"}
     return tomli_w.dumps(table)
+
+
+def _hand_down(whole: dict[str, Any]) -> None:
+    """Give what other libraries write at the top, and what is the algorithm's here, to the algorithm."""
+    its_own = {"num_generations", *ALGORITHM_ALIASES}
+    given = {key: whole.pop(key) for key in list(whole) if key in its_own}
+    if given:
+        spec = whole.get("algorithm", {})
+        whole["algorithm"] = {**({"preset": spec} if isinstance(spec, str) else spec), **given}
 
 
 def anchored(experiment: Experiment) -> Experiment:

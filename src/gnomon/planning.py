@@ -9,6 +9,7 @@ from gnomon.assemble import Questions
 from gnomon.experiment import Experiment
 from gnomon.learner.precision import Precision, dtype_of, resolve_precision
 from gnomon.models.size import ModelSize
+from gnomon.records.console import duration
 
 GIB = 2**30
 _PROBE_TOKENS = 256
@@ -57,7 +58,7 @@ def make_plan(experiment: Experiment, asked: Questions, size: ModelSize) -> Plan
     is_on_policy = updates == 1 and experiment.max_staleness == 0
     sentences = (
         f"{experiment.steps} steps of {algorithm.name} on '{experiment.task.name}' with {experiment.model} "
-        f"({size.parameters / 1e6:.0f} million parameters, computed in {precision}"
+        f"({_parameters(size.parameters)} parameters, computed in {precision}"
         f"{f', LoRA of rank {experiment.lora.rank}' if experiment.lora else ''}).",
         f"A step asks {_many(experiment.prompts_per_step, 'prompt')}, {_many(algorithm.num_generations, 'answer')} "
         f"each: {rollouts} rollouts of at most {experiment.sampling.max_completion_length} tokens, from prompts of "
@@ -69,11 +70,11 @@ def make_plan(experiment: Experiment, asked: Questions, size: ModelSize) -> Plan
         f"{_many(len(asked.split.train), 'training prompt')}, so one pass over them takes "
         f"{len(asked.split.train) / experiment.prompts_per_step:.0f} steps; {asked.split.dropped} were given up "
         f"because they are held out; {_many(len(asked.split.held_out), 'held-out prompt')}.",
-        f"Memory at most about {memory / GIB:.1f} GiB; a checkpoint is {checkpoint / GIB:.2f} GiB, and at most {kept} "
-        f"exist at once, with the records {(checkpoint * kept + records) / GIB:.1f} GiB on disk.",
-        f"Roughly {seconds:.0f} seconds a step if every answer uses its whole budget, "
-        f"{seconds * experiment.steps / 60:.0f} minutes in all, plus evaluation (reckoned from this machine's matrix "
-        "rate, measured just now; other programs at work make it longer).",
+        f"Memory at most about {_bytes(memory)}; a checkpoint is {_bytes(checkpoint)}, and at most {kept} "
+        f"exist at once, with the records {_bytes(checkpoint * kept + records)} on disk.",
+        f"Roughly {duration(seconds) if seconds >= 1 else 'a second or less'} a step if every answer uses its whole "
+        f"budget, {duration(max(1.0, seconds * experiment.steps))} in all, plus evaluation (reckoned from this machine's "
+        "matrix rate, measured just now; other programs at work make it longer).",
     )
     return Plan(
         steps=experiment.steps,
@@ -106,6 +107,14 @@ def _policy(is_on_policy: bool, updates: int, max_staleness: int) -> str:
 
 def _many(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _parameters(count: int) -> str:
+    return f"{count / 1e6:,.0f} million" if count >= 1_000_000 else f"{count:,}"
+
+
+def _bytes(count: int) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{max(1, round(count / 2**20))} MiB"
 
 
 def _checkpoint(experiment: Experiment, size: ModelSize, precision: Precision) -> int:

@@ -111,8 +111,8 @@ def test_plan_says_what_a_step_does(capsys: Capture):
         "A step asks 16 prompts, 8 answers each: 128 rollouts of at most 3 tokens",
         "It makes 1 optimizer update of 128 rollouts; it is on-policy",
         "5 held-out prompts",
-        "GiB",
-        "seconds a step",
+        "a checkpoint is 1 MiB",
+        "a step if every answer uses its whole budget",
     ):
         assert words in said
 
