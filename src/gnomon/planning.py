@@ -73,8 +73,8 @@ def make_plan(experiment: Experiment, asked: Questions, size: ModelSize) -> Plan
         f"Memory at most about {_bytes(memory)}; a checkpoint is {_bytes(checkpoint)}, and at most {kept} "
         f"exist at once, with the records {_bytes(checkpoint * kept + records)} on disk.",
         f"Roughly {duration(seconds) if seconds >= 1 else 'a second or less'} a step if every answer uses its whole "
-        f"budget, {duration(max(1.0, seconds * experiment.steps))} in all, plus evaluation (reckoned from this machine's "
-        "matrix rate, measured just now; other programs at work make it longer).",
+        f"budget, {duration(max(1.0, seconds * experiment.steps))} in all, plus evaluation (reckoned from the matrix "
+        "rate that this machine showed just now; other programs at work make it longer).",
     )
     return Plan(
         steps=experiment.steps,
