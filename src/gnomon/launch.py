@@ -84,6 +84,7 @@ def train_experiment(loaded: Loaded, run_dir: Path | None = None, stop: StopRequ
             console.say(f"understood: {note}")
         _refuse_taken(run_dir)
         asked, chosen = checked(experiment, console)
+        experiment = anchored(experiment)
         directory = RunDirectory.named(experiment.name) if run_dir is None else RunDirectory.create(run_dir)
         stack.callback(directory.close)
         write_durably(directory.experiment, to_toml(experiment).encode())
@@ -187,8 +188,7 @@ def _prepared(experiment: Experiment, console: Console) -> tuple[Questions, Choo
 
 
 def resolved(experiment: Experiment) -> Experiment:
-    """Return the experiment with what depends on machine and folder decided, so that its record says what was run."""
-    experiment = anchored(experiment)
+    """Return the experiment with what depends on this machine decided, so that its record says what was run."""
     precision = resolve_precision(experiment.learner.precision)
     return replace(experiment, learner=replace(experiment.learner, precision=precision))
 
