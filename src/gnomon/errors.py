@@ -84,8 +84,12 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
 
     >>> unknown("algorithm", "grop", ["grpo", "spo"])
     "unknown algorithm 'grop'; did you mean 'grpo'? Known: grpo, spo"
+    >>> unknown("algorithm", "gpro", ["grpo", "gspo"])
+    "unknown algorithm 'gpro'; did you mean 'grpo'? Known: grpo, gspo"
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    # Two letters that changed places are the likeliest slip, and no worse a match than others.
+    near.sort(key=lambda candidate: sorted(candidate) != sorted(name))
     hint = f"; did you mean '{near[0]}'?" if near else "."
     return f"unknown {kind} '{name}'{hint} Known: {', '.join(names)}"

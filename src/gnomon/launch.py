@@ -156,8 +156,11 @@ def evaluate(
     if task is None and not is_run:
         raise ConfigError(f"{model} is no run, so the task must be named: --task arithmetic, a file, or a generator")
     table: dict[str, Any] = read(run / "experiment.toml") if is_run else {"model": str(model), "algorithm": "grpo"}
+    step = 0
     if is_run:
-        table["model"] = str(checkpoint_of(run))
+        checkpoint = checkpoint_of(run)
+        step = int(checkpoint.name.removeprefix("step-"))
+        table["model"] = str(checkpoint)
         table.pop("lora", None)  # it is merged into the checkpoint
     if task is not None:
         table |= {"task": task, "held_out": {**table.get("held_out", {}), "size": prompts}, "evaluation": {}}
@@ -166,7 +169,7 @@ def evaluate(
     experiment = resolved(from_table(table, [f"evaluation.samples={samples}", *overrides]).experiment)
     with Console() as console, console.phase("preparing tasks"):
         asked = questions(experiment) if task is None else held_out_questions(experiment)
-        return grade_once(experiment, asked, console)
+        return grade_once(experiment, asked, console, step)
 
 
 def checked(experiment: Experiment, console: Console) -> tuple[Questions, Choosing]:

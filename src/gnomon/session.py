@@ -119,8 +119,8 @@ async def walk(session: Session, found: Found | None, stop: StopRequest) -> None
         await train(run)
 
 
-def grade_once(experiment: Experiment, asked: Questions, console: Console) -> Evaluation:
-    """Return one evaluation of the experiment's model on its held-out tasks."""
+def grade_once(experiment: Experiment, asked: Questions, console: Console, step: int = 0) -> Evaluation:
+    """Return one evaluation of the experiment's model, which ``step`` steps have trained, on its held-out tasks."""
 
     async def once() -> Evaluation:
         async with AsyncExitStack() as stack:
@@ -131,7 +131,7 @@ def grade_once(experiment: Experiment, asked: Questions, console: Console) -> Ev
             stack.push_async_callback(engine.close)
             evaluator = _evaluator(experiment, asked, _asker(experiment, asked, engine, judge))
             with console.phase("evaluating", len(asked.split.held_out)) as phase:
-                return await evaluator(0, lambda group: phase.advance())
+                return await evaluator(step, lambda group: phase.advance())
 
     return run_alone(once())
 

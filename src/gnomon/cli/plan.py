@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 
 
@@ -10,7 +11,11 @@ def run(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="gnomon plan", description=__doc__)
     parser.add_argument("experiment", help="a TOML file, or the name of a built-in experiment")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
-    parser.add_argument("--resolved", action="store_true", help="print the fully resolved experiment as TOML")
+    parser.add_argument(
+        "--resolved",
+        action="store_true",
+        help="print the fully resolved experiment as TOML, and the words on standard error",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_intermixed_args(arguments)
 
@@ -29,7 +34,8 @@ def run(arguments: Sequence[str]) -> int:
         print(json.dumps({**plan.as_row(), "notes": loaded.notes}, indent=2))
         return 0
     lines = [*(f"Understood: {note}." for note in loaded.notes), *plan.sentences]
-    print("\n".join(lines))
+    # A resolved experiment is a file of its own, so the words go beside it.
+    print("\n".join(lines), file=sys.stderr if given.resolved else sys.stdout)
     if given.resolved:
-        print(f"\n{to_toml(experiment)}")
+        print(to_toml(experiment))
     return 0

@@ -27,8 +27,9 @@ def show(result: "Result", as_json: bool) -> int:
         f"model   {result.model}",
         f"next    {called} evaluate {result.directory} --samples 4",
         f"        {called} export {result.directory} my-model",
-        f"        {called} train quickstart algorithm=spo algorithm.tracker.initial=prior",
     ]
+    if "quickstart" in result.directory.name:
+        lines.append(f"        {called} train quickstart algorithm=spo algorithm.tracker.initial=prior")
     print("\n".join(lines))
     return 0
 

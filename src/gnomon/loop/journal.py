@@ -15,16 +15,8 @@ from gnomon.rollouts.measure import peak_memory_bytes
 from gnomon.rollouts.stream import Round
 from gnomon.types import Batch, Group
 
-ALWAYS = (
-    "loss/policy",
-    "loss/clipped_fraction",
-    "loss/ess_fraction",
-    "loss/entropy_nats",
-    "loss/kl_behavior_nats",
-    "learner/gradient_norm",
-    "mismatch/logprob_abs_mean_nats",
-)
-"""Names that a step without any trainable token would lack, and that readers count on: 0, or 1 for the ESS."""
+UNTRAINED = {"loss/policy": 0.0, "learner/gradient_norm": 0.0}
+"""What a step says in which no token had a gradient; ratios, entropy and mismatch were not measured, and are absent."""
 
 
 @dataclass
@@ -45,7 +37,7 @@ class Journal:
 
     def write(self, step: int, metrics: Metrics, finished: Round, batch: Batch) -> None:
         """Write down what training step number ``step`` (from 1) measured."""
-        absent = {name: Last(float(name == "loss/ess_fraction")) for name in ALWAYS if name not in set(metrics)}
+        absent = {name: Last(value) for name, value in UNTRAINED.items() if name not in set(metrics)}
         metrics += Metrics.of({**absent, "memory/peak_bytes": Max(peak_memory_bytes())})
         values = metrics.values()
         for sink in self.sinks:

@@ -40,6 +40,8 @@ def read_rows(path: str, subset: str | None, split: str) -> list[Row]:
     Raises: DatasetError when it is missing (naming the nearest files), unreadable or empty; ConfigError when
     the library that reads it is not installed.
     """
+    if Path(path).is_file() and not is_file_name(path):
+        raise DatasetError(f"{path} is a file of no known format; known are {', '.join(sorted(SUFFIXES))}")
     rows = _read_file(Path(path), split) if is_file_name(path) else _read_dataset(path, subset, split)
     if not rows:
         raise DatasetError(f"{path} has no rows")
