@@ -27,6 +27,7 @@ from gnomon.tasks.reasoning import ReasoningGymTask
 from gnomon.types import Group
 from gnomon.verifiers.exact import Numeric, OverlongPenalty
 from gnomon.verifiers.grade import Grading, WeightedReward
+from gnomon.verifiers.nursery import Limits
 from gnomon.verifiers.reasoning import Reasoning
 
 
@@ -74,7 +75,7 @@ def _reading(experiment: Experiment) -> tuple[Grading, Tokenizer, ChatRenderer]:
 
 def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: Grading) -> Questions:
     sampling = sampling_of(experiment, tokenizer)
-    for tasks in (split.train, split.held_out):
+    for tasks in (split.train,) if split.train is split.held_out else (split.train, split.held_out):
         check_context(tasks, tokenizer.context_length, sampling.max_completion_length)
     return Questions(tokenizer, split, sampling, grading)
 
@@ -103,6 +104,17 @@ def grading_of(experiment: Experiment) -> Grading:
     if penalty is not None:
         overlong = OverlongPenalty(max(1, round(penalty.buffer * budget)), penalty.factor, budget)
     return Grading(experiment.rewards or _own_rewards(experiment), overlong)
+
+
+def grading_limits(experiment: Experiment) -> Limits:
+    """Return what the processes that grade may use."""
+    plan = experiment.grading
+    return Limits(
+        workers=plan.workers,
+        deadline_seconds=plan.deadline_seconds,
+        memory_gib=plan.memory_gib or None,
+        environment=plan.environment,
+    )
 
 
 def _own_rewards(experiment: Experiment) -> tuple[WeightedReward, ...]:

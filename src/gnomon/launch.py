@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gnomon.algorithms import resolve
-from gnomon.assemble import Choosing, Questions, choosing, held_out_questions, questions
+from gnomon.assemble import Choosing, Questions, choosing, grading_limits, held_out_questions, questions
 from gnomon.configuration import build
 from gnomon.errors import ConfigError, RunDirectoryError, Stopped
 from gnomon.experiment import Experiment, Loaded, anchored, from_table, load, read, to_toml
@@ -29,9 +29,10 @@ from gnomon.records.durable import write_durably
 from gnomon.records.jsonl import drop_after, read_rows
 from gnomon.records.rollouts import RolloutLog
 from gnomon.records.sinks import check_sinks
-from gnomon.session import Session, grade_once, run_alone, try_rewards, walk
+from gnomon.session import Session, grade_once, run_alone, walk
 from gnomon.tasks.build import named
 from gnomon.tasks.table import TableTask
+from gnomon.verifiers.nursery import check
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,8 @@ def checked(experiment: Experiment, console: Console) -> tuple[Questions, Choosi
     """
     asked, chosen = _prepared(experiment, console)
     if experiment.rewards:
-        try_rewards(experiment, asked, console)
+        with console.phase("trying rewards"):
+            check(asked.grading, grading_limits(experiment))
     return asked, chosen
 
 

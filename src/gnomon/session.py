@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from gnomon.algorithms import Algorithm
-from gnomon.assemble import Choosing, Questions, keeping
+from gnomon.assemble import Choosing, Questions, grading_limits, keeping
 from gnomon.configuration import to_table
 from gnomon.engines.local import LocalEngine
 from gnomon.experiment import Experiment
@@ -36,7 +36,6 @@ from gnomon.rollouts.stream import RolloutStream
 from gnomon.types import Grade, Group, Stateful
 from gnomon.verifiers.base import Sample
 from gnomon.verifiers.budget import ErrorBudget
-from gnomon.verifiers.nursery import Limits
 from gnomon.verifiers.workers import GradingPool
 
 INITIAL_ROUND = -2
@@ -136,16 +135,6 @@ def grade_once(experiment: Experiment, asked: Questions, console: Console, step:
     return run_alone(once())
 
 
-def try_rewards(experiment: Experiment, asked: Questions, console: Console) -> None:
-    """Import the rewards in a grading process and end it. Raises: RewardError when one cannot be used."""
-
-    async def once() -> None:
-        async with AsyncExitStack() as stack:
-            await _judge(experiment, asked, console, stack)
-
-    run_alone(once())
-
-
 def run_alone(work: Coroutine[Any, Any, T]) -> T:
     """Run ``work`` to its end, also where an event loop runs already, as in a notebook."""
     if not _is_in_loop():
@@ -183,16 +172,9 @@ def _network(experiment: Experiment, with_reference: bool) -> tuple[TorchLearner
 
 
 async def _judge(experiment: Experiment, asked: Questions, console: Console, stack: AsyncExitStack) -> Judge:
-    plan = experiment.grading
-    limits = Limits(
-        workers=plan.workers,
-        deadline_seconds=plan.deadline_seconds,
-        memory_gib=plan.memory_gib or None,
-        environment=plan.environment,
-    )
     with console.phase("starting graders"):
-        pool = await stack.enter_async_context(GradingPool(asked.grading, limits))
-    return Judge(pool, ErrorBudget(plan.max_error_fraction))
+        pool = await stack.enter_async_context(GradingPool(asked.grading, grading_limits(experiment)))
+    return Judge(pool, ErrorBudget(experiment.grading.max_error_fraction))
 
 
 def _asker(experiment: Experiment, asked: Questions, engine: LocalEngine, judge: Judge) -> Asker:

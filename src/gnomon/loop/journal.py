@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gnomon.loop.evaluate import Evaluation
 from gnomon.metrics import Last, Max, Metrics
@@ -32,8 +32,6 @@ class Journal:
     evaluations: JsonLines
     rollouts: RolloutLog | None = None
     batches: BatchLog | None = None
-    latest: dict[str, float] = field(default_factory=dict)
-    rewards: list[float] = field(default_factory=list)
 
     def write(self, step: int, metrics: Metrics, finished: Round, batch: Batch) -> None:
         """Write down what training step number ``step`` (from 1) measured."""
@@ -47,8 +45,6 @@ class Journal:
         if self.batches is not None:
             ids = [r.task_id for group in finished.groups for r in group.rollouts]
             self.batches.write(step, batch, prompt_ids=ids)
-        self.latest = values
-        self.rewards.append(values["rollout/reward_mean"])
         self.console.step(step, values)
 
     @contextmanager

@@ -9,7 +9,7 @@ from gnomon.engines.base import Engine
 from gnomon.engines.draws import draw_key
 from gnomon.errors import Stopped
 from gnomon.learner.base import Learner
-from gnomon.loop.evaluate import Evaluation, Evaluator
+from gnomon.loop.evaluate import Evaluator
 from gnomon.loop.journal import Journal
 from gnomon.loop.tracking import Tracking
 from gnomon.rollouts.stream import RolloutStream
@@ -55,7 +55,6 @@ class Run:
     is_evaluated: bool = False
     stop: StopRequest = field(default_factory=StopRequest)
     best: float = float("-inf")
-    evaluations: list[Evaluation] = field(default_factory=list)
 
     def shuffle_seed(self, step: int) -> int:
         """Return the seed of the step's minibatches; it depends on the run's seed and the step alone."""
@@ -80,7 +79,6 @@ class Run:
         with self.journal.evaluating(step, len(self.evaluator.tasks)) as progress:
             evaluation = await self.evaluator(step, progress)
         self.journal.write_evaluation(evaluation)
-        self.evaluations.append(evaluation)
         is_best = evaluation.headline.mean > self.best
         self.best = max(self.best, evaluation.headline.mean)
         return is_best

@@ -58,7 +58,6 @@ class RolloutStream:
     max_staleness: int = 0
     is_kept: Callable[[Group], bool] = lambda group: True
     max_attempts: int = 1
-    on_group: Callable[[Group], None] = lambda group: None
     _next: int = 0
     _waiting: list[list[int]] = field(default_factory=list)
     _flying: deque[_InFlight] = field(default_factory=deque)
@@ -107,17 +106,12 @@ class RolloutStream:
         return Round(number, tuple(kept), tuple(dropped), watch)
 
     async def _ask(self, number: int, indices: Sequence[int], watch: Stopwatch) -> list[Group]:
-        asked = [asyncio.ensure_future(self._one(number, index, watch)) for index in indices]
+        asked = [asyncio.ensure_future(self.asker.ask(self.tasks[index], number, watch)) for index in indices]
         try:
             return list(await asyncio.gather(*asked))
         finally:
             for one in asked:
                 one.cancel()
-
-    async def _one(self, number: int, index: int, watch: Stopwatch) -> Group:
-        group = await self.asker.ask(self.tasks[index], number, watch)
-        self.on_group(group)
-        return group
 
     def state(self) -> State:
         """Return the round counter and the rounds in flight, which are asked again with the same draws."""
