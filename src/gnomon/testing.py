@@ -67,7 +67,7 @@ def loss_and_gradient(
     for rows in [range(len(weighed))] if cuts is None else cuts:
         where = torch.tensor(list(rows), dtype=torch.long)
         leaf = current.detach()[where].requires_grad_()
-        loss = algorithm.loss(leaf, -leaf / 2, None, weighed.rows(where), statistics)
+        loss = algorithm.loss(leaf, -leaf / 2, weighed.rows(where), statistics)
         (slope,) = torch.autograd.grad(loss.total, leaf)
         total += float(loss.total.detach())
         gradient[where] = slope

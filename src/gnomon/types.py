@@ -47,6 +47,8 @@ class Completion:
         ``logprobs`` when top-p, top-k and min-p are off.
     oldest_version, newest_version: the weights that sampled the first and the last token.
     stop: "stop" when a stop token was sampled, "length" when the budget ended first.
+    routing: Int16[S L K], the experts that each of L mixture layers chose for each position of prompt and response;
+        -1 where none was recorded (the last position: nothing was asked of it). None unless it was asked for.
     """
 
     tokens: tuple[int, ...]
@@ -55,6 +57,7 @@ class Completion:
     oldest_version: int
     newest_version: int
     stop: StopReason
+    routing: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class Rollout:
     """One graded answer to one task.
 
     response: every token after the first prompt. mask: true where the policy chose the token.
-    logprobs, full_logprobs: as in `Completion`, 0.0 where ``mask`` is false.
+    logprobs, full_logprobs: as in `Completion`, 0.0 where ``mask`` is false. routing: as in `Completion`.
     text: the response decoded, for verifiers and people.
     """
 
@@ -95,6 +98,7 @@ class Rollout:
     oldest_version: int
     newest_version: int
     stop: StopReason
+    routing: Tensor | None = None
 
     @property
     def is_truncated(self) -> bool:
@@ -123,7 +127,7 @@ class Group:
 _AXES: Mapping[str, str] = {
     "tokens": "B S", "prompt_lengths": "B", "lengths": "B", "mask": "B T", "rewards": "B", "is_graded": "B",
     "is_truncated": "B", "group": "B", "version": "B", "behavior": "B T", "full_behavior": "B T",
-    "baseline": "B", "proximal": "B T",
+    "baseline": "B", "bootstrap": "B", "routing": "B S L K", "proximal": "B T",
     "reference": "B T", "values": "B T", "advantages": "B T", "returns": "B T", "weights": "B T",
 }  # fmt: skip
 
@@ -141,7 +145,9 @@ class Batch:
     behavior Float[B T]: log-probability under the sampling distribution; full_behavior without truncation.
     temperature: of the sampler; every policy is scored at it.
     baseline Float[B]: tracked value of the task, read before this batch was observed.
-    Filled by scoring: proximal, reference, values Float[B T]. By `prepare`: advantages, returns Float[B T].
+    routing Int[B S L K]: experts of the policy whose routing is replayed, -1 where none is; None replays nothing.
+    Filled by scoring: proximal, reference Float[B T]; values Float[B T], of the state *before* each token, and
+        bootstrap Float[B], of the state after the last one. By `prepare`: advantages, returns Float[B T].
     By `minibatches`: weights Float[B T], own_weights (name of a regularizer -> Float[B T]).
 
     Raises: ConfigError naming the field, its shape and the axes already bound, when a shape does not fit.
@@ -160,6 +166,8 @@ class Batch:
     full_behavior: Tensor
     temperature: float = 1.0
     baseline: Tensor | None = None
+    bootstrap: Tensor | None = None
+    routing: Tensor | None = None
     proximal: Tensor | None = None
     reference: Tensor | None = None
     values: Tensor | None = None
@@ -209,11 +217,13 @@ def _bind(name: str, tensor: Tensor, axes: list[str], bound: dict[str, int]) -> 
 
 @dataclass(frozen=True)
 class Scores:
-    """What a learner says about a batch; each Float[B T] or None where it was not asked for."""
+    """What a learner says about a batch; fields are as in `Batch`, None where they were not asked for."""
 
     proximal: Tensor | None = None
     reference: Tensor | None = None
     values: Tensor | None = None
+    bootstrap: Tensor | None = None
+    routing: Tensor | None = None
 
     def into(self, batch: Batch) -> Batch:
         """Return ``batch`` with the fields that were scored."""

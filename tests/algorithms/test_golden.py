@@ -43,6 +43,7 @@ from gnomon.algorithms import (
     Truncated,
     Whitened,
 )
+from gnomon.algorithms.statistics import Statistics
 from gnomon.metrics import EffectiveSize, Metrics
 from gnomon.testing import loss_and_gradient, make_batch
 from gnomon.types import Batch
@@ -72,7 +73,7 @@ def run(algorithm: Algorithm, batch: Batch, current: Any = FIXTURE["lp"]) -> tup
     lp = torch.tensor(current, dtype=torch.float64)
     prepared = algorithm.prepare(batch)
     weighed = algorithm.weigh(prepared)
-    metrics = algorithm.loss(lp, -lp, None, weighed, algorithm.statistics(lp, weighed)).metrics
+    metrics = algorithm.loss(lp, -lp, weighed, algorithm.statistics(lp, weighed)).metrics
     return *loss_and_gradient(algorithm, prepared, lp), metrics
 
 
@@ -279,7 +280,7 @@ def test_expected_gradients_of_the_kl_estimators(sampled: str, estimator: Any, k
     batch = make_batch([0.0] * 3, [[1]] * 3, behavior=b.tolist(), reference=b.tolist())
     algorithm = replace(CISPO, regularizers=(Kl("reference", 1.0, estimator),))
     weighed = algorithm.weigh(algorithm.prepare(batch))
-    term, _ = algorithm.regularizers[0](algorithm.view(current, current, None, weighed, EffectiveSize()))
+    term, _ = algorithm.regularizers[0](algorithm.view(current, current, weighed, Statistics()))
 
     (gradient,) = torch.autograd.grad((torch.tensor(table[sampled], dtype=torch.float64) * term[:, 0]).sum(), logits)
 
@@ -364,7 +365,7 @@ def test_k2_to_the_reference():
     lp = torch.tensor(FIXTURE["lp"], dtype=torch.float64)
     weighed = algorithm.weigh(algorithm.prepare(fixture()))
 
-    parts = algorithm.loss(lp, lp, None, weighed, EffectiveSize()).parts
+    parts = algorithm.loss(lp, lp, weighed, Statistics()).parts
 
     assert parts["kl_reference"] == approx(GOLDEN["reinforce_pp"]["k2_loss_vs_ref"], **exact)
 
@@ -385,6 +386,6 @@ def test_positive_nll():
     lp = torch.tensor(FIXTURE["lp"], dtype=torch.float64)
     weighed = algorithm.weigh(algorithm.prepare(fixture()))
 
-    parts = algorithm.loss(lp, lp, None, weighed, EffectiveSize()).parts
+    parts = algorithm.loss(lp, lp, weighed, Statistics()).parts
 
     assert parts["positive_nll"] == approx(GOLDEN["vapo"]["nll_loss"], **exact)

@@ -30,8 +30,8 @@ from gnomon.algorithms import (
     summary,
 )
 from gnomon.algorithms.notes import NOTES
+from gnomon.algorithms.statistics import Statistics
 from gnomon.errors import ConfigError
-from gnomon.metrics import EffectiveSize
 from gnomon.testing import loss_and_gradient, make_batch
 
 approx = pytest.approx
@@ -133,7 +133,7 @@ def test_terms_at_coefficient_zero_cost_no_row():
     weighed = algorithm.weigh(algorithm.prepare(batch))
 
     assert algorithm.live_rows(weighed).tolist() == [False, False]
-    assert algorithm.loss(batch.behavior, batch.behavior, None, weighed, EffectiveSize()).total == 0
+    assert algorithm.loss(batch.behavior, batch.behavior, weighed, Statistics()).total == 0
 
 
 def test_a_missing_reference_is_named():

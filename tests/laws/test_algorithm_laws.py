@@ -29,7 +29,7 @@ from gnomon.algorithms import (
     TokenMean,
     Truncated,
 )
-from gnomon.metrics import EffectiveSize
+from gnomon.algorithms.statistics import Statistics
 from gnomon.testing import loss_and_gradient, make_batch
 
 approx = pytest.approx
@@ -187,7 +187,7 @@ def test_no_gradient_reaches_anything_but_current(algorithm: Algorithm):
     batch = make_batch([1.0, 0.0], [[1, 1], [1, 1]], baseline=[0.3, 0.4]).with_fields(**constants)
     current = torch.full((2, 2), -1.05, dtype=torch.float64).requires_grad_()
     weighed = algorithm.weigh(algorithm.prepare(batch))
-    loss = algorithm.loss(current, -current, None, weighed, algorithm.statistics(current, weighed))
+    loss = algorithm.loss(current, -current, weighed, algorithm.statistics(current, weighed))
 
     leaked = torch.autograd.grad(loss.total, list(constants.values()), allow_unused=True, retain_graph=True)
     (used,) = torch.autograd.grad(loss.total, [current])
@@ -221,7 +221,7 @@ def test_a_batch_without_trained_tokens_has_loss_and_gradient_zero(algorithm: Al
     prepared = algorithm.prepare(batch)
     loss, gradient = loss_and_gradient(algorithm, prepared, batch.behavior)
     weighed = algorithm.weigh(prepared)
-    metrics = algorithm.loss(batch.behavior, batch.behavior, None, weighed, EffectiveSize()).metrics
+    metrics = algorithm.loss(batch.behavior, batch.behavior, weighed, Statistics()).metrics
 
     assert loss == 0
     assert not bool(gradient.any())

@@ -28,7 +28,7 @@ from gnomon.algorithms import (
     Truncated,
     Whitened,
 )
-from gnomon.metrics import EffectiveSize
+from gnomon.algorithms.statistics import Statistics
 from gnomon.testing import loss_and_gradient
 
 approx = pytest.approx
@@ -85,7 +85,7 @@ def test_a_wider_clip_clips_less_and_is_never_optimistic(d: Drawn):
     batch = GRPO.weigh(GRPO.prepare(d.batch))
     fractions = []
     for width in (0.05, 0.1, 0.2, 0.4):
-        view = GRPO.view(d.current, d.current, None, batch, EffectiveSize())
+        view = GRPO.view(d.current, d.current, batch, Statistics())
         loss, metrics = Pessimistic(Clip(width, width))(view)
         fractions.append(metrics["loss/clipped_fraction"])
         plain = -view.advantages * view.log_ratio.exp()

@@ -26,11 +26,12 @@ from gnomon.algorithms import (
     LossView,
     Updates,
 )
+from gnomon.algorithms.statistics import Statistics
 from gnomon.errors import CheckpointError, ConfigError, LearnerError
 from gnomon.learner.optimizer import OptimizerPlan
 from gnomon.learner.plan import LearnerPlan
 from gnomon.learner.torch import TorchLearner
-from gnomon.metrics import EffectiveSize, Metrics
+from gnomon.metrics import Metrics
 from gnomon.models.logprobs import TokenScorer
 from gnomon.models.lora import LoraPlan, adapt
 from gnomon.types import Batch
@@ -73,8 +74,8 @@ def plain_update(model: Any, batch: Batch, algorithm: Algorithm) -> dict[str, Te
     predicted = policy[torch.arange(len(batch))[:, None], where - 1]
     chosen = predicted.gather(2, batch.tokens.gather(1, where)[:, :, None])[:, :, 0]
     entropy = -(predicted.exp() * predicted).sum(-1)
-    statistics = algorithm.statistics(chosen, batch) if algorithm.reads_statistics else EffectiveSize()
-    algorithm.loss(chosen, entropy, None, batch, statistics).total.backward()
+    statistics = algorithm.statistics(chosen, batch) if algorithm.reads_statistics else Statistics()
+    algorithm.loss(chosen, entropy, batch, statistics).total.backward()
     return {
         name: (p - p.grad / (p.grad.abs() + 1)).detach() for name, p in model.named_parameters() if p.grad is not None
     }

@@ -15,20 +15,26 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from gnomon.algorithms.critics import CriticPlan
 from gnomon.algorithms.plans import (
+    Ewma,
+    Greso,
     Informative,
+    OptimalValue,
     OverlongPenalty,
     Prioritized,
+    Replay,
     TrackerPlan,
     Uniform,
     Updates,
 )
 from gnomon.algorithms.ratios import Ratio, masked
+from gnomon.algorithms.statistics import Statistics
 from gnomon.errors import ConfigError
 from gnomon.metrics import EffectiveSize, Max, Mean, Metrics
 from gnomon.types import Batch
 
-Need = Literal["proximal", "reference", "values"]
+Need = Literal["proximal", "reference", "values", "routing"]
 PieceResult = tuple[Tensor, Metrics]
 
 
@@ -37,18 +43,17 @@ class LossView:
     """What a piece may see of one cut.
 
     batch: the cut, weights filled. current Float[B T]: log-probabilities with a gradient. entropy Float[B T]:
-    of the tempered policy, with a gradient. values Float[B T] or None. proximal Float[B T]: scored before the
+    of the tempered policy, with a gradient. proximal Float[B T]: scored before the
     step, or ``current`` detached on the first inner step, where they are the same policy. log_ratio Float[B
-    T]: of the algorithm's `Ratio`, 0 where masked. statistics: of the whole optimizer step, detached.
+    T]: of the algorithm's `Ratio`, 0 where masked. statistics: in the algorithm's scope, detached.
     """
 
     batch: Batch
     current: Tensor
     entropy: Tensor
-    values: Tensor | None
     proximal: Tensor
     log_ratio: Tensor
-    statistics: EffectiveSize
+    statistics: Statistics
 
     @property
     def advantages(self) -> Tensor:
@@ -146,6 +151,12 @@ class Algorithm:
     keep: which finished groups are trained on; others are replaced by asking another prompt.
     overlong: penalty on the reward before any statistic. mask_truncated: leave truncated responses out of the
         loss.
+    critic: the value model, for advantages that read values. proximal: the learner's weights when the step began, or a
+        moving average of them. replay: imitation of the best responses so far.
+    scope: of effective sample sizes: the whole optimizer "step"; each "micro_batch", as P3O's reference code has it
+        (the loss then depends on how a step is cut); or "lagged", the previous step's, which needs no pass of its own.
+    routing: for mixtures of experts, whose experts the learner uses: its own ("free"), those of the policy when the
+        step began ("proximal", R2), or those that the engine chose ("behavior", R3).
 
     Raises: ConfigError for a composition that cannot be meant, naming the fix.
     """
@@ -160,11 +171,16 @@ class Algorithm:
     regularizers: tuple[Regularizer, ...] = ()
     updates: Updates = field(default=Updates())
     num_generations: int = 8
-    sampler: Uniform | Prioritized = field(default=Uniform())
-    tracker: TrackerPlan | None = None
+    sampler: Uniform | Prioritized | Greso = field(default=Uniform())
+    tracker: TrackerPlan | OptimalValue | None = None
     keep: Informative | None = None
     overlong: OverlongPenalty | None = None
     mask_truncated: bool = False
+    critic: CriticPlan | None = None
+    proximal: Ewma | None = None
+    replay: Replay | None = None
+    scope: Literal["step", "micro_batch", "lagged"] = "step"
+    routing: Literal["free", "proximal", "behavior"] = "free"
 
     def __post_init__(self) -> None:
         from gnomon.algorithms.validate import validate
@@ -175,13 +191,20 @@ class Algorithm:
     def needs(self) -> frozenset[Need]:
         """What the learner must score before the first update.
 
-        With a single update the proximal policy is the current one, so its forward serves both.
+        With a single update the proximal policy is the current one, so its forward serves both; unless the proximal
+        policy is an average, or a critic on the same trunk is taught in between.
         """
         needs = self.advantage.needs.union(*(r.needs for r in self.regularizers))
-        adds_drift = self.tracker is not None and self.tracker.drift == "accumulated"
+        adds_drift = isinstance(self.tracker, TrackerPlan) and self.tracker.drift == "accumulated"
         reads_proximal = self.ratio.anchor == "proximal" or self.correction is not None or adds_drift
-        if reads_proximal and self.updates.total > 1:
+        if reads_proximal and (self.updates.total > 1 or self.proximal is not None):
             needs |= {"proximal"}
+        if self.reads_statistics and self.reads_both:
+            needs |= {"proximal"}
+        if self.ratio.anchor == "reference":
+            needs |= {"reference"}
+        if self.routing == "proximal":
+            needs |= {"routing"}
         return needs
 
     def prepare(self, batch: Batch) -> Batch:
@@ -197,15 +220,14 @@ class Algorithm:
         Rows are shuffled by ``seed`` and epoch when there is more than one minibatch; sizes differ by one at
         most.
         """
-        cuts: list[Batch] = []
-        for epoch in range(self.updates.epochs):
-            order = torch.arange(len(batch))
-            if self.updates.minibatches > 1:
-                generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-                order = torch.randperm(len(batch), generator=generator)
-            parts = torch.tensor_split(order, min(self.updates.minibatches, len(batch)))
-            cuts += [self.weigh(batch.rows(part.sort().values)) for part in parts]
-        return cuts
+        return [self.weigh(cut) for cut in minibatches(batch, self.updates, seed)]
+
+    def value_minibatches(self, batch: Batch, seed: int) -> list[Batch]:
+        """Return the same of the critic's own updates; every trained token of a minibatch counts the same."""
+        if self.critic is None:
+            return []
+        cuts = minibatches(batch, self.critic.updates, seed)
+        return [c.with_fields(weights=(c.mask.double() / max(int(c.mask.sum()), 1)).to(c.behavior.dtype)) for c in cuts]
 
     def weigh(self, minibatch: Batch) -> Batch:
         """Return one optimizer step's whole minibatch with its weights; call before any cut."""
@@ -224,24 +246,35 @@ class Algorithm:
 
     @property
     def reads_statistics(self) -> bool:
-        """Whether a piece needs the whole step's effective sample size before the first cut."""
-        return self.ratio.anchor == "behavior"
+        """Whether a piece needs effective sample sizes before the first cut."""
+        return self.ratio.anchor == "behavior" and self.scope == "step"
 
-    def statistics(self, current: Tensor, batch: Batch) -> EffectiveSize:
-        """Return the sums of current / behavior over trained tokens; they add over cuts and ranks."""
-        gap = current.detach().double() - batch.behavior.detach().double()
-        ratio = masked(gap, batch.mask).exp()[batch.mask]
-        return EffectiveSize(int(ratio.numel()), float(ratio.sum()), float(ratio.square().sum()))
+    @property
+    def reads_both(self) -> bool:
+        """Whether a piece looks at the proximal policy beside behavior."""
+        from gnomon.algorithms.validate import anchors_on_both
 
-    def loss(
-        self, current: Tensor, entropy: Tensor, values: Tensor | None, cut: Batch, statistics: EffectiveSize
-    ) -> Loss:
+        return anchors_on_both(self)
+
+    def statistics(self, current: Tensor, batch: Batch) -> Statistics:
+        """Return effective sizes of the ratios over trained tokens; those of cuts and ranks add up."""
+        now = current.detach().double()
+        proximal = now if batch.proximal is None else batch.proximal.detach().double()
+        return Statistics(
+            effective_size(now - batch.behavior.detach().double(), batch.mask),
+            effective_size(now - proximal, batch.mask),
+        )
+
+    def loss(self, current: Tensor, entropy: Tensor, cut: Batch, statistics: Statistics) -> Loss:
         """Return the loss of one cut of a weighed minibatch; cuts' losses and gradients add to the whole's.
 
-        current, entropy Float[B T], with a gradient; values Float[B T] or None.
+        current, entropy Float[B T], with a gradient. statistics: of the whole optimizer
+        step, or of the one before it, as `scope` says; not read when that is "micro_batch".
         """
         assert cut.weights is not None, "weigh the minibatch before cutting it"
-        view = self.view(current, entropy, values, cut, statistics)
+        if self.scope == "micro_batch":
+            statistics = self.statistics(current, cut)
+        view = self.view(current, entropy, cut, statistics)
         per_token, metrics = self.surrogate(view)
         if self.correction is not None:
             factor, measured = self.correction(view)
@@ -255,14 +288,17 @@ class Algorithm:
             total, metrics = total + term, metrics + measured
         return Loss(total, parts, metrics + self.measure(view))
 
-    def view(
-        self, current: Tensor, entropy: Tensor, values: Tensor | None, cut: Batch, statistics: EffectiveSize
-    ) -> LossView:
+    def view(self, current: Tensor, entropy: Tensor, cut: Batch, statistics: Statistics) -> LossView:
         """Return what the pieces see of one cut."""
         proximal = (current if cut.proximal is None else cut.proximal).detach()
-        anchor = proximal if self.ratio.anchor == "proximal" else cut.behavior.detach()
-        log_ratio = self.ratio(current, anchor, cut.mask)
-        return LossView(cut, current, entropy, values, proximal, log_ratio, statistics)
+        anchors = {"proximal": proximal, "behavior": cut.behavior, "reference": cut.reference}
+        anchor = anchors[self.ratio.anchor]
+        if anchor is None:
+            raise ConfigError(
+                f"a ratio to the {self.ratio.anchor} policy needs its log-probabilities; score them first"
+            )
+        log_ratio = self.ratio(current, anchor.detach(), cut.mask)
+        return LossView(cut, current, entropy, proximal, log_ratio, statistics)
 
     def measure(self, view: LossView) -> Metrics:
         """Return what every algorithm reports of every cut."""
@@ -283,9 +319,28 @@ class Algorithm:
                 "loss/kl_behavior_nats": mean(batch.behavior - current),
                 "loss/kl_proximal_nats": mean(view.proximal - current),
                 "loss/drift_abs_nats": mean((view.proximal - current).abs()),
-                "loss/ess_fraction": self.statistics(current, batch),
+                "loss/ess_fraction": effective_size(current.double() - batch.behavior.detach().double(), mask),
                 "mismatch/logprob_abs_mean_nats": mean(engine),
                 "mismatch/logprob_abs_max_nats": Max(float(masked(engine, mask).max())),
                 "mismatch/truncation_mean_nats": mean(batch.behavior - batch.full_behavior),
             }
         )
+
+
+def minibatches(batch: Batch, updates: Updates, seed: int) -> list[Batch]:
+    """Return the rows of each of a rollout batch's optimizer steps, in order."""
+    cuts: list[Batch] = []
+    for epoch in range(updates.epochs):
+        order = torch.arange(len(batch))
+        if updates.minibatches > 1:
+            generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+            order = torch.randperm(len(batch), generator=generator)
+        parts = torch.tensor_split(order, min(updates.minibatches, len(batch)))
+        cuts += [batch.rows(part.sort().values) for part in parts]
+    return cuts
+
+
+def effective_size(log_ratio: Tensor, mask: Tensor) -> EffectiveSize:
+    """Return the effective size of exp(``log_ratio``) over trained tokens; exponents are bounded nowhere."""
+    ratio = masked(log_ratio, mask).exp()[mask]
+    return EffectiveSize(int(ratio.numel()), float(ratio.sum()), float(ratio.square().sum()))

@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 
 from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.aliases import translate
-from gnomon.algorithms.catalog import choices, leaf, members, piece_name
+from gnomon.algorithms.catalog import SLOTS, choices, leaf, members, piece_name
 from gnomon.algorithms.imports import load_object
 from gnomon.algorithms.presets import PRESETS
 from gnomon.errors import ConfigError, unknown
@@ -167,6 +167,9 @@ def _value(hint: Any, there: Any, value: Any, path: str) -> Any:
         return _change(there, value, path)
     if len(pieces) == 1:
         return _build(next(iter(pieces.values())), value, path)
+    fitting = [cls for cls in pieces.values() if set(value) <= {f.name for f in fields(cls)}]
+    if len(fitting) == 1 and not any(member in SLOTS for member in wanted):
+        return _build(fitting[0], value, path)
     raise ConfigError(f"{path}: say which piece, with piece = one of {', '.join(sorted(pieces))}")
 
 

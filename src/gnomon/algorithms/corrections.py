@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from gnomon.algorithms.algorithm import LossView, PieceResult
-from gnomon.algorithms.measure import average, fraction
 from gnomon.algorithms.ratios import masked
+from gnomon.algorithms.statistics import average, fraction
 from gnomon.errors import ConfigError
 from gnomon.metrics import EffectiveSize, Max, Metrics
 

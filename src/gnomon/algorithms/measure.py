@@ -4,22 +4,11 @@ import torch
 from torch import Tensor
 
 from gnomon.algorithms.algorithm import Algorithm, LossView
-from gnomon.algorithms.ratios import masked
 from gnomon.metrics import Last, Max, Mean, Metrics
 from gnomon.types import Batch
 
 NEAR_ZERO = 0.02
 NEGLIGIBLE = 1e-4
-
-
-def fraction(condition: Tensor, mask: Tensor) -> Mean:
-    """Return the fraction of trained tokens for which ``condition`` Bool[B T] holds."""
-    return Mean(float((condition & mask).sum()), float(mask.sum()))
-
-
-def average(values: Tensor, mask: Tensor) -> Mean:
-    """Return the mean of ``values`` Float[B T] over trained tokens."""
-    return Mean(float(masked(values.detach(), mask).sum()), float(mask.sum()))
 
 
 def ratio_metrics(view: LossView) -> Metrics:

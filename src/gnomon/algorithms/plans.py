@@ -49,6 +49,33 @@ class Prioritized:
 
 
 @dataclass(frozen=True)
+class Greso:
+    """Shuffled epochs that skip prompts whose last visits taught nothing, before anything is generated.
+
+    A prompt whose last z visits were all right (easy) or all wrong (hard) is skipped with probability
+    1 - max(p^z, floor), p = p_easy or p_hard. After each step p falls by ``step`` where the share of such groups
+    reached its target, and rises by ``step`` where it did not. Nothing adapts in the first epoch.
+
+    initial: p at first. step, lowest, highest: of p. floor: least chance of being asked.
+    target: share of groups without a signal that is tolerated; a third of it easy, two thirds hard.
+    Source: GRESO, arXiv 2506.02177; constants of its code.
+    """
+
+    initial: float = 0.5
+    step: float = 0.01
+    lowest: float = 0.05
+    highest: float = 0.95
+    floor: float = 0.01
+    target: float = 0.25
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lowest <= self.initial <= self.highest < 1:
+            raise ConfigError(f"Greso needs 0 < lowest <= initial <= highest < 1, got {self}")
+        if not 0 < self.floor <= 1 or self.step < 0 or not 0 <= self.target <= 1:
+            raise ConfigError(f"Greso needs 0 < floor <= 1, step >= 0 and target in [0, 1], got {self}")
+
+
+@dataclass(frozen=True)
 class TrackerPlan:
     """A persistent success rate for each prompt, forgetting as fast as the policy drifts.
 
@@ -84,6 +111,78 @@ class TrackerPlan:
             raise ConfigError(f"TrackerPlan.n0 must be at least 1, got {self.n0}")
         if self.prior < 0:
             raise ConfigError(f"TrackerPlan.prior must be >= 0, got {self.prior}")
+
+
+@dataclass(frozen=True)
+class OptimalValue:
+    """The value of the best policy near the initial one, estimated once for each prompt and then fixed.
+
+    V*(x) = beta log mean exp(r / beta) over ``n0`` samples of the initial policy: the mean for a large beta, the
+    largest for a small one. What such a table is worth falls as the policy moves; `TrackerPlan` follows it.
+
+    beta: > 0, in rewards. n0: samples a prompt. initial: "samples", or the path of a JSON file, id to value.
+    Source: A*-PO, arXiv 2505.20686, stage 1.
+    """
+
+    beta: float = 0.5
+    n0: int = 8
+    initial: str = "samples"
+
+    def __post_init__(self) -> None:
+        if self.beta <= 0:
+            raise ConfigError(f"OptimalValue.beta must be > 0, got {self.beta}")
+        if self.n0 < 1:
+            raise ConfigError(f"OptimalValue.n0 must be at least 1, got {self.n0}")
+
+
+@dataclass(frozen=True)
+class Ewma:
+    """The proximal policy is a moving average of the weights, one step of it after every optimizer step.
+
+    average <- average + (weights - average) / n, n <- 1 + decay n (bias-corrected), with n = 1 at the start.
+    Its distance behind the current policy stays the same however often a step updates.
+
+    decay: in (0, 1); its center of mass lies decay / (1 - decay) updates back, 8 for 0.889.
+    Source: Hilton et al., Batch size-invariance for policy optimization, arXiv 2110.00641.
+    """
+
+    decay: float = 0.889
+
+    def __post_init__(self) -> None:
+        if not 0 < self.decay < 1:
+            raise ConfigError(f"Ewma.decay must be in (0, 1), got {self.decay}")
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Imitation of the best responses so far: a buffer of them, and updates of their own every few steps.
+
+    After every ``every`` training steps ``updates`` optimizer steps are made on ``rows`` responses drawn from the
+    buffer, on -w log current, w = 1, or (R - V)_+ with ``weigh = "surplus"``, which needs a critic.
+
+    capacity: responses kept, the best by reward, newer before older. per_prompt: of one prompt at most.
+    above: only rewards greater than this enter. every, rows, updates: at least 1.
+    learning_rate_ratio: > 0, of the policy's. value_coefficient: with "surplus", of ((R - V)_+)^2 / 2 for the critic.
+    Source: "all": seed 003's form of VAPO; "surplus": Self-Imitation Learning, Oh et al. 2018, arXiv 1806.05635.
+    """
+
+    capacity: int = 256
+    per_prompt: int = 1
+    above: float = 0.0
+    every: int = 4
+    rows: int = 64
+    updates: int = 1
+    weigh: Literal["all", "surplus"] = "all"
+    learning_rate_ratio: float = 1.0
+    value_coefficient: float = 0.01
+
+    def __post_init__(self) -> None:
+        counts = {n: getattr(self, n) for n in ("capacity", "per_prompt", "every", "rows", "updates")}
+        low = [name for name, count in counts.items() if count < 1]
+        if low:
+            raise ConfigError(f"Replay: {', '.join(low)} must be at least 1, got {self}")
+        if self.learning_rate_ratio <= 0 or self.value_coefficient < 0:
+            raise ConfigError(f"Replay needs learning_rate_ratio > 0 and value_coefficient >= 0, got {self}")
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,14 @@ def masked(tensor: Tensor, mask: Tensor) -> Tensor:
 class Ratio:
     """The logarithm of current over anchor, per token or per sequence.
 
-    anchor: "proximal" (the learner when the step began) or "behavior" (what sampled).
+    anchor: "proximal" (the learner when the step began), "behavior" (what sampled) or "reference" (frozen).
     level: "token"; "sequence", the geometric mean over the trained tokens, the same for each of them, with
         its gradient (GSPO, arXiv 2507.18071, eq. 7); "sequence_token", that value but with the token's own
         gradient (GSPO-token, eq. 14); "sequence_product", the sum over tokens (RLOO's sequence objective).
     clamp: bound on the absolute log-ratio that is exponentiated; beyond it there is no gradient.
     """
 
-    anchor: Literal["proximal", "behavior"] = "proximal"
+    anchor: Literal["proximal", "behavior", "reference"] = "proximal"
     level: Literal["token", "sequence", "sequence_token", "sequence_product"] = "token"
     clamp: float = 20.0
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from gnomon.algorithms.algorithm import LossView, Need, PieceResult
-from gnomon.algorithms.measure import average, fraction
 from gnomon.algorithms.ratios import masked
+from gnomon.algorithms.statistics import average, fraction
+from gnomon.algorithms.trust import smallest
 from gnomon.errors import ConfigError
 from gnomon.metrics import Mean, Metrics
 from gnomon.types import Batch
@@ -77,18 +78,22 @@ class Kl:
 
 @dataclass(frozen=True)
 class EssKl:
-    """(1 - e) times an estimate of KL(current || behavior): less trust, shorter leash.
+    """(1 - e) times an estimate of KL(current || anchor): less trust, shorter leash.
 
     e is the effective sample size of the whole optimizer step, without a gradient; on policy the term is
     exactly 0.
 
+    anchor: "behavior"; or "mixture", of behavior and proximal, each weighted by how little it is to be trusted:
+        ((1 - e_b) pi_b + (1 - e_p) pi_p) / (2 - e_b - e_p), and then e is the smaller of e_b and e_p.
+
     estimator: "unbiased" (rho d - rho + 1, ours: it estimates this KL from samples of behavior) or "k3" (the
         reference code's, which estimates chi^2 - KL(behavior, current) and has no bound as rho goes to 0).
     Needs Ratio(anchor="behavior").
-    Source: P3O, arXiv 2605.12380.
+    Source: P3O, arXiv 2605.12380; "mixture" is its eq. 13.
     """
 
     estimator: Literal["unbiased", "k3"] = "unbiased"
+    anchor: Literal["behavior", "mixture"] = "behavior"
 
     @property
     def name(self) -> str:
@@ -106,8 +111,13 @@ class EssKl:
 
     def __call__(self, view: LossView) -> PieceResult:
         """Return the term of each token; the metric is without the factor."""
-        estimate = kl_estimate(view, view.batch.behavior, self.estimator)
-        factor = 1 - view.statistics.value
+        e, other = view.statistics.behavior.value, view.statistics.proximal.value
+        anchor = view.batch.behavior
+        if self.anchor == "mixture":
+            anchor = _mixture(view, 1 - e, 1 - other)
+            e = smallest(e, other)
+        estimate = kl_estimate(view, anchor, self.estimator)
+        factor = 1 - e
         measured = Metrics.of({"loss/ess_kl_estimate_nats": average(estimate, view.batch.mask)})
         return factor * estimate, measured
 
@@ -185,6 +195,18 @@ class PositiveNll:
 
     def _tokens(self, batch: Batch) -> Tensor:
         return batch.mask & (batch.is_graded & (batch.rewards > self.above))[:, None]
+
+
+def _mixture(view: LossView, of_behavior: float, of_proximal: float) -> Tensor:
+    """Return the logarithm of the weighted mean of behavior and proximal Float[B T]; of behavior if both weigh 0."""
+    behavior, total = view.batch.behavior.detach(), of_behavior + of_proximal
+    if total == 0:
+        return behavior
+    # A weight of 0 becomes -inf, which logaddexp drops exactly; a tiny negative one is rounding of 1 - e.
+    shares = torch.tensor([max(of_behavior, 0.0), max(of_proximal, 0.0)], dtype=torch.float64) / total
+    first, second = shares.log().to(behavior)
+    mask = view.batch.mask
+    return torch.logaddexp(masked(behavior, mask) + first, masked(view.proximal, mask) + second)
 
 
 def kl_estimate(view: LossView, anchor: Tensor, estimator: Estimator) -> Tensor:

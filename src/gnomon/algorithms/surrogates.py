@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 import torch
 
 from gnomon.algorithms.algorithm import LossView, PieceResult
-from gnomon.algorithms.measure import average, fraction, ratio_metrics
+from gnomon.algorithms.measure import ratio_metrics
 from gnomon.algorithms.ratios import masked
+from gnomon.algorithms.statistics import average, fraction
 from gnomon.algorithms.trust import Clip, Trust
 from gnomon.errors import ConfigError
 from gnomon.metrics import Metrics

@@ -1,19 +1,20 @@
 """How far a ratio is believed: ratio to bounded ratio."""
 
+import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
+from gnomon.algorithms.statistics import Statistics
 from gnomon.errors import ConfigError
-from gnomon.metrics import EffectiveSize
 
 
 class Trust(Protocol):
     """A bound on the ratio."""
 
-    def __call__(self, ratio: Tensor, statistics: EffectiveSize) -> Tensor:
-        """Return the bounded ratio; ``statistics`` are of the whole optimizer step."""
+    def __call__(self, ratio: Tensor, statistics: Statistics) -> Tensor:
+        """Return the bounded ratio; ``statistics`` are those of the algorithm's scope."""
         ...
 
 
@@ -28,7 +29,7 @@ class Clip:
     Source: PPO, arXiv 1707.06347, eq. 7; asymmetric form DAPO, arXiv 2503.14476, section 3.1.
 
     >>> import torch
-    >>> Clip(0.2, 0.28)(torch.tensor([0.5, 1.0, 2.0]), EffectiveSize())
+    >>> Clip(0.2, 0.28)(torch.tensor([0.5, 1.0, 2.0]), Statistics())
     tensor([0.8000, 1.0000, 1.2800])
     """
 
@@ -41,7 +42,7 @@ class Clip:
         if self.high <= 0:
             raise ConfigError(f"Clip.high must be > 0, got {self.high}")
 
-    def __call__(self, ratio: Tensor, statistics: EffectiveSize) -> Tensor:
+    def __call__(self, ratio: Tensor, statistics: Statistics) -> Tensor:
         """Return the clipped ratio."""
         return ratio.clamp(1 - self.low, 1 + self.high)
 
@@ -66,7 +67,7 @@ class Cap:
         if not 0 <= self.floor <= self.cap:
             raise ConfigError(f"Cap.floor must be in [0, {self.cap}], got {self.floor}")
 
-    def __call__(self, ratio: Tensor, statistics: EffectiveSize) -> Tensor:
+    def __call__(self, ratio: Tensor, statistics: Statistics) -> Tensor:
         """Return the capped ratio."""
         return ratio.clamp(self.floor, self.cap)
 
@@ -79,20 +80,33 @@ class EssCap:
     chosen: nothing to tune. On-policy tokens (r = 1) are scaled by e as well. A ratio that all tokens share
         cannot be seen by e.
 
+    of: "behavior", of current / behavior; "both", the smaller of that and the size of current / proximal.
     Needs Ratio(anchor="behavior").
-    Source: P3O, arXiv 2605.12380; arXiv 1905.01756. The scope is the step, where its code takes a
-        micro-batch.
+    Source: P3O, arXiv 2605.12380; arXiv 1905.01756; "both" is its eq. 13 (P4O in the reference code). The scope is
+        the step (`Algorithm.scope`), where its code takes a micro-batch.
     """
 
-    def __call__(self, ratio: Tensor, statistics: EffectiveSize) -> Tensor:
+    of: Literal["behavior", "both"] = "behavior"
+
+    def __call__(self, ratio: Tensor, statistics: Statistics) -> Tensor:
         """Return the capped ratio; not a number when a ratio of the step was not finite."""
-        return ratio.clamp(max=statistics.value)
+        return ratio.clamp(max=self.size(statistics))
+
+    def size(self, statistics: Statistics) -> float:
+        """Return e, in [1/n, 1]."""
+        e = statistics.behavior.value
+        return e if self.of == "behavior" else smallest(e, statistics.proximal.value)
 
 
 @dataclass(frozen=True)
 class Unbounded:
     """Believe every ratio."""
 
-    def __call__(self, ratio: Tensor, statistics: EffectiveSize) -> Tensor:
+    def __call__(self, ratio: Tensor, statistics: Statistics) -> Tensor:
         """Return ``ratio``."""
         return ratio
+
+
+def smallest(*sizes: float) -> float:
+    """Return the smallest; not a number when one of them is none (``min`` would depend on their order)."""
+    return math.nan if any(math.isnan(size) for size in sizes) else min(sizes)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gnomon.algorithms.advantages import GroupRelative, Tracked, Whitened
 from gnomon.algorithms.aggregates import SequenceMean, TokenMean
-from gnomon.algorithms.plans import Prioritized
+from gnomon.algorithms.plans import Prioritized, TrackerPlan
 from gnomon.algorithms.regularizers import EssKl
 from gnomon.algorithms.surrogates import GeometricClip, Score, SoftGate
 from gnomon.algorithms.trust import EssCap
@@ -38,6 +38,13 @@ def uses_tracker(algorithm: "Algorithm") -> bool:
     advantage = algorithm.advantage
     inner = advantage.of if isinstance(advantage, Whitened) else advantage
     return isinstance(inner, Tracked)
+
+
+def anchors_on_both(algorithm: "Algorithm") -> bool:
+    """Whether a piece looks at the proximal policy beside behavior, as P3O's two-anchor form does."""
+    trust = algorithm.surrogate.trust if isinstance(algorithm.surrogate, Score) else None
+    caps = isinstance(trust, EssCap) and trust.of == "both"
+    return caps or any(isinstance(r, EssKl) and r.anchor == "mixture" for r in algorithm.regularizers)
 
 
 def _counts(algorithm: "Algorithm") -> Iterator[str]:
@@ -125,7 +132,7 @@ def _prompts(algorithm: "Algorithm") -> Iterator[str]:
         )
     elif algorithm.keep is not None and algorithm.num_generations < 2:
         yield "keep compares the rewards of a group, and one response is never kept; remove keep"
-    if plan is not None and plan.drift == "accumulated" and algorithm.updates.total == 1:
+    if isinstance(plan, TrackerPlan) and plan.drift == "accumulated" and algorithm.updates.total == 1:
         yield (
             "tracker.drift = 'accumulated' adds up the drift that updates see after the first, and with one "
             "update a step there is nothing to measure; set tracker.drift = 'replayed' or 'constant', or "
@@ -135,7 +142,7 @@ def _prompts(algorithm: "Algorithm") -> Iterator[str]:
 
 def _rewards(algorithm: "Algorithm") -> Iterator[str]:
     plan = algorithm.tracker
-    if plan is not None and plan.rewards == "binary" and algorithm.overlong is not None:
+    if isinstance(plan, TrackerPlan) and plan.rewards == "binary" and algorithm.overlong is not None:
         yield (
             "overlong makes rewards other than 0 and 1, which a binary tracker cannot count; set "
             "tracker.rewards = 'continuous', or remove overlong"

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from gnomon.algorithms.algorithm import Algorithm, Need
+from gnomon.algorithms.statistics import Statistics
 from gnomon.errors import CheckpointError, ConfigError
 from gnomon.learner.microbatches import micro_batches, move
 from gnomon.learner.optimizer import Optimizer
 from gnomon.learner.plan import LearnerPlan
 from gnomon.learner.tally import LossTally, Work
-from gnomon.metrics import EffectiveSize, Last, Mean, Metrics, Sum
+from gnomon.metrics import Last, Mean, Metrics, Sum
 from gnomon.models.load import merged_tensors, trainable, write_model
 from gnomon.models.logprobs import TokenScorer
 from gnomon.models.modes import has_adapters, recomputing, without_adapters
@@ -183,10 +184,10 @@ class TorchLearner:
         self._updates += 1
         return tally.take() + metrics + Metrics.of({"learner/gradient_norm": Mean(norm, 1)}) + self._work.take()
 
-    def _statistics(self, minibatch: Batch, algorithm: Algorithm, is_current: bool) -> EffectiveSize:
+    def _statistics(self, minibatch: Batch, algorithm: Algorithm, is_current: bool) -> Statistics:
         """Return the statistics of the whole step under the current policy, before its first cut."""
         if not algorithm.reads_statistics:
-            return EffectiveSize()
+            return Statistics()
         current = minibatch.proximal if is_current else None
         if current is None:
             current = self._pass(self._scorer, minibatch)
@@ -197,7 +198,7 @@ class TorchLearner:
         minibatch: Batch,
         rows: Tensor,
         algorithm: Algorithm,
-        statistics: EffectiveSize,
+        statistics: Statistics,
         tally: LossTally,
     ) -> None:
         """Add up losses and gradients of all cuts."""
@@ -207,7 +208,7 @@ class TorchLearner:
                 on = move(cut, self._device)
                 scores = self._scorer(on.tokens, on.prompt_lengths, on.mask, on.temperature)
                 self._work.add(cut, scores.computed)
-                loss = algorithm.loss(scores.logprobs, scores.entropy, None, on, statistics)
+                loss = algorithm.loss(scores.logprobs, scores.entropy, on, statistics)
                 tally.add(loss)
                 loss.total.backward()
 
