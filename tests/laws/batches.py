@@ -44,7 +44,9 @@ def drawn(draw: st.DrawFn, all_graded: bool = False) -> Drawn:
         behavior=behavior.tolist(),
         proximal=proximal.tolist(),
         reference=shifted(behavior, 0.3).tolist(),
+        values=torch.rand((len(group), width), generator=generator, dtype=torch.float64).tolist(),
         baseline=torch.rand(len(group), generator=generator, dtype=torch.float64).tolist(),
+        is_truncated=[draw(st.booleans()) for _ in group],
     )
     part = [draw(st.integers(0, 3)) for _ in group]
     cuts = [[i for i, p in enumerate(part) if p == k] for k in range(4)]
@@ -56,6 +58,12 @@ def scored(batch: Batch) -> tuple[Tensor, Tensor]:
     assert batch.proximal is not None
     assert batch.reference is not None
     return batch.proximal, batch.reference
+
+
+def valued(batch: Batch) -> Tensor:
+    """Return the values, which every drawn batch has."""
+    assert batch.values is not None
+    return batch.values
 
 
 def on_policy(batch: Batch) -> Batch:

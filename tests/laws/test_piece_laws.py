@@ -38,12 +38,12 @@ approx = pytest.approx
 @given(drawn(), st.floats(-3, 3))
 def test_effective_size_is_a_fraction_and_has_no_scale(d: Drawn, shift: float):
     """1/n <= e <= 1; a shift of all log-ratios leaves e; equal ratios give 1, and then the leash has no gradient."""
-    size = P3O.statistics(d.current, d.batch)
+    size = P3O.statistics(d.current, d.batch).behavior
     count = max(int(size.count), 1)
 
     assert 1 / count - 1e-12 <= size.value <= 1 + 1e-12
-    assert P3O.statistics(d.current + shift, d.batch).value == approx(size.value, rel=1e-10)
-    assert P3O.statistics(d.batch.behavior, d.batch).value == 1.0
+    assert P3O.statistics(d.current + shift, d.batch).behavior.value == approx(size.value, rel=1e-10)
+    assert P3O.statistics(d.batch.behavior, d.batch).behavior.value == 1.0
 
 
 @few

@@ -11,20 +11,28 @@ from gnomon.algorithms.advantages import (
 from gnomon.algorithms.aggregates import ConstantLength, SequenceMean, SequenceSum, TokenMean
 from gnomon.algorithms.algorithm import Algorithm, Loss, LossView
 from gnomon.algorithms.configure import Resolution, override, resolve, resolve_with_notes, to_table
-from gnomon.algorithms.corrections import Masked, Truncated
+from gnomon.algorithms.corrections import Capped, Masked, OffPolicyMask, ProbabilityMask, Rejected, Truncated
+from gnomon.algorithms.critics import CriticPlan, Pretraining
 from gnomon.algorithms.describe import describe, summary
-from gnomon.algorithms.measure import measure_advantages
+from gnomon.algorithms.gae import Fixed, Gae, LengthAdaptive, LengthSigmoid
+from gnomon.algorithms.measure import measure_advantages, measure_values
 from gnomon.algorithms.plans import (
+    Ewma,
+    Greso,
     Informative,
+    OptimalValue,
     OverlongPenalty,
     Prioritized,
+    Replay,
     TrackerPlan,
     Uniform,
     Updates,
 )
 from gnomon.algorithms.presets import (
+    A_STAR_PO,
     CISPO,
     DAPO,
+    DECOUPLED_PPO,
     DR_GRPO,
     GMPO,
     GRPO,
@@ -33,6 +41,8 @@ from gnomon.algorithms.presets import (
     LITE_PPO,
     OPO,
     P3O,
+    P3O_TWO_ANCHOR,
+    PPO,
     PRESETS,
     REINFORCE,
     REINFORCE_PP,
@@ -40,15 +50,20 @@ from gnomon.algorithms.presets import (
     RLOO,
     SAPO,
     SPO,
+    VAPO,
+    VAPO_REVIEW,
+    VC_PPO,
 )
 from gnomon.algorithms.ratios import Ratio
-from gnomon.algorithms.regularizers import Entropy, EssKl, Kl, PositiveNll
-from gnomon.algorithms.surrogates import GeometricClip, Pessimistic, Score, SoftGate
+from gnomon.algorithms.regularizers import Entropy, EssKl, Kl, PositiveNll, SelfImitation
+from gnomon.algorithms.surrogates import GeometricClip, Pessimistic, Regression, Score, SoftGate
 from gnomon.algorithms.trust import Cap, Clip, EssCap, Unbounded
 
 __all__ = [
+    "A_STAR_PO",
     "CISPO",
     "DAPO",
+    "DECOUPLED_PPO",
     "DR_GRPO",
     "GMPO",
     "GRPO",
@@ -57,6 +72,8 @@ __all__ = [
     "LITE_PPO",
     "OPO",
     "P3O",
+    "P3O_TWO_ANCHOR",
+    "PPO",
     "PRESETS",
     "REINFORCE",
     "REINFORCE_PP",
@@ -64,30 +81,49 @@ __all__ = [
     "RLOO",
     "SAPO",
     "SPO",
+    "VAPO",
+    "VAPO_REVIEW",
+    "VC_PPO",
     "Algorithm",
     "Cap",
+    "Capped",
     "Clip",
     "ConstantLength",
+    "CriticPlan",
     "Entropy",
     "EssCap",
     "EssKl",
+    "Ewma",
+    "Fixed",
+    "Gae",
     "GeometricClip",
+    "Greso",
     "GroupRelative",
     "Informative",
     "Kl",
     "LeaveOneOut",
+    "LengthAdaptive",
+    "LengthSigmoid",
     "LengthWeighted",
     "Loss",
     "LossView",
     "Masked",
+    "OffPolicyMask",
+    "OptimalValue",
     "OverlongPenalty",
     "Pessimistic",
     "PositiveNll",
+    "Pretraining",
     "Prioritized",
+    "ProbabilityMask",
     "Ratio",
+    "Regression",
+    "Rejected",
+    "Replay",
     "Resolution",
     "Returns",
     "Score",
+    "SelfImitation",
     "SequenceMean",
     "SequenceSum",
     "SoftGate",
@@ -101,6 +137,7 @@ __all__ = [
     "Whitened",
     "describe",
     "measure_advantages",
+    "measure_values",
     "override",
     "resolve",
     "resolve_with_notes",

@@ -30,6 +30,7 @@ class GroupRelative:
         not at all (Dr. GRPO: dividing gives very easy and very hard prompts more weight).
     ddof: 1 for the sample deviation (every library), 0 for the population's. epsilon: >= 0, in rewards.
     singleton: when one response of a group could be graded: advantage 0, its raw reward, or GradingError.
+    kl: >= 0, rewards per nat: r is then the reward less kl sum_t (log proximal - log reference).
     Source: GRPO, arXiv 2402.03300; Dr. GRPO, arXiv 2503.20783.
     """
 
@@ -37,14 +38,16 @@ class GroupRelative:
     ddof: Literal[0, 1] = 1
     epsilon: float = 1e-6
     singleton: Singleton = "zero"
+    kl: float = 0.0
 
     def __post_init__(self) -> None:
         _check_epsilon("GroupRelative", self.epsilon)
+        check_kl("GroupRelative", self.kl)
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Nothing."""
-        return frozenset()
+        """The reference, when the distance to it is part of the reward."""
+        return kl_needs(self.kl)
 
     @property
     def minimum_generations(self) -> int:
@@ -57,7 +60,7 @@ class GroupRelative:
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Return advantages Float[B T]."""
-        groups, rewards = Groups.of(batch), batch.rewards.double()
+        groups, rewards = Groups.of(batch), penalized(batch, self.kl)
         centered = self._centered(batch)
         if self.scale == "group":
             scaled = centered / (groups.deviation(rewards, self.ddof) + self.epsilon)
@@ -68,7 +71,7 @@ class GroupRelative:
         return spread(torch.where(centered.isfinite(), centered, 0.0), batch).to(batch.behavior.dtype), None
 
     def _centered(self, batch: Batch) -> Tensor:
-        groups, rewards = Groups.of(batch), batch.rewards.double()
+        groups, rewards = Groups.of(batch), penalized(batch, self.kl)
         centered = torch.where(groups.differ(rewards), rewards - groups.mean(rewards), 0.0)
         return _settle_singletons(centered, rewards, groups, self.singleton)
 
@@ -89,12 +92,12 @@ class LeaveOneOut:
     singleton: Singleton = "zero"
 
     def __post_init__(self) -> None:
-        _check_kl("LeaveOneOut", self.kl)
+        check_kl("LeaveOneOut", self.kl)
 
     @property
     def needs(self) -> frozenset[Need]:
         """The reference, when the distance to it is part of the reward."""
-        return _kl_needs(self.kl)
+        return kl_needs(self.kl)
 
     @property
     def minimum_generations(self) -> int:
@@ -104,7 +107,7 @@ class LeaveOneOut:
     def center(self, batch: Batch) -> Tensor:
         """Return the advantages in Float64[B T]; there is no scale."""
         groups = Groups.of(batch)
-        shaped = batch.rewards.double() - kl_penalty(batch, self.kl).sum(1)
+        shaped = penalized(batch, self.kl)
         rest = (groups.size - 1).clamp(min=1)
         others = (groups.total(shaped) - shaped) / rest
         centered = torch.where(groups.differ(shaped), shaped - others, 0.0)
@@ -164,14 +167,14 @@ class Returns:
     baseline: Literal["none", "batch"] = "none"
 
     def __post_init__(self) -> None:
-        _check_kl("Returns", self.kl)
+        check_kl("Returns", self.kl)
         if not 0 < self.gamma <= 1:
             raise ConfigError(f"Returns.gamma must be in (0, 1], got {self.gamma}")
 
     @property
     def needs(self) -> frozenset[Need]:
         """The reference, when the distance to it is part of the reward."""
-        return _kl_needs(self.kl)
+        return kl_needs(self.kl)
 
     @property
     def minimum_generations(self) -> int:
@@ -183,10 +186,7 @@ class Returns:
         rewards = batch.rewards.double()
         if self.baseline == "batch" and bool(batch.is_graded.any()):
             rewards = rewards - rewards[batch.is_graded].mean()
-        steps = -kl_penalty(batch, self.kl)
-        rows = batch.mask.any(1).nonzero().squeeze(1)
-        last = batch.width - 1 - batch.mask.int().flip(1).argmax(1)
-        steps[rows, last[rows]] += rewards[rows]
+        steps = token_rewards(batch, rewards, self.kl)
         following = torch.zeros(len(batch), dtype=torch.float64)
         returns = torch.zeros_like(steps)
         for t in range(batch.width - 1, -1, -1):
@@ -299,12 +299,26 @@ class Whitened:
         if len(values) > 0 and bool(values.max() > values.min()):
             variance = _deviation(values, self.ddof).square()
             whitened = torch.where(tokens, (inner - values.mean()) / (variance + self.epsilon).sqrt(), 0.0)
-        return whitened.to(batch.behavior.dtype), None
+        return whitened.to(batch.behavior.dtype), self.of(batch)[1]
 
 
 def spread(per_sequence: Tensor, batch: Batch) -> Tensor:
     """Return Float64[B T]: each graded response's value on each of its trained tokens, 0 elsewhere."""
     return torch.where(batch.mask & batch.is_graded[:, None], per_sequence[:, None], 0.0)
+
+
+def penalized(batch: Batch, kl: float) -> Tensor:
+    """Return Float64[B]: rewards less the penalty of all their tokens."""
+    return batch.rewards.double() - kl_penalty(batch, kl).sum(1)
+
+
+def token_rewards(batch: Batch, rewards: Tensor, kl: float) -> Tensor:
+    """Return Float64[B T]: ``rewards`` Float64[B] on each response's last trained token, less every token's penalty."""
+    steps = -kl_penalty(batch, kl)
+    rows = batch.mask.any(1).nonzero().squeeze(1)
+    last = batch.width - 1 - batch.mask.int().flip(1).argmax(1)
+    steps[rows, last[rows]] += rewards[rows]
+    return steps
 
 
 def kl_penalty(batch: Batch, coefficient: float) -> Tensor:
@@ -335,7 +349,8 @@ def _deviation(values: Tensor, ddof: int) -> Tensor:
     return (squares / max(len(values) - ddof, 1)).sqrt()
 
 
-def _kl_needs(coefficient: float) -> frozenset[Need]:
+def kl_needs(coefficient: float) -> frozenset[Need]:
+    """Return what `kl_penalty` must have scored."""
     return frozenset({"proximal", "reference"}) if coefficient > 0 else frozenset()
 
 
@@ -344,6 +359,7 @@ def _check_epsilon(piece: str, epsilon: float) -> None:
         raise ConfigError(f"{piece}.epsilon must be >= 0, got {epsilon}")
 
 
-def _check_kl(piece: str, coefficient: float) -> None:
+def check_kl(piece: str, coefficient: float) -> None:
+    """Refuse a negative penalty. Raises: ConfigError naming the piece."""
     if coefficient < 0:
         raise ConfigError(f"{piece}.kl must be >= 0, got {coefficient}")

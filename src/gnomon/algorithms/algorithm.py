@@ -196,10 +196,9 @@ class Algorithm:
         """
         needs = self.advantage.needs.union(*(r.needs for r in self.regularizers))
         adds_drift = isinstance(self.tracker, TrackerPlan) and self.tracker.drift == "accumulated"
-        reads_proximal = self.ratio.anchor == "proximal" or self.correction is not None or adds_drift
+        anchors = self.ratio.anchor == "proximal" or self.reads_both
+        reads_proximal = anchors or self.correction is not None or adds_drift
         if reads_proximal and (self.updates.total > 1 or self.proximal is not None):
-            needs |= {"proximal"}
-        if self.reads_statistics and self.reads_both:
             needs |= {"proximal"}
         if self.ratio.anchor == "reference":
             needs |= {"reference"}
@@ -239,7 +238,10 @@ class Algorithm:
         """Return Bool[B]: rows that can have a gradient; others need no forward. Denominators count all."""
         assert minibatch.weights is not None, "weigh comes first"
         assert minibatch.advantages is not None, "prepare comes first"
-        live = ((minibatch.weights * minibatch.advantages) != 0).any(1)
+        pushes = minibatch.weights
+        if self.ratio.anchor != "reference":  # the distance to a reference has a slope where the advantage is 0
+            pushes = pushes * minibatch.advantages
+        live = (pushes != 0).any(1)
         for weights in minibatch.own_weights.values():
             live |= (weights != 0).any(1)
         return live & minibatch.mask.any(1)

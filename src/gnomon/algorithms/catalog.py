@@ -22,19 +22,21 @@ from gnomon.algorithms.algorithm import (
     Regularizer,
     Surrogate,
 )
-from gnomon.algorithms.corrections import Masked, Truncated
+from gnomon.algorithms.corrections import Capped, Masked, OffPolicyMask, ProbabilityMask, Rejected, Truncated
+from gnomon.algorithms.gae import Fixed, Gae, LambdaRule, LengthAdaptive, LengthSigmoid
 from gnomon.algorithms.imports import reference_of
-from gnomon.algorithms.regularizers import Entropy, EssKl, Kl, PositiveNll
-from gnomon.algorithms.surrogates import GeometricClip, Pessimistic, Score, SoftGate
+from gnomon.algorithms.regularizers import Entropy, EssKl, Kl, PositiveNll, SelfImitation
+from gnomon.algorithms.surrogates import GeometricClip, Pessimistic, Regression, Score, SoftGate
 from gnomon.algorithms.trust import Cap, Clip, EssCap, Trust, Unbounded
 from gnomon.errors import ConfigError, unknown
 
 SLOTS: Mapping[Any, tuple[type, ...]] = {
-    Advantage: (GroupRelative, LeaveOneOut, LengthWeighted, Returns, Tracked, Whitened),
-    Surrogate: (Pessimistic, Score, SoftGate, GeometricClip),
+    Advantage: (GroupRelative, LeaveOneOut, LengthWeighted, Returns, Tracked, Gae, Whitened),
+    LambdaRule: (Fixed, LengthAdaptive, LengthSigmoid),
+    Surrogate: (Pessimistic, Score, SoftGate, GeometricClip, Regression),
     Trust: (Clip, Cap, EssCap, Unbounded),
-    Correction: (Truncated, Masked),
-    Regularizer: (Kl, EssKl, Entropy, PositiveNll),
+    Correction: (Truncated, Masked, Rejected, OffPolicyMask, ProbabilityMask, Capped),
+    Regularizer: (Kl, EssKl, Entropy, PositiveNll, SelfImitation),
     Aggregate: (TokenMean, SequenceMean, SequenceSum, ConstantLength),
 }
 _HOME = __name__.rpartition(".")[0]

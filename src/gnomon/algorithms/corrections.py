@@ -18,7 +18,7 @@ from gnomon.algorithms.statistics import average, fraction
 from gnomon.errors import ConfigError
 from gnomon.metrics import EffectiveSize, Max, Metrics
 
-Level = Literal["token", "sequence"]
+Level = Literal["token", "sequence", "geometric"]
 CLAMP = 20.0
 
 
@@ -26,7 +26,8 @@ CLAMP = 20.0
 class Truncated:
     """min(w, cap): truncated importance sampling (TIS).
 
-    cap: > 0, dimensionless. level: "token", or "sequence", the product over the response's trained tokens.
+    cap: > 0, dimensionless. level: "token"; "sequence", the product over the response's trained tokens; "geometric",
+        their geometric mean, which is no importance weight but a measure of how far the two are apart.
     Source: truncated importance sampling for rollout engines, Yao et al. 2025; decoupled PPO, arXiv
     2110.00641, with the cap that implementations put on it (2 to 5).
     """
@@ -71,11 +72,107 @@ class Masked:
         return factor, Metrics.of(measured) + _measure(weight, factor, view)
 
 
+@dataclass(frozen=True)
+class Rejected:
+    """1 where w lies in [low, high], else 0: tokens or responses that are too far off are left out, others untouched.
+
+    low, high: dimensionless, 0 <= low < high. level: as in `Truncated`; "geometric" is the usual one.
+    Source: geometric rejection of rollout engines' mismatch (verl's ``seq_mean_k1``, bounds on w itself).
+    """
+
+    low: float = 0.5
+    high: float = 2.0
+    level: Level = "geometric"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low < self.high:
+            raise ConfigError(f"Rejected needs 0 <= low < high, got low={self.low}, high={self.high}")
+
+    def __call__(self, view: LossView) -> PieceResult:
+        """Return the factor of each token, and how often it was 0."""
+        weight = mismatch_weight(view, self.level)
+        kept = (weight >= self.low) & (weight <= self.high)
+        measured = {"mismatch/rejected_fraction": fraction(~kept, view.batch.mask)}
+        return kept.to(weight.dtype), Metrics.of(measured)
+
+
+@dataclass(frozen=True)
+class OffPolicyMask:
+    """0 for a response of negative advantage that the current policy left far behind, else 1.
+
+    Left behind: mean over tokens of log behavior - log current above ``threshold``. What is already unlikely teaches
+    nothing by being pushed down further.
+
+    threshold: nats a token. Source: DeepSeek-V3.2, off-policy sequence masking; 0.5 is TRL's suggestion.
+    """
+
+    threshold: float = 0.5
+
+    def __call__(self, view: LossView) -> PieceResult:
+        """Return the factor of each token, and how often it was 0."""
+        mask = view.batch.mask
+        gap = masked(view.batch.behavior.detach() - view.current.detach(), mask).sum(1, keepdim=True)
+        is_far = gap / mask.sum(1, keepdim=True).clamp(min=1) > self.threshold
+        dropped = is_far & (view.advantages < 0)
+        measured = {"mismatch/masked_fraction": fraction(dropped, mask)}
+        return (~dropped).to(view.current.dtype), Metrics.of(measured)
+
+
+@dataclass(frozen=True)
+class ProbabilityMask:
+    """0 for a token whose probability under current and behavior differs by more than ``threshold``, else 1.
+
+    A ratio judges rare tokens by their rarity; a difference of probabilities judges by what the policy really does.
+
+    threshold: in (0, 1]. Source: probability-difference masks of prime-rl, whose default is 0.3.
+    """
+
+    threshold: float = 0.3
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold <= 1:
+            raise ConfigError(f"ProbabilityMask.threshold must be in (0, 1], got {self.threshold}")
+
+    def __call__(self, view: LossView) -> PieceResult:
+        """Return the factor of each token, and how often it was 0."""
+        mask = view.batch.mask
+        now, then = masked(view.current.detach(), mask).exp(), masked(view.batch.behavior.detach(), mask).exp()
+        dropped = (now - then).abs() > self.threshold
+        return (~dropped).to(now.dtype), Metrics.of({"mismatch/masked_fraction": fraction(dropped, mask)})
+
+
+@dataclass(frozen=True)
+class Capped:
+    """w, lowered where current / behavior would exceed ``cap``: the whole ratio is bounded, its gradient is not.
+
+    min(w, cap / r), with r = current / proximal.
+
+    cap: > 0, dimensionless. Source: Hilton et al., arXiv 2110.00641, whose code bounds current / behavior at 100.
+    """
+
+    cap: float = 100.0
+
+    def __post_init__(self) -> None:
+        if self.cap <= 0:
+            raise ConfigError(f"Capped.cap must be > 0, got {self.cap}")
+
+    def __call__(self, view: LossView) -> PieceResult:
+        """Return the factor of each token, and how often it was lowered."""
+        weight = mismatch_weight(view, "token")
+        ratio = masked(view.current.detach() - view.proximal, view.batch.mask).clamp(-CLAMP, CLAMP).exp()
+        factor = torch.minimum(weight, self.cap / ratio)
+        measured = {"mismatch/truncated_fraction": fraction(factor < weight, view.batch.mask)}
+        return factor, Metrics.of(measured) + _measure(weight, factor, view)
+
+
 def mismatch_weight(view: LossView, level: Level) -> Tensor:
     """Return proximal / behavior Float[B T], 1 where masked; the logarithm is bounded to +-20 before exp."""
     gap = masked(view.proximal - view.batch.behavior.detach(), view.batch.mask)
-    if level == "sequence":
-        gap = masked(gap.sum(1, keepdim=True).expand_as(gap), view.batch.mask)
+    if level != "token":
+        whole = gap.sum(1, keepdim=True)
+        if level == "geometric":
+            whole = whole / view.batch.mask.sum(1, keepdim=True).clamp(min=1)
+        gap = masked(whole.expand_as(gap), view.batch.mask)
     return gap.clamp(-CLAMP, CLAMP).exp()
 
 

@@ -24,7 +24,7 @@ class Pretraining:
 
     steps: >= 1, at most so many batches. explained_variance: in (0, 1], or none to make all steps.
     frozen_trunk: only the head learns in this phase; a shared trunk must be frozen, as the policy is.
-    Source: VC-PPO, arXiv 2503.01491; 50 steps, VAPO, arXiv 2504.05118; the frozen trunk is seed 003's.
+    Source: VC-PPO, arXiv 2503.01491; 50 steps, VAPO, arXiv 2504.05118; the frozen trunk is the review's.
     """
 
     steps: int = 50
@@ -54,7 +54,7 @@ class CriticPlan:
     updates: the critic's own, on each rollout batch. clip: > 0, in rewards, or none.
     order: "after", advantages are of the critic that had not seen the batch; "before", the critic is taught the batch
         first, and what is left of its error, already partly explained away, becomes the advantage.
-    Source: PPO, arXiv 1707.06347; VAPO, arXiv 2504.05118; shared trunk and "before" are seed 003's form.
+    Source: PPO, arXiv 1707.06347; VAPO, arXiv 2504.05118; shared trunk and "before" are those of a review of it.
     """
 
     trunk: Literal["separate", "shared"] = "separate"

@@ -22,7 +22,8 @@ def describe(algorithm: Algorithm) -> str:
     lines = [algorithm.name, *_wrap("paper", algorithm.paper)]
     for f in fields(algorithm):
         value = getattr(algorithm, f.name)
-        if f.name not in ("name", "paper") and value is not None and value != ():
+        is_unsaid = value is None or value == () or (isinstance(value, bool | str) and value == f.default)
+        if f.name not in ("name", "paper") and not is_unsaid:
             shown = ", ".join(map(repr, value)) if isinstance(value, tuple) else repr(value)
             lines += _wrap(f.name, shown)
     notes = notes_on(algorithm)

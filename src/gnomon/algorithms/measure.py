@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
-from gnomon.algorithms.algorithm import Algorithm, LossView
+from gnomon.algorithms.advantages import Whitened
+from gnomon.algorithms.algorithm import Advantage, Algorithm, LossView
+from gnomon.algorithms.gae import Gae
 from gnomon.metrics import Last, Max, Mean, Metrics
 from gnomon.types import Batch
 
@@ -16,6 +18,55 @@ def ratio_metrics(view: LossView) -> Metrics:
     if not bool(view.batch.mask.any()):
         return Metrics()
     return Metrics.of({"loss/ratio_max": Max(float(view.log_ratio.detach()[view.batch.mask].max().exp()))})
+
+
+def measure_values(batch: Batch) -> Metrics:
+    """Return how well a critic that had not seen the prepared ``batch`` foretold it; nothing without values.
+
+    critic/explained_variance: 1 - Var(target - V) / Var(target) over trained tokens: 1 is perfect, 0 a constant, below
+    0 worse than that; 0 when every target is the same. critic/value_first_mean, critic/value_last_mean: before the
+    first and the last trained token.
+    """
+    if batch.values is None or batch.returns is None or not bool(batch.mask.any()):
+        return Metrics()
+    mask = batch.mask
+    values, targets = batch.values[mask].double(), batch.returns[mask].double()
+    spread = float(targets.var(correction=0))
+    explained = 1 - float((targets - values).var(correction=0)) / spread if spread > 0 else 0.0
+    rows = mask.any(1).nonzero().squeeze(1)
+    first = mask.int().argmax(1)[rows]
+    last = batch.width - 1 - mask.int().flip(1).argmax(1)[rows]
+
+    def mean(numbers: Tensor) -> Mean:
+        return Mean(float(numbers.double().sum()), len(numbers))
+
+    return Metrics.of(
+        {
+            "critic/explained_variance": Last(explained),
+            "critic/value_mean": mean(values),
+            "critic/return_mean": mean(targets),
+            "critic/value_first_mean": mean(batch.values[rows, first]),
+            "critic/value_last_mean": mean(batch.values[rows, last]),
+        }
+    )
+
+
+def measure_lambdas(advantage: Advantage, batch: Batch) -> Metrics:
+    """Return the lambdas that `Gae` gives the policy, and how often 0 is the least that it may give."""
+    inner = advantage.of if isinstance(advantage, Whitened) else advantage
+    rows = batch.mask.any(1)
+    if not isinstance(inner, Gae) or not bool(rows.any()):
+        return Metrics()
+    lambdas = inner.lambdas(batch)[rows]
+    count = len(lambdas)
+    return Metrics.of(
+        {
+            "advantage/lambda_mean": Mean(float(lambdas.sum()), count),
+            "advantage/lambda_min": Last(float(lambdas.min())),
+            "advantage/lambda_max": Max(float(lambdas.max())),
+            "advantage/lambda_floored_fraction": Mean(float((lambdas == 0).sum()), count),
+        }
+    )
 
 
 def measure_advantages(algorithm: Algorithm, batch: Batch) -> Metrics:
@@ -49,4 +100,4 @@ def measure_advantages(algorithm: Algorithm, batch: Batch) -> Metrics:
             "advantage/negligible_fraction": share(largest <= NEGLIGIBLE),
             "advantage/exact_zero_fraction": share(torch.eq(final, 0)),
         }
-    )
+    ) + measure_lambdas(algorithm.advantage, batch)

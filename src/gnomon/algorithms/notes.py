@@ -113,4 +113,67 @@ NOTES: Mapping[str, tuple[str, ...]] = {
         "Prompts are drawn from the whole table by Gumbel-top-k without replacement; the recipe draws within chunks.",
         "Not the simple policy optimization of the same letters.",
     ),
+    "a-star-po": (
+        "The values V* are fixed for the run, from 8 samples of the initial policy (beta 0.5); a prompt whose "
+        "samples were all wrong has V* = 0 and is still asked, where an option of other libraries drops it.",
+        "The table ages as the policy moves; SPO's tracker, which follows it, is tracker = {piece = 'TrackerPlan'} "
+        "with rewards of 0 and 1.",
+        "One update a step. No ratio is clipped, and the log-ratio to the reference, a sum over tokens, has no bound.",
+    ),
+    "ppo": (
+        "The critic is a network of its own with a linear head on every token, which starts at 0; clip = 0.5 in "
+        "rewards and twice the policy's learning rate. The paper's shared network is critic.trunk = 'shared'.",
+        "Advantages are whitened over all trained tokens with the population's variance; verl takes the sample's.",
+        "lambda 0.95 and gamma 1, no penalty to the reference: advantage.of.kl adds one to the reward.",
+        "Four updates a step of a quarter of the responses each; the paper's number of epochs belongs to other tasks.",
+        "A response that ran out of budget ends in value 0, as verifiers call it a failure: advantage.of.truncation"
+        " = 'value' asks the critic instead.",
+    ),
+    "vc-ppo": (
+        "The critic begins as a copy of the policy with a head of 0; the paper's begins as a reward model: "
+        "critic.initial = the folder of one.",
+        "100 batches of value pre-training; the length is from a secondary source. "
+        "critic.pretraining.explained_variance stops earlier.",
+        "Advantages are not whitened, and the mean is over responses; the paper's code is not public.",
+    ),
+    "vapo": (
+        "lambda = 1 - 1 / (0.05 length) is at most 0 up to 20 tokens and is kept at 0 there: one-step differences "
+        "of values, in which the reward reaches the last token alone. For short answers raise "
+        "advantage.policy_lambda.alpha; 1 gives 10 tokens lambda 0.9.",
+        "The critic begins as a copy of the policy with a head of 0; the paper's begins as a reward model: "
+        "critic.initial.",
+        "Imitation is the negative log-likelihood of the batch's correct responses (coefficient 0.1), divided by "
+        "their own tokens, as the paper has it; there is no replay.",
+        "Advantages are not whitened: the paper does not say.",
+        "16 responses a prompt and 16 updates a step; the paper's batch is 512 prompts.",
+        "Tokens are counted over the optimizer step (the paper: the training batch).",
+    ),
+    "vapo-review": (
+        "Not the paper's algorithm: lambda is a sigmoid of the length among the batch's lengths in [0.3, 0.95], the"
+        " critic is taught a batch before its advantages are taken, it is a head on the policy's trunk, and the "
+        "best responses are replayed. The paper's is vapo.",
+        "Advantages of a critic that has seen the batch are biased towards 0: part of the outcome is in the baseline.",
+        "The review's head reads the last token alone and has two layers and dropout; here it is linear and reads "
+        "every token, as the advantages need.",
+        "How often the critic is updated, how often and how much is replayed, and the buffer's size are not given: "
+        "1 update, 64 of at most 256 responses every 4 steps, at the policy's learning rate.",
+        "The learning rate of the value loss, twice the policy's, moves the shared trunk too.",
+    ),
+    "decoupled-ppo": (
+        "The advantage is GRPO's with 16 responses, as in AReaL; any other will do.",
+        "The proximal policy is the learner's when the step began (AReaL). Hilton's moving average of the weights "
+        "is proximal = 'Ewma'.",
+        "proximal / behavior is truncated at 5, where papers have no bound and implementations one of 2 to 5 or a "
+        "mask (correction = {piece = 'Masked', low = 0, high = 5}). Hilton's code bounds the whole ratio at 100: "
+        "correction = 'Capped'.",
+        "It differs from PPO's clip only if behavior and proximal differ: set max_staleness.",
+        "Tokens that are cut off keep counting in the mean.",
+    ),
+    "p3o-two-anchor": (
+        "The authors find it equal to one anchor or worse; p3o is theirs.",
+        "With one update a step the proximal policy is the current one, and this is p3o; 4 updates are made.",
+        "Each anchor is weighted by one minus its own effective sample size; when both are 1 the term is exactly 0.",
+        "The KL to the mixture is estimated by rho k3, as in p3o; regularizers = [{piece = 'EssKl', anchor = "
+        "'mixture', estimator = 'k3'}] is the reference code's.",
+    ),
 }

@@ -163,7 +163,7 @@ class Replay:
     capacity: responses kept, the best by reward, newer before older. per_prompt: of one prompt at most.
     above: only rewards greater than this enter. every, rows, updates: at least 1.
     learning_rate_ratio: > 0, of the policy's. value_coefficient: with "surplus", of ((R - V)_+)^2 / 2 for the critic.
-    Source: "all": seed 003's form of VAPO; "surplus": Self-Imitation Learning, Oh et al. 2018, arXiv 1806.05635.
+    Source: "all": the review's form of VAPO; "surplus": Self-Imitation Learning, Oh et al. 2018, arXiv 1806.05635.
     """
 
     capacity: int = 256

@@ -1,5 +1,6 @@
 """Every algorithm, one expression each. A name alone is the paper's setting, except where `notes` says so."""
 
+import math
 from collections.abc import Mapping
 
 from gnomon.algorithms.advantages import (
@@ -12,10 +13,21 @@ from gnomon.algorithms.advantages import (
 )
 from gnomon.algorithms.aggregates import ConstantLength, SequenceMean, TokenMean
 from gnomon.algorithms.algorithm import Algorithm
-from gnomon.algorithms.plans import Informative, OverlongPenalty, Prioritized, TrackerPlan, Updates
+from gnomon.algorithms.corrections import Truncated
+from gnomon.algorithms.critics import CriticPlan, Pretraining
+from gnomon.algorithms.gae import Fixed, Gae, LengthAdaptive, LengthSigmoid
+from gnomon.algorithms.plans import (
+    Informative,
+    OptimalValue,
+    OverlongPenalty,
+    Prioritized,
+    Replay,
+    TrackerPlan,
+    Updates,
+)
 from gnomon.algorithms.ratios import Ratio
-from gnomon.algorithms.regularizers import EssKl, Kl
-from gnomon.algorithms.surrogates import GeometricClip, Pessimistic, Score, SoftGate
+from gnomon.algorithms.regularizers import EssKl, Kl, PositiveNll
+from gnomon.algorithms.surrogates import GeometricClip, Pessimistic, Regression, Score, SoftGate
 from gnomon.algorithms.trust import Cap, Clip, EssCap, Unbounded
 
 REINFORCE = Algorithm(
@@ -177,12 +189,97 @@ SPO = Algorithm(
     tracker=TrackerPlan(),
 )
 
+A_STAR_PO = Algorithm(
+    name="a-star-po",
+    paper="Accelerating RL for LLM Reasoning with Optimal Advantage Regression, arXiv 2505.20686",
+    advantage=Tracked(normalize=False),
+    ratio=Ratio(anchor="reference", level="sequence_product", clamp=math.inf),
+    surrogate=Regression(1e-3),
+    aggregate=SequenceMean(),
+    num_generations=1,
+    tracker=OptimalValue(beta=0.5, n0=8),
+)
+
+PPO = Algorithm(
+    name="ppo",
+    paper="Proximal Policy Optimization Algorithms, arXiv 1707.06347",
+    advantage=Whitened(Gae(Fixed(0.95), value_lambda=0.95)),
+    ratio=Ratio(),
+    surrogate=Pessimistic(Clip(0.2, 0.2)),
+    aggregate=TokenMean(),
+    updates=Updates(minibatches=4),
+    num_generations=1,
+    critic=CriticPlan(updates=Updates(minibatches=4), clip=0.5),
+)
+
+VC_PPO = Algorithm(
+    name="vc-ppo",
+    paper="What's Behind PPO's Collapse in Long-CoT? Value Optimization Holds the Secret, arXiv 2503.01491",
+    advantage=Gae(Fixed(0.95), value_lambda=1.0),
+    ratio=Ratio(),
+    surrogate=Pessimistic(Clip(0.2, 0.2)),
+    aggregate=SequenceMean(),
+    updates=Updates(minibatches=4),
+    num_generations=1,
+    critic=CriticPlan(updates=Updates(minibatches=4), pretraining=Pretraining(100)),
+)
+
+VAPO = Algorithm(
+    name="vapo",
+    paper="VAPO: Efficient and Reliable RL for Advanced Reasoning Tasks, arXiv 2504.05118",
+    advantage=Gae(LengthAdaptive(0.05), value_lambda=1.0),
+    ratio=Ratio(),
+    surrogate=Pessimistic(Clip(0.2, 0.28)),
+    aggregate=TokenMean(),
+    regularizers=(PositiveNll(0.1),),
+    updates=Updates(minibatches=16),
+    num_generations=16,
+    critic=CriticPlan(updates=Updates(minibatches=16), pretraining=Pretraining(50)),
+)
+
+VAPO_REVIEW = Algorithm(
+    name="vapo-review",
+    paper="VAPO, arXiv 2504.05118, as a published review of it describes it, which is another algorithm",
+    advantage=Gae(LengthSigmoid(0.3, 0.95), value_lambda=1.0),
+    ratio=Ratio(),
+    surrogate=Pessimistic(Clip(0.2, 0.28)),
+    aggregate=TokenMean(),
+    critic=CriticPlan(trunk="shared", order="before", pretraining=Pretraining(50, frozen_trunk=True)),
+    replay=Replay(),
+)
+
+DECOUPLED_PPO = Algorithm(
+    name="decoupled-ppo",
+    paper="Batch size-invariance for policy optimization, arXiv 2110.00641; AReaL, arXiv 2505.24298",
+    advantage=GroupRelative(),
+    ratio=Ratio(),
+    surrogate=Pessimistic(Clip(0.2, 0.2)),
+    aggregate=TokenMean(),
+    correction=Truncated(5.0),
+    updates=Updates(minibatches=4),
+    num_generations=16,
+)
+
+P3O_TWO_ANCHOR = Algorithm(
+    name="p3o-two-anchor",
+    paper="Policy-on Policy-off Policy Optimization, eq. 13, arXiv 2605.12380",
+    advantage=GroupRelative(),
+    ratio=Ratio(anchor="behavior"),
+    surrogate=Score(EssCap("both")),
+    aggregate=TokenMean(),
+    regularizers=(EssKl(anchor="mixture"),),
+    updates=Updates(minibatches=4),
+)
+
 _ALL = (
     REINFORCE,
     RLOO,
     REINFORCE_PP,
     REINFORCE_PP_BASELINE,
     OPO,
+    A_STAR_PO,
+    PPO,
+    VC_PPO,
     GRPO,
     DR_GRPO,
     DAPO,
@@ -193,7 +290,11 @@ _ALL = (
     SAPO,
     CISPO,
     P3O,
+    P3O_TWO_ANCHOR,
     SPO,
+    VAPO,
+    VAPO_REVIEW,
+    DECOUPLED_PPO,
 )
 
 PRESETS: Mapping[str, Algorithm] = {preset.name: preset for preset in _ALL}

@@ -197,6 +197,46 @@ class PositiveNll:
         return batch.mask & (batch.is_graded & (batch.rewards > self.above))[:, None]
 
 
+@dataclass(frozen=True)
+class SelfImitation:
+    """Imitate responses of the batch that went better than the critic expected, by how much they did.
+
+    -coefficient (V_target - V)_+ log current, the factor without a gradient. A response that was expected to succeed
+    teaches nothing here; a lucky one is remembered.
+
+    coefficient: >= 0. For responses of earlier steps: `Replay`, with weigh = "surplus".
+    Source: Self-Imitation Learning, Oh et al. 2018, arXiv 1806.05635, eq. 2, on the current batch.
+    """
+
+    coefficient: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_coefficient("SelfImitation", self.coefficient)
+
+    @property
+    def name(self) -> str:
+        """self_imitation."""
+        return "self_imitation"
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """The critic's values."""
+        return frozenset({"values"})
+
+    def weights(self, batch: Batch, default: Tensor) -> Tensor:
+        """Return the algorithm's own weights; zeros at coefficient 0."""
+        return default if self.coefficient > 0 else torch.zeros_like(default)
+
+    def __call__(self, view: LossView) -> PieceResult:
+        """Return the term of each token; the metric is without the coefficient."""
+        batch = view.batch
+        if batch.values is None or batch.returns is None:
+            raise ConfigError("SelfImitation needs a critic's values and returns; give the algorithm Gae and a critic")
+        surplus = masked(batch.returns - batch.values, batch.mask).clamp(min=0.0).detach()
+        term = -surplus * masked(view.current, batch.mask)
+        return self.coefficient * term, Metrics.of({"loss/surplus_mean_rewards": average(surplus, batch.mask)})
+
+
 def _mixture(view: LossView, of_behavior: float, of_proximal: float) -> Tensor:
     """Return the logarithm of the weighted mean of behavior and proximal Float[B T]; of behavior if both weigh 0."""
     behavior, total = view.batch.behavior.detach(), of_behavior + of_proximal

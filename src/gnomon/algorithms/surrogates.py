@@ -151,3 +151,31 @@ class GeometricClip:
             "loss/out_of_band_fraction": fraction(shift.abs() > self.epsilon, mask),
         }
         return (-advantage * ratio).expand_as(shift), Metrics.of(measured) + ratio_metrics(view)
+
+
+@dataclass(frozen=True)
+class Regression:
+    """A regression in place of a policy gradient: the log-ratio to the reference shall become the advantage.
+
+    (beta log(current(y) / reference(y)) - A)^2, with the sum over the response's tokens as the log-ratio. Its
+    minimum is the policy that is best under a leash of strength beta to the reference. There is nothing to clip: it is
+    a loss with a minimum. At A = 0 it still pulls towards the reference. Every trained token carries its response's
+    loss; with `SequenceMean` they add up to its mean.
+
+    beta: > 0, rewards per nat. Needs Ratio(anchor="reference", level="sequence_product", clamp=inf).
+    Source: A*-PO, arXiv 2505.20686, stage 2.
+    """
+
+    beta: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.beta <= 0:
+            raise ConfigError(f"Regression.beta must be > 0, got {self.beta}")
+
+    def __call__(self, view: LossView) -> PieceResult:
+        """Return the loss of each token; nothing is clipped."""
+        mask = view.batch.mask
+        nothing = fraction(torch.zeros_like(mask), mask)
+        error = self.beta * view.log_ratio - view.advantages
+        measured = {"loss/clipped_fraction": nothing, "loss/regression_error_rewards": average(error.abs(), mask)}
+        return error.square(), Metrics.of(measured)

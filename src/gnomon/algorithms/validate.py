@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from gnomon.algorithms.advantages import GroupRelative, Tracked, Whitened
 from gnomon.algorithms.aggregates import SequenceMean, TokenMean
-from gnomon.algorithms.plans import Prioritized, TrackerPlan
+from gnomon.algorithms.corrections import OffPolicyMask, ProbabilityMask, Rejected
+from gnomon.algorithms.plans import Greso, OptimalValue, Prioritized, TrackerPlan
 from gnomon.algorithms.regularizers import EssKl
-from gnomon.algorithms.surrogates import GeometricClip, Score, SoftGate
+from gnomon.algorithms.surrogates import GeometricClip, Regression, Score, SoftGate
 from gnomon.algorithms.trust import EssCap
 from gnomon.errors import ConfigError
 
@@ -26,6 +27,9 @@ def validate(algorithm: "Algorithm") -> None:
         *_advantage(algorithm),
         *_ratio(algorithm),
         *_surrogate(algorithm),
+        *_regression(algorithm),
+        *_critic(algorithm),
+        *_policies(algorithm),
         *_prompts(algorithm),
         *_rewards(algorithm),
     ]
@@ -86,7 +90,8 @@ def _ratio(algorithm: "Algorithm") -> Iterator[str]:
             f"a ratio of level '{ratio.level}' says one thing about a whole response, but TokenMean weighs "
             "it by length; set aggregate = SequenceMean, or ratio.level = 'token'"
         )
-    if ratio.anchor == "behavior" and algorithm.correction is not None:
+    is_filter = isinstance(algorithm.correction, Rejected | OffPolicyMask | ProbabilityMask)
+    if ratio.anchor == "behavior" and algorithm.correction is not None and not is_filter:
         yield (
             "a ratio anchored on 'behavior' already covers the gap between behavior and proximal, and a "
             "correction would count it twice; remove the correction, or set ratio.anchor = 'proximal'"
@@ -119,12 +124,77 @@ def _surrogate(algorithm: "Algorithm") -> Iterator[str]:
         )
 
 
+def _regression(algorithm: "Algorithm") -> Iterator[str]:
+    ratio, regresses = algorithm.ratio, isinstance(algorithm.surrogate, Regression)
+    if regresses and (ratio.anchor != "reference" or ratio.level != "sequence_product"):
+        yield (
+            "Regression compares the whole response's log-ratio to the reference with its advantage; set ratio = "
+            "Ratio(anchor = 'reference', level = 'sequence_product', clamp = inf)"
+        )
+    if not regresses and ratio.anchor == "reference":
+        yield (
+            f"a ratio to the reference is no importance weight, which {type(algorithm.surrogate).__name__} takes it "
+            "for; set ratio.anchor = 'proximal', or surrogate = Regression"
+        )
+    if regresses and not isinstance(algorithm.aggregate, SequenceMean):
+        yield f"Regression has one error a response; set aggregate = SequenceMean, got {algorithm.aggregate}"
+    if regresses and algorithm.correction is not None:
+        yield "Regression is right for samples of any policy, and a correction would weigh them; remove the correction"
+    if regresses and isinstance(algorithm.advantage, Tracked) and algorithm.advantage.normalize:
+        yield "Regression aims at r - v in rewards, which a scale would change; set advantage.normalize = false"
+
+
+def _critic(algorithm: "Algorithm") -> Iterator[str]:
+    readers = [type(algorithm.advantage).__name__] if "values" in algorithm.advantage.needs else []
+    readers += [type(r).__name__ for r in algorithm.regularizers if "values" in r.needs]
+    if readers and algorithm.critic is None:
+        yield (
+            f"{' and '.join(readers)} reads the values of a critic, and there is none; set critic = CriticPlan, or an "
+            "advantage without one, such as GroupRelative"
+        )
+    if algorithm.critic is not None and "values" not in algorithm.advantage.needs:
+        yield (
+            f"the critic has nobody to tell: {type(algorithm.advantage).__name__} reads no values; set advantage = "
+            "Gae, or remove the critic"
+        )
+    if algorithm.replay is not None and algorithm.replay.weigh == "surplus" and algorithm.critic is None:
+        yield "replay.weigh = 'surplus' compares with a critic, and there is none; set critic, or weigh = 'all'"
+    if algorithm.critic is not None and algorithm.critic.trunk == "shared" and algorithm.proximal is not None:
+        yield (
+            "a shared trunk is moved by the value loss as well, which an averaged proximal policy does not follow; "
+            + ("set critic.trunk = 'separate', or remove proximal")
+        )
+
+
+def _policies(algorithm: "Algorithm") -> Iterator[str]:
+    if algorithm.scope != "step" and algorithm.ratio.anchor != "behavior":
+        yield (
+            f"scope = '{algorithm.scope}' is of effective sample sizes, which only a ratio to behavior reads; remove "
+            "scope, or set ratio.anchor = 'behavior'"
+        )
+    if algorithm.proximal is not None and "proximal" not in algorithm.needs:
+        yield "nothing reads the averaged proximal policy; remove proximal, or set ratio.anchor = 'proximal'"
+    measures_drift = isinstance(algorithm.tracker, TrackerPlan) and algorithm.tracker.drift != "constant"
+    if algorithm.proximal is not None and measures_drift:
+        yield (
+            "the tracker's drift would be measured from the averaged proximal policy; set tracker.drift = 'constant', "
+            "or remove proximal"
+        )
+
+
 def _prompts(algorithm: "Algorithm") -> Iterator[str]:
     plan = algorithm.tracker
     if plan is None and uses_tracker(algorithm):
         yield "the baseline Tracked needs a tracker; set tracker = TrackerPlan, or advantage = GroupRelative"
-    if plan is None and isinstance(algorithm.sampler, Prioritized):
+    if isinstance(algorithm.sampler, Prioritized) and not isinstance(plan, TrackerPlan):
         yield "the sampler Prioritized needs a tracker; set tracker = TrackerPlan, or sampler = Uniform"
+    if isinstance(plan, OptimalValue) and not uses_tracker(algorithm):
+        yield "nothing reads tracker = OptimalValue; remove it, or set advantage = Tracked"
+    if isinstance(algorithm.sampler, Greso) and algorithm.num_generations < 2:
+        yield (
+            "the sampler Greso skips prompts whose groups were all right or all wrong, and one response is always "
+            "that; raise num_generations to 2 or more, or set sampler = Uniform"
+        )
     if algorithm.keep is not None and uses_tracker(algorithm):
         yield (
             "keep drops groups of equal rewards, but a tracked baseline learns from single responses and "

@@ -1,0 +1,101 @@
+"""Self-imitation as an algorithm: the likelihood of responses that were good once, whoever sampled them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gnomon.algorithms.advantages import spread
+from gnomon.algorithms.aggregates import TokenMean
+from gnomon.algorithms.algorithm import Algorithm, Need
+from gnomon.algorithms.critics import CriticPlan
+from gnomon.algorithms.plans import Replay
+from gnomon.algorithms.ratios import Ratio
+from gnomon.algorithms.surrogates import Score
+from gnomon.algorithms.trust import Unbounded
+from gnomon.errors import ConfigError
+from gnomon.types import Batch
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Advantage 1 on each trained token, whatever the reward: what was chosen to be imitated is imitated.
+
+    Source: a review of VAPO, its self-imitation buffer of correct responses.
+    """
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Nothing."""
+        return frozenset()
+
+    @property
+    def minimum_generations(self) -> int:
+        """One: no response is compared with another."""
+        return 1
+
+    def center(self, batch: Batch) -> Tensor:
+        """Return ones Float64[B T]."""
+        return spread(torch.ones(len(batch), dtype=torch.float64), batch)
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return advantages Float[B T]."""
+        return self.center(batch).to(batch.behavior.dtype), None
+
+
+@dataclass(frozen=True)
+class Surplus:
+    """How much better it went than the critic expects by now, on each trained token: (R - V)_+, never below 0.
+
+    R is the response's reward on every token (no discount). It is 0 where the policy has caught up, so that what was
+    imitated enough is left alone. Returns are R, for the critic's one-sided loss.
+
+    Source: Self-Imitation Learning, Oh et al. 2018, arXiv 1806.05635, eq. 2 and 3.
+    """
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Values."""
+        return frozenset({"values"})
+
+    @property
+    def minimum_generations(self) -> int:
+        """One: the critic is the baseline."""
+        return 1
+
+    def center(self, batch: Batch) -> Tensor:
+        """Return (R - V)_+ Float64[B T].
+
+        Raises: ConfigError when the values were not scored.
+        """
+        if batch.values is None:
+            raise ConfigError("Surplus compares rewards with a critic's values; score the batch for 'values' first")
+        gap = batch.rewards.double()[:, None] - batch.values.detach().double()
+        return torch.where(batch.mask & batch.is_graded[:, None], gap.clamp(min=0.0), 0.0)
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return advantages and returns Float[B T]."""
+        dtype = batch.behavior.dtype
+        return self.center(batch).to(dtype), spread(batch.rewards.double(), batch).to(dtype)
+
+
+def imitation(plan: Replay, critic: CriticPlan | None = None) -> Algorithm:
+    """Return the algorithm of replayed responses: the mean over their tokens of -w log current.
+
+    w = 1, or (R - V)_+ with ``plan.weigh = "surplus"``. The ratio is to the proximal policy, which is the current one
+    in a single update, so it is 1 and no importance weight enters: what sampled a response does not matter.
+
+    critic: the run's, which "surplus" compares with and teaches.
+    Raises: ConfigError when "surplus" has none.
+    """
+    is_surplus = plan.weigh == "surplus"
+    return Algorithm(
+        name="self-imitation",
+        paper="Self-Imitation Learning, Oh et al. 2018, arXiv 1806.05635",
+        advantage=Surplus() if is_surplus else Constant(),
+        ratio=Ratio(),
+        surrogate=Score(Unbounded()),
+        aggregate=TokenMean(),
+        num_generations=1,
+        critic=critic if is_surplus else None,
+    )
