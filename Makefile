@@ -7,14 +7,16 @@
 # libraries: a machine without a GPU saves them when pip is pointed at PyTorch's CPU wheels (PIP_EXTRA_INDEX_URL).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model train test test-full lint clean
+.PHONY: help setup model train test test-full peers lint clean
 .SUFFIXES:
 
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.gnomon-setup
+PEERS  := .venv-peers
 # -qq: errors only; what is under way is said by our own lines.
-PIP    := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
+INSTALL := -m pip --disable-pip-version-check install -qq --constraint constraints.txt
+PIP    := $(BIN)/python $(INSTALL)
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14 python; do \
 	if $$p -c '$(USABLE)' 2>/dev/null; then echo $$p; break; fi; done)
@@ -67,10 +69,25 @@ test: lint ## set up, then lint, types, contracts and every quick test
 	@echo "[test] pytest"
 	@$(BIN)/python -m pytest -m "not slow"
 
-test-full: lint ## the same with the slow tests
+test-full: lint peers ## the same with the slow tests, and gnomon against other implementations (docs/peers.md)
 	@echo "[test] pytest, the slow ones too"
 	@$(BIN)/python -m pytest
+	@echo "[test] against verl and TRL (half a minute)"
+	@$(PEERS)/bin/python -m pytest tests/peers
 
-clean: ## remove .venv and every cache; runs/ stays
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+peers: $(PEERS)/.gnomon-setup ## make .venv-peers, with the implementations that gnomon is compared with (once)
+	@:
+
+# An environment of its own: the peers bring what gnomon neither needs nor should see. Theirs is installed without
+# dependencies, so nothing asks for another torch.
+$(PEERS)/.gnomon-setup: pyproject.toml constraints.txt tests/peers/requirements.txt | $(STAMP)
+	@echo "[peers] making $(PEERS) and installing PyTorch, gnomon, verl and TRL (about two minutes)"
+	@test -x $(PEERS)/bin/python || $(BIN)/python -m venv --clear $(PEERS)
+	@$(PEERS)/bin/python $(INSTALL) torch
+	@$(PEERS)/bin/python $(INSTALL) --editable . hypothesis pytest pytest-timeout
+	@$(PEERS)/bin/python $(INSTALL) --no-deps --requirement tests/peers/requirements.txt
+	@touch $@
+
+clean: ## remove .venv, .venv-peers and every cache; runs/ stays
+	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
 	find src tests examples experiments -name __pycache__ -type d -prune -exec rm -rf {} +

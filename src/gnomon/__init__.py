@@ -12,6 +12,7 @@ _HOMES = {
     "gnomon.algorithms": ("Algorithm", "GRPO", "SPO", "PRESETS"),
     "gnomon.experiment": ("Experiment",),
     "gnomon.launch": ("train", "resume", "evaluate", "export"),
+    "gnomon.studies.dissect": ("dissect",),
 }
 _WHERE = {name: home for home, names in _HOMES.items() for name in names}
 

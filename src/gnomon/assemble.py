@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gnomon.algorithms import Algorithm, Prioritized, TrackerPlan
+from gnomon.algorithms.plans import Greso, OptimalValue
 from gnomon.algorithms.validate import uses_tracker
-from gnomon.curriculum.base import Curriculum
+from gnomon.curriculum.base import Curriculum, TaskValues
 from gnomon.curriculum.drift import AccumulatedDrift, Drift, Unmeasured
+from gnomon.curriculum.fixed import FixedValues
 from gnomon.curriculum.forgetting import Forgetting
+from gnomon.curriculum.greso import GresoCurriculum
 from gnomon.curriculum.keep import is_informative
 from gnomon.curriculum.prioritized import PrioritizedCurriculum
 from gnomon.curriculum.replayed import ReplayedDrift
@@ -19,6 +22,7 @@ from gnomon.engines.base import Sampling
 from gnomon.errors import ConfigError
 from gnomon.experiment import Experiment
 from gnomon.models.load import Tokenizer, check_model, load_tokenizer
+from gnomon.rollouts.replay import ReplayBuffer
 from gnomon.tasks.arithmetic import ArithmeticTask
 from gnomon.tasks.base import TaskSet
 from gnomon.tasks.build import MixtureTask, Split, build_held_out, build_split, check_context
@@ -93,6 +97,7 @@ def sampling_of(experiment: Experiment, tokenizer: Tokenizer) -> Sampling:
         min_p=plan.min_p,
         max_completion_length=plan.max_completion_length,
         stop_ids=tuple(dict.fromkeys((*tokenizer.stop_ids, *plan.stop_ids))),
+        record_routing=experiment.algorithm.routing == "behavior",
     )
 
 
@@ -135,16 +140,42 @@ class Choosing:
     """What decides which prompt is asked next, and what remembers how it went."""
 
     curriculum: Curriculum
-    tracker: ValueTracker | None
+    tracker: TaskValues | None
     drift: Drift
+    replay: ReplayBuffer | None = None
 
 
 def choosing(algorithm: Algorithm, tasks: TaskSet, seed: int) -> Choosing:
-    """Return curriculum, tracker and drift as the algorithm asks for them."""
-    plan = algorithm.tracker
-    if plan is None or not uses_tracker(algorithm):
-        return Choosing(UniformCurriculum(len(tasks), seed), None, Unmeasured())
+    """Return curriculum, tracker, drift and replay buffer as the algorithm asks for them.
+
+    Raises: UserError for a combination that cannot be meant, or a file of initial values that cannot be used.
+    """
+    sampler, plan = algorithm.sampler, algorithm.tracker
+    reads_values = plan is not None and (uses_tracker(algorithm) or isinstance(sampler, Prioritized))
+    replay = None if algorithm.replay is None else ReplayBuffer(algorithm.replay, seed)
+    if not (reads_values or isinstance(sampler, Greso)):
+        return Choosing(UniformCurriculum(len(tasks), seed), None, Unmeasured(), replay)
     roster = Roster(tasks[index].id for index in range(len(tasks)))
+    tracker, drift = _remembering(algorithm, roster) if reads_values else (None, Unmeasured())
+    if isinstance(sampler, Prioritized):
+        assert isinstance(tracker, ValueTracker), "validate refuses Prioritized without a TrackerPlan"
+        chosen: Curriculum = PrioritizedCurriculum(tracker, sampler.epsilon, sampler.gamma, seed)
+    elif isinstance(sampler, Greso):
+        chosen = GresoCurriculum(roster, sampler, seed)
+    else:
+        chosen = UniformCurriculum(len(tasks), seed)
+    return Choosing(chosen, tracker, drift, replay)
+
+
+def _remembering(algorithm: Algorithm, roster: Roster) -> tuple[TaskValues, Drift]:
+    """Return what keeps a value for each prompt, and what it forgets by."""
+    plan = algorithm.tracker
+    assert plan is not None, "validate refuses Tracked and Prioritized without a tracker"
+    if isinstance(plan, OptimalValue):
+        fixed = FixedValues(roster, plan.beta)
+        if plan.initial != "samples":
+            fixed.load(Path(plan.initial))
+        return fixed, Unmeasured()
     tracker = ValueTracker(roster, _forgetting(plan), plan.rewards, plan.prior)
     if plan.initial not in ("prior", "samples"):
         tracker.load(Path(plan.initial))
@@ -154,11 +185,7 @@ def choosing(algorithm: Algorithm, tasks: TaskSet, seed: int) -> Choosing:
             f'tracker.drift = "{plan.drift}" needs {drift.needs_updates} updates a step to measure anything and there '
             f'is {algorithm.updates.total}; set algorithm.updates.minibatches, or algorithm.tracker.drift = "replayed"'
         )
-    sampler = algorithm.sampler
-    if isinstance(sampler, Prioritized):
-        chosen: Curriculum = PrioritizedCurriculum(tracker, sampler.epsilon, sampler.gamma, seed)
-        return Choosing(chosen, tracker, drift)
-    return Choosing(UniformCurriculum(len(tasks), seed), tracker, drift)
+    return tracker, drift
 
 
 def _forgetting(plan: TrackerPlan) -> Forgetting:

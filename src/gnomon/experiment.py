@@ -149,7 +149,7 @@ def from_table(table: Mapping[str, Any], overrides: Sequence[str] = ()) -> Loade
     notes: list[str] = []
     _name_task(whole)
     # The shorter paths first: a whole algorithm or task does not undo what is said of its parts.
-    for key, value in sorted(map(_parse, overrides), key=lambda parsed: parsed[0].count(".")):
+    for key, value in sorted(map(parse_override, overrides), key=lambda parsed: parsed[0].count(".")):
         if key == "task":
             whole.pop("task", None)
         if key.startswith("algorithm.") and isinstance(whole.get("algorithm"), str):
@@ -202,7 +202,8 @@ def _anchor(node: Any) -> None:
         if node.get("kind") == "function":
             file, colon, name = node["function"].rpartition(":")
             node["function"] = f"{_absolute(file)}{colon}{name}"
-        if node.get("piece") == "TrackerPlan":
+        is_critic = node.get("piece") == "CriticPlan" and node["initial"] != "policy"
+        if node.get("piece") in ("TrackerPlan", "OptimalValue") or is_critic:
             node["initial"] = _absolute(node["initial"])
     for below in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
         _anchor(below)
@@ -220,10 +221,11 @@ def _name_task(whole: dict[str, Any]) -> None:
         evaluation["task"] = to_table(named(evaluation["task"]))
 
 
-def _parse(override: str) -> tuple[str, Any]:
+def parse_override(override: str) -> tuple[str, Any]:
+    """Return path and value of "path=value"; the value is TOML, or else text. Raises: ConfigError for another form."""
     key, equals, text = override.partition("=")
     key = key.strip().removeprefix("--")
-    if not equals or not key or not all(part.isidentifier() for part in key.replace("-", "_").split(".")):
+    if not equals or not key or not all(p.isidentifier() or p.isdigit() for p in key.replace("-", "_").split(".")):
         raise ConfigError(f"cannot read the override {override!r}: {OVERRIDE_HINT}")
     try:
         return key.replace("-", "_"), tomllib.loads(f"value = {text}")["value"]

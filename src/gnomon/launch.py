@@ -20,6 +20,8 @@ from gnomon.learner.machine import tune_allocator
 from gnomon.learner.precision import resolve_precision
 from gnomon.loop.evaluate import Evaluation, Score
 from gnomon.loop.run import StopRequest
+from gnomon.models.critic import HEAD_FILE, check_critic
+from gnomon.planning import lambda_note
 from gnomon.records.batches import BatchLog
 from gnomon.records.card import run_card, write_card
 from gnomon.records.checkpoints import Checkpoints, Found
@@ -85,6 +87,8 @@ def train_experiment(loaded: Loaded, run_dir: Path | None = None, stop: StopRequ
             console.say(f"understood: {note}")
         _refuse_taken(run_dir)
         asked, chosen = checked(experiment, console)
+        if (short := lambda_note(experiment)) is not None:
+            console.warn(short)
         experiment = anchored(experiment)
         directory = RunDirectory.named(experiment.name) if run_dir is None else RunDirectory.create(run_dir)
         stack.callback(directory.close)
@@ -103,14 +107,14 @@ def resume(run: str | Path, stop: StopRequest | None = None) -> Result:
         stack.callback(directory.close)
         experiment = load(directory.experiment).experiment
         console = stack.enter_context(Console(experiment.steps))
-        found = _newest(directory, experiment, console)
-        step = 0 if found is None else found.step
-        if found is not None and step >= experiment.steps:
+        standing = _standing(directory, experiment, console)
+        found, step = standing.found, standing.step
+        if found is not None and standing.batches is None and step >= experiment.steps:
             console.say(f"{directory.path} is finished: {step} of {experiment.steps} steps")
             return result_of(directory, experiment)
         asked, chosen = _prepared(experiment, console)
-        _rewind(directory, None if found is None else step)
-        console.say(f"resuming {directory.path} at step {step} of {experiment.steps}")
+        _rewind(directory, standing)
+        console.say(f"resuming {directory.path} at step {step} of {experiment.steps}{standing.said}")
         return _run(Session(experiment, asked, chosen, directory, console), found, stop or StopRequest())
 
 
@@ -128,7 +132,8 @@ def export(run: str | Path, folder: str | Path) -> Path:
     except OSError as error:
         raise RunDirectoryError(f"{target} cannot be made: {error.strerror}; name another folder") from error
     for path in source.iterdir():
-        if path.is_file() and path.name != "manifest.json":
+        # A value head is no part of the model, and some engines read every weight file that they find.
+        if path.is_file() and path.name not in ("manifest.json", HEAD_FILE):
             shutil.copy2(path, target / path.name)
     return target
 
@@ -187,6 +192,9 @@ def checked(experiment: Experiment, console: Console) -> tuple[Questions, Choosi
 
 def _prepared(experiment: Experiment, console: Console) -> tuple[Questions, Choosing]:
     check_sinks(experiment.records.sinks)
+    critic = experiment.algorithm.critic
+    if critic is not None:
+        check_critic(experiment.model, critic.initial, experiment.trust_remote_code)
     with console.phase("preparing tasks"):
         asked = questions(experiment)
         return asked, choosing(experiment.algorithm, asked.split.train, experiment.seed)
@@ -215,19 +223,49 @@ def _refuse_taken(run_dir: Path | None) -> None:
         raise RunDirectoryError(f"{run_dir} is a file; name a new directory with --run-dir")
 
 
-def _newest(directory: RunDirectory, experiment: Experiment, console: Console) -> Found | None:
+@dataclass(frozen=True)
+class _Standing:
+    """Where a run stands.
+
+    found: its newest checkpoint; None at the very beginning. batches: of value pre-training that it has made, None when
+    that phase is over, or there is none.
+    """
+
+    found: Found | None
+    batches: int | None = None
+
+    @property
+    def step(self) -> int:
+        """Training steps done."""
+        return 0 if self.found is None else self.found.step
+
+    @property
+    def said(self) -> str:
+        """What a person is told beside the step."""
+        return "" if self.batches is None else f", after batch {self.batches} of value pre-training"
+
+
+def _standing(directory: RunDirectory, experiment: Experiment, console: Console) -> _Standing:
     plan = experiment.checkpoints
     found = Checkpoints(directory.checkpoints, plan.keep_last, plan.keep_every or None).newest()
+    standing = _Standing(found)
+    if found is None and (found := Checkpoints(directory.pretraining_checkpoints).newest()) is not None:
+        standing = _Standing(replace(found, step=0), found.step)
     for warning in () if found is None else found.warnings:
         console.warn(warning)
     if found is None:
         console.warn(f"{directory.path} has no checkpoint yet, so it begins again at step 0")
-    return found
+    return standing
 
 
-def _rewind(directory: RunDirectory, step: int | None) -> None:
-    """Remove what was written after the checkpoint; it will be written again. None: everything."""
-    kept = -1 if step is None else step
+def _rewind(directory: RunDirectory, standing: _Standing) -> None:
+    """Remove what was written after the checkpoint; it will be written again. Without one: everything."""
+    kept = -1 if standing.found is None else standing.step
+    if standing.batches is None:
+        # Over, or never saved: a crash may have left its folder behind.
+        shutil.rmtree(directory.pretraining_checkpoints, ignore_errors=True)
+    if standing.found is None or standing.batches is not None:
+        drop_after(directory.pretraining, -1 if standing.batches is None else standing.batches)
     for path in (directory.metrics, directory.evaluations):
         drop_after(path, kept)
     RolloutLog(directory.rollouts).drop_after(kept)

@@ -1,6 +1,7 @@
 """One session of one run: the objects built, connected, walked, and closed again."""
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -18,11 +19,16 @@ from gnomon.experiment import Experiment
 from gnomon.learner.precision import dtype_of, resolve_precision
 from gnomon.learner.torch import TorchLearner
 from gnomon.loop.evaluate import Evaluation, Evaluator
+from gnomon.loop.imitation import Imitation, Practiced, Unpracticed
 from gnomon.loop.journal import Journal
+from gnomon.loop.pretraining import ValuePretraining, monte_carlo
 from gnomon.loop.run import Run, StopRequest
 from gnomon.loop.tracking import Tracked, Tracking, Untracked
 from gnomon.loop.train import train
+from gnomon.loop.valuing import Unvalued, Valued, Valuing
+from gnomon.models.critic import head_for, load_critic
 from gnomon.models.load import load_model
+from gnomon.models.routing import moe_layers
 from gnomon.records.batches import BatchLog
 from gnomon.records.checkpoints import Checkpoints, Found
 from gnomon.records.checkpoints import load as load_checkpoint
@@ -87,7 +93,7 @@ async def walk(session: Session, found: Found | None, stop: StopRequest) -> None
         journal = _journal(session, 0 if found is None else found.step)
         stack.callback(journal.close)
         parts = _parts(learner, chosen, stream)
-        checkpoints = _checkpoints(session)
+        pretraining = _pretraining(session, learner, stream, parts)
         if found is not None:
             saved = load_checkpoint(found.path, is_verified=True)
             for name, part in parts.items():
@@ -103,7 +109,10 @@ async def walk(session: Session, found: Found | None, stop: StopRequest) -> None
             steps=experiment.steps,
             temperature=experiment.sampling.temperature,
             seed=experiment.seed,
-            save=_saving(checkpoints, parts, learner, session),
+            save=_saving(_checkpoints(session), parts, learner, session),
+            valuing=_valuing(experiment, learner),
+            imitation=_imitation(experiment, chosen, learner),
+            pretraining=pretraining,
             checkpoint_every=experiment.checkpoints.every,
             evaluator=_evaluator(experiment, session.asked, asker),
             evaluate_every=experiment.evaluation.every,
@@ -156,6 +165,10 @@ def reads_reference(algorithm: Algorithm) -> bool:
     return "reference" in algorithm.needs
 
 
+def _pretrains(algorithm: Algorithm) -> bool:
+    return algorithm.critic is not None and algorithm.critic.pretraining is not None
+
+
 def _model(experiment: Experiment) -> nn.Module:
     dtype = dtype_of(resolve_precision(experiment.learner.precision))
     return load_model(experiment.model, dtype, experiment.lora, experiment.trust_remote_code)
@@ -164,11 +177,23 @@ def _model(experiment: Experiment) -> nn.Module:
 def _network(experiment: Experiment, with_reference: bool) -> tuple[TorchLearner, LocalEngine]:
     """Return learner and engine: at staleness 0 over the same weights, else the engine has its own."""
     model = _model(experiment)
+    if experiment.algorithm.routing != "free":
+        moe_layers(model)  # refuses routers of a form that cannot be replayed, before anything is generated
     plain = replace(experiment, lora=None)
     reference = _model(plain) if with_reference and experiment.lora is None else None
-    learner = TorchLearner(model, experiment.learner, experiment.steps, reference)
+    critic, proximal = _critic(experiment, model), experiment.algorithm.proximal
+    learner = TorchLearner(model, experiment.learner, experiment.steps, reference, critic, proximal)
     is_shared = experiment.max_staleness == 0
     return learner, LocalEngine(model if is_shared else _model(plain), experiment.engine.max_concurrent, is_shared)
+
+
+def _critic(experiment: Experiment, policy: nn.Module) -> nn.Module | None:
+    """Return a value model with a trunk of its own, a head for the policy's trunk, or None."""
+    plan = experiment.algorithm.critic
+    if plan is None or plan.trunk == "shared":
+        return None if plan is None else head_for(policy)
+    dtype = dtype_of(resolve_precision(experiment.learner.precision))
+    return load_critic(experiment.model, plan.initial, dtype, experiment.trust_remote_code)
 
 
 async def _judge(experiment: Experiment, asked: Questions, console: Console, stack: AsyncExitStack) -> Judge:
@@ -202,7 +227,9 @@ def _stream(experiment: Experiment, asked: Questions, chosen: Choosing, asker: A
 
 
 def _evaluator(experiment: Experiment, asked: Questions, asker: Asker) -> Evaluator:
-    return Evaluator(replace(asker, generations=experiment.evaluation.samples), asked.split.held_out)
+    sampling = replace(asker.sampling, record_routing=False)
+    asker = replace(asker, generations=experiment.evaluation.samples, sampling=sampling)
+    return Evaluator(asker, asked.split.held_out)
 
 
 def _tracking(experiment: Experiment, chosen: Choosing, learner: TorchLearner) -> Tracking:
@@ -211,17 +238,60 @@ def _tracking(experiment: Experiment, chosen: Choosing, learner: TorchLearner) -
     return Tracked(chosen.tracker, chosen.drift, learner, experiment.sampling.temperature)
 
 
+def _valuing(experiment: Experiment, learner: TorchLearner) -> Valuing:
+    if experiment.algorithm.critic is None:
+        return Unvalued()
+    return Valued(experiment.algorithm, learner, experiment.seed)
+
+
+def _imitation(experiment: Experiment, chosen: Choosing, learner: TorchLearner) -> Imitation:
+    algorithm = experiment.algorithm
+    if algorithm.replay is None or chosen.replay is None:
+        return Unpracticed()
+    return Practiced(algorithm.replay, chosen.replay, learner, experiment.sampling.temperature, algorithm.critic)
+
+
+def _pretraining(
+    session: Session, learner: TorchLearner, stream: RolloutStream, parts: dict[str, Stateful]
+) -> ValuePretraining | None:
+    """Return the critic's own phase, which becomes one of the ``parts``, where the algorithm asks for it."""
+    experiment = session.experiment
+    critic = experiment.algorithm.critic
+    if critic is None or critic.pretraining is None:
+        return None
+    folder = session.directory.pretraining_checkpoints
+    save = _saving(Checkpoints(folder, 1, warn=session.console.warn), parts, learner, session)
+    phase = ValuePretraining(
+        plan=critic.pretraining,
+        algorithm=monte_carlo(experiment.algorithm),
+        learner=learner,
+        stream=stream,
+        curriculum=session.chosen.curriculum,
+        temperature=experiment.sampling.temperature,
+        seed=experiment.seed,
+        save=lambda batches: save(batches, False),
+        discard=lambda: shutil.rmtree(folder, ignore_errors=True),
+    )
+    parts["pretraining"] = phase
+    return phase
+
+
 def _parts(learner: TorchLearner, chosen: Choosing, stream: RolloutStream) -> dict[str, Stateful]:
     """Return everything that changes from step to step, by the name it has in a checkpoint."""
     parts: dict[str, Stateful] = {"learner": learner, "curriculum": chosen.curriculum, "stream": stream}
     if chosen.tracker is not None:
         parts |= {"tracker": chosen.tracker, "drift": chosen.drift}
+    if chosen.replay is not None:
+        parts["replay"] = chosen.replay
     return parts
 
 
 def _checkpoints(session: Session) -> Checkpoints:
     plan = session.experiment.checkpoints
-    return Checkpoints(session.directory.checkpoints, plan.keep_last, plan.keep_every or None, session.console.warn)
+    # What value pre-training cost is worth keeping: other runs can begin with its critic.
+    kept = frozenset({0} if _pretrains(session.experiment.algorithm) else ())
+    every = plan.keep_every or None
+    return Checkpoints(session.directory.checkpoints, plan.keep_last, every, session.console.warn, kept)
 
 
 def _saving(
@@ -232,7 +302,7 @@ def _saving(
         session.asked.tokenizer.save(folder)
 
     def save(step: int, is_best: bool) -> None:
-        with session.console.phase(f"saving step {step}"):
+        with session.console.phase(f"saving {checkpoints.directory.name}/step-{step}"):
             checkpoints.save(step, {name: part.state() for name, part in parts.items()}, write, is_best)
 
     return save
@@ -250,6 +320,7 @@ def _journal(session: Session, step: int) -> Journal:
         evaluations=JsonLines(directory.evaluations),
         rollouts=RolloutLog(directory.rollouts) if plan.rollouts else None,
         batches=BatchLog(directory.batches) if plan.batches else None,
+        critic=JsonlSink(directory.pretraining) if _pretrains(experiment.algorithm) else None,
     )
 
 

@@ -127,7 +127,8 @@ class Group:
 _AXES: Mapping[str, str] = {
     "tokens": "B S", "prompt_lengths": "B", "lengths": "B", "mask": "B T", "rewards": "B", "is_graded": "B",
     "is_truncated": "B", "group": "B", "version": "B", "behavior": "B T", "full_behavior": "B T",
-    "baseline": "B", "bootstrap": "B", "routing": "B S L K", "proximal": "B T",
+    "baseline": "B", "bootstrap": "B", "routing": "B S L K",
+    "free_routing": "B S L K", "proximal": "B T",
     "reference": "B T", "values": "B T", "advantages": "B T", "returns": "B T", "weights": "B T",
 }  # fmt: skip
 
@@ -146,6 +147,7 @@ class Batch:
     temperature: of the sampler; every policy is scored at it.
     baseline Float[B]: tracked value of the task, read before this batch was observed.
     routing Int[B S L K]: experts of the policy whose routing is replayed, -1 where none is; None replays nothing.
+    free_routing Int[B S L K]: experts of the proximal policy where nothing is replayed, to compare with.
     Filled by scoring: proximal, reference Float[B T]; values Float[B T], of the state *before* each token, and
         bootstrap Float[B], of the state after the last one. By `prepare`: advantages, returns Float[B T].
     By `minibatches`: weights Float[B T], own_weights (name of a regularizer -> Float[B T]).
@@ -168,6 +170,7 @@ class Batch:
     baseline: Tensor | None = None
     bootstrap: Tensor | None = None
     routing: Tensor | None = None
+    free_routing: Tensor | None = None
     proximal: Tensor | None = None
     reference: Tensor | None = None
     values: Tensor | None = None
@@ -224,6 +227,7 @@ class Scores:
     values: Tensor | None = None
     bootstrap: Tensor | None = None
     routing: Tensor | None = None
+    free_routing: Tensor | None = None
 
     def into(self, batch: Batch) -> Batch:
         """Return ``batch`` with the fields that were scored."""

@@ -26,6 +26,7 @@ OPTIONS = {
     "evaluate": {"model", "key=value", "--task", "--samples", "--prompts", "--json"},
     "plan": {"experiment", "key=value", "--resolved", "--json"},
     "algorithms": {"name", "--json"},
+    "dissect": {"batch", "key=value", "--algorithms", "--rows", "--verify", "--json"},
     "export": {"run", "folder", "--json"},
 }
 QUICK = ("task.size=60", "rollouts_per_step=16", "algorithm.num_generations=4")
@@ -55,7 +56,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_verbs_are_these():
-    """Six verbs, each a module that is loaded when it is called."""
+    """Seven verbs, each a module that is loaded when it is called."""
     assert set(VERBS) == set(OPTIONS)
 
 

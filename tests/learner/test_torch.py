@@ -458,3 +458,19 @@ def test_a_learner_plan_that_cannot_be_meant_is_refused(setting, message):
     """The message names the key and the value."""
     with pytest.raises(ConfigError, match=message):
         LearnerPlan(**setting)
+
+
+@pytest.mark.parametrize("rate", [0.5, 3.0])
+def test_a_rate_is_a_factor_on_the_learning_rate_of_one_update(rate, make_model, make_minibatch):
+    """The weights are those of a plan with another learning rate; the update after it has the plan's own again."""
+
+    def build(learning_rate: float) -> TorchLearner:
+        return TorchLearner(make_model(), LearnerPlan(OptimizerPlan(learning_rate=learning_rate)), steps=10)
+
+    learner, other = build(1e-3), build(1e-3 * rate)
+    metrics = run(learner.update(make_minibatch(GRPO), GRPO, 0, rate=rate))
+    run(other.update(make_minibatch(GRPO), GRPO, 0))
+
+    assert metrics["learner/learning_rate"] == pytest.approx(1e-3 * rate)
+    assert_same(weights(learner), weights(other), atol=1e-7)
+    assert run(learner.update(make_minibatch(GRPO), GRPO, 0))["learner/learning_rate"] == 1e-3

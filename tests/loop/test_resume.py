@@ -1,17 +1,12 @@
 """A run that was stopped, killed or broken off goes on as if nothing had happened, bit for bit."""
 
-import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.loop.runs import broken_off, same, signaled, trace
 
 from gnomon.errors import Stopped
 from gnomon.experiment import load
@@ -31,11 +26,13 @@ ALGORITHMS = {
     "spo-replayed": (*SPO, "algorithm.tracker.drift=replayed"),
     "spo-accumulated": (*SPO, "algorithm.tracker.drift=accumulated"),
 }
-# Whose state takes other ways: adapters alone, masters in another precision, prompts asked again within a step.
+# Whose state takes other ways: adapters alone, masters in another precision, prompts asked again within a step, a
+# second copy of the weights.
 OTHERS = {
     "lora": (*ALGORITHMS["grpo"], "lora.rank=4", "algorithm.regularizers=[{piece='Kl', coefficient=0.1}]"),
     "bf16": (*ALGORITHMS["grpo"], "learner.precision=bf16", "records.batches=true"),
     "dapo": ("algorithm=dapo", *ALGORITHMS["grpo"], "algorithm.overlong=none"),
+    "ewma": ("algorithm=decoupled-ppo", *ALGORITHMS["grpo"], "algorithm.proximal={decay=0.5}"),
 }
 EVERY_STEP = ("checkpoints.every=1", "checkpoints.keep_last=100")
 PARTS = [
@@ -48,31 +45,6 @@ PARTS = [
 def overrides(algorithm: str, *more: str, steps: int = STEPS) -> list[str]:
     """Return what the tests change about the `tiny` experiment."""
     return [f"steps={steps}", "checkpoints.every=2", *COMMON, *(ALGORITHMS | OTHERS)[algorithm], *more]
-
-
-def trace(run: Path, steps: int = STEPS) -> dict[str, Any]:
-    """Return all that a run left behind, without clocks and memory: metrics, evaluations, rollouts, final state.
-
-    Positions computed for drift after a step's updates are counted with the next step's, in another session or none.
-    """
-
-    def rows(name: str) -> list[dict[str, Any]]:
-        lines = (run / name).read_text().splitlines()
-        found = [json.loads(line) for line in lines]
-        noise = ("time/", "memory/", "seconds")
-        return [{k: v for k, v in row.items() if not k.startswith(noise)} for row in found]
-
-    final = run / "checkpoints" / f"step-{steps}"
-    records = sorted([*run.glob("rollouts/*"), *run.glob("batches/*")])
-    files = [*records, *sorted((final / "state").iterdir()), final / "model.safetensors"]
-    kept = {str(path.relative_to(run)): path.read_bytes() for path in files}
-    return {"metrics": rows("metrics.jsonl"), "evaluations": rows("evaluations.jsonl"), **kept}
-
-
-def same(left: dict[str, Any], right: dict[str, Any]) -> None:
-    """Assert that two traces are equal, naming what is not."""
-    assert left.keys() == right.keys()
-    assert [name for name in left if left[name] != right[name]] == []
 
 
 @pytest.fixture(scope="module")
@@ -89,15 +61,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return run
 
 
-def broken_off(run: Path, copy: Path, step: int) -> Path:
-    """Return a copy of a run as a crash leaves it: checkpoints up to ``step``, but records of later steps."""
-    shutil.copytree(run, copy)
-    for path in (copy / "checkpoints").glob("step-*"):
-        if int(path.name.removeprefix("step-")) > step:
-            shutil.rmtree(path)
-    return copy
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_run_that_is_stopped_after_every_step_is_the_uninterrupted_run(
     tmp_path: Path, whole: Callable[[str], Path], algorithm: str
@@ -111,7 +74,7 @@ def test_a_run_that_is_stopped_after_every_step_is_the_uninterrupted_run(
             resume(run, StopRequest(signal.SIGTERM))
     resume(run)
 
-    same(trace(run), trace(whole(algorithm)))
+    same(trace(run, STEPS), trace(whole(algorithm), STEPS))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -121,16 +84,16 @@ def test_a_crash_after_any_checkpoint_changes_nothing(tmp_path: Path, whole: Cal
         run = broken_off(whole(algorithm), tmp_path / f"from-{step}", step)
         resume(run)
 
-        same(trace(run), trace(whole(algorithm)))
+        same(trace(run, STEPS), trace(whole(algorithm), STEPS))
 
 
 @pytest.mark.parametrize("algorithm", OTHERS)
 def test_a_crash_changes_nothing_for_others(tmp_path: Path, whole: Callable[[str], Path], algorithm: str):
-    """LoRA with a reference, bfloat16 with recorded batches, and dynamic sampling go on as if nothing had happened."""
+    """LoRA with a reference, bfloat16 with recorded batches, dynamic sampling, an averaged policy: the same."""
     run = broken_off(whole(algorithm), tmp_path / "run", 2)
     resume(run)
 
-    same(trace(run), trace(whole(algorithm)))
+    same(trace(run, STEPS), trace(whole(algorithm), STEPS))
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "spo-replayed"])
@@ -142,7 +105,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again_and_says_so(
     resume(run)
 
     assert "has no checkpoint yet, so it begins again at step 0" in capsys.readouterr().err
-    same(trace(run), trace(whole(algorithm)))
+    same(trace(run, STEPS), trace(whole(algorithm), STEPS))
 
 
 def test_initial_samples_are_not_drawn_twice(tmp_path: Path, whole: Callable[[str], Path]):
@@ -151,7 +114,7 @@ def test_initial_samples_are_not_drawn_twice(tmp_path: Path, whole: Callable[[st
     assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-0"]
     resume(run)
 
-    same(trace(run), trace(whole("spo-replayed")))
+    same(trace(run, STEPS), trace(whole("spo-replayed"), STEPS))
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +144,7 @@ def test_each_part_of_the_state_is_needed(
         shutil.copy2(fresh(algorithm) / "state" / f"{part}.{ending}", checkpoint / "state" / f"{part}.{ending}")
     write_manifest(checkpoint, step)
     resume(run)
-    ablated, uninterrupted = trace(run), trace(whole(algorithm))
+    ablated, uninterrupted = trace(run, STEPS), trace(whole(algorithm), STEPS)
 
     assert len(ablated["metrics"]) == STEPS
     assert ablated["metrics"][:step] == uninterrupted["metrics"][:step]
@@ -214,31 +177,7 @@ def test_the_newest_undamaged_checkpoint_is_used(
     said = capsys.readouterr().err
     assert "step-4 is damaged and is not used" in said
     assert f"at step 3 of {STEPS}" in said
-    same(trace(run), trace(whole("grpo")))
-
-
-def gnomon(*arguments: str) -> list[str]:
-    """Return the command that runs `gnomon` with this interpreter."""
-    return [sys.executable, "-c", "import sys; from gnomon.cli.main import main; sys.exit(main())", *arguments]
-
-
-def signaled(run: Path, number: signal.Signals, options: list[str]) -> subprocess.CompletedProcess[str]:
-    """Train in a process of its own and send it a signal once two steps are written down."""
-    process = subprocess.Popen(
-        gnomon("train", "tiny", *options, "--run-dir", str(run)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    metrics, deadline = run / "metrics.jsonl", time.monotonic() + 60
-    while not metrics.exists() or metrics.read_bytes().count(b"\n") < 2:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=60)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    same(trace(run, STEPS), trace(whole("grpo"), STEPS))
 
 
 def test_a_run_that_is_killed_goes_on(tmp_path: Path):

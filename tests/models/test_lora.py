@@ -7,7 +7,7 @@ import transformers as hf
 from gnomon.errors import ConfigError
 from gnomon.models.load import load_model
 from gnomon.models.lora import LoraPlan, adapt, merged_tensors, trainable
-from gnomon.models.tiny import tiny_model
+from gnomon.models.tiny import TinyConfig, tiny_model
 
 IDS = torch.tensor([[256, 72, 105, 33]])
 
@@ -25,6 +25,11 @@ def gpt2():
     """Its linear layers are stored transposed."""
     torch.manual_seed(0)
     return hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=300, n_embd=16, n_layer=1, n_head=2)).eval()
+
+
+def mixture():
+    """Experts and their router, whose weights are no linear layers' but are adapted like those."""
+    return tiny_model(0, TinyConfig(architecture="qwen3_moe"))
 
 
 def test_a_new_adapter_changes_nothing():
@@ -45,7 +50,7 @@ def test_only_adapters_are_trained_and_in_float32():
     assert len(list(trainable(tiny_model(0)))) == len(list(tiny_model(0).parameters()))
 
 
-@pytest.mark.parametrize("make", [tiny_model, gpt2], ids=["linear", "conv1d"])
+@pytest.mark.parametrize("make", [tiny_model, gpt2, mixture], ids=["linear", "conv1d", "experts"])
 def test_merged_weights_are_w_plus_scale_b_a(make):
     """The plain model with merged weights gives the adapted model's logits; names are the plain model's."""
     adapted = adapt(make(), LoraPlan(rank=3, alpha=7.0))

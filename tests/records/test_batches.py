@@ -72,6 +72,7 @@ def batch(rows: int, width: int, seed: int = 0) -> Batch:
         full_behavior=matrix(),
         temperature=0.7,
         baseline=torch.rand(rows, generator=random, dtype=torch.float64),
+        bootstrap=torch.rand(rows, generator=random, dtype=torch.float64),
         proximal=matrix(),
         reference=matrix(),
         values=matrix(),
@@ -132,14 +133,14 @@ def test_what_is_read_is_what_was_written(tmp_path_factory: pytest.TempPathFacto
     read = read_batch(path)
     lengths = written.lengths - written.prompt_lengths
 
-    for name in ("mask", "rewards", "is_truncated", "group", "baseline", "temperature"):
+    for name in ("mask", "rewards", "is_truncated", "group", "baseline", "bootstrap", "temperature"):
         assert torch.equal(torch.as_tensor(getattr(read.batch, name)), torch.as_tensor(getattr(written, name))), name
     for name in ("behavior", "proximal", "reference", "values"):
         assert torch.equal(getattr(read.batch, name), torch.where(written.mask, getattr(written, name), 0.0)), name
     assert torch.equal(read.current, torch.where(written.mask, current, 0.0))
     assert read.batch.lengths.tolist() == lengths.tolist()
     absent = {f.name for f in fields(Batch) if getattr(read.batch, f.name) is None}
-    assert absent == {"advantages", "returns", "weights"}
+    assert absent == {"routing", "advantages", "returns", "weights"}
 
 
 def test_without_current_the_first_inner_step_is_meant(tmp_path: Path):

@@ -1,5 +1,7 @@
 """Groups to batches: what errors, truncation and padding become."""
 
+from dataclasses import replace
+
 import torch
 
 from gnomon.rollouts.collate import collate
@@ -32,3 +34,18 @@ def test_the_baseline_is_read_by_task_id():
 
     assert batch.baseline is not None
     assert torch.equal(batch.baseline, torch.tensor([0.25], dtype=torch.float64))
+
+
+def test_routings_are_padded_with_no_choice():
+    """A shorter row, and a row of which no routing is known, have -1: routers choose freely there."""
+    one, two = (rollout(tokens, Grade(1.0)) for tokens in ((1, 2), (3,)))
+    known = replace(one, routing=torch.arange(4 * 2 * 2, dtype=torch.int16).view(4, 2, 2))
+    short = replace(two, routing=torch.ones(3, 2, 2, dtype=torch.int16))
+
+    batch = collate([Group(Task("t", (7, 8), ""), (known, short, two))], 1.0)
+
+    assert batch.routing is not None
+    assert torch.equal(batch.routing[0], known.routing)
+    assert batch.routing[1].tolist() == [[[1, 1], [1, 1]]] * 3 + [[[-1, -1], [-1, -1]]]
+    assert bool((batch.routing[2] == -1).all())
+    assert collate([Group(Task("t", (7, 8), ""), (one, two))], 1.0).routing is None

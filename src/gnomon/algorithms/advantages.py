@@ -258,8 +258,8 @@ class Whitened:
 
     of: the advantage; one that is scaled already is refused. epsilon: > 0, the square of an advantage.
     ddof: 0 for the population's variance (OpenRLHF), 1 for the sample's (verl).
-    skip_degenerate: leave groups of two or more equal rewards out of mean and variance and keep them at 0;
-        otherwise subtracting the mean makes their zeros push.
+    skip_degenerate: leave groups of two or more equal rewards, and those smaller than the advantage inside needs, out
+        of mean and variance and keep them at 0; otherwise subtracting the mean makes their zeros push.
     Source: REINFORCE++, arXiv 2501.03262; skip_degenerate is ours.
     """
 
@@ -292,7 +292,9 @@ class Whitened:
         counted = batch.is_graded
         if self.skip_degenerate:
             groups = Groups.of(batch)
-            counted = counted & (groups.differ(batch.rewards) | (groups.size < 2))
+            # A group too small for the baseline inside says nothing either.
+            natural = (groups.size < 2) & (self.of.minimum_generations < 2)
+            counted = counted & (groups.differ(batch.rewards) | natural)
         tokens = batch.mask & counted[:, None]
         values = inner[tokens]
         whitened = torch.zeros_like(inner)
@@ -315,6 +317,8 @@ def penalized(batch: Batch, kl: float) -> Tensor:
 def token_rewards(batch: Batch, rewards: Tensor, kl: float) -> Tensor:
     """Return Float64[B T]: ``rewards`` Float64[B] on each response's last trained token, less every token's penalty."""
     steps = -kl_penalty(batch, kl)
+    if not bool(batch.mask.any()):
+        return steps
     rows = batch.mask.any(1).nonzero().squeeze(1)
     last = batch.width - 1 - batch.mask.int().flip(1).argmax(1)
     steps[rows, last[rows]] += rewards[rows]

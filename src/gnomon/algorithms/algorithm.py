@@ -202,7 +202,7 @@ class Algorithm:
             needs |= {"proximal"}
         if self.ratio.anchor == "reference":
             needs |= {"reference"}
-        if self.routing == "proximal":
+        if self.routing == "proximal" and (self.updates.total > 1 or self.proximal is not None):
             needs |= {"routing"}
         return needs
 

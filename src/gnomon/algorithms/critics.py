@@ -98,7 +98,8 @@ class CriticPlan:
         if self.clip is not None and cut.values is not None and not one_sided:
             before = cut.values.detach()
             bounded = masked(before + (values - before).clamp(-self.clip, self.clip) - target, mask).square()
-            is_bounded = bounded > loss
+            # Inside the band ``before + (values - before)`` may miss ``values`` by a rounding, which is no bound.
+            is_bounded = ((values - before).abs() > self.clip) & (bounded > loss)
             loss = torch.where(is_bounded, bounded, loss)
         measured = {"critic/clipped_fraction": fraction(is_bounded, mask), "critic/loss": average(loss / 2, mask)}
         return (cut.weights * loss).sum() / 2, Metrics.of(measured)

@@ -139,7 +139,8 @@ class OptimalValue:
 class Ewma:
     """The proximal policy is a moving average of the weights, one step of it after every optimizer step.
 
-    average <- average + (weights - average) / n, n <- 1 + decay n (bias-corrected), with n = 1 at the start.
+    n <- 1 + decay n, then average <- average + (weights - average) / n (bias-corrected), with n = 1 for the initial
+    weights: weights that are k updates older count decay^k as much.
     Its distance behind the current policy stays the same however often a step updates.
 
     decay: in (0, 1); its center of mass lies decay / (1 - decay) updates back, 8 for 0.889.

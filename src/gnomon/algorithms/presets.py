@@ -244,7 +244,9 @@ VAPO_REVIEW = Algorithm(
     ratio=Ratio(),
     surrogate=Pessimistic(Clip(0.2, 0.28)),
     aggregate=TokenMean(),
-    critic=CriticPlan(trunk="shared", order="before", pretraining=Pretraining(50, frozen_trunk=True)),
+    critic=CriticPlan(
+        trunk="shared", learning_rate_ratio=1.0, order="before", pretraining=Pretraining(50, frozen_trunk=True)
+    ),
     replay=Replay(),
 )
 

@@ -41,8 +41,9 @@ class Ratio:
         total = token.sum(1, keepdim=True)
         if self.level != "sequence_product":
             total = total / mask.sum(1, keepdim=True).clamp(min=1)
+        is_free = total.detach().abs() <= self.clamp
         total = total.clamp(-self.clamp, self.clamp)
         if self.level == "sequence_token":
-            own = masked(current, mask)
+            own = masked(current, mask & is_free)
             total = total.detach() + own - own.detach()
         return masked(total.expand_as(token), mask)

@@ -14,6 +14,7 @@ VERBS = {
     "evaluate": "score a model or a run on held-out tasks, with intervals",
     "plan": "validate an experiment and say in plain words what a step does",
     "algorithms": "list the algorithms, or describe one",
+    "dissect": "take one recorded batch apart: several algorithms' gradients side by side",
     "export": "take a run's model away as Hugging Face safetensors",
 }
 HELP = "\n".join(

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from gnomon.curriculum.base import Indices
 from gnomon.curriculum.streams import stream
-from gnomon.curriculum.tracker import Indices, ValueTracker
+from gnomon.curriculum.tracker import ValueTracker
 from gnomon.errors import ConfigError
+from gnomon.metrics import Metrics
 from gnomon.types import Group, State
 
 Floats = NDArray[np.float64]
@@ -77,8 +79,9 @@ class PrioritizedCurriculum:
             self._takes += 1
         return taken
 
-    def observe(self, groups: Sequence[Group]) -> None:
+    def observe(self, groups: Sequence[Group]) -> Metrics:
         """Learn nothing here: the tracker observes, and the weights are read from it at the next take."""
+        return Metrics()
 
     def state(self) -> State:
         """Return the number of takes so far; the tracker saves itself."""

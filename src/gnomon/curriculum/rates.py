@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from gnomon.curriculum.roster import Roster
 from gnomon.errors import DatasetError
 
 Rewards = Literal["binary", "continuous"]
@@ -34,15 +35,9 @@ def read_rates(path: Path, rewards: Rewards, prior: float) -> dict[str, float]:
     Raises: DatasetError when the file is missing, is no JSON object, or holds entries that are neither; the
     message lists the first of these.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as problem:
-        raise DatasetError(f"success rates cannot be read from {path}: {problem}") from problem
-    if not isinstance(content, dict):
-        raise DatasetError(f"{path} must hold one JSON object, task id to rate, but holds a {type(content).__name__}")
     rates: dict[str, float] = {}
     wrong: list[str] = []
-    for task_id, entry in content.items():
+    for task_id, entry in _read(path).items():
         rate = _rate(entry, rewards, prior)
         if rate is None:
             wrong.append(f"{task_id!r}: {json.dumps(entry)[:60]}")
@@ -57,9 +52,47 @@ def read_rates(path: Path, rewards: Rewards, prior: float) -> dict[str, float]:
     return rates
 
 
+def read_values(path: Path) -> dict[str, float]:
+    """Return task id to value from a JSON object, id to any finite number.
+
+    Raises: DatasetError when the file is missing, is no JSON object, or holds anything else.
+    """
+    values = _read(path)
+    wrong = [f"{task_id!r}: {json.dumps(entry)[:60]}" for task_id, entry in values.items() if not _is_number(entry)]
+    if wrong:
+        raise DatasetError(f"{path} has {len(wrong)} entries that are no finite number: {'; '.join(wrong[:5])}")
+    return {task_id: float(entry) for task_id, entry in values.items()}
+
+
+def places(values: Mapping[str, float], roster: Roster, path: Path) -> dict[int, float]:
+    """Return index to value of the tasks that ``roster`` knows; ids of other tasks are passed over.
+
+    Raises: DatasetError when it knows none.
+    """
+    named = {roster.find(task_id): value for task_id, value in values.items()}
+    ours = {index: value for index, value in named.items() if index is not None}
+    if not ours:
+        example = f", such as {next(iter(values))!r}" if values else ""
+        raise DatasetError(
+            f"none of the {len(values)} ids in {path}{example} is one of the {len(roster)} tasks; "
+            "tracker.initial needs the ids of this task set"
+        )
+    return ours
+
+
 def write_rates(path: Path, rates: Mapping[str, float]) -> None:
     """Write task id to rate; `read_rates` returns the same numbers."""
     path.write_text(json.dumps(dict(rates), ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as problem:
+        raise DatasetError(f"success rates cannot be read from {path}: {problem}") from problem
+    if not isinstance(content, dict):
+        raise DatasetError(f"{path} must hold one JSON object, task id to rate, but holds a {type(content).__name__}")
+    return content
 
 
 def _rate(entry: Any, rewards: Rewards, prior: float) -> float | None:

@@ -9,14 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gnomon.curriculum.base import Indices
 from gnomon.curriculum.forgetting import Forgetting
-from gnomon.curriculum.rates import Rewards, posterior_rate, read_rates, write_rates
+from gnomon.curriculum.rates import Rewards, places, posterior_rate, read_rates, write_rates
 from gnomon.curriculum.roster import Roster
-from gnomon.errors import ConfigError, DatasetError
+from gnomon.errors import ConfigError
 from gnomon.metrics import Mean, Metrics
 from gnomon.types import Group, State
-
-Indices = Sequence[int] | NDArray[np.int64]
 
 
 class ValueTracker:
@@ -106,16 +105,8 @@ class ValueTracker:
         Ids of other tasks are passed over, tasks that it does not name keep their start.
         Raises: DatasetError when the file cannot be used, or names none of the tasks.
         """
-        rates = read_rates(path, self._rewards, self._prior)
-        named = [(self.roster.find(task_id), rate) for task_id, rate in rates.items()]
-        ours = [(index, rate) for index, rate in named if index is not None]
-        if not ours:
-            example = f", such as {next(iter(rates))!r}" if rates else ""
-            raise DatasetError(
-                f"none of the {len(rates)} ids in {path}{example} is one of the {len(self)} tasks; "
-                "tracker.initial needs the ids of this task set"
-            )
-        for index, rate in ours:
+        ours = places(read_rates(path, self._rewards, self._prior), self.roster, path)
+        for index, rate in ours.items():
             self._believe(index, rate)
         self._find_floor()
         return len(ours)

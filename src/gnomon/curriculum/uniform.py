@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from gnomon.curriculum.streams import stream
 from gnomon.errors import ConfigError
+from gnomon.metrics import Metrics
 from gnomon.types import Group, State
 
 
@@ -41,26 +42,18 @@ class UniformCurriculum:
         taken: list[int] = []
         held: set[int] = set()
         for _ in range(count):
-            index = self._next(held if count <= self._size else set())
+            index = self.draw(held if count <= self._size else set())
             taken.append(index)
             held.add(index)
         return taken
 
-    def observe(self, groups: Sequence[Group]) -> None:
-        """Learn nothing: the order depends on no outcome."""
+    @property
+    def epoch(self) -> int:
+        """How many epochs the latest draw had behind it."""
+        return self._epoch
 
-    def state(self) -> State:
-        """Return epoch, position in it, and the tasks passed over: a few numbers, whatever the size."""
-        return State(values={"epoch": self._epoch, "position": self._position, "passed_over": list(self._passed_over)})
-
-    def restore(self, state: State) -> None:
-        """Go on where the curriculum that returned ``state`` stood."""
-        self._epoch = int(state.values["epoch"])
-        self._position = int(state.values["position"])
-        self._passed_over = [int(index) for index in state.values["passed_over"]]
-        self._order = _shuffled(self._size, self._seed, self._epoch)
-
-    def _next(self, held: AbstractSet[int]) -> int:
+    def draw(self, held: AbstractSet[int]) -> int:
+        """Return the next task that is not in ``held``, which must not be all of them; those come first later."""
         for place, index in enumerate(self._passed_over):
             if index not in held:
                 return self._passed_over.pop(place)
@@ -73,6 +66,21 @@ class UniformCurriculum:
             if index not in held:
                 return index
             self._passed_over.append(index)
+
+    def observe(self, groups: Sequence[Group]) -> Metrics:
+        """Learn nothing: the order depends on no outcome."""
+        return Metrics()
+
+    def state(self) -> State:
+        """Return epoch, position in it, and the tasks passed over: a few numbers, whatever the size."""
+        return State(values={"epoch": self._epoch, "position": self._position, "passed_over": list(self._passed_over)})
+
+    def restore(self, state: State) -> None:
+        """Go on where the curriculum that returned ``state`` stood."""
+        self._epoch = int(state.values["epoch"])
+        self._position = int(state.values["position"])
+        self._passed_over = [int(index) for index in state.values["passed_over"]]
+        self._order = _shuffled(self._size, self._seed, self._epoch)
 
 
 def _shuffled(size: int, seed: int, epoch: int) -> NDArray[np.uint32]:

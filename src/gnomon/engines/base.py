@@ -18,6 +18,7 @@ class Sampling:
     min_p: in [0, 1); keep tokens with at least this fraction of the likeliest one's probability. 0 keeps all.
     max_completion_length: tokens, > 0, the stop token included.
     stop_ids: token ids that end a completion, each trained as an action when sampled.
+    record_routing: return which experts a mixture model chose, as ``Completion.routing``; nothing for a dense one.
     Truncations apply in the order top-k, top-p, min-p, as vLLM and transformers do, on the tempered distribution.
     """
 
@@ -27,6 +28,7 @@ class Sampling:
     min_p: float = 0.0
     max_completion_length: int = 64
     stop_ids: tuple[int, ...] = ()
+    record_routing: bool = False
 
     def __post_init__(self) -> None:
         checks = {

@@ -34,7 +34,7 @@ class Request:
 
 @dataclass(eq=False)
 class Row:
-    """One answer on its way. place: which of the request's keys it answers."""
+    """One answer on its way. place: which of the request's keys it answers. experts: set when it leaves the model."""
 
     request: Request
     place: int
@@ -43,6 +43,7 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     full_logprobs: list[float] = field(default_factory=list)
     oldest_version: int = 0
+    experts: Tensor | None = None
 
     @property
     def latest(self) -> int:
@@ -53,6 +54,11 @@ class Row:
     def room(self) -> int:
         """Tokens that it may still get."""
         return self.request.sampling.max_completion_length - len(self.tokens)
+
+    @property
+    def routing(self) -> Tensor | None:
+        """The experts of prompt and response, as `Completion` has them: the last token has not been to any."""
+        return None if self.experts is None else torch.nn.functional.pad(self.experts, (0, 0, 0, 0, 0, 1), value=-1)
 
 
 class Batcher:
@@ -112,6 +118,7 @@ class Batcher:
             joining = [row for row in joining if len(row.request.prompt) == length]
             self._waiting.extendleft(reversed(others))
         self._active += joining
+        self._decoder.record(any(row.request.sampling.record_routing for row in self._active))
         self._decoder.admit(
             [row.request.prompt for row in joining],
             max(row.room for row in joining),
@@ -162,6 +169,7 @@ class Batcher:
             oldest_version=row.oldest_version,
             newest_version=self.version,
             stop=stop,
+            routing=row.routing,
         )
         if len(request.completions) < len(request.keys):
             return None
@@ -169,6 +177,8 @@ class Batcher:
 
     def _leave(self, slot: int) -> Row:
         row, last = self._active[slot], self._active.pop()
+        if row.request.sampling.record_routing:
+            row.experts = self._decoder.experts(slot)
         if last is not row:
             self._active[slot] = last
         self._decoder.leave(slot)

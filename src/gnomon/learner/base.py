@@ -11,7 +11,7 @@ from gnomon.types import Batch, Scores, Snapshot, State
 class Learner(Protocol):
     """Turns a loss into new weights.
 
-    A learner is `Stateful`: weights (fp32 masters), optimizer moments, schedule position, version.
+    A learner is `Stateful`: weights (fp32 masters), optimizer moments, schedule position, version, of the critic too.
     """
 
     @property
@@ -20,13 +20,27 @@ class Learner(Protocol):
         ...
 
     async def score(self, batch: Batch, needs: Set[Need]) -> Scores:
-        """Return the log-probabilities (or values) asked for, Float[B T], 0 where the mask is false; no gradient."""
+        """Return the log-probabilities (or values) asked for, Float[B T], 0 where the mask is false; no gradient.
+
+        Values come with the bootstrap, Float[B].
+        """
         ...
 
-    async def update(self, minibatch: Batch, algorithm: Algorithm, step: int) -> Metrics:
+    async def update(self, minibatch: Batch, algorithm: Algorithm, step: int, rate: float = 1.0) -> Metrics:
         """Make one optimizer step on ``minibatch`` (weights filled), or none if no token is trainable.
 
+        step: of training, which decides the learning rate; ``rate`` > 0 is a factor on it, for this one update.
         Raises: LearnerError when a loss or gradient is not finite; nothing was changed then.
+        """
+        ...
+
+    async def fit(self, minibatch: Batch, algorithm: Algorithm, step: int | None, one_sided: bool = False) -> Metrics:
+        """Make one optimizer step of the critic on ``minibatch`` (weights, returns and values filled), or none.
+
+        step: of training; None before its first one (value pre-training), where the rate is the plan's, no schedule,
+        and the trunk may be frozen. one_sided: only values below their return are wrong. Its learning rate is the
+        policy's times ``algorithm.critic.learning_rate_ratio``.
+        Raises: LearnerError when the loss or gradient is not finite; nothing was changed then.
         """
         ...
 

@@ -13,6 +13,7 @@ _RESPONSE_FIELDS = (
     "mask", "behavior", "full_behavior", "proximal", "reference", "values", "advantages", "returns",
     "weights",
 )  # fmt: skip
+_SEQUENCE_FIELDS = ("tokens", "routing", "free_routing")
 
 
 def cut_rows(lengths: Sequence[int], max_tokens: int, groups: Sequence[int] | None = None) -> list[list[int]]:
@@ -62,7 +63,8 @@ def trim(batch: Batch) -> Batch:
         if f.name in _RESPONSE_FIELDS and (value := vars(batch)[f.name]) is not None
     }
     own = {name: weights[:, :response] for name, weights in batch.own_weights.items()}
-    return replace(batch, tokens=batch.tokens[:, :sequence], **cut, own_weights=own)
+    cut |= {name: vars(batch)[name][:, :sequence] for name in _SEQUENCE_FIELDS if vars(batch)[name] is not None}
+    return replace(batch, **cut, own_weights=own)
 
 
 def move(batch: Batch, device: torch.device) -> Batch:

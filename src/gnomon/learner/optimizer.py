@@ -148,7 +148,7 @@ class Optimizer:
 
         Raises: CheckpointError when the state is of other parameters; nothing was changed then.
         """
-        self._check(state)
+        self.check(state)
         self.masters.drop_gradients()
         with torch.no_grad():
             for (name, master), steps in zip(self.masters.parameters.items(), state.tensors["steps"], strict=True):
@@ -162,7 +162,8 @@ class Optimizer:
                     }
         self.masters.round_into_module()
 
-    def _check(self, state: State) -> None:
+    def check(self, state: State) -> None:
+        """Raise CheckpointError when ``state`` is of other parameters."""
         mine = {f"master/{name}": tuple(p.shape) for name, p in self.masters.parameters.items()}
         theirs = {k: tuple(t.shape) for k, t in state.tensors.items() if k.startswith("master/")}
         if mine != theirs:

@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,19 +11,28 @@ import torch
 from torch import Tensor, nn
 
 from gnomon.algorithms.algorithm import Algorithm, Need
+from gnomon.algorithms.plans import Ewma
 from gnomon.algorithms.statistics import Statistics
 from gnomon.errors import CheckpointError, ConfigError
-from gnomon.learner.microbatches import micro_batches, move
+from gnomon.learner.average import MovingAverage
+from gnomon.learner.critic import CriticLearner, Lesson
+from gnomon.learner.lag import Lag
 from gnomon.learner.optimizer import Optimizer
+from gnomon.learner.passes import Passes, measure_routing
 from gnomon.learner.plan import LearnerPlan
+from gnomon.learner.states import join, part
 from gnomon.learner.tally import LossTally, Work
 from gnomon.metrics import Last, Mean, Metrics, Sum
 from gnomon.models.load import merged_tensors, trainable, write_model
 from gnomon.models.logprobs import TokenScorer
-from gnomon.models.modes import has_adapters, recomputing, without_adapters
+from gnomon.models.modes import has_adapters, without_adapters
+from gnomon.models.routing import can_record
+from gnomon.models.values import ValueHead
 from gnomon.types import Batch, Scores, Snapshot, State
 
 T = TypeVar("T")
+
+_PLAIN = {"critic": "no critic", "proximal": "no averaged proximal policy"}
 
 
 class TorchLearner:
@@ -41,21 +49,37 @@ class TorchLearner:
     steps: training steps of the whole run, which schedules end at.
     reference: a frozen copy for the reference policy. With adapters none is needed: it is the model without
         them.
+    critic: a value model with a trunk of its own (`load_critic`), which gets an optimizer of its own; or a `ValueHead`
+        on the model's trunk (`head_for`). On the same device.
+    proximal: keeps a moving average of the weights for the proximal policy, in a second module; without it that policy
+        is the current one at the time of `score`.
     """
 
-    def __init__(self, model: nn.Module, plan: LearnerPlan, steps: int, reference: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: LearnerPlan,
+        steps: int,
+        reference: nn.Module | None = None,
+        critic: nn.Module | None = None,
+        proximal: Ewma | None = None,
+    ) -> None:
         self._model: Any = model.eval()
         self._plan = plan
         self._steps = steps
-        self._device = next(model.parameters()).device
-        self._optimizer = Optimizer(trainable(model), plan.optimizer)
+        self._passes = Passes(plan, next(model.parameters()).device)
+        self._optimizer = Optimizer([*trainable(model), *_head_of(critic)], plan.optimizer)
         self._scorer = TokenScorer(model)
+        self._is_mixture = can_record(model)
         self._reference = None if reference is None else TokenScorer(reference.eval().requires_grad_(False))
+        self._critic = None if critic is None else CriticLearner(critic, model, self._optimizer, self._passes)
+        self._average = None if proximal is None else MovingAverage(model, proximal)
+        self._averaged = None if self._average is None else TokenScorer(self._average.model)
+        self._lag = Lag()
         self._version = 0
-        # Optimizer steps made, and made when `score` was last asked for the proximal policy.
+        # Optimizer steps made on the policy's weights, and made when `score` was last asked for the proximal policy.
         self._updates = 0
         self._scored_at: int | None = None
-        self._work = Work()
         self._fingerprints: dict[str, str] = {}
         # One thread for all calls: they never overlap, and OpenMP keeps one team of threads.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
@@ -72,15 +96,24 @@ class TorchLearner:
         """
         return await self._run(lambda: self._score(batch, needs))
 
-    async def update(self, minibatch: Batch, algorithm: Algorithm, step: int) -> Metrics:
+    async def update(self, minibatch: Batch, algorithm: Algorithm, step: int, rate: float = 1.0) -> Metrics:
         """Make one optimizer step on the weighed ``minibatch``, or none if no row of it can have a gradient.
 
-        As long as no optimizer step was made since `score`, the proximal policy *is* the current one: the
-        forward pass with the gradient then serves both, so that ratios are exactly one.
+        As long as no optimizer step was made since `score`, the proximal policy *is* the current one, unless it is an
+        average: the forward pass with the gradient then serves both, so that ratios are exactly one.
         Raises: LearnerError when a loss or the gradient is not finite; weights, moments and schedule are
             then what they were.
         """
-        return await self._run(lambda: self._update(minibatch, algorithm, step))
+        return await self._run(lambda: self._update(minibatch, algorithm, step, rate))
+
+    async def fit(self, minibatch: Batch, algorithm: Algorithm, step: int | None, one_sided: bool = False) -> Metrics:
+        """Make one optimizer step of the critic on one of ``algorithm.value_minibatches``, or none if it has no token.
+
+        With a trunk of its own the critic's loss never touches the policy; on a shared trunk it moves both.
+        Raises: ConfigError without a critic; LearnerError when the loss or the gradient is not finite, and nothing
+            was changed then.
+        """
+        return await self._run(lambda: self._fit(minibatch, algorithm, step, one_sided))
 
     def advance(self) -> None:
         """Count one finished training step."""
@@ -93,74 +126,85 @@ class TorchLearner:
     def state(self) -> State:
         """Return copies of masters and moments; the version; which frozen weights they belong to; uncounted work.
 
-        The module itself is not among them: it is the masters, rounded. With LoRA only adapters are.
+        The module itself is not among them: it is the masters, rounded. With LoRA only adapters are. Where they exist,
+        the critic's masters and moments come as ``critic/...``, the proximal average as ``proximal/...``.
         """
-        work = [self._work.computed, self._work.real]
-        values = {"version": self._version, "frozen": dict(self._frozen()), "work": work}
-        return State(self._optimizer.state().tensors, values)
+        parts = {"critic": State() if self._critic is None else self._critic.state()}
+        parts["proximal"] = State() if self._average is None else self._average.state()
+        parts["lag"] = self._lag.state()
+        work = [self._passes.work.computed, self._passes.work.real]
+        values = {"version": self._version, "frozen": dict(self._frozen()), "work": work, "has": self._composition()}
+        return join(State(self._optimizer.state().tensors, values), parts)
 
     def restore(self, state: State) -> None:
         """Become the learner that returned ``state``, bit for bit.
 
-        Raises: CheckpointError when it was trained on another model, base or reference; nothing was changed
-            then.
+        Raises: CheckpointError when it was trained on another model, base or reference, or with another kind of critic
+            or proximal policy; nothing was changed then.
         """
-        saved = state.values["frozen"]
-        if saved != self._frozen():
-            raise CheckpointError(
-                f"the checkpoint was made on other frozen weights: it says {saved}, this run has "
-                f"{self._frozen()}; resume with the model and reference that the run began with"
-            )
+        self._check(state)
         self._optimizer.restore(state)
+        if self._critic is not None:
+            self._critic.restore(part(state, "critic"))
+        if self._average is not None:
+            self._average.restore(part(state, "proximal"))
+        self._lag.restore(part(state, "lag"))
         self._version = int(state.values["version"])
-        self._work = Work(*(int(count) for count in state.values["work"]))
+        self._passes.work = Work(*(int(count) for count in state.values["work"]))
         self._scored_at = None
 
     def write_model(self, folder: Path) -> None:
-        """Write the model as a Hugging Face folder, adapters merged, in the precision that it computes in."""
+        """Write the model as a Hugging Face folder, adapters merged, in the precision that it computes in.
+
+        A critic comes with it: as a folder "critic" in that one, or as the file of a head on the model's trunk.
+        """
         write_model(merged_tensors(self._model), self._model.config, folder, self._model.generation_config)
+        if self._critic is not None:
+            self._critic.write(folder)
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _score(self, batch: Batch, needs: Set[Need]) -> Scores:
+        proximal = reference = values = bootstrap = routing = free_routing = None
         if "values" in needs:
-            raise ConfigError("values are asked for, but this learner has no critic")
-        proximal = reference = None
+            values, bootstrap = self._known_critic().expect(batch)
+        if "routing" in needs:
+            proximal, routing = self._passes.routes(self._averaged or self._scorer, batch)
+        elif "proximal" in needs and self._is_mixture and batch.routing is None:
+            proximal, free_routing = self._passes.routes(self._averaged or self._scorer, batch)
+        elif "proximal" in needs:
+            proximal = self._passes.logprobs(self._averaged or self._scorer, batch)
         if "proximal" in needs:
-            proximal = self._pass(self._scorer, batch)
             self._scored_at = self._updates
         if "reference" in needs:
             reference = self._score_reference(batch)
-        return Scores(proximal=proximal, reference=reference)
+        return Scores(
+            proximal=proximal if "proximal" in needs else None,
+            reference=reference,
+            values=values,
+            bootstrap=bootstrap,
+            routing=routing,
+            free_routing=free_routing,
+        )
 
     def _score_reference(self, batch: Batch) -> Tensor:
+        # Its own routers choose: replayed, it would be a policy that nobody chose to stay near.
+        batch = batch.with_fields(routing=None)
         if self._reference is not None:
-            return self._pass(self._reference, batch)
+            return self._passes.logprobs(self._reference, batch)
         if not has_adapters(self._model):
             raise ConfigError(
                 "the algorithm needs a reference policy, but the learner was given none; "
                 "give TorchLearner(reference=...) a frozen copy of the initial model"
             )
         with without_adapters(self._model):
-            return self._pass(self._scorer, batch)
+            return self._passes.logprobs(self._scorer, batch)
 
-    def _pass(self, scorer: TokenScorer, batch: Batch) -> Tensor:
-        """Return log-probabilities of all rows that have a trained token, without gradient."""
-        result = torch.zeros(batch.mask.shape)
-        rows = batch.mask.any(1).nonzero()[:, 0]
-        with torch.no_grad():
-            for index, cut in micro_batches(batch, rows, self._plan.max_tokens_per_micro_batch):
-                on = move(cut, self._device)
-                scores = scorer(on.tokens, on.prompt_lengths, on.mask, on.temperature, with_entropy=False)
-                self._work.add(cut, scores.computed)
-                result[index, : cut.width] = scores.logprobs.cpu()
-        return result
-
-    def _update(self, minibatch: Batch, algorithm: Algorithm, step: int) -> Metrics:
-        rows = algorithm.live_rows(minibatch).nonzero()[:, 0]
-        learning_rate = self._plan.optimizer.learning_rate_at(step, self._steps)
-        is_skipped = len(rows) == 0
+    def _update(self, minibatch: Batch, algorithm: Algorithm, step: int, rate: float) -> Metrics:
+        live = algorithm.live_rows(minibatch)
+        learning_rate = rate * self._plan.optimizer.learning_rate_at(step, self._steps)
+        is_skipped = not bool(live.any())
         metrics = Metrics.of(
             {
                 "learner/updates": Sum(int(not is_skipped)),
@@ -169,48 +213,119 @@ class TorchLearner:
             }
         )
         if is_skipped:
-            return metrics + self._work.take()
-        is_current = minibatch.proximal is not None and self._scored_at == self._updates
-        statistics = self._statistics(minibatch, algorithm, is_current)
-        if is_current:
-            minibatch = minibatch.with_fields(proximal=None)
+            return metrics + self._passes.work.take()
+        is_scored = minibatch.proximal is not None and self._scored_at == self._updates
+        is_current = is_scored and self._average is None
         tally = LossTally()
         try:
-            self._accumulate(minibatch, rows, algorithm, statistics, tally)
+            statistics = self._statistics(minibatch, algorithm, live, is_current)
+            if is_current:
+                minibatch = minibatch.with_fields(proximal=None)
+            self._accumulate(minibatch, live, algorithm, statistics, tally)
             norm = self._optimizer.step(learning_rate)
         except BaseException:
             self._optimizer.drop_gradients()
+            self._lag.forget()
             raise
         self._updates += 1
-        return tally.take() + metrics + Metrics.of({"learner/gradient_norm": Mean(norm, 1)}) + self._work.take()
+        self._lag.advance()
+        if self._average is not None:
+            self._average.follow(self._optimizer.masters.parameters)
+        measured = Metrics.of({"learner/gradient_norm": Mean(norm, 1)})
+        return tally.take() + metrics + measured + self._passes.work.take()
 
-    def _statistics(self, minibatch: Batch, algorithm: Algorithm, is_current: bool) -> Statistics:
-        """Return the statistics of the whole step under the current policy, before its first cut."""
+    def _statistics(self, minibatch: Batch, algorithm: Algorithm, live: Tensor, is_current: bool) -> Statistics:
+        """Return the statistics that the step's loss reads, before its first cut: its own, or those of the last one.
+
+        Those are measured on the way, in the passes that the loss makes; rows without a gradient have none there.
+        """
+        if algorithm.scope == "lagged":
+            others = minibatch.rows((minibatch.mask.any(1) & ~live).nonzero()[:, 0])
+            if len(others) > 0:
+                self._lag.add(algorithm.statistics(self._current(others, is_current), others))
+            return self._lag.statistics
         if not algorithm.reads_statistics:
             return Statistics()
-        current = minibatch.proximal if is_current else None
-        if current is None:
-            current = self._pass(self._scorer, minibatch)
-        return algorithm.statistics(current, minibatch)
+        return algorithm.statistics(self._current(minibatch, is_current), minibatch)
+
+    def _current(self, batch: Batch, is_current: bool) -> Tensor:
+        """Return log-probabilities of the current policy, without gradient; it may be the proximal one just scored."""
+        if is_current and batch.proximal is not None:
+            return batch.proximal
+        return self._passes.logprobs(self._scorer, batch)
 
     def _accumulate(
         self,
         minibatch: Batch,
-        rows: Tensor,
+        live: Tensor,
         algorithm: Algorithm,
         statistics: Statistics,
         tally: LossTally,
     ) -> None:
         """Add up losses and gradients of all cuts."""
-        saving = recomputing(self._model) if self._plan.gradient_checkpointing else nullcontext()
-        with torch.enable_grad(), saving:
-            for _, cut in micro_batches(minibatch, rows, self._plan.max_tokens_per_micro_batch):
-                on = move(cut, self._device)
-                scores = self._scorer(on.tokens, on.prompt_lengths, on.mask, on.temperature)
-                self._work.add(cut, scores.computed)
-                loss = algorithm.loss(scores.logprobs, scores.entropy, on, statistics)
+        with self._passes.recording(self._model):
+            for _, cut in self._passes.cuts(minibatch, live.nonzero()[:, 0]):
+                scores = self._passes.score(self._scorer, cut)
+                if algorithm.scope == "lagged":
+                    self._lag.add(algorithm.statistics(scores.logprobs, cut))
+                loss = algorithm.loss(scores.logprobs, scores.entropy, cut, statistics)
                 tally.add(loss)
+                tally.metrics += measure_routing(scores, cut)
                 loss.total.backward()
+
+    def _fit(self, minibatch: Batch, algorithm: Algorithm, step: int | None, one_sided: bool) -> Metrics:
+        critic, plan = self._known_critic(), algorithm.critic
+        if plan is None:
+            raise ConfigError(f"the algorithm '{algorithm.name}' has no critic, so none can be taught; set critic")
+        base = self._plan.optimizer
+        lesson = Lesson(
+            plan=plan,
+            learning_rate=(base.learning_rate if step is None else base.learning_rate_at(step, self._steps))
+            * plan.learning_rate_ratio,
+            is_trunk_frozen=step is None and plan.pretraining is not None and plan.pretraining.frozen_trunk,
+            one_sided=one_sided,
+        )
+        metrics = critic.fit(minibatch, lesson)
+        if critic.is_shared and not lesson.is_trunk_frozen:
+            self._updates += int(metrics["critic/updates"])
+        return metrics
+
+    def _known_critic(self) -> CriticLearner:
+        if self._critic is None:
+            raise ConfigError(
+                "values are asked for, but this learner has no critic; give TorchLearner(critic=...) what load_critic "
+                "or head_for returns"
+            )
+        return self._critic
+
+    def _composition(self) -> dict[str, str]:
+        """Return what the state has beside the policy, in words."""
+        found = dict(_PLAIN)
+        if self._critic is not None:
+            found["critic"] = "a critic on the policy's trunk" if self._critic.is_shared else "a separate critic"
+        if self._average is not None:
+            found["proximal"] = "an averaged proximal policy"
+        return found
+
+    def _check(self, state: State) -> None:
+        saved, mine = state.values.get("has", _PLAIN), self._composition()
+        for name in mine:
+            if saved[name] != mine[name]:
+                raise CheckpointError(
+                    f"the checkpoint was made with {saved[name]}, this run has {mine[name]}; resume with the algorithm "
+                    "that the run began with"
+                )
+        frozen = state.values["frozen"]
+        if frozen != self._frozen():
+            raise CheckpointError(
+                f"the checkpoint was made on other frozen weights: it says {frozen}, this run has "
+                f"{self._frozen()}; resume with the model and reference that the run began with"
+            )
+        self._optimizer.check(state)
+        if self._critic is not None:
+            self._critic.check(part(state, "critic"))
+        if self._average is not None:
+            self._average.check(part(state, "proximal"))
 
     def _frozen(self) -> dict[str, str]:
         """Return fingerprints of the weights that are no part of the state but decide what it means."""
@@ -220,6 +335,13 @@ class TorchLearner:
             reference = [] if self._reference is None else self._reference.model.named_parameters()
             self._fingerprints["reference"] = fingerprint(reference)
         return self._fingerprints
+
+
+def _head_of(critic: nn.Module | None) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters of a head on the policy's trunk, which the policy's optimizer steps."""
+    if not isinstance(critic, ValueHead):
+        return []
+    return [(f"value_head.{name}", parameter) for name, parameter in critic.named_parameters()]
 
 
 def fingerprint(named: Iterable[tuple[str, Tensor]]) -> str:

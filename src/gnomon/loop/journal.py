@@ -8,7 +8,7 @@ from gnomon.loop.evaluate import Evaluation
 from gnomon.metrics import Last, Max, Metrics
 from gnomon.records.batches import BatchLog
 from gnomon.records.console import Console
-from gnomon.records.jsonl import JsonLines
+from gnomon.records.jsonl import JsonLines, JsonlSink
 from gnomon.records.rollouts import RolloutLog
 from gnomon.records.sinks import Sink
 from gnomon.rollouts.measure import peak_memory_bytes
@@ -24,7 +24,7 @@ class Journal:
     """Writes each step and each evaluation down.
 
     sinks: take the metrics; the run's own file is one of them. evaluations: the file of evaluations. rollouts, batches:
-    None when they are not wanted.
+    None when they are not wanted. critic: the file of value pre-training, None where there is no such phase.
     """
 
     console: Console
@@ -32,6 +32,7 @@ class Journal:
     evaluations: JsonLines
     rollouts: RolloutLog | None = None
     batches: BatchLog | None = None
+    critic: JsonlSink | None = None
 
     def write(self, step: int, metrics: Metrics, finished: Round, batch: Batch) -> None:
         """Write down what training step number ``step`` (from 1) measured."""
@@ -59,9 +60,27 @@ class Journal:
         name = next(iter(evaluation.scores))
         self.console.evaluated(f"{name} {evaluation.headline} after step {evaluation.step}")
 
+    @contextmanager
+    def pretraining(self, limit: int, done: int) -> Iterator[Callable[[int, Metrics], None]]:
+        """Show value pre-training from batch ``done`` to ``limit`` at most; what this yields writes a batch down."""
+        with self.console.phase("teaching the critic", limit - done, is_brief=True) as phase:
+
+            def write(batch: int, metrics: Metrics) -> None:
+                values = metrics.values()
+                if self.critic is not None:
+                    self.critic.write(batch, values)
+                explained = values.get("critic/explained_variance", 0.0)
+                phase.text = f"teaching the critic, explained variance {explained:.2f}"
+                phase.advance()
+
+            yield write
+        self.console.say(f"{phase.text} in the last of {done + phase.done} batches")
+
     def close(self) -> None:
         """Close every file and tracker."""
         for sink in self.sinks:
             sink.close()
         self.evaluations.close()
+        if self.critic is not None:
+            self.critic.close()
         self.console.close()

@@ -6,12 +6,15 @@ from dataclasses import dataclass, field
 from gnomon.algorithms.algorithm import Algorithm
 from gnomon.curriculum.base import Curriculum
 from gnomon.engines.base import Engine
-from gnomon.engines.draws import draw_key
 from gnomon.errors import Stopped
 from gnomon.learner.base import Learner
 from gnomon.loop.evaluate import Evaluator
+from gnomon.loop.imitation import Imitation, Unpracticed
 from gnomon.loop.journal import Journal
+from gnomon.loop.pretraining import ValuePretraining
+from gnomon.loop.seeds import shuffle_seed
 from gnomon.loop.tracking import Tracking
+from gnomon.loop.valuing import Unvalued, Valuing
 from gnomon.rollouts.stream import RolloutStream
 
 
@@ -33,6 +36,7 @@ class Run:
     steps: of training in all; `learner.version` of them are done. checkpoint_every, evaluate_every: steps, 0 for the
     end alone. save: publishes a checkpoint after so many steps. initialize: what comes before the first step; returns
     whether it changed anything. is_initialized, is_evaluated: whether that, and the first evaluation, were done before.
+    pretraining: the critic's own phase before the first step, None without one.
     """
 
     algorithm: Algorithm
@@ -46,6 +50,9 @@ class Run:
     temperature: float
     seed: int
     save: Callable[[int, bool], None]
+    valuing: Valuing = field(default=Unvalued())
+    imitation: Imitation = field(default=Unpracticed())
+    pretraining: ValuePretraining | None = None
     checkpoint_every: int = 0
     evaluator: Evaluator | None = None
     evaluate_every: int = 0
@@ -58,19 +65,45 @@ class Run:
 
     def shuffle_seed(self, step: int) -> int:
         """Return the seed of the step's minibatches; it depends on the run's seed and the step alone."""
-        return draw_key(self.seed, step, "minibatches", 0) & 0x7FFF_FFFF
+        return shuffle_seed(self.seed, step, "minibatches")
 
     async def begin(self) -> None:
-        """Do what comes before the first step: initial values, and the evaluation that others compare with."""
+        """Do what comes before the first step: initial values, the evaluation that others compare with, the critic.
+
+        Raises: Stopped.
+        """
         if self.learner.version > 0:
             return
+        phase = None if self.pretraining is None or self.pretraining.is_done else self.pretraining
         is_changed = not self.is_initialized and await self.initialize()
-        if is_changed:
+        if is_changed and phase is not None:
+            phase.save(0)
+        elif is_changed:
             self.save(0, False)
         if self.evaluate_before and not self.is_evaluated:
             await self.evaluate(0)
-        if self.steps == 0 and not is_changed:
+        if phase is not None:
+            await self._pretrain(phase)
+        elif self.steps == 0 and not is_changed:
             self.save(0, False)
+
+    async def _pretrain(self, phase: ValuePretraining) -> None:
+        """Teach the critic until its phase is over, and publish step 0; save when due, and stop here when asked to.
+
+        Raises: Stopped.
+        """
+        with self.journal.pretraining(phase.plan.steps, phase.batches) as write:
+            while not phase.is_done:
+                write(phase.batches + 1, await phase.step())
+                if not phase.is_done and (self.stop.signal or _is_due(phase.batches, self.checkpoint_every)):
+                    phase.save(phase.batches)
+                if not phase.is_done and self.stop.signal:
+                    number = f"{phase.batches} of {phase.plan.steps}"
+                    raise Stopped(f"stopped after batch {number} of value pre-training, and saved", self.stop.signal)
+        self.save(0, False)
+        phase.discard()
+        if self.stop.signal and self.steps:
+            raise Stopped("stopped after value pre-training, before the first step, and saved", self.stop.signal)
 
     async def evaluate(self, step: int) -> bool:
         """Evaluate the weights after ``step`` steps, write it down, and return whether they are the best so far."""

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gnomon.curriculum.base import TaskValues
 from gnomon.curriculum.drift import Answer, Drift
-from gnomon.curriculum.tracker import ValueTracker
 from gnomon.learner.base import Learner
 from gnomon.metrics import Metrics
 from gnomon.rollouts.collate import collate
@@ -40,7 +40,7 @@ class Untracked:
 class Tracked:
     """A tracker that forgets as fast as the policy drifts."""
 
-    tracker: ValueTracker
+    tracker: TaskValues
     drift: Drift
     learner: Learner
     temperature: float

@@ -15,19 +15,20 @@ async def train(run: Run) -> None:
     """
     algorithm, learner, engine, laps = run.algorithm, run.learner, run.engine, Laps()
     await engine.load(learner.snapshot())
-    await run.begin()
 
     async with run.stream as stream:
+        await run.begin()
         for step in range(learner.version, run.steps):
             laps.start()
             finished = await stream.take()
             laps.mark("generate")
 
             batch = collate(finished.groups, run.temperature, run.tracking.baseline)
+            taught = await run.valuing.before(batch, step)
             batch = (await learner.score(batch, algorithm.needs)).into(batch)
             laps.mark("score")
 
-            metrics = measure_round(finished, learner.version)
+            metrics = measure_round(finished, learner.version) + taught
             batch = algorithm.prepare(batch)
             metrics += measure_advantages(algorithm, batch) + measure_trained(finished, batch)
 
@@ -35,14 +36,16 @@ async def train(run: Run) -> None:
                 await learner.update(minibatch, algorithm, step)
                 for minibatch in algorithm.minibatches(batch, run.shuffle_seed(step))
             ]
-            metrics = sum(updates, metrics)
+            metrics = sum(updates, metrics) + await run.valuing.after(batch, step)
+            metrics = sum(await run.imitation.practice(step + 1), metrics)
             laps.mark("update")
 
             learner.advance()
             await engine.load(learner.snapshot())
             laps.mark("publish")
 
-            run.curriculum.observe(finished.groups)
+            asked = finished.groups + finished.dropped
+            metrics += run.curriculum.observe(asked) + run.imitation.observe(asked)
             metrics += await run.tracking.observe(finished.groups, updates)
             laps.mark("track")
 

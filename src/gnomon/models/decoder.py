@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from gnomon.models.cache import AlignedCache, Prefix, use_grouped_attention
+from gnomon.models.routing import Routing, routed
 from gnomon.models.tokenizer import context_of
+from gnomon.models.trace import Trace
 
 Prompt = tuple[int, ...]
 _PREFILL_TOKENS = 4096
@@ -52,6 +54,17 @@ class Decoder(Protocol):
         """Drop what was computed with weights that are no longer current; rows in slots stay."""
         ...
 
+    def record(self, is_wanted: bool) -> None:
+        """Write down, or no longer, which experts a mixture chooses for the rows that are admitted from now on."""
+        ...
+
+    def experts(self, slot: int) -> Tensor | None:
+        """Return the experts Int16[n L K] of the n positions of a row that went through the model.
+
+        None for a dense model, or when recording was off at any of them.
+        """
+        ...
+
 
 class Forward:
     """Calls a transformers model with the arguments that its signature has."""
@@ -61,13 +74,21 @@ class Forward:
         self.names = frozenset(inspect.signature(model.forward).parameters)
         self.device = next(model.parameters()).device
         self.cache_name = "cache_params" if "cache_params" in self.names else "past_key_values"
+        self.records = False
+        self.experts: Tensor | None = None
 
     def __call__(self, ids: Tensor, keep: int | Tensor = 1, **arguments: Any) -> Any:
-        """Return the model's output; logits for the last position, or for those in ``keep``, where it can choose."""
+        """Return the model's output; logits for the last position, or for those in ``keep``, where it can choose.
+
+        With ``records`` on, ``experts`` Int16[R T L K] are then those of ``ids``, None if the model is dense.
+        """
         if "logits_to_keep" in self.names:
             arguments["logits_to_keep"] = keep
         known = {name: _on(value, self.device) for name, value in arguments.items() if name in self.names}
-        return self.model(input_ids=ids.to(self.device), **known)
+        with routed(self.model, Routing() if self.records else None) as recorder:
+            output = self.model(input_ids=ids.to(self.device), **known)
+        self.experts = None if recorder is None else recorder.experts(*ids.shape)
+        return output
 
 
 class AlignedDecoder:
@@ -80,6 +101,8 @@ class AlignedDecoder:
         self._forward = Forward(model)
         self._cache = AlignedCache(len(DynamicCache(config=model.config).layers))
         self._prefixes: dict[Prompt, Prefix | None] = {}
+        self._prefix_experts: dict[Prompt, Tensor | None] = {}
+        self._trace = Trace()
 
     def admit(self, prompts: Sequence[Prompt], room: int, expected: Set[Prompt]) -> None:
         """Append rows; each distinct prompt goes through the model once, and is kept while it is expected again."""
@@ -89,7 +112,12 @@ class AlignedDecoder:
             self._prefill(chunk)
         runs = [(prompt, len(list(same))) for prompt, same in itertools.groupby(prompts)]
         self._cache.join([self._prefixes[p] for p, _ in runs], [count for _, count in runs], room)
+        for prompt in prompts:
+            self._trace.join(1)
+            if len(prompt) > 1:
+                self._trace.extend([self._prefix_experts[prompt]], first=-1)
         self._prefixes = {p: prefix for p, prefix in self._prefixes.items() if p in expected}
+        self._prefix_experts = {p: experts for p, experts in self._prefix_experts.items() if p in expected}
 
     def step(self, tokens: Sequence[int], room: int) -> Tensor:
         """Feed one token a row and return the next logits."""
@@ -102,15 +130,27 @@ class AlignedDecoder:
             use_cache=True,
         ).logits[:, -1]
         self._cache.after_step()
+        self._trace.extend(self._forward.experts)
         return logits
 
     def leave(self, slot: int) -> None:
         """Remove a row; the last row takes its slot."""
         self._cache.leave(slot)
+        self._trace.leave(slot)
 
     def forget(self) -> None:
         """Drop the kept prompts."""
-        self._prefixes = {}
+        self._prefixes, self._prefix_experts = {}, {}
+
+    def record(self, is_wanted: bool) -> None:
+        """Begin or end writing down experts; prompts that were kept without them are computed again."""
+        if is_wanted and not self._forward.records:
+            self.forget()
+        self._forward.records = is_wanted
+
+    def experts(self, slot: int) -> Tensor | None:
+        """Return the experts of a row's positions."""
+        return self._trace.of(slot)
 
     def _prefill(self, prompts: Sequence[Prompt]) -> None:
         # All but the last token, which the first step feeds: no logits are wanted here, and nothing need be masked,
@@ -121,7 +161,9 @@ class AlignedDecoder:
             ids[row, : lengths[row]] = torch.tensor(prompt[:-1])
         cache: Any = DynamicCache()
         self._forward(ids, past_key_values=cache, use_cache=True)
+        experts = self._forward.experts
         for row, prompt in enumerate(prompts):
+            self._prefix_experts[prompt] = None if experts is None else experts[row, : lengths[row]]
             self._prefixes[prompt] = [
                 (layer.keys[row, :, : lengths[row]], layer.values[row, :, : lengths[row]]) for layer in cache.layers
             ]
@@ -137,28 +179,43 @@ class WaveDecoder:
         self._cache: Any = None
         self._live: list[int] = []
         self._rows = 0
+        self._trace = Trace()
 
     def admit(self, prompts: Sequence[Prompt], room: int, expected: Set[Prompt]) -> None:
         """Start a wave."""
         self._rows = len(prompts)
         self._live = list(range(self._rows))
         self._cache = None
+        self._trace.join(self._rows)
         if len(prompts[0]) > 1:
             self._advance(torch.tensor([p[:-1] for p in prompts]))
+            self._trace.extend(self._forward.experts)
 
     def step(self, tokens: Sequence[int], room: int) -> Tensor:
         """Feed one token a row and return the next logits."""
         ids = torch.zeros(self._rows, 1, dtype=torch.long)
         ids[self._live, 0] = torch.tensor(tokens)
-        return self._advance(ids)[self._live]
+        logits = self._advance(ids)[self._live]
+        experts = self._forward.experts
+        self._trace.extend(None if experts is None else experts[self._live])
+        return logits
 
     def leave(self, slot: int) -> None:
         """Take a row out of the answers; it goes on being computed until its wave ends."""
         self._live[slot] = self._live[-1]
         self._live.pop()
+        self._trace.leave(slot)
 
     def forget(self) -> None:
         """Nothing is kept beyond a wave."""
+
+    def record(self, is_wanted: bool) -> None:
+        """Begin or end writing down experts."""
+        self._forward.records = is_wanted
+
+    def experts(self, slot: int) -> Tensor | None:
+        """Return the experts of a row's positions."""
+        return self._trace.of(slot)
 
     def _advance(self, ids: Tensor) -> Tensor:
         name = self._forward.cache_name
@@ -177,10 +234,12 @@ class RecomputeDecoder:
     def __init__(self, model: nn.Module) -> None:
         self._forward = Forward(model)
         self._rows: list[list[int]] = []
+        self._trace = Trace()
 
     def admit(self, prompts: Sequence[Prompt], room: int, expected: Set[Prompt]) -> None:
         """Append rows."""
         self._rows += [list(p[:-1]) for p in prompts]
+        self._trace.join(len(prompts))
 
     def step(self, tokens: Sequence[int], room: int) -> Tensor:
         """Feed one token a row and return the next logits."""
@@ -194,15 +253,29 @@ class RecomputeDecoder:
         logits: Tensor = self._forward(ids, keep=torch.tensor(wanted) - 1, use_cache=False).logits
         has_all = logits.shape[1] != len(wanted)
         places = [n - 1 if has_all else wanted.index(n) for n in lengths]
+        experts = self._forward.experts
+        firsts = [0 if self._trace.is_new(slot) else n - 1 for slot, n in enumerate(lengths)]
+        self._trace.extend(
+            None if experts is None else [experts[i, a:b] for i, (a, b) in enumerate(zip(firsts, lengths, strict=True))]
+        )
         return logits[list(range(len(lengths))), places]
 
     def leave(self, slot: int) -> None:
         """Remove a row; the last row takes its slot."""
         self._rows[slot] = self._rows[-1]
         self._rows.pop()
+        self._trace.leave(slot)
 
     def forget(self) -> None:
         """Nothing is kept."""
+
+    def record(self, is_wanted: bool) -> None:
+        """Begin or end writing down experts."""
+        self._forward.records = is_wanted
+
+    def experts(self, slot: int) -> Tensor | None:
+        """Return the experts of a row's positions."""
+        return self._trace.of(slot)
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from gnomon.errors import ModelError, unknown
 from gnomon.models import default
 from gnomon.models.lora import LoraPlan, adapt, check_lora, merged_tensors, trainable
 from gnomon.models.quiet import no_bars
-from gnomon.models.tiny import tiny_model, tiny_tokenizer
+from gnomon.models.tiny import TINY, TINY_MODELS, tiny_model, tiny_tokenizer
 from gnomon.models.tokenizer import Tokenizer, wrap
 
 __all__ = [
@@ -31,8 +31,7 @@ __all__ = [
     "write_model",
 ]
 
-TINY = "tiny"
-BUILT_IN = (TINY, default.NAME)
+BUILT_IN = (*TINY_MODELS, default.NAME)
 WEIGHTS = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -45,11 +44,11 @@ _HUB_SECONDS = 5.0
 def check_model(name: str, trust_remote_code: bool = False) -> None:
     """Check that ``name`` can be loaded, without reading a weight.
 
-    name: "tiny", "smollm2-135m-instruct", a folder in the Hugging Face layout, or a hub name ("org/name").
+    name: "tiny", "tiny-moe", "smollm2-135m-instruct", a folder in the Hugging Face layout, or a hub name ("org/name").
     Raises: ModelError when the folder is missing, has no config or no weights, the hub cannot be reached, the
         default model's package is missing, or the model is not a causal language model that transformers knows.
     """
-    if name == TINY:
+    if name in TINY_MODELS:
         return
     if name == default.NAME:
         if not default.is_prepared(default.default_folder()):
@@ -78,7 +77,8 @@ def load_model(
     """
     check_lora(lora)
     check_model(name, trust_remote_code)
-    model = tiny_model(0, dtype=dtype) if name == TINY else _from_pretrained(_place(name), dtype, trust_remote_code)
+    shape = TINY_MODELS.get(name)
+    model = tiny_model(0, shape, dtype) if shape else _from_pretrained(_place(name), dtype, trust_remote_code)
     return model if lora is None else adapt(model, lora)
 
 
@@ -89,8 +89,8 @@ def load_tokenizer(name: str, trust_remote_code: bool = False) -> Tokenizer:
     """
     from transformers import AutoTokenizer
 
-    if name == TINY:
-        return tiny_tokenizer()
+    if name in TINY_MODELS:
+        return tiny_tokenizer(TINY_MODELS[name])
     check_model(name, trust_remote_code)
     place = _place(name)
     try:

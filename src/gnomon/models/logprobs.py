@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from gnomon.errors import ConfigError
 from gnomon.models.head import chosen_logprobs
-from gnomon.models.prefix import can_share, pack, packed_hidden
+from gnomon.models.prefix import Packed, can_share, pack, packed_hidden
+from gnomon.models.routing import Routing, pad_experts, routed
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,23 @@ class TokenScores:
     """What a model says of chosen tokens: ``logprobs`` and ``entropy`` Float32[B T], exact zeros elsewhere.
 
     Both are of the tempered policy, in nats. ``entropy`` is all zeros when it was not asked for. ``computed`` counts
-    the positions that went through the model, padding included.
+    the positions that went through the model, padding included. ``experts`` Int16[B S L K]: those that the routers of a
+    mixture would have chosen freely, -1 where a position did not go through; None if dense or not asked for.
     """
 
     logprobs: Tensor
     entropy: Tensor
     computed: int = 0
+    experts: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Hidden:
+    """``states`` Float[N L d]; ``index`` of each wanted one in their flattened rows; ``experts`` of `TokenScores`."""
+
+    states: Tensor
+    index: Tensor
+    experts: Tensor | None
 
 
 class TokenScorer:
@@ -69,12 +81,15 @@ class TokenScorer:
         mask: Tensor,
         temperature: float = 1.0,
         with_entropy: bool = True,
+        routing: Routing | None = None,
     ) -> TokenScores:
         """Return the scores of the response tokens where ``mask`` is true.
 
         tokens Int[B S], padded right with any valid id. prompt_lengths Int[B], >= 1. mask Bool[B T]: column
         t is the token at position prompt_length + t. temperature: > 0, logits are divided by it.
-        Raises: ConfigError when a prompt is empty, since nothing predicts its first response token.
+        routing: which experts to use, and that the free choice be returned; None leaves routers alone.
+        Raises: ConfigError when a prompt is empty, since nothing predicts its first response token, or as
+            `routing.replaying` does.
         """
         rows, columns = mask.nonzero(as_tuple=True)
         positions = prompt_lengths[rows] + columns
@@ -86,61 +101,89 @@ class TokenScorer:
         targets = tokens[rows, positions]
         predicting = (rows, positions - 1)
         if self.is_split:
-            hidden, index = self._hidden(tokens, prompt_lengths, predicting)
-            computed = hidden.shape[0] * hidden.shape[1]
+            hidden = self._hidden(tokens, prompt_lengths, predicting, routing)
+            computed, experts = hidden.states.shape[0] * hidden.states.shape[1], hidden.experts
             # One flat index: its backward is an index_add, much cheaper than that of hidden[rows, predicting].
-            wanted = hidden.flatten(0, 1).index_select(0, index)
+            wanted = hidden.states.flatten(0, 1).index_select(0, hidden.index)
             head = self.model.get_output_embeddings()
             logprobs, entropy = chosen_logprobs(wanted, head, targets, temperature, self.chunk_tokens, with_entropy)
         else:
             computed = tokens.numel()
-            logprobs, entropy = self._whole(tokens, predicting, targets, temperature, with_entropy)
+            logprobs, entropy, experts = self._whole(tokens, predicting, targets, temperature, with_entropy, routing)
         blank = torch.zeros(mask.shape, dtype=logprobs.dtype, device=mask.device)
         where = (rows, columns)
-        return TokenScores(blank.index_put(where, logprobs), blank.index_put(where, entropy), computed)
+        return TokenScores(blank.index_put(where, logprobs), blank.index_put(where, entropy), computed, experts)
 
-    def _hidden(self, tokens: Tensor, prompt_lengths: Tensor, where: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return hidden states Float[N L d], and where in their flattened rows each wanted one is."""
+    def _hidden(
+        self, tokens: Tensor, prompt_lengths: Tensor, where: tuple[Tensor, Tensor], routing: Routing | None
+    ) -> _Hidden:
         rows, predicting = where
-        if self.shares_prompts:
-            ends = prompt_lengths.scatter_reduce(0, rows, predicting + 1, "amax")
-            packed = pack(tokens.cpu(), prompt_lengths.cpu(), ends.cpu())
-            if packed is not None:
-                hidden = packed_hidden(self.model, packed, tokens.device)
-                at = (rows.cpu(), predicting.cpu())
-                return hidden, (packed.rows[at] * hidden.shape[1] + packed.columns[at]).to(tokens.device)
-        return _body(self.model, tokens), rows * tokens.shape[1] + predicting
+        replayed = None if routing is None else routing.experts
+        packed = self._packed(tokens, prompt_lengths, where) if self.shares_prompts else None
+        placed = None if packed is None or replayed is None else packed.place(replayed)
+        if packed is None or (replayed is not None and placed is None):
+            with routed(self.model, routing) as recorder:
+                hidden = _body(self.model, tokens)
+            experts = None if recorder is None else recorder.experts(*tokens.shape)
+            return _Hidden(hidden, rows * tokens.shape[1] + predicting, experts)
+        with routed(self.model, None if routing is None else Routing(placed)) as recorder:
+            hidden = packed_hidden(self.model, packed, tokens.device)
+        experts = None if recorder is None else recorder.experts(*packed.tokens.shape)
+        at = (rows.cpu(), predicting.cpu())
+        index = packed.rows[at] * hidden.shape[1] + packed.columns[at]
+        return _Hidden(hidden, index.to(tokens.device), None if experts is None else packed.take(experts))
+
+    def _packed(self, tokens: Tensor, prompt_lengths: Tensor, where: tuple[Tensor, Tensor]) -> Packed | None:
+        rows, predicting = where
+        ends = prompt_lengths.scatter_reduce(0, rows, predicting + 1, "amax")
+        return pack(tokens.cpu(), prompt_lengths.cpu(), ends.cpu())
 
     def _whole(
-        self, tokens: Tensor, where: tuple[Tensor, Tensor], targets: Tensor, temperature: float, entropy: bool
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        tokens: Tensor,
+        where: tuple[Tensor, Tensor],
+        targets: Tensor,
+        temperature: float,
+        entropy: bool,
+        routing: Routing | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         rows, predicting = where
-        parts = []
+        parts, chosen = [], {}
         for row in sorted(set(rows.tolist())):
             mine = rows == row
             # What lies behind the last wanted position cannot matter to a causal model.
             sequence = tokens[row : row + 1, : int(predicting[mine].max()) + 1]
-            arguments = (sequence, predicting[mine], targets[mine], temperature, entropy)
-            if not torch.is_grad_enabled():
-                parts.append(self._one_row(*arguments))
-                continue
-            scores = checkpoint(self._one_row, *arguments, use_reentrant=False, preserve_rng_state=False)
-            parts.append(scores)
+            own = routing and routing.of(row, sequence.shape[1])
+            arguments = (sequence, predicting[mine], targets[mine], temperature, entropy, own)
+            if torch.is_grad_enabled():
+                scores = checkpoint(self._one_row, *arguments, use_reentrant=False, preserve_rng_state=False)
+            else:
+                scores = self._one_row(*arguments)
+            parts.append(scores[:2])
+            chosen[row] = scores[2]
         logprobs, entropies = zip(*parts, strict=True)
-        return torch.cat(logprobs), torch.cat(entropies)
+        return torch.cat(logprobs), torch.cat(entropies), pad_experts(chosen, *tokens.shape)
 
     def _one_row(
-        self, sequence: Tensor, predicting: Tensor, targets: Tensor, temperature: float, entropy: bool
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        sequence: Tensor,
+        predicting: Tensor,
+        targets: Tensor,
+        temperature: float,
+        entropy: bool,
+        routing: Routing | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         first = int(predicting.min())
         wanted = {"logits_to_keep": sequence.shape[1] - first} if self._keeps else {}
-        logits = self.model(input_ids=sequence, use_cache=False, **wanted).logits[0]
+        with routed(self.model, routing) as recorder:
+            logits = self.model(input_ids=sequence, use_cache=False, **wanted).logits[0]
+        experts = None if recorder is None else recorder.experts(sequence.shape[1])
         offset = first if self._keeps else 0
         log_policy = (logits[predicting - offset].float() / temperature).log_softmax(-1)
         chosen = log_policy.gather(1, targets[:, None])[:, 0]
         if not entropy:
-            return chosen, torch.zeros_like(chosen)
-        return chosen, -(log_policy.exp() * log_policy).sum(-1)
+            return chosen, torch.zeros_like(chosen), experts
+        return chosen, -(log_policy.exp() * log_policy).sum(-1), experts
 
 
 def _body(model: Any, tokens: Tensor) -> Tensor:

@@ -74,6 +74,8 @@ def adapt(model: nn.Module, plan: LoraPlan) -> nn.Module:
     with warnings.catch_warnings():
         # GPT-2's layers are stored transposed; peft sees it, sets the switch itself, and says so.
         warnings.filterwarnings("ignore", message="fan_in_fan_out")
+        # Experts are one tensor a layer; peft translates "all-linear" for them, and says which layers have none.
+        warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys")
         peft.inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)
     for name, parameter in model.named_parameters():
         if "lora_" in name:
@@ -111,18 +113,28 @@ def merged_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     the live tensor itself, nothing copied. Weights that share memory (a tied head) come once, under the first name.
     Buffers that belong to the model's state come too.
     """
-    layers = {name: module for name, module in model.named_modules() if _has_adapter(module)}
+    adapted = {_adapted_name(n, module): module for n, module in model.named_modules() if _has_adapter(module)}
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             continue
-        layer = name.removesuffix(".base_layer.weight")
-        is_adapted = layer in layers and name.endswith(".base_layer.weight")
-        tensor = _merge(layers[layer], parameter) if is_adapted else parameter.detach()
-        yield name.replace(".base_layer.", "."), tensor
+        plain = _plain_name(name)
+        yield plain, _merge(adapted[plain], parameter) if plain in adapted else parameter.detach()
     kept = set(model.state_dict(keep_vars=True))
     for name, buffer in model.named_buffers():
         if name in kept:
-            yield name.replace(".base_layer.", "."), buffer
+            yield _plain_name(name), buffer
+
+
+def _plain_name(name: str) -> str:
+    """Return the name of a weight or module in the plain model; experts have a wrapper around a wrapper."""
+    return ".".join(part for part in name.split(".") if part != "base_layer")
+
+
+def _adapted_name(name: str, layer: Any) -> str:
+    """Return the plain name of the weight that the adapter at ``name`` changes."""
+    from peft.tuners.lora.layer import ParamWrapper
+
+    return f"{_plain_name(name)}.{layer.parameter_name if isinstance(layer, ParamWrapper) else 'weight'}"
 
 
 def _has_adapter(module: nn.Module) -> bool:
@@ -131,7 +143,12 @@ def _has_adapter(module: nn.Module) -> bool:
 
 
 def _merge(layer: Any, weight: Tensor) -> Tensor:
+    from peft.tuners.lora.layer import ParamWrapper
+
     with torch.no_grad():
+        if isinstance(layer, ParamWrapper):
+            stacked: Tensor = weight.detach().float() + layer.get_delta_weight(_ADAPTER).float()
+            return stacked.to(weight.dtype)
         a, b = layer.lora_A[_ADAPTER].weight.float(), layer.lora_B[_ADAPTER].weight.float()
         update = (b @ a) * layer.scaling[_ADAPTER]
         # A Conv1D (GPT-2) stores its weight transposed.

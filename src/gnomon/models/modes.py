@@ -1,11 +1,13 @@
 """Ways to run a model for one pass and leave it as it was."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+from gnomon.models.routing import Resumed
 
 
 def has_adapters(model: nn.Module) -> bool:
@@ -34,16 +36,21 @@ def recomputing(model: nn.Module) -> Iterator[None]:
 
     Memory for activations falls to about one layer's, for one more forward pass. Transformers' own switch
     works in training mode only, where dropout would be drawn twice and make ratios noise; this works in
-    eval mode, and engines that use the same module between passes never see it.
+    eval mode, and engines that use the same module between passes never see it. Experts that are replayed in the
+    forward pass are replayed when it is repeated, also after the block of `routing.replaying` has ended.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     for layer in layers:
         again = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-        layer.forward = again
+        layer.forward = partial(again, context_fn=partial(_routed_again, layer))
     try:
         yield
     finally:
         for layer in layers:
             del layer.forward
+
+
+def _routed_again(layer: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    return nullcontext(), Resumed(layer)

@@ -23,7 +23,8 @@ _RELATIVE_ROUGH = 2e-2
 class Packed:
     """Packed rows. tokens, positions Int[N L]; mask Bool[N 1 L L], true where a token may look.
 
-    rows, columns Int[B S]: where each position of each original row went; anything where it went nowhere.
+    rows, columns Int[B S]: where each position of each original row went. is_placed Bool[B S]: false where it went
+    nowhere; the two then say anything.
     """
 
     tokens: Tensor
@@ -31,6 +32,23 @@ class Packed:
     mask: Tensor
     rows: Tensor
     columns: Tensor
+    is_placed: Tensor
+
+    def place(self, experts: Tensor) -> Tensor | None:
+        """Return ``experts`` Int[B S L K] of the original rows as Int[N L' L K] of the packed ones, -1 where none went.
+
+        None when rows do not agree about the prompt that they share: it cannot then be computed once.
+        """
+        to = (self.rows[self.is_placed], self.columns[self.is_placed])
+        own = experts.cpu()[self.is_placed]
+        placed = torch.full((*self.tokens.shape, *experts.shape[2:]), -1, dtype=experts.dtype)
+        placed[to] = own
+        return placed if torch.equal(placed[to], own) else None
+
+    def take(self, experts: Tensor) -> Tensor:
+        """Return ``experts`` Int[N L' L K] of the packed rows as Int[B S L K] of the original ones; see `place`."""
+        found = experts.cpu()[self.rows, self.columns]
+        return torch.where(self.is_placed[:, :, None, None], found, -1)
 
 
 def pack(tokens: Tensor, prompt_lengths: Tensor, ends: Tensor) -> Packed | None:
@@ -52,6 +70,7 @@ def pack(tokens: Tensor, prompt_lengths: Tensor, ends: Tensor) -> Packed | None:
         mask=torch.eye(shape[1], dtype=torch.bool).repeat(shape[0], 1, 1)[:, None],
         rows=torch.zeros_like(tokens, device="cpu"),
         columns=torch.zeros_like(tokens, device="cpu"),
+        is_placed=torch.arange(tokens.shape[1]) < ends[:, None],
     )
     for number, (prompt, members) in enumerate(together.items()):
         length = len(prompt)

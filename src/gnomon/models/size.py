@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from gnomon.models.load import TINY, model_config
-from gnomon.models.tiny import tiny_model
+from gnomon.models.load import model_config
+from gnomon.models.tiny import TINY_MODELS, tiny_model
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ def model_size(name: str, trust_remote_code: bool = False) -> ModelSize:
     """
     from transformers import AutoModelForCausalLM
 
-    if name == TINY:
-        model: Any = tiny_model(0)
+    if name in TINY_MODELS:
+        model: Any = tiny_model(0, TINY_MODELS[name])
     else:
         config = model_config(name, trust_remote_code)
         with torch.device("meta"):

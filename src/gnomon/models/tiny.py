@@ -4,9 +4,10 @@ Both are ordinary Hugging Face objects that happen to be built in code, so that 
 and engines walk the same path as a large model.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -17,12 +18,15 @@ from gnomon.models.tokenizer import Tokenizer, wrap
 
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 BYTES = 256
+TINY, TINY_MIXTURE = "tiny", "tiny-moe"
 
 
 @dataclass(frozen=True)
 class TinyConfig:
-    """Shape of a tiny Llama.
+    """Shape of a tiny Llama, or of a tiny mixture of experts.
 
+    architecture: "llama" is dense; "qwen3_moe" and "olmoe" have ``experts`` in each layer, half as wide as the dense
+        one's, of which a router chooses ``experts_per_token``; gates sum to 1 in the first and not in the second.
     layers, width, heads: width must divide by heads, into an even head size. kv_heads: shared key and value heads.
     vocab_size: at least 259, the byte tokenizer's: 256 bytes and three control tokens.
     context_length: tokens. spread: standard deviation of the initial weights; 0.1 makes a distribution with a
@@ -36,6 +40,9 @@ class TinyConfig:
     vocab_size: int = BYTES + 3
     context_length: int = 1024
     spread: float = 0.1
+    architecture: Literal["llama", "qwen3_moe", "olmoe"] = "llama"
+    experts: int = 4
+    experts_per_token: int = 2
 
     def __post_init__(self) -> None:
         if self.width % (2 * self.heads) or self.heads % self.kv_heads:
@@ -45,16 +52,20 @@ class TinyConfig:
             )
 
 
-def tiny_model(seed: int = 0, config: TinyConfig | None = None, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Return a tiny Llama whose weights depend on ``seed`` and ``config`` alone; embeddings are tied.
+TINY_MODELS: Mapping[str, TinyConfig] = {TINY: TinyConfig(), TINY_MIXTURE: TinyConfig(architecture="qwen3_moe")}
+"""The built-in names and what they stand for."""
 
-    With the defaults about 91,000 parameters; a forward pass takes about a millisecond.
+
+def tiny_model(seed: int = 0, config: TinyConfig | None = None, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Return a tiny model whose weights depend on ``seed`` and ``config`` alone; embeddings are tied.
+
+    With the defaults about 91,000 parameters (a mixture has 140,000); a forward pass takes about a millisecond.
     """
-    from transformers import LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: nn.Module = LlamaForCausalLM(_llama(config or TinyConfig()))
+        model: nn.Module = AutoModelForCausalLM.from_config(_hugging_face(config or TinyConfig()))
     return model.to(dtype).eval()
 
 
@@ -83,7 +94,7 @@ def tiny_tokenizer(config: TinyConfig | None = None) -> Tokenizer:
         pad_token=PAD,
         model_max_length=shape.context_length,
     )
-    return wrap(fast, _llama(shape))
+    return wrap(fast, _hugging_face(shape))
 
 
 def save_tiny(folder: Path, seed: int = 0, config: TinyConfig | None = None) -> Path:
@@ -95,22 +106,33 @@ def save_tiny(folder: Path, seed: int = 0, config: TinyConfig | None = None) -> 
     return folder
 
 
-def _llama(shape: TinyConfig) -> Any:
-    from transformers import LlamaConfig
+def _hugging_face(shape: TinyConfig) -> Any:
+    from transformers import AutoConfig
 
-    config = LlamaConfig(
+    mixture = {
+        "moe_intermediate_size": shape.width,
+        "num_experts": shape.experts,
+        "num_experts_per_tok": shape.experts_per_token,
+        "norm_topk_prob": shape.architecture == "qwen3_moe",
+    }
+    dense = shape.architecture == "llama"
+    config = AutoConfig.for_model(
+        shape.architecture,
         vocab_size=shape.vocab_size,
         hidden_size=shape.width,
-        intermediate_size=2 * shape.width,
+        # OLMoE says the width of an expert here.
+        intermediate_size=shape.width if shape.architecture == "olmoe" else 2 * shape.width,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
+        head_dim=shape.width // shape.heads,
         max_position_embeddings=shape.context_length,
         initializer_range=shape.spread,
         tie_word_embeddings=True,
         bos_token_id=BYTES,
         eos_token_id=BYTES + 1,
         pad_token_id=BYTES + 2,
+        **({} if dense else mixture),
     )
     config._attn_implementation = "sdpa"
     return config

@@ -18,9 +18,10 @@ from gnomon.types import Batch
 
 FORMAT = "gnomon-batch/1"
 REQUIRED = ("prompt_id", "reward", "mask", "current", "behavior")
-OPTIONAL = ("truncated", "proximal", "reference", "values", "baseline")
+OPTIONAL = ("truncated", "proximal", "reference", "values", "baseline", "bootstrap")
 ARRAYS = ("current", "behavior", "proximal", "reference", "values")
 _SHOWN = 20
+_CELLS = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -102,22 +103,27 @@ def _sequence(batch: Batch, row: int, prompt_id: str, matrices: Mapping[str, Ten
         sequence[name] = torch.where(mask, matrix[row, :length].detach().double(), 0.0).tolist()
     if batch.baseline is not None:
         sequence["baseline"] = float(batch.baseline[row])
+    if batch.bootstrap is not None:
+        sequence["bootstrap"] = float(batch.bootstrap[row])
     return sequence
 
 
 def read_batch(path: Path) -> RecordedBatch:
     """Return what a file in the form above says.
 
-    ``temperature`` defaults to 1, ``truncated`` to false, ``proximal`` to ``behavior``. ``reference``, ``values`` and
-    ``baseline`` are there for every sequence or for none. Whatever stands at a masked position is read as 0.
+    ``temperature`` defaults to 1, ``truncated`` to false, ``proximal`` to ``behavior``. ``reference``, ``values``,
+    ``baseline`` and ``bootstrap`` (the critic's value after the last token) are there for every sequence or for none.
+    Whatever stands at a masked position is read as 0.
     Raises: DatasetError that lists sequence, field and position of everything that is wrong.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DatasetError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DatasetError(f"{path} is no JSON: {error}") from error
+    except MemoryError as error:
+        raise DatasetError(f"{path} is larger than this machine's memory; record fewer sequences a file") from error
     return parse_batch(content, str(path))
 
 
@@ -138,27 +144,31 @@ def parse_batch(content: Any, source: str) -> RecordedBatch:
 def _assemble(sequences: Sequence[Mapping[str, Any]], temperature: float) -> RecordedBatch:
     lengths = torch.tensor([len(s["mask"]) for s in sequences])
     count, width = len(sequences), int(lengths.max())
+    masks = [[bool(chosen) for chosen in s["mask"]] for s in sequences]
     mask = torch.zeros(count, width, dtype=torch.bool)
-    for row, sequence in enumerate(sequences):
-        mask[row, : len(sequence["mask"])] = torch.tensor([bool(m) for m in sequence["mask"]], dtype=torch.bool)
+    for number, chosen in enumerate(masks):
+        mask[number, : len(chosen)] = torch.tensor(chosen, dtype=torch.bool)
 
     def matrix(name: str, otherwise: str = "") -> Tensor | None:
         rows = [s.get(name, s.get(otherwise)) for s in sequences]
         if any(row is None for row in rows):
             return None
         padded = torch.zeros(count, width, dtype=torch.float64)
-        for number, row in enumerate(rows):
-            for position, value in enumerate(row):
-                if mask[number, position]:
-                    padded[number, position] = value
+        for number, (row, chosen) in enumerate(zip(rows, masks, strict=True)):
+            read = [float(value) if is_chosen else 0.0 for value, is_chosen in zip(row, chosen, strict=True)]
+            padded[number, : len(read)] = torch.tensor(read, dtype=torch.float64)
         return padded
+
+    def numbers(name: str) -> Tensor | None:
+        if name not in sequences[0]:
+            return None
+        return torch.tensor([float(s[name]) for s in sequences], dtype=torch.float64)
 
     names = [str(s["prompt_id"]) for s in sequences]
     order = {name: number for number, name in enumerate(dict.fromkeys(names))}
     current, behavior = matrix("current"), matrix("behavior")
     assert current is not None, "checked: current is required"
     assert behavior is not None, "checked: behavior is required"
-    has_baseline = "baseline" in sequences[0]
     batch = Batch(
         tokens=torch.zeros(count, width, dtype=torch.long),
         prompt_lengths=torch.zeros(count, dtype=torch.long),
@@ -172,10 +182,11 @@ def _assemble(sequences: Sequence[Mapping[str, Any]], temperature: float) -> Rec
         behavior=behavior,
         full_behavior=behavior,
         temperature=temperature,
-        baseline=torch.tensor([s["baseline"] for s in sequences], dtype=torch.float64) if has_baseline else None,
+        baseline=numbers("baseline"),
         proximal=matrix("proximal", "behavior"),
         reference=matrix("reference"),
         values=matrix("values"),
+        bootstrap=numbers("bootstrap"),
     )
     return RecordedBatch(batch, current, tuple(names))
 
@@ -203,7 +214,7 @@ def _check_sequence(sequence: Any) -> list[str]:
         problems += [f'"{key}" is not known; did you mean "{near[0]}"?'] if near else []
     if not isinstance(sequence.get("prompt_id", ""), str | int) or isinstance(sequence.get("prompt_id"), bool):
         problems.append(f'"prompt_id" should be a string, got {_show(sequence["prompt_id"])}')
-    for name in ("reward", "baseline"):
+    for name in ("reward", "baseline", "bootstrap"):
         if name in sequence and not _is_number(sequence[name]):
             problems.append(f'"{name}" should be a finite number, got {_show(sequence[name])}')
     if not isinstance(sequence.get("truncated", False), bool):
@@ -239,7 +250,13 @@ def _check_arrays(sequence: Mapping[str, Any]) -> list[str]:
 
 def _check_together(sequences: Sequence[Mapping[str, Any]]) -> list[str]:
     problems = []
-    for name in ("reference", "values", "baseline"):
+    widest = max(len(sequence["mask"]) for sequence in sequences)
+    if widest * len(sequences) > _CELLS:
+        problems.append(
+            f"{len(sequences)} sequences padded to the longest, {widest} positions, are more than {_CELLS:,} numbers; "
+            "record long and short sequences in different files"
+        )
+    for name in ("reference", "values", "baseline", "bootstrap"):
         lacking = [number for number, sequence in enumerate(sequences) if name not in sequence]
         if 0 < len(lacking) < len(sequences):
             problems.append(f'sequence {lacking[0]}: "{name}" is missing, and other sequences have it')

@@ -38,14 +38,19 @@ class Checkpoints:
     folder gets its name in one step. So whatever has the name ``step-N`` was complete; that it still is, its sizes and
     hashes say when it is read. An existing checkpoint is never written into.
     keep_last: newest checkpoints kept. keep_every: steps; those at its multiples stay for good, None for none. The best
-    one, see `save`, stays as well.
+    one, see `save`, stays as well, and so do those of the steps ``kept``.
     One process writes: it holds the lock of the run directory.
     """
 
     def __init__(
-        self, directory: Path, keep_last: int = 2, keep_every: int | None = None, warn: Warn = warn_on_stderr
+        self,
+        directory: Path,
+        keep_last: int = 2,
+        keep_every: int | None = None,
+        warn: Warn = warn_on_stderr,
+        kept: frozenset[int] = frozenset(),
     ) -> None:
-        self.directory, self.keep_last, self.keep_every = directory, keep_last, keep_every
+        self.directory, self.keep_last, self.keep_every, self.kept = directory, keep_last, keep_every, kept
         self._warn = warn
 
     def save(
@@ -152,7 +157,7 @@ class Checkpoints:
         best = self.best()
         for step, path in sound[: -self.keep_last]:
             is_milestone = bool(self.keep_every) and step % (self.keep_every or 1) == 0
-            if not is_milestone and path != best:
+            if not is_milestone and path != best and step not in self.kept:
                 remove_tree(path, f".removed-{step}-{secrets.token_hex(4)}")
 
 

@@ -127,6 +127,16 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
+    def pretraining(self) -> Path:
+        """One object per batch of value pre-training."""
+        return self.path / "pretraining.jsonl"
+
+    @property
+    def pretraining_checkpoints(self) -> Path:
+        """The folder of checkpoints of that phase; gone when it is over."""
+        return self.path / "pretraining"
+
+    @property
     def report(self) -> Path:
         """The page that `gnomon report` writes."""
         return self.path / "report.html"

@@ -38,7 +38,20 @@ def collate(groups: Sequence[Group], temperature: float, baseline: Callable[[str
         baseline=None
         if baseline is None
         else torch.tensor([baseline(r.task_id) for r in rollouts], dtype=torch.float64),
+        routing=_routing(rollouts),
     )
+
+
+def _routing(rollouts: Sequence[Rollout]) -> Tensor | None:
+    """Return Int16[B S L K], -1 for padding and for rollouts without routing; None when none has any."""
+    known = [(row, r.routing) for row, r in enumerate(rollouts) if r.routing is not None]
+    if not known:
+        return None
+    width = max(len(r.prompt) + len(r.response) for r in rollouts)
+    padded = torch.full((len(rollouts), width, *known[0][1].shape[1:]), -1, dtype=torch.int16)
+    for row, routing in known:
+        padded[row, : len(routing)] = routing
+    return padded
 
 
 def _trained(rollout: Rollout) -> tuple[bool, ...]:

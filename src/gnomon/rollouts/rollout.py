@@ -85,4 +85,5 @@ class Asker:
             oldest_version=completion.oldest_version,
             newest_version=completion.newest_version,
             stop=completion.stop,
+            routing=completion.routing,
         )

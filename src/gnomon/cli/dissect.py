@@ -1,0 +1,84 @@
+"""``gnomon dissect BATCH --algorithms a,b,c [key=value ...]``: what each makes of one recorded batch, side by side."""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gnomon.algorithms import Algorithm
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Dissect a batch, or verify the presets; returns the exit code: 1 when a preset differs from its formulas."""
+    parser = argparse.ArgumentParser(prog="gnomon dissect", description=__doc__)
+    parser.add_argument("batch", nargs="?", help="a recorded batch: RUN/batches/step-N.json, with records.batches=true")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="for every algorithm: surrogate.trust.high=.3"
+    )
+    parser.add_argument("--algorithms", metavar="NAMES", help="a,b,c: presets, or path.py:NAME of your own")
+    parser.add_argument("--rows", type=int, default=16, help="sequences and tokens shown in each table (default: 16)")
+    parser.add_argument("--verify", action="store_true", help="check every preset against formulas written apart")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    given = parser.parse_intermixed_args(arguments)
+    if given.verify:
+        if given.batch or given.overrides:
+            parser.error("--verify draws its own batches and checks algorithms as they are: give it neither")
+        return _verify(given.algorithms, given.json)
+    if not given.batch or not given.algorithms:
+        parser.error("give a recorded batch and --algorithms a,b,c (`gnomon algorithms` lists them), or --verify")
+    if given.rows < 1:
+        parser.error(f"--rows should be at least 1, got {given.rows}")
+    return _dissect(given.batch, given.algorithms, given.overrides, given.rows, given.json)
+
+
+def _dissect(batch: str, names: str, overrides: Sequence[str], rows: int, as_json: bool) -> int:
+    from rich.console import Console
+
+    from gnomon.records.batches import read_batch
+    from gnomon.studies.dissect import as_row, take_apart
+    from gnomon.studies.tables import WIDTH, show
+
+    algorithms, notes = _algorithms(names, overrides)
+    recorded = read_batch(Path(batch))
+    found = {name: take_apart(algorithm, recorded.batch, recorded.current) for name, algorithm in algorithms.items()}
+    if as_json:
+        print(json.dumps(as_row(recorded, found), allow_nan=False))
+        return 0
+    for note in notes:
+        print(f"note: {note}")
+    show(recorded, found, batch, rows, Console(width=WIDTH, highlight=False))
+    return 0
+
+
+def _algorithms(names: str, overrides: Sequence[str]) -> tuple[Mapping[str, "Algorithm"], list[str]]:
+    """Return the algorithms by the names that were given, each with every override, and what spellings became."""
+    from gnomon.algorithms import resolve_with_notes
+    from gnomon.errors import ConfigError
+    from gnomon.experiment import parse_override
+
+    changes: dict[str, Any] = {}
+    for path, value in map(parse_override, overrides):
+        changes[path.removeprefix("algorithm.")] = value
+    found: dict[str, Algorithm] = {}
+    notes: list[str] = []
+    for name in filter(None, (part.strip() for part in names.split(","))):
+        try:
+            resolution = resolve_with_notes({"preset": name, **changes})
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}" if changes else str(error)) from error
+        found[name] = resolution.algorithm
+        notes += [note for note in resolution.notes if note not in notes]
+    if not found:
+        raise ConfigError("--algorithms names none; `gnomon algorithms` lists them")
+    return found, notes
+
+
+def _verify(names: str | None, as_json: bool) -> int:
+    from gnomon.algorithms import PRESETS
+    from gnomon.studies.verify import verify
+
+    report = verify(PRESETS if names is None else _algorithms(names, [])[0])
+    print(json.dumps(report.as_row(), allow_nan=False) if as_json else report)
+    return 0 if report.agrees else 1

@@ -1,0 +1,116 @@
+"""The critic in the learner: what it expects of a batch, and one optimizer step toward what came."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gnomon.algorithms.algorithm import Loss
+from gnomon.algorithms.critics import CriticPlan
+from gnomon.learner.optimizer import Optimizer
+from gnomon.learner.passes import Passes
+from gnomon.learner.tally import LossTally
+from gnomon.metrics import Last, Mean, Metrics, Sum
+from gnomon.models.critic import write_critic
+from gnomon.models.load import trainable
+from gnomon.models.values import ValueHead, ValueScorer
+from gnomon.types import Batch, State
+
+FOLDER = "critic"
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """How one optimizer step of the critic is made.
+
+    plan: its loss. learning_rate: > 0. is_trunk_frozen: only the head learns. one_sided: as in `CriticPlan.loss`.
+    """
+
+    plan: CriticPlan
+    learning_rate: float
+    is_trunk_frozen: bool = False
+    one_sided: bool = False
+
+
+class CriticLearner:
+    """A value model and its optimizer.
+
+    critic: a value model with a trunk of its own (`load_critic`), or a `ValueHead` on the policy's trunk. On a shared
+        trunk the policy's optimizer, which must have the head among its parameters, makes the critic's steps as well:
+        a parameter with two float32 masters would go two ways.
+    policy, optimizer: the learner's. passes: counts the work.
+    """
+
+    def __init__(self, critic: nn.Module, policy: nn.Module, optimizer: Optimizer, passes: Passes) -> None:
+        self.is_shared = isinstance(critic, ValueHead)
+        self._critic = critic.eval()
+        self._passes = passes
+        if isinstance(critic, ValueHead):
+            self._scorer, self.optimizer = ValueScorer(policy, critic), optimizer
+            return
+        head: Any = critic.get_submodule("score")
+        self._scorer = ValueScorer(critic, head)
+        self.optimizer = Optimizer(trainable(critic), optimizer.plan)
+
+    def expect(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return values Float32[B T] of the state before each trained token, and bootstrap Float32[B] of that after
+        the last token; zeros elsewhere, and in rows without a trained token. No gradient.
+        """
+        values, bootstrap = torch.zeros(batch.mask.shape), torch.zeros(len(batch))
+        with torch.no_grad():
+            for index, cut in self._passes.cuts(batch, batch.mask.any(1).nonzero()[:, 0]):
+                found = self._passes.value(self._scorer, cut)
+                values[index, : cut.width] = found.values.cpu()
+                bootstrap[index] = found.bootstrap.cpu()
+        return values, bootstrap
+
+    def fit(self, minibatch: Batch, lesson: Lesson) -> Metrics:
+        """Make one optimizer step on the weighed ``minibatch``, or none if no token of it counts.
+
+        Raises: LearnerError when the loss or the gradient is not finite; nothing was changed then.
+        """
+        assert minibatch.weights is not None, "value_minibatches comes first"
+        rows = ((minibatch.weights != 0) & minibatch.mask).any(1).nonzero()[:, 0]
+        metrics = Metrics.of(
+            {"critic/updates": Sum(int(len(rows) > 0)), "critic/learning_rate": Last(lesson.learning_rate)}
+        )
+        if len(rows) == 0:
+            return metrics + self._passes.work.take()
+        tally = LossTally()
+        try:
+            self._accumulate(minibatch, rows, lesson, tally)
+            norm = self.optimizer.step(lesson.learning_rate)
+        except BaseException:
+            self.optimizer.drop_gradients()
+            raise
+        gradient = Metrics.of({"critic/gradient_norm": Mean(norm, 1)})
+        return tally.metrics + metrics + gradient + self._passes.work.take()
+
+    def state(self) -> State:
+        """Return masters and moments of a trunk of its own; those of a shared one are the policy's optimizer's."""
+        return State() if self.is_shared else self.optimizer.state()
+
+    def check(self, state: State) -> None:
+        """Raise CheckpointError when ``state`` is of another critic."""
+        if not self.is_shared:
+            self.optimizer.check(state)
+
+    def restore(self, state: State) -> None:
+        """Become the critic that returned ``state``. Raises: CheckpointError as `check`; nothing was changed then."""
+        if not self.is_shared:
+            self.optimizer.restore(state)
+
+    def write(self, folder: Path) -> None:
+        """Write the critic into ``folder``/critic, or a head alone into ``folder``, beside the policy's weights."""
+        write_critic(self._critic, folder if self.is_shared else folder / FOLDER)
+
+    def _accumulate(self, minibatch: Batch, rows: Tensor, lesson: Lesson, tally: LossTally) -> None:
+        """Add up losses and gradients of all cuts; the weights are of the whole minibatch, so the sums are exact."""
+        with self._passes.recording(self._scorer.trunk):
+            for _, cut in self._passes.cuts(minibatch, rows):
+                values = self._passes.value(self._scorer, cut, lesson.is_trunk_frozen).values
+                loss, measured = lesson.plan.loss(values, cut, lesson.one_sided)
+                tally.add(Loss(loss, {"value": float(loss.detach())}, measured))
+                loss.backward()

@@ -1,0 +1,79 @@
+"""The critic as the walk sees it: taught once a step, before its values are read or after."""
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from gnomon.algorithms.algorithm import Algorithm
+from gnomon.algorithms.measure import measure_values
+from gnomon.learner.base import Learner
+from gnomon.loop.seeds import shuffle_seed
+from gnomon.metrics import Mean, Metrics
+from gnomon.types import Batch
+
+
+class Valuing(Protocol):
+    """What the walk asks of a critic, or of none."""
+
+    async def before(self, batch: Batch, step: int) -> Metrics:
+        """Learn from a batch that was not scored yet; whatever was scored earlier is then out of date."""
+        ...
+
+    async def after(self, batch: Batch, step: int) -> Metrics:
+        """Learn from a prepared batch that the policy was trained on."""
+        ...
+
+
+@dataclass(frozen=True)
+class Unvalued:
+    """No critic."""
+
+    async def before(self, batch: Batch, step: int) -> Metrics:
+        """Learn nothing."""
+        return Metrics()
+
+    async def after(self, batch: Batch, step: int) -> Metrics:
+        """Learn nothing."""
+        return Metrics()
+
+
+@dataclass(frozen=True)
+class Valued:
+    """A critic, taught at the time that its plan's ``order`` says, on targets computed from its values until then.
+
+    What is logged as its explained variance is always that of the critic that had not seen the batch.
+    """
+
+    algorithm: Algorithm
+    learner: Learner
+    seed: int
+
+    async def before(self, batch: Batch, step: int) -> Metrics:
+        """Score and prepare the batch for the critic alone, and teach it, with order "before"."""
+        if not self._is_first:
+            return Metrics()
+        scored = (await self.learner.score(batch, self.algorithm.advantage.needs)).into(batch)
+        return await self._teach(self.algorithm.prepare(scored), step)
+
+    async def after(self, batch: Batch, step: int) -> Metrics:
+        """Teach it what the policy's advantages came from, with order "after"."""
+        return Metrics() if self._is_first else await self._teach(batch, step)
+
+    @property
+    def _is_first(self) -> bool:
+        return self.algorithm.critic is not None and self.algorithm.critic.order == "before"
+
+    async def _teach(self, batch: Batch, step: int) -> Metrics:
+        return await teach(self.learner, self.algorithm, batch, step, shuffle_seed(self.seed, step, "values"))
+
+
+async def teach(learner: Learner, algorithm: Algorithm, batch: Batch, step: int | None, seed: int) -> Metrics:
+    """Make the critic's own updates on a prepared batch, and return what it knew of it before, and what they measured.
+
+    step: of training, or None in pre-training. seed: of the shuffle into minibatches.
+    ``time/critic_seconds`` is a part of the stage of the step in which it happens.
+    """
+    began = time.perf_counter()
+    known = measure_values(batch)
+    fits = [await learner.fit(minibatch, algorithm, step) for minibatch in algorithm.value_minibatches(batch, seed)]
+    return sum(fits, known) + Metrics.of({"time/critic_seconds": Mean(time.perf_counter() - began, 1)})

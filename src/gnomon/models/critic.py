@@ -1,0 +1,231 @@
+"""A value model with a trunk of its own: from the run's model or a folder, and back to a folder."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from gnomon.errors import ModelError
+from gnomon.models.load import TINY, load_model, merged_tensors, model_config, write_model
+from gnomon.models.quiet import no_bars
+from gnomon.models.tiny import tiny_model
+from gnomon.models.values import ValueHead
+
+HEAD_FILE = "value_head.safetensors"
+POLICY = "policy"
+
+
+class CausalCritic(nn.Module):
+    """A causal language model with a value head in place of its own, for architectures that have no classifier form.
+
+    The model's own head is kept, frozen, so that the folder it is written to can be loaded again.
+
+    model: a causal language model of transformers. score: see `ValueHead`.
+    """
+
+    def __init__(self, model: Any, score: ValueHead) -> None:
+        super().__init__()
+        self.model = model
+        self.score = score
+        own = model.get_output_embeddings()
+        if own is not None and own.weight is not model.get_input_embeddings().weight:
+            own.requires_grad_(False)
+
+    @property
+    def config(self) -> Any:
+        """The model's."""
+        return self.model.config
+
+    def get_decoder(self) -> nn.Module:
+        """Return what gives hidden states, under the name that transformers has for it."""
+        decoder: nn.Module = self.model.get_decoder()
+        return decoder
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the embeddings, under the name that transformers has for them."""
+        embeddings: nn.Module = self.model.get_input_embeddings()
+        return embeddings
+
+
+def check_critic(name: str, initial: str, trust_remote_code: bool = False) -> None:
+    """Check that ``initial`` can be the critic of a run of the model ``name``, without reading a weight.
+
+    Raises: ModelError when it is neither "policy" nor a folder with a value model: one label, and the run's vocabulary.
+    """
+    if initial == POLICY:
+        return
+    folder = _folder(initial)
+    config = _config(folder, trust_remote_code)
+    if not (folder / HEAD_FILE).is_file():
+        _check_classifier(config, folder)
+    _check_vocabulary(name, config, folder, trust_remote_code)
+
+
+def load_critic(
+    name: str, initial: str, dtype: torch.dtype = torch.float32, trust_remote_code: bool = False
+) -> nn.Module:
+    """Return a value model with a trunk of its own, on the CPU, in eval mode; ``critic.score`` is its head.
+
+    initial: "policy", the model ``name`` with a head of zeros; or a folder: a critic that a run has saved, a reward
+        model (sequence classification with one label), whose head is kept, or a policy saved with its value head.
+    dtype: of the trunk; the head is float32.
+    The result is transformers' sequence classification form of the architecture where there is one. Its head is
+    linear, and here it is read at every position (`ValueScorer`), not at the last one only.
+    Raises: ModelError as `check_critic` does, or when the weights do not fit the config.
+    """
+    check_critic(name, initial, trust_remote_code)
+    if initial == POLICY:
+        policy = load_model(name, dtype, trust_remote_code=trust_remote_code)
+        return (_classifier(policy) or CausalCritic(policy, head_for(policy))).eval()
+    folder = _folder(initial)
+    if (folder / HEAD_FILE).is_file():
+        model = load_model(str(folder), dtype, trust_remote_code=trust_remote_code)
+        return CausalCritic(model, _read_head(folder, _width(model))).eval()
+    return _from_pretrained(folder, dtype, trust_remote_code)
+
+
+def head_for(policy: nn.Module) -> ValueHead:
+    """Return a head of zeros for a critic that shares the trunk of ``policy``, on its device."""
+    return ValueHead(_width(policy)).to(next(policy.parameters()).device)
+
+
+def write_critic(critic: nn.Module, folder: Path) -> None:
+    """Write a value model as a Hugging Face folder that `load_critic` and transformers load again.
+
+    A head alone (`ValueHead`, whose trunk is the policy's) becomes one file in it.
+    """
+    if isinstance(critic, ValueHead):
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({"score.weight": critic.weight.detach().cpu().contiguous()}, folder / HEAD_FILE)
+        return
+    if isinstance(critic, CausalCritic):
+        write_model(merged_tensors(critic.model), critic.config, folder, critic.model.generation_config)
+        write_critic(critic.score, folder)
+        return
+    network: Any = critic
+    with no_bars():
+        network.save_pretrained(folder)
+
+
+def _folder(initial: str) -> Path:
+    folder = Path(initial).expanduser()
+    if not (folder / "config.json").is_file():
+        what = "has no config.json" if folder.is_dir() else "does not exist"
+        raise ModelError(
+            f"critic.initial: the folder '{initial}' {what} (looked in {folder.absolute()}); give 'policy', or the "
+            "folder of a critic that a run has saved or of a reward model"
+        )
+    return folder
+
+
+def _config(folder: Path, trust_remote_code: bool) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"critic.initial: transformers cannot read '{folder / 'config.json'}': {error}") from error
+
+
+def _check_classifier(config: Any, folder: Path) -> None:
+    stated = config.architectures or []
+    if not any(architecture.endswith("ForSequenceClassification") for architecture in stated):
+        raise ModelError(
+            f"critic.initial: '{folder}' is no value model but {stated}; give a critic that a run has saved, a reward "
+            "model (sequence classification with one label), or 'policy', which begins with a head of zeros"
+        )
+    if config.num_labels != 1:
+        raise ModelError(f"critic.initial: '{folder}' has {config.num_labels} labels; a value is one number: one label")
+
+
+def _check_vocabulary(name: str, config: Any, folder: Path, trust_remote_code: bool) -> None:
+    """Refuse ids that the critic has no row for, and, where it brings a tokenizer, ids that mean something else."""
+    from transformers import AutoTokenizer
+
+    from gnomon.models.load import load_tokenizer
+
+    policy: Any = tiny_model(0) if name == TINY else None
+    policy_config = model_config(name, trust_remote_code) if policy is None else policy.config
+    mine, theirs = (c.get_text_config().vocab_size for c in (policy_config, config))
+    if theirs < mine:
+        raise ModelError(
+            f"critic.initial: '{folder}' knows {theirs} tokens, the model '{name}' has {mine}; a critic reads the "
+            "policy's token ids, so take one with the same tokenizer"
+        )
+    if not (folder / "tokenizer.json").is_file():
+        return
+    known = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code).get_vocab()
+    for token, number in load_tokenizer(name, trust_remote_code).backend.get_vocab().items():
+        if known.get(token) != number:
+            raise ModelError(
+                f"critic.initial: '{folder}' has another vocabulary than the model '{name}': token {token!r} is "
+                f"{known.get(token, 'missing')} there and {number} here; take a critic with the same tokenizer"
+            )
+
+
+def _classifier(policy: Any) -> nn.Module | None:
+    """Return the architecture's classifier around the policy's own trunk, or None where there is no such form."""
+    from transformers import AutoModelForSequenceClassification
+
+    if type(policy.config) not in AutoModelForSequenceClassification._model_mapping:
+        return None
+    config = copy.deepcopy(policy.config)
+    config.num_labels = 1
+    with torch.device("meta"):
+        network: Any = AutoModelForSequenceClassification.from_config(config)
+    if type(network.base_model) is not type(policy.base_model) or not _has_head(network):
+        return None
+    setattr(network, network.base_model_prefix, policy.base_model)
+    network.score = ValueHead(network.score.in_features)
+    found: nn.Module = network
+    return found
+
+
+def _from_pretrained(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> nn.Module:
+    from transformers import AutoModelForSequenceClassification
+
+    try:
+        with no_bars():
+            network, loading = AutoModelForSequenceClassification.from_pretrained(
+                folder, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
+            )
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"critic.initial: '{folder}' cannot be loaded: {first}") from error
+    if loading["missing_keys"]:
+        raise ModelError(
+            f"critic.initial: '{folder}' lacks weights that its config asks for: {sorted(loading['missing_keys'])}"
+        )
+    if not _has_head(network):
+        raise ModelError(
+            f"critic.initial: '{folder}' ({type(network).__name__}) has no linear head 'score' with one output, so its "
+            "value cannot be read at every token; take a reward model on a causal trunk"
+        )
+    network.score.float()
+    loaded: nn.Module = network.eval()
+    return loaded
+
+
+def _has_head(network: nn.Module) -> bool:
+    head = dict(network.named_children()).get("score")
+    return isinstance(head, nn.Linear) and head.out_features == 1
+
+
+def _read_head(folder: Path, width: int) -> ValueHead:
+    head = ValueHead(width)
+    weight: Tensor = load_file(folder / HEAD_FILE)["score.weight"]
+    if weight.shape != head.weight.shape:
+        raise ModelError(
+            f"critic.initial: the value head in '{folder}' reads {weight.shape[1]} numbers, its trunk has {width}"
+        )
+    with torch.no_grad():
+        head.weight.copy_(weight)
+    return head
+
+
+def _width(model: Any) -> int:
+    return int(model.config.get_text_config().hidden_size)

@@ -1,0 +1,242 @@
+"""Which experts a mixture model sends each token to: write it down, and repeat it.
+
+After an update about a tenth of a large mixture's experts differ for the same token, and the ratio of two policies is
+then mostly noise of the router. Routing replay fixes the *choice*: R2 repeats that of the learner when the step began
+(GSPO, arXiv 2507.18071, section 5.3), R3 that of the engine that sampled (arXiv 2510.11370). Only the indices are
+repeated; the gates are computed from the current router's logits, so that the router still has a gradient.
+
+Routers of transformers differ in what they make of their logits (softmax before or after, sigmoid, a bias that takes
+part in the choice alone, groups, a scale), but all choose by one `topk` over the experts. So that call is what is
+replaced, while a router runs: its own formula then makes gates of the repeated indices.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from gnomon.errors import ConfigError
+from gnomon.metrics import Mean
+
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+@dataclass(frozen=True)
+class Routing:
+    """That a pass shall write down which experts its routers would choose, and which ones they have to use.
+
+    experts Int[B S L K]: repeated where >= 0; where it is -1, and everywhere if it is None, routers choose freely.
+    """
+
+    experts: Tensor | None = None
+
+    def of(self, row: int, length: int) -> "Routing":
+        """Return that of the first ``length`` positions of one row."""
+        return Routing(None if self.experts is None else self.experts[row : row + 1, :length])
+
+
+class Recorder:
+    """What the routers of one forward pass would have chosen by themselves, whether something was replayed or not.
+
+    A layer's own choice is made from hidden states that earlier layers' replayed choices led to.
+    """
+
+    def __init__(self, routers: Sequence["_Routed"]) -> None:
+        self._routers = routers
+
+    def experts(self, *shape: int) -> Tensor | None:
+        """Return Int16[*shape L K], ``shape`` being the input ids'; None for a dense model."""
+        if not self._routers:
+            return None
+        chosen = torch.stack([router.chosen for router in self._routers], 1).to(torch.int16)
+        return chosen.view(*shape, *chosen.shape[1:])
+
+
+def moe_layers(model: nn.Module) -> int:
+    """Return how many layers of the model are mixtures of experts; 0 for a dense one.
+
+    Raises: ConfigError when the config names experts and no router of a known form is found.
+    """
+    return len(_routers(model))
+
+
+def can_record(model: nn.Module) -> bool:
+    """Return whether the model is a mixture of experts with routers of the known form."""
+    return any(_is_router(module) for module in model.modules())
+
+
+@contextmanager
+def recording(model: nn.Module) -> Iterator[Recorder]:
+    """Write down the experts of the last forward pass in the block; routers choose freely. No-op if dense.
+
+    Raises: ConfigError as `moe_layers` does.
+    """
+    with _standing_in(model, None) as recorder:
+        yield recorder
+
+
+@contextmanager
+def replaying(model: nn.Module, experts: Tensor) -> Iterator[Recorder]:
+    """Make routers use ``experts`` Int[... L K] where they are not -1, one place a position of the input ids.
+
+    The gates come from the current logits. `modes.recomputing` repeats the same in the backward pass.
+    Raises: ConfigError as `moe_layers` does, or when L or the number of positions is another than the model's.
+    """
+    with _standing_in(model, experts) as recorder:
+        yield recorder
+
+
+def routed(model: nn.Module, routing: Routing | None) -> AbstractContextManager[Recorder | None]:
+    """Return the block in which one pass is made with this routing; None leaves routers alone."""
+    if routing is None:
+        return nullcontext()
+    return recording(model) if routing.experts is None else replaying(model, routing.experts)
+
+
+class Resumed:
+    """The routing that ``module``'s routers have now, to be entered again later, any number of times.
+
+    A layer that is computed again in the backward pass has left `replaying`'s block by then.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        states = [(part, vars(part).get("forward")) for part in module.modules() if _is_router(part)]
+        self._routed = [(part, forward) for part, forward in states if isinstance(forward, _Routed)]
+        self._outer: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._outer.append([vars(router).get("forward") for router, _ in self._routed])
+        for router, forward in self._routed:
+            router.forward = forward.again()
+
+    def __exit__(self, *failure: Any) -> None:
+        for (router, _), outer in zip(self._routed, self._outer.pop(), strict=True):
+            _set_forward(router, outer)
+
+
+def changed_fraction(chosen: Tensor, recorded: Tensor, prompt_lengths: Tensor, mask: Tensor) -> Mean:
+    """Return the share of (trained token, layer) pairs that another set of experts would answer now.
+
+    chosen, recorded Int[B S L K]: now, and when it was written down; the order of the K does not count, nor do pairs
+    where either is -1. mask Bool[B T]: the token at column t is predicted, and so routed, at prompt_length + t - 1.
+    """
+    rows, columns = mask.nonzero(as_tuple=True)
+    where = (rows, prompt_lengths[rows] + columns - 1)
+    now, then = (experts[where].sort(-1).values for experts in (chosen, recorded))
+    is_known = (now >= 0).all(-1) & (then >= 0).all(-1)
+    return Mean(int(((now != then).any(-1) & is_known).sum()), int(is_known.sum()))
+
+
+def pad_experts(experts: Mapping[int, Tensor | None], rows: int, width: int) -> Tensor | None:
+    """Return rows' experts Int[n L K], each by its row, as Int16[rows width L K] with -1 elsewhere; None of nothing."""
+    known = {row: own for row, own in experts.items() if own is not None}
+    if not known:
+        return None
+    first = next(iter(known.values()))
+    padded = first.new_full((rows, width, *first.shape[1:]), -1, dtype=torch.int16)
+    for row, own in known.items():
+        padded[row, : own.shape[0]] = own
+    return padded
+
+
+class _Routed:
+    """Stands in for a router's ``forward``. given: Int[N K], one row a position, or None."""
+
+    def __init__(self, router: nn.Module, given: Tensor | None) -> None:
+        self._router: Any = router
+        self._forward = type(router).forward
+        self._given = given
+        self.chosen: Tensor
+
+    def __call__(self, *inputs: Any, **settings: Any) -> Any:
+        choice = _Choice(self._router.num_experts, self._router.top_k, self._given)
+        with choice:
+            output = self._forward(self._router, *inputs, **settings)
+        if len(choice.made) != 1:
+            raise ConfigError(_unknown_form(type(self._router).__name__, f"it called it {len(choice.made)} times"))
+        self.chosen = choice.made[0]
+        return output
+
+    def again(self) -> "_Routed":
+        """Return one with the same routing that leaves what this one has written down alone."""
+        return _Routed(self._router, self._given)
+
+
+class _Choice(TorchFunctionMode):
+    """Replaces the one `topk` of [N, experts] by which a router chooses. made: each free choice Int[N K]."""
+
+    def __init__(self, experts: int, count: int, given: Tensor | None) -> None:
+        super().__init__()
+        self._shape = (experts, count)
+        self._given = given
+        self.made: list[Tensor] = []
+
+    def __torch_function__(self, function: Any, _: Any, inputs: Any = (), settings: Any = None) -> Any:
+        result = function(*inputs, **(settings or {}))
+        if function not in (torch.topk, Tensor.topk):
+            return result
+        scores, free = inputs[0], result.indices
+        if scores.ndim != 2 or (scores.shape[-1], free.shape[-1]) != self._shape:
+            return result
+        self.made.append(free)
+        if self._given is None:
+            return result
+        if self._given.shape != free.shape:
+            raise ConfigError(
+                f"a routing of {tuple(self._given.shape)} (positions, experts each) cannot be replayed on "
+                f"{tuple(free.shape)}: it was recorded on other rows or on another model"
+            )
+        given = self._given.to(free.device, free.dtype)
+        indices = torch.where((given >= 0).all(-1, keepdim=True), given, free)
+        return torch.return_types.topk((scores.gather(-1, indices), indices))
+
+
+@contextmanager
+def _standing_in(model: nn.Module, experts: Tensor | None) -> Iterator[Recorder]:
+    routers = _routers(model)
+    if experts is not None and routers and experts.shape[-2] != len(routers):
+        raise ConfigError(
+            f"a routing of {experts.shape[-2]} mixture layers cannot be replayed on a model of {len(routers)}"
+        )
+    given = [None] * len(routers) if experts is None or not routers else experts.flatten(0, -3).unbind(1)
+    routed = [_Routed(router, own) for router, own in zip(routers, given, strict=True)]
+    with ExitStack() as stack:
+        for router, forward in zip(routers, routed, strict=True):
+            stack.callback(_set_forward, router, vars(router).get("forward"))
+            _set_forward(router, forward)
+        yield Recorder(routed)
+
+
+def _routers(model: Any) -> list[nn.Module]:
+    found = [module for module in model.modules() if _is_router(module)]
+    config = model.config.get_text_config()
+    counts = [count for name in _EXPERT_COUNTS if isinstance(count := getattr(config, name, None), int)]
+    if not found and max(counts, default=0) > 1:
+        raise ConfigError(_unknown_form(type(model).__name__, "no such router was found in it"))
+    return found
+
+
+def _is_router(module: nn.Module) -> bool:
+    """Whether it has one weight row an expert, and says how many experts there are and how many it chooses."""
+    stated = vars(module)
+    experts, weight = stated.get("num_experts"), stated["_parameters"].get("weight")
+    return isinstance(stated.get("top_k"), int) and weight is not None and weight.shape[0] == experts
+
+
+def _unknown_form(name: str, found: str) -> str:
+    return (
+        f"routing can be recorded and replayed where a router chooses its experts by one call of topk; {name} does "
+        f'not: {found}. Set algorithm.routing = "free"'
+    )
+
+
+def _set_forward(router: nn.Module, forward: Any) -> None:
+    """Give the router an own ``forward``, or with None its class's again."""
+    if forward is None:
+        vars(router).pop("forward", None)
+        return
+    router.forward = forward

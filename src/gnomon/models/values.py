@@ -1,0 +1,109 @@
+"""From a padded micro-batch to the value of the state before each token of its responses."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gnomon.errors import ConfigError
+from gnomon.models.prefix import can_share, pack, packed_hidden
+
+
+class ValueHead(nn.Linear):
+    """A hidden state to one number: V = w h, float32, without bias. It starts at zero: nothing is expected yet.
+
+    width: of the hidden states.
+
+    >>> ValueHead(4)(torch.ones(1, 4)).item()
+    0.0
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 1, bias=False, dtype=torch.float32)
+        nn.init.zeros_(self.weight)
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a critic expects. ``computed`` counts the positions that went through the trunk, padding included.
+
+    values Float32[B T]: of the state *before* each token that is masked in, exact zeros elsewhere.
+    bootstrap Float32[B]: of the state after the last token of a sequence; 0 for a row with no token masked in.
+    """
+
+    values: Tensor
+    bootstrap: Tensor
+    computed: int
+
+
+class ValueScorer:
+    """Reads a value at the hidden state that predicts a token: what is known before the token is chosen.
+
+    That is position p - 1 for the token at p, the shift that log-probabilities have. A value read at p would know the
+    token, and an advantage would then ask how good the token is beyond itself.
+
+    Rows with one prompt share its computation where the trunk can (`prefix`).
+
+    trunk: a causal model of transformers in eval mode, its own head unused. head: hidden state to one number; it is
+        applied in float32 whatever the trunk computes in.
+    """
+
+    def __init__(self, trunk: nn.Module, head: nn.Linear) -> None:
+        self.trunk: Any = trunk
+        self.head = head
+        self.shares_prompts = self._can_share()
+
+    def __call__(
+        self, tokens: Tensor, prompt_lengths: Tensor, lengths: Tensor, mask: Tensor, is_trunk_frozen: bool = False
+    ) -> Values:
+        """Return the values of the response tokens where ``mask`` is true, with a gradient where torch records one.
+
+        tokens Int[B S], padded right with any valid id. prompt_lengths Int[B], >= 1; lengths Int[B]: where responses
+        begin and end. mask Bool[B T]: column t is the token at position prompt_length + t. With ``is_trunk_frozen``
+        the gradient ends at the head.
+        Raises: ConfigError when a prompt is empty, since there is no state before its first response token.
+        """
+        rows, columns = mask.nonzero(as_tuple=True)
+        live = mask.any(1).nonzero()[:, 0]
+        before = prompt_lengths[rows] + columns - 1
+        if rows.numel() == 0:
+            nothing = torch.zeros(mask.shape, device=mask.device)
+            return Values(nothing, nothing.sum(1), 0)
+        if int(before.min()) < 0:
+            raise ConfigError("a prompt has no token, so there is no state before its first response token")
+        wanted = (torch.cat([rows, live]), torch.cat([before, lengths[live] - 1]))
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not is_trunk_frozen):
+            hidden, index = self._hidden(tokens, prompt_lengths, lengths, wanted)
+        states = hidden.flatten(0, 1).index_select(0, index).float()
+        found = nn.functional.linear(states, self.head.weight, self.head.bias)[:, 0]
+        of_tokens, of_ends = found.split([len(rows), len(live)])
+        return Values(
+            values=torch.zeros(mask.shape, device=mask.device).index_put((rows, columns), of_tokens),
+            bootstrap=torch.zeros(len(mask), device=mask.device).index_put((live,), of_ends),
+            computed=hidden.shape[0] * hidden.shape[1],
+        )
+
+    def _hidden(
+        self, tokens: Tensor, prompt_lengths: Tensor, lengths: Tensor, wanted: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return hidden states Float[N L d], and where in their flattened rows each wanted one is."""
+        packed = pack(tokens.cpu(), prompt_lengths.cpu(), lengths.cpu()) if self.shares_prompts else None
+        if packed is None:
+            rows, positions = wanted
+            return self._body(tokens), rows * tokens.shape[1] + positions
+        hidden = packed_hidden(self.trunk, packed, tokens.device)
+        at = (wanted[0].cpu(), wanted[1].cpu())
+        return hidden, (packed.rows[at] * hidden.shape[1] + packed.columns[at]).to(tokens.device)
+
+    def _body(self, tokens: Tensor) -> Tensor:
+        # Padding is on the right and the trunk causal: no position that is read looks at it, so no mask is needed.
+        hidden: Tensor = self.trunk.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+        return hidden
+
+    def _can_share(self) -> bool:
+        embedding = self.trunk.get_input_embeddings().weight
+        tokens = torch.tensor([[3, 5, 7, 11, 13, 17], [3, 5, 7, 11, 19, 23]], device=embedding.device)
+        tokens %= embedding.shape[0]
+        with torch.no_grad():
+            return can_share(self.trunk, self._body(tokens), tokens)

@@ -1,0 +1,32 @@
+"""What is compared is what docs/peers.md says is compared."""
+
+import re
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def pins(path: Path) -> dict[str, str]:
+    """Return distribution to version of a file of pins."""
+    lines = [line.split("==") for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    return {name.lower(): pinned for name, pinned in lines}
+
+
+@pytest.mark.parametrize("peer", ["verl", "trl"])
+def test_versions(peer):
+    """The installed peer, the pinned one and the documented one are one version."""
+    pinned = pins(Path(__file__).parent / "requirements.txt")[peer]
+    documented = re.findall(rf"{peer} ([0-9.]+[0-9])", (ROOT / "docs" / "peers.md").read_text(), re.IGNORECASE)
+
+    assert version(peer) == pinned
+    assert set(documented) == {pinned}
+
+
+def test_pins_agree():
+    """What constraints.txt pins too has the same version for the peers."""
+    own, general = pins(Path(__file__).parent / "requirements.txt"), pins(ROOT / "constraints.txt")
+
+    assert {name: own[name] for name in own if general.get(name, own[name]) != own[name]} == {}

@@ -1,0 +1,51 @@
+"""A tiny mixture of experts is trained from scratch, with free routers and with replayed ones."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gnomon.experiment import load
+from gnomon.launch import train_experiment
+from gnomon.models.load import load_model
+
+REWARD = "examples/own_reward.py"
+# A reward that an untrained model earns now and then, so that there is something to learn from the first step on.
+REWARDS = f'[{{kind="function",function="{REWARD}:brief"}},{{kind="function",function="{REWARD}:starts_with_a_digit"}}]'
+QUICK = (
+    "model=tiny-moe",
+    "task.size=60",
+    "evaluation.before=false",
+    "checkpoints.every=0",
+    "steps=3",
+    "rollouts_per_step=32",
+    "algorithm.updates.minibatches=2",
+    f"rewards={REWARDS}",
+)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a JSON lines file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("routing", ["free", "proximal", "behavior"])
+def test_a_mixture_learns(tmp_path: Path, routing: str):
+    """Three steps raise the reward and move the routers; replay says how much it held still, and is not recorded."""
+    result = train_experiment(load("tiny", [*QUICK, f"algorithm.routing={routing}"]), tmp_path / "run")
+    rows = lines(tmp_path / "run" / "metrics.jsonl")
+    before, after = (load_model(name, torch.float32).state_dict() for name in ("tiny-moe", str(result.model)))
+    routers = [name for name in before if name.endswith("gate.weight")]
+
+    assert rows[-1]["rollout/reward_mean"] > rows[0]["rollout/reward_mean"]
+    assert [row["learner/updates"] for row in rows] == [2, 2, 2]
+    assert len(routers) == 2
+    assert not any(torch.equal(before[name], after[name]) for name in routers)
+    assert all("routing" not in row for row in lines(tmp_path / "run" / "rollouts" / "step-000001.jsonl"))
+    if routing == "free":
+        assert not any("routing/changed_fraction" in row for row in rows)
+        return
+    assert all(0.0 < row["routing/changed_fraction"] < 0.5 for row in rows)
+    assert all(row["mismatch/logprob_abs_max_nats"] < 1e-5 for row in rows)
