@@ -97,6 +97,8 @@ class EffectiveSize:
     In [1/n, 1]; 1 when all ratios are equal, and 1 of nothing. Kept as three sums, so it is the same number
     however the tokens were cut (P3O, arXiv 2605.12380, eq. 11; Kish 1965).
 
+    of_zeros: the value when every ratio is 0: not a number where that is an underflow, 0 where all were left out.
+
     >>> round(EffectiveSize.of([4.0, 1.0, 1.0, 1.0]).value, 8)
     0.64473684
     """
@@ -104,6 +106,7 @@ class EffectiveSize:
     count: float = 0.0
     total: float = 0.0
     squares: float = 0.0
+    of_zeros: float = math.nan
 
     @classmethod
     def of(cls, ratios: Iterable[float]) -> "EffectiveSize":
@@ -112,14 +115,15 @@ class EffectiveSize:
         return cls(len(listed), sum(listed), sum(r * r for r in listed))
 
     def __add__(self, other: "EffectiveSize") -> "EffectiveSize":
-        return EffectiveSize(self.count + other.count, self.total + other.total, self.squares + other.squares)
+        sums = (self.count + other.count, self.total + other.total, self.squares + other.squares)
+        return EffectiveSize(*sums, self.of_zeros)
 
     @property
     def value(self) -> float:
         """The fraction; not finite when a ratio was not."""
         if self.count == 0:
             return 1.0
-        return self.total * self.total / (self.count * self.squares) if self.squares else math.nan
+        return self.total * self.total / (self.count * self.squares) if self.squares else self.of_zeros
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from gnomon.types import Batch
 
 Rows = Sequence[Sequence[float]]
 _PER_TOKEN = ("behavior", "full_behavior", "proximal", "reference", "values", "advantages", "returns", "weights")
+_PER_ROW = ("baseline", "bootstrap")
 
 
 def make_batch(
@@ -25,7 +26,7 @@ def make_batch(
     rewards: one a row; None is a response that could not be graded, and its mask becomes false. mask: one list a row;
     shorter rows are padded. group: all rows are one group when it is left out.
     more: behavior (-1 when left out), full_behavior (behavior), proximal, reference, values, advantages, returns,
-    weights as lists of rows; baseline, version, is_truncated as lists; temperature.
+    weights as lists of rows; baseline, bootstrap, version, is_truncated as lists; temperature.
 
     >>> batch = make_batch([1.0, None], [[1, 1], [1]])
     >>> batch.mask.tolist(), batch.is_graded.tolist()
@@ -36,8 +37,7 @@ def make_batch(
     lengths = torch.tensor([len(row) for row in mask], dtype=torch.long)
     per_token = {name: _padded(more.pop(name), width, dtype) for name in _PER_TOKEN if name in more}
     behavior = per_token.pop("behavior", torch.full((rows, width), -1.0, dtype=dtype))
-    if "baseline" in more:
-        per_token["baseline"] = torch.tensor(more.pop("baseline"), dtype=dtype)
+    per_row = {name: torch.tensor(more.pop(name), dtype=dtype) for name in _PER_ROW if name in more}
     batch = Batch(
         tokens=torch.zeros((rows, 1 + width), dtype=torch.long),
         prompt_lengths=torch.ones(rows, dtype=torch.long),
@@ -51,7 +51,7 @@ def make_batch(
         behavior=behavior,
         full_behavior=per_token.pop("full_behavior", behavior),
     )
-    return batch.with_fields(**per_token, **more)
+    return batch.with_fields(**per_token, **per_row, **more)
 
 
 def loss_and_gradient(

@@ -1,16 +1,21 @@
 """Batches to draw: what the laws hold for."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from gnomon.algorithms import PRESETS, Algorithm, LossView, Score
+from gnomon.algorithms.statistics import Statistics
 from gnomon.testing import make_batch
 from gnomon.types import Batch
 
-few = settings(max_examples=15)
+# A tenth and a twentieth of the profile's examples: `HYPOTHESIS_PROFILE=search` looks ten times further.
+few = settings(max_examples=settings().max_examples // 10)
+fewer = settings(max_examples=settings().max_examples // 20)
 
 
 @dataclass(frozen=True)
@@ -23,34 +28,70 @@ class Drawn:
 
 
 @st.composite
-def drawn(draw: st.DrawFn, all_graded: bool = False) -> Drawn:
-    """Draw groups of 2 to 4 responses of 1 to 5 tokens with holes, some ungraded, and four policies."""
-    sizes = draw(st.lists(st.integers(2, 4), min_size=1, max_size=4))
+def drawn(draw: st.DrawFn, all_graded: bool = False, wild: bool = False) -> Drawn:
+    """Draw groups of 1 to 4 responses of 1 to 5 tokens with holes, some ungraded, four policies and a critic.
+
+    wild: some have probabilities from e^-35 to nearly 1, and policies that are up to 30 nats apart.
+    """
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     group = [g for g, size in enumerate(sizes) for _ in range(size)]
     rewards = [draw(st.sampled_from([0.0, 1.0, 0.25] + ([] if all_graded else [None]))) for _ in group]
     mask = [draw(st.lists(st.booleans(), min_size=1, max_size=5)) for _ in group]
-    width = max(map(len, mask))
+    shape = (len(group), max(map(len, mask)))
+    is_wild = wild and draw(st.booleans())
+    apart = 10.0 if is_wild else 0.3
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
 
     def shifted(base: Tensor, size: float) -> Tensor:
-        return base + size * torch.randn(base.shape, generator=generator, dtype=torch.float64)
+        step = (size * torch.randn(shape, generator=generator, dtype=torch.float64)).clamp(-15, 15)
+        return torch.minimum(base + step, torch.tensor(-1e-6, dtype=torch.float64))
 
-    behavior = shifted(torch.full((len(group), width), -2.0, dtype=torch.float64), 0.5)
-    proximal = shifted(behavior, 0.3)
+    anywhere = -35 * torch.rand(shape, generator=generator, dtype=torch.float64)
+    behavior = anywhere if is_wild else shifted(torch.full(shape, -2.0, dtype=torch.float64), 0.5)
+    proximal = shifted(behavior, apart)
     batch = make_batch(
         rewards,
         mask,
         group,
         behavior=behavior.tolist(),
         proximal=proximal.tolist(),
-        reference=shifted(behavior, 0.3).tolist(),
-        values=torch.rand((len(group), width), generator=generator, dtype=torch.float64).tolist(),
+        reference=shifted(behavior, apart).tolist(),
+        values=torch.rand(shape, generator=generator, dtype=torch.float64).tolist(),
         baseline=torch.rand(len(group), generator=generator, dtype=torch.float64).tolist(),
+        bootstrap=torch.rand(len(group), generator=generator, dtype=torch.float64).tolist(),
         is_truncated=[draw(st.booleans()) for _ in group],
     )
     part = [draw(st.integers(0, 3)) for _ in group]
     cuts = [[i for i, p in enumerate(part) if p == k] for k in range(4)]
-    return Drawn(batch, shifted(proximal, 0.3), [c for c in cuts if c])
+    return Drawn(batch, shifted(proximal, apart), [c for c in cuts if c])
+
+
+def prompted(batch: Batch, length: int = 3, vocabulary: int = 200) -> Batch:
+    """Return the batch in float32, with tokens that a model can read: one prompt of ``length`` a group.
+
+    All policies are moved down to what an untrained model gives one of 259 tokens, so that ratios are near 1.
+    """
+    generator = torch.Generator().manual_seed(len(batch) + batch.width)
+    proximal, reference = scored(batch)
+
+    def tokens(rows: int, columns: int) -> Tensor:
+        return torch.randint(1, vocabulary, (rows, columns), generator=generator)
+
+    def untrained(policy: Tensor) -> Tensor:
+        return (policy - 3.6).float()
+
+    prompts = tokens(int(batch.group.max()) + 1, length)[batch.group]
+    answers = torch.where(torch.arange(batch.width) < batch.lengths[:, None], tokens(len(batch), batch.width), 0)
+    return batch.with_fields(
+        tokens=torch.cat([prompts, answers], 1),
+        prompt_lengths=torch.full((len(batch),), length),
+        lengths=batch.lengths + length,
+        behavior=untrained(batch.behavior),
+        full_behavior=untrained(batch.full_behavior),
+        proximal=untrained(proximal),
+        reference=untrained(reference),
+        values=valued(batch).float(),
+    )
 
 
 def scored(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -74,3 +115,33 @@ def on_policy(batch: Batch) -> Batch:
 def same(left: Tensor, right: Tensor, tolerance: float = 1e-11) -> None:
     """Assert equality up to rounding."""
     torch.testing.assert_close(left, right, rtol=tolerance, atol=tolerance)
+
+
+def size_of(loss: float, gradient: Tensor, current: Tensor) -> float:
+    """Return how large the numbers are that a loss is summed from: rounding errors are relative to that."""
+    return 1.0 + abs(loss) + float((gradient.abs() * (1 + current.abs())).sum())
+
+
+@dataclass(frozen=True)
+class Held:
+    """The bounded ratio that was believed at one point, whatever the ratio is now: a stopped gradient, frozen."""
+
+    weight: Tensor
+
+    def __call__(self, ratio: Tensor, statistics: Statistics) -> Tensor:
+        """Return the weight."""
+        return self.weight
+
+
+def frozen(algorithm: Algorithm, current: Tensor, weighed: Batch, statistics: Statistics) -> Algorithm:
+    """Return the algorithm whose weights, if they have a stopped gradient, stay what they are at ``current``."""
+    if not isinstance(algorithm.surrogate, Score):
+        return algorithm
+    view: LossView = algorithm.view(current, current, weighed, statistics)
+    weight = algorithm.surrogate.trust(view.log_ratio.exp(), statistics)
+    return replace(algorithm, surrogate=Score(Held(weight)))
+
+
+def presets(*names: str) -> Sequence[Algorithm]:
+    """Return the presets of these names; all of them without any."""
+    return [PRESETS[name] for name in names] if names else list(PRESETS.values())

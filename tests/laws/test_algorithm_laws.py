@@ -1,5 +1,6 @@
 """What must hold for every algorithm, whatever the batch."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -7,7 +8,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.laws.batches import Drawn, drawn, few, on_policy, same, scored, valued
+from tests.laws.batches import (
+    Drawn,
+    drawn,
+    few,
+    fewer,
+    frozen,
+    on_policy,
+    presets,
+    same,
+    scored,
+    size_of,
+    valued,
+)
 from torch import Tensor
 
 from gnomon.algorithms import (
@@ -16,12 +29,13 @@ from gnomon.algorithms import (
     GRPO,
     GSPO,
     GSPO_TOKEN,
+    LITE_PPO,
+    P3O,
     PRESETS,
     SPO,
     Algorithm,
     Clip,
     Entropy,
-    EssKl,
     Kl,
     Masked,
     Pessimistic,
@@ -32,6 +46,7 @@ from gnomon.algorithms import (
     Truncated,
 )
 from gnomon.algorithms.statistics import Statistics
+from gnomon.metrics import Metrics
 from gnomon.testing import loss_and_gradient, make_batch
 
 approx = pytest.approx
@@ -59,22 +74,58 @@ every = pytest.mark.parametrize("algorithm", ALL, ids=lambda a: a.name)
 
 @every
 @few
-@given(drawn())
+@given(drawn(wild=True))
 def test_cutting_a_batch_changes_nothing(algorithm: Algorithm, d: Drawn):
-    """Loss and gradient are the same whole and in micro-batches of unequal size, each back-propagated alone."""
+    """Loss and gradient are the same whole and in micro-batches of unequal size, each back-propagated alone (P3)."""
     batch = algorithm.prepare(d.batch)
     whole_loss, whole = loss_and_gradient(algorithm, batch, d.current)
     cut_loss, cut = loss_and_gradient(algorithm, batch, d.current, d.cuts)
 
-    assert cut_loss == approx(whole_loss, rel=1e-11, abs=1e-11)
-    same(cut, whole)
+    assert cut_loss == approx(whole_loss, abs=1e-12 * size_of(whole_loss, whole, d.current))
+    same(cut, whole, 1e-12)
 
 
 @every
 @few
-@given(drawn(), st.integers(1, 3), st.sampled_from([float("nan"), float("inf"), -float("inf")]))
+@given(drawn(wild=True), st.integers(1, 3))
+def test_ranks_add_up(algorithm: Algorithm, d: Drawn, rows: int):
+    """Ranks that add up effective sizes, losses and metrics of their own micro-batches are one machine (P4)."""
+    weighed = algorithm.weigh(algorithm.prepare(d.batch))
+    whole_loss, whole = loss_and_gradient(algorithm, algorithm.prepare(d.batch), d.current)
+    ranks = [[cut[i : i + rows] for i in range(0, len(cut), rows)] for cut in (*d.cuts, [])]
+    measured = [algorithm.statistics(d.current[cut], weighed.rows(cut)) for cuts in ranks for cut in cuts]
+    statistics = sum(measured, Statistics())
+    loss, metrics = 0.0, Metrics()
+    for cuts in ranks:
+        for cut in cuts:
+            part = algorithm.loss(d.current[cut], -d.current[cut] / 2, weighed.rows(cut), statistics)
+            loss, metrics = loss + float(part.total), metrics + part.metrics
+    alone = algorithm.loss(d.current, -d.current / 2, weighed, algorithm.statistics(d.current, weighed))
+
+    assert loss == approx(whole_loss, abs=1e-12 * size_of(whole_loss, whole, d.current))
+    assert statistics.behavior.value == approx(algorithm.statistics(d.current, weighed).behavior.value, rel=1e-12)
+    assert metrics.values() == approx(alone.metrics.values(), rel=1e-9, abs=1e-9)
+
+
+def test_effective_sizes_of_micro_batches_depend_on_the_cut():
+    """With scope "micro_batch" P3O is, as its reference code, another loss for every cut; P3 fails by design."""
+    batch = make_batch([1.0, 0.0], [[1], [1]], behavior=[[-1.0], [-1.0]])
+    current = torch.tensor([[-1.0 + math.log(2)], [-1.0]], dtype=torch.float64)
+    for scope, differs in (("step", False), ("lagged", False), ("micro_batch", True)):
+        algorithm = replace(P3O, scope=scope)
+        prepared = algorithm.prepare(batch)
+        loss, gradient = loss_and_gradient(algorithm, prepared, current)
+        cut_loss, cut = loss_and_gradient(algorithm, prepared, current, [[0], [1]])
+
+        assert (abs(loss - cut_loss) > 0.01) is differs
+        assert (float((gradient - cut).abs().max()) > 0.01) is differs
+
+
+@every
+@few
+@given(drawn(wild=True), st.integers(1, 3), st.sampled_from([float("nan"), float("inf"), -float("inf")]))
 def test_what_is_masked_never_matters(algorithm: Algorithm, d: Drawn, columns: int, junk: float):
-    """More columns, and nan or infinity wherever the mask is false, change neither loss nor gradient."""
+    """More columns, and nan or infinity wherever the mask is false, change neither loss nor gradient (P1)."""
     rows = len(d.batch)
     mask = torch.cat([d.batch.mask, torch.zeros(rows, columns, dtype=torch.bool)], 1)
 
@@ -95,52 +146,51 @@ def test_what_is_masked_never_matters(algorithm: Algorithm, d: Drawn, columns: i
     loss, gradient = loss_and_gradient(algorithm, algorithm.prepare(d.batch), d.current)
     wide_loss, wide_gradient = loss_and_gradient(algorithm, algorithm.prepare(wide), spoiled(d.current))
 
-    assert wide_loss == approx(loss, rel=1e-12, abs=1e-13)
+    assert wide_loss == approx(loss, abs=1e-12 * size_of(loss, gradient, d.current))
     same(wide_gradient[:, : d.batch.width], gradient, 1e-12)
     assert not bool(wide_gradient[~mask].any())
 
 
 @every
 @few
-@given(drawn(), st.randoms(use_true_random=False))
+@given(drawn(wild=True), st.randoms(use_true_random=False))
 def test_order_and_names_of_groups_never_matter(algorithm: Algorithm, d: Drawn, random: object):
-    """Shuffling rows and renaming groups shuffles the gradient and nothing else."""
+    """Shuffling rows and renaming groups shuffles the gradient and nothing else (P2)."""
     order = torch.tensor(sorted(range(len(d.batch)), key=lambda _: random.random()))
     shuffled = d.batch.rows(order)
     shuffled = shuffled.with_fields(group=1000 - 7 * shuffled.group)
     loss, gradient = loss_and_gradient(algorithm, algorithm.prepare(d.batch), d.current)
     other_loss, other = loss_and_gradient(algorithm, algorithm.prepare(shuffled), d.current[order])
 
-    assert other_loss == approx(loss, rel=1e-10, abs=1e-10)
-    same(other, gradient[order], 1e-10)
+    assert other_loss == approx(loss, abs=1e-11 * size_of(loss, gradient, d.current))
+    same(other, gradient[order], 1e-11)
 
 
-@pytest.mark.parametrize("algorithm", PRESETS.values(), ids=lambda a: a.name)
+@pytest.mark.parametrize("algorithm", presets(), ids=lambda a: a.name)
 @few
 @given(drawn())
 def test_on_policy_every_algorithm_is_reinforce(algorithm: Algorithm, d: Drawn):
-    """When all four policies are one, the gradient of the policy's loss is minus weight times advantage."""
+    """When all four policies are one, the gradient is minus weight times advantage on every token (P6).
+
+    Imitation, VAPO's, comes on top and is left out here. A*-PO regresses: its slope is 2 beta (0 - A) over sequences.
+    """
+    algorithm = replace(algorithm, regularizers=tuple(r for r in algorithm.regularizers if r.name != "positive_nll"))
+    batch = algorithm.weigh(algorithm.prepare(on_policy(d.batch)))
+    assert batch.weights is not None
+    assert batch.advantages is not None
+    expected = -batch.weights * batch.advantages
     if isinstance(algorithm.surrogate, Regression):
-        return  # a squared error has another slope, 2 beta (0 - A); its own golden test has it
-    algorithm = replace(algorithm, regularizers=tuple(r for r in algorithm.regularizers if isinstance(r, EssKl)))
-    batch = algorithm.prepare(on_policy(d.batch))
-    weighed = algorithm.weigh(batch)
-    assert weighed.weights is not None
-    assert weighed.advantages is not None
+        expected = 2 * algorithm.surrogate.beta * expected * batch.mask.sum(1, keepdim=True)
 
     _, gradient = loss_and_gradient(algorithm, batch, batch.behavior)
 
-    expected = -weighed.weights * weighed.advantages
-    if not algorithm.ratio.level.startswith("sequence") and algorithm.name != "gmpo":
-        same(gradient, expected)
-    # A ratio of the sequence pushes each token by the mean, which is the same when the advantage is one a sequence.
-    same(gradient.sum(1), expected.sum(1))
+    same(gradient, expected, 1e-12)
 
 
 @few
 @given(drawn())
 def test_both_sequence_forms_agree(d: Drawn):
-    """GSPO and GSPO-token have the same value and gradient when each sequence has one advantage."""
+    """GSPO and GSPO-token have the same value and gradient when each sequence has one advantage (P7)."""
     batch = GSPO.prepare(d.batch)
     wide = Pessimistic(Clip(0.1, 0.1))
     for one, other in ((GSPO, GSPO_TOKEN), (replace(GSPO, surrogate=wide), replace(GSPO_TOKEN, surrogate=wide))):
@@ -151,11 +201,13 @@ def test_both_sequence_forms_agree(d: Drawn):
         same(other_gradient, gradient, 1e-12)
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr-grpo", "gspo", "gmpo", "sapo", "cispo", "opo"])
+@pytest.mark.parametrize(
+    "name", ["grpo", "dr-grpo", "dapo", "decoupled-ppo", "gspo", "gspo-token", "gmpo", "sapo", "cispo", "opo"]
+)
 @few
 @given(drawn(all_graded=True))
 def test_a_degenerate_group_only_dilutes(name: str, d: Drawn):
-    """A group of equal rewards has no gradient, is no live row, and scales the others by what it adds to the count."""
+    """A group of equal rewards has no gradient and is not live; it adds to the count that divides the others (P14)."""
     algorithm = PRESETS[name]
     first = d.batch.group == 0
     batch = d.batch.with_fields(rewards=torch.where(first, 0.25, d.batch.rewards))
@@ -172,6 +224,21 @@ def test_a_degenerate_group_only_dilutes(name: str, d: Drawn):
     same(gradient[rest], alone * float(size[rest].sum() / size.sum().clamp(min=1)), 1e-12)
 
 
+@few
+@given(drawn(all_graded=True))
+def test_a_degenerate_group_turns_no_gradient_scaled_by_the_batch(d: Drawn):
+    """Lite PPO divides by the deviation of all rewards: the others' direction stays, their length does not (P14)."""
+    first = d.batch.group == 0
+    batch = d.batch.with_fields(rewards=torch.where(first, 0.25, d.batch.rewards))
+    rest = torch.nonzero(~first).squeeze(1)
+    _, gradient = loss_and_gradient(LITE_PPO, LITE_PPO.prepare(batch), d.current)
+    _, alone = loss_and_gradient(LITE_PPO, LITE_PPO.prepare(batch.rows(rest)), d.current[rest])
+
+    assert not bool(gradient[first].any())
+    assert bool(gradient.any()) is bool(alone.any())
+    same(gradient[rest] * alone.norm(), alone * gradient.norm(), 1e-12)
+
+
 @every
 @few
 @given(drawn())
@@ -185,12 +252,16 @@ def test_rows_that_are_not_live_have_no_gradient(algorithm: Algorithm, d: Drawn)
 
 @every
 def test_no_gradient_reaches_anything_but_current(algorithm: Algorithm):
-    """Proximal, behavior, reference, values and the tracked value are constants of the loss."""
+    """Policies, rewards, values and tracked values are constants of the loss, with all that is made of them (P19)."""
+    shapes = {"rewards": (2,), "baseline": (2,), "bootstrap": (2,)}
+    numbers = {"behavior": -1.0, "proximal": -1.1, "reference": -1.2, "values": 0.5, "rewards": 1.0, "bootstrap": 0.2}
     constants = {
-        name: torch.full((2, 2), value, dtype=torch.float64).requires_grad_()
-        for name, value in (("behavior", -1.0), ("proximal", -1.1), ("reference", -1.2), ("values", 0.5))
+        name: torch.full(shapes.get(name, (2, 2)), value, dtype=torch.float64).requires_grad_()
+        for name, value in {**numbers, "baseline": 0.3}.items()
     }
-    batch = make_batch([1.0, 0.0], [[1, 1], [1, 1]], baseline=[0.3, 0.4]).with_fields(**constants)
+    slope = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    batch = make_batch([1.0, 0.0], [[1, 1], [1, 1]], is_truncated=[True, False])
+    batch = batch.with_fields(**{**constants, "rewards": constants["rewards"] * slope})
     current = torch.full((2, 2), -1.05, dtype=torch.float64).requires_grad_()
     weighed = algorithm.weigh(algorithm.prepare(batch))
     loss = algorithm.loss(current, -current, weighed, algorithm.statistics(current, weighed))
@@ -203,25 +274,32 @@ def test_no_gradient_reaches_anything_but_current(algorithm: Algorithm):
         assert gradient is None or not bool(gradient.any())
 
 
-@pytest.mark.parametrize("name", ["grpo", "dapo", "dr-grpo", "spo", "gspo", "sapo", "gmpo"])
-@settings(max_examples=10)
-@given(drawn())
-def test_the_gradient_is_the_slope_of_the_loss(name: str, d: Drawn):
-    """Losses without a stopped gradient agree with central differences, away from the corners of a clip."""
-    algorithm = PRESETS[name]
-    batch = algorithm.prepare(d.batch)
-    direction = torch.ones_like(d.current)
-    step = 1e-6
-    _, gradient = loss_and_gradient(algorithm, batch, d.current)
-    up, _ = loss_and_gradient(algorithm, batch, d.current + step * direction)
-    down, _ = loss_and_gradient(algorithm, batch, d.current - step * direction)
+@pytest.mark.parametrize("algorithm", presets(), ids=lambda a: a.name)
+@fewer
+@given(drawn(), st.integers(0, 99))
+def test_the_gradient_is_the_slope_of_the_loss(algorithm: Algorithm, d: Drawn, seed: int):
+    """Central differences agree with the gradient when effective sizes and detached weights stay what they were (P20).
 
-    assert (up - down) / (2 * step) == approx(float(gradient.sum()), abs=1e-6)
+    Two random directions an example; a drawn ratio lies on the corner of a clip with probability 0.
+    """
+    weighed = algorithm.weigh(algorithm.prepare(d.batch))
+    statistics = algorithm.statistics(d.current, weighed)
+    _, gradient = loss_and_gradient(algorithm, weighed, d.current)
+    still = frozen(algorithm, d.current, weighed, statistics)
+    generator = torch.Generator().manual_seed(seed)
+
+    def value(current: Tensor) -> float:
+        return float(still.loss(current, -current / 2, weighed, statistics).total)
+
+    for _ in range(2):
+        step = 1e-6 * torch.randn(d.current.shape, generator=generator, dtype=torch.float64)
+        slope = (value(d.current + step) - value(d.current - step)) / 2e-6
+        assert slope == approx(float((gradient * step).sum()) / 1e-6, abs=1e-7)
 
 
 @every
 def test_a_batch_without_trained_tokens_has_loss_and_gradient_zero(algorithm: Algorithm):
-    """Everything masked, or nothing graded: 0, finite, no live row, and no metric that is not a number."""
+    """Everything masked, or nothing graded: 0, finite, no live row, and no metric that is not a number (P22)."""
     masks = [[1, 1], [1], [0, 0], [0]]
     batch = make_batch([None, None, 1.0, 0.0], masks, [0, 0, 1, 1], baseline=[0.5] * 4, values=[[0.5] * 2] * 4)
     batch = on_policy(batch)

@@ -6,20 +6,25 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.laws.batches import Drawn, drawn, few, same
+from tests.laws.batches import Drawn, drawn, few, on_policy, same
 
 from gnomon.algorithms import (
     CISPO,
     DAPO,
     GRPO,
     P3O,
+    P3O_TWO_ANCHOR,
     Cap,
+    Capped,
     Clip,
     GroupRelative,
     LeaveOneOut,
     LengthWeighted,
     Masked,
+    OffPolicyMask,
     Pessimistic,
+    ProbabilityMask,
+    Rejected,
     Returns,
     Score,
     SequenceMean,
@@ -28,8 +33,10 @@ from gnomon.algorithms import (
     Truncated,
     Whitened,
 )
+from gnomon.algorithms.algorithm import Advantage, Correction
 from gnomon.algorithms.statistics import Statistics
-from gnomon.testing import loss_and_gradient
+from gnomon.metrics import EffectiveSize
+from gnomon.testing import loss_and_gradient, make_batch
 
 approx = pytest.approx
 
@@ -37,19 +44,37 @@ approx = pytest.approx
 @few
 @given(drawn(), st.floats(-3, 3))
 def test_effective_size_is_a_fraction_and_has_no_scale(d: Drawn, shift: float):
-    """1/n <= e <= 1; a shift of all log-ratios leaves e; equal ratios give 1, and then the leash has no gradient."""
+    """1/n <= e <= 1; a shift of all log-ratios leaves e; equal ratios give 1, and the leash is then exactly 0 (P8)."""
     size = P3O.statistics(d.current, d.batch).behavior
     count = max(int(size.count), 1)
 
     assert 1 / count - 1e-12 <= size.value <= 1 + 1e-12
     assert P3O.statistics(d.current + shift, d.batch).behavior.value == approx(size.value, rel=1e-10)
     assert P3O.statistics(d.batch.behavior, d.batch).behavior.value == 1.0
+    for algorithm in (P3O, P3O_TWO_ANCHOR):
+        weighed = algorithm.weigh(algorithm.prepare(on_policy(d.batch)))
+        behavior = weighed.behavior.clone().requires_grad_()
+        loss = algorithm.loss(behavior, -behavior, weighed, algorithm.statistics(behavior, weighed))
+        alone = replace(algorithm, regularizers=())
+        _, free = loss_and_gradient(alone, weighed, weighed.behavior)
+
+        assert loss.parts["ess_kl"] == 0
+        assert torch.equal(torch.autograd.grad(loss.total, behavior)[0], free)
+
+
+@few
+@given(st.integers(1, 8), st.integers(0, 8), st.floats(0.01, 100))
+def test_effective_size_counts_the_ratios_that_matter(alive: int, dead: int, ratio: float):
+    """Of n ratios, k equal ones and the rest 0, e is k / n (P8)."""
+    size = EffectiveSize.of([ratio] * alive + [0.0] * dead)
+
+    assert size.value == approx(alive / (alive + dead), rel=1e-12)
 
 
 @few
 @given(drawn())
 def test_group_estimators_relate(d: Drawn):
-    """RLOO is G / (G - 1) Dr. GRPO; OPO is Dr. GRPO at equal lengths, and its token sum is 0 in every group."""
+    """RLOO is G / (G - 1) Dr. GRPO; OPO is Dr. GRPO at equal lengths, and its token sum is 0 in every group (P12)."""
     graded = d.batch.is_graded
     centered = GroupRelative(scale="none").center(d.batch)
     size = torch.stack([(graded & (d.batch.group == g)).sum() for g in d.batch.group]).double()[:, None]
@@ -67,7 +92,7 @@ def test_group_estimators_relate(d: Drawn):
 @few
 @given(drawn(), st.floats(-10, 10), st.floats(0.1, 10))
 def test_group_advantages_ignore_shift_and_scale_of_rewards(d: Drawn, shift: float, scale: float):
-    """A constant added to every reward changes nothing, nor does a factor when epsilon is 0; sums a group are 0."""
+    """A constant added to all rewards changes nothing, nor does a factor at epsilon 0; sums a group are 0 (P13)."""
     square = d.batch.with_fields(mask=d.batch.is_graded[:, None].expand_as(d.batch.mask))
     piece = GroupRelative(epsilon=0.0)
     advantages, _ = piece(square)
@@ -78,10 +103,20 @@ def test_group_advantages_ignore_shift_and_scale_of_rewards(d: Drawn, shift: flo
         assert float(advantages[square.group == g, 0].sum()) == approx(0, abs=1e-12)
 
 
+@pytest.mark.parametrize("piece", [GroupRelative(epsilon=0.0), GroupRelative(scale="none"), LeaveOneOut()], ids=repr)
+@few
+@given(st.floats(-1e3, 1e3, width=32), st.integers(1, 9))
+def test_equal_rewards_are_exactly_zero_in_single_precision(piece: Advantage, reward: float, size: int):
+    """Whatever the reward and however it rounds, a group that agrees has advantage 0, also without an epsilon (P13)."""
+    batch = make_batch([reward] * size + [reward + 1], [[1]] * (size + 1), [0] * size + [1], dtype=torch.float32)
+
+    assert not bool(piece(batch)[0].any())
+
+
 @few
 @given(drawn())
 def test_a_wider_clip_clips_less_and_is_never_optimistic(d: Drawn):
-    """The clipped fraction falls as the band grows, and each token's loss is at least that of the plain ratio."""
+    """A wider band never clips more, and each token's loss is at least that of the plain ratio (P15, P16)."""
     batch = GRPO.weigh(GRPO.prepare(d.batch))
     fractions = []
     for width in (0.05, 0.1, 0.2, 0.4):
@@ -101,7 +136,7 @@ def test_a_wider_clip_clips_less_and_is_never_optimistic(d: Drawn):
 @few
 @given(drawn())
 def test_a_cap_that_never_acts_has_the_gradient_of_the_plain_ratio(d: Drawn):
-    """CISPO without a cap has the gradient of -r A."""
+    """CISPO without a cap has the gradient of -r A (P17)."""
     batch = CISPO.prepare(d.batch)
     _, capped = loss_and_gradient(replace(CISPO, surrogate=Score(Cap(float("inf")))), batch, d.current)
     _, plain = loss_and_gradient(replace(CISPO, surrogate=Pessimistic(Clip(1e9, 1e9))), batch, d.current)
@@ -109,16 +144,20 @@ def test_a_cap_that_never_acts_has_the_gradient_of_the_plain_ratio(d: Drawn):
     same(capped, plain, 1e-12)
 
 
-@pytest.mark.parametrize(
-    "correction", [Truncated(), Masked(), Truncated(level="sequence"), Masked(level="sequence")], ids=repr
-)
+LEVELS = ("token", "sequence", "geometric")
+OF_PROXIMAL = [piece(level=level) for piece in (Truncated, Masked, Rejected) for level in LEVELS]
+OF_CURRENT = [Capped(), OffPolicyMask(), ProbabilityMask()]
+
+
+@pytest.mark.parametrize("correction", [*OF_PROXIMAL, *OF_CURRENT], ids=repr)
 @few
 @given(drawn())
-def test_without_a_mismatch_corrections_do_nothing(correction: Truncated | Masked, d: Drawn):
-    """When behavior is proximal, loss and gradient are exactly those without a correction."""
+def test_without_a_mismatch_corrections_do_nothing(correction: Correction, d: Drawn):
+    """Where behavior is proximal, and current for those that look at it, loss and gradient keep every bit (P18)."""
     batch = DAPO.prepare(d.batch.with_fields(proximal=d.batch.behavior))
-    loss, gradient = loss_and_gradient(DAPO, batch, d.current)
-    corrected, other = loss_and_gradient(replace(DAPO, correction=correction), batch, d.current)
+    current = d.batch.behavior if correction in OF_CURRENT else d.current
+    loss, gradient = loss_and_gradient(DAPO, batch, current)
+    corrected, other = loss_and_gradient(replace(DAPO, correction=correction), batch, current)
 
     assert corrected == loss
     assert torch.equal(other, gradient)
@@ -127,7 +166,7 @@ def test_without_a_mismatch_corrections_do_nothing(correction: Truncated | Maske
 @few
 @given(drawn(), st.floats(0.1, 5), st.floats(-2, 2))
 def test_whitened_advantages_have_mean_zero_and_variance_one(d: Drawn, scale: float, shift: float):
-    """Over tokens for `Whitened`, over sequences for `Tracked`; an affine change of all rewards changes nothing."""
+    """Over tokens for `Whitened`, sequences for `Tracked`; an affine change of all rewards changes nothing (P28)."""
     piece = Whitened(Returns(), epsilon=1e-16)
     values = piece(d.batch)[0][d.batch.mask]
     inner = Returns().center(d.batch)[d.batch.mask]

@@ -33,7 +33,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("routing", ["free", "proximal", "behavior"])
 def test_a_mixture_learns(tmp_path: Path, routing: str):
-    """Three steps raise the reward and move the routers; replay says how much it held still, and is not recorded."""
+    """Three steps raise the reward and move the routers; how many experts changed is said, and which is not recorded."""
     result = train_experiment(load("tiny", [*QUICK, f"algorithm.routing={routing}"]), tmp_path / "run")
     rows = lines(tmp_path / "run" / "metrics.jsonl")
     before, after = (load_model(name, torch.float32).state_dict() for name in ("tiny-moe", str(result.model)))
@@ -44,8 +44,5 @@ def test_a_mixture_learns(tmp_path: Path, routing: str):
     assert len(routers) == 2
     assert not any(torch.equal(before[name], after[name]) for name in routers)
     assert all("routing" not in row for row in lines(tmp_path / "run" / "rollouts" / "step-000001.jsonl"))
-    if routing == "free":
-        assert not any("routing/changed_fraction" in row for row in rows)
-        return
     assert all(0.0 < row["routing/changed_fraction"] < 0.5 for row in rows)
     assert all(row["mismatch/logprob_abs_max_nats"] < 1e-5 for row in rows)

@@ -185,6 +185,6 @@ def _measure(weight: Tensor, factor: Tensor, view: LossView) -> Metrics:
         {
             "mismatch/weight_mean": average(weight, mask),
             "mismatch/weight_max": Max(float(weight[mask].max())),
-            "mismatch/ess_fraction": EffectiveSize(len(used), float(used.sum()), float(used.square().sum())),
+            "mismatch/ess_fraction": EffectiveSize(len(used), float(used.sum()), float(used.square().sum()), 0.0),
         }
     )
