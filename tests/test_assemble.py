@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gnomon.algorithms import A_STAR_PO, GRPO, SPO, Greso, OptimalValue, Prioritized, Replay, TrackerPlan
-from gnomon.assemble import choosing
+from gnomon.assemble import choosing, grading_of
 from gnomon.curriculum.drift import Unmeasured
 from gnomon.curriculum.fixed import FixedValues
 from gnomon.curriculum.greso import GresoCurriculum
@@ -18,6 +18,7 @@ from gnomon.curriculum.replayed import ReplayedDrift
 from gnomon.curriculum.tracker import ValueTracker
 from gnomon.curriculum.uniform import UniformCurriculum
 from gnomon.errors import ConfigError, DatasetError
+from gnomon.experiment import load
 from gnomon.types import Task
 
 
@@ -101,3 +102,11 @@ def test_prompts_cannot_be_weighed_by_optimal_values():
     """They are no success rates; the composition is refused before anything is assembled."""
     with pytest.raises(ConfigError, match="the sampler Prioritized needs a tracker"):
         replace(A_STAR_PO, sampler=Prioritized())
+
+
+def test_dynamic_sampling_by_a_component_that_nothing_rewards_is_refused():
+    """A misspelled component ends before anything is loaded, naming the one that there is."""
+    experiment = load("tiny", ["algorithm=dapo", "algorithm.keep.part=anwser"]).experiment
+
+    with pytest.raises(ConfigError, match="did you mean 'answer'"):
+        grading_of(experiment)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gnomon.algorithms import Algorithm, Prioritized, TrackerPlan
@@ -19,7 +20,7 @@ from gnomon.curriculum.roster import Roster
 from gnomon.curriculum.tracker import ValueTracker
 from gnomon.curriculum.uniform import UniformCurriculum
 from gnomon.engines.base import Sampling
-from gnomon.errors import ConfigError
+from gnomon.errors import ConfigError, unknown
 from gnomon.experiment import Experiment
 from gnomon.models.load import Tokenizer, check_model, load_tokenizer
 from gnomon.rollouts.replay import ReplayBuffer
@@ -108,7 +109,11 @@ def grading_of(experiment: Experiment) -> Grading:
     overlong = None
     if penalty is not None:
         overlong = OverlongPenalty(max(1, round(penalty.buffer * budget)), penalty.factor, budget)
-    return Grading(experiment.rewards or _own_rewards(experiment), overlong)
+    rewards = experiment.rewards or _own_rewards(experiment)
+    keep, parts = experiment.algorithm.keep, [reward.part for reward in rewards]
+    if keep is not None and keep.part and keep.part not in parts:
+        raise ConfigError(f"algorithm.keep.part: {unknown('component of the reward', keep.part, parts)}")
+    return Grading(rewards, overlong)
 
 
 def grading_limits(experiment: Experiment) -> Limits:
@@ -204,4 +209,4 @@ def keeping(algorithm: Algorithm) -> tuple[Callable[[Group], bool], int]:
     """Return which groups are kept, and how often others are asked instead."""
     if algorithm.keep is None:
         return (lambda group: True), 1
-    return is_informative, algorithm.keep.max_attempts
+    return partial(is_informative, part=algorithm.keep.part), algorithm.keep.max_attempts

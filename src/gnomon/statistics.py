@@ -89,6 +89,31 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return (total - math.comb(n - c, k)) / total
 
 
+def degenerate_probability(success_rate: float, samples: int) -> float:
+    """Return the chance that all samples of a prompt are right or all are wrong: a group that teaches nothing.
+
+    p^G + (1 - p)^G, for independent samples of one success rate.
+    Source: SPO, arXiv 2509.13232 (the cost of groups).
+
+    >>> round(degenerate_probability(0.1, 8), 8)
+    0.43046722
+    """
+    return success_rate**samples + (1 - success_rate) ** samples
+
+
+def draws_until_mixed(success_rate: float) -> float:
+    """Return how many samples of a prompt it takes on average until both a right and a wrong one were drawn.
+
+    1 / (p (1 - p)) - 1; infinite where all samples are alike.
+    Source: SPO, arXiv 2509.13232 (the cost of dynamic sampling).
+
+    >>> round(draws_until_mixed(0.1), 8)
+    10.11111111
+    """
+    spread = success_rate * (1 - success_rate)
+    return 1 / spread - 1 if spread > 0 else math.inf
+
+
 def maj_at_k(answers: Sequence[Hashable], scores: Sequence[float]) -> float:
     """Return the score of the commonest answer, k being the number of answers.
 

@@ -58,7 +58,7 @@ NOTES: Mapping[str, tuple[str, ...]] = {
     "dapo": (
         "Tokens are counted over the whole optimizer step as in verl and TRL; the printed formula counts "
         "them within a prompt's group: aggregate.scope = 'group'.",
-        "Groups are informative when their shaped rewards differ; the paper looks at accuracy.",
+        "Groups are informative when their shaped rewards differ; the paper looks at accuracy: keep.part = 'answer'.",
         "At most 10 times the step's prompts are asked to replace equal groups (verl's bound).",
         "The overlong penalty stops at -1 for every length; verl's does not.",
         "16 updates of 1/16 of the step's responses each; the paper's batch is 512 prompts of 16.",

@@ -191,11 +191,13 @@ class Informative:
     """Keep a group only if its rewards differ, else ask another prompt.
 
     max_attempts: prompts asked in all, as a multiple of the step's prompts.
-
-    Source: DAPO, arXiv 2503.14476, section 3.2; the bound is verl's.
+    part: the component of the reward that must differ, by its name, such as "answer"; "" is the whole reward. They are
+        not the same where penalties or format rewards make right answers differ.
+    Source: DAPO, arXiv 2503.14476, section 3.2, which looks at accuracy; the bound is verl's.
     """
 
     max_attempts: int = 10
+    part: str = ""
 
     def __post_init__(self) -> None:
         if self.max_attempts < 1:

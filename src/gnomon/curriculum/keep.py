@@ -23,11 +23,17 @@ class KeepAll:
         return True
 
 
-def is_informative(group: Group) -> bool:
+def is_informative(group: Group, part: str = "") -> bool:
     """Whether the group's rewards differ, so that a group baseline gives a gradient.
 
     Only graded rollouts count: an error is no reward. With fewer than two of them nothing can differ.
-    Source: DAPO, arXiv 2503.14476, section 3.2 (dynamic sampling), with "rewards differ" for any kind of
-    reward where the paper says "neither all correct nor all wrong".
+
+    part: looks at this component of the reward instead, as it was before weights and penalties; one that has no such
+        component looks at the reward.
+    Source: DAPO, arXiv 2503.14476, section 3.2 (dynamic sampling), with "rewards differ" for any kind of reward where
+    the paper says "neither all correct nor all wrong".
     """
+    parts = [r.grade.parts.get(part) for r in group.rollouts if r.grade.reward is not None]
+    if part and None not in parts:
+        return len(set(parts)) > 1
     return not group.is_degenerate
