@@ -4,7 +4,12 @@ Names are imported when they are first used, so `import gnomon` is quick and nee
 """
 
 import importlib
+import os
 from typing import Any
+
+# Threads that wait for work sleep instead of spinning. OpenMP reads this once, when torch is loaded; beside one other
+# busy process a spinning pair of threads made a decoding step 22 times slower (docs/log.md). Your own setting wins.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _HOMES = {
     "gnomon.errors": ("GnomonError", "UserError", "ConfigError", "RunError"),

@@ -1,6 +1,9 @@
 """The names that users hold on to, and what installing gnomon brings."""
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterable
 from itertools import chain
@@ -85,3 +88,13 @@ def test_every_error_is_documented():
     page = (ROOT / "docs" / "errors.md").read_text()
 
     assert [name for name in classes if name not in page or name not in (errors.__doc__ or "")] == []
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")], ids=repr)
+def test_waiting_threads_sleep_unless_told_otherwise(given: dict[str, str], expected: str):
+    """Importing gnomon says so before torch can read it, and a user's own setting wins."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | given
+    code = "import sys, os, gnomon; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+
+    assert said.stdout.split() == [expected, "False"]
