@@ -1,13 +1,14 @@
 # gnomon's commands. Each does its own set-up: on a fresh clone, `make train` and `make test` just work.
 #
 # PYTHON=...   the interpreter to build .venv with; any Python >= 3.11, found on PATH when not given
-# ARGS=...     more arguments for `gnomon train quickstart`, for example ARGS="steps=5 --run-dir runs/try"
+# ARGS=...     more arguments for `gnomon train quickstart`, for example ARGS="steps=5 --run-dir runs/try";
+#              for `make bench` those of `python -m benchmarks`
 #
 # pip takes packages from wherever it is configured to. On Linux the plain torch wheel brings several GB of CUDA
 # libraries: a machine without a GPU saves them when pip is pointed at PyTorch's CPU wheels (PIP_EXTRA_INDEX_URL).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model train test test-full peers lint clean
+.PHONY: help setup model train test test-full peers bench lint clean
 .SUFFIXES:
 
 VENV   := .venv
@@ -87,6 +88,9 @@ $(PEERS)/.gnomon-setup: pyproject.toml constraints.txt tests/peers/requirements.
 	@$(PEERS)/bin/python $(INSTALL) --editable . hypothesis pytest pytest-timeout
 	@$(PEERS)/bin/python $(INSTALL) --no-deps --requirement tests/peers/requirements.txt
 	@touch $@
+
+bench: model peers ## gnomon, this machine's limits and TRL, side by side (an hour; benchmarks/README.md)
+	@$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## remove .venv, .venv-peers and every cache; runs/ stays
 	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist

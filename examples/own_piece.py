@@ -1,7 +1,7 @@
 """New mathematics is one piece: a frozen dataclass whose fields are its settings and whose call is its formula.
 
-    gnomon train tiny algorithm=examples/own_piece.py:SIMPLE steps=3
-    gnomon dissect BATCH --algorithms grpo,examples/own_piece.py:SIMPLE
+gnomon train tiny algorithm=examples/own_piece.py:SIMPLE steps=3
+gnomon dissect BATCH --algorithms grpo,examples/own_piece.py:SIMPLE
 """
 
 from dataclasses import dataclass, replace

@@ -27,6 +27,7 @@ OPTIONS = {
     "plan": {"experiment", "key=value", "--resolved", "--json"},
     "algorithms": {"name", "--json"},
     "dissect": {"batch", "key=value", "--algorithms", "--rows", "--verify", "--json"},
+    "bench": {"case", "--repeats", "--quick", "--peer-python", "--profile", "--json"},
     "export": {"run", "folder", "--json"},
 }
 QUICK = ("task.size=60", "rollouts_per_step=16", "algorithm.num_generations=4")
@@ -56,7 +57,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_verbs_are_these():
-    """Seven verbs, each a module that is loaded when it is called."""
+    """These verbs, each a module that is loaded when it is called."""
     assert set(VERBS) == set(OPTIONS)
 
 

@@ -15,6 +15,7 @@ VERBS = {
     "plan": "validate an experiment and say in plain words what a step does",
     "algorithms": "list the algorithms, or describe one",
     "dissect": "take one recorded batch apart: several algorithms' gradients side by side",
+    "bench": "measure speed here: ours, the machine's limit, and TRL where it is installed",
     "export": "take a run's model away as Hugging Face safetensors",
 }
 HELP = "\n".join(

@@ -1,0 +1,1 @@
+"""Benchmarks of this repository, with the peers: see README.md."""

@@ -1,0 +1,49 @@
+"""``gnomon bench [CASE ...]``: how fast gnomon is on this machine, beside the machine's limit and beside TRL."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Measure and print; returns the exit code: 1 when one of our own contenders gave no result."""
+    parser = argparse.ArgumentParser(prog="gnomon bench", description=__doc__)
+    parser.add_argument(
+        "case", nargs="*", help="roofline, c1, engine, update, growth, start (default: all); the roofline always runs"
+    )
+    parser.add_argument("--repeats", type=int, metavar="N", help="measurements of each, after a warm-up (default: 5)")
+    parser.add_argument("--quick", action="store_true", help="small sizes: a minute, and numbers that mean little")
+    parser.add_argument(
+        "--peer-python", action="append", metavar="PATH", help="an interpreter that has trl or vllm; may be repeated"
+    )
+    parser.add_argument("--profile", action="store_true", help="print where one step of the fixed work spends its time")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    given = parser.parse_intermixed_args(arguments)
+    if given.repeats is not None and given.repeats < 1:
+        parser.error(f"--repeats should be at least 1, got {given.repeats}")
+    if given.profile and given.case:
+        parser.error("--profile is of the fixed work's step: name no case with it")
+
+    from gnomon.studies.bench.conduct import Conditions, conduct, default_threads, profile, quick_or_standard
+
+    size = quick_or_standard(given.quick)
+    conditions = Conditions(default_threads(), quiet_seconds=0.0 if given.quick else 60.0)
+    if given.profile:
+        tables = {part: profile(part, size, conditions) for part in ("generate", "update")}
+        print(json.dumps(tables) if given.json else "\n".join(f"{part}\n{text}" for part, text in tables.items()))
+        return 0
+    report = conduct(given.case, size, given.repeats or size.repeats, conditions, given.peer_python or (), _say)
+    if given.json:
+        print(json.dumps(report.as_row(), allow_nan=False))
+    else:
+        from rich.console import Console
+
+        from gnomon.studies.bench.tables import show
+
+        show(report, Console(highlight=False, width=None if sys.stdout.isatty() else 200))
+    return report.exit_code
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)

@@ -1,0 +1,67 @@
+"""One contender in a process of its own: ``python -m gnomon.studies.bench.contender CASE NAME SIZE REPEATS``.
+
+Prints one JSON object as its last line. ``contender work NAME SIZE FOLDER`` writes the fixed work for a peer instead.
+"""
+
+import importlib
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+
+from gnomon.studies.bench.report import Result
+from gnomon.studies.bench.sizes import size_of
+
+CONTENDERS: Mapping[str, Mapping[str, str]] = {
+    "roofline": {"gnomon": "roofline.roofline"},
+    "c1": {"gnomon": "steps.step"},
+    "engine": {"gnomon": "generation.decode", "transformers": "generation.decode_plainly"},
+    "update": {"gnomon": "updates.update"},
+    "growth": {
+        "batch": "growth.batch",
+        "length": "growth.length",
+        "group size": "growth.group",
+        "vocabulary": "growth.vocabulary",
+        "prompts tracked": "growth.tracker",
+        "algorithms": "growth.algorithms",
+        "recording": "growth.recording",
+    },
+    "start": {"gnomon": "steps.start"},
+}
+"""Case -> contender -> the function that measures it, as module.name of this package."""
+UNTUNED = {("growth", "prompts tracked")}
+"""Those that measure memory, and so leave the allocator as it is."""
+
+
+def measure(case: str, contender: str, size: str, repeats: int) -> Result:
+    """Return what a contender of ours shows, in this process."""
+    module, _, name = CONTENDERS[case][contender].partition(".")
+    work = vars(importlib.import_module(f"gnomon.studies.bench.{module}"))[name]
+    result: Result = work(size_of(size), repeats)
+    return result
+
+
+def main(arguments: list[str]) -> int:
+    """Measure, print, and return the exit code."""
+    case, contender, size, last = arguments
+    if case == "work":
+        from gnomon.studies.bench.materials import written_work
+
+        print(json.dumps(written_work(size_of(size), last)))
+        return 0
+    if case == "profile":
+        from gnomon.studies.bench.profiling import profile
+
+        print(json.dumps(profile(size_of(size), contender)))
+        return 0
+    result = measure(case, contender, size, int(last))
+    if case == "roofline":
+        from gnomon.studies.bench.machine import describe
+
+        result = replace(result, facts={**result.facts, "machine": describe()})
+    print(json.dumps(asdict(result)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

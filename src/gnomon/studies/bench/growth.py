@@ -1,0 +1,211 @@
+"""How cost grows: one number of a small model's work changes, the others stay."""
+
+import asyncio
+import gc
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from gnomon.algorithms import PRESETS
+from gnomon.algorithms.algorithm import Algorithm
+from gnomon.algorithms.measure import measure_advantages
+from gnomon.algorithms.plans import Updates
+from gnomon.curriculum.drift import AccumulatedDrift
+from gnomon.curriculum.forgetting import Forgetting
+from gnomon.curriculum.prioritized import PrioritizedCurriculum
+from gnomon.curriculum.roster import Roster
+from gnomon.curriculum.tracker import ValueTracker
+from gnomon.engines.base import Sampling
+from gnomon.engines.local import LocalEngine
+from gnomon.learner.machine import tune_allocator
+from gnomon.learner.plan import LearnerPlan
+from gnomon.learner.torch import TorchLearner
+from gnomon.metrics import Metrics
+from gnomon.models.tiny import TinyConfig, tiny_model
+from gnomon.records.batches import BatchLog
+from gnomon.records.jsonl import JsonlSink
+from gnomon.records.rollouts import RolloutLog
+from gnomon.rollouts.measure import measure_round, measure_trained
+from gnomon.rollouts.rollout import Stopwatch
+from gnomon.rollouts.stream import Round
+from gnomon.studies.bench.materials import Shape, Trainer, make_batch, make_groups
+from gnomon.studies.bench.report import Measure, Result
+from gnomon.studies.bench.sizes import Size
+from gnomon.studies.bench.timing import peak_gib, repeat, resident_bytes
+from gnomon.types import Batch, Snapshot
+
+_GRPO = PRESETS["grpo"]
+
+
+def batch(size: Size, repeats: int) -> Result:
+    """Return microseconds a token of one update, over the rows of a batch."""
+    shapes = {
+        f"{rows:,} rows": Shape((size.prompt,) * (rows // size.generations), size.generations, size.answer, size.budget)
+        for rows in size.rows
+    }
+    return _updates("batch", shapes, size, repeats)
+
+
+def group(size: Size, repeats: int) -> Result:
+    """Return microseconds a token of one update of one group with a long prompt, over the answers in it."""
+    shapes = {f"{n:,} answers a prompt": Shape((size.shared_prompt,), n, size.answer, size.budget) for n in size.groups}
+    return _updates("group size", shapes, size, repeats)
+
+
+def length(size: Size, repeats: int) -> Result:
+    """Return microseconds a token of generating and training four answers, over their length."""
+    tune_allocator()
+    config = _config(size, context=size.prompt + max(size.lengths))
+    trainer, measures = _trainer(config, _GRPO), []
+    engine = LocalEngine(tiny_model(0, config), 4)
+    asyncio.run(engine.load(Snapshot(0, lambda: iter(()))))
+    for tokens in size.lengths:
+        shape = Shape((size.prompt,), 4, tokens, tokens)
+        made = trainer.on_policy(make_batch(shape, config.vocab_size))
+        seconds = repeat(partial(trainer.step, made), repeats)
+        measures.append(_each(f"{tokens:,} tokens, update", seconds, 4 * tokens))
+        seconds = repeat(partial(_answer, engine, size.prompt, 4, tokens), repeats)
+        measures.append(_each(f"{tokens:,} tokens, generate", seconds, 4 * tokens))
+    asyncio.run(engine.close())
+    measures.append(Measure("peak memory", "GiB", (peak_gib(),)))
+    return Result("growth", "length", tuple(measures))
+
+
+def vocabulary(size: Size, repeats: int) -> Result:
+    """Return microseconds a token of one update and of one generated token, over the width of the logits."""
+    tune_allocator()
+    measures = []
+    for width in size.vocabularies:
+        config = replace(_config(size), vocab_size=width)
+        trainer = _trainer(config, _GRPO)
+        shape = Shape((size.prompt,) * size.prompts, size.generations, size.answer, size.budget)
+        made = trainer.on_policy(make_batch(shape, width))
+        measures.append(
+            _each(f"{width:,} tokens, update", repeat(partial(trainer.step, made), repeats), sum(shape.lengths))
+        )
+        engine = LocalEngine(tiny_model(0, config), size.generations)
+        asyncio.run(engine.load(Snapshot(0, lambda: iter(()))))
+        seconds = repeat(partial(_answer, engine, size.prompt, size.generations, size.budget), repeats)
+        measures.append(_each(f"{width:,} tokens, generate", seconds, size.generations * size.budget))
+        asyncio.run(engine.close())
+    measures.append(Measure("peak memory", "GiB", (peak_gib(),)))
+    return Result("growth", "vocabulary", tuple(measures))
+
+
+def tracker(size: Size, repeats: int) -> Result:
+    """Return bytes a prompt and the milliseconds of ``take(2048)``, over the prompts that the value tracker knows.
+
+    Bytes are what the process grew by, with roster, tracker, accumulated drift and prioritized curriculum, once they
+    are built (the allocator gives memory back in this process); what building them took beside is in the peak.
+    """
+    measures = []
+    for prompts in size.tracked:
+        gc.collect()
+        before = resident_bytes()
+        roster = Roster(f"prompt-{number}" for number in range(prompts))
+        values = ValueTracker(roster, Forgetting(0.875, 0.96))
+        drift = AccumulatedDrift(roster)
+        curriculum = PrioritizedCurriculum(values, 0.05, 0.0, 0)
+        seconds = repeat(partial(curriculum.take, min(2048, prompts)), repeats)
+        gc.collect()
+        after = resident_bytes()
+        if before is not None and after is not None:
+            measures.append(Measure(f"{prompts:,} prompts, memory", "bytes/prompt", ((after - before) / prompts,)))
+        measures.append(Measure(f"{prompts:,} prompts, take 2,048", "ms", tuple(1e3 * s for s in seconds)))
+        del roster, values, drift, curriculum
+    measures.append(Measure("peak memory", "GiB", (peak_gib(),)))
+    return Result("growth", "prompts tracked", tuple(measures))
+
+
+def algorithms(size: Size, repeats: int) -> Result:
+    """Return what a step of each preset takes, as a multiple of GRPO's on the same rows, critics aside.
+
+    Each measurement is a pair, GRPO then the preset, so that a change of the machine's pace falls on both. All make one
+    update here, so that the pieces are compared and not the number of updates; a preset that reads the reference
+    policy, or a statistic of the whole step, makes one more forward pass, and facts say which do.
+    """
+    tune_allocator()
+    config = _config(size)
+    shape = Shape((size.prompt,) * size.prompts, size.generations, size.answer, size.budget)
+    baseline = _trainer(config, _GRPO)
+    made = baseline.on_policy(make_batch(shape, config.vocab_size))
+    measures, passes = [], {}
+    for name, preset in PRESETS.items():
+        if preset.critic is not None:
+            continue
+        algorithm = replace(preset, updates=Updates())
+        trainer = _trainer(config, algorithm)
+        passes[name] = [*sorted(algorithm.needs), *(["statistics"] if algorithm.reads_statistics else [])]
+        ratios = []
+        for pair in range(repeats + 1):
+            (ours,), (theirs,) = (repeat(partial(t.step, made), 1, warmups=0) for t in (baseline, trainer))
+            if pair:
+                ratios.append(theirs / ours)
+        measures.append(Measure(name, "x grpo", tuple(ratios)))
+    return Result("growth", "algorithms", tuple(measures), {"more passes": passes})
+
+
+def recording(size: Size, repeats: int) -> Result:
+    """Return the milliseconds of writing one step of the fixed work's shape down: metrics, rollouts, whole batches."""
+    shape = Shape((size.prompt,) * size.prompts, size.generations, size.answer, size.budget)
+    groups = make_groups(shape, size.vocabulary)
+    finished = Round(0, groups, (), Stopwatch())
+    made = make_batch(shape, size.vocabulary)
+    algorithm = _GRPO
+    prepared = algorithm.prepare(made)
+    metrics = _measured(algorithm, finished, prepared)
+    with tempfile.TemporaryDirectory(prefix="gnomon-bench-") as folder:
+        place = Path(folder)
+        sink, rollouts, batches = JsonlSink(place / "metrics.jsonl"), RolloutLog(place / "r"), BatchLog(place / "b")
+        ids = [r.task_id for g in groups for r in g.rollouts]
+        parts = {
+            "measure": lambda: _measured(algorithm, finished, prepared),
+            "metrics": lambda: sink.write(1, metrics.values()),
+            "rollouts": lambda: rollouts.write(1, groups),
+            "batches (off by default)": lambda: batches.write(1, prepared, prompt_ids=ids),
+        }
+        measures = [Measure(n, "ms", tuple(1e3 * s for s in repeat(work, repeats))) for n, work in parts.items()]
+        sink.close()
+    return Result("growth", "recording", tuple(measures))
+
+
+def _answer(engine: LocalEngine, prompt: int, answers: int, tokens: int) -> None:
+    """Generate ``answers`` of ``tokens`` tokens to a prompt of ``prompt`` tokens."""
+    sampling = Sampling(max_completion_length=tokens)
+    asyncio.run(engine.generate(range(3, 3 + prompt), range(answers), sampling))
+
+
+def _measured(algorithm: Algorithm, finished: Round, prepared: Batch) -> Metrics:
+    measured = measure_round(finished, 0) + measure_advantages(algorithm, prepared)
+    return measured + measure_trained(finished, prepared)
+
+
+def _updates(name: str, shapes: Mapping[str, Shape], size: Size, repeats: int) -> Result:
+    tune_allocator()
+    config = _config(size)
+    trainer, measures = _trainer(config, _GRPO), []
+    for label, shape in shapes.items():
+        made = trainer.on_policy(make_batch(shape, config.vocab_size))
+        seconds = repeat(partial(trainer.step, made), repeats)
+        measures.append(_each(label, seconds, sum(shape.lengths)))
+    measures.append(Measure("peak memory", "GiB", (peak_gib(),)))
+    return Result("growth", name, tuple(measures))
+
+
+def _config(size: Size, context: int = 4096) -> TinyConfig:
+    return TinyConfig(
+        layers=size.layers, width=size.width, vocab_size=size.vocabulary, context_length=context, spread=0.02
+    )
+
+
+def _trainer(config: TinyConfig, algorithm: Algorithm) -> Trainer:
+    reference = tiny_model(0, config) if "reference" in algorithm.needs else None
+    plan = LearnerPlan(precision="fp32")
+    learner = TorchLearner(tiny_model(0, config), plan, 1, reference, proximal=algorithm.proximal)
+    return Trainer(learner, algorithm)
+
+
+def _each(name: str, seconds: tuple[float, ...], tokens: int) -> Measure:
+    return Measure(name, "us/token", tuple(1e6 * s / tokens for s in seconds))
