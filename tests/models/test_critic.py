@@ -209,6 +209,18 @@ def test_a_missing_folder_is_named(tmp_path):
         check_critic("tiny", str(tmp_path))
 
 
+@pytest.mark.parametrize("given", [".", "checkpoints/step-4"])
+def test_a_run_or_a_checkpoint_in_place_of_its_critic_is_led_there(tmp_path, given):
+    """The message says where in it the critic lies."""
+    checkpoint = tmp_path / "checkpoints/step-4"
+    save_tiny(checkpoint)
+    write_critic(load_critic("tiny", "policy"), checkpoint / "critic")
+
+    with pytest.raises(ModelError, match=r"There is one in .*checkpoints/step-4/critic$"):
+        check_critic("tiny", str(tmp_path / given))
+    check_critic("tiny", str(checkpoint / "critic"))
+
+
 def test_weights_that_do_not_fit_are_refused(tmp_path):
     """No weights; weights without a head; a head of another width."""
     model = reward_model()

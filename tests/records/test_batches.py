@@ -178,6 +178,7 @@ def test_ids_must_fit(tmp_path: Path):
         ({"current": [-0.1, -1.2]}, 'sequence 0: "current" has 2 positions, and "mask" has 4'),
         ({"values": [0.1, "x", 0, 0]}, 'sequence 0: "values" at position 1 should be a finite number, got "x"'),
         ({"reference": [0.1, 0, 0, float("-inf")]}, '"reference" at position 3 should be a finite number'),
+        ({"behavior": [-0.5, 0.4, 0, -1]}, '"behavior" at position 1 should be a log-probability, at most 0, got 0.4'),
         ({"current": [True, -1, 0, -1]}, '"current" at position 0 should be a finite number, got true'),
         ({"current": [10**400, -1, 0, -1]}, '"current" at position 0 should be a finite number'),
         ({"proximal": -0.1}, '"proximal" should be a list of numbers, got a number'),

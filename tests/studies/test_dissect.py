@@ -215,7 +215,7 @@ def test_what_is_written_is_read_with_bootstrap(tmp_path: Path):
     ("text", "said"),
     [
         ("", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
+        ("[" * 100_000, "is nested too deeply"),
         ("[]", "expected one JSON object"),
         ("\x00", "is no JSON"),
     ],

@@ -1,5 +1,6 @@
 """The critic as an algorithm asks for it: what it is, how it is taught, and when."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -66,8 +67,8 @@ class CriticPlan:
     pretraining: Pretraining | None = None
 
     def __post_init__(self) -> None:
-        if self.learning_rate_ratio <= 0:
-            raise ConfigError(f"CriticPlan.learning_rate_ratio must be > 0, got {self.learning_rate_ratio}")
+        if not 0 < self.learning_rate_ratio < math.inf:
+            raise ConfigError(f"CriticPlan.learning_rate_ratio must be > 0 and finite, got {self.learning_rate_ratio}")
         if self.clip is not None and self.clip <= 0:
             raise ConfigError(f"CriticPlan.clip must be > 0, got {self.clip}; leave it out for no bound")
         if self.trunk == "shared" and self.initial != "policy":

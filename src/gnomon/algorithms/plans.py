@@ -1,5 +1,6 @@
 """What an algorithm asks of the rest of the system, as plain values."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -182,8 +183,10 @@ class Replay:
         low = [name for name, count in counts.items() if count < 1]
         if low:
             raise ConfigError(f"Replay: {', '.join(low)} must be at least 1, got {self}")
-        if self.learning_rate_ratio <= 0 or self.value_coefficient < 0:
-            raise ConfigError(f"Replay needs learning_rate_ratio > 0 and value_coefficient >= 0, got {self}")
+        if not 0 < self.learning_rate_ratio < math.inf or not 0 <= self.value_coefficient < math.inf:
+            raise ConfigError(f"Replay needs finite learning_rate_ratio > 0 and value_coefficient >= 0, got {self}")
+        if not math.isfinite(self.above):
+            raise ConfigError(f"Replay.above must be a finite reward, got {self.above}")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from gnomon.algorithms.trust import Clip, Trust
 from gnomon.errors import ConfigError
 from gnomon.metrics import Metrics
 
+ROUNDING = 1e-6
+
 
 @dataclass(frozen=True)
 class Pessimistic:
@@ -64,8 +66,8 @@ class Score:
     """The policy gradient weighted by a bounded ratio that has no gradient itself: no token is ever dropped.
 
     -sg[trust(r)] A log current. The value contains log-probabilities, so it cannot be compared between steps.
-    ``loss/clipped_fraction`` is the fraction of tokens whose ratio the bound changed, as is
-    ``loss/capped_fraction``.
+    ``loss/clipped_fraction`` is the fraction of tokens whose ratio the bound changed by more than a millionth (less is
+    float32's rounding of log-probabilities), as is ``loss/capped_fraction``.
 
     Source: CISPO, arXiv 2506.13585 with `Cap`; P3O, arXiv 2605.12380 with `EssCap`; REINFORCE with
         `Unbounded`.
@@ -79,7 +81,7 @@ class Score:
         ratio = view.log_ratio.detach().exp()
         weight = self.trust(ratio, view.statistics)
         loss = -weight * view.advantages * masked(view.current, mask)
-        capped = fraction(weight != ratio, mask)
+        capped = fraction((weight - ratio).abs() > ROUNDING * torch.minimum(weight, ratio), mask)
         measured = {
             "loss/clipped_fraction": capped,
             "loss/capped_fraction": capped,

@@ -25,6 +25,7 @@ def show(result: "Result", as_json: bool) -> int:
         "",
         f"run     {result.directory}",
         f"model   {result.model}",
+        *_critic(result.model),
         f"next    {called} evaluate {result.directory} --samples 4",
         f"        {called} export {result.directory} my-model",
     ]
@@ -32,6 +33,11 @@ def show(result: "Result", as_json: bool) -> int:
         lines.append(f"        {called} train quickstart algorithm=spo algorithm.tracker.initial=prior")
     print("\n".join(lines))
     return 0
+
+
+def _critic(model: Path) -> list[str]:
+    """Return where the critic lies that another run can begin with; nothing without one."""
+    return [f"critic  {model / 'critic'}"] if (model / "critic").is_dir() else []
 
 
 def table(evaluations: Sequence["Evaluation"]) -> list[str]:

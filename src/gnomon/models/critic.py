@@ -117,9 +117,18 @@ def _folder(initial: str) -> Path:
         what = "has no config.json" if folder.is_dir() else "does not exist"
         raise ModelError(
             f"critic.initial: the folder '{initial}' {what} (looked in {folder.absolute()}); give 'policy', or the "
-            "folder of a critic that a run has saved or of a reward model"
+            f"folder of a critic that a run has saved or of a reward model{_hint(folder)}"
         )
     return folder
+
+
+def _hint(folder: Path) -> str:
+    """Return where a critic lies in a run or in one of its checkpoints."""
+    places = [folder / "critic", *folder.glob("checkpoints/step-*/critic")]
+    places += [head.parent for head in folder.glob(f"checkpoints/step-*/{HEAD_FILE}")]
+    found = [place for place in places if place.is_dir()]
+    newest = max(found, key=lambda place: place.stat().st_mtime, default=None)
+    return "" if newest is None else f". There is one in {newest}"
 
 
 def _config(folder: Path, trust_remote_code: bool) -> Any:
@@ -137,6 +146,7 @@ def _check_classifier(config: Any, folder: Path) -> None:
         raise ModelError(
             f"critic.initial: '{folder}' is no value model but {stated}; give a critic that a run has saved, a reward "
             "model (sequence classification with one label), or 'policy', which begins with a head of zeros"
+            f"{_hint(folder)}"
         )
     if config.num_labels != 1:
         raise ModelError(f"critic.initial: '{folder}' has {config.num_labels} labels; a value is one number: one label")

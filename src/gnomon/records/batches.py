@@ -21,6 +21,8 @@ REQUIRED = ("prompt_id", "reward", "mask", "current", "behavior")
 OPTIONAL = ("truncated", "proximal", "reference", "values", "baseline", "bootstrap")
 ARRAYS = ("current", "behavior", "proximal", "reference", "values")
 _SHOWN = 20
+# Engines round: a log-probability of 0 may come out slightly above.
+_LARGEST = 1e-3
 _CELLS = 100_000_000
 
 
@@ -120,7 +122,9 @@ def read_batch(path: Path) -> RecordedBatch:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DatasetError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise DatasetError(f"{path} is nested too deeply to be a recorded batch") from error
+    except ValueError as error:
         raise DatasetError(f"{path} is no JSON: {error}") from error
     except MemoryError as error:
         raise DatasetError(f"{path} is larger than this machine's memory; record fewer sequences a file") from error
@@ -244,6 +248,12 @@ def _check_arrays(sequence: Mapping[str, Any]) -> list[str]:
             f'"{name}" at position {position} should be a finite number, got {_show(value)}'
             for position, (value, chosen) in enumerate(zip(array, mask, strict=False))
             if chosen == 1 and not _is_number(value)
+        ]
+        problems += [
+            f'"{name}" at position {position} should be a log-probability, at most 0, got {_show(value)}; is it a '
+            "probability?"
+            for position, (value, chosen) in enumerate(zip(array, mask, strict=False))
+            if name != "values" and chosen == 1 and _is_number(value) and value > _LARGEST
         ]
     return problems
 

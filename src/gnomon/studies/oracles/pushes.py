@@ -132,7 +132,7 @@ def _score(shift: Callable[[Response], Vector], bound: Callable[[Trusted], float
     def push(response: Response, advantage: Vector, trusted: Trusted) -> Push:
         r = ratio(shift(response))
         weight = np.minimum(r, bound(trusted))
-        changed = r > bound(trusted)
+        changed = r > bound(trusted) * (1 + 1e-6)  # a smaller change is float32's rounding of log-probabilities
         return Push(-weight * advantage * response.current, -weight * advantage, changed, changed)
 
     return push
