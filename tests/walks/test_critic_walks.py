@@ -22,7 +22,8 @@ VAPO = ("algorithm=vapo", SHORT, TAUGHT, SLOWLY, *UPDATES, "algorithm.num_genera
 ALGORITHMS = {
     "ppo": ("algorithm=ppo", "algorithm.critic.clip=0.2"),
     "vapo": VAPO,
-    "vapo-review": ("algorithm=vapo-review", FROZEN),
+    # Wrong answers are imitated too: whether an early one is right is chance.
+    "vapo-review": ("algorithm=vapo-review", FROZEN, "algorithm.replay.above=-1"),
 }
 CRITIC = {
     "critic/explained_variance",
