@@ -68,3 +68,30 @@ def test_a_path_is_set_in_tables_that_do_not_exist_yet():
     set_path(table, "frame.side", 4)
 
     assert table == {"name": "x", "frame": {"side": 4}}
+
+
+def test_a_text_on_the_way_becomes_the_table_that_it_stands_for():
+    """The algorithm's is a preset, a piece's of it a piece, and anything else's a kind."""
+    table: dict[str, object] = {"algorithm": "grpo", "task": "arithmetic"}
+
+    set_path(table, "algorithm.correction", "Truncated")
+    set_path(table, "algorithm.correction.level", "sequence")
+    set_path(table, "task.size", 4)
+
+    correction = {"piece": "Truncated", "level": "sequence"}
+    assert table == {
+        "algorithm": {"preset": "grpo", "correction": correction},
+        "task": {"kind": "arithmetic", "size": 4},
+    }
+
+
+def test_a_number_on_the_way_counts_in_a_list():
+    """The list's own entry is changed, and an entry that is not there is refused."""
+    table: dict[str, object] = {"rewards": [{"weight": 1.0}, "numeric"]}
+
+    set_path(table, "rewards.0.weight", 2.0)
+    set_path(table, "rewards.1.weight", 3.0)
+
+    assert table == {"rewards": [{"weight": 2.0}, {"kind": "numeric", "weight": 3.0}]}
+    with pytest.raises(ConfigError, match=r"rewards\.2\.weight: '2' is no entry of a list of 2"):
+        set_path(table, "rewards.2.weight", 1.0)

@@ -1,11 +1,12 @@
 """Experiments: what is written is what is read, whatever folder and order."""
 
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 
-from gnomon.algorithms import PRESETS
+from gnomon.algorithms import PRESETS, Truncated
 from gnomon.errors import ConfigError
 from gnomon.experiment import anchored, built_in, from_table, load, read, to_toml
 
@@ -42,6 +43,40 @@ def test_overrides_may_come_in_any_order():
     assert one == other
     assert one.algorithm.tracker is not None
     assert one.algorithm.tracker.initial == "prior"
+
+
+@pytest.mark.parametrize(
+    "overrides", list(itertools.permutations(["correction=Truncated", "correction.level=sequence"]))
+)
+def test_a_field_of_a_piece_needs_no_table(overrides: tuple[str, ...]):
+    """A piece by its name and a field of it in an override of its own, in both orders."""
+    experiment = load("tiny", [f"algorithm.{override}" for override in overrides]).experiment
+
+    assert experiment.algorithm.correction == Truncated(level="sequence")
+
+
+def test_a_key_twice_is_said():
+    """The last one counts, and a note names both values."""
+    loaded = load("tiny", ["steps=3", "algorithm=spo", "steps=4"])
+
+    assert loaded.experiment.steps == 4
+    assert loaded.notes == ("steps is given 2 times, and the last counts: 3, then 4",)
+
+
+def test_a_step_has_a_rollout_for_every_update():
+    """As many minibatches as rollouts are the most; the numbers are both named."""
+    most = load("tiny", ["algorithm.updates.minibatches=64", "rollouts_per_step=64"]).experiment
+
+    assert most.algorithm.updates.total == most.rollouts_per_step
+    with pytest.raises(ConfigError, match=r"updates\.minibatches = 65 are more than the 64 rollouts"):
+        load("tiny", ["algorithm.updates.minibatches=65", "rollouts_per_step=64"])
+
+
+@pytest.mark.parametrize("text", ['{piece="Truncated"', '"Truncated', "['a'", "{piece=Truncated}", "{}}"])
+def test_toml_that_does_not_close_is_no_text(text: str):
+    """What begins with a bracket or a quote is meant as TOML, and the message shows what the parser said."""
+    with pytest.raises(ConfigError, match=r"is not TOML: .*is a bracket or a quote missing"):
+        load("tiny", [f"algorithm.correction={text}"])
 
 
 def test_a_reward_may_be_the_name_of_a_function_alone():

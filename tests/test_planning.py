@@ -1,16 +1,31 @@
-"""What a run with a critic says of itself before it begins."""
+"""What a run says of itself before it begins."""
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from gnomon.algorithms.algorithm import LossView, PieceResult
 from gnomon.experiment import load
 from gnomon.launch import checked, train_experiment
+from gnomon.metrics import Metrics
 from gnomon.models.size import model_size
-from gnomon.planning import Plan, lambda_note, make_plan
+from gnomon.planning import Plan, make_plan
 from gnomon.records.console import Console
+from gnomon.sentences import Costs, lambda_note, paragraphs, starting_notes
 
 TINY = ("task.size=60", "rollouts_per_step=16", "algorithm.num_generations=4", "grading.workers=1")
+
+
+@dataclass(frozen=True)
+class Halved:
+    """A correction that somebody else wrote."""
+
+    by: int = 2
+
+    def __call__(self, view: LossView) -> PieceResult:
+        """Return the factor of each token."""
+        return view.current.detach() * 0 + 1 / self.by, Metrics()
 
 
 def planned(*overrides: str) -> Plan:
@@ -22,18 +37,19 @@ def planned(*overrides: str) -> Plan:
 
 
 def test_a_critic_of_its_own_is_counted_and_said():
-    """Its weights and two moments, 12 bytes a weight in fp32, are in memory and checkpoints; the phase is in words."""
+    """In fp32 weights and two moments are 12 bytes a weight, a checkpoint has masters too; the phase is in words."""
     alone, taught = planned("steps=10"), planned("algorithm=vc-ppo", "steps=10")
     said = " ".join(taught.sentences)
     network = alone.parameters * 12
+    written = alone.parameters * 16
 
-    assert taught.checkpoint_bytes - alone.checkpoint_bytes == network
+    assert taught.checkpoint_bytes - alone.checkpoint_bytes == written
     assert taught.memory_bytes - alone.memory_bytes == network
-    assert "The critic is a network of its own, 1 MiB with its moments; it makes 4 updates a step of its own" in said
-    assert "Before step 1 the critic alone learns from 100 batches of 16 answers of the unchanged policy" in said
+    assert "Critic: It is a network of its own, 1 MiB with its moments; it makes 4 updates a step of its own" in said
+    assert "Before step 1 it alone learns from 100 batches of 16 answers of the unchanged policy" in said
     assert taught.steps == 10
     assert taught.total_seconds == pytest.approx(110 * taught.step_seconds)
-    assert taught.disk_bytes - alone.disk_bytes == 3 * network + taught.checkpoint_bytes
+    assert taught.disk_bytes - alone.disk_bytes == 3 * written + taught.checkpoint_bytes
 
 
 def test_a_shared_trunk_and_imitation_are_said():
@@ -44,7 +60,115 @@ def test_a_shared_trunk_and_imitation_are_said():
     assert shared.checkpoint_bytes == alone.checkpoint_bytes
     assert "a head on the policy's own hidden states, so that its loss moves the policy's weights too" in said
     assert "before the policy, which then sees its fresh values" in said
-    assert "After every 4 steps imitation makes 1 update of 64 answers drawn from the best 256 so far" in said
+    assert "off-policy: the critic's updates move the shared weights before the policy's first." in said
+    assert not shared.is_on_policy
+    assert "Imitation: After every 4 steps it makes 1 update of 64 answers drawn from the best 256 so far" in said
+
+
+ADDED = "algorithm.regularizers=[{piece='%s', coefficient=0.25}]"
+SAID = [
+    (("algorithm.correction=Truncated",), "multiplied by proximal / behavior of each token, at most 2."),
+    (("algorithm.correction=Masked",), "multiplied by proximal / behavior of each token, by 0 outside [0.5, 5]."),
+    (("algorithm.correction=Rejected",), "geometric mean outside [0.5, 2] is left out. Behavior is the policy that"),
+    (("algorithm.correction=OffPolicyMask",), "moved away from them by more than 0.5 nats a token."),
+    (("algorithm.correction=ProbabilityMask",), "probability changed by more than 0.3 since they were sampled"),
+    (("algorithm.correction=Capped",), "so that current / behavior counts at most 100."),
+    (("max_staleness=1",), "Nothing corrects for answers of older weights"),
+    (("algorithm.sampler=Greso",), "Prompts: Those whose last groups were all right or all wrong are often skipped"),
+    (("algorithm=spo",), "Prompts: Those whose tracked success rate is least certain are asked most often."),
+    (
+        ("algorithm=spo",),
+        "each is answered 8 times for its initial success rate: 392 answers, as many as in 24.5 steps",
+    ),
+    (("algorithm=spo", "algorithm.tracker.initial=prior"), "success rate of each is tracked, and begins at 1/2."),
+    (("algorithm=spo", "algorithm.tracker.n0=1"), "answered 1 time for its initial success rate: 49 answers"),
+    (("algorithm=a-star-po",), "answered 8 times for its initial value (fixed from then on): 392 answers"),
+    (("algorithm.keep.max_attempts=3",), "at most 12 prompts and 48 answers a step; after that it is smaller."),
+    (("algorithm.keep.part=answer",), "Groups of equal 'answer' components are dropped"),
+    (("algorithm.overlong.factor=0.5",), "Answers of more than 2 tokens are rewarded less, by up to 0.5 at the budget"),
+    (("algorithm.mask_truncated=true",), "Rewards: Answers cut off at the budget are left out of the loss;"),
+    (("algorithm=rloo",), "Rewards: Each token lowers them by 0.05 times log(proximal / reference)."),
+    (
+        ("algorithm=rloo",),
+        "Policies: The reference is a frozen copy of the first weights, 1 MiB; it costs one more pass",
+    ),
+    (("algorithm=rloo", "lora.rank=2"), "The reference is the model without its adapters, which takes no memory;"),
+    ((ADDED % "Kl",), "Loss: 0.25 times KL(current, reference) is added, estimated by k2_grad_k3."),
+    ((ADDED % "Entropy",), "Loss: 0.25 times the entropy is subtracted."),
+    ((ADDED % "PositiveNll",), "0.25 times the mean negative log-likelihood of answers rewarded above 0 is added."),
+    (("algorithm=ppo", ADDED % "SelfImitation"), "weighed by how far they exceed the critic's value."),
+    (("algorithm=p3o",), "KL(current, behavior) is added, times 1 - e, e the effective sample size"),
+    (("algorithm=p3o",), "Effective sample sizes are of a whole update, which costs one more pass before it."),
+    (("algorithm=p3o", "algorithm.scope=lagged"), "Effective sample sizes are those of the update before, 1 at first."),
+    (("algorithm.surrogate.dual=3",), "stop counting where their ratio is above 3 (dual clip)."),
+    (
+        ("algorithm.proximal.decay=0.9", "algorithm.updates.minibatches=2"),
+        "a moving average of the weights, about 9 up",
+    ),
+    (("algorithm=opo", "algorithm.updates.minibatches=4"), "Unusual: Score(Unbounded) believes every ratio, and 4 upd"),
+    (("model=tiny-moe", "algorithm.routing=behavior"), "sends tokens to the experts that the engine chose (R3)."),
+    (("model=tiny-moe", "algorithm.routing=proximal"), "experts that the policy chose when the step began (R2)."),
+    (
+        ("algorithm.routing=proximal",),
+        "tiny has no experts, so there is no routing to replay: algorithm.routing = 'pro",
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "sentence"), SAID)
+def test_every_piece_that_is_there_has_a_sentence(overrides: tuple[str, ...], sentence: str):
+    """With the piece the plan says so, with its numbers; `tiny` as it is has none of these sentences."""
+    assert sentence in " ".join(planned(*overrides).sentences)
+    assert sentence not in " ".join(planned().sentences)
+
+
+def test_a_plain_algorithm_is_said_in_six_lines():
+    """Nothing is said of parts that are not there."""
+    assert len(planned().sentences) == 6
+
+
+def test_a_piece_of_ones_own_is_shown_as_it_was_written():
+    """What the plan has no words for is not left out."""
+    experiment = load("tiny", TINY).experiment
+    own = replace(experiment, algorithm=replace(experiment.algorithm, correction=Halved()))
+
+    assert "Policies: Halved(by=2) is applied." in paragraphs(own, Costs(1, 0, 0, 0, False))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "bytes_each", "written"),
+    [
+        (("algorithm.advantage.kl=0.1",), 4, 0),
+        (("algorithm.proximal=Ewma", "algorithm.updates.minibatches=2"), 4, 4),
+        (("algorithm=ppo",), 12, 16),
+        (("max_staleness=1",), 4, 0),
+    ],
+    ids=["reference", "average", "critic", "engine"],
+)
+def test_every_other_network_is_in_memory(overrides: tuple[str, ...], bytes_each: int, written: int):
+    """In fp32 a copy takes 4 bytes a weight, and 8 more where it has moments; what is not frozen is in checkpoints."""
+    fp32 = "learner.precision=fp32"
+    alone, more = planned(fp32), planned(fp32, *overrides)
+
+    assert more.memory_bytes - alone.memory_bytes == pytest.approx(bytes_each * alone.parameters, abs=1)
+    assert more.checkpoint_bytes - alone.checkpoint_bytes == written * alone.parameters
+
+
+def test_a_time_that_nobody_waits_for_is_said_as_such():
+    """More than a year is not counted in hours."""
+    endless = planned("algorithm=vc-ppo", "algorithm.critic.pretraining.steps=99999999999999999999")
+    assert "more than a year in all" in endless.sentences[-1]
+
+
+def test_routing_without_experts_is_said_when_a_run_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A dense model is trained with routing replay as it is without, and that is said once."""
+    train_experiment(
+        load("tiny", [*TINY, "algorithm.routing=behavior", "steps=0", "evaluation.before=false"]), tmp_path
+    )
+    said = capsys.readouterr().err
+
+    assert said.count("tiny has no experts, so there is no routing to replay") == 1
+    assert not starting_notes(load("tiny", [*TINY, "model=tiny-moe", "algorithm.routing=behavior"]).experiment)
 
 
 def test_a_lambda_of_zero_for_every_answer_is_said_aloud(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 _HOMES = {
     "gnomon.errors": ("GnomonError", "UserError", "ConfigError", "RunError"),
     "gnomon.types": ("Batch", "Completion", "Grade", "Group", "Rollout", "Task"),
-    "gnomon.algorithms": ("Algorithm", "GRPO", "SPO", "PRESETS"),
+    "gnomon.algorithms": ("Algorithm", "PRESETS", "CISPO", "DAPO", "GRPO", "GSPO", "P3O", "PPO", "SPO", "VAPO"),
     "gnomon.experiment": ("Experiment",),
     "gnomon.launch": ("train", "resume", "evaluate", "export"),
     "gnomon.studies.dissect": ("dissect",),

@@ -46,15 +46,33 @@ def to_table(piece: Any) -> dict[str, Any]:
 
 
 def set_path(table: dict[str, Any], path: str, value: Any) -> None:
-    """Set ``table["a"]["b"]`` for the path "a.b", making tables on the way; a string there becomes its ``kind``."""
+    """Set ``table["a"]["b"]`` for the path "a.b", making tables on the way; a number counts in a list, from 0.
+
+    A text on the way becomes the table that it stands for: ``preset`` of the algorithm, ``piece`` below that, ``kind``
+    elsewhere.
+    Raises: ConfigError when the path goes below a list that has no such entry.
+    """
     *parents, last = path.split(".")
-    for parent in parents:
-        below = table.get(parent)
-        if not isinstance(below, dict):
-            below = {} if below is None else {"kind": below}
-            table[parent] = below
-        table = below
-    table[last] = value
+    node: Any = table
+    for depth, parent in enumerate(parents):
+        key = _key(node, parent, path)
+        below = node[key] if isinstance(node, list) else node.get(key)
+        if not isinstance(below, dict | list):
+            naming = "kind" if parents[0] != "algorithm" else "piece" if depth else "preset"
+            below = {} if below is None else {naming: below}
+            node[key] = below
+        node = below
+    node[_key(node, last, path)] = value
+
+
+def _key(node: Any, key: str, path: str) -> Any:
+    if not isinstance(node, list):
+        return key
+    if not key.isdigit() or int(key) >= len(node):
+        raise ConfigError(
+            f"{path}: '{key}' is no entry of a list of {len(node)}, counted from 0; or give the whole list"
+        )
+    return int(key)
 
 
 def _value(hint: Any, value: Any, path: str) -> Any:

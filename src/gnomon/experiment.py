@@ -10,7 +10,7 @@ from typing import Any
 
 import tomli_w
 
-from gnomon.algorithms import Algorithm, resolve_with_notes
+from gnomon.algorithms import Algorithm, Updates, resolve_with_notes
 from gnomon.algorithms.aliases import ALIASES as ALGORITHM_ALIASES
 from gnomon.algorithms.configure import to_table as algorithm_table
 from gnomon.configuration import build, set_path, to_table
@@ -29,6 +29,8 @@ from gnomon.tasks.split import HeldOut
 from gnomon.verifiers.grade import WeightedReward
 
 OVERRIDE_HINT = "an override is key=value, such as steps=50 or algorithm.num_generations=4"
+_STALEST = 1024
+_OPENING = ("{", "[", '"', "'")
 
 
 @dataclass(frozen=True)
@@ -93,13 +95,31 @@ class Experiment:
                 f"rollouts that {self.algorithm.name} asks of each prompt (algorithm.num_generations); "
                 f"try {max(1, round(self.rollouts_per_step / each)) * each}"
             )
+        _check_minibatches(self)
         if self.max_staleness < 0:
             raise ConfigError(f"max_staleness must be 0 (synchronous) or more steps, got {self.max_staleness}")
+        if self.max_staleness > _STALEST:
+            raise ConfigError(
+                f"max_staleness = {self.max_staleness} asks the rollouts of {self.max_staleness + 1} steps at once and "
+                f"keeps them in memory; set max_staleness = {_STALEST} or less"
+            )
 
     @property
     def prompts_per_step(self) -> int:
         """Prompts asked a step."""
         return self.rollouts_per_step // self.algorithm.num_generations
+
+
+def _check_minibatches(experiment: Experiment) -> None:
+    critic = experiment.algorithm.critic
+    updates = {"updates": experiment.algorithm.updates, "critic.updates": critic.updates if critic else Updates()}
+    for name, plan in updates.items():
+        if plan.minibatches > experiment.rollouts_per_step:
+            raise ConfigError(
+                f"algorithm.{name}.minibatches = {plan.minibatches} are more than the {experiment.rollouts_per_step} "
+                "rollouts of a step (rollouts_per_step), and an update needs one at least; set "
+                f"algorithm.{name}.minibatches = {experiment.rollouts_per_step} or less"
+            )
 
 
 @dataclass(frozen=True)
@@ -143,17 +163,37 @@ def read(source: str | Path) -> dict[str, Any]:
 def from_table(table: Mapping[str, Any], overrides: Sequence[str] = ()) -> Loaded:
     """Return the experiment that ``table`` describes after the overrides.
 
-    Top-level spellings of other libraries (`ALIASES`, prompts_per_step) are understood and said back.
+    Top-level spellings of other libraries (`ALIASES`, prompts_per_step) are understood and said back. Of a key that is
+    overridden twice the last counts, which is said as well.
     """
+    parsed = [parse_override(override) for override in overrides]
+    repeated = _repeated(parsed)
+    try:
+        loaded = _load(table, parsed)
+    except ConfigError as error:
+        raise ConfigError("; ".join([str(error), *repeated])) from error
+    return Loaded(loaded.experiment, (*repeated, *loaded.notes))
+
+
+def _repeated(parsed: Sequence[tuple[str, Any]]) -> list[str]:
+    given: dict[str, list[Any]] = {}
+    for key, value in parsed:
+        given.setdefault(key, []).append(value)
+    several = {key: values for key, values in given.items() if len(values) > 1}
+    return [
+        f"{key} is given {len(v)} times, and the last counts: {', then '.join(map(repr, v))}"
+        for key, v in several.items()
+    ]
+
+
+def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loaded:
     whole: dict[str, Any] = json.loads(json.dumps(table, default=str))
     notes: list[str] = []
     _name_task(whole)
     # The shorter paths first: a whole algorithm or task does not undo what is said of its parts.
-    for key, value in sorted(map(parse_override, overrides), key=lambda parsed: parsed[0].count(".")):
+    for key, value in sorted(overrides, key=lambda parsed: parsed[0].count(".")):
         if key == "task":
             whole.pop("task", None)
-        if key.startswith("algorithm.") and isinstance(whole.get("algorithm"), str):
-            whole["algorithm"] = {"preset": whole["algorithm"]}
         set_path(whole, key, value)
         _name_task(whole)
     _hand_down(whole)
@@ -229,7 +269,12 @@ def parse_override(override: str) -> tuple[str, Any]:
         raise ConfigError(f"cannot read the override {override!r}: {OVERRIDE_HINT}")
     try:
         return key.replace("-", "_"), tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except tomllib.TOMLDecodeError as error:
+        if text.strip()[:1] in _OPENING:
+            raise ConfigError(
+                f"{key} = {text} is not TOML: {error}; is a bracket or a quote missing, or did the shell take one? "
+                f'Quote the whole override, as in \'{key}=["a", "b"]\' or \'{key}={{piece = "Truncated"}}\''
+            ) from error
         return key.replace("-", "_"), text
 
 

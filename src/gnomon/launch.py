@@ -21,7 +21,6 @@ from gnomon.learner.precision import resolve_precision
 from gnomon.loop.evaluate import Evaluation, Score
 from gnomon.loop.run import StopRequest
 from gnomon.models.critic import HEAD_FILE, check_critic
-from gnomon.planning import lambda_note
 from gnomon.records.batches import BatchLog
 from gnomon.records.card import run_card, write_card
 from gnomon.records.checkpoints import Checkpoints, Found
@@ -31,6 +30,7 @@ from gnomon.records.durable import write_durably
 from gnomon.records.jsonl import drop_after, read_rows
 from gnomon.records.rollouts import RolloutLog
 from gnomon.records.sinks import check_sinks
+from gnomon.sentences import starting_notes
 from gnomon.session import Session, grade_once, run_alone, walk
 from gnomon.tasks.build import named
 from gnomon.tasks.table import TableTask
@@ -87,8 +87,8 @@ def train_experiment(loaded: Loaded, run_dir: Path | None = None, stop: StopRequ
             console.say(f"understood: {note}")
         _refuse_taken(run_dir)
         asked, chosen = checked(experiment, console)
-        if (short := lambda_note(experiment)) is not None:
-            console.warn(short)
+        for note in starting_notes(experiment):
+            console.warn(note)
         experiment = anchored(experiment)
         directory = RunDirectory.named(experiment.name) if run_dir is None else RunDirectory.create(run_dir)
         stack.callback(directory.close)

@@ -1,24 +1,27 @@
 """What one step of an experiment does, in plain words and numbers, before any of it is done."""
 
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from gnomon.algorithms.advantages import Whitened
-from gnomon.algorithms.gae import Gae, LengthAdaptive
+from gnomon.algorithms import Algorithm
+from gnomon.algorithms.plans import TrackerPlan
 from gnomon.assemble import Questions
 from gnomon.experiment import Experiment
+from gnomon.learner.plan import token_budget
 from gnomon.learner.precision import Precision, dtype_of, resolve_precision
 from gnomon.models.size import ModelSize
 from gnomon.records.console import duration
+from gnomon.sentences import Costs, initial_answers, many, paragraphs, size_in_words
 
 GIB = 2**30
+_YEAR = 366 * 24 * 3600
+_ON_POLICY = "the weights that answered are the weights that are trained"
 _PROBE_TOKENS = 256
 _REACHED = 0.25
 """Share of the measured matrix rate that a whole step reached where this was calibrated (docs/log.md)."""
-_SHARE = 20
-"""alpha times the longest answer that `lambda_note` proposes: lambda 0.95, the one that PPO uses for every answer."""
 
 
 @dataclass(frozen=True)
@@ -49,109 +52,98 @@ class Plan:
 
 def make_plan(experiment: Experiment, asked: Questions, size: ModelSize) -> Plan:
     """Return the plan of ``experiment``; measures the machine's matrix rate for a moment."""
-    algorithm = experiment.algorithm
+    algorithm, rollouts = experiment.algorithm, experiment.rollouts_per_step
     precision = resolve_precision(experiment.learner.precision)
-    updates, rollouts = algorithm.updates.total, experiment.rollouts_per_step
-    per_update = rollouts // algorithm.updates.minibatches
-    prompt = sum(len(asked.split.train[i].prompt) for i in range(min(64, len(asked.split.train))))
-    prompt_tokens = prompt / min(64, len(asked.split.train))
-    memory, checkpoint = _memory(experiment, size, precision, prompt_tokens), _checkpoint(experiment, size, precision)
-    kept = experiment.checkpoints.keep_last + 1 + (_taught_batches(experiment) > 0)
+    prompt_tokens = _prompt_tokens(asked)
+    costs = _costs(experiment, asked, size, precision)
+    checkpoint = _checkpoint(experiment, size, precision)
     records = int(rollouts * experiment.steps * 40 * experiment.sampling.max_completion_length)
     seconds = _step_seconds(experiment, size, precision, prompt_tokens)
-    total_seconds = seconds * (experiment.steps + _taught_batches(experiment))
-    is_on_policy = updates == 1 and experiment.max_staleness == 0
-    sentences = (
-        f"{experiment.steps} steps of {algorithm.name} on '{experiment.task.name}' with {experiment.model} "
-        f"({_parameters(size.parameters)} parameters, computed in {precision}"
-        f"{f', LoRA of rank {experiment.lora.rank}' if experiment.lora else ''}).",
-        f"A step asks {_many(experiment.prompts_per_step, 'prompt')}, {_many(algorithm.num_generations, 'answer')} "
-        f"each: {rollouts} rollouts of at most {experiment.sampling.max_completion_length} tokens, from prompts of "
-        f"about {prompt_tokens:.0f}.",
-        f"It makes {_many(updates, 'optimizer update')} of {per_update} rollouts"
-        + (f" ({algorithm.updates.epochs} passes over the batch)" if algorithm.updates.epochs > 1 else "")
-        + "; "
-        + _policy(is_on_policy, updates, experiment.max_staleness),
-        f"{_many(len(asked.split.train), 'training prompt')}, so one pass over them takes "
-        f"{len(asked.split.train) / experiment.prompts_per_step:.0f} steps; {asked.split.dropped} were given up "
-        f"because they are held out; {_many(len(asked.split.held_out), 'held-out prompt')}.",
-        *_critic_sentences(experiment, _critic(experiment, size, precision)),
-        *_replay_sentences(experiment),
-        f"Memory at most about {_bytes(memory)}; a checkpoint is {_bytes(checkpoint)}, and at most {kept} "
-        f"exist at once, with the records {_bytes(checkpoint * kept + records)} on disk.",
-        f"Roughly {duration(seconds) if seconds >= 1 else 'a second or less'} a step if every answer uses its whole "
-        f"budget, {duration(max(1.0, total_seconds))} in all, plus evaluation (reckoned from the matrix "
-        "rate that this machine showed just now; other programs at work make it longer).",
-    )
-    return Plan(
+    before = initial_answers(experiment, costs.training_prompts) / rollouts / _passes(algorithm)
+    plan = Plan(
         steps=experiment.steps,
         prompts_per_step=experiment.prompts_per_step,
         rollouts_per_step=rollouts,
-        updates_per_step=updates,
-        rollouts_per_update=per_update,
-        is_on_policy=is_on_policy,
-        training_prompts=len(asked.split.train),
+        updates_per_step=algorithm.updates.total,
+        rollouts_per_update=rollouts // algorithm.updates.minibatches,
+        is_on_policy=not _lateness(experiment),
+        training_prompts=costs.training_prompts,
         held_out_prompts=len(asked.split.held_out),
         parameters=size.parameters,
         precision=precision,
-        memory_bytes=memory,
+        memory_bytes=_memory(experiment, size, precision, prompt_tokens, costs),
         checkpoint_bytes=checkpoint,
-        disk_bytes=checkpoint * kept + records,
+        disk_bytes=checkpoint * _kept(experiment) + records,
         step_seconds=seconds,
-        total_seconds=total_seconds,
-        sentences=sentences,
+        total_seconds=seconds * (experiment.steps + _taught_batches(experiment) + before),
+        sentences=(),
+    )
+    said = (*_shape(experiment, asked, plan), *paragraphs(experiment, costs), *_price(experiment, plan))
+    return replace(plan, sentences=said)
+
+
+def _shape(experiment: Experiment, asked: Questions, plan: Plan) -> Iterator[str]:
+    """Yield what a step is: how much of what, and how often it updates."""
+    algorithm, budget = experiment.algorithm, experiment.sampling.max_completion_length
+    yield (
+        f"{plan.steps} steps of {algorithm.name} on '{experiment.task.name}' with {experiment.model} "
+        f"({_parameters(plan.parameters)} parameters, computed in {plan.precision}"
+        f"{f', LoRA of rank {experiment.lora.rank}' if experiment.lora else ''})."
+    )
+    yield (
+        f"A step asks {many(plan.prompts_per_step, 'prompt')}, {many(algorithm.num_generations, 'answer')} each: "
+        f"{plan.rollouts_per_step} rollouts of at most {budget} tokens, from prompts of about "
+        f"{_prompt_tokens(asked):.0f}."
+    )
+    epochs, late = algorithm.updates.epochs, _lateness(experiment)
+    yield (
+        f"It makes {many(plan.updates_per_step, 'optimizer update')} of {many(plan.rollouts_per_update, 'rollout')}"
+        f"{f' ({epochs} passes over the batch)' if epochs > 1 else ''}; "
+        + (f"it is off-policy: {', and '.join(late)}." if late else f"it is on-policy: {_ON_POLICY}.")
+    )
+    yield (
+        f"{many(plan.training_prompts, 'training prompt')}, so one pass over them takes "
+        f"{plan.training_prompts / plan.prompts_per_step:.0f} steps; {asked.split.dropped} were given up "
+        f"because they are held out; {many(plan.held_out_prompts, 'held-out prompt')}."
     )
 
 
-def lambda_note(experiment: Experiment) -> str | None:
-    """Return what a length-adaptive lambda means when no answer can be long enough for it; None when one can."""
-    advantage = experiment.algorithm.advantage
-    inside = advantage.of if isinstance(advantage, Whitened) else advantage
-    rule = inside.policy_lambda if isinstance(inside, Gae) else None
-    longest = experiment.sampling.max_completion_length
-    if not isinstance(rule, LengthAdaptive) or longest >= rule.shortest:
-        return None
-    return (
-        f"LengthAdaptive(alpha = {rule.alpha:g}) gives lambda 0 to answers of fewer than {rule.shortest} tokens, and "
-        f"none may have more than {longest}: every advantage is then a one-step difference of values, and the reward "
-        "reaches the last token alone, the others through the critic only; set "
-        f"algorithm.advantage.{'' if inside is advantage else 'of.'}policy_lambda.alpha = {_SHARE / longest:.2g}, "
-        f"which gives an answer of the whole budget lambda {1 - 1 / _SHARE:g}"
+def _price(experiment: Experiment, plan: Plan) -> Iterator[str]:
+    """Yield what it takes: memory, disk and time."""
+    memory, checkpoint, disk = map(size_in_words, (plan.memory_bytes, plan.checkpoint_bytes, plan.disk_bytes))
+    yield (
+        f"Memory at most about {memory}; a checkpoint is {checkpoint}, and at most {_kept(experiment)} exist at once, "
+        f"with the records {disk} on disk."
+    )
+    seconds, total = plan.step_seconds, plan.total_seconds
+    yield (
+        f"Roughly {duration(seconds) if seconds >= 1 else 'a second or less'} a step if every answer uses its whole "
+        f"budget, {duration(max(1.0, total)) if total < _YEAR else 'more than a year'} in all, plus evaluation "
+        "(reckoned from the matrix rate that this machine showed just now; other programs at work make it longer)."
     )
 
 
-def _critic_sentences(experiment: Experiment, held: int) -> list[str]:
-    plan = experiment.algorithm.critic
-    if plan is None:
-        return []
-    what = f"a network of its own, {_bytes(held)} with its moments"
-    if plan.trunk == "shared":
-        what = "a head on the policy's own hidden states, so that its loss moves the policy's weights too"
-    order = "before the policy, which then sees its fresh values" if plan.order == "before" else "after the policy"
-    said = [
-        f"The critic is {what}; it makes {_many(plan.updates.total, 'update')} a step of its own, {order}, at "
-        f"{plan.learning_rate_ratio:g} times the policy's learning rate."
-    ]
-    if plan.pretraining is not None:
-        wanted = plan.pretraining.explained_variance
-        early = f", fewer once it explains {wanted:.0%} of the variance" if wanted is not None else ""
-        said.append(
-            f"Before step 1 the critic alone learns from {_many(plan.pretraining.steps, 'batch', 'batches')} of "
-            f"{experiment.rollouts_per_step} answers of the unchanged policy{early}; `steps` counts the training steps "
-            "after that."
-        )
-    note = lambda_note(experiment)
-    return said if note is None else [*said, f"{note}."]
+def _lateness(experiment: Experiment) -> list[str]:
+    """Return why the weights that answered are not all the weights that are trained; nothing when they are."""
+    critic, updates, late = experiment.algorithm.critic, experiment.algorithm.updates.total, []
+    if critic is not None and critic.moves_policy_first:
+        late.append("the critic's updates move the shared weights before the policy's first")
+    elif updates > 1:
+        others = "second is not" if updates == 2 else f"other {updates - 1:,} are not"
+        late.append(f"the first update is on-policy and the {others}")
+    if experiment.max_staleness:
+        late.append(f"answers may be {many(experiment.max_staleness, 'step')} older than the weights they train")
+    return late
 
 
-def _replay_sentences(experiment: Experiment) -> list[str]:
-    plan = experiment.algorithm.replay
-    if plan is None:
-        return []
-    return [
-        f"After every {_many(plan.every, 'step')} imitation makes {_many(plan.updates, 'update')} of {plan.rows} "
-        f"answers drawn from the best {plan.capacity} so far, of rewards above {plan.above:g}."
-    ]
+def _parameters(count: int) -> str:
+    return f"{count / 1e6:,.0f} million" if count >= 1_000_000 else f"{count:,}"
+
+
+def _prompt_tokens(asked: Questions) -> float:
+    """Return the mean length of the first prompts."""
+    count = min(64, len(asked.split.train))
+    return sum(len(asked.split.train[i].prompt) for i in range(count)) / count
 
 
 def _taught_batches(experiment: Experiment) -> int:
@@ -160,51 +152,48 @@ def _taught_batches(experiment: Experiment) -> int:
     return 0 if plan is None or plan.pretraining is None else plan.pretraining.steps
 
 
-def _policy(is_on_policy: bool, updates: int, max_staleness: int) -> str:
-    if is_on_policy:
-        return "it is on-policy: the weights that answered are the weights that are trained."
-    late = [f"the first update is on-policy and the other {updates - 1} are not"] if updates > 1 else []
-    if max_staleness:
-        late.append(f"answers may be {_many(max_staleness, 'step')} older than the weights they train")
-    return f"it is off-policy: {', and '.join(late)}."
+def _kept(experiment: Experiment) -> int:
+    """Return the most checkpoints that exist at once, the one being written and step 0's among them."""
+    return experiment.checkpoints.keep_last + 1 + (_taught_batches(experiment) > 0)
 
 
-def _many(count: int, what: str, several: str = "") -> str:
-    return f"{count:,} {what if count == 1 else several or f'{what}s'}"
-
-
-def _parameters(count: int) -> str:
-    return f"{count / 1e6:,.0f} million" if count >= 1_000_000 else f"{count:,}"
-
-
-def _bytes(count: int) -> str:
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{max(1, round(count / 2**20))} MiB"
+def _costs(experiment: Experiment, asked: Questions, size: ModelSize, precision: Precision) -> Costs:
+    """Return the bytes of the other networks. A copy in less than float32 that is changed has float32 masters too."""
+    algorithm, item = experiment.algorithm, dtype_of(precision).itemsize
+    masters = 4 if item < 4 else 0
+    has_reference = "reference" in algorithm.needs and experiment.lora is None
+    has_critic = algorithm.critic is not None and algorithm.critic.trunk == "separate"
+    return Costs(
+        training_prompts=len(asked.split.train),
+        reference_bytes=size.parameters * item if has_reference else 0,
+        average_bytes=_trained(experiment, size) * (item + masters) if algorithm.proximal is not None else 0,
+        critic_bytes=size.parameters * (item + masters + 8) if has_critic else 0,
+        is_mixture=size.experts > 1,
+    )
 
 
 def _checkpoint(experiment: Experiment, size: ModelSize, precision: Precision) -> int:
-    """Return the model as it computes, and masters and two moments in float32 of what is trained."""
-    weights = size.parameters * dtype_of(precision).itemsize
-    return weights + 12 * _trained(experiment, size) + _critic(experiment, size, precision)
+    """Return the model as it computes, and masters and two moments in float32 of what is trained; critic, average."""
+    algorithm, item, trained = experiment.algorithm, dtype_of(precision).itemsize, _trained(experiment, size)
+    has_critic = algorithm.critic is not None and algorithm.critic.trunk == "separate"
+    critic = size.parameters * (item + 12) if has_critic else 0
+    average = 4 * trained if algorithm.proximal is not None else 0
+    return size.parameters * item + 12 * trained + critic + average
 
 
-def _critic(experiment: Experiment, size: ModelSize, precision: Precision) -> int:
-    """Return the bytes of a critic's own network, its masters and two moments; 0 on a shared trunk."""
-    plan = experiment.algorithm.critic
-    if plan is None or plan.trunk == "shared":
-        return 0
-    item = dtype_of(precision).itemsize
-    return size.parameters * (item + (12 if item < 4 else 8))
-
-
-def _memory(experiment: Experiment, size: ModelSize, precision: Precision, prompt_tokens: float) -> int:
+def _memory(experiment: Experiment, size: ModelSize, precision: Precision, prompt_tokens: float, costs: Costs) -> int:
     item = dtype_of(precision).itemsize
     masters = 16 if item < 4 else 12
-    weights = size.parameters * item + _trained(experiment, size) * masters + _critic(experiment, size, precision)
-    if experiment.algorithm.proximal is not None:
-        weights += 4 * _trained(experiment, size)
+    weights = size.parameters * item + _trained(experiment, size) * masters
+    weights += costs.reference_bytes + costs.average_bytes + costs.critic_bytes
+    if experiment.max_staleness:  # the engine then has weights of its own
+        weights += size.parameters * item
     length = prompt_tokens + experiment.sampling.max_completion_length
     cache = experiment.engine.max_concurrent * length * size.cache_bytes_per_token * (item / 2)
-    micro = max(experiment.learner.max_tokens_per_micro_batch, length)
+    budget = experiment.learner.max_tokens_per_micro_batch or token_budget(
+        size.layers, size.width, item, size.parameters
+    )
+    micro = max(budget, length)
     activations = micro * size.layers * size.width * 40 * item / (8 if experiment.learner.gradient_checkpointing else 1)
     logits = 256 * size.vocabulary * 4 * 4
     imports = 0.6 * GIB
@@ -217,14 +206,25 @@ def _trained(experiment: Experiment, size: ModelSize) -> int:
     return min(size.parameters, 14 * size.layers * size.width * experiment.lora.rank)
 
 
+def _passes(algorithm: Algorithm) -> int:
+    """Return passes over a step's tokens, in forward passes: generating, scoring, and training, three each."""
+    scored = len(algorithm.needs) - ("routing" in algorithm.needs)  # written down in the pass of the proximal policy
+    if algorithm.reads_statistics:
+        scored += algorithm.updates.epochs
+    if isinstance(algorithm.tracker, TrackerPlan) and algorithm.tracker.drift == "replayed":
+        scored += 1
+    critic = algorithm.critic
+    if critic is None:
+        return 1 + scored + 3 * algorithm.updates.epochs
+    return 1 + scored + (critic.order == "before") + 3 * (algorithm.updates.epochs + critic.updates.epochs)
+
+
 def _step_seconds(experiment: Experiment, size: ModelSize, precision: Precision, prompt_tokens: float) -> float:
     """Return the seconds of generating and training on whole budgets, each prompt computed once for its answers."""
     algorithm = experiment.algorithm
     answers = experiment.rollouts_per_step * experiment.sampling.max_completion_length
     tokens = experiment.prompts_per_step * prompt_tokens + answers
-    taught = 0 if algorithm.critic is None else algorithm.critic.updates.epochs
-    forwards = 1 + len(algorithm.needs) + 3 * (algorithm.updates.epochs + taught)
-    return 2 * size.parameters * tokens * forwards / (_matrix_rate(precision, size.width) * _REACHED)
+    return 2 * size.parameters * tokens * _passes(algorithm) / (_matrix_rate(precision, size.width) * _REACHED)
 
 
 def _matrix_rate(precision: Precision, width: int) -> float:

@@ -21,6 +21,7 @@ from gnomon.algorithms import (
     Kl,
     Masked,
     Pessimistic,
+    Resolution,
     SequenceMean,
     TokenMean,
     Truncated,
@@ -30,6 +31,8 @@ from gnomon.algorithms import (
     resolve_with_notes,
     to_table,
 )
+from gnomon.algorithms.aliases import canonical, piece_of
+from gnomon.algorithms.catalog import slots
 from gnomon.errors import ConfigError
 
 OWN = """
@@ -209,6 +212,25 @@ ALIASED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"preset": "grpo", "mask_truncated_completions": True}, {"preset": "grpo", "mask_truncated": True}),
     ({"preset": "rloo", "beta": 0.1}, {"preset": "rloo", "advantage.kl": 0.1}),
     ({"preset": "reinforce-pp", "kl_coef": 0.1}, {"preset": "reinforce-pp", "advantage.of.kl": 0.1}),
+    ({"preset": "grpo", "routing": "R2"}, {"preset": "grpo", "routing": "proximal"}),
+    ({"preset": "grpo", "routing": "r3"}, {"preset": "grpo", "routing": "behavior"}),
+    ({"preset": "grpo", "correction": "TIS"}, {"preset": "grpo", "correction": "Truncated"}),
+    (
+        {"preset": "grpo", "correction": {"piece": "tis", "cap": 3.0}},
+        {"preset": "grpo", "correction": {"piece": "Truncated", "cap": 3.0}},
+    ),
+    (
+        {"preset": "grpo", "correction": "IcePop"},
+        {"preset": "grpo", "correction": {"piece": "Masked", "low": 0.5, "high": 5.0}},
+    ),
+    (
+        {"preset": "grpo", "correction": "MIS"},
+        {"preset": "grpo", "correction": {"piece": "Masked", "low": 0.0, "high": 3.0, "level": "sequence"}},
+    ),
+    (
+        {"preset": "grpo", "correction": {"piece": "MIS", "high": 2.0}},
+        {"preset": "grpo", "correction": {"piece": "Masked", "low": 0.0, "high": 2.0, "level": "sequence"}},
+    ),
 ]
 
 
@@ -236,6 +258,10 @@ def test_the_sentence_says_what_a_name_became():
     """The note can be printed as it is."""
     notes = resolve_with_notes({"preset": "grpo", "loss_type": "dapo", "delta": 4.0}).notes
 
+    assert resolve_with_notes({"preset": "grpo", "routing": "R3", "correction": "MIS"}).notes == (
+        "routing = 'R3' is routing = 'behavior'",
+        "correction = 'MIS' is correction = {piece = 'Masked', low = 0.0, high = 3.0, level = 'sequence'}",
+    )
     assert notes == ("loss_type = 'dapo' is aggregate = TokenMean", "delta = 4.0 is surrogate.dual = 4.0")
 
 
@@ -261,6 +287,35 @@ def test_names_that_say_nothing_here_are_refused(spec: dict[str, Any], message: 
     """What the composition has no place for, or what is said twice, is an error that names our path."""
     with pytest.raises(ConfigError, match=message):
         resolve(spec)
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("GRPO", "grpo"),
+        ("reinforce++", "reinforce-pp"),
+        ("REINFORCE++-baseline", "reinforce-pp-baseline"),
+        ("a*-po", "a-star-po"),
+        ("A*PO", "a-star-po"),
+        ("dr_grpo", "dr-grpo"),
+        ("Dr. GRPO", "dr-grpo"),
+    ],
+)
+def test_presets_are_found_however_they_are_written(written: str, name: str):
+    """Case, "++", "*" and what stands between the words do not matter; the name is said back."""
+    note = f"algorithm = '{written}' is algorithm = '{name}'"
+
+    assert resolve_with_notes(written) == resolve_with_notes({"preset": written})
+    assert resolve_with_notes(written) == Resolution(PRESETS[name], (note,))
+    assert resolve_with_notes(name).notes == ()
+
+
+def test_no_two_names_are_told_apart_by_spelling_alone():
+    """Presets and pieces stay different when case and punctuation are gone, and none is another library's name."""
+    names = [*PRESETS, *{piece for pieces in slots().values() for piece in pieces}]
+
+    assert len({canonical(name) for name in names}) == len(names)
+    assert [name for name in names if piece_of(name)] == []
 
 
 def test_sequence_mean_is_what_grpo_prints():

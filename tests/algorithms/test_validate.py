@@ -1,7 +1,8 @@
 """Compositions that cannot be meant, each refused with its fix."""
 
-from dataclasses import replace
-from typing import Any
+import random
+from dataclasses import fields, replace
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -21,10 +22,15 @@ from gnomon.algorithms import (
     SPO,
     VAPO,
     VAPO_REVIEW,
+    Algorithm,
+    Cap,
     ConstantLength,
     CriticPlan,
+    EssCap,
     EssKl,
     Ewma,
+    Gae,
+    GeometricClip,
     Greso,
     GroupRelative,
     Informative,
@@ -36,76 +42,155 @@ from gnomon.algorithms import (
     Ratio,
     Regression,
     Replay,
+    Score,
     SelfImitation,
+    SequenceMean,
+    SoftGate,
     TokenMean,
     Tracked,
     TrackerPlan,
     Truncated,
+    Uniform,
     Updates,
     Whitened,
 )
-from gnomon.algorithms.trust import Cap
+from gnomon.algorithms.configure import _value
+from gnomon.algorithms.refusals import Change, changed, said
+from gnomon.algorithms.validate import refusals
+from gnomon.configuration import set_path
 from gnomon.errors import ConfigError
+from gnomon.experiment import parse_override
 
 REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [
-    ("sequence ratio, token mean", GSPO, {"aggregate": TokenMean()}, "set aggregate = SequenceMean"),
+    ("sequence ratio, token mean", GSPO, {"aggregate": TokenMean()}, 'set algorithm.aggregate = "SequenceMean"'),
     ("token mean, sequence ratio", DAPO, {"ratio": Ratio(level="sequence_token")}, "TokenMean"),
-    ("behavior ratio, correction", P3O, {"correction": Truncated()}, "remove the correction"),
-    ("group of one", GRPO, {"num_generations": 1}, r"group size 1.*raise num_generations to 2.*'spo'"),
+    ("behavior ratio, correction", P3O, {"correction": Truncated()}, 'set algorithm.correction = "none"$'),
+    ("group of one", GRPO, {"num_generations": 1}, "group size 1.*'spo'.*set algorithm.num_generations = 2"),
     ("no generations", SPO, {"num_generations": 0}, "at least 1, got 0"),
     ("tracked without tracker", SPO, {"tracker": None}, "the baseline Tracked needs a tracker"),
     ("prioritized without tracker", GRPO, {"sampler": Prioritized()}, "sampler Prioritized needs a tracker"),
-    ("tracked and keep", SPO, {"keep": Informative(), "num_generations": 4}, "remove keep"),
+    ("tracked and keep", SPO, {"keep": Informative(), "num_generations": 4}, 'algorithm.keep = "none"'),
     ("keep of one", PRESETS["reinforce"], {"keep": Informative()}, "one response is never kept"),
     (
         "whitened group score",
         REINFORCE_PP_BASELINE,
         {"advantage": Whitened(GroupRelative())},
-        "advantage.of.scale = 'none'",
+        'algorithm.advantage.of.scale = "none"',
     ),
     ("whitened twice", SPO, {"advantage": Whitened(Tracked())}, "advantage.of.normalize = false"),
-    ("whitened whitened", DR_GRPO, {"advantage": Whitened(Whitened(GroupRelative("none")))}, "keep one"),
+    (
+        "whitened whitened",
+        DR_GRPO,
+        {"advantage": Whitened(Whitened(GroupRelative("none")))},
+        'algorithm.advantage.of = {piece = "GroupRelative", scale = "none"}',
+    ),
     (
         "drift that nobody measures",
         SPO,
         {"tracker": TrackerPlan(drift="accumulated"), "updates": Updates()},
-        r"'replayed' or 'constant', or updates.minibatches >= 2",
+        '"replayed" or algorithm.tracker.drift = "constant" or algorithm.updates.minibatches = 2',
     ),
-    ("effective size of the wrong ratio", P3O, {"ratio": Ratio()}, "ratio.anchor = 'behavior'"),
-    ("leash of the wrong ratio", CISPO, {"regularizers": (EssKl(),)}, "EssKl .* ratio.anchor = 'behavior'"),
+    (
+        "effective size of the wrong ratio",
+        P3O,
+        {"ratio": Ratio()},
+        'EssCap .* EssKl .* algorithm.ratio.anchor = "behavior"',
+    ),
+    ("leash of the wrong ratio", CISPO, {"regularizers": (EssKl(),)}, 'EssKl .* algorithm.ratio.anchor = "behavior"'),
     ("soft gate with a correction", SAPO, {"correction": Truncated()}, "SoftGate"),
     ("geometric clip, token mean", GMPO, {"aggregate": TokenMean()}, "only SequenceMean"),
-    ("geometric clip, sequence ratio", GMPO, {"ratio": Ratio(level="sequence")}, "ratio.level = 'token'"),
+    ("geometric clip, sequence ratio", GMPO, {"ratio": Ratio(level="sequence")}, 'algorithm.ratio.level = "token"'),
     ("one term twice", GRPO, {"regularizers": (Kl(), Kl())}, "kl_reference appear more than once"),
-    ("punished and masked", DAPO, {"mask_truncated": True}, "choose one"),
-    ("lambda by length without a critic", VAPO, {"critic": None}, "Gae reads the values of a critic.*set critic"),
+    ("punished and masked", DAPO, {"mask_truncated": True}, 'mask_truncated = false or algorithm.overlong = "none"'),
+    (
+        "lambda by length without a critic",
+        VAPO,
+        {"critic": None},
+        'Gae reads the values of a critic.*set algorithm.critic = "CriticPlan"',
+    ),
     (
         "a critic that nobody reads",
         GRPO,
         {"critic": CriticPlan()},
-        "GroupRelative reads no values.*or remove the critic",
+        'GroupRelative reads no values.*algorithm.critic = "none"',
     ),
     ("imitation without a critic", GRPO, {"regularizers": (SelfImitation(),)}, "SelfImitation reads the values"),
-    ("surplus without a critic", GRPO, {"replay": Replay(weigh="surplus")}, "or weigh = 'all'"),
-    ("regression on a ratio", GRPO, {"surrogate": Regression()}, r"ratio = Ratio\(anchor = 'reference'"),
-    ("ratio to the reference", GRPO, {"ratio": Ratio(anchor="reference")}, "set ratio.anchor = 'proximal'"),
-    ("regression of tokens", A_STAR_PO, {"aggregate": ConstantLength(8)}, "set aggregate = SequenceMean"),
-    ("regression, correction", A_STAR_PO, {"correction": Truncated()}, "remove the correction"),
+    ("surplus without a critic", GRPO, {"replay": Replay(weigh="surplus")}, 'algorithm.replay.weigh = "all"'),
+    (
+        "regression on a ratio",
+        GRPO,
+        {"surrogate": Regression()},
+        r'ratio = \{anchor = "reference", level = "sequence_product", clamp = inf\}',
+    ),
+    ("ratio to the reference", GRPO, {"ratio": Ratio(anchor="reference")}, 'set algorithm.ratio.anchor = "proximal"'),
+    ("regression of tokens", A_STAR_PO, {"aggregate": ConstantLength(8)}, 'aggregate = "SequenceMean"'),
+    ("regression, correction", A_STAR_PO, {"correction": Truncated()}, 'algorithm.correction = "none"'),
     ("regression, scaled", A_STAR_PO, {"advantage": Tracked()}, "advantage.normalize = false"),
-    ("scope that nobody reads", GRPO, {"scope": "lagged"}, "only a ratio to behavior reads; remove scope"),
-    ("average that nobody reads", P3O, {"proximal": Ewma()}, "remove proximal"),
-    ("average and drift", SPO, {"proximal": Ewma()}, "tracker.drift = 'constant'"),
-    ("average and shared trunk", VAPO_REVIEW, {"proximal": Ewma()}, "critic.trunk = 'separate'"),
+    (
+        "scope that nobody reads",
+        GRPO,
+        {"scope": "lagged"},
+        'only a ratio to behavior reads; set algorithm.scope = "step"',
+    ),
+    ("average that nobody reads", P3O, {"proximal": Ewma()}, 'set algorithm.proximal = "none"$'),
+    ("average and drift", SPO, {"proximal": Ewma()}, 'algorithm.tracker.drift = "constant"'),
+    ("average and shared trunk", VAPO_REVIEW, {"proximal": Ewma()}, 'algorithm.critic.trunk = "separate"'),
     (
         "uncertainty of fixed values",
         A_STAR_PO,
         {"sampler": Prioritized()},
-        "needs a tracker; set tracker = TrackerPlan",
+        'needs a tracker; set algorithm.tracker = "TrackerPlan"',
     ),
-    ("values that nobody reads", GRPO, {"tracker": OptimalValue()}, "nothing reads tracker = OptimalValue"),
-    ("skipping single responses", PPO, {"sampler": Greso()}, "num_generations to 2 or more"),
-    ("binary tracker of other rewards", SPO, {"overlong": OverlongPenalty()}, "tracker.rewards = 'continuous'"),
+    (
+        "values that nobody reads",
+        GRPO,
+        {"tracker": OptimalValue()},
+        "nothing reads the values of tracker = OptimalValue",
+    ),
+    ("skipping single responses", PPO, {"sampler": Greso()}, "set algorithm.num_generations = 2"),
+    ("rows that are never there", GRPO, {"replay": Replay(capacity=2, rows=3)}, "replay.rows = 2 or .*capacity = 3"),
+    ("cap without a ratio, corrected", P3O, {"ratio": Ratio(), "correction": Truncated()}, "EssCap"),
+    ("regression of tokens, tracked", DAPO, {"surrogate": Regression()}, "Regression has one error a response"),
+    (
+        "a critic for imitation alone",
+        VAPO,
+        {"critic": None, "regularizers": (SelfImitation(),)},
+        "Gae reads.*SelfImitation reads",
+    ),
+    (
+        "a mistake that one change cannot mend",
+        P3O,
+        {"surrogate": Regression(), "aggregate": SequenceMean()},
+        r"clamp = inf\} and algorithm.regularizers = \[\]",
+    ),
+    ("everything at once", P3O, {"correction": Truncated(), "sampler": Prioritized(), "proximal": Ewma()}, "; and "),
+    (
+        "binary tracker of other rewards",
+        SPO,
+        {"overlong": OverlongPenalty()},
+        'algorithm.tracker.rewards = "continuous"',
+    ),
 ]
+
+
+PARTS: dict[str, list[Any]] = {
+    "advantage": [GroupRelative(), Tracked(), Gae(), Whitened(GroupRelative()), Whitened(Tracked())],
+    "ratio": [Ratio(), Ratio("behavior"), Ratio("reference"), Ratio("behavior", "sequence")],
+    "surrogate": [Pessimistic(), Score(EssCap()), Score(Cap()), SoftGate(), GeometricClip(), Regression()],
+    "aggregate": [TokenMean(), SequenceMean()],
+    "correction": [None, Truncated()],
+    "regularizers": [(), (EssKl(),), (Kl(), Kl()), (Kl(), SelfImitation())],
+    "updates": [Updates(), Updates(2, 2)],
+    "num_generations": [0, 1, 8],
+    "sampler": [Uniform(), Prioritized(), Greso()],
+    "tracker": [None, TrackerPlan(), TrackerPlan(drift="accumulated"), OptimalValue()],
+    "keep": [None, Informative()],
+    "overlong": [None, OverlongPenalty()],
+    "critic": [None, CriticPlan()],
+    "proximal": [None, Ewma()],
+    "replay": [None, Replay(weigh="surplus"), Replay(rows=5, capacity=2)],
+    "scope": ["step", "lagged"],
+}
 
 
 @pytest.mark.parametrize(("base", "changes", "message"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
@@ -115,6 +200,65 @@ def test_what_cannot_be_meant_is_refused(base: Any, changes: dict[str, Any], mes
         replace(base, **changes)
 
     assert str(raised.value).startswith(f"algorithm '{base.name}': ")
+
+
+def fixes(message: str) -> list[str]:
+    """Return what a refusal says to set, as it is typed: "algorithm.keep = "none"", joined by " and " if several."""
+    said = message.partition("': ")[2].split("; ")
+    return [fix for part in said if part.startswith("set ") for fix in part.removeprefix("set ").split(" or ")]
+
+
+def mended(algorithm: Algorithm, changes: dict[str, Any], typed: str) -> dict[str, Any]:
+    """Return the changes with those that ``typed`` makes on top, as the fields of a composition that may be wrong."""
+    table = {key: value for key, value in parsed(typed).items() if key != "preset"}
+    there = {f.name: getattr(algorithm, f.name) for f in fields(algorithm)} | changes
+    hints = get_type_hints(Algorithm)
+    return {**changes, **{key: _value(hints[key], there[key], value, key) for key, value in table.items()}}
+
+
+def parsed(typed: str) -> dict[str, Any]:
+    """Return the algorithm's table after such overrides on the command line."""
+    whole: dict[str, Any] = {"algorithm": {}}
+    for override in typed.split(" and "):
+        set_path(whole, *parse_override(override))
+    return dict(whole["algorithm"])
+
+
+@pytest.mark.parametrize(("base", "changes"), [r[1:3] for r in REFUSED], ids=[r[0] for r in REFUSED])
+def test_every_fix_that_a_refusal_offers_works(base: Any, changes: dict[str, Any]):
+    """Typed as the message has it, each fix builds, or leaves fewer mistakes, whose fixes work too."""
+    open_ends, seen = [changes], 0
+    while open_ends:
+        tried = open_ends.pop()
+        with pytest.raises(ConfigError, match="algorithm") as raised:
+            replace(base, **tried)
+        mistakes, offered = str(raised.value).count("; and ") + 1, fixes(str(raised.value))
+        assert offered, f"nothing to do: {raised.value}"
+        for fix in offered:
+            seen += 1
+            after = mended(base, tried, fix)
+            found = refusals(unchecked(base, after))
+            assert len(found) < mistakes, f"{fix} after {raised.value}"
+            open_ends += [after] if found else []
+    assert seen > 0
+
+
+def unchecked(algorithm: Algorithm, changes: dict[str, Any]) -> Algorithm:
+    """Return a composition that may be wrong."""
+    for path, value in changes.items():
+        algorithm = changed(algorithm, Change(path, value))
+    return algorithm
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda a: a.name)
+def test_no_refusal_is_without_a_way_out(preset: Algorithm):
+    """Whatever two or three parts are exchanged, each mistake comes with a fix that works there."""
+    generator = random.Random(preset.name)
+    for _ in range(40):
+        parts = generator.sample(sorted(PARTS), generator.choice((2, 3)))
+        algorithm = unchecked(preset, {part: generator.choice(PARTS[part]) for part in parts})
+        for refusal in refusals(algorithm):
+            assert fixes(f"': {said(refusal, algorithm, refusals)}"), refusal.reason
 
 
 def test_everything_that_is_wrong_is_said_at_once():

@@ -73,6 +73,7 @@ WRONG = {
     "no room for an answer": (["sampling.max_completion_length=0"], "max_completion_length"),
     "learning rate below 0": (["learner.optimizer.learning_rate=-1.0"], "learning_rate"),
     "staleness below 0": (["max_staleness=-1"], "max_staleness must be 0 (synchronous) or more steps, got -1"),
+    "staleness without end": (["max_staleness=100000000000"], "set max_staleness = 1024 or less"),
     "no graders": (["grading.workers=0"], "grading needs workers >= 1"),
     "unknown algorithm": (["algorithm=grop"], "unknown algorithm 'grop'; did you mean 'grpo'?"),
     "unknown piece": (["algorithm.aggregate=TokenMeen"], "did you mean 'TokenMean'?"),
@@ -84,6 +85,32 @@ WRONG = {
     "more held out than there are": (["held_out.size=26"], "makes only 25 different questions"),
     "context": (["sampling.max_completion_length=1022"], "longer than 2 tokens, the context of 1024 less"),
     "stop id beyond the vocabulary": (["sampling.stop_ids=[259]"], "sampling.stop_ids [259] are outside"),
+    "more updates than rollouts": (
+        ["algorithm.updates.minibatches=1000"],
+        "algorithm.updates.minibatches = 1000 are more than the 128 rollouts of a step",
+    ),
+    "more updates of the critic than rollouts": (
+        ["algorithm=vapo", "algorithm.critic.updates.minibatches=129"],
+        "set algorithm.critic.updates.minibatches = 128 or less",
+    ),
+    "more rows than the buffer holds": (
+        ["algorithm.replay=Replay", "algorithm.replay.capacity=1"],
+        "replay draws 64 rows from a buffer of 1",
+    ),
+    "piece with a field of another": (
+        ["algorithm.correction.high=3.0", "algorithm.correction=Truncated"],
+        "algorithm.correction: unknown key 'high'",
+    ),
+    "table that does not close": (
+        ['algorithm.correction={piece="Truncated"'],
+        'algorithm.correction = {piece="Truncated" is not TOML: ',
+    ),
+    "table without its quotes": (["algorithm.correction={piece=Truncated}"], "is a bracket or a quote missing"),
+    "list that does not close": (['rewards=["mine.py:score"'], 'rewards = ["mine.py:score" is not TOML'),
+    "a key twice": (
+        ["algorithm.advantage=Returns", "algorithm.advantage=Whitened"],
+        "missing of; algorithm.advantage is given 2 times, and the last counts: 'Returns', then 'Whitened'",
+    ),
     "drift that cannot be measured": (
         ["algorithm=spo", "algorithm.updates.minibatches=1", "algorithm.tracker.drift=accumulated"],
         "tracker.drift = 'accumulated'",
@@ -119,7 +146,8 @@ def test_wrong_input_is_refused(place: Path, model: Path, capsys: Capture, case:
     overrides, expected = WRONG[case]
     run = ["--run-dir", "run"] if verb == "train" else []
     before = sorted(place.iterdir())
-    said = refused(capsys, verb, "tiny", *run, f"model={model}", *overrides)
+    models = [] if any(override.startswith("model=") for override in overrides) else [f"model={model}"]
+    said = refused(capsys, verb, "tiny", *run, *models, *overrides)
 
     assert expected in said
     assert sorted(p for p in place.iterdir() if p.name != "__pycache__") == before
@@ -250,7 +278,11 @@ def test_resume_evaluate_and_export_need_a_run(place: Path, capsys: Capture):
 def test_unknown_verbs_and_algorithms(capsys: Capture):
     """The nearest known name is offered."""
     assert "unknown verb 'trian'; did you mean 'train'?" in refused(capsys, "trian")
-    assert "unknown algorithm 'sop'; did you mean 'spo'?" in refused(capsys, "algorithms", "sop")
+    assert "unknown algorithm or piece 'sop'; did you mean 'spo'?" in refused(capsys, "algorithms", "sop")
+    assert "unknown algorithm or piece 'grop'; did you mean 'grpo'?" in refused(capsys, "algorithms", "GROP")
+    assert "unknown algorithm or piece 'Truncatd'; did you mean 'Truncated'?" in refused(
+        capsys, "algorithms", "Truncatd"
+    )
 
 
 def test_a_directory_that_may_not_be_written(place: Path, capsys: Capture):

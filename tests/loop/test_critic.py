@@ -167,6 +167,25 @@ def test_value_pretraining_leaves_the_policy_alone(whole: Callable[[str], Path],
     assert all(row["tokens/generated"] > 0 and row["critic/loss"] > 0 for row in rows)
 
 
+def test_the_push_of_a_critic_is_in_the_ratios_and_no_gap_of_the_engine(whole: Callable[[str], Path]):
+    """Taught first on a shared trunk, the critic moves the policy: drift, not a mismatch for equal weights."""
+    for row in measured(whole("shared-before-replay") / "metrics.jsonl"):
+        assert row["mismatch/logprob_abs_max_nats"] < 1e-4
+        assert row["loss/drift_abs_nats"] > 1e-3
+        assert row["loss/kl_proximal_nats"] == pytest.approx(row["loss/kl_behavior_nats"], abs=1e-4)
+
+
+def test_what_the_critic_moves_is_scored_before():
+    """With one update the proximal policy needs a pass of its own only if the critic moves the weights before it."""
+    shared = ("algorithm=vapo-review", "algorithm.routing=proximal")
+    first, last = (
+        load("tiny", [*shared, f"algorithm.critic.order={order}"]).experiment.algorithm for order in ("before", "after")
+    )
+
+    assert first.needs == {"values", "proximal", "routing"}
+    assert last.needs == {"values"}
+
+
 def test_the_model_is_exported_without_its_critic(tmp_path: Path, whole: Callable[[str], Path]):
     """What `export` copies is a model alone: neither a critic's folder nor a head that an engine would stumble over."""
     for algorithm in ("separate-after", "shared-after"):

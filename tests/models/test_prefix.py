@@ -1,11 +1,15 @@
 """Prompts computed once for all of their responses: the same numbers, for less."""
 
+from itertools import product
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import Gemma2Config, Gemma2ForCausalLM, MambaConfig, MambaForCausalLM
 
 from gnomon.models.logprobs import TokenScorer
-from gnomon.models.prefix import pack
+from gnomon.models.prefix import crossing_tokens, number_prompts, pack, pieces
 from gnomon.models.tiny import tiny_model
 
 
@@ -58,6 +62,24 @@ def test_a_token_sees_its_prompt_and_its_own_response_only():
     assert not torch.equal(before[0], after[0])
 
 
+def test_all_layers_share_one_mask():
+    """What a forward pass keeps for the backward pass has one mask of the packed rows and no copy of it."""
+    model = tiny_model(0)
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        TokenScorer(model)(*rows())
+    # The prompt of three has answers of 4, 1 and 2 of which the last token is not needed: 3 + 3 + 0 + 1.
+    masks = [tensor for tensor in kept.values() if tensor.shape[-2:] == (7, 7)]
+
+    assert model.config.num_hidden_layers == 2
+    assert len(masks) == 1
+
+
 def test_rows_with_prompts_of_their_own_are_not_packed():
     """Without two rows of one prompt there is nothing to share, and the faster causal attention is used."""
     tokens, prompts, _ = rows()
@@ -86,3 +108,61 @@ def test_models_that_cannot_be_packed_say_so(architecture: str):
         ).eval()
 
     assert not TokenScorer(model).shares_prompts
+
+
+def cost(prompt: int, responses: list[int], rows: list[list[int]], crossing: float) -> float:
+    lengths = [prompt + sum(responses[position] for position in row) for row in rows]
+    return sum(length + length**2 / crossing for length in lengths)
+
+
+@given(
+    st.integers(1, 600),
+    st.lists(st.integers(0, 1000), min_size=1, max_size=12),
+    st.integers(1, 4000),
+    st.sampled_from([50.0, 500.0, 2304.0, 1e9]),
+)
+def test_pieces_are_a_partition_within_the_limit(prompt, responses, limit, crossing):
+    """Every response is in exactly one packed row, and a row is within the limit or holds one response."""
+    rows = pieces(prompt, responses, limit, crossing)
+
+    assert sorted(position for row in rows for position in row) == list(range(len(responses)))
+    for row in rows:
+        assert len(row) == 1 or prompt + sum(responses[position] for position in row) <= limit
+
+
+@given(
+    st.integers(1, 60),
+    st.lists(st.integers(1, 100), min_size=1, max_size=6),
+    st.sampled_from([20.0, 100.0, 500.0]),
+)
+def test_pieces_cost_little_more_than_the_cheapest_way(prompt, responses, crossing):
+    """Over all ways to share out the responses, the cost of the pieces is within a tenth of the least."""
+    found = cost(prompt, responses, pieces(prompt, responses, 10**9, crossing), crossing)
+    least = float("inf")
+    for owners in product(range(len(responses)), repeat=len(responses)):
+        if len(responses) > 5 or any(owner > number for number, owner in enumerate(owners)):
+            continue
+        rows = [[p for p, owner in enumerate(owners) if owner == row] for row in set(owners)]
+        least = min(least, cost(prompt, responses, rows, crossing))
+
+    assert found <= 1.1 * least
+
+
+def test_long_responses_are_not_packed_together():
+    """8 answers of 1,000 tokens to a prompt of 50, width 576: attention over 8,050 would cost 3.5 times all else.
+
+    One row of 8,050: 8,050 + 8,050^2 / 2,304 = 36,176; eight of 1,050: 8 x (1,050 + 479) = 12,228.
+    """
+    crossing = crossing_tokens(576)
+
+    assert len(pieces(50, [1000] * 8, 10**6, crossing)) == 8
+    # A long prompt is worth more: 2 x (3,024 + 3,969) = 13,986 beside 15,979 in one row and 20,256 in eight.
+    assert len(pieces(1024, [500] * 8, 10**6, crossing)) == 2
+    assert len(pieces(50, [32] * 8, 10**6, crossing)) == 1
+
+
+def test_prompts_are_numbered_by_their_tokens():
+    """Rows have one number exactly when they have one prompt: 9 8 7 and 6 5."""
+    tokens, prompts, _ = rows()
+
+    assert number_prompts(tokens, prompts) == [0, 0, 1, 0, 1]

@@ -198,11 +198,14 @@ class Algorithm:
         adds_drift = isinstance(self.tracker, TrackerPlan) and self.tracker.drift == "accumulated"
         anchors = self.ratio.anchor == "proximal" or self.reads_both
         reads_proximal = anchors or self.correction is not None or adds_drift
-        if reads_proximal and (self.updates.total > 1 or self.proximal is not None):
+        is_moved_first = self.critic is not None and self.critic.moves_policy_first
+        is_apart = self.updates.total > 1 or self.proximal is not None or is_moved_first
+        # The critic has moved the weights by then, so the current policy is not the one that the step began with.
+        if is_moved_first or (reads_proximal and is_apart):
             needs |= {"proximal"}
         if self.ratio.anchor == "reference":
             needs |= {"reference"}
-        if self.routing == "proximal" and (self.updates.total > 1 or self.proximal is not None):
+        if self.routing == "proximal" and is_apart:
             needs |= {"routing"}
         return needs
 

@@ -1,7 +1,7 @@
 """Other libraries' names for what we have: accepted beside the name of a preset, and said back.
 
-Only where one thing can be meant. What depends on the composition is decided by it, and refused with the
-right path when it cannot be.
+Keys, and values of ``correction`` and ``routing``. Only where one thing can be meant. What depends on the composition
+is decided by it, and refused with the right path when it cannot be.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,6 +36,13 @@ _SCALES: Mapping[Any, str] = {
     "none": "none",
 }
 
+_ROUTINGS: Mapping[str, str] = {"R2": "proximal", "R3": "behavior"}
+_CORRECTIONS: Mapping[str, Changes] = {
+    "tis": {"piece": "Truncated"},
+    "icepop": {"piece": "Masked", "low": 0.5, "high": 5.0},
+    "mis": {"piece": "Masked", "low": 0.0, "high": 3.0, "level": "sequence"},
+}
+
 
 def translate(table: Mapping[str, Any], base: Algorithm) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return ``table`` in our own names, and one sentence for each name that was another's.
@@ -43,8 +50,8 @@ def translate(table: Mapping[str, Any], base: Algorithm) -> tuple[dict[str, Any]
     Raises: ConfigError when such a name says nothing about ``base``, has a wrong value, or says the same as
     another.
     """
+    table, notes = _values(table)
     ours: dict[str, Any] = {key: value for key, value in table.items() if key not in ALIASES}
-    notes: list[str] = []
     added: list[Regularizer] | None = None
     for key, value in table.items():
         if key not in ALIASES:
@@ -66,6 +73,41 @@ def translate(table: Mapping[str, Any], base: Algorithm) -> tuple[dict[str, Any]
     return ours, tuple(notes)
 
 
+def canonical(name: str) -> str:
+    """Return what all spellings of a name have in common.
+
+    >>> canonical("REINFORCE++ baseline") == canonical("reinforce-pp-baseline"), canonical("A*-PO")
+    (True, 'astarpo')
+    """
+    folded = name.lower().replace("++", "pp").replace("*", "star")
+    return "".join(letter for letter in folded if letter.isalnum())
+
+
+def piece_of(name: str) -> dict[str, Any] | None:
+    """Return the table of the correction that other libraries call ``name``, or None.
+
+    >>> piece_of("icepop")
+    {'piece': 'Masked', 'low': 0.5, 'high': 5.0}
+    """
+    return _CORRECTIONS.get(canonical(name))
+
+
+def _values(table: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return ``table`` with our own names of routings and corrections, and a sentence for each that was another's."""
+    ours, notes = dict(table), []
+    routing, correction = ours.get("routing"), ours.get("correction")
+    if isinstance(routing, str) and routing.upper() in _ROUTINGS:
+        ours["routing"] = _ROUTINGS[routing.upper()]
+        notes.append(f"routing = {routing!r} is routing = {ours['routing']!r}")
+    given = correction if isinstance(correction, Mapping) else {"piece": correction}
+    named = given.get("piece")
+    piece = piece_of(named) if isinstance(named, str) else None
+    if piece is not None:
+        ours["correction"] = {**piece, **{key: value for key, value in given.items() if key != "piece"}}
+        notes.append(f"correction = {named!r} is correction = {_say(piece)}")
+    return ours, notes
+
+
 def _same(path: str) -> Rule:
     return lambda key, value, base, table: {path: value}
 
@@ -75,7 +117,7 @@ def _clip_rule(sides: str) -> Rule:
         if not isinstance(base.surrogate, Pessimistic):
             raise ConfigError(
                 f"'{key}' is a clip, and '{base.name}' has none: it uses {base.surrogate!r}; set a field of "
-                "that instead, for example surrogate.trust.cap, which is absolute (1 + epsilon_high)"
+                "that instead, for example algorithm.surrogate.trust.cap, which is absolute (1 + epsilon_high)"
             )
         # TRL: epsilon is both sides, unless epsilon_high is given.
         is_high_given = any(_CLIPS.get(k) == "high" or k == "surrogate.trust.high" for k in table)
@@ -137,7 +179,7 @@ def _aggregate(key: str, value: Any, base: Algorithm, table: Mapping[str, Any]) 
     if isinstance(base.aggregate, ConstantLength):
         return {"aggregate": {"piece": piece, "length": base.aggregate.length}}
     raise ConfigError(
-        f"{key} = '{value}' divides by a constant that has to be said: set aggregate = "
+        f"{key} = '{value}' divides by a constant that has to be said: set algorithm.aggregate = "
         "{piece = 'ConstantLength', length = <completion budget in tokens>}"
     )
 
@@ -162,7 +204,8 @@ def _merge(current: list[Regularizer], new: Regularizer) -> list[Regularizer]:
 
 def _say(value: Any) -> str:
     if isinstance(value, dict):
-        return str(value["piece"])
+        inside = ", ".join(f"{key} = {new!r}" for key, new in value.items())
+        return f"{{{inside}}}" if len(value) > 1 else str(value["piece"])
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 

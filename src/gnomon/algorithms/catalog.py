@@ -4,7 +4,7 @@ import math
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from gnomon.algorithms.advantages import (
     GroupRelative,
@@ -18,6 +18,7 @@ from gnomon.algorithms.aggregates import ConstantLength, SequenceMean, SequenceS
 from gnomon.algorithms.algorithm import (
     Advantage,
     Aggregate,
+    Algorithm,
     Correction,
     Regularizer,
     Surrogate,
@@ -74,6 +75,25 @@ def choices(wanted: Members) -> dict[str, type]:
         own: tuple[type, ...] = (member,) if isinstance(member, type) and is_dataclass(member) else ()
         for cls in SLOTS.get(member, own):
             found[str(cls.__name__)] = cls
+    return found
+
+
+def slots() -> dict[str, dict[str, type]]:
+    """Return the pieces by name for each place below an algorithm: its own parts first, then parts of pieces.
+
+    >>> list(slots()["advantage.policy_lambda"])
+    ['Fixed', 'LengthAdaptive', 'LengthSigmoid']
+    """
+    found: dict[str, dict[str, type]] = {}
+    visited: list[tuple[str, type]] = [("", Algorithm)]
+    for path, cls in visited:
+        for name, hint in get_type_hints(cls).items():
+            wanted = members(hint)
+            fitting = choices(wanted if wanted.sequence is None else members(wanted.sequence))
+            if fitting and fitting not in found.values():
+                place = f"{path}.{name}" if path else name
+                found[place] = found.get(place, {}) | fitting
+                visited += [(place, piece) for piece in fitting.values()]
     return found
 
 

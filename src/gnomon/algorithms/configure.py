@@ -7,7 +7,8 @@
     piece; "TokenMean" alone is the same
 
 A table with "piece" starts from that piece's own defaults; one without changes the piece that is there.
-"none" removes an optional part. Without "preset" a table describes everything.
+"none" removes an optional part. Without "preset" a table describes everything. Names of presets are found however
+they are written: "GRPO", "reinforce++", "A*-PO", "dr_grpo".
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any, get_type_hints
 
 from gnomon.algorithms.algorithm import Algorithm
-from gnomon.algorithms.aliases import translate
+from gnomon.algorithms.aliases import canonical, translate
 from gnomon.algorithms.catalog import SLOTS, choices, leaf, members, piece_name
 from gnomon.algorithms.imports import load_object
 from gnomon.algorithms.presets import PRESETS
@@ -50,7 +51,7 @@ def resolve_with_notes(spec: str | Mapping[str, Any]) -> Resolution:
     ('group_size = 4 is num_generations = 4',)
     """
     if isinstance(spec, str):
-        return Resolution(_named(spec))
+        return Resolution(_named(spec), _renamed(spec))
     table = dict(spec)
     if "preset" not in table:
         return Resolution(_build(Algorithm, nest(table), "algorithm"))
@@ -60,7 +61,7 @@ def resolve_with_notes(spec: str | Mapping[str, Any]) -> Resolution:
     base = _named(preset)
     own, notes = translate(table, base)
     overrides = nest(own)
-    return Resolution(_change(base, overrides, "algorithm") if overrides else base, notes)
+    return Resolution(_change(base, overrides, "algorithm") if overrides else base, _renamed(preset) + notes)
 
 
 def override(algorithm: Algorithm, path: str, value: Any) -> Algorithm:
@@ -113,13 +114,21 @@ def _put(table: Table, key: str, value: Any, path: str) -> None:
 
 def _named(name: str) -> Algorithm:
     if ":" not in name:
-        if name not in PRESETS:
-            raise ConfigError(f"{unknown('algorithm', name, PRESETS)}; or your own as 'path.py:NAME'")
-        return PRESETS[name]
+        known = {canonical(preset): preset for preset in PRESETS}
+        if canonical(name) not in known:
+            raise ConfigError(f"{unknown('algorithm', name.lower(), PRESETS)}; or your own as 'path.py:NAME'")
+        return PRESETS[known[canonical(name)]]
     found = load_object(name)
     if not isinstance(found, Algorithm):
         raise ConfigError(f"'{name}' should be a gnomon Algorithm, got {type(found).__name__}")
     return found
+
+
+def _renamed(name: str) -> tuple[str, ...]:
+    """Return a sentence when ``name`` is a preset's in another spelling."""
+    if ":" in name or name in PRESETS:
+        return ()
+    return (f"algorithm = '{name}' is algorithm = '{_named(name).name}'",)
 
 
 def _build(cls: type, table: Mapping[str, Any], path: str) -> Any:
@@ -170,7 +179,7 @@ def _value(hint: Any, there: Any, value: Any, path: str) -> Any:
     fitting = [cls for cls in pieces.values() if set(value) <= {f.name for f in fields(cls)}]
     if len(fitting) == 1 and not any(member in SLOTS for member in wanted):
         return _build(fitting[0], value, path)
-    raise ConfigError(f"{path}: say which piece, with piece = one of {', '.join(sorted(pieces))}")
+    raise ConfigError(f"{path}: say which piece: {path}.piece = one of {', '.join(sorted(pieces))}")
 
 
 def _sequence(hint: Any, there: Any, value: Any, path: str) -> tuple[Any, ...]:

@@ -82,6 +82,11 @@ class CriticPlan:
                 "pretraining.frozen_trunk = true, or trunk = 'separate'"
             )
 
+    @property
+    def moves_policy_first(self) -> bool:
+        """Whether its loss moves the policy's weights between the step's beginning and the policy's first update."""
+        return self.trunk == "shared" and self.order == "before"
+
     def loss(self, values: Tensor, cut: Batch, one_sided: bool = False) -> tuple[Tensor, Metrics]:
         """Return the loss of one cut of a weighed value minibatch, and what was measured.
 

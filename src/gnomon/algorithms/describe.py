@@ -1,11 +1,18 @@
-"""Algorithms in words, for `gnomon algorithms [NAME]`."""
+"""Algorithms and pieces in words, for `gnomon algorithms [NAME]`."""
 
+import inspect
 import textwrap
-from dataclasses import fields
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from gnomon.algorithms.algorithm import Algorithm
+from gnomon.algorithms.aliases import canonical, piece_of
+from gnomon.algorithms.catalog import choices, members, slots
+from gnomon.algorithms.configure import to_table
 from gnomon.algorithms.notes import NOTES
 from gnomon.algorithms.presets import PRESETS
+from gnomon.algorithms.spelling import spelled
+from gnomon.errors import ConfigError, unknown
 
 WIDTH = 100
 _LABEL = 16
@@ -43,8 +50,95 @@ def notes_on(algorithm: Algorithm) -> tuple[str, ...]:
     return NOTES.get(algorithm.name, ())
 
 
-def _wrap(label: str, text: str) -> list[str]:
-    first = f"  {label:<{_LABEL}}"
+@dataclass(frozen=True)
+class FieldText:
+    """A field of a piece in words: what it may be, and what it is when nothing is said (TOML; None: must be said)."""
+
+    type: str
+    default: str | None
+
+
+@dataclass(frozen=True)
+class PieceText:
+    """A piece in words: its name, the places below an algorithm where it fits, its docstring, and its fields."""
+
+    name: str
+    places: tuple[str, ...]
+    text: str
+    fields: dict[str, FieldText]
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}, for algorithm.{' or algorithm.'.join(self.places)}", ""]
+        lines += textwrap.indent(self.text, "  ").splitlines()
+        if self.fields:
+            lines += ["", "  fields"]
+        for name, field in self.fields.items():
+            lines += _wrap(f"  {name}", field.type + ("" if field.default is None else f" = {field.default}"))
+        return "\n".join(lines)
+
+
+def piece_text(cls: type) -> PieceText:
+    """Return what there is to say about a piece.
+
+    >>> print(piece_text(PRESETS["spo"].tracker.__class__).fields["drift"].default)
+    "replayed"
+    """
+    hints = get_type_hints(cls)
+    said = {}
+    for f in fields(cls):
+        default = f.default_factory() if f.default_factory is not MISSING else f.default
+        said[f.name] = FieldText(_kind(hints[f.name]), None if default is MISSING else spelled(default))
+    places = tuple(place for place, pieces in slots().items() if cls in pieces.values())
+    return PieceText(cls.__name__, places, inspect.getdoc(cls) or "", said)
+
+
+def find_piece(name: str) -> type | None:
+    """Return the piece that ``name`` means, in whatever case or as others call it; None when it means an algorithm.
+
+    Raises: ConfigError when it means neither, with the nearest name of both.
+
+    >>> find_piece("truncated"), find_piece("IcePop"), find_piece("grpo")
+    (<class 'gnomon.algorithms.corrections.Truncated'>, <class 'gnomon.algorithms.corrections.Masked'>, None)
+    """
+    pieces = {piece: cls for fitting in slots().values() for piece, cls in fitting.items()}
+    theirs = piece_of(name)
+    wanted = canonical(name if theirs is None else theirs["piece"])
+    found = {canonical(piece): cls for piece, cls in pieces.items()}.get(wanted)
+    if found is None and ":" not in name and wanted not in map(canonical, PRESETS):
+        raise ConfigError(unknown("algorithm or piece", name.lower() if name.isupper() else name, [*PRESETS, *pieces]))
+    return found
+
+
+def as_row(algorithm: Algorithm) -> dict[str, Any]:
+    """Return the algorithm's table and, as "notes", where it differs from its paper: one JSON object."""
+    return {**to_table(algorithm), "notes": list(notes_on(algorithm))}
+
+
+def pieces_summary() -> str:
+    """Return the pieces that fit into each place of an algorithm, a line or more for each."""
+    lines = []
+    for place, pieces in slots().items():
+        lines += _wrap(place, ", ".join(pieces), 26)
+    return "\n".join(lines)
+
+
+def _kind(hint: Any) -> str:
+    wanted = members(hint)
+    if wanted.sequence is not None:
+        return f"list of {_kind(wanted.sequence)}"
+    names = list(choices(wanted))
+    for member in wanted:
+        if get_origin(member) is Literal:
+            names += map(spelled, get_args(member))
+        elif member is type(None):
+            names.append('"none"')
+        elif member in (bool, int, float, str):
+            names.append(member.__name__)
+    return " | ".join(names)
+
+
+def _wrap(label: str, text: str, wide: int = _LABEL) -> list[str]:
+    first = f"  {label:<{wide}}"
     return _fill(text, first, " " * len(first))
 
 

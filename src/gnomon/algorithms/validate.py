@@ -2,39 +2,48 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from math import inf
 from typing import TYPE_CHECKING
 
 from gnomon.algorithms.advantages import GroupRelative, Tracked, Whitened
 from gnomon.algorithms.aggregates import SequenceMean, TokenMean
 from gnomon.algorithms.corrections import OffPolicyMask, ProbabilityMask, Rejected
-from gnomon.algorithms.plans import Greso, OptimalValue, Prioritized, TrackerPlan
+from gnomon.algorithms.critics import CriticPlan
+from gnomon.algorithms.gae import Gae
+from gnomon.algorithms.plans import Greso, OptimalValue, Prioritized, TrackerPlan, Uniform
+from gnomon.algorithms.ratios import Ratio
+from gnomon.algorithms.refusals import Change, Refusal, said
 from gnomon.algorithms.regularizers import EssKl
-from gnomon.algorithms.surrogates import GeometricClip, Regression, Score, SoftGate
-from gnomon.algorithms.trust import EssCap
+from gnomon.algorithms.surrogates import GeometricClip, Pessimistic, Regression, Score, SoftGate
+from gnomon.algorithms.trust import Cap, EssCap
 from gnomon.errors import ConfigError
 
 if TYPE_CHECKING:
     from gnomon.algorithms.algorithm import Algorithm
 
+_NO_CORRECTION = Change("correction", None)
+_SEQUENCE_MEAN = Change("aggregate", SequenceMean())
+_TOKEN_LEVEL = Change("ratio.level", "token")
+_TO_PROXIMAL, _TO_BEHAVIOR = Change("ratio.anchor", "proximal"), Change("ratio.anchor", "behavior")
+_NO_AVERAGE = Change("proximal", None)
+_TRACKER, _CRITIC = Change("tracker", TrackerPlan()), Change("critic", CriticPlan())
+
 
 def validate(algorithm: "Algorithm") -> None:
     """Check a composition.
 
-    Raises: ConfigError that lists everything that is wrong, each with its fix.
+    Raises: ConfigError that lists everything that is wrong, each with the changes that mend it, as they are typed.
     """
-    found = [
-        *_counts(algorithm),
-        *_advantage(algorithm),
-        *_ratio(algorithm),
-        *_surrogate(algorithm),
-        *_regression(algorithm),
-        *_critic(algorithm),
-        *_policies(algorithm),
-        *_prompts(algorithm),
-        *_rewards(algorithm),
-    ]
+    found = refusals(algorithm)
     if found:
-        raise ConfigError(f"algorithm '{algorithm.name}': " + "; and ".join(found))
+        wrong = "; and ".join(said(refusal, algorithm, refusals) for refusal in found)
+        raise ConfigError(f"algorithm '{algorithm.name}': {wrong}")
+
+
+def refusals(algorithm: "Algorithm") -> list[Refusal]:
+    """Return everything that is wrong."""
+    rules = (_counts, _advantage, _ratio, _ess, _surrogate, _regression, _critic, _policies, _prompts, _keep, _rewards)
+    return [refusal for rule in rules for refusal in rule(algorithm)]
 
 
 def uses_tracker(algorithm: "Algorithm") -> bool:
@@ -51,174 +60,236 @@ def anchors_on_both(algorithm: "Algorithm") -> bool:
     return caps or any(isinstance(r, EssKl) and r.anchor == "mixture" for r in algorithm.regularizers)
 
 
-def _counts(algorithm: "Algorithm") -> Iterator[str]:
+def _refuse(reason: str, *candidates: Change) -> Refusal:
+    return Refusal(reason, candidates)
+
+
+def _counts(algorithm: "Algorithm") -> Iterator[Refusal]:
     generations, fewest = algorithm.num_generations, algorithm.advantage.minimum_generations
+    enough = Change("num_generations", max(1, fewest))
     if generations < 1:
-        yield f"num_generations must be at least 1, got {generations}"
+        yield _refuse(f"num_generations must be at least 1, got {generations}", enough)
     elif generations < fewest:
-        yield (
+        yield _refuse(
             f"num_generations is {generations} (group size {generations}), but a group baseline "
-            f"({type(algorithm.advantage).__name__}) compares responses to the same prompt; raise "
-            f"num_generations to {fewest} or more, or use a tracked baseline, which needs no group: "
-            "algorithm = 'spo'"
+            f"({type(algorithm.advantage).__name__}) compares responses to the same prompt and needs {fewest} or more "
+            "(the tracked baseline of 'spo' needs no group)",
+            enough,
         )
     repeated = [name for name, n in Counter(r.name for r in algorithm.regularizers).items() if n > 1]
     if repeated:
-        yield f"regularizers {', '.join(repeated)} appear more than once; add their coefficients up in one"
+        first = {r.name: r for r in reversed(algorithm.regularizers)}
+        yield _refuse(
+            f"regularizers {', '.join(repeated)} appear more than once, where one with the coefficients added up would "
+            "say the same",
+            Change("regularizers", tuple(reversed(first.values()))),
+        )
 
 
-def _advantage(algorithm: "Algorithm") -> Iterator[str]:
+def _advantage(algorithm: "Algorithm") -> Iterator[Refusal]:
     advantage = algorithm.advantage
     if not isinstance(advantage, Whitened):
         return
     inner = advantage.of
     if isinstance(inner, Whitened):
-        yield "Whitened twice scales twice; keep one"
+        yield _refuse("Whitened twice scales twice", Change("advantage.of", inner.of))
     if isinstance(inner, GroupRelative) and inner.scale != "none":
-        yield (
-            f"Whitened on top of GroupRelative(scale='{inner.scale}') scales twice; set advantage.of.scale = "
-            "'none', or use GroupRelative without Whitened"
+        yield _refuse(
+            f"Whitened on top of GroupRelative(scale='{inner.scale}') scales twice",
+            Change("advantage.of.scale", "none"),
+            Change("advantage", inner),
         )
     if isinstance(inner, Tracked) and inner.normalize:
-        yield "Whitened on top of Tracked(normalize=True) scales twice; set advantage.of.normalize = false"
+        yield _refuse(
+            "Whitened on top of Tracked(normalize=True) scales twice", Change("advantage.of.normalize", False)
+        )
 
 
-def _ratio(algorithm: "Algorithm") -> Iterator[str]:
-    ratio, aggregate = algorithm.ratio, algorithm.aggregate
-    if ratio.level != "token" and isinstance(aggregate, TokenMean):
-        yield (
-            f"a ratio of level '{ratio.level}' says one thing about a whole response, but TokenMean weighs "
-            "it by length; set aggregate = SequenceMean, or ratio.level = 'token'"
+def _ratio(algorithm: "Algorithm") -> Iterator[Refusal]:
+    ratio, is_regression = algorithm.ratio, isinstance(algorithm.surrogate, Regression)
+    if ratio.level != "token" and isinstance(algorithm.aggregate, TokenMean) and not is_regression:
+        yield _refuse(
+            f"a ratio of level '{ratio.level}' says one thing about a whole response, but TokenMean counts tokens",
+            _SEQUENCE_MEAN,
+            _TOKEN_LEVEL,
         )
     is_filter = isinstance(algorithm.correction, Rejected | OffPolicyMask | ProbabilityMask)
     if ratio.anchor == "behavior" and algorithm.correction is not None and not is_filter:
-        yield (
-            "a ratio anchored on 'behavior' already covers the gap between behavior and proximal, and a "
-            "correction would count it twice; remove the correction, or set ratio.anchor = 'proximal'"
+        yield _refuse(
+            "a ratio anchored on 'behavior' already covers the gap between behavior and proximal, and a correction "
+            "would count it twice",
+            _NO_CORRECTION,
+            _TO_PROXIMAL,
         )
 
 
-def _surrogate(algorithm: "Algorithm") -> Iterator[str]:
+def _ess(algorithm: "Algorithm") -> Iterator[Refusal]:
     surrogate, ratio = algorithm.surrogate, algorithm.ratio
     caps_by_size = isinstance(surrogate, Score) and isinstance(surrogate.trust, EssCap)
-    ess_kl = any(isinstance(r, EssKl) for r in algorithm.regularizers)
-    if (caps_by_size or ess_kl) and ratio.anchor != "behavior":
-        piece = "EssCap" if caps_by_size else "EssKl"
-        yield (
-            f"{piece} measures how far the current policy is from the one that sampled, but the ratio is "
-            f"anchored on '{ratio.anchor}'; set ratio.anchor = 'behavior'"
-        )
+    why = (
+        "measures how far the current policy is from the one that sampled, but the ratio is anchored on "
+        f"'{ratio.anchor}'"
+    )
+    if caps_by_size and ratio.anchor != "behavior":
+        yield _refuse(f"EssCap {why}", _TO_BEHAVIOR, Change("surrogate.trust", Cap()))
+    without = tuple(r for r in algorithm.regularizers if not isinstance(r, EssKl))
+    if without != algorithm.regularizers and ratio.anchor != "behavior":
+        yield _refuse(f"EssKl {why}", _TO_BEHAVIOR, Change("regularizers", without))
     if caps_by_size and ratio.level != "token":
-        yield f"EssCap counts tokens, but the ratio is of level '{ratio.level}'; set ratio.level = 'token'"
+        yield _refuse(f"EssCap counts tokens, but the ratio is of level '{ratio.level}'", _TOKEN_LEVEL)
+
+
+def _surrogate(algorithm: "Algorithm") -> Iterator[Refusal]:
+    surrogate, ratio = algorithm.surrogate, algorithm.ratio
     if isinstance(surrogate, SoftGate) and algorithm.correction is not None:
-        yield (
-            "SoftGate fades ratios that are far from 1 and a correction weighs them again; remove the "
-            "correction, or set surrogate = Pessimistic"
+        yield _refuse(
+            "SoftGate fades ratios that are far from 1 and a correction weighs them again",
+            _NO_CORRECTION,
+            Change("surrogate", Pessimistic()),
         )
     if isinstance(surrogate, GeometricClip) and ratio.level != "token":
-        yield f"GeometricClip averages tokens itself; set ratio.level = 'token', got '{ratio.level}'"
+        yield _refuse(f"GeometricClip averages tokens itself, but the ratio is of level '{ratio.level}'", _TOKEN_LEVEL)
     if isinstance(surrogate, GeometricClip) and not isinstance(algorithm.aggregate, SequenceMean):
-        yield (
-            "GeometricClip gives a loss to a whole response, which only SequenceMean counts once; set "
-            f"aggregate = SequenceMean, got {type(algorithm.aggregate).__name__}"
+        yield _refuse(
+            "GeometricClip gives a loss to a whole response, which only SequenceMean counts once, got "
+            f"{type(algorithm.aggregate).__name__}",
+            _SEQUENCE_MEAN,
         )
 
 
-def _regression(algorithm: "Algorithm") -> Iterator[str]:
+def _regression(algorithm: "Algorithm") -> Iterator[Refusal]:
     ratio, regresses = algorithm.ratio, isinstance(algorithm.surrogate, Regression)
     if regresses and (ratio.anchor != "reference" or ratio.level != "sequence_product"):
-        yield (
-            "Regression compares the whole response's log-ratio to the reference with its advantage; set ratio = "
-            "Ratio(anchor = 'reference', level = 'sequence_product', clamp = inf)"
+        yield _refuse(
+            "Regression compares the whole response's log-ratio to the reference with its advantage",
+            Change("ratio", Ratio("reference", "sequence_product", inf)),
         )
     if not regresses and ratio.anchor == "reference":
-        yield (
-            f"a ratio to the reference is no importance weight, which {type(algorithm.surrogate).__name__} takes it "
-            "for; set ratio.anchor = 'proximal', or surrogate = Regression"
+        yield _refuse(
+            f"a ratio to the reference is no importance weight, but {type(algorithm.surrogate).__name__} takes it so",
+            _TO_PROXIMAL,
+            Change("surrogate", Regression()),
         )
     if regresses and not isinstance(algorithm.aggregate, SequenceMean):
-        yield f"Regression has one error a response; set aggregate = SequenceMean, got {algorithm.aggregate}"
+        yield _refuse(f"Regression has one error a response, got {algorithm.aggregate}", _SEQUENCE_MEAN)
     if regresses and algorithm.correction is not None:
-        yield "Regression is right for samples of any policy, and a correction would weigh them; remove the correction"
+        yield _refuse(
+            "Regression is right for samples of any policy, and a correction would weigh them", _NO_CORRECTION
+        )
     if regresses and isinstance(algorithm.advantage, Tracked) and algorithm.advantage.normalize:
-        yield "Regression aims at r - v in rewards, which a scale would change; set advantage.normalize = false"
-
-
-def _critic(algorithm: "Algorithm") -> Iterator[str]:
-    readers = [type(algorithm.advantage).__name__] if "values" in algorithm.advantage.needs else []
-    readers += [type(r).__name__ for r in algorithm.regularizers if "values" in r.needs]
-    if readers and algorithm.critic is None:
-        yield (
-            f"{' and '.join(readers)} reads the values of a critic, and there is none; set critic = CriticPlan, or an "
-            "advantage without one, such as GroupRelative"
-        )
-    if algorithm.critic is not None and "values" not in algorithm.advantage.needs:
-        yield (
-            f"the critic has nobody to tell: {type(algorithm.advantage).__name__} reads no values; set advantage = "
-            "Gae, or remove the critic"
-        )
-    if algorithm.replay is not None and algorithm.replay.weigh == "surplus" and algorithm.critic is None:
-        yield "replay.weigh = 'surplus' compares with a critic, and there is none; set critic, or weigh = 'all'"
-    if algorithm.critic is not None and algorithm.critic.trunk == "shared" and algorithm.proximal is not None:
-        yield (
-            "a shared trunk is moved by the value loss as well, which an averaged proximal policy does not follow; "
-            + ("set critic.trunk = 'separate', or remove proximal")
+        yield _refuse(
+            "Regression aims at r - v in rewards, which a scale would change", Change("advantage.normalize", False)
         )
 
 
-def _policies(algorithm: "Algorithm") -> Iterator[str]:
+def _critic(algorithm: "Algorithm") -> Iterator[Refusal]:
+    critic, replay, name = algorithm.critic, algorithm.replay, type(algorithm.advantage).__name__
+    reads = "values" in algorithm.advantage.needs
+    why = "reads the values of a critic, and there is none"
+    if reads and critic is None:
+        yield _refuse(f"{name} {why}", _CRITIC, Change("advantage", GroupRelative()))
+    readers = [r for r in algorithm.regularizers if "values" in r.needs]
+    if readers and critic is None:
+        others = tuple(r for r in algorithm.regularizers if r not in readers)
+        names = " and ".join(type(r).__name__ for r in readers)
+        yield _refuse(f"{names} {why}", _CRITIC, Change("regularizers", others))
+    if critic is not None and not reads:
+        yield _refuse(
+            f"the critic has nobody to tell: {name} reads no values",
+            Change("advantage", Gae()),
+            Change("critic", None),
+        )
+    if replay is not None and replay.weigh == "surplus" and critic is None:
+        yield _refuse(
+            "replay.weigh = 'surplus' compares with a critic, and there is none", Change("replay.weigh", "all"), _CRITIC
+        )
+    if replay is not None and replay.rows > replay.capacity:
+        yield _refuse(
+            f"replay draws {replay.rows} rows from a buffer of {replay.capacity}, which never holds as many",
+            Change("replay.rows", replay.capacity),
+            Change("replay.capacity", replay.rows),
+        )
+    if critic is not None and critic.trunk == "shared" and algorithm.proximal is not None:
+        yield _refuse(
+            "a shared trunk is moved by the value loss as well, which an averaged proximal policy does not follow",
+            Change("critic.trunk", "separate"),
+            _NO_AVERAGE,
+        )
+
+
+def _policies(algorithm: "Algorithm") -> Iterator[Refusal]:
     if algorithm.scope != "step" and algorithm.ratio.anchor != "behavior":
-        yield (
-            f"scope = '{algorithm.scope}' is of effective sample sizes, which only a ratio to behavior reads; remove "
-            "scope, or set ratio.anchor = 'behavior'"
+        yield _refuse(
+            f"scope = '{algorithm.scope}' is of effective sample sizes, which only a ratio to behavior reads",
+            Change("scope", "step"),
+            _TO_BEHAVIOR,
         )
     if algorithm.proximal is not None and "proximal" not in algorithm.needs:
-        yield "nothing reads the averaged proximal policy; remove proximal, or set ratio.anchor = 'proximal'"
+        yield _refuse("nothing reads the averaged proximal policy", _NO_AVERAGE, _TO_PROXIMAL)
     measures_drift = isinstance(algorithm.tracker, TrackerPlan) and algorithm.tracker.drift != "constant"
     if algorithm.proximal is not None and measures_drift:
-        yield (
-            "the tracker's drift would be measured from the averaged proximal policy; set tracker.drift = 'constant', "
-            "or remove proximal"
+        yield _refuse(
+            "the tracker's drift would be measured from the averaged proximal policy",
+            Change("tracker.drift", "constant"),
+            _NO_AVERAGE,
         )
 
 
-def _prompts(algorithm: "Algorithm") -> Iterator[str]:
-    plan = algorithm.tracker
+def _prompts(algorithm: "Algorithm") -> Iterator[Refusal]:
+    plan, uniform = algorithm.tracker, Change("sampler", Uniform())
     if plan is None and uses_tracker(algorithm):
-        yield "the baseline Tracked needs a tracker; set tracker = TrackerPlan, or advantage = GroupRelative"
+        yield _refuse("the baseline Tracked needs a tracker", _TRACKER, Change("advantage", GroupRelative()))
     if isinstance(algorithm.sampler, Prioritized) and not isinstance(plan, TrackerPlan):
-        yield "the sampler Prioritized needs a tracker; set tracker = TrackerPlan, or sampler = Uniform"
+        yield _refuse("the sampler Prioritized needs a tracker", _TRACKER, uniform)
     if isinstance(plan, OptimalValue) and not uses_tracker(algorithm):
-        yield "nothing reads tracker = OptimalValue; remove it, or set advantage = Tracked"
-    if isinstance(algorithm.sampler, Greso) and algorithm.num_generations < 2:
-        yield (
-            "the sampler Greso skips prompts whose groups were all right or all wrong, and one response is always "
-            "that; raise num_generations to 2 or more, or set sampler = Uniform"
+        yield _refuse(
+            "nothing reads the values of tracker = OptimalValue",
+            Change("tracker", None),
+            Change("advantage", Tracked()),
         )
+    if isinstance(algorithm.sampler, Greso) and algorithm.num_generations < 2:
+        yield _refuse(
+            "the sampler Greso skips prompts whose groups were all right or all wrong, and one response is always that",
+            Change("num_generations", 2),
+            uniform,
+        )
+    if isinstance(plan, TrackerPlan) and plan.drift == "accumulated" and algorithm.updates.total == 1:
+        yield _refuse(
+            "tracker.drift = 'accumulated' adds up the drift that updates see after the first, and with one update a "
+            "step there is nothing to measure",
+            Change("tracker.drift", "replayed"),
+            Change("tracker.drift", "constant"),
+            Change("updates.minibatches", 2),
+        )
+
+
+def _keep(algorithm: "Algorithm") -> Iterator[Refusal]:
+    keeps_all = Change("keep", None)
     if algorithm.keep is not None and uses_tracker(algorithm):
-        yield (
-            "keep drops groups of equal rewards, but a tracked baseline learns from single responses and "
-            "none is wasted; remove keep"
+        yield _refuse(
+            "keep drops groups of equal rewards, but a tracked baseline learns from each response alone",
+            keeps_all,
         )
     elif algorithm.keep is not None and algorithm.num_generations < 2:
-        yield "keep compares the rewards of a group, and one response is never kept; remove keep"
-    if isinstance(plan, TrackerPlan) and plan.drift == "accumulated" and algorithm.updates.total == 1:
-        yield (
-            "tracker.drift = 'accumulated' adds up the drift that updates see after the first, and with one "
-            "update a step there is nothing to measure; set tracker.drift = 'replayed' or 'constant', or "
-            "updates.minibatches >= 2"
+        yield _refuse(
+            "keep compares the rewards of a group, and one response is never kept",
+            keeps_all,
+            Change("num_generations", 2),
         )
 
 
-def _rewards(algorithm: "Algorithm") -> Iterator[str]:
-    plan = algorithm.tracker
+def _rewards(algorithm: "Algorithm") -> Iterator[Refusal]:
+    plan, unpunished = algorithm.tracker, Change("overlong", None)
     if isinstance(plan, TrackerPlan) and plan.rewards == "binary" and algorithm.overlong is not None:
-        yield (
-            "overlong makes rewards other than 0 and 1, which a binary tracker cannot count; set "
-            "tracker.rewards = 'continuous', or remove overlong"
+        yield _refuse(
+            "overlong makes rewards other than 0 and 1, which a binary tracker cannot count",
+            Change("tracker.rewards", "continuous"),
+            unpunished,
         )
     if algorithm.overlong is not None and algorithm.mask_truncated:
-        yield (
-            "overlong punishes truncated responses and mask_truncated leaves them out of the loss, so the "
-            "punishment only shifts the others; choose one"
+        yield _refuse(
+            "overlong punishes truncated responses and mask_truncated leaves them out of the loss, so the punishment "
+            "only shifts the others",
+            Change("mask_truncated", False),
+            unpunished,
         )

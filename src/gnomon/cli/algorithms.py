@@ -1,24 +1,43 @@
-"""``gnomon algorithms [NAME]``: what there is, and what a name stands for."""
+"""``gnomon algorithms [NAME]``: what there is, and what the name of an algorithm or of a piece stands for."""
 
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the presets, or describe one; returns the exit code."""
+    """Print the presets and pieces, or describe one; returns the exit code."""
     parser = argparse.ArgumentParser(prog="gnomon algorithms", description=__doc__)
-    parser.add_argument("name", nargs="?", help="a preset, or path.py:NAME of your own")
+    parser.add_argument("name", nargs="?", help="a preset, path.py:NAME of your own, or a piece such as Truncated")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(arguments)
 
-    from gnomon.algorithms import PRESETS
-    from gnomon.algorithms.configure import resolve, to_table
-    from gnomon.algorithms.describe import describe, summary
-
-    chosen = PRESETS if given.name is None else {given.name: resolve(given.name)}
-    if given.json:
-        print(json.dumps({name: to_table(algorithm) for name, algorithm in chosen.items()}, indent=2))
-        return 0
-    print(summary() if given.name is None else describe(chosen[given.name]))
+    rows, text = _everything() if given.name is None else _one(given.name)
+    print(json.dumps(rows, indent=2) if given.json else text)
     return 0
+
+
+def _everything() -> tuple[dict[str, Any], str]:
+    """Return all presets as JSON, and presets and pieces in words."""
+    from gnomon.algorithms import PRESETS
+    from gnomon.algorithms.describe import as_row, pieces_summary, summary
+
+    heading = "The pieces, by the part of an algorithm that they may be; `gnomon algorithms PIECE` says what one does."
+    rows = {name: as_row(algorithm) for name, algorithm in PRESETS.items()}
+    return rows, f"{summary()}\n\n{heading}\n\n{pieces_summary()}"
+
+
+def _one(name: str) -> tuple[dict[str, Any], str]:
+    """Return one algorithm or piece as JSON and in words."""
+    from gnomon.algorithms import describe, resolve_with_notes
+    from gnomon.algorithms.describe import as_row, find_piece, piece_text
+
+    piece = find_piece(name)
+    if piece is not None:
+        said = piece_text(piece)
+        return {said.name: asdict(said)}, str(said)
+    resolution = resolve_with_notes(name)
+    understood = [f"Understood: {note}." for note in resolution.notes]
+    return {name: as_row(resolution.algorithm)}, "\n".join([*understood, describe(resolution.algorithm)])

@@ -60,7 +60,7 @@ class CriticLearner:
         """
         values, bootstrap = torch.zeros(batch.mask.shape), torch.zeros(len(batch))
         with torch.no_grad():
-            for index, cut in self._passes.cuts(batch, batch.mask.any(1).nonzero()[:, 0]):
+            for index, cut in self._passes.cuts(batch, batch.mask.any(1).nonzero()[:, 0], self._scorer):
                 found = self._passes.value(self._scorer, cut)
                 values[index, : cut.width] = found.values.cpu()
                 bootstrap[index] = found.bootstrap.cpu()
@@ -109,7 +109,7 @@ class CriticLearner:
     def _accumulate(self, minibatch: Batch, rows: Tensor, lesson: Lesson, tally: LossTally) -> None:
         """Add up losses and gradients of all cuts; the weights are of the whole minibatch, so the sums are exact."""
         with self._passes.recording(self._scorer.trunk):
-            for _, cut in self._passes.cuts(minibatch, rows):
+            for _, cut in self._passes.cuts(minibatch, rows, self._scorer):
                 values = self._passes.value(self._scorer, cut, lesson.is_trunk_frozen).values
                 loss, measured = lesson.plan.loss(values, cut, lesson.one_sided)
                 tally.add(Loss(loss, {"value": float(loss.detach())}, measured))

@@ -1,12 +1,13 @@
-"""Rows of a minibatch to micro-batches that fit a token budget."""
+"""Rows of a minibatch to micro-batches that fit a token budget: the count is of tokens that will be computed."""
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gnomon.models.prefix import number_prompts, pieces
 from gnomon.types import Batch
 
 _RESPONSE_FIELDS = (
@@ -16,40 +17,70 @@ _RESPONSE_FIELDS = (
 _SEQUENCE_FIELDS = ("tokens", "routing", "free_routing")
 
 
-def cut_rows(lengths: Sequence[int], max_tokens: int, groups: Sequence[int] | None = None) -> list[list[int]]:
-    """Return positions of ``lengths`` in cuts of at most ``max_tokens`` padded tokens, rows times longest.
+@dataclass(frozen=True)
+class Sharing:
+    """How a model computes a prompt once for all of its responses.
 
-    Longest first, so that a cut holds rows of nearly one length (little padding) and a run that will not
-    fit into memory fails at once. Rows of one group stay together, since they share their prompt. Every position comes
-    exactly once; a row above the budget goes alone. Equal lengths keep their order, so the same lengths are always cut
-    alike.
+    crossing: see `prefix.crossing_tokens`. longest: tokens that one packed row may have; one above the budget of a cut
+        goes alone, as a long row of the batch does.
+    """
+
+    crossing: float
+    longest: int
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What rows share. numbers: which prompt each row has. lengths: of each row's prompt."""
+
+    numbers: Sequence[int]
+    lengths: Sequence[int]
+    sharing: Sharing
+
+
+def cut_rows(lengths: Sequence[int], max_tokens: int, prompts: Prompts | None = None) -> list[list[int]]:
+    """Return positions of ``lengths`` in cuts of at most ``max_tokens`` computed tokens.
+
+    A cut computes its rows times the longest of them. Without ``prompts`` the rows are those of the batch, prompt and
+    response. With them, rows of one prompt become one packed row, prompt + sum of responses, or several where its limit
+    or attention's cost says so (`prefix.pieces`); those then go into different cuts, since in one they would be packed
+    together.
+
+    Longest first, so that a cut holds rows of nearly one length (little padding) and a run that will not fit into
+    memory fails at once. Every position comes exactly once; a row above the budget goes alone. Equal
+    lengths keep their order, so the same lengths are always cut alike.
 
     >>> cut_rows([3, 9, 4, 2, 20], max_tokens=12)
     [[4], [1], [2, 0, 3]]
-    >>> cut_rows([3, 9, 4, 2], max_tokens=18, groups=[0, 0, 1, 1])
+    >>> cut_rows([3, 9, 4, 4], max_tokens=18, prompts=Prompts([0, 0, 1, 1], [2] * 4, Sharing(100, 18)))
     [[1, 0], [2, 3]]
     """
-    group_of = range(len(lengths)) if groups is None else groups
-    longest_of: dict[int, int] = {}
-    for group, length in zip(group_of, lengths, strict=True):
-        longest_of[group] = max(length, longest_of.get(group, 0))
-    order = sorted(range(len(lengths)), key=lambda p: (-longest_of[group_of[p]], group_of[p], -lengths[p]))
-    cuts: list[list[int]] = []
-    longest = 0
-    for position in order:
-        longest = max(longest, lengths[position])
-        if cuts and (len(cuts[-1]) + 1) * longest <= max_tokens:
-            cuts[-1].append(position)
-            continue
-        cuts.append([position])
-        longest = lengths[position]
-    return cuts
+    rows = [_Row(n, length, [n]) for n, length in enumerate(lengths)] if prompts is None else _packed(lengths, prompts)
+    cuts: list[list[_Row]] = []
+    for row in sorted(rows, key=lambda r: -r.length):
+        for cut in cuts:
+            is_apart = all(row.prompt != other.prompt for other in cut)
+            if is_apart and (len(cut) + 1) * cut[0].length <= max_tokens:
+                cut.append(row)
+                break
+        else:
+            cuts.append([row])
+    return [[member for row in cut for member in row.members] for cut in cuts]
 
 
-def micro_batches(batch: Batch, rows: Tensor, max_tokens: int) -> list[tuple[Tensor, Batch]]:
-    """Return ``rows`` Int[N] of ``batch`` in cuts: which rows, and those trimmed to the longest of them."""
-    cuts = cut_rows(batch.lengths[rows].tolist(), max_tokens, batch.group[rows].tolist())
-    indices = [rows[torch.tensor(cut)] for cut in cuts]
+def micro_batches(
+    batch: Batch, rows: Tensor, max_tokens: int, sharing: Sharing | None = None
+) -> list[tuple[Tensor, Batch]]:
+    """Return ``rows`` Int[N] of ``batch`` in cuts: which rows, and those trimmed to the longest of them.
+
+    sharing: None where every row is computed whole.
+    """
+    lengths = batch.lengths[rows].tolist()
+    prompts = None
+    if sharing is not None:
+        own = batch.prompt_lengths[rows]
+        prompts = Prompts(number_prompts(batch.tokens[rows], own), own.tolist(), sharing)
+    indices = [rows[torch.tensor(cut)] for cut in cut_rows(lengths, max_tokens, prompts)]
     return [(index, trim(batch.rows(index))) for index in indices]
 
 
@@ -74,3 +105,27 @@ def move(batch: Batch, device: torch.device) -> Batch:
     }
     own = {name: weights.to(device) for name, weights in batch.own_weights.items()}
     return replace(batch, **moved, own_weights=own)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One row that goes through the model: its prompt, how long it is, and which rows of the batch it holds."""
+
+    prompt: int
+    length: int
+    members: list[int]
+
+
+def _packed(lengths: Sequence[int], prompts: Prompts) -> list[_Row]:
+    """Return packed rows in the order of their prompts, each prompt's longest first."""
+    together: dict[int, list[int]] = {}
+    for position, number in enumerate(prompts.numbers):
+        together.setdefault(number, []).append(position)
+    packed = []
+    for number, members in together.items():
+        prompt = prompts.lengths[members[0]]
+        responses = [lengths[member] - prompt for member in members]
+        for piece in pieces(prompt, responses, prompts.sharing.longest, prompts.sharing.crossing):
+            total = prompt + sum(responses[position] for position in piece)
+            packed.append(_Row(number, total, [members[position] for position in piece]))
+    return packed

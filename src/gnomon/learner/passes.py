@@ -2,35 +2,51 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gnomon.learner.microbatches import micro_batches, move
-from gnomon.learner.plan import LearnerPlan
+from gnomon.learner.microbatches import Sharing, micro_batches, move
+from gnomon.learner.plan import LearnerPlan, default_budget
 from gnomon.learner.tally import Work
 from gnomon.metrics import Metrics
 from gnomon.models.logprobs import TokenScorer, TokenScores
 from gnomon.models.modes import recomputing
+from gnomon.models.prefix import crossing_tokens
 from gnomon.models.routing import Routing, changed_fraction
 from gnomon.models.values import Values, ValueScorer
 from gnomon.types import Batch
+
+_STRETCH = 4
 
 
 class Passes:
     """Forward passes of one learner, whichever model they go through.
 
-    plan: its token budget, and whether activations are computed again. device: of all models.
+    plan: its token budget, and whether activations are computed again. model: the policy; all models are on its device,
+        and its shape decides how many tokens a cut holds and where the attention of shared prompts becomes dear.
     """
 
-    def __init__(self, plan: LearnerPlan, device: torch.device) -> None:
+    def __init__(self, plan: LearnerPlan, model: nn.Module) -> None:
         self.work = Work()
+        policy: Any = model
         self._plan = plan
-        self._device = device
+        self._device = next(model.parameters()).device
+        self._max_tokens = plan.max_tokens_per_micro_batch or default_budget(policy)
+        # A budget chosen here stretches rather than compute a long prompt again; one that the user set does not.
+        stretch = _STRETCH if plan.max_tokens_per_micro_batch is None else 1
+        crossing = crossing_tokens(policy.config.get_text_config().hidden_size)
+        self._sharing = Sharing(crossing, stretch * self._max_tokens)
 
-    def cuts(self, batch: Batch, rows: Tensor) -> Iterator[tuple[Tensor, Batch]]:
-        """Yield ``rows`` Int[N] of ``batch`` in cuts within the budget: which rows, and those on the device."""
-        for index, cut in micro_batches(batch, rows, self._plan.max_tokens_per_micro_batch):
+    def cuts(self, batch: Batch, rows: Tensor, scorer: TokenScorer | ValueScorer) -> Iterator[tuple[Tensor, Batch]]:
+        """Yield ``rows`` Int[N] of ``batch`` in cuts that ``scorer`` computes within the budget: which rows, and those
+        on the device.
+
+        Rows whose routing is replayed count whole: where they disagree about their prompt it cannot be shared.
+        """
+        is_shared = scorer.shares_prompts and batch.routing is None
+        for index, cut in micro_batches(batch, rows, self._max_tokens, self._sharing if is_shared else None):
             yield index, move(cut, self._device)
 
     def score(self, scorer: TokenScorer, cut: Batch, with_entropy: bool = True) -> TokenScores:
@@ -48,7 +64,7 @@ class Passes:
         """Return Float32[B T] of all rows that have a trained token, without gradient."""
         result = torch.zeros(batch.mask.shape)
         with torch.no_grad():
-            for index, cut in self.cuts(batch, batch.mask.any(1).nonzero()[:, 0]):
+            for index, cut in self.cuts(batch, batch.mask.any(1).nonzero()[:, 0], scorer):
                 result[index, : cut.width] = self.score(scorer, cut, with_entropy=False).logprobs.cpu()
         return result
 
@@ -59,7 +75,8 @@ class Passes:
         """
         result, experts = torch.zeros(batch.mask.shape), None
         with torch.no_grad():
-            for index, cut in self.cuts(batch.with_fields(routing=None), batch.mask.any(1).nonzero()[:, 0]):
+            rows = batch.mask.any(1).nonzero()[:, 0]
+            for index, cut in self.cuts(batch.with_fields(routing=None), rows, scorer):
                 scores = self._score(scorer, cut, False, Routing())
                 result[index, : cut.width] = scores.logprobs.cpu()
                 if scores.experts is None:

@@ -67,7 +67,7 @@ class TorchLearner:
         self._model: Any = model.eval()
         self._plan = plan
         self._steps = steps
-        self._passes = Passes(plan, next(model.parameters()).device)
+        self._passes = Passes(plan, model)
         self._optimizer = Optimizer([*trainable(model), *_head_of(critic)], plan.optimizer)
         self._scorer = TokenScorer(model)
         self._is_mixture = can_record(model)
@@ -264,7 +264,7 @@ class TorchLearner:
     ) -> None:
         """Add up losses and gradients of all cuts."""
         with self._passes.recording(self._model):
-            for _, cut in self._passes.cuts(minibatch, live.nonzero()[:, 0]):
+            for _, cut in self._passes.cuts(minibatch, live.nonzero()[:, 0], self._scorer):
                 scores = self._passes.score(self._scorer, cut)
                 if algorithm.scope == "lagged":
                     self._lag.add(algorithm.statistics(scores.logprobs, cut))

@@ -24,8 +24,8 @@ async def train(run: Run) -> None:
             laps.mark("generate")
 
             batch = collate(finished.groups, run.temperature, run.tracking.baseline)
-            taught = await run.valuing.before(batch, step)
             batch = (await learner.score(batch, algorithm.needs)).into(batch)
+            batch, taught = await run.valuing.before(batch, step)
             laps.mark("score")
 
             metrics = measure_round(finished, learner.version) + taught

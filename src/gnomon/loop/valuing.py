@@ -15,8 +15,8 @@ from gnomon.types import Batch
 class Valuing(Protocol):
     """What the walk asks of a critic, or of none."""
 
-    async def before(self, batch: Batch, step: int) -> Metrics:
-        """Learn from a batch that was not scored yet; whatever was scored earlier is then out of date."""
+    async def before(self, batch: Batch, step: int) -> tuple[Batch, Metrics]:
+        """Learn from a scored batch that is not prepared yet; returns it with the values as they are then."""
         ...
 
     async def after(self, batch: Batch, step: int) -> Metrics:
@@ -28,9 +28,9 @@ class Valuing(Protocol):
 class Unvalued:
     """No critic."""
 
-    async def before(self, batch: Batch, step: int) -> Metrics:
+    async def before(self, batch: Batch, step: int) -> tuple[Batch, Metrics]:
         """Learn nothing."""
-        return Metrics()
+        return batch, Metrics()
 
     async def after(self, batch: Batch, step: int) -> Metrics:
         """Learn nothing."""
@@ -48,12 +48,16 @@ class Valued:
     learner: Learner
     seed: int
 
-    async def before(self, batch: Batch, step: int) -> Metrics:
-        """Score and prepare the batch for the critic alone, and teach it, with order "before"."""
+    async def before(self, batch: Batch, step: int) -> tuple[Batch, Metrics]:
+        """With order "before", prepare the batch for the critic alone, teach it, and read its values again.
+
+        Everything else stays as it was scored. On a shared trunk the lesson moves the policy, and the proximal policy
+        is that of the step's beginning: the push is part of the ratios, and no difference between engine and learner.
+        """
         if not self._is_first:
-            return Metrics()
-        scored = (await self.learner.score(batch, self.algorithm.advantage.needs)).into(batch)
-        return await self._teach(self.algorithm.prepare(scored), step)
+            return batch, Metrics()
+        taught = await self._teach(self.algorithm.prepare(batch), step)
+        return (await self.learner.score(batch, {"values"})).into(batch), taught
 
     async def after(self, batch: Batch, step: int) -> Metrics:
         """Teach it what the policy's advantages came from, with order "after"."""

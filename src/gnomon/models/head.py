@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+_CACHED_ROWS = 16
+
 
 def chosen_logprobs(
     hidden: Tensor,
@@ -62,12 +64,9 @@ class _ChosenLogprobs(torch.autograd.Function):
             chosen = logits.gather(1, targets[chunk, None])[:, 0]
             largest = logits.amax(1, keepdim=True)
             logits -= largest
-            if with_entropy:
-                unnormalized = logits.exp()
-                total = unnormalized.sum(1)
-                entropy[chunk] = total.log() - torch.linalg.vecdot(unnormalized, logits) / total
-            else:
-                total = logits.exp_().sum(1)
+            total, product = _reduce(logits, with_entropy)
+            if product is not None:
+                entropy[chunk] = total.log() - product / total
             normalizer[chunk] = largest[:, 0] + total.log()
             logprobs[chunk] = chosen - normalizer[chunk]
         ctx.settings = settings
@@ -95,9 +94,7 @@ class _ChosenLogprobs(torch.autograd.Function):
             if to_entropy is None:
                 slope.exp_().mul_(-g)
             else:
-                g_entropy = to_entropy[chunk, None]
-                policy = slope.exp()
-                slope.mul_(g_entropy).add_(g_entropy * entropy[chunk, None] + g).mul_(policy).neg_()
+                _slope_with_entropy(slope, g, to_entropy[chunk, None], entropy[chunk, None])
             slope.scatter_add_(1, targets[chunk, None], g)
             if temperature != 1.0:
                 slope /= temperature
@@ -115,6 +112,35 @@ class _ChosenLogprobs(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _reduce(logits: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
+    """Return the sums over the vocabulary of exp z and, for the entropy, of z exp z; ``logits`` z are used up."""
+    if not with_entropy:
+        return logits.exp_().sum(1), None
+    totals, products = [], []
+    for block in logits.split(_block(logits)):
+        unnormalized = block.exp()
+        totals.append(unnormalized.sum(1))
+        products.append(torch.linalg.vecdot(unnormalized, block))
+    return torch.cat(totals), torch.cat(products)
+
+
+def _slope_with_entropy(log_policy: Tensor, g: Tensor, g_entropy: Tensor, entropy: Tensor) -> None:
+    """Turn log p into -p (g + g_entropy (log p + entropy)), in place."""
+    shift = (g_entropy * entropy).add_(g)
+    size = _block(log_policy)
+    for slope, of_entropy, added in zip(*(t.split(size) for t in (log_policy, g_entropy, shift)), strict=True):
+        policy = slope.exp()
+        slope.mul_(of_entropy).add_(added).mul_(policy).neg_()
+
+
+def _block(logits: Tensor) -> int:
+    """Return how many rows to take at a time where passes go over one buffer: on a CPU few enough for its cache.
+
+    That saves a second buffer of the chunk's size as well.
+    """
+    return _CACHED_ROWS if logits.device.type == "cpu" else len(logits)
 
 
 def _chunks(count: int, size: int) -> list[slice]:

@@ -6,8 +6,13 @@ the prompt costs one G-th.
 
     prompt  first response  second response
     p p p   a a             b b b            position: 0 1 2  3 4  3 4 5
+
+That has a price: attention runs over the whole packed row with a mask, so that responses are multiplied with each other
+for nothing. Its cost grows with the square of the row, that of everything else with its length. `pieces` cuts a group
+where the square begins to cost more than computing the prompt again.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,10 +61,7 @@ def pack(tokens: Tensor, prompt_lengths: Tensor, ends: Tensor) -> Packed | None:
 
     tokens Int[B S]; prompt_lengths Int[B]; ends Int[B]: positions before it are needed, at least the prompt's.
     """
-    together: dict[tuple[int, ...], list[int]] = {}
-    listed = tokens.tolist()
-    for row, length in enumerate(prompt_lengths.tolist()):
-        together.setdefault(tuple(listed[row][:length]), []).append(row)
+    together = _together(tokens, prompt_lengths)
     if len(together) == tokens.shape[0]:
         return None
     widths = [len(p) + sum(int(ends[r]) - len(p) for r in members) for p, members in together.items()]
@@ -92,15 +94,76 @@ def pack(tokens: Tensor, prompt_lengths: Tensor, ends: Tensor) -> Packed | None:
     return packed
 
 
+def number_prompts(tokens: Tensor, prompt_lengths: Tensor) -> list[int]:
+    """Return which prompt each row of ``tokens`` Int[B S] has, numbered in the order of their first rows.
+
+    >>> number_prompts(torch.tensor([[7, 8, 1], [7, 9, 1], [7, 8, 2]]), torch.tensor([2, 2, 2]))
+    [0, 1, 0]
+    """
+    numbers = [0] * len(tokens)
+    for number, rows in enumerate(_together(tokens, prompt_lengths).values()):
+        for row in rows:
+            numbers[row] = number
+    return numbers
+
+
+def crossing_tokens(width: int) -> int:
+    """Return the packed length L at which attention costs what everything else in a layer of that width d costs.
+
+    A layer has about 12 d^2 weights, 24 d^2 operations a token; attention with a dense mask makes 4 L d a token, masked
+    pairs included. They are equal at L = 6 d. Attention reaches about two thirds of the speed of a matrix product.
+
+    >>> crossing_tokens(576)
+    2304
+    """
+    return 4 * width
+
+
+def pieces(prompt: int, responses: Sequence[int], max_tokens: int, crossing: float) -> list[list[int]]:
+    """Return positions of ``responses`` in packed rows that are cheapest together, each of ``max_tokens`` at most.
+
+    A packed row of L = prompt + its responses costs L + L^2 / crossing: the linear part, then attention. Every number
+    of rows that keeps the limit is tried, and the fewest of the cheapest is taken. Responses are spread evenly, longest
+    first into the emptiest row, since unequal squares sum to more than equal ones. A single response may be above the
+    limit. The answer is the same for the same lengths.
+
+    Without attention's part, one row is always cheapest, and the limit alone decides:
+
+    >>> pieces(512, [64] * 8, max_tokens=2048, crossing=2304)
+    [[0, 1, 2, 3, 4, 5, 6, 7]]
+    >>> pieces(512, [64] * 8, max_tokens=720, crossing=2304)
+    [[0, 3, 6], [1, 4, 7], [2, 5]]
+    >>> pieces(100, [1000] * 4, max_tokens=8192, crossing=2304)
+    [[0], [1], [2], [3]]
+    """
+    order = sorted(range(len(responses)), key=lambda position: -responses[position])
+    best: list[list[int]] = []
+    least = float("inf")
+    for count in range(1, len(responses) + 1):
+        rows, lengths = _spread(order, responses, prompt, count)
+        if max(lengths) > max_tokens and count < len(responses):
+            continue
+        cost = sum(length + length**2 / crossing for length in lengths)
+        if cost >= least:
+            break
+        best, least = rows, cost
+    return best
+
+
 def packed_hidden(model: Any, packed: Packed, device: torch.device) -> Tensor:
-    """Return the body's hidden states Float[N L d] of packed rows."""
-    hidden: Tensor = (
-        model.get_decoder()(
-            input_ids=packed.tokens.to(device),
-            position_ids=packed.positions.to(device),
-            attention_mask=packed.mask.to(device),
-            use_cache=False,
-        )
+    """Return the body's hidden states Float[N L d] of packed rows.
+
+    The mask goes in as 0 and -inf in the model's precision: one copy for all layers. From a boolean one attention would
+    make, and keep for the backward pass, a copy of its own in every layer.
+    """
+    body = model.get_decoder()
+    mask = packed.mask.to(device)
+    added = torch.zeros(mask.shape, dtype=next(body.parameters()).dtype, device=device).masked_fill_(~mask, -torch.inf)
+    hidden: Tensor = body(
+        input_ids=packed.tokens.to(device),
+        position_ids=packed.positions.to(device),
+        attention_mask=added,
+        use_cache=False,
     ).last_hidden_state
     return hidden
 
@@ -128,6 +191,28 @@ def can_share(model: Any, plain: Tensor, tokens: Tensor) -> bool:
     found = shared[packed.rows, packed.columns].float()
     bound = _RELATIVE.get(plain.dtype, _RELATIVE_ROUGH) * float(plain.float().abs().max())
     return bool(((found - plain.float()).abs() <= bound).all())
+
+
+def _together(tokens: Tensor, prompt_lengths: Tensor) -> dict[tuple[int, ...], list[int]]:
+    """Return each prompt's tokens, and the rows that begin with it."""
+    together: dict[tuple[int, ...], list[int]] = {}
+    listed = tokens.tolist()
+    for row, length in enumerate(prompt_lengths.tolist()):
+        together.setdefault(tuple(listed[row][:length]), []).append(row)
+    return together
+
+
+def _spread(
+    order: Sequence[int], responses: Sequence[int], prompt: int, count: int
+) -> tuple[list[list[int]], list[int]]:
+    """Return positions in ``count`` rows of nearly one length, and those lengths with the prompt."""
+    rows: list[list[int]] = [[] for _ in range(count)]
+    lengths = [prompt] * count
+    for position in order:
+        emptiest = lengths.index(min(lengths))
+        rows[emptiest].append(position)
+        lengths[emptiest] += responses[position]
+    return rows, lengths
 
 
 def _causal(length: int) -> Tensor:

@@ -64,6 +64,13 @@ def moe_layers(model: nn.Module) -> int:
     return len(_routers(model))
 
 
+def expert_count(model: Any) -> int:
+    """Return the number of experts a layer that the model's config states; 0 where it states none."""
+    config = model.config.get_text_config()
+    counts = [count for name in _EXPERT_COUNTS if isinstance(count := getattr(config, name, None), int)]
+    return max(counts, default=0)
+
+
 def can_record(model: nn.Module) -> bool:
     """Return whether the model is a mixture of experts with routers of the known form."""
     return any(_is_router(module) for module in model.modules())
@@ -213,9 +220,7 @@ def _standing_in(model: nn.Module, experts: Tensor | None) -> Iterator[Recorder]
 
 def _routers(model: Any) -> list[nn.Module]:
     found = [module for module in model.modules() if _is_router(module)]
-    config = model.config.get_text_config()
-    counts = [count for name in _EXPERT_COUNTS if isinstance(count := getattr(config, name, None), int)]
-    if not found and max(counts, default=0) > 1:
+    if not found and expert_count(model) > 1:
         raise ConfigError(_unknown_form(type(model).__name__, "no such router was found in it"))
     return found
 

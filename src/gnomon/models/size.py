@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from gnomon.models.load import model_config
+from gnomon.models.routing import expert_count
 from gnomon.models.tiny import TINY_MODELS, tiny_model
 
 
@@ -13,7 +14,8 @@ from gnomon.models.tiny import TINY_MODELS, tiny_model
 class ModelSize:
     """parameters: weights, each tied one once. layers, width, vocabulary: as the config says.
 
-    cache_bytes_per_token: keys and values of one position in bf16; 0 where the config does not say.
+    cache_bytes_per_token: keys and values of one position in bf16; 0 where the config does not say. experts: of a
+    layer's router, 0 for a dense model.
     """
 
     parameters: int
@@ -21,6 +23,7 @@ class ModelSize:
     width: int
     vocabulary: int
     cache_bytes_per_token: int
+    experts: int = 0
 
 
 def model_size(name: str, trust_remote_code: bool = False) -> ModelSize:
@@ -45,4 +48,5 @@ def model_size(name: str, trust_remote_code: bool = False) -> ModelSize:
         width=config.hidden_size,
         vocabulary=config.vocab_size,
         cache_bytes_per_token=2 * 2 * config.num_hidden_layers * heads * head,
+        experts=expert_count(model),
     )

@@ -1,0 +1,76 @@
+"""Algorithms and pieces in words, and values as they are typed."""
+
+import pytest
+
+from gnomon.algorithms import PRESETS, Algorithm, Clip, Kl, Masked, Pessimistic, resolve
+from gnomon.algorithms.catalog import slots
+from gnomon.algorithms.describe import as_row, find_piece, notes_on, piece_text, pieces_summary
+from gnomon.algorithms.spelling import spelled
+from gnomon.errors import ConfigError
+from gnomon.experiment import load, parse_override
+
+PIECES = {name: cls for pieces in slots().values() for name, cls in pieces.items()}
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_every_piece_can_be_described(name: str):
+    """By its name: its docstring, the place where it fits, and each field with what it may be."""
+    cls = find_piece(name)
+    assert cls is PIECES[name]
+    said = piece_text(cls)
+
+    assert said.text
+    assert all(name in slots()[place] for place in said.places)
+    assert all(field.type and field_name in str(said) for field_name, field in said.fields.items())
+    assert name in pieces_summary()
+
+
+def test_a_piece_says_what_its_fields_may_be():
+    """Choices, numbers, pieces, and what holds when nothing is said."""
+    masked, gae, score = (piece_text(PIECES[name]) for name in ("Masked", "Gae", "Score"))
+
+    assert masked.places == ("correction",)
+    assert masked.fields["low"].default == "0.5"
+    assert masked.fields["level"].type == '"token" | "sequence" | "geometric"'
+    assert gae.fields["policy_lambda"].type == "Fixed | LengthAdaptive | LengthSigmoid"
+    assert (score.fields["trust"].type, score.fields["trust"].default) == ("Clip | Cap | EssCap | Unbounded", None)
+
+
+def test_names_that_mean_no_piece():
+    """Other libraries' names mean ours; algorithms are none; what is neither is refused with the nearest name."""
+    assert find_piece("MIS") is find_piece("masked") is Masked
+    assert find_piece("GRPO") is None
+    assert find_piece("mine.py:ALGORITHM") is None
+    with pytest.raises(ConfigError, match="unknown algorithm or piece 'Truncatd'; did you mean 'Truncated'"):
+        find_piece("Truncatd")
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda a: a.name)
+def test_the_row_of_an_algorithm_is_its_table_and_notes(preset: Algorithm):
+    """Without the notes it resolves to the algorithm again."""
+    row = as_row(preset)
+
+    assert row.pop("notes") == list(notes_on(preset))
+    assert resolve(row) == preset
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("correction", None),
+        ("correction", Masked(0.0, 3.0, "sequence")),
+        ("surrogate", Pessimistic(Clip(0.1, 0.3), dual=4.0)),
+        ("regularizers", (Kl("reference", 0.04, "k3"),)),
+        ("num_generations", 4),
+        ("mask_truncated", True),
+        ("ratio.clamp", float("inf")),
+    ],
+)
+def test_what_is_spelled_can_be_typed(path: str, value: object):
+    """As an override on the command line, and back."""
+    key, _ = parse_override(f"algorithm.{path} = {spelled(value)}")
+    built = load("tiny", [f"{key} = {spelled(value)}"]).experiment.algorithm
+    for part in path.split("."):
+        built = getattr(built, part)
+
+    assert built == value
