@@ -18,6 +18,8 @@ PEERS  := .venv-peers
 # -qq: errors only; what is under way is said by our own lines.
 INSTALL := -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 PIP    := $(BIN)/python $(INSTALL)
+# A process a core, one thread each: the tests are many and small.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14 python; do \
 	if $$p -c '$(USABLE)' 2>/dev/null; then echo $$p; break; fi; done)
@@ -68,11 +70,11 @@ lint: setup ## style, types and import contracts
 
 test: lint ## set up, then lint, types, contracts and every quick test
 	@echo "[test] pytest"
-	@$(BIN)/python -m pytest -m "not slow"
+	@$(PYTEST) -m "not slow"
 
 test-full: lint peers ## the same with the slow tests, and gnomon against other implementations (docs/peers.md)
 	@echo "[test] pytest, the slow ones too"
-	@$(BIN)/python -m pytest
+	@$(PYTEST)
 	@echo "[test] against verl and TRL (half a minute)"
 	@$(PEERS)/bin/python -m pytest tests/peers
 

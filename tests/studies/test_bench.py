@@ -155,12 +155,15 @@ def test_dead_groups_have_equal_rewards_and_their_work_is_not_counted():
     ],
 )
 def test_a_case_measures_at_its_small_size(case: str, contender: str, names: set[str]):
-    """Every contender of ours gives positive numbers for what it names, as many as there are repeats."""
+    """Every contender of ours gives positive numbers for what it names, as many as there are repeats.
+
+    Memory that 20,000 prompts add may be none: the allocator had it already.
+    """
     result = measure(case, contender, "quick", 1)
 
     assert (result.case, result.error) == (case, None)
     assert names <= {m.name for m in result.measures}
-    assert all(value > 0 for m in result.measures for value in m.values)
+    assert all(value > 0 or "prompts" in m.name for m in result.measures for value in m.values)
     assert all(len(m.values) == 1 for m in result.measures)
 
 
