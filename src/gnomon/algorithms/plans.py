@@ -35,7 +35,7 @@ class Prioritized:
 
     weight = sqrt(v (1 - v)) / n_eff^gamma + epsilon, drawn by Gumbel-top-k.
 
-    epsilon: > 0; every prompt keeps a chance. gamma: in [0, 1]; 0 is the paper's text, above 0 the seed's.
+    epsilon: > 0; every prompt keeps a chance. gamma: in [0, 1]; 0 is the paper's text, above 0 another version's.
     Source: SPO, arXiv 2509.13232, eq. 11; gamma from the OpenReview version.
     """
 

@@ -15,6 +15,8 @@ from gnomon.studies.bench.sizes import Size
 from gnomon.studies.bench.timing import repeat
 
 _ROWS = 2048
+_EMULATED = 50.0
+"""GFLOP/s below which a precision has no hardware here, and a decode step's rows show its rate in time."""
 _PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -23,9 +25,9 @@ def roofline(size: Size, repeats: int) -> Result:
 
     Products are ``x @ w.T`` with the weights of the fixed work's model, all of one shape in turn, so that they come
     from memory as they do in a step: for one decode step ("decode", a row an answer) and for training ("training",
-    2,048 rows); "square" is the largest rate that one product shows. A rate counts 2 operations a multiplication.
-    Facts say what the limits of other cases need: parameters inside the layers and in the head, and key and value
-    numbers a token.
+    2,048 rows, or as few as in a decode step in a precision that is emulated); "square" is the largest rate that one
+    product shows. A rate counts 2 operations a multiplication. Facts say what the limits of other cases need: parameters inside the
+    layers and in the head, and key and value numbers a token.
     """
     experiment = load(size.experiment, size.overrides).experiment
     model: Any = load_model(experiment.model, torch.float32, None, experiment.trust_remote_code)
@@ -41,14 +43,16 @@ def roofline(size: Size, repeats: int) -> Result:
     wide = tuple(head.weight.shape)
     del model, head
     rows = size.prompts * size.generations
-    edge, megabytes = (2048, 512) if size.name == "standard" else (256, 16)
+    edge, megabytes = (1024, 512) if size.name == "standard" else (256, 16)
     many = _ROWS if size.name == "standard" else 128
     measures = list(_memory(megabytes, repeats))
     for name, dtype in _PRECISIONS.items():
         square = torch.randn(edge, edge).to(dtype)
-        measures.append(_rate(f"{name} square", 2 * edge**3, repeat(partial(torch.matmul, square, square), repeats)))
+        largest = _rate(f"{name} square", 2 * edge**3, repeat(partial(torch.matmul, square, square), repeats))
+        measures.append(largest)
         measures.append(_linears(f"{name} decode", shapes, wide, (rows, rows), dtype, repeats))
-        measures.append(_linears(f"{name} training", shapes, wide, (many, many // 2), dtype, repeats))
+        trained = many if max(largest.values) > _EMULATED else rows
+        measures.append(_linears(f"{name} training", shapes, wide, (trained, trained // 2), dtype, repeats))
     return Result("roofline", "gnomon", tuple(measures), facts)
 
 
