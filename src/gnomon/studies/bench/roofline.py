@@ -26,8 +26,8 @@ def roofline(size: Size, repeats: int) -> Result:
     Products are ``x @ w.T`` with the weights of the fixed work's model, all of one shape in turn, so that they come
     from memory as they do in a step: for one decode step ("decode", a row an answer) and for training ("training",
     2,048 rows, or as few as in a decode step in a precision that is emulated); "square" is the largest rate that one
-    product shows. A rate counts 2 operations a multiplication. Facts say what the limits of other cases need: parameters inside the
-    layers and in the head, and key and value numbers a token.
+    product shows. A rate counts 2 operations a multiplication. Facts say what the limits of other cases need:
+    parameters inside the layers and in the head, and key and value numbers a token.
     """
     experiment = load(size.experiment, size.overrides).experiment
     model: Any = load_model(experiment.model, torch.float32, None, experiment.trust_remote_code)
