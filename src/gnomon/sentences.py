@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gnomon.algorithms import corrections, plans, regularizers
-from gnomon.algorithms.advantages import GroupRelative, LeaveOneOut, Returns, Whitened
-from gnomon.algorithms.algorithm import Advantage
+from gnomon.algorithms.advantages import GroupRelative, LeaveOneOut, Returns, unscaled
 from gnomon.algorithms.gae import Gae, LengthAdaptive
 from gnomon.algorithms.remarks import remarks
 from gnomon.algorithms.surrogates import Pessimistic
@@ -57,7 +56,7 @@ def starting_notes(experiment: Experiment) -> list[str]:
 def lambda_note(experiment: Experiment) -> str | None:
     """Return what a length-adaptive lambda means when no answer can be long enough for it; None when one can."""
     advantage = experiment.algorithm.advantage
-    inside = _inside(advantage)
+    inside = unscaled(advantage)
     rule = inside.policy_lambda if isinstance(inside, Gae) else None
     longest = experiment.sampling.max_completion_length
     if not isinstance(rule, LengthAdaptive) or longest >= rule.shortest:
@@ -154,7 +153,7 @@ def _rewards(experiment: Experiment, costs: Costs) -> Iterator[str]:
         )
     if algorithm.mask_truncated:
         yield "Answers cut off at the budget are left out of the loss; their rewards still count in statistics."
-    inside = _inside(algorithm.advantage)
+    inside = unscaled(algorithm.advantage)
     if isinstance(inside, GroupRelative | LeaveOneOut | Returns | Gae) and inside.kl > 0:
         yield f"Each token lowers them by {inside.kl:g} times log(proximal / reference)."
 
@@ -298,10 +297,6 @@ def _said_of(piece: object) -> str:
 def _is_off(regularizer: object) -> bool:
     terms = regularizers.Kl | regularizers.Entropy | regularizers.PositiveNll | regularizers.SelfImitation
     return isinstance(regularizer, terms) and regularizer.coefficient == 0
-
-
-def _inside(advantage: Advantage) -> Advantage:
-    return advantage.of if isinstance(advantage, Whitened) else advantage
 
 
 def _reads_tracker(experiment: Experiment) -> bool:

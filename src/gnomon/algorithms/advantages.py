@@ -304,6 +304,16 @@ class Whitened:
         return whitened.to(batch.behavior.dtype), self.of(batch)[1]
 
 
+def unscaled(advantage: Advantage) -> Advantage:
+    """Return the advantage inside `Whitened`; any other one is its own."""
+    return advantage.of if isinstance(advantage, Whitened) else advantage
+
+
+def last_trained(mask: Tensor) -> Tensor:
+    """Return Int[B]: the position of each row's last trained token; of a row without one, the last position."""
+    return mask.shape[1] - 1 - mask.int().flip(1).argmax(1)
+
+
 def spread(per_sequence: Tensor, batch: Batch) -> Tensor:
     """Return Float64[B T]: each graded response's value on each of its trained tokens, 0 elsewhere."""
     return torch.where(batch.mask & batch.is_graded[:, None], per_sequence[:, None], 0.0)
@@ -320,8 +330,7 @@ def token_rewards(batch: Batch, rewards: Tensor, kl: float) -> Tensor:
     if not bool(batch.mask.any()):
         return steps
     rows = batch.mask.any(1).nonzero().squeeze(1)
-    last = batch.width - 1 - batch.mask.int().flip(1).argmax(1)
-    steps[rows, last[rows]] += rewards[rows]
+    steps[rows, last_trained(batch.mask)[rows]] += rewards[rows]
     return steps
 
 

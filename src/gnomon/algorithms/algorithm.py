@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from gnomon.algorithms.aggregates import TokenMean
 from gnomon.algorithms.critics import CriticPlan
 from gnomon.algorithms.plans import (
     Ewma,
@@ -229,7 +230,7 @@ class Algorithm:
         if self.critic is None:
             return []
         cuts = minibatches(batch, self.critic.updates, seed)
-        return [c.with_fields(weights=(c.mask.double() / max(int(c.mask.sum()), 1)).to(c.behavior.dtype)) for c in cuts]
+        return [c.with_fields(weights=TokenMean()(c.mask, c.group).to(c.behavior.dtype)) for c in cuts]
 
     def weigh(self, minibatch: Batch) -> Batch:
         """Return one optimizer step's whole minibatch with its weights; call before any cut."""

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gnomon.algorithms.advantages import Whitened
+from gnomon.algorithms.advantages import last_trained, unscaled
 from gnomon.algorithms.algorithm import Advantage, Algorithm, LossView
 from gnomon.algorithms.gae import Gae
 from gnomon.metrics import Last, Max, Mean, Metrics
@@ -35,7 +35,7 @@ def measure_values(batch: Batch) -> Metrics:
     explained = 1 - float((targets - values).var(correction=0)) / spread if spread > 0 else 0.0
     rows = mask.any(1).nonzero().squeeze(1)
     first = mask.int().argmax(1)[rows]
-    last = batch.width - 1 - mask.int().flip(1).argmax(1)[rows]
+    last = last_trained(mask)[rows]
 
     def mean(numbers: Tensor) -> Mean:
         return Mean(float(numbers.double().sum()), len(numbers))
@@ -53,7 +53,7 @@ def measure_values(batch: Batch) -> Metrics:
 
 def measure_lambdas(advantage: Advantage, batch: Batch) -> Metrics:
     """Return the lambdas that `Gae` gives the policy, and how often 0 is the least that it may give."""
-    inner = advantage.of if isinstance(advantage, Whitened) else advantage
+    inner = unscaled(advantage)
     rows = batch.mask.any(1)
     if not isinstance(inner, Gae) or not bool(rows.any()):
         return Metrics()

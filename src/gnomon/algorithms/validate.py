@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from math import inf
 from typing import TYPE_CHECKING
 
-from gnomon.algorithms.advantages import GroupRelative, Tracked, Whitened
+from gnomon.algorithms.advantages import GroupRelative, Tracked, Whitened, unscaled
 from gnomon.algorithms.aggregates import SequenceMean, TokenMean
 from gnomon.algorithms.corrections import OffPolicyMask, ProbabilityMask, Rejected
 from gnomon.algorithms.critics import CriticPlan
@@ -48,9 +48,7 @@ def refusals(algorithm: "Algorithm") -> list[Refusal]:
 
 def uses_tracker(algorithm: "Algorithm") -> bool:
     """Whether the tracked success rate of a prompt is the baseline."""
-    advantage = algorithm.advantage
-    inner = advantage.of if isinstance(advantage, Whitened) else advantage
-    return isinstance(inner, Tracked)
+    return isinstance(unscaled(algorithm.advantage), Tracked)
 
 
 def anchors_on_both(algorithm: "Algorithm") -> bool:
