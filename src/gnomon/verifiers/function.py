@@ -77,25 +77,34 @@ def find(named: str) -> tuple[Function, Signature]:
     Raises: RewardError when the file, the module or the function is not there, when importing raises, or when
         its signature is not known.
     """
-    source, _, name = named.rpartition(":")
-    module = _from_file(source, named) if source.endswith(".py") else _from_module(source, named)
-    members = vars(module)
-    if name not in members:
-        here = [k for k, v in members.items() if callable(v) and not k.startswith("_")]
-        raise RewardError(f"reward '{named}': {unknown('function', name, here)}")
-    function = members[name]
-    if not callable(function):
-        raise RewardError(f"reward '{named}' is no function but {type(function).__name__}")
+    function = find_member(named)
     return function, signature(function, named)
 
 
-def _from_file(source: str, named: str) -> ModuleType:
+def find_member(named: str, role: str = "reward", kind: str = "function") -> Any:
+    """Import what can be called by its name, "module:name" or "path.py:name".
+
+    role: what it is to be, for messages: "reward", "environment", "tool". kind: "function" or "class".
+    Raises: RewardError when the file, the module or the name is not there, or when importing raises.
+    """
+    source, _, name = named.rpartition(":")
+    module = _from_file(source, f"{role} '{named}'") if source.endswith(".py") else _from_module(source, role, named)
+    members = vars(module)
+    if name not in members:
+        here = [k for k, v in members.items() if callable(v) and not k.startswith("_")]
+        raise RewardError(f"{role} '{named}': {unknown(kind, name, here)}")
+    if not callable(members[name]):
+        raise RewardError(f"{role} '{named}' is no {kind} but {type(members[name]).__name__}")
+    return members[name]
+
+
+def _from_file(source: str, said: str) -> ModuleType:
     path = Path(source).expanduser().resolve()
     if not path.is_file():
         folder = path.parent
         there = [p.name for p in folder.glob("*.py")] if folder.is_dir() else []
         raise RewardError(
-            f"reward '{named}': there is no file {path}{_nearest(path.name, there)}; "
+            f"{said}: there is no file {path}{_nearest(path.name, there)}; "
             f"a relative path starts at the working directory, {os.getcwd()}"
         )
     if str(path.parent) not in sys.path:
@@ -103,34 +112,34 @@ def _from_file(source: str, named: str) -> ModuleType:
     # A name of its own: a file called json.py must not replace the json that everyone else imports.
     spec = importlib.util.spec_from_file_location(f"_reward_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise RewardError(f"reward '{named}': {path} cannot be imported as Python")
+        raise RewardError(f"{said}: {path} cannot be imported as Python")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
-        raise RewardError(f"reward '{named}': importing {path} raised {cause(error)}") from error
+        raise RewardError(f"{said}: importing {path} raised {cause(error)}") from error
     return module
 
 
-def _from_module(source: str, named: str) -> ModuleType:
+def _from_module(source: str, role: str, named: str) -> ModuleType:
     if os.getcwd() not in sys.path[:1]:
         sys.path.insert(0, os.getcwd())  # as `python -m` has it
     try:
         return importlib.import_module(source)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{source}.".startswith(f"{error.name}."):
-            raise RewardError(f"reward '{named}': importing {source} raised {cause(error)}") from error
+            raise RewardError(f"{role} '{named}': importing {source} raised {cause(error)}") from error
         missing = error.name
         parent = missing.rpartition(".")[0]
         folders = vars(sys.modules[parent]).get("__path__", []) if parent in sys.modules else [os.getcwd()]
         near = _nearest(missing.rpartition(".")[2], [m.name for m in pkgutil.iter_modules(folders)])
         raise RewardError(
-            f"reward '{named}': there is no module {missing}{near}; looked in the working directory, "
+            f"{role} '{named}': there is no module {missing}{near}; looked in the working directory, "
             f"{os.getcwd()}, and on the Python path; a file is named with its ending, as {source}.py:FUNCTION"
         ) from error
     except BaseException as error:
-        raise RewardError(f"reward '{named}': importing {source} raised {cause(error)}") from error
+        raise RewardError(f"{role} '{named}': importing {source} raised {cause(error)}") from error
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:

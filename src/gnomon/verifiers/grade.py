@@ -8,12 +8,16 @@ from gnomon.configuration import build, to_table
 from gnomon.errors import ConfigError
 from gnomon.verifiers.base import NotApplicable, Sample, Verdict, VerifierError, real
 from gnomon.verifiers.cause import cause, shorten
+from gnomon.verifiers.code import Code
+from gnomon.verifiers.environment import EnvironmentReward
 from gnomon.verifiers.exact import Boxed, Exact, Format, Numeric, OverlongPenalty, Parsable
 from gnomon.verifiers.function import UserFunction
 from gnomon.verifiers.mathematics import Mathematics
 from gnomon.verifiers.reasoning import Reasoning
 
-AnyVerifier = Exact | Numeric | Boxed | Format | Parsable | Reasoning | Mathematics | UserFunction
+AnyVerifier = (
+    Exact | Numeric | Boxed | Format | Parsable | Reasoning | Mathematics | Code | EnvironmentReward | UserFunction
+)
 OVERLONG = "overlong"
 
 

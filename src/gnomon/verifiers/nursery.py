@@ -55,13 +55,31 @@ class Limits:
             )
 
 
-class Nursery:
-    """One process that forks the workers of one grading."""
+@dataclass(frozen=True)
+class Program:
+    """A program of workers. module: run by name. settings: a dataclass that it is told, as a table.
 
-    def __init__(self, grading: Grading, limits: Limits) -> None:
+    what: it imports, in messages: "the rewards". names: of these.
+    """
+
+    module: str
+    settings: Any
+    what: str
+    names: str
+
+    @classmethod
+    def grading(cls, grading: Grading) -> "Program":
+        """Return the program that grades."""
+        return cls("gnomon.verifiers.worker", grading, "the rewards", ", ".join(r.part for r in grading.rewards))
+
+
+class Nursery:
+    """One process that forks the workers of one grading, or of another program."""
+
+    def __init__(self, work: Grading | Program, limits: Limits) -> None:
         if sys.platform == "win32":
             raise ConfigError("grading processes need fork, which Windows does not have; use WSL")
-        self._grading = grading
+        self._work = Program.grading(work) if isinstance(work, Grading) else work
         self._limits = limits
         self._control: socket.socket | None = None
         self._channel: Channel | None = None
@@ -135,7 +153,7 @@ class Nursery:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 # closed in `close`
         with theirs:
             self._program = subprocess.Popen(
-                [sys.executable, "-P", "-m", "gnomon.verifiers.worker", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", self._work.module, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -145,7 +163,7 @@ class Nursery:
             )
         memory = self._limits.memory_gib
         setup = {
-            "grading": to_table(self._grading),
+            "settings": to_table(self._work.settings),
             "search": [p for p in sys.path if p],
             "memory_bytes": None if memory is None else int(memory * 2**30),
             "warm": warm,
@@ -164,12 +182,11 @@ class Nursery:
         said = self._tail()
         self.close()
         if isinstance(error, TimeoutError):
-            names = ", ".join(r.part for r in self._grading.rewards)
             return RewardError(
-                f"importing the rewards ({names}) took more than {self._limits.start_seconds:g} s; importing "
-                "a reward must not start work, or give it more time with start_seconds"
+                f"importing {self._work.what} ({self._work.names}) took more than {self._limits.start_seconds:g} s; "
+                "an import must not start work, or give it more time with start_seconds"
             )
-        return GradingError(f"the grading process ended while it imported the rewards: {said or repr(error)}")
+        return GradingError(f"the process ended while it imported {self._work.what}: {said or repr(error)}")
 
     def _tail(self) -> str:
         if self._said is None:

@@ -147,7 +147,9 @@ def _spoken(sample: Sample, messages: bool) -> tuple[Any, Any]:
     if not messages:
         return sample.prompt, sample.completion
     asked = [{"role": "user", "content": sample.prompt}]
-    return asked, [{"role": "assistant", "content": sample.completion}]
+    # Of a conversation every message, as TRL has it.
+    answer = {"role": "assistant", "content": sample.completion}
+    return asked, list(sample.columns.get("conversation") or [answer])
 
 
 def _named(columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,8 +20,10 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from gnomon.errors import UserError
 from gnomon.verifiers import wire
@@ -30,6 +32,44 @@ from gnomon.verifiers.grade import Grading, from_json
 
 _SET_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 BURIAL_SECONDS = 5.0
+
+
+class Labor(Protocol):
+    """What workers do; grading is one kind."""
+
+    @property
+    def what(self) -> str:
+        """What is imported, for messages: "the rewards"."""
+        ...
+
+    def prepare(self) -> None:
+        """Import what answering needs. Raises: UserError when that is not there."""
+        ...
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to one request. Never raises."""
+        ...
+
+
+@dataclass(frozen=True)
+class Judging:
+    """Samples to verdicts."""
+
+    grading: Grading
+    what: str = "the rewards"
+
+    def prepare(self) -> None:
+        """Import the rewards."""
+        self.grading.prepare()
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the verdict on a sample."""
+        return wire.from_verdict(_judge(self.grading, request))
+
+
+def judging(settings: Any) -> Judging:
+    """Return the labor of a grading that travelled as a table."""
+    return Judging(from_json(json.dumps(settings)))
 
 
 class Channel:
@@ -68,8 +108,8 @@ class Channel:
 class Brood:
     """The workers that are alive. ``warm``: whether the rewards were imported here, or are in each worker."""
 
-    def __init__(self, grading: Grading, memory_bytes: int | None, warm: bool) -> None:
-        self._grading = grading
+    def __init__(self, labor: Labor, memory_bytes: int | None, warm: bool) -> None:
+        self._labor = labor
         self._memory_bytes = memory_bytes
         self._warm = warm
         self._workers: set[int] = set()
@@ -98,7 +138,7 @@ class Brood:
             try:
                 control.close()
                 _limit_memory(self._memory_bytes)
-                work(Channel(socket.socket(fileno=file)), self._grading, nursery, self._warm)
+                work(Channel(socket.socket(fileno=file)), self._labor, nursery, self._warm)
             finally:
                 os._exit(70)
         os.close(file)
@@ -127,24 +167,24 @@ class Brood:
                 _bury(pid)
 
 
-def work(channel: Channel, grading: Grading, nursery: int, warm: bool) -> NoReturn:
-    """Judge samples until the run closes the socket. Runs in a forked child and never returns."""
+def work(channel: Channel, labor: Labor, nursery: int, warm: bool) -> NoReturn:
+    """Answer requests until the run closes the socket. Runs in a forked child and never returns."""
     os.setsid()
     _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != nursery:
         os._exit(0)
     # A child that a reward forks must not answer in the worker's place, nor hold its socket open.
     os.register_at_fork(after_in_child=channel.close)
-    fault = None if warm else _prepare(grading)
+    fault = None if warm else _prepare(labor)
     channel.send({"ready": fault is None, "fault": fault})
     while True:
         request, _ = channel.receive()
         if request is None:
             os._exit(0)
         began = time.monotonic()
-        verdict = _judge(grading, request)
+        answer = labor.answer(request)
         seconds = time.monotonic() - began
-        channel.send({"id": request["id"], "seconds": seconds, **wire.from_verdict(verdict)})
+        channel.send({"id": request["id"], "seconds": seconds, **answer})
 
 
 def _judge(grading: Grading, request: dict[str, Any]) -> Verdict:
@@ -154,13 +194,13 @@ def _judge(grading: Grading, request: dict[str, Any]) -> Verdict:
         return Verdict(None, error=f"grading raised {type(error).__name__}")
 
 
-def _prepare(grading: Grading) -> str | None:
+def _prepare(labor: Labor) -> str | None:
     try:
-        grading.prepare()
+        labor.prepare()
     except UserError as error:
         return str(error)
     except BaseException as error:
-        return f"importing the rewards raised {type(error).__name__}: {error}"
+        return f"importing {labor.what} raised {type(error).__name__}: {error}"
     return None
 
 
@@ -212,8 +252,8 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def main() -> None:
-    """Import the rewards, say so, and serve."""
+def main(read: Callable[[Any], Labor] = judging) -> None:
+    """Import what the labor needs, say so, and serve. read: settings, as they travelled, to the labor."""
     os.set_inheritable(int(sys.argv[1]), False)
     control = Channel(socket.socket(fileno=int(sys.argv[1])))
     # Importing user code may hang and the run may die meanwhile; afterwards the closed socket says so.
@@ -223,8 +263,8 @@ def main() -> None:
     if setup is None:
         return
     sys.path.extend(folder for folder in setup["search"] if folder not in sys.path)
-    grading = from_json(json.dumps(setup["grading"]))
-    fault = _prepare(grading) if setup["warm"] else None
+    labor = read(setup["settings"])
+    fault = _prepare(labor) if setup["warm"] else None
     control.send({"ready": fault is None, "fault": fault, "threads": _threads()})
     if fault is not None:
         return
@@ -232,14 +272,19 @@ def main() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stderr.fileno() if sys.stderr else 2)
     gc.freeze()  # a collection in a worker would otherwise copy the pages that it shares with the nursery
-    Brood(grading, setup["memory_bytes"], setup["warm"]).serve(control)
+    Brood(labor, setup["memory_bytes"], setup["warm"]).serve(control)
 
 
-if __name__ == "__main__":
+def run_program(read: Callable[[Any], Labor]) -> NoReturn:
+    """Be the program: `main`, and an end in which at-exit functions and threads of user code have no say."""
     try:
-        main()
+        main(read)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
-    os._exit(0)  # at-exit functions and threads of user code have no say
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    run_program(judging)

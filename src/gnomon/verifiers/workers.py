@@ -28,16 +28,18 @@ T = TypeVar("T")
 
 # A loop that was busy elsewhere finds the timer and the answer at once. The worker's own clock decides.
 GRACE_SECONDS = 0.05
-_LONGEST_ANSWER = 1 << 20
+LONGEST_ANSWER = 1 << 20
 _BIRTHS = 3
 
 
-class _Hung(Exception):
+class Hung(Exception):
     """The deadline passed without an answer."""
 
 
 @dataclass(eq=False)
-class _Worker:
+class Worker:
+    """The run's end of one worker: requests out, answers in, one at a time."""
+
     pid: int
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -50,14 +52,14 @@ class _Worker:
         if hello["fault"] is not None:
             raise RewardError(str(hello["fault"]))
 
-    async def ask(self, sample: dict[str, Any], deadline_seconds: float) -> Verdict | None:
-        """Return its verdict; None when it came past the deadline.
+    async def ask(self, request: dict[str, Any], deadline_seconds: float) -> dict[str, Any] | None:
+        """Return its answer; None when it came past the deadline.
 
-        Raises: TypeError, RecursionError when the sample cannot be sent, and nothing was. _Hung, or OSError,
+        Raises: TypeError, RecursionError when the request cannot be sent, and nothing was. Hung, or OSError,
             EOFError, ValueError when it died or spoke nonsense; then ask it nothing more.
         """
         number = f"{self.secret}-{next(self.numbers)}"
-        self.writer.write(wire.encode({"id": number, "sample": sample}))
+        self.writer.write(wire.encode({"id": number, **request}))
         answer = asyncio.ensure_future(self._next())
         try:
             for seconds in (deadline_seconds, GRACE_SECONDS):
@@ -65,13 +67,13 @@ class _Worker:
                 if answer.done():
                     break
             else:
-                raise _Hung
+                raise Hung
         finally:
             answer.cancel()
         said = answer.result()
         if said.get("id") != number:
             raise ValueError("an answer to another question")
-        return wire.to_verdict(said) if said["seconds"] <= deadline_seconds else None
+        return said if said["seconds"] <= deadline_seconds else None
 
     async def _next(self) -> dict[str, Any]:
         line = await self.reader.readline()
@@ -98,8 +100,8 @@ class GradingPool:
         self._limits = limits or Limits()
         self._nursery = Nursery(grading, self._limits)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grading")
-        self._idle: asyncio.Queue[_Worker | None] = asyncio.Queue()
-        self._workers: set[_Worker] = set()
+        self._idle: asyncio.Queue[Worker | None] = asyncio.Queue()
+        self._workers: set[Worker] = set()
         self._successions: set[asyncio.Task[str]] = set()
         self._fault: GnomonError | None = None
         self._is_closed = False
@@ -159,10 +161,10 @@ class GradingPool:
         worker = await self._take()
         is_sound = False
         try:
-            verdict = await worker.ask(fields, self._limits.deadline_seconds)
+            said = await worker.ask({"sample": fields}, self._limits.deadline_seconds)
             is_sound = True
-            return verdict or self._late, None
-        except _Hung:
+            return self._late if said is None else wire.to_verdict(said), None
+        except Hung:
             return self._late, None
         except (TypeError, RecursionError) as error:
             is_sound = True
@@ -176,7 +178,7 @@ class GradingPool:
             elif worker in self._workers:
                 self._idle.put_nowait(worker)
 
-    async def _take(self) -> _Worker:
+    async def _take(self) -> Worker:
         while True:
             worker = await self._idle.get()
             if worker is None or self._fault is not None:
@@ -186,7 +188,7 @@ class GradingPool:
                 return worker
             self._succeed(worker)
 
-    def _succeed(self, worker: _Worker) -> "asyncio.Task[str]":
+    def _succeed(self, worker: Worker) -> "asyncio.Task[str]":
         """End a worker and put another in its place; the result says how it ended."""
         self._workers.discard(worker)
         succession = asyncio.ensure_future(self._replace(worker))
@@ -194,7 +196,7 @@ class GradingPool:
         succession.add_done_callback(self._successions.discard)
         return succession
 
-    async def _replace(self, worker: _Worker) -> str:
+    async def _replace(self, worker: Worker) -> str:
         await self._dismiss(worker)
         if self._is_closed:
             return "ended with the pool"
@@ -208,7 +210,7 @@ class GradingPool:
             self._idle.put_nowait(None)
         return obituary
 
-    async def _hire(self) -> _Worker:
+    async def _hire(self) -> Worker:
         """Return a new worker. Raises: GradingError when three in a row die before their first word."""
         for _ in range(_BIRTHS):
             try:
@@ -219,15 +221,15 @@ class GradingPool:
                 died = error
         raise GradingError(f"grading processes die when they start: {died!r}") from died
 
-    async def _fork(self) -> _Worker:
+    async def _fork(self) -> Worker:
         pid, connection = await self._call(self._nursery.fork)
-        reader, writer = await asyncio.open_connection(sock=connection, limit=_LONGEST_ANSWER)
-        worker = _Worker(pid, reader, writer)
+        reader, writer = await asyncio.open_connection(sock=connection, limit=LONGEST_ANSWER)
+        worker = Worker(pid, reader, writer)
         self._workers.add(worker)
         await asyncio.wait_for(worker.ready(), self._limits.start_seconds)
         return worker
 
-    async def _dismiss(self, worker: _Worker) -> None:
+    async def _dismiss(self, worker: Worker) -> None:
         self._workers.discard(worker)
         worker.writer.close()
         with contextlib.suppress(OSError):

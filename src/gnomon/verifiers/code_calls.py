@@ -1,0 +1,125 @@
+"""Calls that a program answers: what is added to it, and how its answers are read out here.
+
+The answers are plain values (numbers, texts, lists, sets, ...), written as JSON with the kind of each container.
+What is none of those comes back as `Opaque`, so an object cannot bring its own ``==``.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Answers = Sequence[Any]
+
+# The program believes it was imported, so that what it would do as a script is not done.
+_BEFORE = "import sys as _; _.modules['solution'] = _.modules['__main__']; __name__ = 'solution'; del _\n"
+_AFTER = """
+def _judge_SECRET():
+    import json, os, sys
+    import collections, types
+
+    def plain(value, depth=0):
+        kind = type(value)
+        if value is None or kind in (bool, int, str):
+            return value
+        if kind is float:
+            return value if value - value == 0 else {"number": repr(value)}
+        if depth > 50:
+            return {"opaque": kind.__name__}
+        if isinstance(value, dict):
+            return {"dict": [[plain(k, depth + 1), plain(v, depth + 1)] for k, v in dict.items(value)]}
+        for name, kinds in kinds_of.items():
+            if isinstance(value, kinds):
+                return {name: [plain(item, depth + 1) for item in value]}
+        if kind is complex:
+            return {"complex": [value.real, value.imag]}
+        if kind in (bytes, bytearray):
+            return {"bytes": list(value)}
+        return {"opaque": kind.__name__}
+
+    lazy = (types.GeneratorType, range, map, filter, zip, reversed, enumerate, collections.deque)
+    kinds_of = {"tuple": tuple, "set": (set, frozenset), "list": (list, *lazy)}
+
+    def say(word):
+        text = ("\\nSECRET " + word + "\\n").encode()
+        while text:
+            text = text[os.write(1, text):]
+
+    def answer(call):
+        try:
+            return plain(call())
+        except BaseException as error:
+            return {"raised": type(error).__name__}
+
+    for call in calls_SECRET:
+        said = json.dumps(answer(call))
+        sys.stdout.flush()
+        say(said)
+    say("end")
+
+calls_SECRET = [
+CALLS]
+_judge_SECRET()
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Opaque:
+    """A value that cannot be compared: an object of the program's own, or an exception that it raised.
+
+    It is neither equal nor unequal to anything, neither true nor false, so no claim about it holds.
+    """
+
+    is_raised: bool = False
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("an opaque value cannot be compared")
+
+    def __bool__(self) -> bool:
+        raise TypeError("an opaque value is neither true nor false")
+
+
+def harness(program: str, setup: str, calls: Sequence[str], secret: str) -> str:
+    """Return a program that answers each of ``calls``, which are expressions.
+
+    setup: what the tests import. secret: starts each line of answer; nobody can guess it before the run.
+    """
+    before = "" if "from __future__" in program else _BEFORE
+    lines = "".join(f"    lambda: ({call}),\n" for call in calls)
+    after = _AFTER.replace("SECRET", secret).replace("CALLS", lines)
+    return f"{before}{program}\n{setup}\n{after}"
+
+
+def read_answers(stdout: str, secret: str, count: int) -> Answers | None:
+    """Return the answers; None unless there are exactly ``count``, in whole, followed by the end."""
+    words = [line[len(secret) + 1 :] for line in stdout.split("\n") if line.startswith(f"{secret} ")]
+    if len(words) != count + 1 or words[-1] != "end":
+        return None
+    try:
+        return [_value(json.loads(word)) for word in words[:-1]]
+    except (ValueError, TypeError, RecursionError, KeyError):
+        return None
+
+
+def _value(said: Any) -> Any:
+    if not isinstance(said, dict):
+        return said
+    ((kind, inner),) = said.items()
+    return _READ[kind](inner)
+
+
+def _items(inner: Any) -> list[Any]:
+    return [_value(item) for item in inner]
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    "tuple": lambda inner: tuple(_items(inner)),
+    "list": _items,
+    "set": lambda inner: set(_items(inner)),
+    "dict": lambda inner: {_value(key): _value(value) for key, value in inner},
+    "bytes": bytes,
+    "complex": lambda inner: complex(*inner),
+    "number": float,
+    "opaque": lambda inner: Opaque(),
+    "raised": lambda inner: Opaque(is_raised=True),
+}

@@ -1,0 +1,131 @@
+"""Try the walls of this machine, choose a sandbox, and say in words what was enforced."""
+
+import functools
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from textwrap import indent
+from typing import Literal
+
+from gnomon.errors import ConfigError
+from gnomon.verifiers.sandbox.base import Bounds
+from gnomon.verifiers.sandbox.bubblewrap import Bubblewrap
+from gnomon.verifiers.sandbox.monty import Monty
+from gnomon.verifiers.sandbox.own import OwnSandbox
+from gnomon.verifiers.sandbox.probes import NINE, OPEN, SECRET, Target, targets
+
+Kind = Literal["auto", "own", "bubblewrap", "monty", "none"]
+AnySandbox = OwnSandbox | Bubblewrap | Monty
+
+_PATIENCE = 5.0
+_HEAD = "probe: "
+_HOPE = "print(sum(map(int, input().split())))"
+
+
+@dataclass(frozen=True)
+class Enforced:
+    """What a sandbox was seen to stop on this machine.
+
+    name: of the sandbox. walls: names of those that stand. stopped, open: names of probes.
+    """
+
+    name: str
+    walls: str = ""
+    stopped: tuple[str, ...] = ()
+    open: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Say it in one line, for the run card."""
+        walls = f" ({self.walls.replace(' ', ', ')})" if self.walls else ""
+        tried = len(self.stopped) + len(self.open)
+        if not tried:
+            return f"{self.name}{walls}"
+        left = f"; open: {', '.join(self.open)}" if self.open else ""
+        return f"{self.name}{walls}: {len(self.stopped)} of {tried} hostile probes stopped{left}"
+
+
+@functools.cache
+def choose(kind: Kind = "auto", bounds: Bounds | None = None) -> tuple[AnySandbox, Enforced]:
+    """Return a sandbox that passed the probes just now, and what it enforces. Takes under two seconds, once.
+
+    kind: "auto" takes our own walls, else bubblewrap's; "none" runs without walls and says so.
+    Raises: ConfigError when nothing that was asked for isolates on this machine; it says what to install.
+    """
+    bounds = bounds or Bounds()
+    if kind == "none":
+        return OwnSandbox(bounds, walls=("none",)), Enforced("none: the user took the risk", "limits")
+    failed: list[str] = []
+    for candidate in _candidates(kind, bounds):
+        fault = _fault(candidate)
+        enforced = Enforced(candidate.name) if fault else try_walls(candidate)
+        if fault is None and not enforced.open:
+            return candidate, enforced
+        failed.append(f"{candidate.name}: {fault or 'did not stop: ' + ', '.join(enforced.open)}")
+    raise ConfigError(
+        f"nothing on this machine isolates model-written code, so none is run ({'; '.join(failed) or sys.platform}). "
+        "On Linux use a kernel from 5.13 on with Landlock, or install bubblewrap (Debian, Ubuntu: apt install "
+        "bubblewrap) where user namespaces are allowed; elsewhere pip install pydantic-monty and set sandbox = "
+        "'monty', which runs a part of Python. sandbox = 'none' runs it with your own rights: only on a machine "
+        "that you can lose"
+    )
+
+
+def enforced_by(kinds: Iterable[Kind]) -> str:
+    """Return what sandboxes of these kinds enforce, in words for the run card. Raises: ConfigError as `choose`."""
+    said = dict.fromkeys(str(choose(kind)[1]) for kind in kinds)
+    return "; ".join(said) or "none: no model-written code"
+
+
+def try_walls(sandbox: AnySandbox) -> Enforced:
+    """Run the hostile probes and report which were stopped.
+
+    One that was not run to its end counts as open, and so do all when one of them left a mark outside.
+    """
+    patient = replace(sandbox, bounds=replace(sandbox.bounds, wall_seconds=_PATIENCE, memory_mib=512))
+    was = os.environ.get(SECRET)
+    os.environ[SECRET] = "x"
+    try:
+        with targets() as target:
+            said = patient.run_now(_together(target)).stdout
+            is_marked = bool(target.marks())
+    finally:
+        if was is None:
+            del os.environ[SECRET]
+    reports = dict(part.partition("\n")[::2] for part in said.split(_HEAD)[1:])
+    tried = [p.name for p in NINE if p.name in reports]
+    is_whole = len(tried) == len(NINE) and not is_marked
+    stopped = tuple(name for name in tried if is_whole and OPEN not in reports[name])
+    return Enforced(sandbox.name, patient.standing(), stopped, tuple(p.name for p in NINE if p.name not in stopped))
+
+
+def _together(target: Target) -> str:
+    """Return one program that tries all probes, one after the other: one start instead of nine."""
+    parts = [
+        f"print({_HEAD + probe.name!r}, flush=True)\ntry:\n{indent(target.aim(probe), '    ')}\n"
+        "except BaseException:\n    pass\n"
+        for probe in NINE
+    ]
+    return "".join(parts)
+
+
+def _fault(sandbox: AnySandbox) -> str | None:
+    """Return why a harmless program does not run, None when it does."""
+    try:
+        outcome = sandbox.run_now(_HOPE, "20 22")
+    except (ConfigError, OSError) as error:
+        return str(error)
+    if outcome.cause is None and outcome.stdout.strip() == "42":
+        return None
+    return f"a harmless program ended with {outcome.cause}: {outcome.stderr[-200:].strip()}"
+
+
+def _candidates(kind: Kind, bounds: Bounds) -> list[AnySandbox]:
+    if kind == "monty":
+        return [Monty(bounds)]
+    if sys.platform != "linux":
+        return []
+    # Some systems let anybody enter namespaces and then forbid to mount there: the other walls still stand.
+    own: list[AnySandbox] = [OwnSandbox(bounds), OwnSandbox(bounds, walls=("landlock", "seccomp"))]
+    wrapped: list[AnySandbox] = [Bubblewrap(bounds)]
+    return {"auto": own + wrapped, "own": own, "bubblewrap": wrapped}[kind]

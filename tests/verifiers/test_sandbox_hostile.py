@@ -1,0 +1,78 @@
+"""Programs that attack: each is stopped, leaves nothing behind, and the next program works as ever."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from gnomon.errors import ConfigError
+from gnomon.verifiers.sandbox.audit import BOUNDS, attack, audit
+from gnomon.verifiers.sandbox.hostile import ALL, ANSWERS, FILES, KERNEL, NETWORK, PROCESSES, RESOURCES, SECRETS
+from gnomon.verifiers.sandbox.own import OwnSandbox
+from gnomon.verifiers.sandbox.probes import NINE, SECRET, Probe, Target, targets
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="our own walls are Linux's")
+
+# Every third one of each kind, so that the quick tests stay quick; the slow ones try all.
+QUICK = [probe for kind in (RESOURCES, FILES, NETWORK, PROCESSES, KERNEL, SECRETS, ANSWERS) for probe in kind[::3]]
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Target]:
+    """What the programs aim at, with a secret in the environment."""
+    os.environ[SECRET] = SECRET
+    with targets() as aimed:
+        yield aimed
+    del os.environ[SECRET]
+
+
+def name(probe: Probe) -> str:
+    """Return what a probe is called."""
+    return probe.name
+
+
+def test_there_are_many():
+    """At least forty of our own besides the nine, each with a name of its own within its kind."""
+    assert len(ALL) >= 100
+    assert len({(probe.name, probe.source) for probe in (*NINE, *ALL)}) == len(ALL) + len(NINE)
+
+
+@pytest.mark.parametrize("probe", QUICK, ids=name)
+def test_an_attack_is_stopped(probe, target):
+    """The harm does not happen, the end comes in time, and a harmless program runs right afterwards."""
+    sandbox = OwnSandbox(BOUNDS)
+    began = time.monotonic()
+
+    finding = attack(sandbox, probe, target)
+
+    assert finding.reached == ()
+    assert finding.is_expected, finding.cause
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("probe", [*NINE, *ALL], ids=name)
+@pytest.mark.parametrize("walls", ["namespaces,landlock,seccomp", "landlock,seccomp"])
+def test_every_attack_is_stopped_with_and_without_namespaces(probe, walls, target):
+    """Where a system allows no namespaces, the other walls still stop everything."""
+    finding = attack(OwnSandbox(BOUNDS, tuple(walls.split(","))), probe, target)
+
+    assert finding.reached == ()
+    assert finding.is_expected, finding.cause
+
+
+def test_hostile_programs_are_not_tried_without_walls():
+    """An audit of a sandbox that lets programs write outside is refused before the first of them runs."""
+    with pytest.raises(ConfigError, match="not tried without walls"):
+        audit(OwnSandbox(BOUNDS, ("seccomp",)))
+
+
+# Only those that read or leave a mark: the others would do their harm.
+@pytest.mark.parametrize("probe", [FILES[0], FILES[3], FILES[5], NETWORK[0], PROCESSES[9]], ids=name)
+def test_the_attacks_are_real(probe, target):
+    """Without walls the same programs get through, so a probe that is stopped was stopped by a wall."""
+    finding = attack(OwnSandbox(BOUNDS, ("none",)), probe, target)
+
+    assert finding.reached or os.geteuid() != 0
