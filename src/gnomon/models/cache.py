@@ -14,6 +14,7 @@ from transformers.masking_utils import sdpa_mask
 
 GROUPED = "gnomon_grouped_sdpa"
 _LEAST_ROOM = 64
+_SHORT = 512
 
 Prefix = Sequence[tuple[Tensor, Tensor]]
 """Keys and values of one prompt, one pair a layer, each [heads, positions, size]."""
@@ -175,7 +176,7 @@ def grouped_attention(
     has_bias = settings.get("position_bias") is not None
     if length != 1 or heads == shared or has_bias or (attention_mask is not None and attention_mask.shape[1] != 1):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
-    out = functional.scaled_dot_product_attention(
+    out = _attend(
         query.reshape(rows, shared, heads // shared, size),
         key,
         value,
@@ -184,6 +185,23 @@ def grouped_attention(
         scale=settings.get("scaling"),
     )
     return out.reshape(rows, 1, heads, value.shape[-1]), None
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, **settings: Any) -> Tensor:
+    """Return SDPA's answer, from two plain products where these are faster: short rows on a CPU in fp32.
+
+    SDPA's CPU kernel is made for many query positions. With 3 of them, 64 rows and 60 columns it took 1.8 ms a layer
+    and the products 1.2; at 1,000 columns 14.9 and 16.8 (two AVX2 cores).
+    """
+    is_short = query.device.type == "cpu" and query.dtype == torch.float32 and key.shape[2] <= _SHORT
+    is_plain = not settings["dropout_p"] and (attn_mask is None or attn_mask.dtype == torch.bool)
+    if not (is_short and is_plain):
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask=attn_mask, **settings)
+    scale = query.shape[-1] ** -0.5 if settings["scale"] is None else settings["scale"]
+    scores = torch.matmul(query * scale, key.transpose(-1, -2))
+    if attn_mask is not None:
+        scores.masked_fill_(~attn_mask, -torch.inf)
+    return torch.matmul(scores.softmax(dim=-1), value)
 
 
 def use_grouped_attention(model: Any) -> None:

@@ -1,0 +1,139 @@
+"""Linear layers for a few rows at a time: weights laid out as the CPU's kernels read them, one product for siblings."""
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+_LEAST_WEIGHTS = 1 << 16
+_MOST_ROWS = 256
+_ROWS_HINT = 64
+
+
+class PackedLinears:
+    """Inside a ``with`` block, a model's linear layers multiply with packed copies of their weights.
+
+    A product of R rows with a weight matrix is bound by laying that matrix out anew for the kernel, which a plain
+    linear layer does at every call; here it is done once for each version of the weights. Layers that are given the
+    same tensor (query, key and value; gate and up) become one product: which ones these are is watched, not looked up,
+    so that it holds for any architecture, and a layer that meets another tensor than its siblings multiplies alone.
+    Measured on SmolLM2-135M in fp32, two AVX2 cores, all linear layers of one step: 64 rows 204 to 154 ms, 32 rows 123
+    to 79, 8 rows 101 to 51. Same sums in another order: equal up to rounding.
+
+    The copies take as much memory as the weights. They are made at the first step after `forget`, which must be called
+    whenever the weights change. Only on a CPU, without gradients, for layers of at least 65,536 weights; more than 256
+    rows at a time are multiplied as ever.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        layers = [m for m in model.modules() if type(m) is nn.Linear and m.weight.numel() >= _LEAST_WEIGHTS]
+        self._layers = layers if layers and all(_can_pack(m.weight) for m in layers) else []
+        self._families: list[list[nn.Linear]] | None = None
+        self._bundles: list[_Bundle] = []
+        self._watched: list[tuple[nn.Linear, Tensor]] = []
+
+    def forget(self) -> None:
+        """Free the copies."""
+        self._bundles = []
+
+    def __enter__(self) -> None:
+        if self._families is None:
+            for layer in self._layers:
+                _set_forward(layer, self._watching(layer))
+            return
+        if not self._bundles:
+            self._bundles = [_Bundle(family) for family in self._families]
+        for bundle in self._bundles:
+            for place, layer in enumerate(bundle.layers):
+                _set_forward(layer, bundle.forwards[place])
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for layer in self._layers:
+            vars(layer).pop("forward", None)
+        if self._families is None and error is None:
+            self._families = _families(self._watched)
+        self._watched = []
+
+    def _watching(self, layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+        def forward(inputs: Tensor) -> Tensor:
+            self._watched.append((layer, inputs))  # the tensor itself: a freed one's identity may come again
+            return functional.linear(inputs, layer.weight, layer.bias)
+
+        return forward
+
+
+class _Bundle:
+    """Layers that are given the same tensor, one after another: the first multiplies for all of them."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        self.layers = layers
+        self.forwards = [self._forward(place) for place in range(len(layers))]
+        weight = layers[0].weight if len(layers) == 1 else torch.cat(tuple(layer.weight for layer in layers))
+        self._bias = None if layers[0].bias is None else torch.cat(tuple(layer.bias for layer in layers))
+        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS_HINT)
+        self._inputs: Tensor | None = None
+        self._parts: Sequence[Tensor] = ()
+
+    def _forward(self, place: int) -> Callable[[Tensor], Tensor]:
+        layer, is_last = self.layers[place], place == len(self.layers) - 1
+
+        def first(inputs: Tensor) -> Tensor:
+            if inputs.numel() > _MOST_ROWS * layer.in_features:
+                return functional.linear(inputs, layer.weight, layer.bias)
+            product = _multiply(inputs, self._packed, self._bias)
+            if is_last:
+                return product
+            self._inputs = inputs
+            self._parts = product.split([each.out_features for each in self.layers], dim=-1)
+            return self._parts[0]
+
+        def later(inputs: Tensor) -> Tensor:
+            if inputs is not self._inputs:
+                return functional.linear(inputs, layer.weight, layer.bias)
+            part = self._parts[place]
+            if is_last:
+                self._inputs, self._parts = None, ()
+            return part
+
+        return first if place == 0 else later
+
+
+def _multiply(inputs: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, packed, bias, "none", [], "")
+    return product
+
+
+def _families(calls: Sequence[tuple[nn.Linear, Tensor]]) -> list[list[nn.Linear]]:
+    """Return the layers that were called once, in runs of those that were given one and the same tensor."""
+    layers = [layer for layer, _ in calls]
+    families: list[list[nn.Linear]] = []
+    before: Tensor | None = None
+    for layer, inputs in calls:
+        if layers.count(layer) > 1:
+            before = None
+            continue
+        is_sibling = inputs is before and (layer.bias is None) == (families[-1][0].bias is None)
+        if is_sibling:
+            families[-1].append(layer)
+        else:
+            families.append([layer])
+        before = inputs
+    return families
+
+
+def _can_pack(weight: Tensor) -> bool:
+    """Whether this build has the kernels, for this kind of number, on this processor."""
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and torch.cpu._is_avx512_supported()
+    return weight.dtype == torch.float32
+
+
+def _set_forward(layer: Any, forward: Callable[[Tensor], Tensor]) -> None:
+    layer.forward = forward
