@@ -1,0 +1,168 @@
+"""Weights on their way to engines, and the proof that they arrived before what they sample is trained on."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from gnomon.engines.base import Engine
+from gnomon.engines.pool import EnginePool
+from gnomon.errors import ArrivalError
+from gnomon.learner.base import Learner
+from gnomon.metrics import Last, Mean, Metrics
+from gnomon.transport.fingerprint import Fingerprint, differences, expected
+from gnomon.types import Batch, Snapshot
+
+Sending = Callable[[Snapshot], Snapshot]
+"""What becomes of a snapshot on its way: adapters are merged, matrices rounded."""
+
+PROMPT_TOKENS, RESPONSE_TOKENS = 4, 12
+FLOAT32_NATS, ROUGH_NATS = 1e-4, 0.25
+GROWTH = 8.0
+_SHOWN = 3
+_STRIDE = 2654435761
+
+
+class Arrival(Protocol):
+    """What the walk asks of whoever brings weights to engines."""
+
+    async def deliver(self, engine: Engine, learner: Learner) -> Metrics:
+        """Let ``engine`` answer with the learner's weights from now on. Raises: RunError when it does not."""
+        ...
+
+
+@dataclass(frozen=True)
+class Unproved:
+    """No proof: for engines without weights, such as scripted ones."""
+
+    async def deliver(self, engine: Engine, learner: Learner) -> Metrics:
+        """Load a snapshot."""
+        await engine.load(learner.snapshot())
+        return Metrics()
+
+
+@dataclass
+class Proved:
+    """Loads, then asks each engine that works two things.
+
+    **Which weights do you hold?** Fingerprints of all tensors, against those that were sent: to the bit. An engine that
+    shares the learner's module has nothing to compare.
+
+    **What do you say?** A canary: 12 fixed tokens after 4, log-probabilities at temperature 1 by `Engine.score`
+    against the learner's own with the weights as they were sent, so that only arithmetic may differ. What may differ
+    is measured by the first delivery, when the fingerprints have just proved the weights: the mean absolute difference
+    d0 must not exceed ``limit``, and later ones not max(1e-4, min(``limit``, max(``limit`` / 10, 8 d0))). In float32
+    that is 1e-4; in bfloat16 0.025 to 0.25, since rounding is a matter of luck at first and grows with the logits.
+    Weights that are others differ by more, or are told apart by their fingerprints.
+
+    engines: all of them. sending: what becomes of the learner's weights on their way; None when engines get the very
+    same numbers. vocabulary_size: canary ids are below it. limit: nats; `FLOAT32_NATS` where learner and engine both
+    compute in float32, else `ROUGH_NATS`.
+    Ours: peers check a version number, or nothing.
+    """
+
+    engines: EnginePool
+    vocabulary_size: int
+    sending: Sending | None = None
+    limit: float = FLOAT32_NATS
+    _first: float | None = field(default=None, init=False)
+
+    async def deliver(self, engine: Engine, learner: Learner) -> Metrics:
+        """Load the learner's weights into every engine and prove that they arrived.
+
+        Raises: ArrivalError naming engine, version and tensors, or the numbers that differ; EngineError when no engine
+            is left.
+        """
+        snapshot = learner.snapshot() if self.sending is None else await _kept(self.sending(learner.snapshot()))
+        await self.engines.load(snapshot)
+        began = time.perf_counter()
+        for name, held in (await self.engines.each(lambda e: e.fingerprints())).items():
+            if held is not None:
+                await self._compare(name, held, snapshot)
+        canary = _canary(self.vocabulary_size)
+        prompt, response = canary[:PROMPT_TOKENS], canary[PROMPT_TOKENS:]
+        own = await learner.logprobs(_batch(canary), None if self.sending is None else snapshot)
+        said = await self.engines.each(lambda e: e.score(prompt, response, 1.0))
+        apart = {name: _apart(own[0].tolist(), scores) for name, scores in said.items()}
+        allowed = self._allowed()
+        for name, differs in apart.items():
+            if not differs <= allowed:
+                raise ArrivalError(_otherwise(name, snapshot.version, differs, allowed))
+        largest = max(apart.values(), default=0.0)
+        self._first = largest if self._first is None else self._first
+        return Metrics.of(
+            {
+                "arrival/canary_abs_mean_nats": Last(largest),
+                "arrival/canary_allowed_nats": Last(allowed),
+                "time/arrival_seconds": Mean(time.perf_counter() - began, 1),
+            }
+        )
+
+    def _allowed(self) -> float:
+        if self._first is None:
+            return self.limit
+        return max(FLOAT32_NATS, min(self.limit, max(self.limit / 10, GROWTH * self._first)))
+
+    async def _compare(self, name: str, held: Mapping[str, Fingerprint], snapshot: Snapshot) -> None:
+        sent = await asyncio.to_thread(lambda: expected(snapshot.tensors(), held))
+        wrong = differences(sent, held)
+        if wrong:
+            raise ArrivalError(_missing(name, snapshot.version, wrong, len(sent)))
+
+
+async def _kept(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot with its tensors in memory: rounded once, and read by several."""
+    tensors = await asyncio.to_thread(lambda: list(snapshot.tensors()))
+    return Snapshot(snapshot.version, lambda: iter(tensors))
+
+
+def _canary(vocabulary_size: int) -> list[int]:
+    """Return fixed token ids, spread over the vocabulary."""
+    return [place * _STRIDE % vocabulary_size for place in range(1, PROMPT_TOKENS + RESPONSE_TOKENS + 1)]
+
+
+def _batch(tokens: Sequence[int]) -> Batch:
+    blank = torch.zeros(1, RESPONSE_TOKENS)
+    return Batch(
+        tokens=torch.tensor([tokens]),
+        prompt_lengths=torch.tensor([PROMPT_TOKENS]),
+        lengths=torch.tensor([len(tokens)]),
+        mask=torch.ones(1, RESPONSE_TOKENS, dtype=torch.bool),
+        rewards=torch.zeros(1),
+        is_graded=torch.ones(1, dtype=torch.bool),
+        is_truncated=torch.zeros(1, dtype=torch.bool),
+        group=torch.zeros(1, dtype=torch.long),
+        version=torch.zeros(1, dtype=torch.long),
+        behavior=blank,
+        full_behavior=blank,
+    )
+
+
+def _apart(own: Sequence[float], said: Sequence[float]) -> float:
+    return sum(abs(a - b) for a, b in zip(own, said, strict=True)) / len(own)
+
+
+def _missing(name: str, version: int, wrong: Sequence[str], count: int) -> str:
+    shown = "; ".join([*wrong[:_SHOWN], *([f"and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else [])])
+    return (
+        f"the weights of version {version} did not arrive in engine {name}: {len(wrong)} of {count} tensors are not "
+        f"what was sent ({shown}). Nothing that it samples from them was trained on. {_ADVICE}"
+    )
+
+
+def _otherwise(name: str, version: int, differs: float, allowed: float) -> str:
+    return (
+        f"engine {name} has the weights of version {version} as far as it can tell, but computes something else: "
+        f"log-probabilities of {RESPONSE_TOKENS} fixed tokens are {differs:.3g} nats from the learner's on average, "
+        f"where {allowed:.3g} is allowed. Nothing that it samples from them was trained on. {_ADVICE}"
+    )
+
+
+_ADVICE = (
+    "Go on from the last checkpoint with gnomon resume. If it happens again, engine and learner do not agree on this "
+    'model: try engine.kind = "local" or another version of the engine, and learner.precision = "fp32" to tell '
+    "rounding from a mistake"
+)
