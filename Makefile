@@ -8,15 +8,17 @@
 # libraries: a machine without a GPU saves them when pip is pointed at PyTorch's CPU wheels (PIP_EXTRA_INDEX_URL).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model train test test-full peers bench lint clean
+.PHONY: help setup model train test test-full peers vllm bench lint clean
 .SUFFIXES:
 
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.gnomon-setup
 PEERS  := .venv-peers
+VLLM   := .venv-vllm
 # -qq: errors only; what is under way is said by our own lines.
-INSTALL := -m pip --disable-pip-version-check install -qq --constraint constraints.txt
+UNBOUND := -m pip --disable-pip-version-check install -qq
+INSTALL := $(UNBOUND) --constraint constraints.txt
 PIP    := $(BIN)/python $(INSTALL)
 # A process a core, one thread each: the tests are many and small.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
@@ -72,11 +74,13 @@ test: lint ## set up, then lint, types, contracts and every quick test
 	@echo "[test] pytest"
 	@$(PYTEST) -m "not slow"
 
-test-full: lint peers ## the same with the slow tests, and gnomon against other implementations (docs/peers.md)
+test-full: lint peers vllm ## the same with the slow tests, other implementations (docs/peers.md) and vLLM
 	@echo "[test] pytest, the slow ones too"
 	@$(PYTEST)
 	@echo "[test] against verl and TRL (half a minute)"
 	@$(PEERS)/bin/python -m pytest tests/peers
+	@echo "[test] the vLLM engine (two minutes)"
+	@OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/engines/vllm
 
 peers: $(PEERS)/.gnomon-setup ## make .venv-peers, with the implementations that gnomon is compared with (once)
 	@:
@@ -91,9 +95,21 @@ $(PEERS)/.gnomon-setup: pyproject.toml constraints.txt tests/peers/requirements.
 	@$(PEERS)/bin/python $(INSTALL) --no-deps --requirement tests/peers/requirements.txt
 	@touch $@
 
+vllm: $(VLLM)/.gnomon-setup ## make .venv-vllm, with the vLLM that its engine is tested with (once; a gigabyte)
+	@:
+
+# An environment of its own, since vLLM pins nearly everything. Its own pins, not constraints.txt, but for torch.
+$(VLLM)/.gnomon-setup: pyproject.toml constraints.txt tests/engines/vllm/requirements.txt | $(STAMP)
+	@echo "[vllm] making $(VLLM) and installing PyTorch, vLLM and gnomon (about three minutes)"
+	@test -x $(VLLM)/bin/python || $(BIN)/python -m venv --clear $(VLLM)
+	@$(VLLM)/bin/python $(INSTALL) torch
+	@$(VLLM)/bin/python $(UNBOUND) --no-deps --requirement tests/engines/vllm/requirements.txt
+	@$(VLLM)/bin/python $(UNBOUND) --no-deps --editable .
+	@touch $@
+
 bench: model peers ## gnomon, this machine's limits and TRL, side by side (an hour; benchmarks/README.md)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-clean: ## remove .venv, .venv-peers and every cache; runs/ stays
-	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+clean: ## remove .venv, .venv-peers, .venv-vllm and every cache; runs/ stays
+	rm -rf $(VENV) $(PEERS) $(VLLM) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
 	find src tests examples experiments -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.local import LocalEngine
+from gnomon.engines.pool import EnginePool
 from gnomon.engines.scripted import ScriptedEngine
 from gnomon.errors import ConfigError, EngineError
 from gnomon.models.lora import merged_tensors
 from gnomon.models.tiny import TinyConfig, tiny_model
+from gnomon.transport.fingerprint import fingerprints
 from gnomon.types import Snapshot
 
 CONTEXT = 96
@@ -36,6 +38,11 @@ def local_copy() -> Engine:
     return LocalEngine(tiny_model(1, TinyConfig(context_length=CONTEXT)), max_concurrent=3, shared=False)
 
 
+def pool() -> Engine:
+    """Two of them behind one protocol."""
+    return EnginePool({"a": local_copy(), "b": local_copy()}, vocabulary_size=258)
+
+
 def snapshot(version: int) -> Snapshot:
     """The tiny model's weights as some version."""
 
@@ -45,7 +52,7 @@ def snapshot(version: int) -> Snapshot:
     return Snapshot(version, tensors)
 
 
-every_engine = pytest.mark.parametrize("make", [scripted, local, local_copy])
+every_engine = pytest.mark.parametrize("make", [scripted, local, local_copy, pool])
 
 
 def run(make: Callable[[], Engine], steps) -> None:
@@ -144,5 +151,72 @@ def test_a_closed_engine_refuses(make):
             await engine.generate(PROMPT, [0], SAMPLING)
         with pytest.raises(EngineError, match="engine is closed"):
             await engine.load(snapshot(1))
+        with pytest.raises(EngineError, match="engine is closed"):
+            await engine.score(PROMPT, [65], 1.0)
 
     run(make, steps)
+
+
+@every_engine
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_score_is_what_the_engine_said_of_its_own_tokens(make, temperature):
+    """Equal to `full_logprobs` to 1e-5, also where sampling was truncated; an empty response has no score."""
+
+    async def steps(engine: Engine) -> None:
+        sampling = Sampling(temperature=temperature, top_p=0.8, max_completion_length=12, stop_ids=(257,))
+        for done in await engine.generate(PROMPT, range(4), sampling):
+            scores = await engine.score(PROMPT, done.tokens, temperature)
+            assert scores == pytest.approx(done.full_logprobs, abs=1e-5)
+        assert await engine.score(PROMPT, [], temperature) == []
+
+    run(make, steps)
+
+
+@pytest.mark.parametrize("make", [local, local_copy])
+def test_a_score_is_of_the_weights_that_answer_now(make):
+    """It follows `load`, also while answers are on their way, which it does not disturb."""
+
+    async def steps(engine: Engine) -> None:
+        alone = await engine.generate(PROMPT, range(3), SAMPLING)
+        first, answers = await asyncio.gather(
+            engine.score(PROMPT, [65, 66], 1.0), engine.generate(PROMPT, range(3), SAMPLING)
+        )
+        assert [a.tokens for a in answers] == [a.tokens for a in alone]
+        assert first == pytest.approx(await engine.score(PROMPT, [65, 66], 1.0), abs=1e-6)
+        with pytest.raises(ConfigError, match=r"response has token ids from 65 to 999, outside .* vocabulary of 259"):
+            await engine.score(PROMPT, [65, 999], 1.0)
+        with pytest.raises(ConfigError, match="empty prompt"):
+            await engine.score([], [65], 1.0)
+
+    run(make, steps)
+
+
+def test_a_score_follows_a_load():
+    """Other weights score otherwise, and the first ones as before."""
+
+    async def steps(engine: Engine) -> None:
+        def others() -> Iterator[tuple[str, Tensor]]:
+            return merged_tensors(tiny_model(2, TinyConfig(context_length=CONTEXT)))
+
+        first = await engine.score(PROMPT, [65, 66], 1.0)
+        await engine.load(Snapshot(1, others))
+        second = await engine.score(PROMPT, [65, 66], 1.0)
+        await engine.load(snapshot(2))
+        assert await engine.score(PROMPT, [65, 66], 1.0) == first
+        assert max(abs(a - b) for a, b in zip(first, second, strict=True)) > 0.1
+
+    run(local_copy, steps)
+
+
+def test_an_engine_says_which_weights_it_holds():
+    """With its own, those of the snapshot it was given; with shared or no weights there is nothing to compare."""
+
+    async def steps(engine: Engine) -> None:
+        assert await engine.fingerprints() == fingerprints(snapshot(0).tensors())
+
+    async def nothing(engine: Engine) -> None:
+        assert await engine.fingerprints() is None
+
+    run(local_copy, steps)
+    run(local, nothing)
+    run(scripted, nothing)

@@ -40,3 +40,19 @@ def test_latency_lets_others_go_first():
 
     asyncio.run(both())
     assert order == ["quick", "slow"]
+
+
+def test_each_answer_may_have_a_latency_of_its_own():
+    """A call waits for its slowest answer alone: keys 1 and 2 take 0.02 s together, key 9 takes 0.09 s."""
+    order = []
+    engine = ScriptedEngine(lambda prompt, key: "x", latency_seconds=lambda prompt, key: 0.01 * key)
+
+    async def one(keys: list[int]) -> None:
+        await engine.generate([1], keys, Sampling())
+        order.append(keys)
+
+    async def all_of_them() -> None:
+        await asyncio.gather(one([9]), one([1, 2]), one([0, 5]))
+
+    asyncio.run(all_of_them())
+    assert order == [[1, 2], [0, 5], [9]]

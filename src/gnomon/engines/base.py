@@ -1,10 +1,11 @@
 """What an engine promises, and the settings under which it samples."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from gnomon.errors import ConfigError
+from gnomon.transport.fingerprint import Fingerprint
 from gnomon.types import Completion, Snapshot
 
 
@@ -67,8 +68,26 @@ class Engine(Protocol):
         """
         ...
 
+    async def score(self, prompt: Sequence[int], response: Sequence[int], temperature: float) -> list[float]:
+        """Return the log-probability of each token of ``response`` after ``prompt``, by the weights that answer now.
+
+        Tempered, without truncation: what `Completion.full_logprobs` would be, computed in this engine's arithmetic.
+        It proves that new weights arrived, and tells the engine's rounding from everything else.
+        """
+        ...
+
     async def load(self, snapshot: Snapshot) -> None:
         """Answer with these weights from now on."""
+        ...
+
+    async def fingerprints(self) -> Mapping[str, Fingerprint] | None:
+        """Return the snapshot's names with `fingerprint` of the weights that answer now, read where they are used.
+
+        An engine that fuses, repacks or quantizes them cannot read them back: it returns those of the tensors that it
+        took in with the last `load`, computed as late on their way as it can, and leaves out what it refused or
+        skipped. An engine that casts returns the fingerprint after the cast. None: there is nothing to compare, since
+        it answers with the learner's own module, or without weights.
+        """
         ...
 
     async def close(self) -> None:

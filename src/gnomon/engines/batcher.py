@@ -92,6 +92,10 @@ class Batcher:
         self.version = version
         self._decoder.forget()
 
+    def rest(self) -> None:
+        """Give back memory while nobody waits."""
+        self._decoder.rest()
+
     def step(self) -> list[tuple[Request, list[Completion]]]:
         """Let rows join if it is time, draw one token for every active row, and let finished ones leave.
 
@@ -141,11 +145,11 @@ class Batcher:
         return Draws(tokens, own, full)
 
     def _record(self, drawn: Draws) -> list[tuple[Request, list[Completion]]]:
-        own, full = drawn.logprobs.tolist(), drawn.full_logprobs.tolist()
+        tokens, own, full = drawn.listed()
         if not math.isfinite(sum(full)) or not math.isfinite(sum(own)):
             raise EngineError("the model's logits are not finite (NaN or infinite): its weights are damaged")
         finished: list[tuple[int, StopReason]] = []
-        for slot, (row, token, p, q) in enumerate(zip(self._active, drawn.tokens.tolist(), own, full, strict=True)):
+        for slot, (row, token, p, q) in enumerate(zip(self._active, tokens, own, full, strict=True)):
             if not row.tokens:
                 row.oldest_version = self.version
             row.tokens.append(token)

@@ -1,16 +1,23 @@
 """Generation in this process, with any causal language model that transformers loads."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
 from torch import nn
 
 from gnomon.engines.base import Sampling
 from gnomon.engines.batcher import Request
-from gnomon.engines.worker import Ask, Load, Waiter, Worker
+from gnomon.engines.worker import Ask, Load, Look, Waiter, Worker
 from gnomon.errors import ConfigError, EngineError
 from gnomon.models.decoder import context_length, vocabulary_size
+from gnomon.models.lora import merged_tensors
+from gnomon.models.plain import response_logprobs
+from gnomon.transport.fingerprint import Fingerprint, fingerprints
 from gnomon.types import Completion, Snapshot
+
+T = TypeVar("T")
 
 
 class LocalEngine:
@@ -34,6 +41,7 @@ class LocalEngine:
             raise ConfigError(f"engine.max_concurrent must be > 0, got {max_concurrent}")
         self._context_length = context_length(model)
         self._vocabulary_size = vocabulary_size(model)
+        self._shared = shared
         self._worker = Worker(model, shared, max_concurrent)
         self._arrivals: list[tuple[Request, Waiter]] = []
         self._posting: asyncio.AbstractEventLoop | None = None
@@ -51,7 +59,7 @@ class LocalEngine:
         Raises: ConfigError for an empty prompt, an id outside the vocabulary, or a prompt and budget beyond the
             context; EngineError when the engine is closed or the model fails.
         """
-        self._check(prompt, sampling)
+        self._check(prompt, sampling.max_completion_length)
         if not keys:
             return []
         waiter = Waiter.here()
@@ -74,25 +82,53 @@ class LocalEngine:
         self._worker.send(Load(snapshot, waiter))
         await waiter.future
 
+    async def score(self, prompt: Sequence[int], response: Sequence[int], temperature: float) -> list[float]:
+        """Return the log-probability of each token of ``response``; see `Engine`. Answers on their way wait for it.
+
+        Computed by a plain forward pass of the engine's model; the decoder's way, token after token from a cache,
+        differs from it by rounding.
+        Raises: ConfigError as `generate` does; EngineError when the engine is closed or the model fails.
+        """
+        self._check(prompt, len(response))
+        self._check_ids("response", response)
+        return await self._look(
+            partial(response_logprobs, prompt=tuple(prompt), response=tuple(response), temperature=temperature)
+        )
+
+    async def fingerprints(self) -> Mapping[str, Fingerprint] | None:
+        """Return the fingerprints of the engine's own weights, read from its model; None where it has none."""
+        return None if self._shared else await self._look(lambda model: fingerprints(merged_tensors(model)))
+
     async def close(self) -> None:
         """Stop the thread; whoever still waits gets an EngineError."""
         self._is_closed = True
         await asyncio.to_thread(self._worker.stop)
 
-    def _check(self, prompt: Sequence[int], sampling: Sampling) -> None:
+    async def _look(self, question: Callable[[nn.Module], T]) -> T:
+        """Return what ``question`` says of the model, asked in the engine's thread."""
+        self._check_open()
+        waiter = Waiter.here()
+        self._worker.send(Look(question, waiter))
+        answer: T = await waiter.future
+        return answer
+
+    def _check(self, prompt: Sequence[int], budget: int) -> None:
         self._check_open()
         if not prompt:
             raise ConfigError("cannot generate from an empty prompt: give at least a beginning-of-text token")
-        if min(prompt) < 0 or max(prompt) >= self._vocabulary_size:
-            raise ConfigError(
-                f"the prompt has token ids from {min(prompt)} to {max(prompt)}, outside the model's vocabulary of "
-                f"{self._vocabulary_size}: was it made with another model's tokenizer?"
-            )
-        whole = len(prompt) + sampling.max_completion_length
+        self._check_ids("prompt", prompt)
+        whole = len(prompt) + budget
         if self._context_length is not None and whole > self._context_length:
             raise ConfigError(
-                f"a prompt of {len(prompt)} tokens and max_completion_length = {sampling.max_completion_length} make "
-                f"{whole}, beyond the model's context of {self._context_length}; shorten one of them"
+                f"a prompt of {len(prompt)} tokens and max_completion_length = {budget} make {whole}, beyond the "
+                f"model's context of {self._context_length}; shorten one of them"
+            )
+
+    def _check_ids(self, what: str, tokens: Sequence[int]) -> None:
+        if tokens and (min(tokens) < 0 or max(tokens) >= self._vocabulary_size):
+            raise ConfigError(
+                f"the {what} has token ids from {min(tokens)} to {max(tokens)}, outside the model's vocabulary of "
+                f"{self._vocabulary_size}: was it made with another model's tokenizer?"
             )
 
     def _check_open(self) -> None:

@@ -25,6 +25,13 @@ class Draws:
     logprobs: Tensor
     full_logprobs: Tensor
 
+    def listed(self) -> tuple[list[int], list[float], list[float]]:
+        """Return the three as lists; from a GPU they come in one copy, each number as it is."""
+        tokens, own, full = self.tokens, self.logprobs, self.full_logprobs
+        if tokens.device.type != "cpu":
+            tokens, own, full = torch.stack([tokens.double(), own.double(), full.double()]).cpu()
+        return tokens.long().tolist(), own.tolist(), full.tolist()
+
 
 def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Draws:
     """Return one token a row: the smallest t with P(token <= t) > u.

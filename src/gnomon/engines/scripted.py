@@ -1,11 +1,12 @@
 """An engine whose answers come from a function: how users test their tasks and rewards without a model."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gnomon.engines.base import Sampling
 from gnomon.errors import ConfigError, EngineError
+from gnomon.transport.fingerprint import Fingerprint
 from gnomon.types import Completion, Snapshot
 
 
@@ -19,7 +20,8 @@ class ScriptedEngine:
     """Answers each key with what ``answer`` says; implements `Engine`.
 
     answer: (prompt ids, key) to a text or to token ids. encode: text to ids; bytes unless given.
-    logprob: of every token, both kinds. latency_seconds: slept before each reply, so that order can be tested.
+    logprob: of every token, both kinds. latency_seconds: until an answer is there, so that order can be tested; the
+        same for all, or a function of prompt ids and key. A call returns with its slowest answer.
     context_length: prompt and budget beyond it raise, as with a model; None is no limit.
 
     An answer without a stop token ends with the first of ``sampling.stop_ids`` if there is one. It is cut at the
@@ -35,7 +37,7 @@ class ScriptedEngine:
     answer: Callable[[tuple[int, ...], int], str | Sequence[int]]
     encode: Callable[[str], Sequence[int]] = utf8
     logprob: float = -0.1
-    latency_seconds: float = 0.0
+    latency_seconds: float | Callable[[tuple[int, ...], int], float] = 0.0
     context_length: int | None = None
     version: int = field(default=-1, init=False)
     _is_closed: bool = field(default=False, init=False, repr=False)
@@ -50,10 +52,21 @@ class ScriptedEngine:
                 f"exceed the context of {self.context_length}"
             )
         oldest = self.version
-        if self.latency_seconds > 0:
-            await asyncio.sleep(self.latency_seconds)
+        slowest = max((self._latency(tuple(prompt), key) for key in keys), default=0.0)
+        if slowest > 0:
+            await asyncio.sleep(slowest)
             self._check_open()
         return [self._complete(self.answer(tuple(prompt), key), sampling, oldest) for key in keys]
+
+    async def score(self, prompt: Sequence[int], response: Sequence[int], temperature: float) -> list[float]:
+        """Return ``logprob`` for each token of ``response``, at any temperature, as `generate` does."""
+        self._check_open()
+        return [self.logprob] * len(response)
+
+    async def fingerprints(self) -> Mapping[str, Fingerprint] | None:
+        """Return None: there are no weights."""
+        self._check_open()
+        return None
 
     async def load(self, snapshot: Snapshot) -> None:
         """Take on the snapshot's version; its weights change nothing here."""
@@ -78,6 +91,9 @@ class ScriptedEngine:
             newest_version=self.version,
             stop="stop" if len(tokens) == len(whole) else "length",
         )
+
+    def _latency(self, prompt: tuple[int, ...], key: int) -> float:
+        return self.latency_seconds if isinstance(self.latency_seconds, float) else self.latency_seconds(prompt, key)
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from gnomon.engines.batcher import Batcher, Request
 from gnomon.errors import EngineError
-from gnomon.models.decoder import choose_decoder
 from gnomon.models.lora import merged_tensors
+from gnomon.models.static import fastest_decoder
 from gnomon.types import Snapshot
 
 
@@ -65,12 +65,22 @@ class Load:
 
 
 @dataclass(frozen=True)
+class Look:
+    """Say something about the weights that answer now, between two steps."""
+
+    question: Callable[[nn.Module], Any]
+    waiter: Waiter
+
+
+@dataclass(frozen=True)
 class Close:
     """Stop."""
 
 
-Message = Ask | Load | Close
+Message = Ask | Load | Look | Close
 _Outbox = list[Callable[[], None]]
+_PATIENCE_SECONDS = 5.0
+"""How long `stop` waits for the step at hand; a thread that hangs in it ends with the process."""
 
 
 class Worker:
@@ -85,7 +95,7 @@ class Worker:
         self._batcher: Batcher | None = None
         self._thread: threading.Thread | None = None
 
-    def send(self, message: Ask | Load) -> None:
+    def send(self, message: Ask | Load | Look) -> None:
         """Queue a message; it is looked at between two tokens."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="gnomon-engine", daemon=True)
@@ -93,10 +103,10 @@ class Worker:
         self._inbox.put(message)
 
     def stop(self) -> None:
-        """End the thread, failing whoever waits; returns when it has ended."""
+        """End the thread, failing whoever waits; returns when it has ended, or hangs and is left behind."""
         if self._thread is not None:
             self._inbox.put(Close())
-            self._thread.join()
+            self._thread.join(_PATIENCE_SECONDS)
             self._thread = None
 
     def _run(self) -> None:
@@ -117,14 +127,18 @@ class Worker:
         waiters: dict[Request, Waiter] = {}
         message: Message | None = first
         try:
-            batcher = self._batcher = self._batcher or Batcher(choose_decoder(self._model), self._max_concurrent)
+            batcher = self._batcher = self._batcher or Batcher(fastest_decoder(self._model), self._max_concurrent)
             while not isinstance(message, Close):
                 if isinstance(message, Load):
                     outbox.append(self._load(message, batcher))
+                elif isinstance(message, Look):
+                    outbox.append(partial(message.waiter.answer, message.question(self._model)))
                 elif isinstance(message, Ask):
                     waiters.update(message.requests)
                     batcher.add([request for request, _ in message.requests])
                 elif batcher.is_idle:
+                    if self._shared:  # the learner's turn, which needs the memory
+                        batcher.rest()
                     return True
                 else:
                     _deliver(outbox)
@@ -134,7 +148,7 @@ class Worker:
             self._batcher = None
             failure = EngineError(f"generation failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
-            failed = [*waiters.values(), *([message.waiter] if isinstance(message, Load) else [])]
+            failed = [*waiters.values(), *([message.waiter] if isinstance(message, Load | Look) else [])]
             outbox += [partial(waiter.fail, failure) for waiter in failed]
             return True
         outbox += [partial(waiter.fail, EngineError("the engine was closed")) for waiter in waiters.values()]

@@ -1,0 +1,193 @@
+"""Several engines behind one protocol: whoever has least to do answers, and a lost one's questions are asked again."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+from gnomon.engines.base import Engine, Sampling
+from gnomon.engines.garbage import Expected, fault_of_logprobs
+from gnomon.engines.member import Lost, Member
+from gnomon.errors import EngineError
+from gnomon.metrics import Last, Measure, Metrics, Sum
+from gnomon.transport.fingerprint import Fingerprint
+from gnomon.types import Completion, Snapshot
+
+T = TypeVar("T")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+class EnginePool:
+    """Engines that are asked as one; implements `Engine`.
+
+    A call goes, whole, to the engine with the fewest answers on their way, the first named among equals: rows of one
+    prompt share its prefill there, and with the same calls in the same order the same engines answer. Since draws
+    depend on the key alone, which engine answers changes nothing but rounding.
+
+    An engine that raises `EngineError` or dies, that finishes nothing for ``timeout_seconds`` while something was
+    asked of it, or whose answers cannot be true (`Expected`: too few, tokens outside the vocabulary,
+    log-probabilities that are NaN or above 0, weights that it was never given) is taken out for good and named. What
+    it had not answered is asked again of another one, under the same keys: nothing of it was handed on, so no group
+    is doubled and none is lost. A `UserError`, such as a prompt beyond the context, is the caller's own and asked of
+    nobody else. One engine is guarded in the same way.
+
+    engines: by the name that people know them by; of one model.
+    vocabulary_size: of that model; None checks token ids for being negative only.
+    warn: is told once of each engine that is lost, in one line.
+    Ours: peers restart or end the run; deterministic keys make asking elsewhere exact.
+    """
+
+    def __init__(
+        self,
+        engines: Mapping[str, Engine],
+        timeout_seconds: float = 600.0,
+        vocabulary_size: int | None = None,
+        warn: Callable[[str], None] = _say,
+    ) -> None:
+        self._members = [Member(name, engine, timeout_seconds) for name, engine in engines.items()]
+        self._vocabulary_size = vocabulary_size
+        self._warn = warn
+        self._is_closed = False
+        self._lost = self._asked_again = 0
+        self._told: set[str] = set()
+
+    @property
+    def version(self) -> int:
+        """The oldest version among the engines that work; -1 before the first `load`."""
+        return min((member.engine.version for member in self._alive()), default=-1)
+
+    async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
+        """Return one completion per key, in the order of ``keys``; see `Engine`.
+
+        Raises: EngineError naming each engine and its cause when none is left; ConfigError as an engine does.
+        """
+
+        def fault(member: Member, answers: Sequence[Completion]) -> str | None:
+            return Expected(len(keys), sampling, self._vocabulary_size, member.versions).fault(answers)
+
+        return await self._routed(lambda engine: engine.generate(prompt, keys, sampling), fault, len(keys))
+
+    async def score(self, prompt: Sequence[int], response: Sequence[int], temperature: float) -> list[float]:
+        """Return the log-probability of each token of ``response``, by one of the engines; see `Engine`."""
+
+        def fault(member: Member, logprobs: Sequence[float]) -> str | None:
+            said = fault_of_logprobs(logprobs, len(response))
+            return None if said is None else f"a score has {said}"
+
+        return await self._routed(lambda engine: engine.score(prompt, response, temperature), fault, 1)
+
+    async def load(self, snapshot: Snapshot) -> None:
+        """Let every engine that works answer with these weights; one that cannot load them is lost.
+
+        Raises: EngineError when none is left.
+        """
+        await self._everywhere(lambda member: self._load(member, snapshot))
+
+    async def each(self, call: Callable[[Engine], Awaitable[T]]) -> dict[str, T]:
+        """Return what every engine that works answers to ``call``, by name; one that cannot is lost.
+
+        Raises: EngineError when none is left.
+        """
+        answers: dict[str, T] = {}
+
+        async def ask(member: Member) -> None:
+            answers[member.name] = await member.ask(call)
+
+        await self._everywhere(ask)
+        return {member.name: answers[member.name] for member in self._alive() if member.name in answers}
+
+    async def fingerprints(self) -> Mapping[str, Fingerprint] | None:
+        """Return the fingerprints of every engine's weights, as one mapping where all agree; see `Engine`.
+
+        What another engine holds differently from the first, or lacks, is in it once more as "NAME of engine ENGINE",
+        a name that nobody sent: so whoever compares with what was sent finds each engine's fault.
+        Raises: EngineError when none is left.
+        """
+        held = await self.each(lambda engine: engine.fingerprints())
+        return _together({name: prints for name, prints in held.items() if prints is not None})
+
+    async def close(self) -> None:
+        """Close every engine, the lost ones too; one that hangs is left behind after a while."""
+        self._is_closed = True
+        await asyncio.gather(*(member.close() for member in self._members))
+
+    def metrics(self) -> Metrics:
+        """Return engines that work, and since the last call of this: engines lost, calls asked again elsewhere."""
+        measured: dict[str, Measure] = {
+            "engines/alive": Last(len(self._alive())),
+            "engines/lost": Sum(self._lost),
+            "engines/asked_again": Sum(self._asked_again),
+        }
+        self._lost = self._asked_again = 0
+        return Metrics.of(measured)
+
+    async def _load(self, member: Member, snapshot: Snapshot) -> None:
+        member.versions.add(snapshot.version)
+        await member.ask(lambda engine: engine.load(snapshot), is_alone=True)
+        if member.engine.version != snapshot.version:
+            member.lose(f"it says version {member.engine.version} after it was given {snapshot.version}")
+
+    async def _everywhere(self, work: Callable[[Member], Awaitable[None]]) -> None:
+        self._check()
+
+        async def one(member: Member) -> None:
+            with suppress(Lost):
+                await work(member)
+            self._note(member)
+
+        await asyncio.gather(*(one(member) for member in self._alive()))
+        self._check()
+
+    async def _routed(
+        self, call: Callable[[Engine], Awaitable[T]], fault: Callable[[Member, T], str | None], rows: int
+    ) -> T:
+        """Return an answer without a fault, from the first engine that gives one."""
+        while True:
+            self._check()
+            member = min(self._alive(), key=lambda member: member.rows)
+            try:
+                answer = await member.ask(call, rows)
+                said = fault(member, answer)
+                if said is None:
+                    return answer
+                member.lose(f"it answered garbage: {said}")
+            except Lost:
+                pass
+            self._note(member)
+            self._asked_again += bool(self._alive())
+
+    def _note(self, member: Member) -> None:
+        """Tell of a member that was lost, once; closing the pool is no loss, and the last loss is an error."""
+        if member.cause is None or member.name in self._told or self._is_closed:
+            return
+        self._told.add(member.name)
+        self._lost += 1
+        left = len(self._alive())
+        if left:
+            others = f"{left} of {len(self._members)} engines go on, and are asked what it did not answer"
+            self._warn(f"lost engine {member.name}: {member.cause}; {others}")
+
+    def _alive(self) -> list[Member]:
+        return [member for member in self._members if member.cause is None]
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise EngineError("the engine is closed")
+        if not self._alive():
+            causes = "; ".join(f"{member.name}: {member.cause}" for member in self._members)
+            raise EngineError(f"no engine is left to answer ({causes})")
+
+
+def _together(held: Mapping[str, Mapping[str, Fingerprint]]) -> dict[str, Fingerprint] | None:
+    if not held:
+        return None
+    first = next(iter(held.values()))
+    together = dict(first)
+    for engine, other in held.items():
+        different = [name for name in first.keys() | other.keys() if first.get(name) != other.get(name)]
+        together |= {f"{name} of engine {engine}": (other if name in other else first)[name] for name in different}
+    return together

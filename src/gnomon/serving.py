@@ -1,0 +1,146 @@
+"""From an experiment to who answers: one engine or several, sharing the learner's weights or with their own."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from torch import nn
+
+from gnomon.engines.base import Engine
+from gnomon.engines.local import LocalEngine
+from gnomon.engines.pool import EnginePool
+from gnomon.errors import ConfigError
+from gnomon.experiment import Experiment
+from gnomon.learner.precision import dtype_of, resolve_precision
+from gnomon.models.decoder import vocabulary_size
+from gnomon.models.device import resolve_device
+from gnomon.models.linear import input_axes
+from gnomon.models.load import load_model
+from gnomon.plans import StalenessPlan
+from gnomon.sentences import many
+from gnomon.transport.rounding import rounded
+from gnomon.types import Snapshot
+
+_STARTED = "start"
+
+
+def check_serving(experiment: Experiment) -> None:
+    """Refuse engines that cannot be meant, or that are not there, before anything is loaded.
+
+    Raises: ConfigError.
+    """
+    plan, asked = experiment.engine, experiment.prompts_per_step * (experiment.staleness_bound + 1)
+    if plan.count > asked:
+        raise ConfigError(
+            f"engine.count = {plan.count}, and never more than {many(asked, 'prompt')} are on their way at once, each "
+            f"asked of one engine: the others would never answer; set engine.count = {asked} or less, or raise "
+            "rollouts_per_step"
+        )
+    if plan.kind == "local":
+        return
+    if plan.count > 1 and plan.server not in ("", _STARTED):
+        raise ConfigError(
+            f"engine.server = '{plan.server}' is one engine, and engine.count = {plan.count}; set engine.count = 1, or "
+            f'engine.server = "{_STARTED}" for servers of their own'
+        )
+    if experiment.algorithm.routing == "behavior":
+        raise ConfigError(
+            'algorithm.routing = "behavior" replays the experts that the engine chose, and vLLM does not say which; '
+            'set algorithm.routing = "proximal", or engine.kind = "local"'
+        )
+    if experiment.trust_remote_code:
+        raise ConfigError(
+            "trust_remote_code lets a model's own code run in this process, and vLLM would not run it; set "
+            'engine.kind = "local"'
+        )
+    from gnomon.engines.vllm import check_vllm
+
+    check_vllm(plan)
+
+
+def shares_weights(experiment: Experiment) -> bool:
+    """Whether the engine reads the learner's own tensors: one local engine, never asked while they change.
+
+    Rounded weights are others than the learner's, answers of older weights need those, and each of several engines
+    would have to stand still while another one computes with the same module.
+    """
+    plan = experiment.engine
+    is_plain = plan.kind == "local" and plan.count == 1 and plan.rounding == "none"
+    return is_plain and experiment.staleness_bound == 0
+
+
+def own_copies(experiment: Experiment) -> int:
+    """Return how many copies of the weights engines hold on this machine, beside the learner's."""
+    plan = experiment.engine
+    is_elsewhere = plan.kind == "vllm" and plan.server not in ("", _STARTED)
+    return 0 if is_elsewhere or shares_weights(experiment) else plan.count
+
+
+def said_of_serving(experiment: Experiment) -> str:
+    """Return in one sentence who answers, with which weights."""
+    plan = experiment.engine
+    if shares_weights(experiment):
+        return f"They are drawn in this process, from the learner's own weights, at most {plan.max_concurrent} at once."
+    if plan.kind == "local":
+        who = f"{many(plan.count, 'local engine')} in this process"
+    elif plan.server:
+        at = "started for it" if plan.server == _STARTED else f"at {plan.server}"
+        who = f"{many(plan.count, 'vLLM server')} {at}"
+    else:
+        who = f"{many(plan.count, 'vLLM engine')} in this process"
+    each = "each with weights of its own" if plan.count > 1 else "with weights of its own"
+    rounding = "" if plan.rounding == "none" else f", rounded to {plan.rounding} whenever they are sent"
+    return f"They are drawn by {who}, {each}{rounding}, at most {plan.max_concurrent} at once by each."
+
+
+def load_network(experiment: Experiment) -> nn.Module:
+    """Return the experiment's model, adapters included, as it computes."""
+    device = resolve_device(experiment.device)
+    dtype = dtype_of(resolve_precision(experiment.learner.precision, str(device)))
+    return load_model(experiment.model, dtype, experiment.lora, experiment.trust_remote_code, device)
+
+
+def serve(experiment: Experiment, trained: nn.Module, warn: Callable[[str], None]) -> EnginePool:
+    """Return who answers while ``trained`` is trained; it answers nothing useful before it was given a snapshot.
+
+    warn: is told of every engine that is lost, in one line.
+    """
+    plan = experiment.engine
+    return EnginePool(_engines(experiment, trained), plan.timeout_seconds, vocabulary_size(trained), warn)
+
+
+def serve_alone(experiment: Experiment, warn: Callable[[str], None]) -> EnginePool:
+    """Return one engine with the experiment's model as it is, to evaluate it: nothing is rounded, nothing is sent."""
+    plan = replace(experiment.engine, count=1, rounding="none")
+    alone = replace(experiment, max_staleness=0, staleness=StalenessPlan(), lora=None, engine=plan)
+    model = load_network(experiment) if plan.kind == "local" else None
+    vocabulary = None if model is None else vocabulary_size(model)
+    return EnginePool(_engines(alone, model), plan.timeout_seconds, vocabulary, warn=warn)
+
+
+def _engines(experiment: Experiment, trained: nn.Module | None) -> Mapping[str, Engine]:
+    plan = experiment.engine
+    if plan.kind == "vllm":
+        from gnomon.engines.vllm import make_vllm
+
+        dtype = dtype_of(resolve_precision(experiment.learner.precision, str(resolve_device(experiment.device))))
+        return {f"vllm-{n}": make_vllm(experiment.model, plan, dtype) for n in range(1, plan.count + 1)}
+    if trained is not None and shares_weights(experiment):
+        return {"local": LocalEngine(trained, plan.max_concurrent)}
+    plain = replace(experiment, lora=None)
+    return {
+        f"local-{n}": LocalEngine(load_network(plain), plan.max_concurrent, shared=False)
+        for n in range(1, plan.count + 1)
+    }
+
+
+def sending(experiment: Experiment, trained: nn.Module) -> Callable[[Snapshot], Snapshot] | None:
+    """Return what becomes of a snapshot on its way to engines; None where they get the learner's own numbers.
+
+    Adapters that are merged into weights are a rounding of its own, and are made by the snapshot itself.
+    """
+    kind = experiment.engine.rounding
+    if kind != "none":
+        axes = input_axes(trained)
+        return lambda snapshot: rounded(snapshot, kind, axes)
+    is_merged = experiment.lora is not None and not shares_weights(experiment)
+    return (lambda snapshot: snapshot) if is_merged else None

