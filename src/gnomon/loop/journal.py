@@ -25,6 +25,7 @@ class Journal:
 
     sinks: take the metrics; the run's own file is one of them. evaluations: the file of evaluations. rollouts, batches:
     None when they are not wanted. critic: the file of value pre-training, None where there is no such phase.
+    serving: what the engines measured since they were last asked.
     """
 
     console: Console
@@ -33,16 +34,17 @@ class Journal:
     rollouts: RolloutLog | None = None
     batches: BatchLog | None = None
     critic: JsonlSink | None = None
+    serving: Callable[[], Metrics] = Metrics
 
     def write(self, step: int, metrics: Metrics, finished: Round, batch: Batch) -> None:
         """Write down what training step number ``step`` (from 1) measured."""
         absent = {name: Last(value) for name, value in UNTRAINED.items() if name not in set(metrics)}
-        metrics += Metrics.of({**absent, "memory/peak_bytes": Max(peak_memory_bytes())})
+        metrics += self.serving() + Metrics.of({**absent, "memory/peak_bytes": Max(peak_memory_bytes())})
         values = metrics.values()
         for sink in self.sinks:
             sink.write(step, values)
         if self.rollouts is not None:
-            self.rollouts.write(step, finished.groups, finished.dropped)
+            self.rollouts.write(step, finished.groups, finished.wasted)
         if self.batches is not None:
             ids = [r.task_id for group in finished.groups for r in group.rollouts]
             self.batches.write(step, batch, prompt_ids=ids)

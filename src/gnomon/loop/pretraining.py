@@ -64,7 +64,7 @@ class ValuePretraining:
         metrics = await teach(self.learner, self.algorithm, self.algorithm.prepare(batch), None, seed)
         laps.mark("update")
 
-        metrics += self.curriculum.observe(finished.groups + finished.dropped)
+        metrics += self.curriculum.observe(finished.generated)
         self.batches += 1
         self.streak = self.streak + 1 if self._is_explained(metrics) else 0
         return measure_round(finished, self.learner.version) + metrics + laps.metrics(finished.watch)

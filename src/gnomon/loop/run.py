@@ -8,9 +8,12 @@ from gnomon.curriculum.base import Curriculum
 from gnomon.engines.base import Engine
 from gnomon.errors import Stopped
 from gnomon.learner.base import Learner
+from gnomon.loop.admission import Admission, Unlimited
+from gnomon.loop.arrival import Arrival, Unproved
 from gnomon.loop.evaluate import Evaluator
 from gnomon.loop.imitation import Imitation, Unpracticed
 from gnomon.loop.journal import Journal
+from gnomon.loop.mismatch import Mismatch, Unmeasured
 from gnomon.loop.pretraining import ValuePretraining
 from gnomon.loop.seeds import shuffle_seed
 from gnomon.loop.tracking import Tracking
@@ -50,6 +53,9 @@ class Run:
     temperature: float
     seed: int
     save: Callable[[int, bool], None]
+    admission: Admission = field(default=Unlimited())
+    arrival: Arrival = field(default=Unproved())
+    mismatch: Mismatch = field(default=Unmeasured())
     valuing: Valuing = field(default=Unvalued())
     imitation: Imitation = field(default=Unpracticed())
     pretraining: ValuePretraining | None = None

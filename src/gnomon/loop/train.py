@@ -13,8 +13,8 @@ async def train(run: Run) -> None:
     A baseline is read before its tracker observes, so it never contains the reward that it is subtracted from.
     Raises: RunError when the run cannot go on; Stopped after a checkpoint, when it was asked to stop.
     """
-    algorithm, learner, engine, laps = run.algorithm, run.learner, run.engine, Laps()
-    await engine.load(learner.snapshot())
+    algorithm, learner, laps = run.algorithm, run.learner, Laps()
+    await run.arrival.deliver(run.engine, learner)
 
     async with run.stream as stream:
         await run.begin()
@@ -24,11 +24,13 @@ async def train(run: Run) -> None:
             laps.mark("generate")
 
             batch = collate(finished.groups, run.temperature, run.tracking.baseline)
-            batch = (await learner.score(batch, algorithm.needs)).into(batch)
+            batch = (await learner.score(batch, algorithm.needs | run.admission.needs)).into(batch)
+            finished, batch, trusted = run.admission.admit(finished, batch, learner.version)
+            mismatch = await run.mismatch.measure(batch, step)
             batch, taught = await run.valuing.before(batch, step)
             laps.mark("score")
 
-            metrics = measure_round(finished, learner.version) + taught
+            metrics = measure_round(finished, learner.version) + trusted + mismatch + taught
             batch = algorithm.prepare(batch)
             metrics += measure_advantages(algorithm, batch) + measure_trained(finished, batch)
 
@@ -41,11 +43,10 @@ async def train(run: Run) -> None:
             laps.mark("update")
 
             learner.advance()
-            await engine.load(learner.snapshot())
+            metrics += await run.arrival.deliver(run.engine, learner)
             laps.mark("publish")
 
-            asked = finished.groups + finished.dropped
-            metrics += run.curriculum.observe(asked) + run.imitation.observe(asked)
+            metrics += run.curriculum.observe(finished.generated) + run.imitation.observe(finished.generated)
             metrics += await run.tracking.observe(finished.groups, updates)
             laps.mark("track")
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
-from gnomon.metrics import Max, Mean, Measure, Metrics, Sum
+from gnomon.metrics import Last, Max, Mean, Measure, Metrics, Sum
+from gnomon.rollouts.measure_turns import measure_turns
 from gnomon.rollouts.stream import Round
 from gnomon.types import Batch, Group, Rollout
 
@@ -15,8 +16,8 @@ def measure_round(finished: Round, version: int) -> Metrics:
 
     version: of the weights about to be trained; staleness is counted in steps from the oldest token of a rollout.
     """
-    groups = finished.groups + finished.dropped
-    rollouts = [r for g in groups for r in g.rollouts]
+    groups = finished.generated
+    rollouts = _rollouts(groups)
     graded = [r.grade.reward for r in rollouts if r.grade.reward is not None]
     count = len(rollouts)
     stale = [version - r.oldest_version for r in _rollouts(finished.groups)]
@@ -33,28 +34,65 @@ def measure_round(finished: Round, version: int) -> Metrics:
         "rollout/discarded_groups": Sum(len(finished.dropped)),
         "stream/staleness_steps_mean": Mean(sum(stale), len(stale)),
         "stream/staleness_steps_max": Max(max(stale, default=0)),
-        "tokens/generated": Sum(sum(len(r.response) for r in rollouts)),
+        "tokens/generated": Sum(_tokens(rollouts)),
     }
     for name in sorted({name for r in rollouts for name in r.grade.parts}):
         parts = [r.grade.parts[name] for r in rollouts if name in r.grade.parts]
         measures[f"reward/{name}_mean"] = Mean(sum(parts), len(parts))
+    return Metrics.of(measures) + measure_stream(finished) + measure_turns(rollouts)
+
+
+def measure_stream(finished: Round) -> Metrics:
+    """Return how long the step waited, what stays behind, and the rollouts that came to nothing, each with one cause.
+
+    stream/refused_rollouts: by the filter. surplus: finished too late for a place. distrusted: removed by admission.
+    stale: withdrawn unfinished. failed: in a group that is trained on, but without a reward. A group's cause goes
+    before that of its rollouts, so with the trained ones they are all that were asked and are no longer pending.
+    """
+    counts = {name: sum(len(g.rollouts) for g in groups) for name, groups in _causes(finished).items()}
+    counts |= {"stale": finished.stale, "failed": len(_failed(finished))}
+    measures: dict[str, Measure] = {f"stream/{name}_rollouts": Sum(count) for name, count in counts.items()}
+    measures |= {
+        "time/wait_seconds": Mean(finished.wait_seconds, 1),
+        "stream/in_flight_groups": Last(finished.in_flight),
+        "stream/finished_groups": Last(finished.finished),
+        "stream/steps_ahead": Last(finished.ahead),
+    }
     return Metrics.of(measures)
 
 
 def measure_trained(finished: Round, batch: Batch) -> Metrics:
-    """Return how many of the generated tokens have a gradient, on the prepared batch.
+    """Return how many of the generated tokens have a gradient, on the prepared batch, and what became of the others.
 
-    A token is wasted when its advantage is exactly zero, or when it is masked, errored or discarded.
+    Each generated token is one of: trained; idle, in a trained group but masked or of an advantage of exactly zero;
+    failed, refused, surplus or distrusted, as in `measure_stream`. What an engine generated for a rollout that was
+    withdrawn is not known, and is in none of them.
     """
     assert batch.advantages is not None, "prepare comes first"
     trained = int(((batch.advantages != 0) & batch.mask).sum())
-    generated = sum(len(r.response) for g in finished.groups + finished.dropped for r in g.rollouts)
-    return Metrics.of(
-        {
-            "tokens/trained": Sum(trained),
-            "tokens/wasted_fraction": Mean(generated - trained, generated),
-        }
-    )
+    wasted = {name: _tokens(_rollouts(groups)) for name, groups in _causes(finished).items()}
+    wasted["failed"] = _tokens(_failed(finished))
+    wasted["idle"] = _tokens(_rollouts(finished.groups)) - wasted["failed"] - trained
+    generated = trained + sum(wasted.values())
+    measures: dict[str, Measure] = {f"tokens/{name}": Sum(count) for name, count in wasted.items()}
+    measures |= {
+        "tokens/trained": Sum(trained),
+        "tokens/wasted_fraction": Mean(generated - trained, generated),
+    }
+    return Metrics.of(measures)
+
+
+def _causes(finished: Round) -> dict[str, tuple[Group, ...]]:
+    """Return the groups that were finished and are not trained on, by cause."""
+    return {"refused": finished.dropped, "surplus": finished.surplus, "distrusted": finished.distrusted}
+
+
+def _failed(finished: Round) -> list[Rollout]:
+    return [r for r in _rollouts(finished.groups) if r.grade.error is not None]
+
+
+def _tokens(rollouts: Sequence[Rollout]) -> int:
+    return sum(sum(r.mask) for r in rollouts)
 
 
 def _rollouts(groups: Sequence[Group]) -> list[Rollout]:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.draws import draw_key
+from gnomon.rollouts.turns import Conversation
 from gnomon.types import Completion, Grade, Group, Rollout, Task
 from gnomon.verifiers.base import Sample
 
@@ -44,7 +45,8 @@ class Asker:
     """Asks an engine and a grader about tasks.
 
     generations: rollouts a task. seed: of the run; draws depend on it, the round, the task and the sample alone.
-    decode: token ids to text, control tokens left out.
+    decode: token ids to text, control tokens left out. conversation: plays several turns with an environment; None asks
+    for one answer.
     """
 
     engine: Engine
@@ -53,13 +55,36 @@ class Asker:
     sampling: Sampling
     generations: int
     seed: int
+    conversation: Conversation | None = None
 
     async def ask(self, task: Task, round_number: int, watch: Stopwatch) -> Group:
         """Return the task's graded group; a sample that cannot be graded is a rollout with an error."""
+        if self.conversation is not None:
+            return await self._converse(self.conversation, task, round_number, watch)
         keys = [draw_key(self.seed, round_number, task.id, sample) for sample in range(self.generations)]
         completions = await self.engine.generate(task.prompt, keys, self.sampling)
         watch.generated(sum(len(c.tokens) for c in completions))
         rollouts = await asyncio.gather(*(self._grade(task, c) for c in completions))
+        watch.graded()
+        return Group(task, tuple(rollouts))
+
+    async def _converse(self, conversation: Conversation, task: Task, round_number: int, watch: Stopwatch) -> Group:
+        async def one(sample: int) -> Rollout:
+            played = await conversation.play(
+                task, lambda turn: draw_key(self.seed, round_number, task.id, sample, turn), self.sampling
+            )
+            watch.generated(sum(played.mask))
+            if played.error is not None:
+                return played.rollout(task, conversation.refuse(played.sample(task, self.sampling), played.error))
+            return played.rollout(task, await self.grader.grade(played.sample(task, self.sampling)))
+
+        playing = [asyncio.ensure_future(one(sample)) for sample in range(self.generations)]
+        try:
+            rollouts = await asyncio.gather(*playing)
+        finally:
+            for rollout in playing:
+                rollout.cancel()
+            await asyncio.gather(*playing, return_exceptions=True)  # their environments are ended then
         watch.graded()
         return Group(task, tuple(rollouts))
 

@@ -1,54 +1,75 @@
-"""Rounds of prompts on their way: the whole of sync and async.
+"""Prompts on their way: the whole of sync and async.
 
-``max_staleness + 1`` rounds are in flight at most, and a new one is asked only inside `take`, that is after the
-weights of the step before were published. A round asked at step s with staleness n is trained on at step s + n, so
-the bound is structural: zero alternates between asking and training, a positive number overlaps them.
+There are ``max_staleness + 1 - slack`` steps' worth of slots. A prompt takes one when it is asked, inside `take`, and
+it is free again at the `take` after the one that its group left in, that is after the weights trained from it were
+published. The clock counts takes. What was asked at clock c leaves by clock c + max_staleness, and between two takes
+the weights change once at most, so no token that is trained on is older than ``max_staleness`` steps: the bound is
+structural. Zero alternates between asking and training, a positive number overlaps them.
 """
 
 import asyncio
-from collections import deque
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from gnomon.curriculum.base import Curriculum
 from gnomon.errors import ConfigError
 from gnomon.rollouts.rollout import Asker, Stopwatch
+from gnomon.rollouts.slots import Slot, choose, round_of_draws
 from gnomon.tasks.base import TaskSet
 from gnomon.types import Group, State
-
-_ATTEMPT = 1 << 40
-"""Added to a round's number for each further attempt, so that a task asked again in one round draws afresh."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """What one step trains on.
+    """What one step trains on, and what else came to an end since the step before.
 
-    groups: kept, in the order they were asked. dropped: groups that the filter refused, with their cost.
+    number: of the take, from 0. groups: kept, in the order they were asked. dropped: groups that the filter refused.
+    surplus: finished groups that no step had room for before they became too old. distrusted: groups that were kept,
+    and that `loop.admission` removed after they were scored. stale: rollouts that were withdrawn unfinished because
+    they would have become too old; what an engine had generated of them is not known.
+    wait_seconds: how long the step waited for groups. in_flight, finished: groups that stay behind, still asked or
+    ready. ahead: steps for which prompts were asked beside this one. watch: of the group that finished last.
     """
 
     number: int
     groups: tuple[Group, ...]
     dropped: tuple[Group, ...]
     watch: Stopwatch
+    surplus: tuple[Group, ...] = ()
+    distrusted: tuple[Group, ...] = ()
+    stale: int = 0
+    wait_seconds: float = 0.0
+    in_flight: int = 0
+    finished: int = 0
+    ahead: int = 0
 
+    @property
+    def wasted(self) -> tuple[Group, ...]:
+        """Every group that was generated and is not trained on."""
+        return self.dropped + self.surplus + self.distrusted
 
-@dataclass
-class _InFlight:
-    number: int
-    indices: list[int]
-    answer: asyncio.Task[Round]
+    @property
+    def generated(self) -> tuple[Group, ...]:
+        """Every group that was generated: each is in exactly one round of a run."""
+        return self.groups + self.wasted
 
 
 @dataclass
 class RolloutStream:
-    """Asks rounds of ``prompts_per_step`` prompts ahead of training. `Stateful`.
+    """Asks prompts ahead of training and hands out ``prompts_per_step`` finished groups a step. `Stateful`.
 
+    max_staleness: steps. stragglers: what is done about a group that is not finished when its time is over: "wait", or
+    "drop" it and take another finished one instead, which no step waits for but which favors short answers.
+    slack: steps' worth of slots that stay empty, at most ``max_staleness``; may be changed between takes. With 0 each
+    step trains on what was asked ``max_staleness`` steps before. With 1 on what was asked one step later than that, as
+    fresh as with a bound of one less, but a slow answer may be overtaken and come a step later.
     is_kept: which finished groups are trained on; the others' places are taken by other prompts, at most
-    ``max_attempts`` rounds of asking in all, after which the step is smaller; a round without any kept group is
-    trained on as it is, which changes nothing and is counted.
+    ``max_attempts`` prompts a place in all, after which the step is smaller; a step without any kept group is trained
+    on as it is, which changes nothing and is counted. At staleness 0 refused prompts are replaced once all have
+    answered, so that who is asked depends on no timing; above it at once.
     """
 
     curriculum: Curriculum
@@ -58,13 +79,21 @@ class RolloutStream:
     max_staleness: int = 0
     is_kept: Callable[[Group], bool] = lambda group: True
     max_attempts: int = 1
+    stragglers: Literal["wait", "drop"] = "wait"
+    slack: int = 0
+    _slots: list[Slot] = field(default_factory=list)
+    _refused: list[tuple[int, Group]] = field(default_factory=list)
+    _pending: list[Slot] = field(default_factory=list)
     _next: int = 0
-    _waiting: list[list[int]] = field(default_factory=list)
-    _flying: deque[_InFlight] = field(default_factory=deque)
+    _turn: int = 0
+    _clock: int = -1
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         if self.max_staleness < 0:
             raise ConfigError(f"max_staleness must be 0 (synchronous) or more steps, got {self.max_staleness}")
+        if not 0 <= self.slack <= self.max_staleness:
+            raise ConfigError(f"slack must be from 0 to max_staleness = {self.max_staleness} steps, got {self.slack}")
 
     async def __aenter__(self) -> Self:
         return self
@@ -72,54 +101,129 @@ class RolloutStream:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for flying in self._flying:
-            flying.answer.cancel()
-        await asyncio.gather(*(flying.answer for flying in self._flying), return_exceptions=True)
-        self._flying.clear()
+        answers = [slot.answer for slot in self._slots if slot.answer is not None]
+        for answer in answers:
+            answer.cancel()
+        await asyncio.gather(*answers, return_exceptions=True)
+        self._slots.clear()
 
     async def take(self) -> Round:
-        """Return the oldest round, graded; asks new ones until ``max_staleness + 1`` are in flight."""
-        while len(self._flying) <= self.max_staleness:
-            indices = self._waiting.pop(0) if self._waiting else self.curriculum.take(self.prompts_per_step)
-            answer = asyncio.create_task(self._answer(self._next, indices))
-            self._flying.append(_InFlight(self._next, indices, answer))
+        """Ask until every slot is taken, and return what the step trains on as soon as that is finished.
+
+        Raises: whatever asking raised.
+        """
+        self._clock += 1
+        self._fill()
+        began = time.perf_counter()
+        while (chosen := self._choose()) is None:
+            self._changed.clear()
+            await self._changed.wait()
+        waited = time.perf_counter() - began
+        expired = self._expired(chosen)
+        gone = {*chosen, *expired}
+        self._slots = [slot for slot in self._slots if slot not in gone]
+        return self._round(chosen, expired, waited)
+
+    def _fill(self) -> None:
+        """Ask what a restored state had on its way, then new prompts, a round at a time."""
+        for slot in self._pending:
+            self._ask(slot)
+        self._pending = []
+        most = (self.max_staleness + 1 - self.slack) * self.prompts_per_step
+        while len(self._slots) < most:
+            watch = Stopwatch()
+            indices = self.curriculum.take(min(self.prompts_per_step, most - len(self._slots)))
+            for place, index in enumerate(indices):
+                self._ask(Slot(index, self._next, place, watch))
             self._next += 1
-        oldest = self._flying[0]
-        finished = await oldest.answer
-        self._flying.popleft()
-        return finished
 
-    async def _answer(self, number: int, indices: Sequence[int]) -> Round:
-        watch = Stopwatch()
-        kept: list[Group] = []
-        dropped: list[Group] = []
-        for attempt in range(self.max_attempts):
-            if attempt:
-                indices = self.curriculum.take(self.prompts_per_step - len(kept))
-            for group in await self._ask(number + attempt * _ATTEMPT, indices, watch):
-                is_kept = self.is_kept(group) and len(kept) < self.prompts_per_step
-                (kept if is_kept else dropped).append(group)
-            if len(kept) == self.prompts_per_step:
-                break
-        if not kept:
-            kept, dropped = dropped[: self.prompts_per_step], dropped[self.prompts_per_step :]
-        return Round(number, tuple(kept), tuple(dropped), watch)
+    def _ask(self, slot: Slot) -> None:
+        """Ask a slot's prompt as the newest of all."""
+        slot.turn, slot.clock, slot.status = self._turn, self._clock, "asked"
+        self._turn += 1
+        self._slots.append(slot)
+        slot.answer = asyncio.ensure_future(self._answer(slot))
 
-    async def _ask(self, number: int, indices: Sequence[int], watch: Stopwatch) -> list[Group]:
-        asked = [asyncio.ensure_future(self.asker.ask(self.tasks[index], number, watch)) for index in indices]
+    async def _answer(self, slot: Slot) -> None:
         try:
-            return list(await asyncio.gather(*asked))
+            number = round_of_draws(slot, self.max_attempts, is_together=self.max_staleness == 0)
+            group = await self.asker.ask(self.tasks[slot.index], number, slot.watch)
+            if self.is_kept(group):
+                slot.status, slot.group = "kept", group
+            elif slot.attempt + 1 >= self.max_attempts:
+                slot.status, slot.group = "given up", group
+            else:
+                slot.status = "refused"
+                self._refused.append((slot.turn, group))
+                if self.max_staleness > 0:
+                    self._ask_others([slot])
         finally:
-            for one in asked:
-                one.cancel()
+            slot.done_at = time.perf_counter()
+            self._changed.set()
+
+    def _ask_others(self, slots: Sequence[Slot]) -> None:
+        """Ask other prompts in the places of refused ones."""
+        for slot, index in zip(slots, self.curriculum.take(len(slots)), strict=True):
+            slot.index, slot.attempt = index, slot.attempt + 1
+            self._slots.remove(slot)
+            self._ask(slot)
+
+    def _choose(self) -> Sequence[Slot] | None:
+        for slot in self._slots:
+            if slot.answer is not None and slot.answer.done():
+                slot.answer.result()  # raises what asking raised
+        refused = [slot for slot in self._slots if slot.status == "refused"]
+        if refused and all(slot.status != "asked" for slot in self._slots):
+            self._ask_others(refused)
+        is_waiting = self.stragglers == "wait"
+        return choose(self._slots, self.prompts_per_step, self._clock, self.max_staleness, is_waiting)
+
+    def _expired(self, chosen: Sequence[Slot]) -> list[Slot]:
+        """Return the others that would be too old for the next step; those without an answer are withdrawn."""
+        taken = set(chosen)
+        late = [s for s in self._slots if s not in taken and s.clock + self.max_staleness <= self._clock]
+        for slot in late:
+            if slot.status == "asked" and slot.answer is not None:
+                slot.answer.cancel()
+        return late
+
+    def _round(self, chosen: Sequence[Slot], expired: Sequence[Slot], waited: float) -> Round:
+        kept = _groups(chosen, "kept")
+        given_up = [*_groups(chosen, "given up"), *_groups(expired, "given up")]
+        refused = [group for _, group in sorted([*self._refused, *given_up], key=lambda pair: pair[0])]
+        self._refused = []
+        groups = [group for _, group in kept]
+        if not groups:
+            groups, refused = refused[: self.prompts_per_step], refused[self.prompts_per_step :]
+        return Round(
+            number=self._clock,
+            groups=tuple(groups),
+            dropped=tuple(refused),
+            watch=max(chosen, key=lambda slot: slot.done_at).watch,
+            surplus=tuple(group for _, group in _groups(expired, "kept")),
+            stale=self.asker.generations * sum(slot.status == "asked" for slot in expired),
+            wait_seconds=waited,
+            in_flight=sum(not slot.is_ready for slot in self._slots),
+            finished=sum(slot.is_ready for slot in self._slots),
+            ahead=self.max_staleness - self.slack,
+        )
 
     def state(self) -> State:
-        """Return the round counter and the rounds in flight, which are asked again with the same draws."""
-        first = self._flying[0].number if self._flying else self._next
-        pending = [flying.indices for flying in self._flying] + self._waiting
-        return State(values={"next": first, "pending": pending})
+        """Return the counters and every prompt that is asked or ready and not trained on.
+
+        All of them are asked again, with the same draws; by newer weights, so the answers differ. What was refused
+        since the last step is not asked again, and is in no record.
+        """
+        pending = [[s.index, s.number, s.place, s.attempt] for s in [*self._slots, *self._pending]]
+        return State(values={"next": self._next, "taken": self._clock + 1, "slack": self.slack, "pending": pending})
 
     def restore(self, state: State) -> None:
-        """Ask the rounds that were in flight first."""
-        self._next = int(state.values["next"])
-        self._waiting = [[int(i) for i in indices] for indices in state.values["pending"]]
+        """Ask first what was on its way."""
+        self.slack = int(state.values["slack"])
+        self._next, self._clock = int(state.values["next"]), int(state.values["taken"]) - 1
+        rows = [[int(number) for number in row] for row in state.values["pending"]]
+        self._pending = [Slot(index, number, place, Stopwatch(), again) for index, number, place, again in rows]
+
+
+def _groups(slots: Sequence[Slot], status: Literal["kept", "given up"]) -> list[tuple[int, Group]]:
+    return [(slot.turn, slot.group) for slot in slots if slot.status == status and slot.group is not None]

@@ -1,0 +1,190 @@
+"""The run's side of `tasks/host.py`: one process for each rollout that is under way, ended when it misbehaves."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from gnomon.errors import ConfigError, EngineError, RewardError
+from gnomon.tasks.environment import EnvironmentPlan
+from gnomon.types import EndedBy
+from gnomon.verifiers.nursery import Limits, Nursery, Program
+from gnomon.verifiers.worker import Channel
+from gnomon.verifiers.workers import LONGEST_ANSWER, Hung, Worker
+
+T = TypeVar("T")
+
+
+class HostFault(Exception):
+    """An environment failed in one rollout. by: how. cause: in one line."""
+
+    def __init__(self, by: EndedBy, cause: str) -> None:
+        super().__init__(cause)
+        self.by: EndedBy = by
+        self.cause = cause
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an environment said: messages as (role, text), a reward to add, and whether that was all."""
+
+    messages: Sequence[tuple[str, str]]
+    reward: float
+    is_done: bool
+
+
+@dataclass
+class Host:
+    """One environment for one rollout. is_sound: whether its process may serve another rollout afterwards."""
+
+    worker: Worker
+    timeout_seconds: float
+    obituary: Callable[[Worker], "asyncio.Future[str]"]
+    is_sound: bool = True
+
+    async def reset(self, prompt: str, columns: Mapping[str, Any]) -> Answer:
+        """Return its first observation. Raises: HostFault."""
+        return await self._ask({"do": "reset", "prompt": prompt, "columns": dict(columns)})
+
+    async def step(self, text: str) -> Answer:
+        """Return its reply to an answer. Raises: HostFault."""
+        return await self._ask({"do": "step", "text": text})
+
+    async def end(self) -> float:
+        """Have it close, and return the reward that it knows only now, or 0. Raises: HostFault."""
+        return (await self._ask({"do": "close"})).reward
+
+    async def _ask(self, request: dict[str, Any]) -> Answer:
+        is_sound, self.is_sound = self.is_sound, False
+        try:
+            said = await self.worker.ask(request, self.timeout_seconds)
+        except Hung:
+            said = None
+        except (TypeError, RecursionError) as error:
+            raise HostFault("fault", f"the task's columns cannot be sent: {error}") from error
+        except (OSError, EOFError, ValueError) as error:
+            raise HostFault("fault", f"its process {await self.obituary(self.worker)}") from error
+        if said is None:
+            raise HostFault("timeout", f"no reply after {self.timeout_seconds:g} s")
+        if said["fault"] is not None:
+            raise HostFault("fault", said["fault"])
+        if "flood" in said:
+            raise HostFault("flood", f"a reply of {said['flood']} characters")
+        self.is_sound = is_sound
+        messages = [(str(role), str(text)) for role, text in said.get("messages", ())]
+        return Answer(messages, float(said["reward"] or 0.0), bool(said.get("is_done")))
+
+
+class Hosts:
+    """Environments for ``plan.max_concurrent`` rollouts at once; more wait.
+
+    A process serves one rollout at a time. It serves another one only if nothing went wrong in it.
+    """
+
+    def __init__(self, plan: EnvironmentPlan) -> None:
+        self._plan = plan
+        self._nursery = _nursery(plan)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="environments")
+        self._free = asyncio.Semaphore(plan.max_concurrent)
+        self._idle: list[Worker] = []
+        self._workers: set[Worker] = set()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._call(self._nursery.open)
+        except RewardError as error:
+            self._thread.shutdown()
+            raise ConfigError(str(error)) from error
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in tuple(self._workers):
+            await self._dismiss(worker)
+        await asyncio.shield(self._call(self._nursery.close))
+        self._thread.shutdown()
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[Host]:
+        """Give a rollout an environment of its own; its process is ended afterwards if it is not sound.
+
+        Raises: EngineError when no process can be started.
+        """
+        async with self._free:
+            while self._idle and self._idle[-1].reader.at_eof():
+                await self._bury(self._idle.pop())
+            worker = self._idle.pop() if self._idle else await self._hire()
+            host = Host(worker, self._plan.timeout_seconds, lambda dead: asyncio.ensure_future(self._bury(dead)))
+            is_over = False
+            try:
+                yield host
+                is_over = True
+            finally:
+                if is_over and host.is_sound:
+                    self._idle.append(worker)
+                elif worker in self._workers:
+                    await asyncio.shield(self._bury(worker))
+
+    async def _hire(self) -> Worker:
+        try:
+            pid, connection = await self._call(self._nursery.fork)
+            reader, writer = await asyncio.open_connection(sock=connection, limit=LONGEST_ANSWER)
+            worker = Worker(pid, reader, writer)
+            self._workers.add(worker)
+            await asyncio.wait_for(worker.ready(), Limits().start_seconds)
+        except (OSError, EOFError, TimeoutError, RewardError) as error:
+            raise EngineError(f"a process for the environment {self._plan.names} does not start: {error!r}") from error
+        return worker
+
+    async def _bury(self, worker: Worker) -> str:
+        if worker not in self._workers:
+            return "ended"
+        await self._dismiss(worker)
+        return await self._call(lambda: self._nursery.end(worker.pid))
+
+    async def _dismiss(self, worker: Worker) -> None:
+        self._workers.discard(worker)
+        worker.writer.close()
+        with contextlib.suppress(OSError):
+            await worker.writer.wait_closed()
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+
+def describe(plan: EnvironmentPlan) -> tuple[dict[str, Any], ...]:
+    """Import the environment in a process that can be killed, and return the JSON schemas of its tools.
+
+    Raises: ConfigError when it cannot be found, imported, built with its settings, or described.
+    """
+    nursery = _nursery(plan)
+    try:
+        nursery.open()
+        _, connection = nursery.fork()
+        with connection:
+            connection.settimeout(Limits().start_seconds)
+            return _described(Channel(connection), plan)
+    except (RewardError, OSError, EOFError) as error:
+        raise ConfigError(str(error)) from error
+    finally:
+        nursery.close()
+
+
+def _described(channel: Channel, plan: EnvironmentPlan) -> tuple[dict[str, Any], ...]:
+    hello, _ = channel.receive()
+    if hello is not None and hello["fault"] is None:
+        channel.send({"id": "describe", "do": "describe"})
+        hello, _ = channel.receive()
+    if hello is None or hello["fault"] is not None:
+        fault = "its process died" if hello is None else hello["fault"]
+        raise ConfigError(f"the environment {plan.names} cannot be built with {plan.settings}: {fault}")
+    return tuple(hello["schemas"])
+
+
+def _nursery(plan: EnvironmentPlan) -> Nursery:
+    limits = Limits(memory_gib=plan.memory_gib or None, environment=plan.variables)
+    return Nursery(Program("gnomon.tasks.host", plan, "the environment", plan.names), limits)

@@ -1,0 +1,174 @@
+"""Who waits for whom: rollouts a second through the real stream, with an engine whose answers take given times."""
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean
+from typing import Literal
+
+from gnomon.engines.base import Engine, Sampling
+from gnomon.engines.draws import uniforms
+from gnomon.engines.scripted import ScriptedEngine
+from gnomon.errors import ConfigError
+from gnomon.metrics import Metrics
+from gnomon.rollouts.rollout import Asker
+from gnomon.rollouts.stream import RolloutStream
+from gnomon.studies.virtual import run_virtually
+from gnomon.types import Grade, Group, Snapshot, State, Task
+from gnomon.verifiers.base import Sample
+
+Latency = Callable[[tuple[int, ...], int], float]
+MILLISECOND = 1e-3
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """Seconds of an answer: median * exp(sigma * z), z standard normal and fixed by the key of the answer.
+
+    sigma: of the logarithm; 0 makes all equal. The 99th percentile is exp(2.33 sigma) times the median: 10 times at 1.
+    """
+
+    sigma: float
+    median: float = 1.0
+
+    @property
+    def mean(self) -> float:
+        """Seconds, over all answers: median * exp(sigma^2 / 2)."""
+        return self.median * math.exp(self.sigma**2 / 2)
+
+    def __call__(self, prompt: tuple[int, ...], key: int) -> float:
+        """Return the seconds of the answer with this key."""
+        uniform = float(uniforms(key, 1)[0])
+        return self.median * math.exp(self.sigma * NormalDist().inv_cdf(min(max(uniform, 1e-12), 1 - 1e-12)))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a run waits.
+
+    batch: rollouts that a step trains on. generations: rollouts a prompt; 1 is group-free. pool: steps' worth of
+    rollouts that are on their way or ready at most; 1 is synchronous. bound: steps that a rollout may be older than the
+    weights it trains. stragglers: "wait" for one whose time is over, or "drop" it. update_seconds: that training takes
+    before the next step asks; what is on its way goes on meanwhile.
+    Raises: ConfigError when the numbers do not fit together.
+    """
+
+    batch: int
+    generations: int = 1
+    pool: int = 1
+    bound: int = 0
+    stragglers: Literal["wait", "drop"] = "wait"
+    update_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.batch % self.generations or not 1 <= self.pool <= self.bound + 1:
+            raise ConfigError(f"batch must be a multiple of generations, and pool from 1 to bound + 1, got {self}")
+
+
+@dataclass(frozen=True)
+class Waited:
+    """What came of a setting, over the steps that were counted.
+
+    seconds: in all. trained: rollouts. staleness_mean, staleness_max: steps between the weights that answered and those
+    that are trained. latency_mean: seconds that the trained rollouts took; where it is below the mean of the engine,
+    quick answers are trained on more often than they are given.
+    """
+
+    seconds: float
+    trained: int
+    staleness_mean: float
+    staleness_max: int
+    latency_mean: float
+
+    @property
+    def rollouts_per_second(self) -> float:
+        """Throughput, of what is trained on."""
+        return self.trained / self.seconds
+
+
+def answering_after(latency: Latency) -> ScriptedEngine:
+    """Return an engine whose every answer takes ``latency``, and says so: its one token is that in milliseconds."""
+    return ScriptedEngine(
+        lambda prompt, key: [round(latency(prompt, key) / MILLISECOND)], latency_seconds=latency, logprob=0.0
+    )
+
+
+def simulate(setting: Setting, latency: Latency, steps: int, skipped: int = 0) -> Waited:
+    """Return what ``setting`` comes to in virtual time, over ``steps`` steps after the first ``skipped``.
+
+    The stream is the one that training uses; only the clock, the engine and the update are not real.
+    """
+    return run_virtually(measure(setting, answering_after(latency), steps, skipped))
+
+
+async def measure(setting: Setting, engine: Engine, steps: int, skipped: int = 0) -> Waited:
+    """Return the same on the clock of the loop that runs, of an engine that answers as `answering_after` does."""
+    asked, clock = _InOrder(), asyncio.get_running_loop().time
+    asker = Asker(engine, _Free(), lambda ids: "", Sampling(), setting.generations, seed=0)
+    stream = RolloutStream(
+        asked,
+        asked,
+        asker,
+        setting.batch // setting.generations,
+        setting.bound,
+        stragglers=setting.stragglers,
+        slack=setting.bound + 1 - setting.pool,
+    )
+    began, ages, seconds = 0.0, list[int](), list[float]()
+    await engine.load(_weights(0))
+    async with stream:
+        for step in range(skipped + steps):
+            if step == skipped:
+                began = clock()
+            rollouts = [rollout for group in (await stream.take()).groups for rollout in group.rollouts]
+            if step >= skipped:
+                ages += [step - rollout.oldest_version for rollout in rollouts]
+                seconds += [rollout.response[0] * MILLISECOND for rollout in rollouts]
+            await asyncio.sleep(setting.update_seconds)
+            await engine.load(_weights(step + 1))
+        waited = clock() - began
+    return Waited(waited, len(ages), fmean(ages), max(ages), fmean(seconds))
+
+
+class _InOrder:
+    """Endlessly many tasks, each asked once."""
+
+    name = "in order"
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def __len__(self) -> int:
+        return 1 << 62
+
+    def __getitem__(self, index: int) -> Task:
+        return Task(f"t{index}", (index,), "")
+
+    def take(self, count: int) -> list[int]:
+        """Return the next ones."""
+        self._next += count
+        return list(range(self._next - count, self._next))
+
+    def observe(self, groups: Sequence[Group]) -> Metrics:
+        """Learn nothing."""
+        return Metrics()
+
+    def state(self) -> State:
+        """Return which is next."""
+        return State(values={"next": self._next})
+
+    def restore(self, state: State) -> None:
+        """Go on from there."""
+        self._next = int(state.values["next"])
+
+
+class _Free:
+    """Grades at once: what is measured is waiting for answers."""
+
+    async def grade(self, sample: Sample) -> Grade:
+        return Grade(0.0)
+
+
+def _weights(version: int) -> Snapshot:
+    return Snapshot(version, lambda: iter(()))

@@ -1,0 +1,43 @@
+"""The benchmark for a GPU, run small on the CPU: on a borrowed machine it must not fail for silly reasons."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-m", "benchmarks.gpu", str(folder), "--device", "cpu", "--quick", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
+
+
+@pytest.mark.slow
+def test_every_part_gives_its_numbers(tmp_path):
+    """All laws hold on the CPU, and each model has a cold and a warm step with times, bounds and gaps."""
+    ran = run(tmp_path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    report = json.loads((tmp_path / "gpu.json").read_text())
+    assert all(law["holds"] for law in report["parts"]["laws"].values())
+    for model in ("small", "small-lora"):
+        part = report["parts"][model]
+        assert all(part[f"{kind} {each}"]["seconds"] > 0 for kind in ("cold", "warm") for each in ("step", "update"))
+        assert part["warm score"]["gap_max"] < 1e-4
+    page = (tmp_path / "gpu.md").read_text()
+    assert "| small-lora | warm |" in page
+    assert "| resume | yes |" in page
+
+
+@pytest.mark.slow
+def test_a_part_that_is_late_leaves_the_others_and_a_report(tmp_path):
+    """With no time for the models, what was measured before is in the report, and the exit code says so."""
+    ran = run(tmp_path, "--limit", "6", "--models", "small")
+    assert ran.returncode == 1
+    report = json.loads((tmp_path / "gpu.json").read_text())
+    assert "no time was left" in report["parts"]["small"]["error"]
+    assert "| small | stopped | no time was left |" in (tmp_path / "gpu.md").read_text()
