@@ -9,7 +9,7 @@ from content is encoded as plain text instead, and everything else exactly as th
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from gnomon.errors import DatasetError
 from gnomon.types import Message
@@ -48,7 +48,7 @@ class Tokenizer(Protocol):
         """Return the text, without control tokens."""
         ...
 
-    def template(self, messages: Sequence[Message]) -> str | None:
+    def template(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str | None:
         """Return the messages as the model's chat text, ready for its answer; None without a template."""
         ...
 
@@ -61,20 +61,25 @@ class ChatRenderer:
     message is its bare text; several become ``role: content`` lines and end in ``assistant:``.
 
     system: a system message for questions that bring none of their own; None adds none.
+    tools: JSON schemas that the template itself tells the model about (`tasks/bridge.py` asks whether it does).
+    told: what every system message ends with, and one is made for: tools that the template does not tell about.
     Raises: DatasetError for a message without role or content, or with a role that is not known.
     """
 
     tokenizer: Tokenizer
     system: str | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
+    told: str | None = None
 
     def __call__(self, question: str | Sequence[Message]) -> tuple[int, ...]:
         """Return the prompt's ids."""
         messages = self._messages(question)
-        found = [c for c in self.tokenizer.control_strings if c and any(c in m["content"] for m in messages)]
-        if found:
-            return self._without_injection(messages, found)
-        rendered = self.tokenizer.template(messages)
-        return self._plain(messages) if rendered is None else tuple(self.tokenizer.encode(rendered))
+        hidden = hide(self.tokenizer, messages)
+        rendered = self._rendered(hidden.messages)
+        return self._plain(messages) if rendered is None else tuple(hidden.encode(rendered))
+
+    def _rendered(self, messages: Sequence[Message]) -> str | None:
+        return self.tokenizer.template(messages, self.tools) if self.tools else self.tokenizer.template(messages)
 
     def _messages(self, question: str | Sequence[Message]) -> list[Message]:
         messages = [{"role": "user", "content": question}] if isinstance(question, str) else list(question)
@@ -82,35 +87,59 @@ class ChatRenderer:
             flaw = message_flaw(message)
             if flaw:
                 raise DatasetError(f"a message cannot be rendered: {flaw}; got {dict(message)!r}")
-        if self.system is None or any(message["role"] == "system" for message in messages):
-            return [*messages]
-        return [{"role": "system", "content": self.system}, *messages]
+        if self.system is not None and not any(message["role"] == "system" for message in messages):
+            messages = [{"role": "system", "content": self.system}, *messages]
+        return [*messages] if self.told is None else _with_note(messages, self.told)
 
     def _plain(self, messages: Sequence[Message]) -> tuple[int, ...]:
         begin = () if self.tokenizer.bos is None else (self.tokenizer.bos,)
         return (*begin, *self.tokenizer.encode_plain(transcript(messages)))
 
-    def _without_injection(self, messages: Sequence[Message], found: Sequence[str]) -> tuple[int, ...]:
-        """Return the ids of messages whose content holds control strings.
 
-        Each such string is rendered as one private-use character that occurs nowhere else, so that the
-        template sees, trims and moves it like any other text; after rendering it is encoded as plain text.
-        """
-        stand_ins = dict(zip(found, _unused_characters(messages, len(found)), strict=True))
-        # longest first, so that of two control strings beginning alike the one really there is matched
-        pattern = re.compile("|".join(re.escape(c) for c in sorted(found, key=len, reverse=True)))
-        hidden = [{**m, "content": pattern.sub(lambda match: stand_ins[match[0]], m["content"])} for m in messages]
-        rendered = self.tokenizer.template(hidden)
-        if rendered is None:
-            return self._plain(messages)
-        originals = {stand_in: control for control, stand_in in stand_ins.items()}
+@dataclass(frozen=True)
+class Hidden:
+    """Messages in which every control string is one private-use character that occurs nowhere else.
+
+    The template sees, trims and moves such a character like any other text; `encode` then makes plain text of it.
+    originals: the character to the control string that it stands for.
+    """
+
+    tokenizer: Tokenizer
+    messages: list[Message]
+    originals: Mapping[str, str]
+
+    def encode(self, rendered: str) -> list[int]:
+        """Return the ids of rendered text: what the template wrote with control tokens, what it was given without."""
+        if not self.originals:
+            return list(self.tokenizer.encode(rendered))
         ids: list[int] = []
-        for piece in re.split(f"([{''.join(originals)}])", rendered):
-            if piece in originals:
-                ids += self.tokenizer.encode_plain(originals[piece])
+        for piece in re.split(f"([{''.join(self.originals)}])", rendered):
+            if piece in self.originals:
+                ids += self.tokenizer.encode_plain(self.originals[piece])
             elif piece:
                 ids += self.tokenizer.encode(piece)
-        return tuple(ids)
+        return ids
+
+
+def hide(tokenizer: Tokenizer, messages: Sequence[Message]) -> Hidden:
+    """Return the messages with the control strings in them hidden; unchanged where there are none."""
+    found = [c for c in tokenizer.control_strings if c and any(c in m["content"] for m in messages)]
+    if not found:
+        return Hidden(tokenizer, [*messages], {})
+    stand_ins = dict(zip(found, _unused_characters(messages, len(found)), strict=True))
+    # longest first, so that of two control strings beginning alike the one really there is matched
+    pattern = re.compile("|".join(re.escape(c) for c in sorted(found, key=len, reverse=True)))
+    hidden = [{**m, "content": pattern.sub(lambda match: stand_ins[match[0]], m["content"])} for m in messages]
+    return Hidden(tokenizer, [*hidden], {stand_in: control for control, stand_in in stand_ins.items()})
+
+
+def _with_note(messages: Sequence[Message], note: str) -> list[Message]:
+    """Return the messages with ``note`` behind the system message, which is made if there is none."""
+    for place, message in enumerate(messages):
+        if message["role"] == "system":
+            noted = {**message, "content": f"{message['content']}\n\n{note}"}
+            return [*messages[:place], noted, *messages[place + 1 :]]
+    return [{"role": "system", "content": note}, *messages]
 
 
 def message_flaw(message: object) -> str | None:

@@ -1,0 +1,129 @@
+"""Tasks that answer back: what a user writes, and the table ``environment`` of an experiment. No torch.
+
+An environment is a class of the user's with `reset` and `step`; either may be ``async def``:
+
+    class Guess:
+        def __init__(self, highest: int = 9): ...
+        def reset(self, answer: str, **columns) -> str | None: ...
+        def step(self, text: str) -> Reply: ...
+        def close(self) -> None: ...            # if there is something to close
+
+One instance serves one rollout, in a process that can be killed (`tasks/host.py`), and is closed afterwards.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from gnomon.errors import ConfigError
+from gnomon.verifiers.sandbox.selftest import Kind as Walls
+
+Role = Literal["user", "tool"]
+Kind = Literal["class", "tools", "trl", "verifiers"]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What an environment says to an answer.
+
+    text: shown to the policy as a message; of a last reply nobody sees it. reward: added up over the rollout; None adds
+    nothing. is_done: the conversation is over. role: whose message it is; "tool" becomes "user" for a chat template
+    that knows no tools.
+    """
+
+    text: str = ""
+    reward: float | None = None
+    is_done: bool = False
+    role: Role = "user"
+
+
+class Environment(Protocol):
+    """What is talked to for the length of one rollout."""
+
+    def reset(self, **columns: Any) -> Any:
+        """Begin with the task's columns and ``prompt``, as many as are named. Return a first observation or None."""
+        ...
+
+    def step(self, text: str) -> Any:
+        """Return the `Reply` to an answer, control tokens left out; a plain text is a reply that goes on."""
+        ...
+
+
+_NEEDS: Mapping[Kind, str] = {
+    "class": 'use = "path.py:Class" or "module:Class"',
+    "tools": 'tools = ["path.py:function", "python"]',
+    "trl": 'use = "path.py:Class", whose public methods are tools, or tools = ["path.py:function"]',
+    "verifiers": 'use = "name", as verifiers.load_environment has it',
+}
+
+
+@dataclass(frozen=True)
+class EnvironmentPlan:
+    """Who answers back, and for how long.
+
+    kind: "class", one of the user's own; "tools", typed functions, beside them "python" for code in the sandbox; "trl",
+    a class whose public methods are tools, as TRL's ``environment_factory``; "verifiers", an environment of that
+    package. use: what is built. settings: passed to it by keyword. tools: functions by name.
+    max_turns: answers in a rollout. max_turn_tokens: tokens of one answer, 0 for as many as are left; a cut answer
+    counts as said. max_reply_tokens: of one reply; a longer one floods. timeout_seconds: of wall time for one reply.
+    All tokens after the prompt, replies included, count in sampling.max_completion_length.
+    on_error: what becomes of a tool that raises: "end" the rollout, or "reply" with the error. sandbox: what isolates
+    the Python tool's programs (`verifiers/sandbox`).
+    max_concurrent: rollouts with an environment at once, each in a process. memory_gib, variables: as for grading:
+    address space beyond the imports, and further environment variables that may be read.
+    """
+
+    kind: Kind = "class"
+    use: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    tools: tuple[str, ...] = ()
+    max_turns: int = 8
+    max_turn_tokens: int = 0
+    max_reply_tokens: int = 512
+    timeout_seconds: float = 10.0
+    on_error: Literal["end", "reply"] = "end"
+    sandbox: Walls = "auto"
+    max_concurrent: int = 64
+    memory_gib: float = 4.0
+    variables: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        whole = self.max_turns >= 1 and self.max_turn_tokens >= 0 and self.max_reply_tokens >= 1
+        if not whole or self.timeout_seconds <= 0 or self.max_concurrent < 1 or self.memory_gib < 0:
+            raise ConfigError(
+                "needs max_turns, max_reply_tokens and max_concurrent >= 1, max_turn_tokens and memory_gib >= 0, "
+                f"timeout_seconds > 0; got {self}"
+            )
+        has_use, has_tools = bool(self.use), bool(self.tools)
+        fits = {
+            "class": has_use and not has_tools,
+            "tools": has_tools and not has_use,
+            "trl": has_use or has_tools,
+            "verifiers": has_use and not has_tools,
+        }[self.kind]
+        if not fits:
+            raise ConfigError(f'kind = "{self.kind}" needs {_NEEDS[self.kind]}, and no other name')
+        if self.kind != "verifiers":
+            named = (*((self.use,) if has_use else ()), *(tool for tool in self.tools if tool != PYTHON))
+            _check_names(named)
+
+    @property
+    def is_rewarding(self) -> bool:
+        """Whether the environment itself says how good a rollout was."""
+        return self.kind in ("class", "verifiers")
+
+    @property
+    def names(self) -> str:
+        """What it is called in messages."""
+        return ", ".join((*((self.use,) if self.use else ()), *self.tools))
+
+
+PYTHON = "python"
+"""The tool that runs Python in the sandbox."""
+
+
+def _check_names(names: tuple[str, ...]) -> None:
+    for name in names:
+        source, _, member = name.rpartition(":")
+        if not source.strip() or not member.isidentifier():
+            raise ConfigError(f"'{name}' is named as path.py:name or module:name, for example tools.py:search")
