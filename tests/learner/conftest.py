@@ -14,6 +14,8 @@ from gnomon.learner.torch import TorchLearner
 from gnomon.models.tiny import TinyConfig, tiny_model
 from gnomon.types import Batch
 
+# Programs of their own, which `test_device.py` runs.
+collect_ignore = ["on_second_device.py", "second_device.py"]
 SHAPE = TinyConfig(width=16, heads=2, kv_heads=1)
 # Adam's first step with epsilon 1 is g / (|g| + 1): the new weights tell the gradient, entry for entry.
 REVEALING = OptimizerPlan(learning_rate=1.0, epsilon=1.0, max_gradient_norm=float("inf"))

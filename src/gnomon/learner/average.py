@@ -43,8 +43,8 @@ class MovingAverage:
         self._masters.round_into_module()
 
     def state(self) -> State:
-        """Return copies of the averages, under their names, and n as ``count``."""
-        tensors = {name: average.detach().clone() for name, average in self._masters.parameters.items()}
+        """Return copies of the averages, on the CPU, under their names, and n as ``count``."""
+        tensors = {name: average.detach().to("cpu", copy=True) for name, average in self._masters.parameters.items()}
         return State(tensors, {"count": self._count})
 
     def check(self, state: State) -> None:

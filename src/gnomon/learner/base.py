@@ -3,6 +3,8 @@
 from collections.abc import Set
 from typing import Protocol
 
+from torch import Tensor
+
 from gnomon.algorithms.algorithm import Algorithm, Need
 from gnomon.metrics import Metrics
 from gnomon.types import Batch, Scores, Snapshot, State
@@ -23,6 +25,12 @@ class Learner(Protocol):
         """Return the log-probabilities (or values) asked for, Float[B T], 0 where the mask is false; no gradient.
 
         Values come with the bootstrap, Float[B].
+        """
+        ...
+
+    async def logprobs(self, batch: Batch, weights: Snapshot | None = None) -> Tensor:
+        """Return the log-probabilities Float32[B T] of the weights that are trained, as they are now, in this
+        learner's arithmetic; or those of ``weights``. For measuring: nothing is changed, and nothing counted.
         """
         ...
 

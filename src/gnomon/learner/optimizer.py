@@ -126,7 +126,7 @@ class Optimizer:
         self.masters.drop_gradients()
 
     def state(self) -> State:
-        """Return copies of masters and moments, and how many steps each parameter has made.
+        """Return copies of masters and moments, on the CPU, and how many steps each parameter has made.
 
         Tensors: ``master/NAME``, and once a parameter has been updated ``moment1/NAME`` and ``moment2/NAME``.
         ``steps`` Float[P], in the order of the names.
@@ -134,12 +134,12 @@ class Optimizer:
         tensors: dict[str, Tensor] = {}
         steps = []
         for name, master in self.masters.parameters.items():
-            tensors[f"master/{name}"] = master.detach().clone()
+            tensors[f"master/{name}"] = master.detach().to("cpu", copy=True)
             moments = self._adam.state.get(master)
             steps.append(float(moments["step"]) if moments else 0.0)
             if moments:
-                tensors[f"moment1/{name}"] = moments["exp_avg"].clone()
-                tensors[f"moment2/{name}"] = moments["exp_avg_sq"].clone()
+                tensors[f"moment1/{name}"] = moments["exp_avg"].to("cpu", copy=True)
+                tensors[f"moment2/{name}"] = moments["exp_avg_sq"].to("cpu", copy=True)
         tensors["steps"] = torch.tensor(steps, dtype=torch.float32)
         return State(tensors)
 

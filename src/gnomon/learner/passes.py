@@ -87,6 +87,15 @@ class Passes:
         return result, experts
 
     @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Count nothing inside the block: what is computed there is no work of training."""
+        work, self.work = self.work, Work()
+        try:
+            yield
+        finally:
+            self.work = work
+
+    @contextmanager
     def recording(self, model: nn.Module) -> Iterator[None]:
         """Record gradients inside the block, with as few activations kept as the plan says."""
         saving: AbstractContextManager[None] = nullcontext()

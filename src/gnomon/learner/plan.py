@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
-
 from gnomon.errors import ConfigError
 from gnomon.learner.optimizer import OptimizerPlan
+from gnomon.models.device import memory_of
 
 _LEAST_BYTES = 2**29
 _BYTES_PER_PARAMETER = 4
-_DEVICE_SHARE = 8
+DEVICE_SHARE = 8
+"""One part in so many of a GPU's memory is for activations."""
 # Multiples of the model's width that one layer keeps of a token for its backward pass.
 _KEPT = 24
 _LEAST_TOKENS = 256
@@ -65,8 +65,6 @@ def default_budget(model: Any) -> int:
     A GPU needs more tokens to be busy, and has a memory of its own: an eighth of it is for activations.
     """
     config, parameter = model.config.get_text_config(), next(model.parameters())
-    available = 0
-    if parameter.device.type == "cuda":
-        available = torch.cuda.get_device_properties(parameter.device).total_memory // _DEVICE_SHARE
+    available = memory_of(parameter.device) // DEVICE_SHARE
     size = sum(p.numel() for p in model.parameters())
     return token_budget(config.num_hidden_layers, config.hidden_size, parameter.dtype.itemsize, size, available)

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ from gnomon.learner.tally import LossTally, Work
 from gnomon.metrics import Last, Mean, Metrics, Sum
 from gnomon.models.load import merged_tensors, trainable, write_model
 from gnomon.models.logprobs import TokenScorer
-from gnomon.models.modes import has_adapters, without_adapters
+from gnomon.models.modes import has_adapters, with_weights, without_adapters
 from gnomon.models.routing import can_record
 from gnomon.models.values import ValueHead
 from gnomon.types import Batch, Scores, Snapshot, State
@@ -95,6 +96,14 @@ class TorchLearner:
         Raises: ConfigError when the reference is asked for and there is none, or values are (no critic).
         """
         return await self._run(lambda: self._score(batch, needs))
+
+    async def logprobs(self, batch: Batch, weights: Snapshot | None = None) -> Tensor:
+        """Return the log-probabilities of the trained weights, never of their average, or of ``weights``; no gradient.
+
+        weights: a complete snapshot of this model, which it computes with for one pass, in its own precision. Not
+        while an engine that shares the module generates.
+        """
+        return await self._run(lambda: self._logprobs(batch, weights))
 
     async def update(self, minibatch: Batch, algorithm: Algorithm, step: int, rate: float = 1.0) -> Metrics:
         """Make one optimizer step on the weighed ``minibatch``, or none if no row of it can have a gradient.
@@ -199,6 +208,11 @@ class TorchLearner:
                 "give TorchLearner(reference=...) a frozen copy of the initial model"
             )
         with without_adapters(self._model):
+            return self._passes.logprobs(self._scorer, batch)
+
+    def _logprobs(self, batch: Batch, weights: Snapshot | None) -> Tensor:
+        exchanged = nullcontext() if weights is None else with_weights(self._model, weights.tensors())
+        with exchanged, self._passes.uncounted():
             return self._passes.logprobs(self._scorer, batch)
 
     def _update(self, minibatch: Batch, algorithm: Algorithm, step: int, rate: float) -> Metrics:

@@ -66,9 +66,13 @@ def check_critic(name: str, initial: str, trust_remote_code: bool = False) -> No
 
 
 def load_critic(
-    name: str, initial: str, dtype: torch.dtype = torch.float32, trust_remote_code: bool = False
+    name: str,
+    initial: str,
+    dtype: torch.dtype = torch.float32,
+    trust_remote_code: bool = False,
+    device: torch.device | str = "cpu",
 ) -> nn.Module:
-    """Return a value model with a trunk of its own, on the CPU, in eval mode; ``critic.score`` is its head.
+    """Return a value model with a trunk of its own, on ``device``, in eval mode; ``critic.score`` is its head.
 
     initial: "policy", the model ``name`` with a head of zeros; or a folder: a critic that a run has saved, a reward
         model (sequence classification with one label), whose head is kept, or a policy saved with its value head.
@@ -80,12 +84,12 @@ def load_critic(
     check_critic(name, initial, trust_remote_code)
     if initial == POLICY:
         policy = load_model(name, dtype, trust_remote_code=trust_remote_code)
-        return (_classifier(policy) or CausalCritic(policy, head_for(policy))).eval()
+        return (_classifier(policy) or CausalCritic(policy, head_for(policy))).eval().to(device)
     folder = _folder(initial)
     if (folder / HEAD_FILE).is_file():
         model = load_model(str(folder), dtype, trust_remote_code=trust_remote_code)
-        return CausalCritic(model, _read_head(folder, _width(model))).eval()
-    return _from_pretrained(folder, dtype, trust_remote_code)
+        return CausalCritic(model, _read_head(folder, _width(model))).eval().to(device)
+    return _from_pretrained(folder, dtype, trust_remote_code).to(device)
 
 
 def head_for(policy: nn.Module) -> ValueHead:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from gnomon.models.cache import AlignedCache, Prefix, use_grouped_attention
+from gnomon.models.packed import PackedLinears
 from gnomon.models.routing import Routing, routed
 from gnomon.models.tokenizer import context_of
 from gnomon.models.trace import Trace
@@ -52,6 +53,10 @@ class Decoder(Protocol):
 
     def forget(self) -> None:
         """Drop what was computed with weights that are no longer current; rows in slots stay."""
+        ...
+
+    def rest(self) -> None:
+        """Give back memory that is cheap to fill again: nobody waits for a token."""
         ...
 
     def record(self, is_wanted: bool) -> None:
@@ -99,6 +104,7 @@ class AlignedDecoder:
     def __init__(self, model: Any) -> None:
         use_grouped_attention(model)
         self._forward = Forward(model)
+        self._packed = PackedLinears(model)
         self._cache = AlignedCache(len(DynamicCache(config=model.config).layers))
         self._prefixes: dict[Prompt, Prefix | None] = {}
         self._prefix_experts: dict[Prompt, Tensor | None] = {}
@@ -122,13 +128,14 @@ class AlignedDecoder:
     def step(self, tokens: Sequence[int], room: int) -> Tensor:
         """Feed one token a row and return the next logits."""
         positions, mask = self._cache.before_step(room)
-        logits: Tensor = self._forward(
-            torch.tensor(tokens)[:, None],
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=self._cache,
-            use_cache=True,
-        ).logits[:, -1]
+        with self._packed:
+            logits: Tensor = self._forward(
+                torch.tensor(tokens)[:, None],
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=self._cache,
+                use_cache=True,
+            ).logits[:, -1]
         self._cache.after_step()
         self._trace.extend(self._forward.experts)
         return logits
@@ -139,8 +146,13 @@ class AlignedDecoder:
         self._trace.leave(slot)
 
     def forget(self) -> None:
-        """Drop the kept prompts."""
+        """Drop the kept prompts, and the packed weights."""
         self._prefixes, self._prefix_experts = {}, {}
+        self._packed.forget()
+
+    def rest(self) -> None:
+        """Free the packed weights, which are as large as the model's."""
+        self._packed.forget()
 
     def record(self, is_wanted: bool) -> None:
         """Begin or end writing down experts; prompts that were kept without them are computed again."""
@@ -209,6 +221,9 @@ class WaveDecoder:
     def forget(self) -> None:
         """Nothing is kept beyond a wave."""
 
+    def rest(self) -> None:
+        """Nothing is kept beyond a wave."""
+
     def record(self, is_wanted: bool) -> None:
         """Begin or end writing down experts."""
         self._forward.records = is_wanted
@@ -269,6 +284,9 @@ class RecomputeDecoder:
     def forget(self) -> None:
         """Nothing is kept."""
 
+    def rest(self) -> None:
+        """Nothing is kept."""
+
     def record(self, is_wanted: bool) -> None:
         """Begin or end writing down experts."""
         self._forward.records = is_wanted
@@ -279,14 +297,16 @@ class RecomputeDecoder:
 
 
 @torch.no_grad()
-def choose_decoder(model: nn.Module) -> Decoder:
+def choose_decoder(model: nn.Module, first: Sequence[Callable[[nn.Module], Decoder]] = ()) -> Decoder:
     """Return the fastest way of decoding that gives this model's own answers.
 
     What a cache means differs from one architecture to the next, so it is measured and not looked up: a short ragged
     batch with a row that leaves and one that joins must give the logits of a plain forward pass.
+
+    first: faster ways, tried before those of this file.
     """
     makers: list[Callable[[nn.Module], Decoder]] = [AlignedDecoder] if _is_attention_only(model) else []
-    for make in (*makers, WaveDecoder):
+    for make in (*first, *makers, WaveDecoder):
         if _agrees(make(model), RecomputeDecoder(model), _tolerance(model)):
             return make(model)
     return RecomputeDecoder(model)

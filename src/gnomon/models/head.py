@@ -15,7 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from gnomon.models.device import memory_of
+
 _CACHED_ROWS = 16
+_CHUNK_TOKENS = 256
+_CHUNK_TOKENS_GPU = 8192
+_CHUNK_SHARE = 64
 
 
 def chosen_logprobs(
@@ -133,6 +138,17 @@ def _slope_with_entropy(log_policy: Tensor, g: Tensor, g_entropy: Tensor, entrop
     for slope, of_entropy, added in zip(*(t.split(size) for t in (log_policy, g_entropy, shift)), strict=True):
         policy = slope.exp()
         slope.mul_(of_entropy).add_(added).mul_(policy).neg_()
+
+
+def chunk_for(device: torch.device, vocabulary: int) -> int:
+    """Return how many tokens' logits to hold at a time: 256 on a CPU, more on a GPU, whose products need many rows.
+
+    There one chunk in float32 takes at most a 64th of the memory. The gradient of the head's weight is added up once a
+    chunk, which at a vocabulary of 150,000 moves gigabytes.
+    """
+    if device.type != "cuda":
+        return _CHUNK_TOKENS
+    return min(_CHUNK_TOKENS_GPU, max(_CHUNK_TOKENS, memory_of(device) // (_CHUNK_SHARE * 4 * vocabulary)))
 
 
 def _block(logits: Tensor) -> int:

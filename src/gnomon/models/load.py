@@ -67,9 +67,13 @@ def check_model(name: str, trust_remote_code: bool = False) -> None:
 
 
 def load_model(
-    name: str, dtype: torch.dtype, lora: LoraPlan | None = None, trust_remote_code: bool = False
+    name: str,
+    dtype: torch.dtype,
+    lora: LoraPlan | None = None,
+    trust_remote_code: bool = False,
+    device: torch.device | str = "cpu",
 ) -> nn.Module:
-    """Return the causal language model ``name`` in ``dtype``, on the CPU, in eval mode, attention by SDPA.
+    """Return the causal language model ``name`` in ``dtype``, on ``device``, in eval mode, attention by SDPA.
 
     Rotary tables stay in float32 whatever ``dtype`` is, so ask for the precision here rather than by ``.to``.
     With ``lora`` the weights are frozen and adapters (float32) are put in; see `LoraPlan`.
@@ -79,7 +83,8 @@ def load_model(
     check_model(name, trust_remote_code)
     shape = TINY_MODELS.get(name)
     model = tiny_model(0, shape, dtype) if shape else _from_pretrained(_place(name), dtype, trust_remote_code)
-    return model if lora is None else adapt(model, lora)
+    # Moved last: adapters are drawn on the CPU, so that a seed means the same weights on every device.
+    return (model if lora is None else adapt(model, lora)).to(device)
 
 
 def load_tokenizer(name: str, trust_remote_code: bool = False) -> Tokenizer:
@@ -112,7 +117,7 @@ def write_model(
     """
     from transformers import AutoModelForCausalLM
 
-    state = {name: tensor.detach().contiguous() for name, tensor in tensors}
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors}
     written = copy.deepcopy(config)
     written.dtype = next(tensor.dtype for tensor in state.values() if tensor.is_floating_point())
     with torch.device("meta"):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gnomon.errors import ConfigError
-from gnomon.models.head import chosen_logprobs
+from gnomon.models.head import chosen_logprobs, chunk_for
 from gnomon.models.prefix import Packed, can_share, pack, packed_hidden
 from gnomon.models.routing import Routing, pad_experts, routed
 
@@ -61,15 +61,17 @@ class TokenScorer:
 
     model: a causal language model of transformers, in eval mode (dropout would make every ratio noise).
     chunk_tokens: tokens whose logits exist at one time, >= 1; 256 of them with a vocabulary of 50,000 are
-        50 MB in float32.
+        50 MB in float32. None chooses by the device (`chunk_for`).
     Raises: ConfigError if ``chunk_tokens`` is not positive.
     """
 
-    def __init__(self, model: nn.Module, chunk_tokens: int = 256) -> None:
-        if chunk_tokens < 1:
+    def __init__(self, model: nn.Module, chunk_tokens: int | None = None) -> None:
+        if chunk_tokens is not None and chunk_tokens < 1:
             raise ConfigError(f"chunk_tokens must be at least 1, got {chunk_tokens}")
         self.model: Any = model
-        self.chunk_tokens = chunk_tokens
+        config: Any = model.config
+        device = next(model.parameters()).device
+        self.chunk_tokens = chunk_tokens or chunk_for(device, config.get_text_config().vocab_size)
         self.is_split = _is_split(self.model)
         self.shares_prompts = self.is_split and _shares_prompts(self.model)
         self._keeps = "logits_to_keep" in inspect.signature(self.model.forward).parameters

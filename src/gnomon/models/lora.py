@@ -117,15 +117,15 @@ def merged_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             continue
-        plain = _plain_name(name)
+        plain = plain_name(name)
         yield plain, _merge(adapted[plain], parameter) if plain in adapted else parameter.detach()
     kept = set(model.state_dict(keep_vars=True))
     for name, buffer in model.named_buffers():
         if name in kept:
-            yield _plain_name(name), buffer
+            yield plain_name(name), buffer
 
 
-def _plain_name(name: str) -> str:
+def plain_name(name: str) -> str:
     """Return the name of a weight or module in the plain model; experts have a wrapper around a wrapper."""
     return ".".join(part for part in name.split(".") if part != "base_layer")
 
@@ -134,7 +134,7 @@ def _adapted_name(name: str, layer: Any) -> str:
     """Return the plain name of the weight that the adapter at ``name`` changes."""
     from peft.tuners.lora.layer import ParamWrapper
 
-    return f"{_plain_name(name)}.{layer.parameter_name if isinstance(layer, ParamWrapper) else 'weight'}"
+    return f"{plain_name(name)}.{layer.parameter_name if isinstance(layer, ParamWrapper) else 'weight'}"
 
 
 def _has_adapter(module: nn.Module) -> bool:

@@ -1,12 +1,13 @@
 """Ways to run a model for one pass and leave it as it was."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from gnomon.models.lora import plain_name
 from gnomon.models.routing import Resumed
 
 
@@ -28,6 +29,26 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.enable_adapters(True)
+
+
+@contextmanager
+def with_weights(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[None]:
+    """Run the model with a snapshot's ``tensors`` in place of its own, adapters off.
+
+    Nothing is written: each parameter points at other memory inside the block, and at its own again after it, so the
+    weights are bit for bit what they were. Nobody else may use the module meanwhile.
+    """
+    own = {plain_name(name): t for name, t in (*model.named_parameters(), *model.named_buffers())}
+    kept: list[tuple[Tensor, Tensor]] = []
+    try:
+        for name, tensor in tensors:
+            kept.append((own[name], own[name].data))
+            own[name].data = tensor.to(own[name])
+        with without_adapters(model) if has_adapters(model) else nullcontext():
+            yield
+    finally:
+        for mine, memory in kept:
+            mine.data = memory
 
 
 @contextmanager

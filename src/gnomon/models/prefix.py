@@ -174,10 +174,7 @@ def can_share(model: Any, plain: Tensor, tokens: Tensor) -> bool:
     plain Float[2 S d]: the body's hidden states of ``tokens`` Int[2 S], two rows with one prompt of S - 2 tokens.
     Models that look through windows, or that carry a state instead of attending, cannot be packed.
     """
-    config = model.config.get_text_config()
-    layers = vars(config).get("layer_types") or ["full_attention"]
-    has_window = vars(config).get("sliding_window") is not None and vars(config).get("use_sliding_window", True)
-    if not set(layers) <= _ATTENTION_ONLY or (has_window and "layer_types" not in vars(config)):
+    if not attends_fully(model):
         return False
     length = tokens.shape[1] - 2
     ends = torch.full((2,), tokens.shape[1])
@@ -191,6 +188,14 @@ def can_share(model: Any, plain: Tensor, tokens: Tensor) -> bool:
     found = shared[packed.rows, packed.columns].float()
     bound = _RELATIVE.get(plain.dtype, _RELATIVE_ROUGH) * float(plain.float().abs().max())
     return bool(((found - plain.float()).abs() <= bound).all())
+
+
+def attends_fully(model: Any) -> bool:
+    """Whether, as its config says, every layer attends to all positions: no window, no state that is carried along."""
+    config = model.config.get_text_config()
+    layers = vars(config).get("layer_types") or ["full_attention"]
+    has_window = vars(config).get("sliding_window") is not None and vars(config).get("use_sliding_window", True)
+    return set(layers) <= _ATTENTION_ONLY and not (has_window and "layer_types" not in vars(config))
 
 
 def _together(tokens: Tensor, prompt_lengths: Tensor) -> dict[tuple[int, ...], list[int]]:

@@ -68,16 +68,19 @@ class Tokenizer:
         text = self.backend.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return cast(str, text)
 
-    def template(self, messages: Sequence[Message]) -> str | None:
+    def template(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str | None:
         """Return ``messages`` in the model's chat form, up to where its answer begins; None without a template.
 
+        tools: JSON schemas that the template may tell the model about; many do not.
         Raises: ConfigError when the template refuses the messages (a role it does not know, a wrong order).
         """
         if self.backend.chat_template is None:
             return None
         plain = [dict(message) for message in messages]
         try:
-            text = self.backend.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+            text = self.backend.apply_chat_template(
+                plain, tools=[dict(tool) for tool in tools] or None, tokenize=False, add_generation_prompt=True
+            )
         except TemplateError as error:
             roles = [message.get("role") for message in plain]
             raise ConfigError(f"the model's chat template refuses messages with roles {roles}: {error}") from error

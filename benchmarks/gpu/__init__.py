@@ -1,0 +1,1 @@
+"""What one GPU does with gnomon: see __main__.py."""

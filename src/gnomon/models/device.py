@@ -1,0 +1,84 @@
+"""Where a run computes: this machine's processor, or one of its NVIDIA GPUs."""
+
+import os
+import re
+
+import torch
+
+from gnomon.errors import ConfigError
+
+AUTO = "auto"
+_FORM = re.compile(r"auto|cpu|cuda(:\d+)?")
+_GIB = 2**30
+
+
+def check_device(asked: str) -> None:
+    """Check that ``asked`` names a device: "auto", "cpu", "cuda" or "cuda:N". Whether it exists is not looked at.
+
+    Raises: ConfigError.
+
+    >>> check_device("cuda:1")
+    """
+    if _FORM.fullmatch(asked):
+        return
+    hint = "; did you mean 'cuda'?" if asked.lower().startswith(("gpu", "nvidia", "cuda")) else ""
+    raise ConfigError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got '{asked}'{hint}")
+
+
+def resolve_device(asked: str = AUTO) -> torch.device:
+    """Return the device that ``asked`` means on this machine; "auto" is the first GPU that PyTorch can use, or the CPU.
+
+    Raises: ConfigError for another form, or for a GPU that is not there, saying what is.
+
+    >>> resolve_device("cpu")
+    device(type='cpu')
+    """
+    check_device(asked)
+    if asked == "cpu" or (asked == AUTO and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    number = int(asked.partition(":")[2] or 0)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if number < count:
+        return torch.device("cuda", number)
+    raise ConfigError(f"device = '{asked}': {_why_missing(count)}, or set device = 'cpu' (or 'auto')")
+
+
+def describe_device(device: torch.device) -> str:
+    """Return what a run's card says: a GPU's name, memory and CUDA version, and how it multiplies float32 matrices.
+
+    "highest" is IEEE float32. With "high" a GPU rounds the factors to TF32, 10 bits of fraction: faster, and ratios of
+    equal policies are then no longer one to 1e-6. gnomon leaves PyTorch's default, "highest", alone: speed comes from
+    bfloat16 products, whose sums are float32.
+
+    >>> describe_device(torch.device("cpu"))
+    'cpu'
+    """
+    if device.type != "cuda":
+        return str(device)
+    found = torch.cuda.get_device_properties(device)
+    return (
+        f"{device} ({found.name}, {found.total_memory / _GIB:.0f} GiB, CUDA {torch.version.cuda}, "
+        f"float32 products: {torch.get_float32_matmul_precision()})"
+    )
+
+
+def memory_of(device: torch.device) -> int:
+    """Return the bytes of memory that the device has of its own; 0 for the processor, which has the machine's."""
+    return int(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else 0
+
+
+def finish(device: torch.device) -> None:
+    """Wait until the device has done what it was told: a clock read before that tells nothing."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _why_missing(count: int) -> str:
+    if count:
+        names = ", ".join(f"cuda:{n} ({torch.cuda.get_device_properties(n).name})" for n in range(count))
+        return f"PyTorch sees {count} GPU{'s' if count > 1 else ''} here, {names}; choose one of them"
+    if torch.version.cuda is None:
+        return f"this PyTorch ({torch.__version__}) is built without CUDA; install one that has it"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    shown = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is '{visible}')"
+    return f"PyTorch {torch.__version__} finds no usable NVIDIA GPU here{shown}; see what `nvidia-smi` says"
