@@ -9,6 +9,7 @@ import pytest
 from gnomon.algorithms import PRESETS, Truncated
 from gnomon.errors import ConfigError
 from gnomon.experiment import anchored, built_in, from_table, load, read, to_toml
+from gnomon.plans import EnginePlan
 
 
 @pytest.mark.parametrize("name", sorted(built_in()))
@@ -127,3 +128,16 @@ def test_what_is_the_algorithms_may_stand_at_the_top():
 
     assert loaded.experiment.algorithm.num_generations == 4
     assert any("epsilon_high" in note for note in loaded.notes)
+
+
+@pytest.mark.parametrize("overrides", list(itertools.permutations(["engine=vllm", "engine.max_concurrent=8"])))
+def test_an_engine_may_be_named_by_a_text(overrides: tuple[str, ...]):
+    """`engine = "vllm"` is `engine.kind`, in TOML and as an override in any order, and keeps what else is said."""
+    experiment = load("tiny", overrides).experiment
+    table = read("tiny") | {"engine": "vllm"}
+
+    assert (experiment.engine.kind, experiment.engine.max_concurrent) == ("vllm", 8)
+    assert from_table(table, ["engine.count=2"]).experiment.engine == EnginePlan("vllm", count=2)
+    assert from_table(table, ["engine=local"]).experiment.engine == EnginePlan()
+    with pytest.raises(ConfigError, match=r"engine\.kind = 'vlm'"):
+        load("tiny", ["engine=vlm"])

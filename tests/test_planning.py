@@ -195,3 +195,25 @@ def test_the_note_ends_where_an_answer_can_be_long_enough(length: int, is_short:
     assert (plain is not None, inside is not None) == (is_short, is_short)
     assert inside is None or "set algorithm.advantage.of.policy_lambda.alpha = 1," in inside
     assert lambda_note(load("tiny", [*TINY, longest]).experiment) is None
+
+
+def test_every_engine_is_in_memory():
+    """Each is one more copy of the weights and one more cache; one that shares the learner's has no copy."""
+    fp32 = ("learner.precision=fp32", "device=cpu")
+    shared, one, two, three = (
+        planned(*fp32, own) for own in ("max_staleness=0", "max_staleness=1", "engine.count=2", "engine.count=3")
+    )
+    each = two.memory_bytes - one.memory_bytes
+
+    assert one.memory_bytes - shared.memory_bytes == pytest.approx(4 * shared.parameters, abs=1)
+    assert three.memory_bytes - two.memory_bytes == pytest.approx(each, abs=1)
+    assert each > 4 * shared.parameters
+    assert "by 3 local engines in this process, each with weights of its own" in " ".join(three.sentences)
+
+
+def test_rounded_weights_are_not_the_weights_that_are_trained():
+    """With rounding the first update is off-policy too, and the plan says so."""
+    plan = planned("engine.rounding=fp8")
+
+    assert not plan.is_on_policy
+    assert "it is off-policy: answers are drawn from weights rounded to fp8." in " ".join(plan.sentences)

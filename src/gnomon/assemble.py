@@ -23,17 +23,24 @@ from gnomon.engines.base import Sampling
 from gnomon.errors import ConfigError, unknown
 from gnomon.experiment import Experiment
 from gnomon.models.load import Tokenizer, check_model, load_tokenizer
+from gnomon.rollouts.hosts import describe
 from gnomon.rollouts.replay import ReplayBuffer
 from gnomon.tasks.arithmetic import ArithmeticTask
 from gnomon.tasks.base import TaskSet
+from gnomon.tasks.bridge import Bridge, tells_tools
 from gnomon.tasks.build import MixtureTask, Split, build_held_out, build_split, check_context
+from gnomon.tasks.calls import describe_tools
 from gnomon.tasks.chat import ChatRenderer
+from gnomon.tasks.environment import PYTHON
 from gnomon.tasks.reasoning import ReasoningGymTask
 from gnomon.types import Group
+from gnomon.verifiers.code import Code
+from gnomon.verifiers.environment import EnvironmentReward
 from gnomon.verifiers.exact import Numeric, OverlongPenalty
 from gnomon.verifiers.grade import Grading, WeightedReward
 from gnomon.verifiers.nursery import Limits
 from gnomon.verifiers.reasoning import Reasoning
+from gnomon.verifiers.sandbox.selftest import enforced_by
 
 
 @dataclass(frozen=True)
@@ -73,9 +80,13 @@ def held_out_questions(experiment: Experiment) -> Questions:
 
 def _reading(experiment: Experiment) -> tuple[Grading, Tokenizer, ChatRenderer]:
     grading = grading_of(experiment)
+    schemas = () if experiment.environment is None else describe(experiment.environment)
     check_model(experiment.model, experiment.trust_remote_code)
     tokenizer = load_tokenizer(experiment.model, experiment.trust_remote_code)
-    return grading, tokenizer, ChatRenderer(tokenizer, system=experiment.system or None)
+    if experiment.environment is not None:
+        Bridge.over(tokenizer)
+    told, tools = (None, schemas) if tells_tools(tokenizer, schemas) else (describe_tools(schemas), ())
+    return grading, tokenizer, ChatRenderer(tokenizer, experiment.system or None, tools, told if schemas else None)
 
 
 def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: Grading) -> Questions:
@@ -109,11 +120,30 @@ def grading_of(experiment: Experiment) -> Grading:
     overlong = None
     if penalty is not None:
         overlong = OverlongPenalty(max(1, round(penalty.buffer * budget)), penalty.factor, budget)
-    rewards = experiment.rewards or _own_rewards(experiment)
+    gives = experiment.environment is not None and experiment.environment.is_rewarding
+    rewards = experiment.rewards or ((WeightedReward(EnvironmentReward()),) if gives else _own_rewards(experiment))
     keep, parts = experiment.algorithm.keep, [reward.part for reward in rewards]
     if keep is not None and keep.part and keep.part not in parts:
         raise ConfigError(f"algorithm.keep.part: {unknown('component of the reward', keep.part, parts)}")
+    for reward in rewards:
+        if isinstance(reward.verifier, Code) and reward.verifier.total_seconds >= experiment.grading.deadline_seconds:
+            raise ConfigError(
+                f"the reward '{reward.part}' gives programs total_seconds = {reward.verifier.total_seconds:g}, which "
+                "must be less than grading.deadline_seconds (a program that is only slow would be an error), "
+                f"got {experiment.grading.deadline_seconds:g}; raise that or lower total_seconds"
+            )
     return Grading(rewards, overlong)
+
+
+def walls_of(experiment: Experiment, grading: Grading) -> str:
+    """Return what isolates model-written code in this run, tried out now, in words for the run card.
+
+    Raises: ConfigError when nothing does.
+    """
+    kinds = [reward.verifier.sandbox for reward in grading.rewards if isinstance(reward.verifier, Code)]
+    if experiment.environment is not None and PYTHON in experiment.environment.tools:
+        kinds.append(experiment.environment.sandbox)
+    return enforced_by(kinds)
 
 
 def grading_limits(experiment: Experiment) -> Limits:

@@ -10,6 +10,7 @@
     └── RunError                  the run failed: exit code 1
         ├── GradingError          too many samples could not be graded (also a RuntimeError)
         ├── EngineError           generation failed (also a RuntimeError)
+        ├── ArrivalError          an engine does not hold the weights that it was sent (also a RuntimeError)
         ├── LearnerError          an update could not be made (also a RuntimeError)
         ├── CheckpointError       no checkpoint can be trusted (also an OSError)
         └── Stopped               a signal asked the run to stop, and it did, after saving: exit code 128 + signal
@@ -65,6 +66,10 @@ class GradingError(RunError, RuntimeError):
 
 class EngineError(RunError, RuntimeError):
     """An engine could not generate."""
+
+
+class ArrivalError(RunError, RuntimeError):
+    """An engine does not answer with the weights that it was sent."""
 
 
 class LearnerError(RunError, RuntimeError):

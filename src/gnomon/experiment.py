@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tomli_w
 
@@ -16,6 +16,7 @@ from gnomon.algorithms.configure import to_table as algorithm_table
 from gnomon.configuration import build, set_path, to_table
 from gnomon.errors import ConfigError, unknown
 from gnomon.learner.plan import LearnerPlan
+from gnomon.models.device import check_device
 from gnomon.models.lora import LoraPlan
 from gnomon.plans import (
     CheckpointPlan,
@@ -23,8 +24,10 @@ from gnomon.plans import (
     GradingPlan,
     RecordPlan,
     SamplingPlan,
+    StalenessPlan,
 )
 from gnomon.tasks.build import TaskConfig, named
+from gnomon.tasks.environment import EnvironmentPlan
 from gnomon.tasks.split import HeldOut
 from gnomon.verifiers.grade import WeightedReward
 
@@ -59,8 +62,12 @@ class Experiment:
     ``evaluation.task``, is kept for evaluation. rewards: weighted and added; none means the task's own.
     steps: of training. rollouts_per_step: answers generated and trained on a step, that is
     ``rollouts_per_step / algorithm.num_generations`` prompts. max_staleness: steps that a rollout may be older than the
-    weights it trains; 0 is synchronous. system: a system message before every question.
+    weights it trains; 0 is synchronous; "measured" trusts as far as the effective sample size says (``staleness``
+    says how far that is, and what happens meanwhile). system: a system message before every question.
     trust_remote_code: lets a model's own code run; only for a model that you have read.
+    device: what computes: "cpu", "cuda" or "cuda:N" (one NVIDIA GPU), or "auto", the first GPU that there is. A record
+    keeps the word, so that a run goes on elsewhere; its card says what the word meant.
+    environment: what replies to answers, for conversations of several turns; none asks for one answer.
     Raises: ConfigError when the numbers do not fit together.
     """
 
@@ -72,9 +79,11 @@ class Experiment:
     steps: int = 100
     rollouts_per_step: int = 64
     seed: int = 0
-    max_staleness: int = 0
+    max_staleness: int | Literal["measured"] = 0
+    staleness: StalenessPlan = StalenessPlan()
     system: str = ""
     trust_remote_code: bool = False
+    device: str = "auto"
     held_out: HeldOut = HeldOut()
     sampling: SamplingPlan = SamplingPlan()
     engine: EnginePlan = EnginePlan()
@@ -84,8 +93,10 @@ class Experiment:
     checkpoints: CheckpointPlan = CheckpointPlan()
     grading: GradingPlan = GradingPlan()
     records: RecordPlan = RecordPlan()
+    environment: EnvironmentPlan | None = None
 
     def __post_init__(self) -> None:
+        check_device(self.device)
         if self.steps < 0:
             raise ConfigError(f"steps must be 0 (evaluate only) or more, got {self.steps}")
         each = self.algorithm.num_generations
@@ -96,18 +107,33 @@ class Experiment:
                 f"try {max(1, round(self.rollouts_per_step / each)) * each}"
             )
         _check_minibatches(self)
-        if self.max_staleness < 0:
-            raise ConfigError(f"max_staleness must be 0 (synchronous) or more steps, got {self.max_staleness}")
-        if self.max_staleness > _STALEST:
-            raise ConfigError(
-                f"max_staleness = {self.max_staleness} asks the rollouts of {self.max_staleness + 1} steps at once and "
-                f"keeps them in memory; set max_staleness = {_STALEST} or less"
-            )
+        _check_staleness(self)
+
+    @property
+    def staleness_bound(self) -> int:
+        """Steps that no rollout is older than."""
+        return self.staleness.limit if self.max_staleness == "measured" else self.max_staleness
 
     @property
     def prompts_per_step(self) -> int:
         """Prompts asked a step."""
         return self.rollouts_per_step // self.algorithm.num_generations
+
+
+def _check_staleness(experiment: Experiment) -> None:
+    bound, slack = experiment.staleness_bound, experiment.staleness.slack
+    if bound < 0:
+        raise ConfigError(f"max_staleness must be 0 (synchronous) or more steps, got {bound}")
+    if bound > _STALEST:
+        name = "staleness.limit" if experiment.max_staleness == "measured" else "max_staleness"
+        raise ConfigError(
+            f"{name} = {bound} asks the rollouts of {bound + 1} steps at once and keeps them in memory; set {name} = "
+            f"{_STALEST} or less"
+        )
+    if slack and experiment.max_staleness == "measured":
+        raise ConfigError('staleness.slack is set by what is measured with max_staleness = "measured"; remove it')
+    if slack > bound:
+        raise ConfigError(f"staleness.slack must be from 0 to max_staleness = {bound} steps, got {slack}")
 
 
 def _check_minibatches(experiment: Experiment) -> None:
@@ -190,11 +216,14 @@ def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loa
     whole: dict[str, Any] = json.loads(json.dumps(table, default=str))
     notes: list[str] = []
     _name_task(whole)
+    if isinstance(whole.get("engine"), str):
+        whole["engine"] = {"kind": whole["engine"]}
     # The shorter paths first: a whole algorithm or task does not undo what is said of its parts.
     for key, value in sorted(overrides, key=lambda parsed: parsed[0].count(".")):
         if key == "task":
             whole.pop("task", None)
-        set_path(whole, key, value)
+        # An engine by its name alone: what else is said of it stays.
+        set_path(whole, "engine.kind" if key == "engine" and isinstance(value, str) else key, value)
         _name_task(whole)
     _hand_down(whole)
     if "algorithm" not in whole:
@@ -240,13 +269,20 @@ def _anchor(node: Any) -> None:
         if node.get("kind") == "table":
             node["path"] = _absolute(node["path"])
         if node.get("kind") == "function":
-            file, colon, name = node["function"].rpartition(":")
-            node["function"] = f"{_absolute(file)}{colon}{name}"
+            node["function"] = _absolute_member(node["function"])
+        if node.get("kind") in ("class", "tools", "trl"):
+            node["use"] = _absolute_member(node["use"])
+            node["tools"] = [_absolute_member(tool) for tool in node["tools"]]
         is_critic = node.get("piece") == "CriticPlan" and node["initial"] != "policy"
         if node.get("piece") in ("TrackerPlan", "OptimalValue") or is_critic:
             node["initial"] = _absolute(node["initial"])
     for below in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
         _anchor(below)
+
+
+def _absolute_member(named: str) -> str:
+    file, colon, name = named.rpartition(":")
+    return f"{_absolute(file)}{colon}{name}" if file else named
 
 
 def _absolute(name: str) -> str:
@@ -303,6 +339,8 @@ ALIASES: Mapping[str, str] = {
     "temperature": "sampling.temperature",
     "max_steps": "steps",
     "output_name": "name",
+    "device_name": "device",
+    "accelerator": "device",
 }
 """What users of TRL and verl write at the top, and where it is here."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gnomon.algorithms import resolve
-from gnomon.assemble import Choosing, Questions, choosing, grading_limits, held_out_questions, questions
+from gnomon.assemble import Choosing, Questions, choosing, grading_limits, held_out_questions, questions, walls_of
 from gnomon.configuration import build
 from gnomon.errors import ConfigError, RunDirectoryError, Stopped
 from gnomon.experiment import Experiment, Loaded, anchored, from_table, load, read, to_toml
@@ -21,8 +21,9 @@ from gnomon.learner.precision import resolve_precision
 from gnomon.loop.evaluate import Evaluation, Score
 from gnomon.loop.run import StopRequest
 from gnomon.models.critic import HEAD_FILE, check_critic
+from gnomon.models.device import describe_device, resolve_device
 from gnomon.records.batches import BatchLog
-from gnomon.records.card import run_card, write_card
+from gnomon.records.card import CONVERSING, OVERLAPPED, SERVED, run_card, write_card
 from gnomon.records.checkpoints import Checkpoints, Found
 from gnomon.records.console import Console
 from gnomon.records.directory import RunDirectory
@@ -31,6 +32,7 @@ from gnomon.records.jsonl import drop_after, read_rows
 from gnomon.records.rollouts import RolloutLog
 from gnomon.records.sinks import check_sinks
 from gnomon.sentences import starting_notes
+from gnomon.serving import check_serving
 from gnomon.session import Session, grade_once, run_alone, walk
 from gnomon.tasks.build import named
 from gnomon.tasks.table import TableTask
@@ -106,6 +108,7 @@ def resume(run: str | Path, stop: StopRequest | None = None) -> Result:
     with ExitStack() as stack:
         stack.callback(directory.close)
         experiment = load(directory.experiment).experiment
+        resolve_device(experiment.device)  # a GPU that is not here is refused before anything is removed
         console = stack.enter_context(Console(experiment.steps))
         standing = _standing(directory, experiment, console)
         found, step = standing.found, standing.step
@@ -173,6 +176,7 @@ def evaluate(
         if not isinstance(named(task), TableTask):
             table.pop("rewards", None)
     experiment = resolved(from_table(table, [f"evaluation.samples={samples}", *overrides]).experiment)
+    check_serving(experiment)
     with Console() as console, console.phase("preparing tasks"):
         asked = questions(experiment) if task is None else held_out_questions(experiment)
         return grade_once(experiment, asked, console, step)
@@ -192,6 +196,7 @@ def checked(experiment: Experiment, console: Console) -> tuple[Questions, Choosi
 
 def _prepared(experiment: Experiment, console: Console) -> tuple[Questions, Choosing]:
     check_sinks(experiment.records.sinks)
+    check_serving(experiment)
     critic = experiment.algorithm.critic
     if critic is not None:
         check_critic(experiment.model, critic.initial, experiment.trust_remote_code)
@@ -201,8 +206,11 @@ def _prepared(experiment: Experiment, console: Console) -> tuple[Questions, Choo
 
 
 def resolved(experiment: Experiment) -> Experiment:
-    """Return the experiment with what depends on this machine decided, so that its record says what was run."""
-    precision = resolve_precision(experiment.learner.precision)
+    """Return the experiment with what depends on this machine decided, so that its record says what was run.
+
+    The device is left as it was asked for: it changes rounding alone. Raises: ConfigError when it is not here.
+    """
+    precision = resolve_precision(experiment.learner.precision, str(resolve_device(experiment.device)))
     return replace(experiment, learner=replace(experiment.learner, precision=precision))
 
 
@@ -272,15 +280,25 @@ def _rewind(directory: RunDirectory, standing: _Standing) -> None:
     BatchLog(directory.batches).drop_after(kept)
 
 
+def _weakened(experiment: Experiment) -> str | None:
+    """Return what the experiment itself takes from bitwise repetition; None where only the device decides."""
+    if experiment.staleness_bound:
+        return OVERLAPPED
+    if experiment.environment is not None:
+        return CONVERSING
+    return SERVED if experiment.engine.kind != "local" or experiment.engine.count > 1 else None
+
+
 def _run(session: Session, found: Found | None, stop: StopRequest) -> Result:
     experiment, directory = session.experiment, session.directory
     tune_allocator()
     card = run_card(
-        "cpu",
+        describe_device(resolve_device(experiment.device)),
         torch.get_num_threads(),
         {"run": experiment.seed},
         str(experiment.learner.precision),
-        max_staleness=experiment.max_staleness,
+        walls_of(experiment, session.asked.grading),
+        _weakened(experiment),
     )
     write_card(directory.card, card)
     session.console.say(f"run {directory.path}: {card.reproducibility}")

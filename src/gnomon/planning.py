@@ -10,16 +10,21 @@ from gnomon.algorithms import Algorithm
 from gnomon.algorithms.plans import TrackerPlan
 from gnomon.assemble import Questions
 from gnomon.experiment import Experiment
-from gnomon.learner.plan import token_budget
+from gnomon.learner.plan import DEVICE_SHARE, token_budget
 from gnomon.learner.precision import Precision, dtype_of, resolve_precision
+from gnomon.models.device import describe_device, finish, memory_of, resolve_device
+from gnomon.models.head import chunk_for
 from gnomon.models.size import ModelSize
 from gnomon.records.console import duration
 from gnomon.sentences import Costs, initial_answers, many, paragraphs, size_in_words
+from gnomon.serving import own_copies, said_of_serving
 
 GIB = 2**30
 _YEAR = 366 * 24 * 3600
 _ON_POLICY = "the weights that answered are the weights that are trained"
 _PROBE_TOKENS = 256
+_PROBE_TOKENS_GPU = 8192
+_SMALLER = "train adapters (lora.rank), set learner.gradient_checkpointing = true, or lower engine.max_concurrent"
 _REACHED = 0.25
 """Share of the measured matrix rate that a whole step reached where this was calibrated (docs/log.md)."""
 
@@ -51,9 +56,12 @@ class Plan:
 
 
 def make_plan(experiment: Experiment, asked: Questions, size: ModelSize) -> Plan:
-    """Return the plan of ``experiment``; measures the machine's matrix rate for a moment."""
+    """Return the plan of ``experiment``; measures the device's matrix rate for a moment.
+
+    Raises: ConfigError when the experiment's device is not here.
+    """
     algorithm, rollouts = experiment.algorithm, experiment.rollouts_per_step
-    precision = resolve_precision(experiment.learner.precision)
+    precision = resolve_precision(experiment.learner.precision, str(resolve_device(experiment.device)))
     prompt_tokens = _prompt_tokens(asked)
     costs = _costs(experiment, asked, size, precision)
     checkpoint = _checkpoint(experiment, size, precision)
@@ -93,7 +101,7 @@ def _shape(experiment: Experiment, asked: Questions, plan: Plan) -> Iterator[str
     yield (
         f"A step asks {many(plan.prompts_per_step, 'prompt')}, {many(algorithm.num_generations, 'answer')} each: "
         f"{plan.rollouts_per_step} rollouts of at most {budget} tokens, from prompts of about "
-        f"{_prompt_tokens(asked):.0f}."
+        f"{_prompt_tokens(asked):.0f}. {said_of_serving(experiment)}"
     )
     epochs, late = algorithm.updates.epochs, _lateness(experiment)
     yield (
@@ -115,6 +123,10 @@ def _price(experiment: Experiment, plan: Plan) -> Iterator[str]:
         f"Memory at most about {memory}; a checkpoint is {checkpoint}, and at most {_kept(experiment)} exist at once, "
         f"with the records {disk} on disk."
     )
+    device = resolve_device(experiment.device)
+    if own := memory_of(device):
+        lacks = f", less than that: {_SMALLER}" if own < plan.memory_bytes else ""
+        yield f"It computes on {describe_device(device)} with {size_in_words(own)} of memory{lacks}."
     seconds, total = plan.step_seconds, plan.total_seconds
     yield (
         f"Roughly {duration(seconds) if seconds >= 1 else 'a second or less'} a step if every answer uses its whole "
@@ -131,8 +143,10 @@ def _lateness(experiment: Experiment) -> list[str]:
     elif updates > 1:
         others = "second is not" if updates == 2 else f"other {updates - 1:,} are not"
         late.append(f"the first update is on-policy and the {others}")
-    if experiment.max_staleness:
-        late.append(f"answers may be {many(experiment.max_staleness, 'step')} older than the weights they train")
+    if experiment.staleness_bound:
+        late.append(f"answers may be {many(experiment.staleness_bound, 'step')} older than the weights they train")
+    if experiment.engine.rounding != "none":
+        late.append(f"answers are drawn from weights rounded to {experiment.engine.rounding}")
     return late
 
 
@@ -182,20 +196,20 @@ def _checkpoint(experiment: Experiment, size: ModelSize, precision: Precision) -
 
 
 def _memory(experiment: Experiment, size: ModelSize, precision: Precision, prompt_tokens: float, costs: Costs) -> int:
-    item = dtype_of(precision).itemsize
+    item, device = dtype_of(precision).itemsize, resolve_device(experiment.device)
     masters = 16 if item < 4 else 12
     weights = size.parameters * item + _trained(experiment, size) * masters
     weights += costs.reference_bytes + costs.average_bytes + costs.critic_bytes
-    if experiment.max_staleness:  # the engine then has weights of its own
-        weights += size.parameters * item
+    weights += own_copies(experiment) * size.parameters * item
     length = prompt_tokens + experiment.sampling.max_completion_length
-    cache = experiment.engine.max_concurrent * length * size.cache_bytes_per_token * (item / 2)
+    rows = experiment.engine.max_concurrent * max(1, own_copies(experiment))
+    cache = rows * length * size.cache_bytes_per_token * (item / 2)
     budget = experiment.learner.max_tokens_per_micro_batch or token_budget(
-        size.layers, size.width, item, size.parameters
+        size.layers, size.width, item, size.parameters, memory_of(device) // DEVICE_SHARE
     )
     micro = max(budget, length)
     activations = micro * size.layers * size.width * 40 * item / (8 if experiment.learner.gradient_checkpointing else 1)
-    logits = 256 * size.vocabulary * 4 * 4
+    logits = chunk_for(device, size.vocabulary) * size.vocabulary * 4 * 4
     imports = 0.6 * GIB
     return int(weights + cache + activations + logits + imports)
 
@@ -224,17 +238,21 @@ def _step_seconds(experiment: Experiment, size: ModelSize, precision: Precision,
     algorithm = experiment.algorithm
     answers = experiment.rollouts_per_step * experiment.sampling.max_completion_length
     tokens = experiment.prompts_per_step * prompt_tokens + answers
-    return 2 * size.parameters * tokens * _passes(algorithm) / (_matrix_rate(precision, size.width) * _REACHED)
+    rate = _matrix_rate(precision, size.width, experiment.device) * _REACHED
+    return 2 * size.parameters * tokens * _passes(algorithm) / rate
 
 
-def _matrix_rate(precision: Precision, width: int) -> float:
+def _matrix_rate(precision: Precision, width: int, asked: str) -> float:
     """Return floating-point operations a second of a product of the model's width, measured over a few calls."""
-    wide = max(64, width)
-    left = torch.randn(_PROBE_TOKENS, wide).to(dtype_of(precision))
-    right = torch.randn(wide, 4 * wide).to(dtype_of(precision))
+    device = resolve_device(asked)
+    wide, rows = max(64, width), _PROBE_TOKENS if device.type == "cpu" else _PROBE_TOKENS_GPU
+    left = torch.randn(rows, wide, device=device).to(dtype_of(precision))
+    right = torch.randn(wide, 4 * wide, device=device).to(dtype_of(precision))
     best = float("inf")
     for _ in range(12):
+        finish(device)
         began = time.perf_counter()
         left @ right
+        finish(device)
         best = min(best, time.perf_counter() - began)
-    return 2 * _PROBE_TOKENS * wide * 4 * wide / best
+    return 2 * rows * wide * 4 * wide / best

@@ -23,14 +23,58 @@ class SamplingPlan:
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """Who answers. max_concurrent: answers decoded at once; memory for the KV cache grows with it."""
+    """Who answers.
 
-    kind: Literal["local"] = "local"
+    kind: "local", gnomon's own in this process, or "vllm". max_concurrent: answers decoded at once by each engine;
+    memory for the KV cache grows with it. count: engines, each with weights of its own if there are several.
+    rounding: what the weights are rounded to before an engine gets them; "none" sends them as they are.
+    timeout_seconds: an engine that finishes nothing for so long counts as dead.
+    server: for "vllm": "" is in this process, "start" a server of its own, otherwise the address of one that runs.
+    python: the interpreter that has vLLM, for ``server = "start"``; "" is this one.
+    """
+
+    kind: Literal["local", "vllm"] = "local"
     max_concurrent: int = 64
+    count: int = 1
+    rounding: Literal["none", "fp8", "int8", "int4"] = "none"
+    timeout_seconds: float = 600.0
+    server: str = ""
+    python: str = ""
 
     def __post_init__(self) -> None:
         if self.max_concurrent < 1:
             raise ConfigError(f"engine.max_concurrent must be at least 1, got {self.max_concurrent}")
+        if self.count < 1:
+            raise ConfigError(f"engine.count must be at least 1, got {self.count}")
+        if self.timeout_seconds <= 0:
+            raise ConfigError(f"engine.timeout_seconds must be > 0, got {self.timeout_seconds}")
+        if self.kind == "local" and (self.server or self.python):
+            raise ConfigError('engine.server and engine.python are for engine.kind = "vllm"')
+
+
+@dataclass(frozen=True)
+class StalenessPlan:
+    """How asking and training overlap, where `Experiment.max_staleness` lets them.
+
+    stragglers: "wait" for an answer whose time is over, or "drop" it: no step waits then, but short answers are favored
+    and what was generated of the dropped ones is lost. slack: steps' worth of prompts fewer that are on their way:
+    answers are usually so many steps fresher than the bound, and slow ones may be overtaken and still come in time.
+    For ``max_staleness = "measured"``: ess_floor, of the effective sample size of a step, above 0 and below 1; groups
+    are removed until the rest reaches it. limit: steps that no answer is older than, whatever is measured.
+    """
+
+    stragglers: Literal["wait", "drop"] = "wait"
+    slack: int = 0
+    ess_floor: float = 0.5
+    limit: int = 8
+
+    def __post_init__(self) -> None:
+        if self.slack < 0:
+            raise ConfigError(f"staleness.slack must be 0 or more steps, got {self.slack}")
+        if not 0 < self.ess_floor < 1:
+            raise ConfigError(f"staleness.ess_floor must be above 0 and below 1, got {self.ess_floor}")
+        if self.limit < 1:
+            raise ConfigError(f"staleness.limit must be at least 1 step, got {self.limit}")
 
 
 @dataclass(frozen=True)

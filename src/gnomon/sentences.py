@@ -142,6 +142,46 @@ def _tracker(experiment: Experiment, costs: Costs) -> Iterator[str]:
         yield "After a step the answers that its prompts had before are scored again, to see how fast to forget."
 
 
+def _staleness(experiment: Experiment, costs: Costs) -> Iterator[str]:
+    plan, bound = experiment.staleness, experiment.staleness_bound
+    if bound == 0:
+        return
+    if experiment.max_staleness == "measured":
+        yield (
+            "As many prompts are on their way as the answers' effective sample size bears: groups are left out of a "
+            f"step until the rest has {plan.ess_floor:g} of its tokens, and {many(bound, 'step')} is the most in any "
+            "case."
+        )
+        if "proximal" not in experiment.algorithm.needs:
+            yield "To measure it the proximal policy is scored, which costs one more pass a step."
+    else:
+        ahead = bound + 1 - plan.slack
+        yield f"The prompts of {many(ahead, 'step')} are on their way at once."
+    if plan.slack:
+        yield f"Answers are usually {many(plan.slack, 'step')} fresher; slow ones may be overtaken and come later."
+    if plan.stragglers == "drop":
+        yield (
+            "Answers that are not finished when their time is over are dropped, which favors short ones; no step "
+            "waits for them."
+        )
+    else:
+        yield "A step waits for answers that would be too old for the next."
+
+
+def _turns(experiment: Experiment, costs: Costs) -> Iterator[str]:
+    plan = experiment.environment
+    if plan is None:
+        return
+    each = f" of at most {many(plan.max_turn_tokens, 'token')}" if plan.max_turn_tokens else ""
+    yield (
+        f"{plan.names} replies to answers, to {plan.max_turns}{each} in a rollout, with at most "
+        f"{many(plan.max_reply_tokens, 'token')} and within {plan.timeout_seconds:g} s each; replies count in a "
+        "rollout's tokens and are not trained on."
+    )
+    if experiment.algorithm.mask_truncated:
+        yield "A rollout that ran out of turns counts as cut off."
+
+
 def _rewards(experiment: Experiment, costs: Costs) -> Iterator[str]:
     algorithm, budget = experiment.algorithm, experiment.sampling.max_completion_length
     penalty = algorithm.overlong
@@ -204,7 +244,7 @@ def _policies(experiment: Experiment, costs: Costs) -> Iterator[str]:
         if "proximal / behavior" in said:
             began = "" if algorithm.proximal is not None else ", proximal that of the step's beginning"
             yield f"Behavior is the policy that answered{began}."
-    elif experiment.max_staleness and algorithm.ratio.anchor == "proximal":
+    elif experiment.staleness_bound and algorithm.ratio.anchor == "proximal":
         yield "Nothing corrects for answers of older weights (algorithm.correction, or algorithm.ratio.anchor)."
     note = routing_note(experiment, costs.is_mixture)
     if note is not None:
@@ -242,6 +282,8 @@ def _imitation(experiment: Experiment, costs: Costs) -> Iterator[str]:
 
 _GROUPS: Mapping[str, Callable[[Experiment, Costs], Iterator[str]]] = {
     "Prompts": _prompts,
+    "Turns": _turns,
+    "Staleness": _staleness,
     "Rewards": _rewards,
     "Critic": _critic,
     "Policies": _policies,

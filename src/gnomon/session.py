@@ -14,20 +14,24 @@ from torch import nn
 from gnomon.algorithms import Algorithm
 from gnomon.assemble import Choosing, Questions, grading_limits, keeping
 from gnomon.configuration import to_table
-from gnomon.engines.local import LocalEngine
+from gnomon.engines.base import Engine
+from gnomon.engines.pool import EnginePool
 from gnomon.experiment import Experiment
 from gnomon.learner.precision import dtype_of, resolve_precision
 from gnomon.learner.torch import TorchLearner
+from gnomon.loop.admission import Trusted, Unlimited
+from gnomon.loop.arrival import FLOAT32_NATS, ROUGH_NATS, Arrival, Proved, Sending
 from gnomon.loop.evaluate import Evaluation, Evaluator
 from gnomon.loop.imitation import Imitation, Practiced, Unpracticed
 from gnomon.loop.journal import Journal
+from gnomon.loop.mismatch import TakenApart
 from gnomon.loop.pretraining import ValuePretraining, monte_carlo
 from gnomon.loop.run import Run, StopRequest
 from gnomon.loop.tracking import Tracked, Tracking, Untracked
 from gnomon.loop.train import train
 from gnomon.loop.valuing import Unvalued, Valued, Valuing
 from gnomon.models.critic import head_for, load_critic
-from gnomon.models.load import load_model
+from gnomon.models.device import resolve_device
 from gnomon.models.routing import moe_layers
 from gnomon.records.batches import BatchLog
 from gnomon.records.checkpoints import Checkpoints, Found
@@ -37,8 +41,12 @@ from gnomon.records.directory import RunDirectory
 from gnomon.records.jsonl import JsonLines, JsonlSink, read_rows
 from gnomon.records.rollouts import RolloutLog
 from gnomon.records.sinks import build_sinks
+from gnomon.rollouts.hosts import Hosts
 from gnomon.rollouts.rollout import Asker, Stopwatch
 from gnomon.rollouts.stream import RolloutStream
+from gnomon.rollouts.turns import Conversation
+from gnomon.serving import load_network, sending, serve, serve_alone
+from gnomon.tasks.bridge import Bridge
 from gnomon.types import Grade, Group, Stateful
 from gnomon.verifiers.base import Sample
 from gnomon.verifiers.budget import ErrorBudget
@@ -76,6 +84,12 @@ class Judge:
         self.budget.observe(grade, sample, sample.prompt)
         return grade
 
+    def refuse(self, sample: Sample, error: str) -> Grade:
+        """Return the grade of a sample that failed before it could be judged. Raises: as `grade`."""
+        grade = Grade(None, error=error)
+        self.budget.observe(grade, sample, sample.prompt)
+        return grade
+
 
 async def walk(session: Session, found: Found | None, stop: StopRequest) -> None:
     """Build the run, go on from ``found`` or begin, and train to the end.
@@ -86,11 +100,11 @@ async def walk(session: Session, found: Found | None, stop: StopRequest) -> None
     async with AsyncExitStack() as stack:
         judge = await _judge(experiment, session.asked, console, stack)
         with console.phase(f"loading {experiment.model}"):
-            learner, engine = await asyncio.to_thread(_network, experiment, reads_reference(experiment.algorithm))
+            learner, engine, sent = await asyncio.to_thread(_network, experiment, console)
         stack.push_async_callback(engine.close)
-        asker = _asker(experiment, session.asked, engine, judge)
+        asker = await _asker(experiment, session.asked, engine, judge, stack)
         stream = _stream(experiment, session.asked, chosen, asker)
-        journal = _journal(session, 0 if found is None else found.step)
+        journal = _journal(session, 0 if found is None else found.step, engine)
         stack.callback(journal.close)
         parts = _parts(learner, chosen, stream)
         pretraining = _pretraining(session, learner, stream, parts)
@@ -110,6 +124,9 @@ async def walk(session: Session, found: Found | None, stop: StopRequest) -> None
             temperature=experiment.sampling.temperature,
             seed=experiment.seed,
             save=_saving(_checkpoints(session), parts, learner, session),
+            arrival=_arrival(session, engine, sent),
+            mismatch=TakenApart(engine, learner, sent, experiment.algorithm.proximal is not None),
+            admission=Trusted(experiment.staleness.ess_floor, stream) if _is_measured(experiment) else Unlimited(),
             valuing=_valuing(experiment, learner),
             imitation=_imitation(experiment, chosen, learner),
             pretraining=pretraining,
@@ -134,10 +151,10 @@ def grade_once(experiment: Experiment, asked: Questions, console: Console, step:
         async with AsyncExitStack() as stack:
             judge = await _judge(experiment, asked, console, stack)
             with console.phase(f"loading {experiment.model}"):
-                model = await asyncio.to_thread(_model, experiment)
-            engine = LocalEngine(model, experiment.engine.max_concurrent)
+                engine = await asyncio.to_thread(serve_alone, experiment, console.warn)
             stack.push_async_callback(engine.close)
-            evaluator = _evaluator(experiment, asked, _asker(experiment, asked, engine, judge))
+            asker = await _asker(experiment, asked, engine, judge, stack)
+            evaluator = _evaluator(experiment, asked, asker)
             with console.phase("evaluating", len(asked.split.held_out)) as phase:
                 return await evaluator(step, lambda group: phase.advance())
 
@@ -169,22 +186,29 @@ def _pretrains(algorithm: Algorithm) -> bool:
     return algorithm.critic is not None and algorithm.critic.pretraining is not None
 
 
-def _model(experiment: Experiment) -> nn.Module:
-    dtype = dtype_of(resolve_precision(experiment.learner.precision))
-    return load_model(experiment.model, dtype, experiment.lora, experiment.trust_remote_code)
-
-
-def _network(experiment: Experiment, with_reference: bool) -> tuple[TorchLearner, LocalEngine]:
-    """Return learner and engine: at staleness 0 over the same weights, else the engine has its own."""
-    model = _model(experiment)
+def _learner(experiment: Experiment, model: nn.Module) -> TorchLearner:
+    """Return what trains ``model``, with its reference and critic."""
     if experiment.algorithm.routing != "free":
         moe_layers(model)  # refuses routers of a form that cannot be replayed, before anything is generated
-    plain = replace(experiment, lora=None)
-    reference = _model(plain) if with_reference and experiment.lora is None else None
+    needs_copy = reads_reference(experiment.algorithm) and experiment.lora is None
+    reference = load_network(experiment) if needs_copy else None
     critic, proximal = _critic(experiment, model), experiment.algorithm.proximal
-    learner = TorchLearner(model, experiment.learner, experiment.steps, reference, critic, proximal)
-    is_shared = experiment.max_staleness == 0
-    return learner, LocalEngine(model if is_shared else _model(plain), experiment.engine.max_concurrent, is_shared)
+    return TorchLearner(model, experiment.learner, experiment.steps, reference, critic, proximal)
+
+
+def _network(experiment: Experiment, console: Console) -> tuple[TorchLearner, EnginePool, Sending | None]:
+    """Return learner, engines, and what becomes of the weights from one to the others."""
+    model = load_network(experiment)
+    return _learner(experiment, model), serve(experiment, model, console.warn), sending(experiment, model)
+
+
+def _arrival(session: Session, engine: EnginePool, sent: Sending | None) -> Arrival:
+    """Return what proves that the engines answer with the weights that they are sent."""
+    experiment = session.experiment
+    precision = resolve_precision(experiment.learner.precision, str(resolve_device(experiment.device)))
+    is_exact = precision == "fp32" and experiment.engine.kind == "local"
+    limit = FLOAT32_NATS if is_exact else ROUGH_NATS
+    return Proved(engine, session.asked.tokenizer.vocab_size, sent, limit)
 
 
 def _critic(experiment: Experiment, policy: nn.Module) -> nn.Module | None:
@@ -192,8 +216,9 @@ def _critic(experiment: Experiment, policy: nn.Module) -> nn.Module | None:
     plan = experiment.algorithm.critic
     if plan is None or plan.trunk == "shared":
         return None if plan is None else head_for(policy)
-    dtype = dtype_of(resolve_precision(experiment.learner.precision))
-    return load_critic(experiment.model, plan.initial, dtype, experiment.trust_remote_code)
+    device = resolve_device(experiment.device)
+    dtype = dtype_of(resolve_precision(experiment.learner.precision, str(device)))
+    return load_critic(experiment.model, plan.initial, dtype, experiment.trust_remote_code, device)
 
 
 async def _judge(experiment: Experiment, asked: Questions, console: Console, stack: AsyncExitStack) -> Judge:
@@ -202,7 +227,14 @@ async def _judge(experiment: Experiment, asked: Questions, console: Console, sta
     return Judge(pool, ErrorBudget(experiment.grading.max_error_fraction))
 
 
-def _asker(experiment: Experiment, asked: Questions, engine: LocalEngine, judge: Judge) -> Asker:
+async def _asker(
+    experiment: Experiment, asked: Questions, engine: Engine, judge: Judge, stack: AsyncExitStack
+) -> Asker:
+    conversation, plan = None, experiment.environment
+    if plan is not None:
+        hosts = await stack.enter_async_context(Hosts(plan))
+        bridge = Bridge.over(asked.tokenizer)
+        conversation = Conversation(engine, hosts, bridge, plan, asked.tokenizer.decode, judge.refuse)
     return Asker(
         engine=engine,
         grader=judge,
@@ -210,6 +242,7 @@ def _asker(experiment: Experiment, asked: Questions, engine: LocalEngine, judge:
         sampling=asked.sampling,
         generations=experiment.algorithm.num_generations,
         seed=experiment.seed,
+        conversation=conversation,
     )
 
 
@@ -220,10 +253,17 @@ def _stream(experiment: Experiment, asked: Questions, chosen: Choosing, asker: A
         tasks=asked.split.train,
         asker=asker,
         prompts_per_step=experiment.prompts_per_step,
-        max_staleness=experiment.max_staleness,
+        max_staleness=experiment.staleness_bound,
         is_kept=is_kept,
         max_attempts=attempts,
+        stragglers=experiment.staleness.stragglers,
+        # Measured, it begins one step ahead.
+        slack=experiment.staleness_bound - 1 if _is_measured(experiment) else experiment.staleness.slack,
     )
+
+
+def _is_measured(experiment: Experiment) -> bool:
+    return experiment.max_staleness == "measured"
 
 
 def _evaluator(experiment: Experiment, asked: Questions, asker: Asker) -> Evaluator:
@@ -308,7 +348,7 @@ def _saving(
     return save
 
 
-def _journal(session: Session, step: int) -> Journal:
+def _journal(session: Session, step: int, engine: EnginePool) -> Journal:
     experiment, directory = session.experiment, session.directory
     plan = experiment.records
     trackers = build_sinks(
@@ -321,6 +361,7 @@ def _journal(session: Session, step: int) -> Journal:
         rollouts=RolloutLog(directory.rollouts) if plan.rollouts else None,
         batches=BatchLog(directory.batches) if plan.batches else None,
         critic=JsonlSink(directory.pretraining) if _pretrains(experiment.algorithm) else None,
+        serving=engine.metrics,
     )
 
 

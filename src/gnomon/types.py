@@ -78,13 +78,37 @@ class Grade:
             raise ConfigError(f"a Grade has either a reward or an error, got reward={self.reward}, error={self.error}")
 
 
+EndedBy = Literal["done", "turns", "tokens", "timeout", "flood", "fault"]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a conversation of several turns ended.
+
+    turns: answers of the policy. by: "done" by the environment or by an answer without a tool call; "turns" or "tokens"
+    when that budget was spent; "timeout", "flood" or "fault" when a reply took too long, was too long, or failed.
+    cause: one line about the last three.
+    """
+
+    turns: int
+    by: EndedBy
+    cause: str | None = None
+
+    @property
+    def is_budget(self) -> bool:
+        """Whether a budget cut it off, so that it might have gone on; what failed is an end."""
+        return self.by in ("turns", "tokens")
+
+
 @dataclass(frozen=True)
 class Rollout:
-    """One graded answer to one task.
+    """One graded answer to one task, or one conversation about it.
 
     response: every token after the first prompt. mask: true where the policy chose the token.
     logprobs, full_logprobs: as in `Completion`, 0.0 where ``mask`` is false. routing: as in `Completion`.
     text: the response decoded, for verifiers and people.
+    stop: of a conversation "length" when a budget of turns or tokens cut it off, else "stop".
+    ending: of a conversation; None for a single answer.
     """
 
     task_id: str
@@ -99,10 +123,11 @@ class Rollout:
     newest_version: int
     stop: StopReason
     routing: Tensor | None = None
+    ending: Ending | None = None
 
     @property
     def is_truncated(self) -> bool:
-        """Whether the length budget ended the response."""
+        """Whether a budget ended the response."""
         return self.stop == "length"
 
 

@@ -17,8 +17,9 @@ from gnomon import errors
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
-# Trackers that `make setup` does not install, because they send data elsewhere: asked for by name.
-UNPINNED = {"wandb", "trackio"}
+# What `make setup` does not install, asked for by name: trackers, which send data elsewhere, and vLLM, which wants an
+# environment of its own (`make vllm`).
+UNPINNED = {"wandb", "trackio", "vllm"}
 
 
 def names(requirements: Iterable[str]) -> set[str]:
@@ -56,7 +57,7 @@ def test_core_dependencies_are_few():
 def test_every_extra_is_there():
     """What the documentation tells people to install exists."""
     trackers = {"tensorboard", "wandb", "trackio"}
-    rooms = {"tasks", "math", "lora", "tables", "default-model"}
+    rooms = {"tasks", "math", "lora", "tables", "default-model", "vllm"}
 
     assert set(PROJECT["optional-dependencies"]) == trackers | rooms | {"all", "dev"}
 

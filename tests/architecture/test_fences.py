@@ -35,7 +35,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "wandb": ("records",),
     "trackio": ("records",),
     "ray": (),
-    "vllm": (),
+    "vllm": ("engines",),
     "torch.distributed": (),
 }
 

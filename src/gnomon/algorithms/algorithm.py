@@ -318,6 +318,7 @@ class Algorithm:
             return Mean(float(masked(tensor.detach(), mask).sum()), count)
 
         engine = (view.proximal - batch.full_behavior.detach()).abs()
+        mismatch = masked(view.proximal.double() - batch.behavior.detach().double(), mask)
         return Metrics.of(
             {
                 "loss/entropy_nats": mean(view.entropy),
@@ -329,6 +330,8 @@ class Algorithm:
                 "mismatch/logprob_abs_mean_nats": mean(engine),
                 "mismatch/logprob_abs_max_nats": Max(float(masked(engine, mask).max())),
                 "mismatch/truncation_mean_nats": mean(batch.behavior - batch.full_behavior),
+                "mismatch/k3_nats": mean(mismatch.exp() - 1 - mismatch),
+                "mismatch/ess_fraction": effective_size(mismatch, mask),
             }
         )
 

@@ -181,10 +181,11 @@ def _measure(weight: Tensor, factor: Tensor, view: LossView) -> Metrics:
     if not bool(mask.any()):
         return Metrics()
     used = factor[mask].double()
+    size = EffectiveSize(len(used), float(used.sum()), float(used.square().sum()), 0.0)
     return Metrics.of(
         {
             "mismatch/weight_mean": average(weight, mask),
             "mismatch/weight_max": Max(float(weight[mask].max())),
-            "mismatch/ess_fraction": EffectiveSize(len(used), float(used.sum()), float(used.square().sum()), 0.0),
+            "mismatch/weight_ess_fraction": size,
         }
     )

@@ -32,6 +32,15 @@ OVERLAPPED = (
     "R2 lossless: a resumed run asks again what was on its way and goes on from the same weights, but generation "
     "overlaps training, so timing decides which weights answer and numbers need not be equal"
 )
+CONVERSING = (
+    "R2 lossless: a resumed run repeats and loses no sample and draws every token with the same random number, but "
+    "replies come when they come, so answers are computed in other company and last digits need not be equal"
+)
+SERVED = (
+    "R2 lossless: a resumed run repeats and loses no sample and draws every token with the same random number, but "
+    "several engines, or vLLM's scheduler, decide by time which answers are computed together, so last digits need not "
+    "be equal"
+)
 
 
 @dataclass(frozen=True)
@@ -64,10 +73,10 @@ def run_card(
     seeds: Mapping[str, int],
     precision: str,
     sandbox: str = "none: no model-written code",
-    max_staleness: int = 0,
+    reproducibility: str | None = None,
 ) -> Card:
-    """Return the card of a session that starts now."""
-    level = OVERLAPPED if max_staleness else EXACT if device == "cpu" else LOSSLESS
+    """Return the card of a session that starts now; ``reproducibility`` is that of the device if nothing weakens it."""
+    level = reproducibility or (EXACT if device == "cpu" else LOSSLESS)
     return Card(
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         versions={"python": platform.python_version()} | installed(PACKAGES),

@@ -10,7 +10,7 @@ from typing import Any
 from gnomon.errors import DatasetError
 from gnomon.records.durable import step_files, write_durably
 from gnomon.records.jsonl import Warn, warn_on_stderr
-from gnomon.types import Grade, Group, Rollout
+from gnomon.types import Ending, Grade, Group, Rollout
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class RolloutLog:
 
     A line has ``step, group, kept, task_id, question, prompt, response, text, reward, error, parts, logprobs,
     oldest_version, newest_version, stop``; token ids and natural logs. ``mask`` is left out when every token was the
-    policy's own, and ``full_logprobs`` when they equal ``logprobs``.
+    policy's own, and ``full_logprobs`` when they equal ``logprobs``. A conversation has ``turns, ended_by, cause``.
     A step that cannot be written is counted and warned of once; it never ends a run.
     """
 
@@ -104,6 +104,9 @@ def _row(rollout: Rollout) -> dict[str, Any]:
         row["mask"] = [int(chosen) for chosen in rollout.mask]
     if rollout.full_logprobs != rollout.logprobs:
         row["full_logprobs"] = [_number(value) for value in rollout.full_logprobs]
+    if rollout.ending is not None:
+        ending = rollout.ending
+        row |= {"turns": ending.turns, "ended_by": ending.by, "cause": ending.cause}
     return row
 
 
@@ -121,6 +124,7 @@ def _rollout(row: Mapping[str, Any]) -> Rollout:
         oldest_version=row["oldest_version"],
         newest_version=row["newest_version"],
         stop=row["stop"],
+        ending=Ending(row["turns"], row["ended_by"], row["cause"]) if "turns" in row else None,
     )
 
 
