@@ -91,11 +91,21 @@ def test_every_error_is_documented():
     assert [name for name in classes if name not in page or name not in (errors.__doc__ or "")] == []
 
 
-@pytest.mark.parametrize(("given", "expected"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")], ids=repr)
-def test_waiting_threads_sleep_unless_told_otherwise(given: dict[str, str], expected: str):
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ["PASSIVE", "3000"]),
+        ({"GOMP_SPINCOUNT": "7"}, ["PASSIVE", "7"]),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, ["ACTIVE", "None"]),
+    ],
+    ids=repr,
+)
+def test_waiting_threads_sleep_unless_told_otherwise(given: dict[str, str], expected: list[str]):
     """Importing gnomon says so before torch can read it, and a user's own setting wins."""
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | given
-    code = "import sys, os, gnomon; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
-    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    settings = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    environment = {name: value for name, value in os.environ.items() if name not in settings} | given
+    code = "import sys, os, gnomon; e = os.environ.get; print(*map(e, sys.argv[1:]), 'torch' in sys.modules)"
+    command = [sys.executable, "-c", code, *settings]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
 
-    assert said.stdout.split() == [expected, "False"]
+    assert said.stdout.split() == [*expected, "False"]

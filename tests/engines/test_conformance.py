@@ -1,12 +1,15 @@
 """What every engine promises."""
 
 import asyncio
+import functools
+import importlib.util
 import math
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.local import LocalEngine
@@ -14,11 +17,13 @@ from gnomon.engines.pool import EnginePool
 from gnomon.engines.scripted import ScriptedEngine
 from gnomon.errors import ConfigError, EngineError
 from gnomon.models.lora import merged_tensors
-from gnomon.models.tiny import TinyConfig, tiny_model
+from gnomon.models.tiny import TinyConfig, save_tiny, tiny_model
 from gnomon.transport.fingerprint import fingerprints
 from gnomon.types import Snapshot
 
 CONTEXT = 96
+# Heads of 32: vLLM's kernels for CPUs know none smaller.
+CONFIG = TinyConfig(width=128, context_length=CONTEXT)
 PROMPT = [256, 50, 43, 50, 61]
 SAMPLING = Sampling(max_completion_length=12, stop_ids=(257,))
 
@@ -30,12 +35,12 @@ def scripted() -> Engine:
 
 def local() -> Engine:
     """A tiny model with room for three rows."""
-    return LocalEngine(tiny_model(0, TinyConfig(context_length=CONTEXT)), max_concurrent=3)
+    return LocalEngine(tiny_model(0, CONFIG), max_concurrent=3)
 
 
 def local_copy() -> Engine:
     """The same with weights of its own."""
-    return LocalEngine(tiny_model(1, TinyConfig(context_length=CONTEXT)), max_concurrent=3, shared=False)
+    return LocalEngine(tiny_model(1, CONFIG), max_concurrent=3, shared=False)
 
 
 def pool() -> Engine:
@@ -43,16 +48,28 @@ def pool() -> Engine:
     return EnginePool({"a": local_copy(), "b": local_copy()}, vocabulary_size=258)
 
 
-def snapshot(version: int) -> Snapshot:
-    """The tiny model's weights as some version."""
-
-    def tensors() -> Iterator[tuple[str, Tensor]]:
-        return merged_tensors(tiny_model(0, TinyConfig(context_length=CONTEXT)))
-
-    return Snapshot(version, tensors)
+def snapshot(version: int, seed: int = 0) -> Snapshot:
+    """A tiny model's weights as some version; made once, for several engines may read them at the same time."""
+    tensors = list(merged_tensors(tiny_model(seed, CONFIG)))
+    return Snapshot(version, lambda: iter(tensors))
 
 
-every_engine = pytest.mark.parametrize("make", [scripted, local, local_copy, pool])
+@functools.cache
+def folder() -> Path:
+    """Where the model of another seed is, for engines that load it themselves."""
+    return save_tiny(Path(tempfile.mkdtemp(prefix="gnomon-conformance-")), 1, CONFIG)
+
+
+def vllm() -> Engine:
+    """The same, computed by vLLM."""
+    from gnomon.engines.vllm import VllmEngine
+
+    return VllmEngine(str(folder()), torch.float32, max_concurrent=3)
+
+
+has_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not here: make test-full")
+with_vllm = pytest.param(vllm, marks=[has_vllm, pytest.mark.filterwarnings("ignore")])
+every_engine = pytest.mark.parametrize("make", [scripted, local, local_copy, pool, with_vllm])
 
 
 def run(make: Callable[[], Engine], steps) -> None:
@@ -124,7 +141,9 @@ def test_versions_are_those_of_the_loaded_weights(make):
         [done] = await engine.generate(PROMPT, [1], SAMPLING)
         assert (engine.version, done.oldest_version, done.newest_version) == (4, 4, 4)
 
-    assert make().version == -1
+    new = make()
+    assert new.version == -1
+    asyncio.run(new.close())
     run(make, steps)
 
 
@@ -172,7 +191,7 @@ def test_a_score_is_what_the_engine_said_of_its_own_tokens(make, temperature):
     run(make, steps)
 
 
-@pytest.mark.parametrize("make", [local, local_copy])
+@pytest.mark.parametrize("make", [local, local_copy, with_vllm])
 def test_a_score_is_of_the_weights_that_answer_now(make):
     """It follows `load`, also while answers are on their way, which it does not disturb."""
 
@@ -191,32 +210,36 @@ def test_a_score_is_of_the_weights_that_answer_now(make):
     run(make, steps)
 
 
-def test_a_score_follows_a_load():
+@pytest.mark.parametrize("make", [local_copy, pool, with_vllm])
+def test_a_score_follows_a_load(make):
     """Other weights score otherwise, and the first ones as before."""
 
     async def steps(engine: Engine) -> None:
-        def others() -> Iterator[tuple[str, Tensor]]:
-            return merged_tensors(tiny_model(2, TinyConfig(context_length=CONTEXT)))
-
         first = await engine.score(PROMPT, [65, 66], 1.0)
-        await engine.load(Snapshot(1, others))
+        await engine.load(snapshot(1, seed=2))
         second = await engine.score(PROMPT, [65, 66], 1.0)
         await engine.load(snapshot(2))
-        assert await engine.score(PROMPT, [65, 66], 1.0) == first
+        assert await engine.score(PROMPT, [65, 66], 1.0) == pytest.approx(first, abs=1e-6)
         assert max(abs(a - b) for a, b in zip(first, second, strict=True)) > 0.1
 
-    run(local_copy, steps)
+    run(make, steps)
 
 
-def test_an_engine_says_which_weights_it_holds():
-    """With its own, those of the snapshot it was given; with shared or no weights there is nothing to compare."""
+@pytest.mark.parametrize("make", [local_copy, pool, with_vllm])
+def test_an_engine_says_which_weights_it_holds(make):
+    """Those of the snapshot that it was given, under its names."""
 
     async def steps(engine: Engine) -> None:
         assert await engine.fingerprints() == fingerprints(snapshot(0).tensors())
 
+    run(make, steps)
+
+
+@pytest.mark.parametrize("make", [local, scripted])
+def test_an_engine_without_weights_of_its_own_has_none_to_compare(make):
+    """It answers with the learner's module, or from a function."""
+
     async def nothing(engine: Engine) -> None:
         assert await engine.fingerprints() is None
 
-    run(local_copy, steps)
-    run(local, nothing)
-    run(scripted, nothing)
+    run(make, nothing)

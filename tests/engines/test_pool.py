@@ -49,6 +49,10 @@ class Faulty:
     def version(self) -> int:
         return self.inner.version
 
+    @property
+    def beats(self) -> int:
+        return self.inner.beats
+
     async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
         self.ledger.append(tuple(keys))
         number = len(self.ledger)
@@ -213,6 +217,34 @@ def test_a_prompt_that_is_too_long_is_the_callers_own():
     with_pool(pool, ask)
     assert said == []
     assert pool.metrics()["engines/alive"] == 2
+
+
+@dataclass
+class Slow(ScriptedEngine):
+    """Takes half a second for an answer, and says that it works only if it does."""
+
+    is_working: bool = True
+
+    async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
+        for _ in range(20):
+            await asyncio.sleep(0.025)
+            self.beats += self.is_working
+        return await super().generate(prompt, keys, sampling)
+
+
+@pytest.mark.parametrize("is_working", [True, False])
+def test_a_long_answer_is_no_hang(is_working: bool):
+    """An answer that takes several timeouts is waited for while tokens are drawn, and only then."""
+    pool = EnginePool({"a": Slow(lambda prompt, key: "4", is_working=is_working)}, 0.2)
+
+    async def ask(pool: EnginePool) -> None:
+        if is_working:
+            assert len(await pool.generate([1], [0], SAMPLING)) == 1
+        else:
+            with pytest.raises(EngineError, match=r"it finished nothing in 0\.2 seconds"):
+                await pool.generate([1], [0], SAMPLING)
+
+    with_pool(pool, ask)
 
 
 @dataclass

@@ -148,18 +148,30 @@ def test_the_own_head_of_a_language_model_is_not_trained_as_a_critic():
     assert critics[1].model.lm_head.weight.requires_grad
 
 
-def test_a_policy_saved_with_its_value_head_can_be_a_critic(tmp_path):
-    """What a run with a shared trunk saved begins another run's separate critic."""
+@pytest.mark.parametrize("place", ["critic", "."])
+def test_a_policy_saved_with_its_value_head_can_be_a_critic(tmp_path, place):
+    """What a run with a shared trunk saved begins another run's separate critic; the head was once beside the trunk."""
     policy = tiny_model(3)
     head = head_for(policy)
     torch.nn.init.normal_(head.weight)
     write_model(merged_tensors(policy), policy.config, tmp_path, policy.generation_config)
-    write_critic(head, tmp_path)
+    write_critic(head, tmp_path / place)
 
     critic = load_critic("tiny", str(tmp_path))
 
     assert torch.equal(values_of(critic), values_of(CausalCritic(policy, head)))
     assert values_of(critic).any()
+
+
+def test_a_separate_critic_lends_its_head_to_no_policy(tmp_path):
+    """A checkpoint with a critic of its own is a policy, and the critic is in its folder."""
+    policy = tiny_model(3)
+    write_model(merged_tensors(policy), policy.config, tmp_path, policy.generation_config)
+    write_critic(CausalCritic(tiny_model(4), head_for(policy)), tmp_path / "critic")
+
+    with pytest.raises(ModelError, match=r"is no value model.*There is one in .*critic$"):
+        load_critic("tiny", str(tmp_path))
+    assert isinstance(load_critic("tiny", str(tmp_path / "critic")), CausalCritic)
 
 
 def encoder() -> torch.nn.Module:

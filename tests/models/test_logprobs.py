@@ -240,6 +240,23 @@ def test_the_chunk_size_is_irrelevant(count, chunk, temperature, seed):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("with_entropy", [True, False])
+def test_logits_that_were_kept_serve_one_backward_pass_and_are_made_again_for_another(with_entropy):
+    """Rows of one chunk keep their logits and use them up: the second gradient is the first, to rounding."""
+    torch.manual_seed(0)
+    head = nn.Linear(8, 40)
+    hidden = torch.randn(5, 8, requires_grad=True)
+    logprobs, entropy = chosen_logprobs(hidden, head, torch.randint(0, 40, (5,)), 0.7, 8, with_entropy)
+    loss = (logprobs.square() + entropy).sum()
+
+    first, second = (
+        torch.autograd.grad(loss, (hidden, head.weight, head.bias), retain_graph=again) for again in (True, False)
+    )
+
+    for one, other in zip(first, second, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
 def test_bfloat16_products_are_followed_by_float32_sums():
     """With bfloat16 weights the results are those of float32 softmax on the bfloat16 logits."""
     torch.manual_seed(0)

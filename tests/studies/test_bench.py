@@ -223,7 +223,7 @@ def test_everybody_has_the_same_threads_and_allocator():
 
 
 def test_peers_are_found_by_what_an_interpreter_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """TRL in both settings that learn, bf16 weights where the machine has bf16; vLLM compiled and eager."""
+    """TRL in fp32, and in both bf16 settings where the machine has bf16; vLLM compiled and eager."""
     have = {"/a": ["trl"], "/b": ["vllm", "trl"], sys.executable: []}
     monkeypatch.setattr(peers, "libraries_of", have.__getitem__)
     found, work = peers.at_hand(["/a", "/b"]), tmp_path / "work.json"
@@ -231,9 +231,8 @@ def test_peers_are_found_by_what_an_interpreter_has(tmp_path: Path, monkeypatch:
     def chosen(precision: str, *cases: str) -> list[tuple[str, str]]:
         return [(p.contender, p.command[0]) for p in peers.programs(cases, found, work, 3, precision)]
 
-    learning = [("trl fp32", "/a"), ("trl bf16 autocast", "/a")]
-    assert chosen("fp32", "c1", "engine") == [*learning, ("vllm", "/b"), ("vllm eager", "/b")]
-    assert chosen("bf16", "c1") == [*learning, ("trl bf16", "/a")]
+    assert chosen("fp32", "c1", "engine") == [("trl fp32", "/a"), ("vllm", "/b"), ("vllm eager", "/b")]
+    assert chosen("bf16", "c1") == [("trl fp32", "/a"), ("trl bf16 autocast", "/a"), ("trl bf16", "/a")]
     assert chosen("fp32", "update") == []
 
 

@@ -61,6 +61,14 @@ class Engine(Protocol):
         """Version of the weights that answer now; -1 before the first `load`."""
         ...
 
+    @property
+    def beats(self) -> int:
+        """Signs of work so far: grows while tokens are drawn, so that a long answer is told from a hang.
+
+        Constant where an engine cannot know; it then has to finish something in time.
+        """
+        ...
+
     async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
         """Return one completion per key (128-bit integers from `draw_key`), in the order of ``keys``.
 

@@ -32,8 +32,8 @@ class LocalEngine:
     model: a causal language model as `load_model` returns it. shared: it is the learner's own module, whose weights
         change in place while nothing is generated, so `load` only notes the version; otherwise the module is the
         engine's (without adapters) and `load` copies and casts every weight into it.
-    max_concurrent: rows in the model at once; bounds the memory of keys and values, which stay allocated for the
-        next call.
+    max_concurrent: rows in the model at once; bounds the memory of keys and values. A shared engine on a CPU frees
+        them, and its packed weights, whenever nobody waits; another keeps them for the next call.
     """
 
     def __init__(self, model: nn.Module, max_concurrent: int = 64, shared: bool = True) -> None:
@@ -51,6 +51,11 @@ class LocalEngine:
     def version(self) -> int:
         """Version of the weights that answer now; -1 before the first `load`."""
         return self._worker.version
+
+    @property
+    def beats(self) -> int:
+        """Steps of the model so far."""
+        return self._worker.beats
 
     async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
         """Return one completion per key, in the order of ``keys``; see `Engine`.

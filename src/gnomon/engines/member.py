@@ -11,6 +11,7 @@ T = TypeVar("T")
 
 _GRACE_SECONDS = 1.0
 _CLOSING_SECONDS = 15.0
+_LOOKS = 8
 
 
 class Lost(Exception):
@@ -21,8 +22,8 @@ class Member:
     """An engine, watched.
 
     It is taken out, for good, when a call raises anything but a `UserError` (that one is the caller's own), when
-    nothing that was asked of it ends for ``timeout_seconds``, or when the pool says so. Every call in flight then
-    raises `Lost` at once and is cancelled; nobody waits for an engine that may never answer.
+    nothing that was asked of it ends and nothing is drawn for ``timeout_seconds``, or when the pool says so. Every call
+    in flight then raises `Lost` at once and is cancelled; nobody waits for an engine that may never answer.
 
     name: how people call it. cause: why it was taken out, None while it works. rows: answers on their way.
     versions: of all weights that it was given.
@@ -35,6 +36,7 @@ class Member:
         self.versions = {engine.version}
         self._timeout_seconds = timeout_seconds
         self._heard = 0.0
+        self._beats = engine.beats
         self._calls: set[asyncio.Future[Any]] = set()
         self._gone: asyncio.Future[None] | None = None
 
@@ -86,13 +88,21 @@ class Member:
         grace = min(_GRACE_SECONDS, self._timeout_seconds / 16)
         either: set[asyncio.Future[Any]] = {task, gone}
         while not task.done() and self.cause is None:
+            self._listen()
             since = began if is_alone else max(began, self._heard)
             left = since + self._timeout_seconds - asyncio.get_running_loop().time()
-            await asyncio.wait(either, timeout=max(left, grace), return_when=asyncio.FIRST_COMPLETED)
+            look = min(left, self._timeout_seconds / _LOOKS)
+            await asyncio.wait(either, timeout=max(look, grace), return_when=asyncio.FIRST_COMPLETED)
+            self._listen()
             is_silent = is_alone or since == max(began, self._heard)
             if left <= 0 and is_silent and not task.done():
                 what = "it did not take new weights" if is_alone else "it finished nothing"
                 self.lose(f"{what} in {self._timeout_seconds:g} seconds (engine.timeout_seconds)")
+
+    def _listen(self) -> None:
+        """Take tokens that were drawn for a sign of life, so that long answers are told from a hang."""
+        if self.engine.beats != self._beats:
+            self._beats, self._heard = self.engine.beats, asyncio.get_running_loop().time()
 
     def _outcome(self, task: "asyncio.Future[T]") -> T:
         if self.cause is not None:

@@ -28,12 +28,12 @@ class EnginePool:
     prompt share its prefill there, and with the same calls in the same order the same engines answer. Since draws
     depend on the key alone, which engine answers changes nothing but rounding.
 
-    An engine that raises `EngineError` or dies, that finishes nothing for ``timeout_seconds`` while something was
-    asked of it, or whose answers cannot be true (`Expected`: too few, tokens outside the vocabulary,
-    log-probabilities that are NaN or above 0, weights that it was never given) is taken out for good and named. What
-    it had not answered is asked again of another one, under the same keys: nothing of it was handed on, so no group
-    is doubled and none is lost. A `UserError`, such as a prompt beyond the context, is the caller's own and asked of
-    nobody else. One engine is guarded in the same way.
+    An engine that raises `EngineError` or dies, that finishes nothing and draws nothing (`Engine.beats`) for
+    ``timeout_seconds`` while something was asked of it, or whose answers cannot be true (`Expected`: too few, tokens
+    outside the vocabulary, log-probabilities that are NaN or above 0, weights that it was never given) is taken out for
+    good and named. What it had not answered is asked again of another one, under the same keys: nothing of it was
+    handed on, so no group is doubled and none is lost. A `UserError`, such as a prompt beyond the context, is the
+    caller's own and asked of nobody else. One engine is guarded in the same way.
 
     engines: by the name that people know them by; of one model.
     vocabulary_size: of that model; None checks token ids for being negative only.
@@ -59,6 +59,11 @@ class EnginePool:
     def version(self) -> int:
         """The oldest version among the engines that work; -1 before the first `load`."""
         return min((member.engine.version for member in self._alive()), default=-1)
+
+    @property
+    def beats(self) -> int:
+        """Signs of work of all engines together."""
+        return sum(member.engine.beats for member in self._members)
 
     async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
         """Return one completion per key, in the order of ``keys``; see `Engine`.

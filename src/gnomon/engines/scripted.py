@@ -40,6 +40,7 @@ class ScriptedEngine:
     latency_seconds: float | Callable[[tuple[int, ...], int], float] = 0.0
     context_length: int | None = None
     version: int = field(default=-1, init=False)
+    beats: int = field(default=0, init=False)
     _is_closed: bool = field(default=False, init=False, repr=False)
 
     async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import socket
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,7 @@ for name in {packages!r}:
     except PackageNotFoundError:
         pass
 """
+_PATIENCE_SECONDS = 5.0
 _one_at_a_time = threading.Lock()
 
 
@@ -44,10 +46,11 @@ def check_vllm(plan: EnginePlan) -> None:
     """Refuse a plan that vLLM cannot serve, before anything is loaded.
 
     Raises: ConfigError when vLLM is missing or of a version that was never tested, with the command that installs it;
-        when several engines are asked for in one process; when a server's address is not on this machine.
+        when several engines are asked for in one process; when a server's address is not on this machine, or nobody
+        listens there.
     """
     if plan.server not in ("", "start"):
-        check_address(plan.server)
+        _knock(plan.server)
         return
     if plan.server == "" and plan.python:
         raise ConfigError('engine.python is the interpreter of a server of its own; set engine.server = "start" too')
@@ -115,6 +118,11 @@ class VllmEngine:
     def version(self) -> int:
         """Version of the weights that answer now; -1 before the first `load`."""
         return self._thread.version
+
+    @property
+    def beats(self) -> int:
+        """Steps of vLLM so far."""
+        return self._thread.beats
 
     async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
         """Return one completion per key, in the order of ``keys``; see `Engine`.
@@ -211,6 +219,17 @@ class VllmEngine:
             raise EngineError("the engine is closed")
 
 
+def _knock(server: str) -> None:
+    host, port = check_address(server)
+    try:
+        socket.create_connection((host, port), timeout=_PATIENCE_SECONDS).close()
+    except OSError as error:
+        raise ConfigError(
+            f"nobody answers at engine.server = '{server}' ({error}); start the server first, as docs/engines.md says, "
+            'or set engine.server = "start"'
+        ) from error
+
+
 def _version_here() -> str | None:
     if importlib.util.find_spec("vllm") is None:
         return None
@@ -231,5 +250,6 @@ def _version_of(python: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"engine.python = '{python}' cannot be run: {error}") from error
     if ran.returncode:
-        raise ConfigError(f"engine.python = '{python}' is no Python that works: {ran.stderr.strip()[-300:]}")
+        said = ran.stderr.strip()[-300:] or f"it says nothing and exits with code {ran.returncode}"
+        raise ConfigError(f"engine.python = '{python}' is no Python that works: {said}")
     return ran.stdout.strip() or None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gnomon.engines.vllm_draws import draws_processor
+from gnomon.errors import EngineError
 
 # Read when vLLM is imported. Stepping in this process is what lets weights change between two tokens; custom logits
 # processors exist in its first model runner only; nobody outside this machine is told anything.
@@ -72,9 +73,36 @@ def tear_down(engine: Any) -> None:
 
 
 def exchange_weights(engine: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Put a complete set of weights in place, by the names of the model's files, between two steps."""
-    engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors.items())})
+    """Put a complete set of weights in place, by the names of the model's files, between two steps.
+
+    Raises: EngineError naming the weights of its own that vLLM left as they were, which it tells its log alone.
+    """
+    for passed_over in engine.collective_rpc(_reload, args=(tensors,)):
+        if passed_over:
+            raise EngineError(f"it took no new numbers for {', '.join(passed_over)}")
     engine.collective_rpc(_pack_tied)
+
+
+def _reload(worker: Any, tensors: Mapping[str, Tensor]) -> list[str]:
+    """Reload, and return the names of weights, as vLLM has them, that nothing was loaded into.
+
+    No names for an architecture that does not say what it loaded.
+    """
+    model = worker.model_runner.get_model()
+    missed = {name for name, _ in model.named_parameters()}
+    load = model.load_weights
+
+    def noting(weights: Any) -> Any:
+        loaded = load(weights)
+        missed.difference_update(missed if loaded is None else loaded)
+        return loaded
+
+    model.load_weights = noting
+    try:
+        worker.reload_weights(weights_iterator=iter(tensors.items()))
+    finally:
+        del model.load_weights
+    return sorted(missed)
 
 
 def _pack_tied(worker: Any) -> None:

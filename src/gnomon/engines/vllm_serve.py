@@ -139,7 +139,7 @@ class Service:
         return {"fingerprints": named}
 
     async def _status(self, body: Any) -> Any:
-        return {"version": self._engine.version, "pid": os.getpid()}
+        return {"version": self._engine.version, "beats": self._engine.beats, "pid": os.getpid()}
 
 
 def main(arguments: list[str] | None = None) -> None:

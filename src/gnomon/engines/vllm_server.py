@@ -29,6 +29,8 @@ from gnomon.types import Completion, Snapshot
 
 _SHARED_MEMORY = Path("/dev/shm")
 _LAST_LINES = 15
+_LOOKS = 8
+"""How often a silent server is asked whether it works before its time is over."""
 # The server's interpreter finds this gnomon, and of what else is installed beside this gnomon nothing.
 _BEGIN = """
 import importlib.util, sys
@@ -60,6 +62,8 @@ def check_address(server: str) -> tuple[str, int]:
             f"engine.server = '{server}' is on another machine, and weights travel as a file on this one; start the "
             f'server here, or use engine.server = "start"'
         )
+    if parts.username or parts.password:
+        raise ConfigError(f"engine.server is written into the run's files, so the key does not belong there; set {KEY}")
     if not os.environ.get(KEY):
         raise ConfigError(f"the server at {server} wants its key: set {KEY} to what it was started with")
     return parts.hostname, port
@@ -106,6 +110,7 @@ class VllmServerEngine:
         self, address: tuple[str, int], key: str, timeout_seconds: float, started: Started | None = None
     ) -> None:
         self.version = -1
+        self.beats = 0
         self._address = address
         self._key = key
         self._timeout = timeout_seconds
@@ -185,7 +190,8 @@ class VllmServerEngine:
                 left = self._timeout - (time.monotonic() - max(began, self._latest_reply))
                 if left <= 0:
                     raise EngineError(self._lost(f"has answered nothing for {self._timeout:g} s"))
-                await asyncio.wait({asking}, timeout=left)
+                await asyncio.wait({asking}, timeout=min(left, self._timeout / _LOOKS))
+                await self._listen_beside(asking)
             status, answer = asking.result()
         except (OSError, EOFError, ValueError) as error:
             self._check_open()
@@ -201,6 +207,24 @@ class VllmServerEngine:
         if status in (400, 401, 404):
             raise ConfigError(f"the vLLM server at {self._where}: {said}")
         raise EngineError(self._lost(f"failed: {said}"))
+
+    async def _listen_beside(self, asking: "asyncio.Future[Any]") -> None:
+        """Ask the server whether it works, until it answers, or the call does."""
+        if asking.done():
+            return
+        listening = asyncio.ensure_future(self._listen())
+        try:
+            await asyncio.wait({asking, listening}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            listening.cancel()
+
+    async def _listen(self) -> None:
+        """Note whether the server drew anything since the last look; one that does not say so said nothing."""
+        with contextlib.suppress(OSError, EOFError, ValueError, KeyError, TypeError, TimeoutError):
+            asking = exchange(*self._address, "/status", self._key, {})
+            _, status = await asyncio.wait_for(asking, self._timeout / _LOOKS)
+            if status["beats"] != self.beats:
+                self.beats, self._latest_reply = int(status["beats"]), time.monotonic()
 
     @property
     def _where(self) -> str:

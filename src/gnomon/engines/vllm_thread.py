@@ -66,7 +66,8 @@ class VllmThread:
     """Owns vLLM's engine: it is built, stepped, given weights and torn down in one thread.
 
     At most ``max_concurrent`` rows are in vLLM, the rest waits here, so that all of those in vLLM are being answered
-    and a row's prompt is computed by the weights that its first token is drawn from.
+    and a row's prompt is computed by the weights that its first token is drawn from. There is one place more, for a row
+    that is scored: it overtakes whoever waits, since the proof of new weights, and with it the whole run, waits for it.
 
     folder: the model, in the Hugging Face layout, or a hub name. spelling: its weights' names.
     taken: fingerprints of the weights that came with the last load, in the precision in which vLLM keeps them.
@@ -75,8 +76,9 @@ class VllmThread:
 
     def __init__(self, folder: str, dtype: torch.dtype, max_concurrent: int, spelling: Spelling) -> None:
         self.version = -1
+        self.beats = 0
         self.taken: dict[str, Fingerprint] = {}
-        self._make: Callable[[], Any] = lambda: build(folder, dtype, max_concurrent)
+        self._make: Callable[[], Any] = lambda: build(folder, dtype, max_concurrent + 1)
         self._dtype = dtype
         self._most = max_concurrent
         self._spelling = spelling
@@ -118,6 +120,7 @@ class VllmThread:
                 self._admit()
                 if self._active:
                     self._step()
+                    self.beats += 1
             except Exception as error:
                 self._fail_all(self._break(error))
         self._fail_all(EngineError("the engine was closed"))
@@ -145,7 +148,11 @@ class VllmThread:
 
     def _enqueue(self, call: Call, place: int, row: Row) -> None:
         self._count += 1
-        self._waiting.append(Answer(call, place, str(self._count), row))
+        answer = Answer(call, place, str(self._count), row)
+        if call.given:
+            self._waiting.appendleft(answer)
+        else:
+            self._waiting.append(answer)
 
     def _load(self, message: Load) -> None:
         """Put new weights in place. Rows on their way go on with them; those without a token start afresh.
@@ -186,7 +193,7 @@ class VllmThread:
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
-        while self._waiting and len(self._active) < self._most:
+        while self._waiting and len(self._active) < self._most + bool(self._waiting[0].call.given):
             answer = self._waiting.popleft()
             # A name of its own each time: vLLM may still be putting the aborted one away.
             self._count += 1

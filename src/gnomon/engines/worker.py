@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gnomon.engines.batcher import Batcher, Request
 from gnomon.errors import EngineError
+from gnomon.failpoints import reach
 from gnomon.models.lora import merged_tensors
 from gnomon.models.static import fastest_decoder
 from gnomon.types import Snapshot
@@ -88,6 +89,7 @@ class Worker:
 
     def __init__(self, model: nn.Module, shared: bool, max_concurrent: int) -> None:
         self.version = -1
+        self.beats = 0
         self._model = model
         self._shared = shared
         self._max_concurrent = max_concurrent
@@ -142,7 +144,9 @@ class Worker:
                     return True
                 else:
                     _deliver(outbox)
+                    self.beats += 1
                     outbox += [partial(waiters.pop(r).answer, answers) for r, answers in batcher.step()]
+                    reach("decode")
                 message = self._next()
         except Exception as error:
             self._batcher = None

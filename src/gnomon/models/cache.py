@@ -14,7 +14,6 @@ from transformers.masking_utils import sdpa_mask
 
 GROUPED = "gnomon_grouped_sdpa"
 _LEAST_ROOM = 64
-_SHORT = 512
 
 Prefix = Sequence[tuple[Tensor, Tensor]]
 """Keys and values of one prompt, one pair a layer, each [heads, positions, size]."""
@@ -67,6 +66,11 @@ class AlignedLayer(DynamicLayer):
             self.values = self._empty(value_like, self.frame)
             self.is_initialized = True
         return self.keys, self.values
+
+    def release(self) -> None:
+        """Free the buffers."""
+        self.keys = self.values = None
+        self.is_initialized = False
 
     def relocate(self, frame: Frame) -> None:
         """Move what is in use into new buffers laid out as ``frame`` says."""
@@ -126,6 +130,15 @@ class AlignedCache(Cache):
         self.lengths.pop()
         self._fit()
 
+    def release(self) -> None:
+        """Free the buffers, unless there are rows in them."""
+        if self.lengths:
+            return
+        for layer in self.aligned:
+            layer.release()
+        frame = self.frame
+        frame.rows = frame.start = frame.end = frame.capacity = frame.columns = 0
+
     def before_step(self, room: int) -> tuple[Tensor, Tensor]:
         """Return position ids Int[R 1] and the attention mask Int[R columns + 1] of the step that comes."""
         self._make_room(self.frame.rows, 0, room)
@@ -176,7 +189,7 @@ def grouped_attention(
     has_bias = settings.get("position_bias") is not None
     if length != 1 or heads == shared or has_bias or (attention_mask is not None and attention_mask.shape[1] != 1):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
-    out = _attend(
+    out = functional.scaled_dot_product_attention(
         query.reshape(rows, shared, heads // shared, size),
         key,
         value,
@@ -185,23 +198,6 @@ def grouped_attention(
         scale=settings.get("scaling"),
     )
     return out.reshape(rows, 1, heads, value.shape[-1]), None
-
-
-def _attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, **settings: Any) -> Tensor:
-    """Return SDPA's answer, from two plain products where these are faster: short rows on a CPU in fp32.
-
-    SDPA's CPU kernel is made for many query positions. With 3 of them, 64 rows and 60 columns it took 1.8 ms a layer
-    and the products 1.2; at 1,000 columns 14.9 and 16.8 (two AVX2 cores).
-    """
-    is_short = query.device.type == "cpu" and query.dtype == torch.float32 and key.shape[2] <= _SHORT
-    is_plain = not settings["dropout_p"] and (attn_mask is None or attn_mask.dtype == torch.bool)
-    if not (is_short and is_plain):
-        return functional.scaled_dot_product_attention(query, key, value, attn_mask=attn_mask, **settings)
-    scale = query.shape[-1] ** -0.5 if settings["scale"] is None else settings["scale"]
-    scores = torch.matmul(query * scale, key.transpose(-1, -2))
-    if attn_mask is not None:
-        scores.masked_fill_(~attn_mask, -torch.inf)
-    return torch.matmul(scores.softmax(dim=-1), value)
 
 
 def use_grouped_attention(model: Any) -> None:

@@ -151,8 +151,9 @@ class AlignedDecoder:
         self._packed.forget()
 
     def rest(self) -> None:
-        """Free the packed weights, which are as large as the model's."""
+        """Free the packed weights, which are as large as the model's, and the cache."""
         self._packed.forget()
+        self._cache.release()
 
     def record(self, is_wanted: bool) -> None:
         """Begin or end writing down experts; prompts that were kept without them are computed again."""

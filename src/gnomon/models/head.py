@@ -6,7 +6,8 @@ With z = (W h + b) / temperature, lse = log sum exp z and p = exp(z - lse):
     entropy = lse - sum p z                  d entropy / dz = -p (log p + entropy)
 
 A row needs a few numbers of its V logits and nothing else, so they are made chunk by chunk, reduced, and
-made again in the backward pass. That costs one more product with the head and saves V floats a token.
+made again in the backward pass. That costs one more product with the head and saves V floats a token. Rows that fit
+into one chunk keep theirs for the backward pass: no more memory at a time, and one product of four saved.
 """
 
 from typing import Any
@@ -64,16 +65,20 @@ class _ChosenLogprobs(torch.autograd.Function):
         temperature, chunk_tokens, with_entropy = settings
         normalizer = torch.empty(len(hidden), device=hidden.device)
         logprobs, entropy = torch.empty_like(normalizer), torch.zeros_like(normalizer)
+        is_kept = len(hidden) <= chunk_tokens and any(ctx.needs_input_grad)
+        ctx.kept = None
         for chunk in _chunks(len(hidden), chunk_tokens):
             logits = _logits(hidden[chunk], weight, bias, temperature)
             chosen = logits.gather(1, targets[chunk, None])[:, 0]
             largest = logits.amax(1, keepdim=True)
             logits -= largest
-            total, product = _reduce(logits, with_entropy)
+            total, product = _reduce(logits, with_entropy, is_kept)
             if product is not None:
                 entropy[chunk] = total.log() - product / total
             normalizer[chunk] = largest[:, 0] + total.log()
             logprobs[chunk] = chosen - normalizer[chunk]
+            if is_kept:
+                ctx.kept = logits, total.log()
         ctx.settings = settings
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy)
@@ -93,8 +98,13 @@ class _ChosenLogprobs(torch.autograd.Function):
         # Summed over chunks in float32, whatever the products' precision.
         d_weight = torch.zeros(weight.shape, device=weight.device) if for_weight else None
         d_bias = torch.zeros(bias.shape, device=weight.device) if for_bias else None
+        # Used up below: a second backward pass makes them again.
+        kept, ctx.kept = ctx.kept, None
         for chunk in _chunks(len(hidden), chunk_tokens):
-            slope = _logits(hidden[chunk], weight, bias, temperature).sub_(normalizer[chunk, None])
+            if kept is None:
+                slope = _logits(hidden[chunk], weight, bias, temperature).sub_(normalizer[chunk, None])
+            else:
+                slope = kept[0].sub_(kept[1][:, None])
             g = to_logprob[chunk, None]
             if to_entropy is None:
                 slope.exp_().mul_(-g)
@@ -119,16 +129,20 @@ class _ChosenLogprobs(torch.autograd.Function):
         )
 
 
-def _reduce(logits: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
-    """Return the sums over the vocabulary of exp z and, for the entropy, of z exp z; ``logits`` z are used up."""
-    if not with_entropy:
+def _reduce(logits: Tensor, with_entropy: bool, is_kept: bool) -> tuple[Tensor, Tensor | None]:
+    """Return the sums over the vocabulary of exp z and, for the entropy, of z exp z.
+
+    ``logits`` z are used up unless ``is_kept``, or the entropy is wanted.
+    """
+    if not with_entropy and not is_kept:
         return logits.exp_().sum(1), None
     totals, products = [], []
     for block in logits.split(_block(logits)):
         unnormalized = block.exp()
         totals.append(unnormalized.sum(1))
-        products.append(torch.linalg.vecdot(unnormalized, block))
-    return torch.cat(totals), torch.cat(products)
+        if with_entropy:
+            products.append(torch.linalg.vecdot(unnormalized, block))
+    return torch.cat(totals), torch.cat(products) if with_entropy else None
 
 
 def _slope_with_entropy(log_policy: Tensor, g: Tensor, g_entropy: Tensor, entropy: Tensor) -> None:

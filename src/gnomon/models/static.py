@@ -128,6 +128,9 @@ class StaticCache(AlignedCache):
         self.lengths += news
         self._fit()
 
+    def release(self) -> None:
+        """Keep the buffers: recorded steps know their addresses."""
+
     def hold(self, rows: int, columns: int) -> None:
         """Have buffers for that many rows and columns, rounded up as a step rounds them."""
         now, rows, columns = self.frame, round_rows(rows), round_columns(columns)

@@ -19,7 +19,7 @@ from gnomon.types import Snapshot
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 if not HAS_VLLM:
-    collect_ignore = ["test_engine.py", "test_program.py"]
+    collect_ignore = ["test_arrival.py", "test_engine.py", "test_program.py", "test_walk.py"]
 
 # Heads of 32: vLLM's kernels for CPUs know none smaller.
 CONFIG = TinyConfig(width=128, context_length=96)

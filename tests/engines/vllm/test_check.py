@@ -1,3 +1,4 @@
+import socket
 import sys
 
 import pytest
@@ -44,6 +45,8 @@ def test_the_interpreter_that_is_named_is_asked(tmp_path):
         check(interpreter(tmp_path, "exit 0"))
     with pytest.raises(ConfigError, match="is no Python that works: broken"):
         check(interpreter(tmp_path, "echo broken >&2; exit 1"))
+    with pytest.raises(ConfigError, match="no Python that works: it says nothing and exits with code 3"):
+        check(interpreter(tmp_path, "exit 3"))
     with pytest.raises(ConfigError, match=r"engine.python = '.*nowhere' cannot be run"):
         check(str(tmp_path / "nowhere"))
 
@@ -65,6 +68,16 @@ def test_a_plan_that_cannot_be_meant_is_refused(plan, words, monkeypatch):
     monkeypatch.delenv("GNOMON_ENGINE_KEY", raising=False)
     with pytest.raises(ConfigError, match=words):
         check_vllm(plan)
+
+
+def test_a_server_that_is_not_there_is_said_before_anything_is_loaded(monkeypatch):
+    """A port where nobody listens is refused with its address; one where somebody does is not."""
+    monkeypatch.setenv("GNOMON_ENGINE_KEY", "x")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        check_vllm(EnginePlan(kind="vllm", server=address))
+    with pytest.raises(ConfigError, match=rf"nobody answers at engine.server = '{address}' .*start the server first"):
+        check_vllm(EnginePlan(kind="vllm", server=address))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this is about CPUs")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gnomon import SPIN
 from gnomon.errors import ConfigError, RunError, unknown
 from gnomon.studies.bench.contender import CONTENDERS, UNTUNED
 from gnomon.studies.bench.limits import with_limits
@@ -22,8 +23,13 @@ from gnomon.studies.bench.timing import lap, wait_for_quiet
 
 CASES = tuple(CONTENDERS)
 _MODULE = "gnomon.studies.bench.contender"
-ALLOCATOR = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=100000000000:glibc.malloc.top_pad=268435456"
+ALLOCATOR = (
+    "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=100000000000:glibc.malloc.top_pad=268435456"
+    ":glibc.malloc.arena_max=1"
+)
 """What `learner.machine.tune_allocator` asks of glibc, as an environment variable, so that peers have it too."""
+
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
 Say = Callable[[str], None]
 
@@ -41,13 +47,17 @@ class Conditions:
     quiet_seconds: float = 60.0
 
     def environment(self, is_tuned: bool) -> dict[str, str]:
-        """Return the environment of a contender; how threads wait is left as the user has it."""
+        """Return the environment of a contender; how threads wait is left to it, or as the user has it."""
         threads = str(self.threads)
         own = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
         own |= {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
         if is_tuned:
             own["GLIBC_TUNABLES"] = ALLOCATOR
-        return {**os.environ, **own}
+        inherited = dict(os.environ)
+        # What `import gnomon` has just chosen for this process is not the user's wish, and no peer's setting.
+        if inherited.get("GOMP_SPINCOUNT") == SPIN and inherited.get("OMP_WAIT_POLICY") == "PASSIVE":
+            inherited = {name: value for name, value in inherited.items() if name not in _WAITING}
+        return {**inherited, **own}
 
 
 def default_threads() -> int:
