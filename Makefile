@@ -77,10 +77,10 @@ test: lint ## set up, then lint, types, contracts and every quick test
 test-full: lint peers vllm ## the same with the slow tests, other implementations (docs/peers.md) and vLLM
 	@echo "[test] pytest, the slow ones too"
 	@$(PYTEST)
-	@echo "[test] against verl and TRL (half a minute)"
-	@$(PEERS)/bin/python -m pytest tests/peers
-	@echo "[test] the vLLM engine (two minutes)"
-	@OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/engines/vllm
+	@echo "[test] against verl, TRL and verifiers (a minute)"
+	@$(PEERS)/bin/python -m pytest tests/peers tests/tasks/test_prime.py
+	@echo "[test] the vLLM engine (three minutes)"
+	@OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/engines/test_conformance.py tests/engines/vllm
 
 peers: $(PEERS)/.gnomon-setup ## make .venv-peers, with the implementations that gnomon is compared with (once)
 	@:
@@ -88,7 +88,7 @@ peers: $(PEERS)/.gnomon-setup ## make .venv-peers, with the implementations that
 # An environment of its own: the peers bring what gnomon neither needs nor should see. Theirs is installed without
 # dependencies, so nothing asks for another torch.
 $(PEERS)/.gnomon-setup: pyproject.toml constraints.txt tests/peers/requirements.txt | $(STAMP)
-	@echo "[peers] making $(PEERS) and installing PyTorch, gnomon, verl and TRL (about two minutes)"
+	@echo "[peers] making $(PEERS) and installing PyTorch, gnomon, verl, TRL and verifiers (about two minutes)"
 	@test -x $(PEERS)/bin/python || $(BIN)/python -m venv --clear $(PEERS)
 	@$(PEERS)/bin/python $(INSTALL) torch
 	@$(PEERS)/bin/python $(INSTALL) --editable . hypothesis pytest pytest-timeout

@@ -37,14 +37,14 @@ def planned(*overrides: str) -> Plan:
 
 
 def test_a_critic_of_its_own_is_counted_and_said():
-    """In fp32 weights and two moments are 12 bytes a weight, a checkpoint has masters too; the phase is in words."""
+    """In fp32 weights and two moments are 12 bytes a weight; a checkpoint has masters too, and is copied to memory."""
     alone, taught = planned("steps=10"), planned("algorithm=vc-ppo", "steps=10")
     said = " ".join(taught.sentences)
     network = alone.parameters * 12
     written = alone.parameters * 16
 
     assert taught.checkpoint_bytes - alone.checkpoint_bytes == written
-    assert taught.memory_bytes - alone.memory_bytes == network
+    assert taught.memory_bytes - alone.memory_bytes == network + written
     assert "Critic: It is a network of its own, 1 MiB with its moments; it makes 4 updates a step of its own" in said
     assert "Before step 1 it alone learns from 100 batches of 16 answers of the unchanged policy" in said
     assert taught.steps == 10
@@ -146,17 +146,23 @@ def test_a_piece_of_ones_own_is_shown_as_it_was_written():
     ids=["reference", "average", "critic", "engine"],
 )
 def test_every_other_network_is_in_memory(overrides: tuple[str, ...], bytes_each: int, written: int):
-    """In fp32 a copy takes 4 bytes a weight, and 8 more where it has moments; what is not frozen is in checkpoints."""
+    """In fp32 a copy takes 4 bytes a weight, and 8 more where it has moments; what is not frozen is in checkpoints.
+
+    A checkpoint that is written while steps go on is in memory as well.
+    """
     fp32 = "learner.precision=fp32"
     alone, more = planned(fp32), planned(fp32, *overrides)
+    waiting = planned(fp32, *overrides, "checkpoints.asynchronous=false")
 
-    assert more.memory_bytes - alone.memory_bytes == pytest.approx(bytes_each * alone.parameters, abs=1)
+    expected = (bytes_each + written) * alone.parameters
+    assert more.memory_bytes - alone.memory_bytes == pytest.approx(expected, abs=1)
+    assert more.memory_bytes - waiting.memory_bytes == pytest.approx(more.checkpoint_bytes, abs=1)
     assert more.checkpoint_bytes - alone.checkpoint_bytes == written * alone.parameters
 
 
 def test_a_time_that_nobody_waits_for_is_said_as_such():
     """More than a year is not counted in hours."""
-    endless = planned("algorithm=vc-ppo", "algorithm.critic.pretraining.steps=99999999999999999999")
+    endless = planned("algorithm=vc-ppo", "algorithm.critic.pretraining.steps=999999999999")
     assert "more than a year in all" in endless.sentences[-1]
 
 

@@ -107,7 +107,7 @@ def _choose(classes: list[Any], value: Mapping[str, Any], path: str) -> Any:
         return classes[0]
     kinds = {typing.get_args(typing.get_type_hints(c)["kind"])[0]: c for c in classes}
     kind = value.get("kind")
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise ConfigError(_at(path, unknown("kind", str(kind), kinds) if kind else f"needs a kind: {', '.join(kinds)}"))
     return kinds[kind]
 

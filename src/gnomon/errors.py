@@ -12,6 +12,7 @@
         ├── EngineError           generation failed (also a RuntimeError)
         ├── ArrivalError          an engine does not hold the weights that it was sent (also a RuntimeError)
         ├── LearnerError          an update could not be made (also a RuntimeError)
+        │   └── NotFiniteError    a number that would be trained on is NaN or infinite; nothing was changed
         ├── CheckpointError       no checkpoint can be trusted (also an OSError)
         └── Stopped               a signal asked the run to stop, and it did, after saving: exit code 128 + signal
 
@@ -74,6 +75,10 @@ class ArrivalError(RunError, RuntimeError):
 
 class LearnerError(RunError, RuntimeError):
     """The learner could not make an update."""
+
+
+class NotFiniteError(LearnerError):
+    """A loss, gradient, log-probability, value or reward is NaN, infinite or too large; nothing was changed."""
 
 
 class CheckpointError(RunError, OSError):

@@ -25,6 +25,7 @@ from gnomon.plans import (
     RecordPlan,
     SamplingPlan,
     StalenessPlan,
+    check_counts,
 )
 from gnomon.tasks.build import TaskConfig, named
 from gnomon.tasks.environment import EnvironmentPlan
@@ -33,6 +34,7 @@ from gnomon.verifiers.grade import WeightedReward
 
 OVERRIDE_HINT = "an override is key=value, such as steps=50 or algorithm.num_generations=4"
 _STALEST = 1024
+_LONGEST_KEY = 1000
 _OPENING = ("{", "[", '"', "'")
 
 
@@ -97,6 +99,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         check_device(self.device)
+        check_counts(to_table(self))
         if self.steps < 0:
             raise ConfigError(f"steps must be 0 (evaluate only) or more, got {self.steps}")
         each = self.algorithm.num_generations
@@ -104,7 +107,7 @@ class Experiment:
             raise ConfigError(
                 f"rollouts_per_step = {self.rollouts_per_step} is not a multiple of the {each} "
                 f"rollouts that {self.algorithm.name} asks of each prompt (algorithm.num_generations); "
-                f"try {max(1, round(self.rollouts_per_step / each)) * each}"
+                f"try {max(1, (2 * self.rollouts_per_step + each) // (2 * each)) * each}"
             )
         _check_minibatches(self)
         _check_staleness(self)
@@ -179,11 +182,18 @@ def read(source: str | Path) -> dict[str, Any]:
     if path.suffix != ".toml" and not path.exists():
         raise ConfigError(f"{unknown('experiment', str(source), known)}; or the path of a TOML file")
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return _parsed(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the experiment {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    # The parser takes time that grows with the square of the names in a key.
+    if any(line.count(".") > _LONGEST_KEY for line in text.splitlines()):
+        raise ValueError(f"a line has more than {_LONGEST_KEY} dots")
+    return tomllib.loads(text)
 
 
 def from_table(table: Mapping[str, Any], overrides: Sequence[str] = ()) -> Loaded:
@@ -213,7 +223,12 @@ def _repeated(parsed: Sequence[tuple[str, Any]]) -> list[str]:
 
 
 def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loaded:
-    whole: dict[str, Any] = json.loads(json.dumps(table, default=str))
+    try:
+        whole: dict[str, Any] = json.loads(json.dumps(table, default=str))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"an experiment holds texts, numbers, lists and tables, and this one cannot be read: {error}"
+        ) from error
     notes: list[str] = []
     _name_task(whole)
     if isinstance(whole.get("engine"), str):
@@ -228,11 +243,17 @@ def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loa
     _hand_down(whole)
     if "algorithm" not in whole:
         raise ConfigError('missing algorithm; write algorithm = "grpo" (`gnomon algorithms` lists them)')
-    resolution = resolve_with_notes(whole.pop("algorithm"))
+    spec = whole.pop("algorithm")
+    resolution = resolve_with_notes(spec)
+    preset = spec.get("preset", "") if isinstance(spec, dict) else spec
+    notes += [f"the algorithm is your code, which was run: {preset}"] if ":" in str(preset) else []
     notes += resolution.notes
     notes += _translate(whole, resolution.algorithm)
     whole["algorithm"] = resolution.algorithm
-    whole["rewards"] = [_reward(table) for table in whole.get("rewards", [])]
+    rewards = whole.get("rewards", [])
+    if not isinstance(rewards, list):
+        raise ConfigError(f"rewards = {rewards!r}: should be a list of tables, each [[rewards]] with a kind")
+    whole["rewards"] = [_reward(table) for table in rewards]
     return Loaded(build(Experiment, whole), tuple(notes))
 
 
@@ -253,7 +274,7 @@ def _hand_down(whole: dict[str, Any]) -> None:
     given = {key: whole.pop(key) for key in list(whole) if key in its_own}
     if given:
         spec = whole.get("algorithm", {})
-        whole["algorithm"] = {**({"preset": spec} if isinstance(spec, str) else spec), **given}
+        whole["algorithm"] = {**(spec if isinstance(spec, dict) else {"preset": spec}), **given}
 
 
 def anchored(experiment: Experiment) -> Experiment:

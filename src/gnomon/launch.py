@@ -3,7 +3,7 @@
 import os
 import shutil
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -14,27 +14,29 @@ import torch
 from gnomon.algorithms import resolve
 from gnomon.assemble import Choosing, Questions, choosing, grading_limits, held_out_questions, questions, walls_of
 from gnomon.configuration import build
-from gnomon.errors import ConfigError, RunDirectoryError, Stopped
+from gnomon.errors import ConfigError, DatasetError, RunDirectoryError, Stopped
 from gnomon.experiment import Experiment, Loaded, anchored, from_table, load, read, to_toml
+from gnomon.failpoints import reach
 from gnomon.learner.machine import tune_allocator
 from gnomon.learner.precision import resolve_precision
-from gnomon.loop.evaluate import Evaluation, Score
+from gnomon.loop.evaluate import Evaluation, read_evaluations
 from gnomon.loop.run import StopRequest
 from gnomon.models.critic import HEAD_FILE, check_critic
 from gnomon.models.device import describe_device, resolve_device
 from gnomon.records.batches import BatchLog
-from gnomon.records.card import CONVERSING, OVERLAPPED, SERVED, run_card, write_card
+from gnomon.records.card import CONVERSING, OVERLAPPED, SERVED, questions_of, run_card, write_card
 from gnomon.records.checkpoints import Checkpoints, Found
 from gnomon.records.console import Console
 from gnomon.records.directory import RunDirectory
 from gnomon.records.durable import write_durably
-from gnomon.records.jsonl import drop_after, read_rows
+from gnomon.records.jsonl import drop_after
 from gnomon.records.rollouts import RolloutLog
 from gnomon.records.sinks import check_sinks
-from gnomon.sentences import starting_notes
+from gnomon.sentences import foreign_code, starting_notes, trusted_models
 from gnomon.serving import check_serving
 from gnomon.session import Session, grade_once, run_alone, walk
 from gnomon.tasks.build import named
+from gnomon.tasks.stamp import stamp
 from gnomon.tasks.table import TableTask
 from gnomon.verifiers.nursery import check
 
@@ -77,18 +79,21 @@ def train(experiment: str | Path | Experiment, run_dir: Path | None = None, **ov
 
 
 def train_experiment(loaded: Loaded, run_dir: Path | None = None, stop: StopRequest | None = None) -> Result:
-    """Train a loaded experiment in a new run directory.
+    """Train a loaded experiment in a new run directory, or go on with the run of it that is there.
 
     stop: a program's own way to end it after the step at hand, as SIGTERM does on the command line.
     Raises: UserError before any weight is read; RunError afterwards.
     """
     experiment = resolved(loaded.experiment)
+    if run_dir is not None and _is_begun(run_dir, anchored(experiment)):
+        return resume(run_dir, stop)
     with ExitStack() as stack:
         console = stack.enter_context(Console(experiment.steps))
         for note in loaded.notes:
             console.say(f"understood: {note}")
         _refuse_taken(run_dir)
         asked, chosen = checked(experiment, console)
+        _say_whose_code(experiment, console)
         for note in starting_notes(experiment):
             console.warn(note)
         experiment = anchored(experiment)
@@ -116,6 +121,8 @@ def resume(run: str | Path, stop: StopRequest | None = None) -> Result:
             console.say(f"{directory.path} is finished: {step} of {experiment.steps} steps")
             return result_of(directory, experiment)
         asked, chosen = _prepared(experiment, console)
+        _say_whose_code(experiment, console)
+        _refuse_other_questions(directory, asked)
         _rewind(directory, standing)
         console.say(f"resuming {directory.path} at step {step} of {experiment.steps}{standing.said}")
         return _run(Session(experiment, asked, chosen, directory, console), found, stop or StopRequest())
@@ -194,6 +201,23 @@ def checked(experiment: Experiment, console: Console) -> tuple[Questions, Choosi
     return asked, chosen
 
 
+def _refuse_other_questions(directory: RunDirectory, asked: Questions) -> None:
+    begun = questions_of(directory.card)
+    if begun and begun != stamp(asked.split.train):
+        raise DatasetError(
+            f"the questions of {directory.path} are not those that it began with: a row, its order, the tokenizer, its "
+            "chat template or a generator's version is another; bring the former back, or start a new run"
+        )
+
+
+def _say_whose_code(experiment: Experiment, console: Console) -> None:
+    """Say what code that is not gnomon's this run runs."""
+    for code in foreign_code(experiment):
+        console.say(f"runs your code: {code}")
+    for model in trusted_models(experiment):
+        console.warn(f"the own code of the model {model} may run (trust_remote_code)")
+
+
 def _prepared(experiment: Experiment, console: Console) -> tuple[Questions, Choosing]:
     check_sinks(experiment.records.sinks)
     check_serving(experiment)
@@ -216,19 +240,21 @@ def resolved(experiment: Experiment) -> Experiment:
 
 def result_of(directory: RunDirectory, experiment: Experiment) -> Result:
     """Return what a run's files say of it."""
-    rows = [_evaluation(row) for row in read_rows(directory.evaluations)]
-    model = checkpoint_of(directory.path)
-    return Result(directory.path, model, experiment.steps, tuple(rows))
-
-
-def _evaluation(row: Mapping[str, Any]) -> Evaluation:
-    scores = {name: Score(**score) for name, score in row["scores"].items()}
-    return Evaluation(**{**row, "scores": scores})
+    evaluations = read_evaluations(directory.evaluations)
+    return Result(directory.path, checkpoint_of(directory.path), experiment.steps, evaluations)
 
 
 def _refuse_taken(run_dir: Path | None) -> None:
     if run_dir is not None and run_dir.exists() and not run_dir.is_dir():
         raise RunDirectoryError(f"{run_dir} is a file; name a new directory with --run-dir")
+
+
+def _is_begun(run_dir: Path, experiment: Experiment) -> bool:
+    """Whether a run of this very experiment is there, so that the same command goes on with it."""
+    try:
+        return (run_dir / "experiment.toml").read_bytes() == to_toml(experiment).encode()
+    except OSError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -300,8 +326,15 @@ def _run(session: Session, found: Found | None, stop: StopRequest) -> Result:
         walls_of(experiment, session.asked.grading),
         _weakened(experiment),
     )
+    card = replace(
+        card,
+        foreign_code=foreign_code(experiment),
+        trusted_models=trusted_models(experiment),
+        questions=stamp(session.asked.split.train),
+    )
     write_card(directory.card, card)
     session.console.say(f"run {directory.path}: {card.reproducibility}")
+    reach("start")
     with _stopping(stop):
         try:
             run_alone(walk(session, found, stop))

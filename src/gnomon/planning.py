@@ -201,6 +201,8 @@ def _memory(experiment: Experiment, size: ModelSize, precision: Precision, promp
     weights = size.parameters * item + _trained(experiment, size) * masters
     weights += costs.reference_bytes + costs.average_bytes + costs.critic_bytes
     weights += own_copies(experiment) * size.parameters * item
+    # Steps go on beside the copy that is written.
+    weights += _checkpoint(experiment, size, precision) if experiment.checkpoints.asynchronous else 0
     length = prompt_tokens + experiment.sampling.max_completion_length
     rows = experiment.engine.max_concurrent * max(1, own_copies(experiment))
     cache = rows * length * size.cache_bytes_per_token * (item / 2)

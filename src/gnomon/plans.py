@@ -1,7 +1,8 @@
 """The small plans of an experiment: plain values, each checked when it is made."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from gnomon.errors import ConfigError
 
@@ -28,7 +29,8 @@ class EnginePlan:
     kind: "local", gnomon's own in this process, or "vllm". max_concurrent: answers decoded at once by each engine;
     memory for the KV cache grows with it. count: engines, each with weights of its own if there are several.
     rounding: what the weights are rounded to before an engine gets them; "none" sends them as they are.
-    timeout_seconds: an engine that finishes nothing for so long counts as dead.
+    timeout_seconds: an engine that neither finishes nor draws anything for so long counts as dead; a server that was
+    started has ten minutes to load its model.
     server: for "vllm": "" is in this process, "start" a server of its own, otherwise the address of one that runs.
     python: the interpreter that has vLLM, for ``server = "start"``; "" is this one.
     """
@@ -37,7 +39,7 @@ class EnginePlan:
     max_concurrent: int = 64
     count: int = 1
     rounding: Literal["none", "fp8", "int8", "int4"] = "none"
-    timeout_seconds: float = 600.0
+    timeout_seconds: float = 40.0
     server: str = ""
     python: str = ""
 
@@ -81,12 +83,14 @@ class StalenessPlan:
 class CheckpointPlan:
     """When a run is saved. every: steps, 0 for the end alone. keep_last: newest checkpoints kept.
 
-    keep_every: steps; checkpoints at its multiples stay for good, 0 for none.
+    keep_every: steps; checkpoints at its multiples stay for good, 0 for none. asynchronous: steps go on while one is
+    written, which holds a copy of it in memory until it is on the disk; where so much is not free they wait.
     """
 
     every: int = 25
     keep_last: int = 2
     keep_every: int = 0
+    asynchronous: bool = True
 
     def __post_init__(self) -> None:
         if self.every < 0 or self.keep_last < 1 or self.keep_every < 0:
@@ -130,3 +134,31 @@ class RecordPlan:
     batches: bool = False
     sinks: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     aliases: bool = False
+
+
+_MOST = {
+    "rollouts_per_step": 10**6, "size": 10**7, "samples": 10**5, "count": 10**3, "workers": 10**3, "terms": 10**4,
+    "max_concurrent": 10**5, "epochs": 10**4, "minibatches": 10**6, "max_completion_length": 10**8,
+    "steps": 10**12,
+}  # fmt: skip
+_NO_COUNTS = ("seed", "lowest", "highest", "stop_ids", "parameters", "settings", "max_staleness")
+
+
+def check_counts(table: Mapping[str, Any], path: str = "") -> None:
+    """Refuse counts that no machine has room or time for, before any memory is taken for them.
+
+    A slip of the finger (steps = 10**18) would otherwise be found out by a machine that swaps.
+    Raises: ConfigError naming the key, its value and the largest that is allowed.
+    """
+    for key, value in table.items():
+        place = f"{path}.{key}" if path else key
+        if key in _NO_COUNTS:
+            continue
+        if isinstance(value, Mapping):
+            check_counts(value, place)
+        elif isinstance(value, list):
+            check_counts({str(number): inner for number, inner in enumerate(value)}, place)
+        elif isinstance(value, int) and value > _MOST.get(key, 10**9):
+            raise ConfigError(
+                f"{place} = {value} is more than {_MOST.get(key, 10**9)}, the most that can be meant here"
+            )

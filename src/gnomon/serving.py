@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from torch import nn
 
@@ -140,7 +141,7 @@ def sending(experiment: Experiment, trained: nn.Module) -> Callable[[Snapshot], 
     """
     kind = experiment.engine.rounding
     if kind != "none":
-        axes = input_axes(trained)
+        axes = MappingProxyType(input_axes(trained))
         return lambda snapshot: rounded(snapshot, kind, axes)
     is_merged = experiment.lora is not None and not shares_weights(experiment)
     return (lambda snapshot: snapshot) if is_merged else None

@@ -1,12 +1,10 @@
 """One session of one run: the objects built, connected, walked, and closed again."""
 
 import asyncio
-import shutil
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
@@ -21,7 +19,8 @@ from gnomon.learner.precision import dtype_of, resolve_precision
 from gnomon.learner.torch import TorchLearner
 from gnomon.loop.admission import Trusted, Unlimited
 from gnomon.loop.arrival import FLOAT32_NATS, ROUGH_NATS, Arrival, Proved, Sending
-from gnomon.loop.evaluate import Evaluation, Evaluator
+from gnomon.loop.caution import Caution, caution_of
+from gnomon.loop.evaluate import Evaluation, Evaluator, read_evaluations
 from gnomon.loop.imitation import Imitation, Practiced, Unpracticed
 from gnomon.loop.journal import Journal
 from gnomon.loop.mismatch import TakenApart
@@ -30,21 +29,23 @@ from gnomon.loop.run import Run, StopRequest
 from gnomon.loop.tracking import Tracked, Tracking, Untracked
 from gnomon.loop.train import train
 from gnomon.loop.valuing import Unvalued, Valued, Valuing
+from gnomon.metrics import Metrics
 from gnomon.models.critic import head_for, load_critic
 from gnomon.models.device import resolve_device
 from gnomon.models.routing import moe_layers
+from gnomon.records.background import Background
 from gnomon.records.batches import BatchLog
 from gnomon.records.checkpoints import Checkpoints, Found
-from gnomon.records.checkpoints import load as load_checkpoint
 from gnomon.records.console import Console
 from gnomon.records.directory import RunDirectory
-from gnomon.records.jsonl import JsonLines, JsonlSink, read_rows
+from gnomon.records.jsonl import JsonLines, JsonlSink
 from gnomon.records.rollouts import RolloutLog
 from gnomon.records.sinks import build_sinks
 from gnomon.rollouts.hosts import Hosts
 from gnomon.rollouts.rollout import Asker, Stopwatch
 from gnomon.rollouts.stream import RolloutStream
 from gnomon.rollouts.turns import Conversation
+from gnomon.saving import Saver, check_counted, parts_of, restore
 from gnomon.serving import load_network, sending, serve, serve_alone
 from gnomon.tasks.bridge import Bridge
 from gnomon.types import Grade, Group, Stateful
@@ -104,14 +105,15 @@ async def walk(session: Session, found: Found | None, stop: StopRequest) -> None
         stack.push_async_callback(engine.close)
         asker = await _asker(experiment, session.asked, engine, judge, stack)
         stream = _stream(experiment, session.asked, chosen, asker)
-        journal = _journal(session, 0 if found is None else found.step, engine)
+        parts = parts_of(learner, chosen, stream, experiment.seed)
+        background = stack.enter_context(Background(experiment.checkpoints.asynchronous))
+        saver = Saver(_checkpoints(session), parts, learner, session.asked.tokenizer, console, background)
+        journal = _journal(session, 0 if found is None else found.step, lambda: engine.metrics() + saver.metrics())
         stack.callback(journal.close)
-        parts = _parts(learner, chosen, stream)
-        pretraining = _pretraining(session, learner, stream, parts)
+        caution = caution_of(learner, experiment.algorithm, session.directory, console.warn)
+        pretraining = _pretraining(session, saver, stream, parts, caution)
         if found is not None:
-            saved = load_checkpoint(found.path, is_verified=True)
-            for name, part in parts.items():
-                part.restore(saved[name])
+            restore(parts, found)
         run = Run(
             algorithm=experiment.algorithm,
             learner=learner,
@@ -123,8 +125,10 @@ async def walk(session: Session, found: Found | None, stop: StopRequest) -> None
             steps=experiment.steps,
             temperature=experiment.sampling.temperature,
             seed=experiment.seed,
-            save=_saving(_checkpoints(session), parts, learner, session),
+            save=saver.save,
+            check=background.check,
             arrival=_arrival(session, engine, sent),
+            caution=caution,
             mismatch=TakenApart(engine, learner, sent, experiment.algorithm.proximal is not None),
             admission=Trusted(experiment.staleness.ess_floor, stream) if _is_measured(experiment) else Unlimited(),
             valuing=_valuing(experiment, learner),
@@ -136,10 +140,11 @@ async def walk(session: Session, found: Found | None, stop: StopRequest) -> None
             evaluate_before=experiment.evaluation.before,
             initialize=_initializing(experiment, chosen, session, asker),
             is_initialized=found is not None,
-            is_evaluated=any(True for _ in read_rows(session.directory.evaluations)),
+            is_evaluated=bool(read_evaluations(session.directory.evaluations)),
             stop=stop,
             best=_best_so_far(session.directory),
         )
+        check_counted(run, parts, [session.asked.split.train, session.asked.split.held_out])
         console.start(experiment.steps, learner.version)
         await train(run)
 
@@ -292,7 +297,7 @@ def _imitation(experiment: Experiment, chosen: Choosing, learner: TorchLearner) 
 
 
 def _pretraining(
-    session: Session, learner: TorchLearner, stream: RolloutStream, parts: dict[str, Stateful]
+    session: Session, saver: Saver, stream: RolloutStream, parts: dict[str, Stateful], caution: Caution
 ) -> ValuePretraining | None:
     """Return the critic's own phase, which becomes one of the ``parts``, where the algorithm asks for it."""
     experiment = session.experiment
@@ -300,30 +305,21 @@ def _pretraining(
     if critic is None or critic.pretraining is None:
         return None
     folder = session.directory.pretraining_checkpoints
-    save = _saving(Checkpoints(folder, 1, warn=session.console.warn), parts, learner, session)
+    early = replace(saver, checkpoints=Checkpoints(folder, 1, warn=session.console.warn))
     phase = ValuePretraining(
         plan=critic.pretraining,
         algorithm=monte_carlo(experiment.algorithm),
-        learner=learner,
+        learner=saver.learner,
         stream=stream,
         curriculum=session.chosen.curriculum,
         temperature=experiment.sampling.temperature,
         seed=experiment.seed,
-        save=lambda batches: save(batches, False),
-        discard=lambda: shutil.rmtree(folder, ignore_errors=True),
+        save=early.save,
+        discard=early.discard,
+        caution=caution,
     )
     parts["pretraining"] = phase
     return phase
-
-
-def _parts(learner: TorchLearner, chosen: Choosing, stream: RolloutStream) -> dict[str, Stateful]:
-    """Return everything that changes from step to step, by the name it has in a checkpoint."""
-    parts: dict[str, Stateful] = {"learner": learner, "curriculum": chosen.curriculum, "stream": stream}
-    if chosen.tracker is not None:
-        parts |= {"tracker": chosen.tracker, "drift": chosen.drift}
-    if chosen.replay is not None:
-        parts["replay"] = chosen.replay
-    return parts
 
 
 def _checkpoints(session: Session) -> Checkpoints:
@@ -334,21 +330,7 @@ def _checkpoints(session: Session) -> Checkpoints:
     return Checkpoints(session.directory.checkpoints, plan.keep_last, every, session.console.warn, kept)
 
 
-def _saving(
-    checkpoints: Checkpoints, parts: dict[str, Stateful], learner: TorchLearner, session: Session
-) -> Callable[[int, bool], None]:
-    def write(folder: Path) -> None:
-        learner.write_model(folder)
-        session.asked.tokenizer.save(folder)
-
-    def save(step: int, is_best: bool) -> None:
-        with session.console.phase(f"saving {checkpoints.directory.name}/step-{step}"):
-            checkpoints.save(step, {name: part.state() for name, part in parts.items()}, write, is_best)
-
-    return save
-
-
-def _journal(session: Session, step: int, engine: EnginePool) -> Journal:
+def _journal(session: Session, step: int, serving: Callable[[], Metrics]) -> Journal:
     experiment, directory = session.experiment, session.directory
     plan = experiment.records
     trackers = build_sinks(
@@ -361,13 +343,12 @@ def _journal(session: Session, step: int, engine: EnginePool) -> Journal:
         rollouts=RolloutLog(directory.rollouts) if plan.rollouts else None,
         batches=BatchLog(directory.batches) if plan.batches else None,
         critic=JsonlSink(directory.pretraining) if _pretrains(experiment.algorithm) else None,
-        serving=engine.metrics,
+        serving=serving,
     )
 
 
 def _best_so_far(directory: RunDirectory) -> float:
-    means = [next(iter(row["scores"].values()))["mean"] for row in read_rows(directory.evaluations)]
-    return max(means, default=float("-inf"))
+    return max((e.headline.mean for e in read_evaluations(directory.evaluations)), default=float("-inf"))
 
 
 def _initializing(

@@ -44,6 +44,11 @@ class Faulty:
         """As the inner engine."""
         return self.inner.version
 
+    @property
+    def beats(self) -> int:
+        """As the inner engine."""
+        return self.inner.beats
+
     async def load(self, snapshot: Snapshot) -> None:
         """Load something else."""
         self.given = fingerprints(snapshot.tensors())

@@ -158,7 +158,7 @@ def test_value_pretraining_leaves_the_policy_alone(whole: Callable[[str], Path],
     after = load_model(str(saved), torch.float32).state_dict()
     rows = measured(whole(algorithm) / "pretraining.jsonl")
     is_shared = algorithm.startswith("shared")
-    head = load_file(saved / "value_head.safetensors" if is_shared else saved / "critic" / "model.safetensors")
+    head = load_file(saved / "critic" / ("value_head.safetensors" if is_shared else "model.safetensors"))
 
     assert all(torch.equal(policy[name], after[name]) for name in policy)
     assert head["score.weight"].abs().max() > 0

@@ -250,3 +250,13 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
     save_file({"score.weight": torch.zeros(1, 5)}, tmp_path / "shared" / HEAD_FILE)
     with pytest.raises(ModelError, match="reads 5 numbers, its trunk has 64"):
         load_critic("tiny", str(tmp_path / "shared"))
+
+
+def test_a_reward_model_that_was_cut_short_is_refused_before_a_weight_is_read(tmp_path):
+    """Its header says how long the file should be; the message names the file."""
+    write_critic(load_critic("tiny", "policy"), tmp_path)
+    whole = tmp_path / "model.safetensors"
+    whole.write_bytes(whole.read_bytes()[:-100])
+
+    with pytest.raises(ModelError, match=r"model\.safetensors' is damaged"):
+        check_critic("tiny", str(tmp_path))

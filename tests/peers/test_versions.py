@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from gnomon.tasks.prime import INSTALL
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -30,3 +32,8 @@ def test_pins_agree():
     own, general = pins(Path(__file__).parent / "requirements.txt"), pins(ROOT / "constraints.txt")
 
     assert {name: own[name] for name in own if general.get(name, own[name]) != own[name]} == {}
+
+
+def test_environments_are_of_the_version_that_they_were_written_for():
+    """Without the package its tests are left out unnoticed; and what a user is told to install is what is tested."""
+    assert f"pip install verifiers=={version('verifiers')}" == INSTALL

@@ -7,16 +7,17 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.rollouts.timed import Digit, Questions, TimedEngine, stream_of, train, virtually
+from tests.rollouts.timed import UPDATE_SECONDS, Digit, Questions, TimedEngine, stream_of, train, virtually
 
 from gnomon.curriculum.uniform import UniformCurriculum
 from gnomon.engines.base import Sampling
+from gnomon.engines.pool import EnginePool
 from gnomon.errors import ConfigError
 from gnomon.rollouts.measure import measure_stream
 from gnomon.rollouts.rollout import Asker, Stopwatch
 from gnomon.rollouts.slots import Slot, choose
 from gnomon.rollouts.stream import RolloutStream, Round
-from gnomon.types import Group, State
+from gnomon.types import Group, Snapshot, State
 
 
 def heavy_tail(seed: int) -> Callable[[int, int], float]:
@@ -318,3 +319,27 @@ def test_a_step_of_refused_groups_is_never_empty():
         engine = TimedEngine(heavy_tail(1))
         stream: RolloutStream = stream_of(engine, 3, max_staleness=bound, is_kept=lambda group: False, max_attempts=2)
         assert [len(finished.groups) for finished in virtually(train(stream, engine, 4))] == [3] * 4
+
+
+def test_who_is_withdrawn_is_no_fault_of_an_engine():
+    """Of two engines one answer in eight takes ten times their timeout, and is dropped after a step or two.
+
+    Nobody is lost, nothing is asked again elsewhere, and each withdrawn answer was told so by its engine.
+    """
+    engines = {name: TimedEngine(lambda index, key: 50.0 if key % 8 == 0 else 0.4) for name in ("a", "b")}
+    pool = EnginePool(engines, timeout_seconds=5.0)
+    rounds: list[Round] = []
+
+    async def walk() -> int:
+        await pool.load(Snapshot(0, lambda: iter(())))
+        async with stream_of(pool, 8, max_staleness=1, stragglers="drop") as stream:
+            for step in range(20):
+                rounds.append(await stream.take())
+                await asyncio.sleep(UPDATE_SECONDS)
+                await pool.load(Snapshot(step + 1, lambda: iter(())))
+            return sum(len(engine.withdrawn) for engine in engines.values())
+
+    withdrawn = virtually(walk())
+    assert withdrawn == sum(round_.stale for round_ in rounds) > 10
+    assert pool.metrics().values() == {"engines/alive": 2, "engines/lost": 0, "engines/asked_again": 0}
+    assert all(len(round_.groups) == 8 for round_ in rounds)

@@ -62,6 +62,7 @@ class TimedEngine:
 
     seconds: Callable[[int, int], float]
     version: int = 0
+    beats: int = 0
     asked: list[tuple[int, int, int]] = field(default_factory=list)
     withdrawn: list[int] = field(default_factory=list)
 

@@ -44,7 +44,7 @@ def test_a_long_tail_makes_group_free_more_than_4_35_times_as_fast():
 
 
 def test_what_is_on_record_says_what_the_readme_says():
-    """Group-free at sigma 1 in simulation and group-free on real processes: the table's own numbers."""
+    """At sigma 1 in simulation, on real processes and on vLLM: the tables' own numbers."""
     simulated = json.loads((FOLDER / "simulated.json").read_text())
     measured = json.loads((FOLDER / "measured.json").read_text())
     said = (FOLDER / "README.md").read_text()
@@ -55,6 +55,8 @@ def test_what_is_on_record_says_what_the_readme_says():
         assert (
             f"| {name} | {found['seconds']:.2f} | {found['foretold_seconds']:.2f} | {found['speed_up']:.2f} |" in said
         )
+    for name, found in json.loads((FOLDER / "vllm.json").read_text())["found"].items():
+        assert f"| {name} | {found['speed_up']:.2f} ({found['lowest']:.2f} to {found['highest']:.2f}) |" in said
 
 
 def test_the_figure_is_what_the_numbers_draw():

@@ -51,6 +51,13 @@ class Hostile(Legible):
         return await super().step(text)
 
 
+class Wrong(Legible):
+    """Its author returns something else than a reply, whatever is said."""
+
+    async def step(self, text):
+        return 3.5
+
+
 class Absent:
     """It never begins."""
 
@@ -122,6 +129,14 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_draws(place: Path, capsys:
         for one, other in zip(ours, theirs, strict=True):
             assert one["logprobs"] == pytest.approx(other["logprobs"], abs=1e-4)
     assert "draws every token with the same random number" in capsys.readouterr().err
+
+
+def test_an_environment_that_always_fails_is_said_once(place: Path, capsys: Capture):
+    """Every reply raises, which is no policy's doing: the run goes on, and whoever watches is told why, once."""
+    train_experiment(load("tiny", options("Wrong", 2, "rollouts_per_step=8")), place / "run")
+    said = capsys.readouterr().err
+
+    assert said.count("8 of 8 conversations of a step ended in a reply that failed, most often: TypeError: step") == 1
 
 
 def test_what_breaks_an_environment_breaks_one_rollout(place: Path):

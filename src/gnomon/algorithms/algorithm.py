@@ -31,12 +31,14 @@ from gnomon.algorithms.plans import (
 )
 from gnomon.algorithms.ratios import Ratio, masked
 from gnomon.algorithms.statistics import Statistics
-from gnomon.errors import ConfigError
+from gnomon.errors import ConfigError, NotFiniteError
 from gnomon.metrics import EffectiveSize, Max, Mean, Metrics
 from gnomon.types import Batch
 
 Need = Literal["proximal", "reference", "values", "routing"]
 PieceResult = tuple[Tensor, Metrics]
+
+LARGEST_REWARD = float(torch.finfo(torch.float32).max)
 
 
 @dataclass(frozen=True)
@@ -211,7 +213,13 @@ class Algorithm:
         return needs
 
     def prepare(self, batch: Batch) -> Batch:
-        """Return the scored rollout batch with advantages and returns; only here are groups whole."""
+        """Return the scored rollout batch with advantages and returns; only here are groups whole.
+
+        Raises: NotFiniteError for a reward beyond what float32 holds: the square of a larger one may overflow, and a
+            deviation of infinity would make every advantage a silent 0.
+        """
+        if not bool((batch.rewards[batch.is_graded].double().abs() <= LARGEST_REWARD).all()):
+            raise NotFiniteError(f"a reward is not finite, or beyond {LARGEST_REWARD:.3g}, which float32 does not hold")
         if self.mask_truncated:
             batch = batch.with_fields(mask=batch.mask & ~batch.is_truncated[:, None])
         advantages, returns = self.advantage(batch)

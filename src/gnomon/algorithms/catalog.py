@@ -116,10 +116,15 @@ def leaf(hint: Any, value: Any, path: str) -> Any:
             if isinstance(value, str) and all(isinstance(o, str) for o in options):
                 raise ConfigError(f"{path} = {value!r}: {unknown('choice', value, options)}")
             expected.append(f"one of {', '.join(map(repr, options))}")
-        elif member is float and type(value) in (int, float) and not math.isnan(value):
+        elif member is float and type(value) in (int, float) and _is_float(value):
             return float(value)
         elif member in (bool, int, str) and type(value) is member:
             return value
         elif member is not type(None):
             expected.append(_EXPECTED.get(member, str(member)))
     raise ConfigError(f"{path} = {value!r}: expected {' or '.join(expected)}")
+
+
+def _is_float(value: int | float) -> bool:
+    """Whether a float can say it: infinity can, NaN and a whole number beyond 1e308 cannot be meant."""
+    return not math.isnan(value) if isinstance(value, float) else abs(value) < 2**1023

@@ -52,6 +52,8 @@ def resolve_with_notes(spec: str | Mapping[str, Any]) -> Resolution:
     """
     if isinstance(spec, str):
         return Resolution(_named(spec), _renamed(spec))
+    if not isinstance(spec, Mapping):
+        raise ConfigError(f"algorithm = {spec!r}: expected the name of a preset, like 'grpo', or a table")
     table = dict(spec)
     if "preset" not in table:
         return Resolution(_build(Algorithm, nest(table), "algorithm"))

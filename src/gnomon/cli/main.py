@@ -4,9 +4,12 @@ import errno
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
+from types import TracebackType
 
 from gnomon.errors import GnomonError, Stopped, UserError, unknown
+from gnomon.redaction import for_people
 
 VERBS = {
     "train": "train an experiment: a TOML file or the name of a built-in one",
@@ -40,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     publishing a checkpoint.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        sys.excepthook = _show_unforeseen
     try:
         return _chosen(given)
     except BrokenPipeError:
@@ -80,6 +85,11 @@ def _run(verb: str, rest: Sequence[str]) -> int:
         raise
 
 
+def _show_unforeseen(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print the traceback of an error that nobody foresaw, without secrets: it is to be shown to others."""
+    print(for_people("".join(traceback.format_exception(kind, error, trace))), file=sys.stderr, end="")
+
+
 def _say(message: str, code: int) -> int:
-    print(message, file=sys.stderr)
+    print(for_people(message), file=sys.stderr)
     return code

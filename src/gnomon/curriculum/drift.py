@@ -68,6 +68,7 @@ class Drift(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class Unmeasured:
     """No drift at all, for `Forgetting.constant`: two forward passes a step saved, and nothing to keep."""
 

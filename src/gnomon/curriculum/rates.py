@@ -88,7 +88,7 @@ def write_rates(path: Path, rates: Mapping[str, float]) -> None:
 def _read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         raise DatasetError(f"success rates cannot be read from {path}: {problem}") from problem
     if not isinstance(content, dict):
         raise DatasetError(f"{path} must hold one JSON object, task id to rate, but holds a {type(content).__name__}")
@@ -108,4 +108,9 @@ def _rate(entry: Any, rewards: Rewards, prior: float) -> float | None:
 
 
 def _is_number(entry: Any) -> bool:
-    return isinstance(entry, (int, float)) and not isinstance(entry, bool) and math.isfinite(entry)
+    if isinstance(entry, bool) or not isinstance(entry, int | float):
+        return False
+    try:
+        return math.isfinite(entry)
+    except OverflowError:
+        return False

@@ -92,6 +92,11 @@ class Batcher:
         self.version = version
         self._decoder.forget()
 
+    @property
+    def passes(self) -> int:
+        """Forward passes of the model so far; see `Decoder.passes`."""
+        return self._decoder.passes
+
     def rest(self) -> None:
         """Give back memory while nobody waits."""
         self._decoder.rest()

@@ -54,7 +54,7 @@ class LocalEngine:
 
     @property
     def beats(self) -> int:
-        """Steps of the model so far."""
+        """Steps and forward passes of the model so far."""
         return self._worker.beats
 
     async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:

@@ -44,7 +44,7 @@ class Member:
         """Return what ``call`` returns, within the patience that the engine has left.
 
         rows: answers that it asks for. is_alone: it must end within the timeout itself; otherwise whatever else ends
-        counts as a sign of life. A load may hang while answers still arrive.
+        counts as a sign of life. A load may hang while answers still arrive, except the first one.
         Raises: Lost; UserError as the engine raises it.
         """
         if self.cause is not None:
@@ -85,16 +85,17 @@ class Member:
         meanwhile is noticed in it, and an engine that keeps watch itself may say more about its end.
         """
         began = asyncio.get_running_loop().time()
+        is_strict = is_alone and self.engine.version >= 0
         grace = min(_GRACE_SECONDS, self._timeout_seconds / 16)
         either: set[asyncio.Future[Any]] = {task, gone}
         while not task.done() and self.cause is None:
             self._listen()
-            since = began if is_alone else max(began, self._heard)
+            since = began if is_strict else max(began, self._heard)
             left = since + self._timeout_seconds - asyncio.get_running_loop().time()
             look = min(left, self._timeout_seconds / _LOOKS)
             await asyncio.wait(either, timeout=max(look, grace), return_when=asyncio.FIRST_COMPLETED)
             self._listen()
-            is_silent = is_alone or since == max(began, self._heard)
+            is_silent = is_strict or since == max(began, self._heard)
             if left <= 0 and is_silent and not task.done():
                 what = "it did not take new weights" if is_alone else "it finished nothing"
                 self.lose(f"{what} in {self._timeout_seconds:g} seconds (engine.timeout_seconds)")

@@ -29,6 +29,8 @@ from gnomon.types import Completion, Snapshot
 
 _SHARED_MEMORY = Path("/dev/shm")
 _LAST_LINES = 15
+_STARTING_SECONDS = 600.0
+"""How long a server that we started may load its model."""
 _LOOKS = 8
 """How often a silent server is asked whether it works before its time is over."""
 # The server's interpreter finds this gnomon, and of what else is installed beside this gnomon nothing.
@@ -116,6 +118,7 @@ class VllmServerEngine:
         self._timeout = timeout_seconds
         self._started = started
         self._latest_reply = 0.0
+        self._has_replied = False
         self._is_closed = False
 
     @classmethod
@@ -187,9 +190,10 @@ class VllmServerEngine:
         asking = asyncio.ensure_future(exchange(*self._address, path, self._key, body))
         try:
             while not asking.done():
-                left = self._timeout - (time.monotonic() - max(began, self._latest_reply))
+                patience = max(self._timeout, _STARTING_SECONDS) if self._is_starting else self._timeout
+                left = patience - (time.monotonic() - max(began, self._latest_reply))
                 if left <= 0:
-                    raise EngineError(self._lost(f"has answered nothing for {self._timeout:g} s"))
+                    raise EngineError(self._lost(f"has answered nothing for {patience:g} s"))
                 await asyncio.wait({asking}, timeout=min(left, self._timeout / _LOOKS))
                 await self._listen_beside(asking)
             status, answer = asking.result()
@@ -200,7 +204,7 @@ class VllmServerEngine:
             raise EngineError(self._lost(f"does not answer ({type(error).__name__}: {error})")) from error
         finally:
             asking.cancel()
-        self._latest_reply = time.monotonic()
+        self._latest_reply, self._has_replied = time.monotonic(), True
         if status == 200:
             return answer
         said = answer.get("error", "nothing")
@@ -211,6 +215,9 @@ class VllmServerEngine:
     async def _listen_beside(self, asking: "asyncio.Future[Any]") -> None:
         """Ask the server whether it works, until it answers, or the call does."""
         if asking.done():
+            return
+        if self._is_starting:
+            self.beats += 1  # its process lives, and that is all that can be known
             return
         listening = asyncio.ensure_future(self._listen())
         try:
@@ -225,6 +232,11 @@ class VllmServerEngine:
             _, status = await asyncio.wait_for(asking, self._timeout / _LOOKS)
             if status["beats"] != self.beats:
                 self.beats, self._latest_reply = int(status["beats"]), time.monotonic()
+
+    @property
+    def _is_starting(self) -> bool:
+        """Whether it is ours, lives, and has not said anything yet."""
+        return not self._has_replied and self._started is not None and self._started.program.poll() is None
 
     @property
     def _where(self) -> str:

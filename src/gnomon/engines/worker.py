@@ -89,13 +89,18 @@ class Worker:
 
     def __init__(self, model: nn.Module, shared: bool, max_concurrent: int) -> None:
         self.version = -1
-        self.beats = 0
+        self._steps = 0
         self._model = model
         self._shared = shared
         self._max_concurrent = max_concurrent
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._batcher: Batcher | None = None
         self._thread: threading.Thread | None = None
+
+    @property
+    def beats(self) -> int:
+        """Signs of work so far: steps, and forward passes, of which a long prefill has many."""
+        return self._steps + (0 if self._batcher is None else self._batcher.passes)
 
     def send(self, message: Ask | Load | Look) -> None:
         """Queue a message; it is looked at between two tokens."""
@@ -144,7 +149,7 @@ class Worker:
                     return True
                 else:
                     _deliver(outbox)
-                    self.beats += 1
+                    self._steps += 1
                     outbox += [partial(waiters.pop(r).answer, answers) for r, answers in batcher.step()]
                     reach("decode")
                 message = self._next()

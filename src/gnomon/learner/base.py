@@ -38,7 +38,7 @@ class Learner(Protocol):
         """Make one optimizer step on ``minibatch`` (weights filled), or none if no token is trainable.
 
         step: of training, which decides the learning rate; ``rate`` > 0 is a factor on it, for this one update.
-        Raises: LearnerError when a loss or gradient is not finite; nothing was changed then.
+        Raises: NotFiniteError when a loss or gradient is not finite; nothing was changed then.
         """
         ...
 
@@ -48,7 +48,7 @@ class Learner(Protocol):
         step: of training; None before its first one (value pre-training), where the rate is the plan's, no schedule,
         and the trunk may be frozen. one_sided: only values below their return are wrong. Its learning rate is the
         policy's times ``algorithm.critic.learning_rate_ratio``.
-        Raises: LearnerError when the loss or gradient is not finite; nothing was changed then.
+        Raises: NotFiniteError when the loss or gradient is not finite; nothing was changed then.
         """
         ...
 

@@ -1,5 +1,6 @@
 """The critic in the learner: what it expects of a batch, and one optimizer step toward what came."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,10 @@ from gnomon.learner.optimizer import Optimizer
 from gnomon.learner.passes import Passes
 from gnomon.learner.tally import LossTally
 from gnomon.metrics import Last, Mean, Metrics, Sum
-from gnomon.models.critic import write_critic
+from gnomon.models.critic import FOLDER, critic_writer
 from gnomon.models.load import trainable
 from gnomon.models.values import ValueHead, ValueScorer
 from gnomon.types import Batch, State
-
-FOLDER = "critic"
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class CriticLearner:
     def fit(self, minibatch: Batch, lesson: Lesson) -> Metrics:
         """Make one optimizer step on the weighed ``minibatch``, or none if no token of it counts.
 
-        Raises: LearnerError when the loss or the gradient is not finite; nothing was changed then.
+        Raises: NotFiniteError when the loss or the gradient is not finite; nothing was changed then.
         """
         assert minibatch.weights is not None, "value_minibatches comes first"
         rows = ((minibatch.weights != 0) & minibatch.mask).any(1).nonzero()[:, 0]
@@ -102,9 +101,13 @@ class CriticLearner:
         if not self.is_shared:
             self.optimizer.restore(state)
 
-    def write(self, folder: Path) -> None:
-        """Write the critic into ``folder``/critic, or a head alone into ``folder``, beside the policy's weights."""
-        write_critic(self._critic, folder if self.is_shared else folder / FOLDER)
+    def writer(self) -> Callable[[Path], None]:
+        """Return what writes the critic as it is now into FOLDER/critic, in any thread; a head lies there alone.
+
+        Not beside the policy's weights: some engines read every weight file that they find.
+        """
+        write = critic_writer(self._critic)
+        return lambda folder: write(folder / FOLDER)
 
     def _accumulate(self, minibatch: Batch, rows: Tensor, lesson: Lesson, tally: LossTally) -> None:
         """Add up losses and gradients of all cuts; the weights are of the whole minibatch, so the sums are exact."""

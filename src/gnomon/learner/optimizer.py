@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from gnomon.errors import CheckpointError, ConfigError, LearnerError
+from gnomon.errors import CheckpointError, ConfigError, NotFiniteError
+from gnomon.failpoints import reach
 from gnomon.learner.precision import Masters
 from gnomon.types import State
 
@@ -100,14 +101,14 @@ class Optimizer:
     def step(self, learning_rate: float) -> float:
         """Clip, update masters and module, and return the gradient's norm before clipping.
 
-        Raises: LearnerError when the gradient is not finite; nothing was changed then but the gradients,
+        Raises: NotFiniteError when the gradient is not finite; nothing was changed then but the gradients,
             which are gone.
         """
         gradients = self.masters.gradients()
         norm = torch.nn.utils.get_total_norm(gradients)
         if not bool(norm.isfinite()):
             self.masters.drop_gradients()
-            raise LearnerError(
+            raise NotFiniteError(
                 f"the gradient is not finite (norm {float(norm)}); no weight was changed. Lower the learning "
                 "rate, or look at this step's rollouts for a reward or log-probability that is out of range"
             )
@@ -117,9 +118,20 @@ class Optimizer:
         for group in self._adam.param_groups:
             group["lr"] = learning_rate
         self._adam.step()
+        reach("optimizer")
         self.masters.drop_gradients()
         self.masters.round_into_module()
         return float(norm)
+
+    def check_finite(self) -> None:
+        """Raise NotFiniteError naming a weight that is not finite."""
+        for name, master in self.masters.parameters.items():
+            low, high = torch.aminmax(master.detach()) if master.numel() else torch.zeros(2)
+            if not bool(low.isfinite() & high.isfinite()):
+                raise NotFiniteError(
+                    f"the weight {name} is not finite ({float(low)} to {float(high)}), so these weights are not "
+                    "published; resume from the newest checkpoint with a lower learning rate"
+                )
 
     def drop_gradients(self) -> None:
         """Forget what backward passes have added."""

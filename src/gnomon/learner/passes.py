@@ -33,11 +33,18 @@ class Passes:
         policy: Any = model
         self._plan = plan
         self._device = next(model.parameters()).device
-        self._max_tokens = plan.max_tokens_per_micro_batch or default_budget(policy)
+        self.max_tokens = plan.max_tokens_per_micro_batch or default_budget(policy)
         # A budget chosen here stretches rather than compute a long prompt again; one that the user set does not.
-        stretch = _STRETCH if plan.max_tokens_per_micro_batch is None else 1
-        crossing = crossing_tokens(policy.config.get_text_config().hidden_size)
-        self._sharing = Sharing(crossing, stretch * self._max_tokens)
+        self._stretch = _STRETCH if plan.max_tokens_per_micro_batch is None else 1
+        self._crossing = crossing_tokens(policy.config.get_text_config().hidden_size)
+
+    def halve(self) -> bool:
+        """Let cuts hold half as many tokens from now on, and return whether that is possible."""
+        if self.max_tokens < 2:
+            return False
+        self.max_tokens //= 2
+        self.work.halvings += 1
+        return True
 
     def cuts(self, batch: Batch, rows: Tensor, scorer: TokenScorer | ValueScorer) -> Iterator[tuple[Tensor, Batch]]:
         """Yield ``rows`` Int[N] of ``batch`` in cuts that ``scorer`` computes within the budget: which rows, and those
@@ -46,7 +53,8 @@ class Passes:
         Rows whose routing is replayed count whole: where they disagree about their prompt it cannot be shared.
         """
         is_shared = scorer.shares_prompts and batch.routing is None
-        for index, cut in micro_batches(batch, rows, self._max_tokens, self._sharing if is_shared else None):
+        sharing = Sharing(self._crossing, self._stretch * self.max_tokens) if is_shared else None
+        for index, cut in micro_batches(batch, rows, self.max_tokens, sharing):
             yield index, move(cut, self._device)
 
     def score(self, scorer: TokenScorer, cut: Batch, with_entropy: bool = True) -> TokenScores:

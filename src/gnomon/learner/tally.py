@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gnomon.algorithms.algorithm import Loss
-from gnomon.errors import LearnerError
+from gnomon.errors import NotFiniteError
 from gnomon.metrics import Mean, Metrics, Sum
 from gnomon.types import Batch
 
@@ -19,6 +19,7 @@ class Work:
 
     computed: int = 0
     real: int = 0
+    halvings: int = 0
 
     def add(self, cut: Batch, computed: int) -> None:
         """Count one pass over a cut."""
@@ -33,7 +34,9 @@ class Work:
                 "learner/computed_per_token": Mean(self.computed, self.real),
             }
         )
-        self.computed = self.real = 0
+        if self.halvings:
+            metrics += Metrics.of({"learner/halved_micro_batches": Sum(self.halvings)})
+        self.computed = self.real = self.halvings = 0
         return metrics
 
 
@@ -47,11 +50,11 @@ class LossTally:
     def add(self, loss: Loss) -> None:
         """Add one cut's loss.
 
-        Raises: LearnerError when it is not finite, with its parts.
+        Raises: NotFiniteError when it is not finite, with its parts.
         """
         total = float(loss.total.detach())
         if not math.isfinite(total):
-            raise LearnerError(
+            raise NotFiniteError(
                 f"the loss is not finite: {total}, from {_listed(loss.parts)}; no weight was changed. A "
                 "log-probability, reward or advantage of this step is out of range: look at its rollouts"
             )

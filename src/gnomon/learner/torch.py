@@ -15,16 +15,18 @@ from gnomon.algorithms.algorithm import Algorithm, Need
 from gnomon.algorithms.plans import Ewma
 from gnomon.algorithms.statistics import Statistics
 from gnomon.errors import CheckpointError, ConfigError
+from gnomon.failpoints import reach
 from gnomon.learner.average import MovingAverage
 from gnomon.learner.critic import CriticLearner, Lesson
 from gnomon.learner.lag import Lag
+from gnomon.learner.memory import within_memory
 from gnomon.learner.optimizer import Optimizer
 from gnomon.learner.passes import Passes, measure_routing
 from gnomon.learner.plan import LearnerPlan
 from gnomon.learner.states import join, part
 from gnomon.learner.tally import LossTally, Work
 from gnomon.metrics import Last, Mean, Metrics, Sum
-from gnomon.models.load import merged_tensors, trainable, write_model
+from gnomon.models.load import merged_tensors, model_writer, trainable
 from gnomon.models.logprobs import TokenScorer
 from gnomon.models.modes import has_adapters, with_weights, without_adapters
 from gnomon.models.routing import can_record
@@ -110,7 +112,7 @@ class TorchLearner:
 
         As long as no optimizer step was made since `score`, the proximal policy *is* the current one, unless it is an
         average: the forward pass with the gradient then serves both, so that ratios are exactly one.
-        Raises: LearnerError when a loss or the gradient is not finite; weights, moments and schedule are
+        Raises: NotFiniteError when a loss or the gradient is not finite; weights, moments and schedule are
             then what they were.
         """
         return await self._run(lambda: self._update(minibatch, algorithm, step, rate))
@@ -119,7 +121,7 @@ class TorchLearner:
         """Make one optimizer step of the critic on one of ``algorithm.value_minibatches``, or none if it has no token.
 
         With a trunk of its own the critic's loss never touches the policy; on a shared trunk it moves both.
-        Raises: ConfigError without a critic; LearnerError when the loss or the gradient is not finite, and nothing
+        Raises: ConfigError without a critic; NotFiniteError when the loss or the gradient is not finite, and nothing
             was changed then.
         """
         return await self._run(lambda: self._fit(minibatch, algorithm, step, one_sided))
@@ -165,14 +167,36 @@ class TorchLearner:
     def write_model(self, folder: Path) -> None:
         """Write the model as a Hugging Face folder, adapters merged, in the precision that it computes in.
 
-        A critic comes with it: as a folder "critic" in that one, or as the file of a head on the model's trunk.
+        A critic comes with it, in the folder "critic" in that one: a model, or the head of one on the model's trunk.
+        Raises: NotFiniteError when a weight is not finite; nothing was written then.
         """
-        write_model(merged_tensors(self._model), self._model.config, folder, self._model.generation_config)
-        if self._critic is not None:
-            self._critic.write(folder)
+        self.model_writer(is_copied=False)(folder)
+
+    def model_writer(self, is_copied: bool = True) -> Callable[[Path], None]:
+        """Return what does `write_model` in any thread; ``is_copied``: the model as it is now, else as it is then.
+
+        Raises: NotFiniteError when a weight is not finite.
+        """
+        for optimizer in {self._optimizer, *(() if self._critic is None else (self._critic.optimizer,))}:
+            optimizer.check_finite()
+        tensors = [(name, t.detach().to("cpu", copy=is_copied)) for name, t in merged_tensors(self._model)]
+        write = model_writer(tensors, self._model.config, self._model.generation_config)
+        critic = None if self._critic is None else self._critic.writer()
+
+        def write_both(folder: Path) -> None:
+            write(folder)
+            if critic is not None:
+                critic(folder)
+
+        return write_both
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of the model in the precision that it computes in."""
+        return sum(parameter.nbytes for parameter in self._model.parameters())
 
     async def _run(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, within_memory, self._passes, work)
 
     def _score(self, batch: Batch, needs: Set[Need]) -> Scores:
         proximal = reference = values = bootstrap = routing = free_routing = None
@@ -241,6 +265,7 @@ class TorchLearner:
             self._optimizer.drop_gradients()
             self._lag.forget()
             raise
+        reach("update")
         self._updates += 1
         self._lag.advance()
         if self._average is not None:
@@ -286,6 +311,7 @@ class TorchLearner:
                 tally.add(loss)
                 tally.metrics += measure_routing(scores, cut)
                 loss.total.backward()
+                reach("backward")
 
     def _fit(self, minibatch: Batch, algorithm: Algorithm, step: int | None, one_sided: bool) -> Metrics:
         critic, plan = self._known_critic(), algorithm.critic

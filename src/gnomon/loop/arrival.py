@@ -10,7 +10,8 @@ import torch
 
 from gnomon.engines.base import Engine
 from gnomon.engines.pool import EnginePool
-from gnomon.errors import ArrivalError
+from gnomon.errors import ArrivalError, NotFiniteError
+from gnomon.failpoints import reach
 from gnomon.learner.base import Learner
 from gnomon.metrics import Last, Mean, Metrics
 from gnomon.transport.fingerprint import Fingerprint, differences, expected
@@ -74,10 +75,11 @@ class Proved:
         """Load the learner's weights into every engine and prove that they arrived.
 
         Raises: ArrivalError naming engine, version and tensors, or the numbers that differ; EngineError when no engine
-            is left.
+            is left; NotFiniteError when these weights give log-probabilities that are no numbers.
         """
         snapshot = learner.snapshot() if self.sending is None else await _kept(self.sending(learner.snapshot()))
         await self.engines.load(snapshot)
+        reach("deliver")
         began = time.perf_counter()
         for name, held in (await self.engines.each(lambda e: e.fingerprints())).items():
             if held is not None:
@@ -85,6 +87,8 @@ class Proved:
         canary = _canary(self.vocabulary_size)
         prompt, response = canary[:PROMPT_TOKENS], canary[PROMPT_TOKENS:]
         own = await learner.logprobs(_batch(canary), None if self.sending is None else snapshot)
+        if not bool(own.isfinite().all()):
+            raise NotFiniteError(_useless(snapshot.version))
         said = await self.engines.each(lambda e: e.score(prompt, response, 1.0))
         apart = {name: _apart(own[0].tolist(), scores) for name, scores in said.items()}
         allowed = self._allowed()
@@ -150,6 +154,14 @@ def _missing(name: str, version: int, wrong: Sequence[str], count: int) -> str:
     return (
         f"the weights of version {version} did not arrive in engine {name}: {len(wrong)} of {count} tensors are not "
         f"what was sent ({shown}). Nothing that it samples from them was trained on. {_ADVICE}"
+    )
+
+
+def _useless(version: int) -> str:
+    return (
+        f"the weights of version {version} give log-probabilities that are not finite, so the update before was too "
+        "large, and nothing can be learned from here; the newest checkpoint is of before: resume from it with a "
+        "lower learning rate"
     )
 
 

@@ -3,9 +3,11 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from gnomon.records.jsonl import read_rows
 from gnomon.rollouts.rollout import Asker, Stopwatch
 from gnomon.statistics import maj_at_k, mean_interval, pass_at_k
 from gnomon.tasks.base import TaskSet
@@ -57,6 +59,24 @@ class Evaluation:
     def as_row(self) -> dict[str, Any]:
         """Return one JSON object for ``evaluations.jsonl``."""
         return asdict(self)
+
+
+def read_evaluations(path: Path) -> tuple[Evaluation, ...]:
+    """Return the evaluations of a run's file, in order; lines that are none are passed over, as torn ones are."""
+    return tuple(found for row in read_rows(path) if (found := _evaluation(row)) is not None)
+
+
+def _evaluation(row: Mapping[str, Any]) -> Evaluation | None:
+    try:
+        scores = {name: Score(**score) for name, score in row["scores"].items()}
+        found = Evaluation(**{**row, "scores": scores})
+        numbers = [*found.pass_at.values(), *found.maj_at.values(), *(v for s in scores.values() for v in astuple(s))]
+    except (TypeError, KeyError, AttributeError):
+        return None
+    numbers += [found.length_tokens_mean, found.truncated_fraction, found.seconds]
+    counts = [found.step, found.prompts, found.samples, found.errors]
+    are_numbers = all(type(n) in (int, float) for n in numbers) and all(type(n) is int for n in counts)
+    return found if scores and are_numbers and isinstance(found.task, str) else None
 
 
 @dataclass(frozen=True)

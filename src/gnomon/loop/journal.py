@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from gnomon.failpoints import reach
 from gnomon.loop.evaluate import Evaluation
 from gnomon.metrics import Last, Max, Metrics
 from gnomon.records.batches import BatchLog
@@ -12,6 +13,7 @@ from gnomon.records.jsonl import JsonLines, JsonlSink
 from gnomon.records.rollouts import RolloutLog
 from gnomon.records.sinks import Sink
 from gnomon.rollouts.measure import peak_memory_bytes
+from gnomon.rollouts.measure_turns import said_of_failures
 from gnomon.rollouts.stream import Round
 from gnomon.types import Batch, Group
 
@@ -35,6 +37,7 @@ class Journal:
     batches: BatchLog | None = None
     critic: JsonlSink | None = None
     serving: Callable[[], Metrics] = Metrics
+    _is_warned: bool = False
 
     def write(self, step: int, metrics: Metrics, finished: Round, batch: Batch) -> None:
         """Write down what training step number ``step`` (from 1) measured."""
@@ -43,12 +46,20 @@ class Journal:
         values = metrics.values()
         for sink in self.sinks:
             sink.write(step, values)
+        reach("record")
         if self.rollouts is not None:
             self.rollouts.write(step, finished.groups, finished.wasted)
         if self.batches is not None:
             ids = [r.task_id for group in finished.groups for r in group.rollouts]
             self.batches.write(step, batch, prompt_ids=ids)
         self.console.step(step, values)
+        self._warn_of_failures(finished)
+
+    def _warn_of_failures(self, finished: Round) -> None:
+        said = said_of_failures([rollout for group in finished.generated for rollout in group.rollouts])
+        if said is not None and not self._is_warned:
+            self._is_warned = True
+            self.console.warn(said)
 
     @contextmanager
     def evaluating(self, step: int, prompts: int) -> Iterator[Callable[[Group], None]]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gnomon.algorithms.advantages import Whitened
 from gnomon.algorithms.algorithm import Advantage, Algorithm
@@ -10,6 +10,7 @@ from gnomon.algorithms.critics import Pretraining
 from gnomon.algorithms.gae import Gae
 from gnomon.curriculum.base import Curriculum
 from gnomon.learner.base import Learner
+from gnomon.loop.caution import Careless, Watch
 from gnomon.loop.laps import Laps
 from gnomon.loop.seeds import shuffle_seed
 from gnomon.loop.valuing import teach
@@ -42,6 +43,7 @@ class ValuePretraining:
     seed: int
     save: Callable[[int], None]
     discard: Callable[[], None]
+    caution: Watch = field(default=Careless())
     batches: int = 0
     streak: int = 0
 
@@ -56,15 +58,20 @@ class ValuePretraining:
         finished = await self.stream.take()
         laps.mark("generate")
 
-        batch = collate(finished.groups, self.temperature)
-        batch = (await self.learner.score(batch, self.algorithm.advantage.needs)).into(batch)
-        laps.mark("score")
+        batch, metrics = collate(finished.groups, self.temperature), Metrics()
+        with self.caution.learning(self.batches + 1, "batch of value pre-training") as lesson:
+            batch = (await self.learner.score(batch, self.algorithm.advantage.needs)).into(batch)
+            batch = lesson.check(batch, finished.groups)
+            laps.mark("score")
 
-        seed = shuffle_seed(self.seed, self.batches, "pretraining")
-        metrics = await teach(self.learner, self.algorithm, self.algorithm.prepare(batch), None, seed)
+            seed = shuffle_seed(self.seed, self.batches, "pretraining")
+            batch = lesson.check(self.algorithm.prepare(batch), finished.groups)
+            metrics = await teach(self.learner, self.algorithm, batch, None, seed)
         laps.mark("update")
 
-        metrics += self.curriculum.observe(finished.generated)
+        metrics += lesson.metrics
+        if lesson.is_learned:
+            metrics += self.curriculum.observe(finished.generated)
         self.batches += 1
         self.streak = self.streak + 1 if self._is_explained(metrics) else 0
         return measure_round(finished, self.learner.version) + metrics + laps.metrics(finished.watch)

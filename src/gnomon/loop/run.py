@@ -10,6 +10,7 @@ from gnomon.errors import Stopped
 from gnomon.learner.base import Learner
 from gnomon.loop.admission import Admission, Unlimited
 from gnomon.loop.arrival import Arrival, Unproved
+from gnomon.loop.caution import Careless, Watch
 from gnomon.loop.evaluate import Evaluator
 from gnomon.loop.imitation import Imitation, Unpracticed
 from gnomon.loop.journal import Journal
@@ -32,12 +33,17 @@ async def _nothing() -> bool:
     return False
 
 
+def _unchecked() -> None:
+    return
+
+
 @dataclass
 class Run:
     """The built objects of one run.
 
     steps: of training in all; `learner.version` of them are done. checkpoint_every, evaluate_every: steps, 0 for the
-    end alone. save: publishes a checkpoint after so many steps. initialize: what comes before the first step; returns
+    end alone. save: publishes a checkpoint after so many steps, at once or while the run goes on. check: raises what a
+    save met that has failed meanwhile. initialize: what comes before the first step; returns
     whether it changed anything. is_initialized, is_evaluated: whether that, and the first evaluation, were done before.
     pretraining: the critic's own phase before the first step, None without one.
     """
@@ -53,8 +59,10 @@ class Run:
     temperature: float
     seed: int
     save: Callable[[int, bool], None]
+    check: Callable[[], None] = _unchecked
     admission: Admission = field(default=Unlimited())
     arrival: Arrival = field(default=Unproved())
+    caution: Watch = field(default=Careless())
     mismatch: Mismatch = field(default=Unmeasured())
     valuing: Valuing = field(default=Unvalued())
     imitation: Imitation = field(default=Unpracticed())
@@ -101,6 +109,7 @@ class Run:
         with self.journal.pretraining(phase.plan.steps, phase.batches) as write:
             while not phase.is_done:
                 write(phase.batches + 1, await phase.step())
+                self.check()
                 if not phase.is_done and (self.stop.signal or _is_due(phase.batches, self.checkpoint_every)):
                     phase.save(phase.batches)
                 if not phase.is_done and self.stop.signal:
@@ -127,6 +136,7 @@ class Run:
 
         Raises: Stopped.
         """
+        self.check()
         is_end = done == self.steps
         is_best = False
         if is_end or _is_due(done, self.evaluate_every):

@@ -1,6 +1,7 @@
 """The walk: prompts, rollouts, advantages, loss, weights, and round again."""
 
 from gnomon.algorithms.measure import measure_advantages
+from gnomon.failpoints import reach
 from gnomon.loop.laps import Laps
 from gnomon.loop.run import Run
 from gnomon.rollouts.collate import collate
@@ -24,30 +25,35 @@ async def train(run: Run) -> None:
             laps.mark("generate")
 
             batch = collate(finished.groups, run.temperature, run.tracking.baseline)
-            batch = (await learner.score(batch, algorithm.needs | run.admission.needs)).into(batch)
-            finished, batch, trusted = run.admission.admit(finished, batch, learner.version)
-            mismatch = await run.mismatch.measure(batch, step)
-            batch, taught = await run.valuing.before(batch, step)
-            laps.mark("score")
+            metrics = measure_round(finished, learner.version)
+            with run.caution.learning(step + 1) as lesson:
+                batch = (await learner.score(batch, algorithm.needs | run.admission.needs)).into(batch)
+                batch = lesson.check(batch, finished.groups)
+                finished, batch, trusted = run.admission.admit(finished, batch, learner.version)
+                mismatch = await run.mismatch.measure(batch, step)
+                batch, taught = await run.valuing.before(batch, step)
+                laps.mark("score")
 
-            metrics = measure_round(finished, learner.version) + trusted + mismatch + taught
-            batch = algorithm.prepare(batch)
-            metrics += measure_advantages(algorithm, batch) + measure_trained(finished, batch)
+                learned = measure_round(finished, learner.version) + trusted + mismatch + taught
+                reach("advantages")
+                batch = lesson.check(algorithm.prepare(batch), finished.groups)
+                learned += measure_advantages(algorithm, batch) + measure_trained(finished, batch)
 
-            updates = [
-                await learner.update(minibatch, algorithm, step)
-                for minibatch in algorithm.minibatches(batch, run.shuffle_seed(step))
-            ]
-            metrics = sum(updates, metrics) + await run.valuing.after(batch, step)
-            metrics = sum(await run.imitation.practice(step + 1), metrics)
+                updates = [
+                    await learner.update(minibatch, algorithm, step)
+                    for minibatch in algorithm.minibatches(batch, run.shuffle_seed(step))
+                ]
+                learned = sum(updates, learned) + await run.valuing.after(batch, step)
+                metrics = sum(await run.imitation.practice(step + 1), learned)
             laps.mark("update")
 
             learner.advance()
-            metrics += await run.arrival.deliver(run.engine, learner)
+            metrics += lesson.metrics + await run.arrival.deliver(run.engine, learner)
             laps.mark("publish")
 
-            metrics += run.curriculum.observe(finished.generated) + run.imitation.observe(finished.generated)
-            metrics += await run.tracking.observe(finished.groups, updates)
+            if lesson.is_learned:
+                metrics += run.curriculum.observe(finished.generated) + run.imitation.observe(finished.generated)
+                metrics += await run.tracking.observe(finished.groups, updates)
             laps.mark("track")
 
             run.journal.write(step + 1, metrics + laps.metrics(finished.watch), finished, batch)

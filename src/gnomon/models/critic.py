@@ -1,21 +1,22 @@
 """A value model with a trunk of its own: from the run's model or a folder, and back to a folder."""
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from gnomon.errors import ModelError
-from gnomon.models.load import TINY, load_model, merged_tensors, model_config, write_model
+from gnomon.models.load import TINY, load_model, merged_tensors, model_config, model_writer
 from gnomon.models.quiet import no_bars
 from gnomon.models.tiny import tiny_model
 from gnomon.models.values import ValueHead
 
-HEAD_FILE = "value_head.safetensors"
+FOLDER, HEAD_FILE = "critic", "value_head.safetensors"
 POLICY = "policy"
 
 
@@ -60,8 +61,9 @@ def check_critic(name: str, initial: str, trust_remote_code: bool = False) -> No
         return
     folder = _folder(initial)
     config = _config(folder, trust_remote_code)
-    if not (folder / HEAD_FILE).is_file():
+    if _head_file(folder) is None:
         _check_classifier(config, folder)
+    _check_files(folder)
     _check_vocabulary(name, config, folder, trust_remote_code)
 
 
@@ -86,9 +88,10 @@ def load_critic(
         policy = load_model(name, dtype, trust_remote_code=trust_remote_code)
         return (_classifier(policy) or CausalCritic(policy, head_for(policy))).eval().to(device)
     folder = _folder(initial)
-    if (folder / HEAD_FILE).is_file():
+    head = _head_file(folder)
+    if head is not None:
         model = load_model(str(folder), dtype, trust_remote_code=trust_remote_code)
-        return CausalCritic(model, _read_head(folder, _width(model))).eval().to(device)
+        return CausalCritic(model, _read_head(head, _width(model))).eval().to(device)
     return _from_pretrained(folder, dtype, trust_remote_code).to(device)
 
 
@@ -102,17 +105,40 @@ def write_critic(critic: nn.Module, folder: Path) -> None:
 
     A head alone (`ValueHead`, whose trunk is the policy's) becomes one file in it.
     """
+    critic_writer(critic)(folder)
+
+
+def critic_writer(critic: nn.Module) -> Callable[[Path], None]:
+    """Return what writes a value model as it is now, copied to the CPU, as `write_critic` does; in any thread."""
     if isinstance(critic, ValueHead):
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file({"score.weight": critic.weight.detach().cpu().contiguous()}, folder / HEAD_FILE)
-        return
+        weight = _copied(critic.weight)
+        return lambda folder: _write_head(weight, folder)
     if isinstance(critic, CausalCritic):
-        write_model(merged_tensors(critic.model), critic.config, folder, critic.model.generation_config)
-        write_critic(critic.score, folder)
-        return
+        tensors = [(name, _copied(tensor)) for name, tensor in merged_tensors(critic.model)]
+        writers = [model_writer(tensors, critic.config, critic.model.generation_config), critic_writer(critic.score)]
+
+        def write_both(folder: Path) -> None:
+            for write in writers:
+                write(folder)
+
+        return write_both
     network: Any = critic
-    with no_bars():
-        network.save_pretrained(folder)
+    state = {name: _copied(tensor) for name, tensor in network.state_dict().items()}
+
+    def write(folder: Path) -> None:
+        with no_bars():
+            network.save_pretrained(folder, state_dict=dict(state))
+
+    return write
+
+
+def _write_head(weight: Tensor, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({"score.weight": weight}, folder / HEAD_FILE)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 def _folder(initial: str) -> Path:
@@ -126,12 +152,23 @@ def _folder(initial: str) -> Path:
     return folder
 
 
+def _head_file(folder: Path) -> Path | None:
+    """Return the head that belongs to the model in ``folder``, or None.
+
+    In a checkpoint it lies in "critic", where a critic with a trunk of its own has a config too; in that critic's
+    folder, and in a checkpoint of before, it lies beside the trunk.
+    """
+    inner = folder / FOLDER
+    places = [folder / HEAD_FILE] if (inner / "config.json").is_file() else [inner / HEAD_FILE, folder / HEAD_FILE]
+    return next((place for place in places if place.is_file()), None)
+
+
 def _hint(folder: Path) -> str:
     """Return where a critic lies in a run or in one of its checkpoints."""
-    places = [folder / "critic", *folder.glob("checkpoints/step-*/critic")]
-    places += [head.parent for head in folder.glob(f"checkpoints/step-*/{HEAD_FILE}")]
-    found = [place for place in places if place.is_dir()]
-    newest = max(found, key=lambda place: place.stat().st_mtime, default=None)
+    checkpoints = [folder, *folder.glob("checkpoints/step-*")]
+    separate = [checkpoint / FOLDER for checkpoint in checkpoints if (checkpoint / FOLDER / "config.json").is_file()]
+    shared = [checkpoint for checkpoint in (*checkpoints, folder.parent) if _head_file(checkpoint) is not None]
+    newest = max(separate + shared, key=lambda place: place.stat().st_mtime, default=None)
     return "" if newest is None else f". There is one in {newest}"
 
 
@@ -142,6 +179,16 @@ def _config(folder: Path, trust_remote_code: bool) -> Any:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"critic.initial: transformers cannot read '{folder / 'config.json'}': {error}") from error
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse files of weights that were cut short, by their headers alone."""
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt"):
+                continue
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"critic.initial: '{file}' is damaged: {error}; copy it again") from error
 
 
 def _check_classifier(config: Any, folder: Path) -> None:
@@ -229,12 +276,12 @@ def _has_head(network: nn.Module) -> bool:
     return isinstance(head, nn.Linear) and head.out_features == 1
 
 
-def _read_head(folder: Path, width: int) -> ValueHead:
+def _read_head(path: Path, width: int) -> ValueHead:
     head = ValueHead(width)
-    weight: Tensor = load_file(folder / HEAD_FILE)["score.weight"]
+    weight: Tensor = load_file(path)["score.weight"]
     if weight.shape != head.weight.shape:
         raise ModelError(
-            f"critic.initial: the value head in '{folder}' reads {weight.shape[1]} numbers, its trunk has {width}"
+            f"critic.initial: the value head in '{path.parent}' reads {weight.shape[1]} numbers, its trunk has {width}"
         )
     with torch.no_grad():
         head.weight.copy_(weight)

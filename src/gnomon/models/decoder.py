@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from gnomon.models.cache import AlignedCache, Prefix, use_grouped_attention
+from gnomon.models.forward import Forward
 from gnomon.models.packed import PackedLinears
-from gnomon.models.routing import Routing, routed
 from gnomon.models.tokenizer import context_of
 from gnomon.models.trace import Trace
 
@@ -34,6 +34,11 @@ class Decoder(Protocol):
     """
 
     joins: bool
+
+    @property
+    def passes(self) -> int:
+        """How often something went through the model: a sign of life, also of a long prefill."""
+        ...
 
     def admit(self, prompts: Sequence[Prompt], room: int, expected: Set[Prompt]) -> None:
         """Append one row per prompt, equal ones computed once.
@@ -71,31 +76,6 @@ class Decoder(Protocol):
         ...
 
 
-class Forward:
-    """Calls a transformers model with the arguments that its signature has."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.names = frozenset(inspect.signature(model.forward).parameters)
-        self.device = next(model.parameters()).device
-        self.cache_name = "cache_params" if "cache_params" in self.names else "past_key_values"
-        self.records = False
-        self.experts: Tensor | None = None
-
-    def __call__(self, ids: Tensor, keep: int | Tensor = 1, **arguments: Any) -> Any:
-        """Return the model's output; logits for the last position, or for those in ``keep``, where it can choose.
-
-        With ``records`` on, ``experts`` Int16[R T L K] are then those of ``ids``, None if the model is dense.
-        """
-        if "logits_to_keep" in self.names:
-            arguments["logits_to_keep"] = keep
-        known = {name: _on(value, self.device) for name, value in arguments.items() if name in self.names}
-        with routed(self.model, Routing() if self.records else None) as recorder:
-            output = self.model(input_ids=ids.to(self.device), **known)
-        self.experts = None if recorder is None else recorder.experts(*ids.shape)
-        return output
-
-
 class AlignedDecoder:
     """Continuous batching: all rows end at one column of the cache, so a step is one forward of R rows by 1."""
 
@@ -109,6 +89,11 @@ class AlignedDecoder:
         self._prefixes: dict[Prompt, Prefix | None] = {}
         self._prefix_experts: dict[Prompt, Tensor | None] = {}
         self._trace = Trace()
+
+    @property
+    def passes(self) -> int:
+        """Forward passes so far."""
+        return self._forward.calls
 
     def admit(self, prompts: Sequence[Prompt], room: int, expected: Set[Prompt]) -> None:
         """Append rows; each distinct prompt goes through the model once, and is kept while it is expected again."""
@@ -194,6 +179,11 @@ class WaveDecoder:
         self._rows = 0
         self._trace = Trace()
 
+    @property
+    def passes(self) -> int:
+        """Forward passes so far."""
+        return self._forward.calls
+
     def admit(self, prompts: Sequence[Prompt], room: int, expected: Set[Prompt]) -> None:
         """Start a wave."""
         self._rows = len(prompts)
@@ -251,6 +241,11 @@ class RecomputeDecoder:
         self._forward = Forward(model)
         self._rows: list[list[int]] = []
         self._trace = Trace()
+
+    @property
+    def passes(self) -> int:
+        """Forward passes so far."""
+        return self._forward.calls
 
     def admit(self, prompts: Sequence[Prompt], room: int, expected: Set[Prompt]) -> None:
         """Append rows."""
@@ -374,7 +369,3 @@ def _chunks(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
             chunks.append([])
         chunks[-1].append(prompt)
     return chunks
-
-
-def _on(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, Tensor) else value

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ __all__ = [
     "load_tokenizer",
     "merged_tensors",
     "model_config",
+    "model_writer",
     "trainable",
     "write_model",
 ]
@@ -115,6 +116,15 @@ def write_model(
         tensors'.
     Raises: ModelError when a weight is missing or unknown to the config's architecture.
     """
+    model_writer(tensors, config, generation_config)(folder)
+
+
+def model_writer(
+    tensors: Iterable[tuple[str, Tensor]], config: Any, generation_config: Any = None
+) -> Callable[[Path], None]:
+    """Return what does `write_model` in a folder, in any thread: the settings of torch that belong to the whole process
+    are changed and set back before this returns. Arguments and errors as there; tensors on the CPU are not copied.
+    """
     from transformers import AutoModelForCausalLM
 
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors}
@@ -129,8 +139,12 @@ def write_model(
         raise ModelError(f"these are not the weights of {type(empty).__name__}: missing {missing}, unknown {extra}")
     if generation_config is not None:
         empty.generation_config = generation_config
-    with no_bars():
-        empty.save_pretrained(folder, state_dict=state)
+
+    def write(folder: Path) -> None:
+        with no_bars():
+            empty.save_pretrained(folder, state_dict=dict(state))
+
+    return write
 
 
 def model_config(name: str, trust_remote_code: bool = False) -> Any:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from gnomon.models.decoder import Forward
+from gnomon.models.forward import Forward
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ _SHOWN = 20
 # Engines round: a log-probability of 0 may come out slightly above.
 _LARGEST = 1e-3
 _CELLS = 100_000_000
+_FLOAT32 = float(torch.finfo(torch.float32).max)
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,20 @@ class BatchLog:
                 self.warn(f"a batch cannot be written to {self.directory}, the run goes on without: {error}")
             self.lost += 1
 
+    def keep(self, step: int, batch: Batch, prompt_ids: Sequence[str]) -> Path | None:
+        """Write the batch of a step that could not be learned from; return its file, None when it cannot be written.
+
+        What is not finite is spelled "nan", "inf" or "-inf": `read_batch` names each place.
+        """
+        path = self.directory / f"step-{step:06d}.json"
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            write_batch(path, batch, prompt_ids=prompt_ids, is_spelled=True)
+        except (OSError, ValueError) as error:
+            self.warn(f"the batch of step {step} cannot be kept in {self.directory}: {error}")
+            return None
+        return path
+
     def drop_after(self, step: int) -> None:
         """Remove the files of later steps, which a run that resumes at ``step`` will make again."""
         for number, path in step_files(self.directory, "json"):
@@ -67,12 +82,19 @@ class BatchLog:
                 path.unlink()
 
 
-def write_batch(path: Path, batch: Batch, current: Tensor | None = None, prompt_ids: Sequence[str] = ()) -> None:
+def write_batch(
+    path: Path,
+    batch: Batch,
+    current: Tensor | None = None,
+    prompt_ids: Sequence[str] = (),
+    is_spelled: bool = False,
+) -> None:
     """Write ``batch`` in the form above, at once.
 
     Rows that could not be graded are left out, as from every statistic and loss.
     current: Float[B T]; without it ``proximal``, which it equals on the first inner step, or else ``behavior``.
-    prompt_ids: one per row; without them the group's number.
+    prompt_ids: one per row; without them the group's number. is_spelled: write "nan", "inf" and "-inf" for what is not
+    finite.
     Raises: ConfigError when ``prompt_ids`` or ``current`` do not fit the batch; ValueError when a number that is not
     masked is not finite; OSError.
     """
@@ -87,7 +109,8 @@ def write_batch(path: Path, batch: Batch, current: Tensor | None = None, prompt_
     matrices |= {"reference": batch.reference, "values": batch.values}
     written = {name: matrix for name, matrix in matrices.items() if matrix is not None}
     sequences = [_sequence(batch, row, names[row], written) for row in range(len(batch)) if batch.is_graded[row]]
-    content = {"format": FORMAT, "temperature": batch.temperature, "sequences": sequences}
+    content: Any = {"format": FORMAT, "temperature": batch.temperature, "sequences": sequences}
+    content = _spelled(content) if is_spelled else content
     write_durably(path, (json.dumps(content, allow_nan=False) + "\n").encode(), is_synced=False)
 
 
@@ -108,6 +131,14 @@ def _sequence(batch: Batch, row: int, prompt_id: str, matrices: Mapping[str, Ten
     if batch.bootstrap is not None:
         sequence["bootstrap"] = float(batch.bootstrap[row])
     return sequence
+
+
+def _spelled(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _spelled(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_spelled(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_batch(path: Path) -> RecordedBatch:
@@ -221,6 +252,8 @@ def _check_sequence(sequence: Any) -> list[str]:
     for name in ("reward", "baseline", "bootstrap"):
         if name in sequence and not _is_number(sequence[name]):
             problems.append(f'"{name}" should be a finite number, got {_show(sequence[name])}')
+        elif name in sequence and abs(sequence[name]) > _FLOAT32:
+            problems.append(f'"{name}" should be at most {_FLOAT32:.3g} either way, got {_show(sequence[name])}')
     if not isinstance(sequence.get("truncated", False), bool):
         problems.append(f'"truncated" should be true or false, got {_show(sequence["truncated"])}')
     return problems + _check_arrays(sequence)

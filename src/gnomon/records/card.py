@@ -7,6 +7,7 @@ import datetime
 import json
 import os
 import platform
+import secrets
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -50,7 +51,8 @@ class Card:
     device: as torch names it, with the processor's own name. threads: of torch; sums depend on it. precision: of
     the network's arithmetic. reproducibility, sandbox: the level, and what it means, in words.
     code: commit of gnomon's source and of the working directory, each with ``dirty`` when files differ from it;
-    None where there is no repository.
+    None where there is no repository. foreign_code: the user's functions that it runs. trusted_models: models whose own
+    code may run. questions: a stamp of what it is trained on.
     """
 
     started: str
@@ -65,6 +67,9 @@ class Card:
     reproducibility: str
     sandbox: str
     code: Mapping[str, Mapping[str, Any] | None]
+    foreign_code: Sequence[str] = ()
+    trusted_models: Sequence[str] = ()
+    questions: str = ""
 
 
 def run_card(
@@ -95,11 +100,36 @@ def run_card(
 
 def write_card(path: Path, card: Card) -> None:
     """Write the card as JSON, at once; a resumed run adds its session under ``resumed`` and keeps the first."""
-    first: dict[str, Any] = asdict(card)
-    if path.exists():
-        first = json.loads(path.read_text(encoding="utf-8"))
-        first["resumed"] = [*first.get("resumed", []), asdict(card)]
-    write_json(path, first)
+    own = asdict(card)
+    first = _first(path)
+    resumed = [] if first is None else first.get("resumed", [])
+    write_json(path, own if first is None else {**first, "resumed": [*resumed, own]})
+
+
+def questions_of(path: Path) -> str:
+    """Return the stamp of the questions that a run began with; "" where its card says nothing."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return ""
+    said = found.get("questions") if isinstance(found, dict) else None
+    return said if isinstance(said, str) else ""
+
+
+def _first(path: Path) -> dict[str, Any] | None:
+    """Return the card that is there; one that cannot be read is set aside, for it ends no run."""
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        # Written again with the new session, so it must be what JSON can say.
+        json.dumps(found, allow_nan=False)
+        if isinstance(found, dict) and isinstance(found.get("resumed", []), list):
+            return found
+    except (ValueError, RecursionError):
+        pass
+    path.rename(path.with_name(f"damaged-{secrets.token_hex(4)}-{path.name}"))
+    return None
 
 
 def installed(packages: Sequence[str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gnomon.errors import CheckpointError
+from gnomon.failpoints import reach
 from gnomon.records.durable import remove_tree, sync_directory, sync_tree, write_json
 from gnomon.records.jsonl import Warn, warn_on_stderr
 from gnomon.records.manifest import find_damage, size_bytes, verify, write_manifest
@@ -74,8 +75,10 @@ class Checkpoints:
             write_states(hidden / "state", parts)
             model_files(hidden)
             sync_tree(hidden)
+            reach("checkpoint-manifest")
             write_manifest(hidden, step)
             os.rename(hidden, target)
+            reach("checkpoint-rename")
         except BaseException as error:
             shutil.rmtree(hidden, ignore_errors=True)
             if _is_full(error):
@@ -111,7 +114,7 @@ class Checkpoints:
         """Return the checkpoint that was last saved as the best, if it is still there."""
         try:
             step = int(json.loads((self.directory / BEST).read_text(encoding="utf-8"))["step"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
         path = self.directory / f"step-{step}"
         return path if path.is_dir() else None

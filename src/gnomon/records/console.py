@@ -12,6 +12,8 @@ from rich.console import Console as RichConsole
 from rich.live import Live
 from rich.text import Text
 
+from gnomon.redaction import for_people
+
 
 class Phase:
     """A stretch of work with a name, and a count when its length is known: ``with console.phase("loading") as p``."""
@@ -148,6 +150,7 @@ class Console:
 
     def _print(self, message: str, style: str = "") -> None:
         self._printed = self._clock()
+        message = for_people(message)
         if self._is_live:
             self._rich.print(Text(message, style=style))
             return

@@ -84,10 +84,12 @@ class RunDirectory:
     def reopen(cls, path: Path) -> Self:
         """Take an existing run, to go on with it.
 
-        Raises: RunDirectoryError when there is none, another process has it, or it cannot be written.
+        Raises: RunDirectoryError when there is none, another process has it, a link in it leads out of it, or it cannot
+            be written.
         """
         if not (path / "experiment.toml").is_file():
             raise RunDirectoryError(_no_run(path))
+        _refuse_links_out(path)
         with _reported(path):
             return cls(path, _lock(path))
 
@@ -182,19 +184,34 @@ def _holder(note: bytes) -> str:
     try:
         said = json.loads(note)
         return f"process {said['pid']} on {said['host']} since {said['started']}"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return "another process"
 
 
 def _refuse_used(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise RunDirectoryError(f"{path} is a file, so no run can be written there; choose another --run-dir DIR")
-    if path.is_dir() and any(entry.name != LOCK for entry in path.iterdir()):
+    if path.is_dir() and any(entry.name != LOCK and not _is_torn(entry.name) for entry in path.iterdir()):
         is_run = (path / "experiment.toml").is_file()
         what, go_on = ("a run", f"go on with it: gnomon resume {path}; or ") if is_run else ("files", "")
         raise RunDirectoryError(
             f"{path} holds {what} already, and nothing is overwritten; {go_on}start another with --run-dir DIR"
         )
+
+
+def _refuse_links_out(path: Path) -> None:
+    """Refuse a run whose files or folders are links to elsewhere: what is resumed removes and replaces files."""
+    for entry in path.iterdir():
+        if entry.is_symlink() and not entry.resolve().is_relative_to(path.resolve()):
+            raise RunDirectoryError(
+                f"{entry} is a link that leads out of the run, to {entry.resolve()}; put the files themselves there, "
+                "or link the whole run"
+            )
+
+
+def _is_torn(name: str) -> bool:
+    """Whether this is what a crash leaves of an experiment that was being written down."""
+    return re.fullmatch(r"\.experiment\.toml\.[0-9a-f]+\.tmp", name) is not None
 
 
 def _no_run(path: Path) -> str:

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gnomon.failpoints import reach
+from gnomon.redaction import without_secrets
+
 
 def write_durably(path: Path, content: bytes, is_synced: bool = True) -> None:
     """Replace ``path`` by ``content`` at once: a reader, or a crash, sees all of it or what was there before.
@@ -34,7 +37,7 @@ def write_durably(path: Path, content: bytes, is_synced: bool = True) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as indented JSON, durably. Raises: OSError; ValueError for NaN and infinity."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    write_durably(path, text.encode())
+    write_durably(path, without_secrets(text).encode())
 
 
 def sync_file(path: Path) -> None:
@@ -67,6 +70,7 @@ def remove_tree(path: Path, hidden_name: str) -> None:
     hidden = path.with_name(hidden_name)
     os.replace(path, hidden)
     sync_directory(path.parent)
+    reach("checkpoint-retire")
     shutil.rmtree(hidden, ignore_errors=True)
 
 

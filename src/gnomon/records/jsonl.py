@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.records.durable import keep_lines
+from gnomon.redaction import for_people, without_secrets
 
 Warn = Callable[[str], None]
+_AGES = 1e12
+"""Seconds that no run has worked."""
 
 
 def warn_on_stderr(message: str) -> None:
     """Print one line on standard error."""
-    print(f"warning: {message}", file=sys.stderr, flush=True)
+    print(f"warning: {for_people(message)}", file=sys.stderr, flush=True)
 
 
 class JsonLines:
@@ -39,7 +42,7 @@ class JsonLines:
     def append(self, row: Mapping[str, Any]) -> None:
         """Write one row; what is not finite, however deep, is written as null."""
         text = json.dumps(_valid(row), ensure_ascii=False, allow_nan=False)
-        line = (text + "\n").encode(errors="backslashreplace")
+        line = (without_secrets(text) + "\n").encode(errors="backslashreplace")
         try:
             if self._file.write(line) != len(line):
                 raise OSError("the disk took a part of a row")
@@ -77,7 +80,7 @@ class JsonlSink:
     """
 
     def __init__(self, path: Path, is_synced: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
-        before = [float(row.get("seconds") or 0.0) for row in read_rows(path)]
+        before = [s for row in read_rows(path) if isinstance(s := row.get("seconds"), int | float) and 0 <= s < _AGES]
         self._lines = JsonLines(path, is_synced=is_synced)
         self._clock, self._began = clock, clock() - max(before, default=0.0)
 
@@ -132,12 +135,12 @@ def _valid(value: Any) -> Any:
 def _step(line: bytes) -> float:
     row = _parse(line)
     step = None if row is None else row.get("step")
-    return step if isinstance(step, int) else math.inf
+    return step if type(step) is int else math.inf
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None

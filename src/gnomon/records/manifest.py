@@ -27,6 +27,8 @@ def find_damage(folder: Path, is_quick: bool = False) -> str | None:
 
     is_quick: compare names and sizes alone.
     """
+    if folder.is_symlink():
+        return "it is a link to somewhere else"
     try:
         raw = (folder / NAME).read_bytes()
         manifest = json.loads(raw)
@@ -40,7 +42,7 @@ def find_damage(folder: Path, is_quick: bool = False) -> str | None:
         return _compare(folder, manifest["files"], is_quick)
     except FileNotFoundError as error:
         return f"{error.filename} is missing"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"it cannot be read: {error}"
 
 

@@ -5,11 +5,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from gnomon.errors import DatasetError
 from gnomon.records.durable import step_files, write_durably
 from gnomon.records.jsonl import Warn, warn_on_stderr
+from gnomon.redaction import without_secrets
 from gnomon.types import Ending, Grade, Group, Rollout
 
 
@@ -54,7 +56,8 @@ class RolloutLog:
             for number, (group, is_kept) in numbered
             for rollout in group.rollouts
         ]
-        content = "".join(line + "\n" for line in lines).encode(errors="backslashreplace")
+        text = without_secrets("".join(line + "\n" for line in lines))
+        content = text.encode(errors="backslashreplace")
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             write_durably(self.directory / f"step-{step:06d}.jsonl", content, is_synced=False)
@@ -75,15 +78,42 @@ def read_rollouts(path: Path) -> Iterator[RecordedRollout]:
 
     Raises: DatasetError that names the file, the line and what is wrong with it.
     """
-    with open(path, encoding="utf-8", newline="\n") as file:
+    try:
+        file = open(path, "rb")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise DatasetError(f"{path} cannot be read: {error.strerror or error}") from error
+    with file:
         for number, line in enumerate(file, start=1):
             try:
-                row = json.loads(line)
-                yield RecordedRollout(row["step"], row["group"], row["kept"], row["question"], _rollout(row))
+                row = json.loads(line.decode("utf-8"))
+                _check_types(row)
+                recorded = RecordedRollout(row["step"], row["group"], row["kept"], row["question"], _rollout(row))
             except KeyError as error:
                 raise DatasetError(f"{path}, line {number}: the field {error} is missing") from error
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
                 raise DatasetError(f"{path}, line {number}: no rollout record: {error}") from error
+            yield recorded
+
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "step": (int,), "group": (int,), "kept": (bool,), "question": (str,), "task_id": (str,), "text": (str,),
+    "prompt": (list,), "response": (list,), "logprobs": (list,), "mask": (list,), "full_logprobs": (list,),
+    "parts": (dict,), "error": (str, NoneType), "reward": (int, float, NoneType), "stop": (str,),
+    "oldest_version": (int,), "newest_version": (int,), "turns": (int,),
+}  # fmt: skip
+
+
+def _check_types(row: Any) -> None:
+    if not isinstance(row, dict):
+        raise TypeError(f"expected an object, got {type(row).__name__}")
+    for name in row.keys() & _TYPES.keys():
+        if type(row[name]) not in _TYPES[name]:
+            raise TypeError(f"the field {name} is a {type(row[name]).__name__}")
+    lengths = {len(row[name]) for name in ("response", "logprobs", "mask", "full_logprobs") if name in row}
+    if len(lengths) > 1:
+        raise ValueError(f"response, log-probabilities and mask differ in length: {sorted(lengths)}")
+    if any(type(token) is not int for name in ("prompt", "response") for token in row.get(name, ())):
+        raise TypeError("tokens are whole numbers")
 
 
 def _row(rollout: Rollout) -> dict[str, Any]:

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gnomon.errors import CheckpointError
+from gnomon.failpoints import reach
 from gnomon.types import State
 
 _PART = re.compile(r"[A-Za-z0-9_-]+")
@@ -32,15 +34,22 @@ def write_states(folder: Path, parts: Mapping[str, State]) -> None:
         _check(state.values, name)
         save_file(_owned(state.tensors), folder / f"{name}.safetensors")
         (folder / f"{name}.json").write_text(json.dumps(state.values) + "\n", encoding="utf-8")
+        reach("checkpoint-file")
 
 
 def read_states(folder: Path) -> dict[str, State]:
-    """Return what `write_states` wrote."""
+    """Return what `write_states` wrote. Raises: CheckpointError naming the file that is none of its."""
     parts: dict[str, State] = {}
     for path in sorted(folder.glob("*.json")):
-        # Cloned, for what was loaded is a view of the file, and the file goes when newer checkpoints come.
-        tensors = {name: tensor.clone() for name, tensor in load_file(path.with_suffix(".safetensors")).items()}
-        parts[path.stem] = State(tensors, json.loads(path.read_text(encoding="utf-8")))
+        try:
+            # Cloned, for what was loaded is a view of the file, and the file goes when newer checkpoints come.
+            tensors = {name: tensor.clone() for name, tensor in load_file(path.with_suffix(".safetensors")).items()}
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (SafetensorError, ValueError, RecursionError, OSError) as error:
+            raise CheckpointError(f"the state {path.with_suffix('')} cannot be read: {error}") from error
+        if not isinstance(values, dict):
+            raise CheckpointError(f"the state {path} holds a {type(values).__name__}, not an object of values")
+        parts[path.stem] = State(tensors, values)
     return parts
 
 

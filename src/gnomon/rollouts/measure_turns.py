@@ -1,5 +1,6 @@
 """What conversations say about themselves."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import get_args
 
@@ -26,3 +27,20 @@ def measure_turns(rollouts: Sequence[Rollout]) -> Metrics:
     for by in get_args(EndedBy):
         measures[f"turns/ended_by_{by}_fraction"] = Mean(sum(e.by == by for e in endings), count)
     return Metrics.of(measures)
+
+
+def said_of_failures(rollouts: Sequence[Rollout]) -> str | None:
+    """Return in words that more than half of the conversations ended in a reply that failed; None when fewer did.
+
+    A policy may break its tools, and is graded on what it said until then. When most of them break, it is more likely
+    that somebody's code is at fault, which no metric of rewards would show.
+    """
+    endings = [r.ending for r in rollouts if r.ending is not None]
+    failed = [e for e in endings if e.by in ("timeout", "flood", "fault")]
+    if 2 * len(failed) <= len(endings):
+        return None
+    cause, _ = Counter(e.cause for e in failed).most_common(1)[0]
+    return (
+        f"{len(failed)} of {len(endings)} conversations of a step ended in a reply that failed, most often: {cause}; "
+        "they are trained on as far as they went. If the environment is at fault and not the answers, stop and mend it"
+    )

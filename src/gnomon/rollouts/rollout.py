@@ -8,6 +8,7 @@ from typing import Protocol
 
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.draws import draw_key
+from gnomon.failpoints import reach
 from gnomon.rollouts.turns import Conversation
 from gnomon.types import Completion, Grade, Group, Rollout, Task
 from gnomon.verifiers.base import Sample
@@ -89,6 +90,7 @@ class Asker:
         return Group(task, tuple(rollouts))
 
     async def _grade(self, task: Task, completion: Completion) -> Rollout:
+        reach("grade")
         text = self.decode(completion.tokens)
         sample = Sample(
             prompt=task.text,

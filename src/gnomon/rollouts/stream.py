@@ -16,6 +16,7 @@ from typing import Literal, Self
 
 from gnomon.curriculum.base import Curriculum
 from gnomon.errors import ConfigError
+from gnomon.failpoints import reach
 from gnomon.rollouts.rollout import Asker, Stopwatch
 from gnomon.rollouts.slots import Slot, choose, round_of_draws
 from gnomon.tasks.base import TaskSet
@@ -133,6 +134,7 @@ class RolloutStream:
         while len(self._slots) < most:
             watch = Stopwatch()
             indices = self.curriculum.take(min(self.prompts_per_step, most - len(self._slots)))
+            reach("ask")
             for place, index in enumerate(indices):
                 self._ask(Slot(index, self._next, place, watch))
             self._next += 1

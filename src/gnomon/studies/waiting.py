@@ -15,7 +15,7 @@ from gnomon.metrics import Metrics
 from gnomon.rollouts.rollout import Asker
 from gnomon.rollouts.stream import RolloutStream
 from gnomon.studies.virtual import run_virtually
-from gnomon.types import Grade, Group, Snapshot, State, Task
+from gnomon.types import Grade, Group, Rollout, Snapshot, State, Task
 from gnomon.verifiers.base import Sample
 
 Latency = Callable[[tuple[int, ...], int], float]
@@ -102,10 +102,25 @@ def simulate(setting: Setting, latency: Latency, steps: int, skipped: int = 0) -
     return run_virtually(measure(setting, answering_after(latency), steps, skipped))
 
 
-async def measure(setting: Setting, engine: Engine, steps: int, skipped: int = 0) -> Waited:
-    """Return the same on the clock of the loop that runs, of an engine that answers as `answering_after` does."""
+def said(rollout: Rollout) -> float:
+    """Return the seconds that an answer of `answering_after` says it took."""
+    return rollout.response[0] * MILLISECOND
+
+
+async def measure(
+    setting: Setting,
+    engine: Engine,
+    steps: int,
+    skipped: int = 0,
+    seed: int = 0,
+    took: Callable[[Rollout], float] = said,
+) -> Waited:
+    """Return the same on the clock of the loop that runs.
+
+    seed: of the draws. took: what an answer cost, in a unit of yours; seconds, as `answering_after` says them.
+    """
     asked, clock = _InOrder(), asyncio.get_running_loop().time
-    asker = Asker(engine, _Free(), lambda ids: "", Sampling(), setting.generations, seed=0)
+    asker = Asker(engine, _Free(), lambda ids: "", Sampling(), setting.generations, seed)
     stream = RolloutStream(
         asked,
         asked,
@@ -115,7 +130,7 @@ async def measure(setting: Setting, engine: Engine, steps: int, skipped: int = 0
         stragglers=setting.stragglers,
         slack=setting.bound + 1 - setting.pool,
     )
-    began, ages, seconds = 0.0, list[int](), list[float]()
+    began, ages, costs = 0.0, list[int](), list[float]()
     await engine.load(_weights(0))
     async with stream:
         for step in range(skipped + steps):
@@ -124,11 +139,11 @@ async def measure(setting: Setting, engine: Engine, steps: int, skipped: int = 0
             rollouts = [rollout for group in (await stream.take()).groups for rollout in group.rollouts]
             if step >= skipped:
                 ages += [step - rollout.oldest_version for rollout in rollouts]
-                seconds += [rollout.response[0] * MILLISECOND for rollout in rollouts]
+                costs += [took(rollout) for rollout in rollouts]
             await asyncio.sleep(setting.update_seconds)
             await engine.load(_weights(step + 1))
         waited = clock() - began
-    return Waited(waited, len(ages), fmean(ages), max(ages), fmean(seconds))
+    return Waited(waited, len(ages), fmean(ages), max(ages), fmean(costs))
 
 
 class _InOrder:

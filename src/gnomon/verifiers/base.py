@@ -9,6 +9,9 @@ from typing import Any, Protocol
 
 from gnomon.errors import GnomonError
 
+LARGEST = (2 - 2**-23) * 2.0**127
+"""The largest float32: what a reward is trained on as."""
+
 
 class VerifierError(GnomonError, ValueError):
     """This sample cannot be judged: its grade is an error, which is neither a zero nor trained on."""
@@ -89,7 +92,8 @@ def text_column(sample: Sample, name: str) -> str:
 def real(value: object) -> float:
     """Return ``value`` as a float.
 
-    Raises: VerifierError for anything but a finite real number; True and False are claims, not rewards.
+    Raises: VerifierError for anything but a finite real number that float32 holds; True and False are claims, not
+        rewards. In float32 a larger number is infinite, and its square is so in float64.
 
     >>> real(1)
     1.0
@@ -103,6 +107,8 @@ def real(value: object) -> float:
         number = math.inf
     if not math.isfinite(number):
         raise VerifierError(f"returned {number}, expected a finite number")
+    if abs(number) > LARGEST:
+        raise VerifierError(f"returned {number:g}; a reward is at most {LARGEST:.3g} either way, what float32 holds")
     return number
 
 

@@ -3,6 +3,8 @@
 import traceback
 from pathlib import Path
 
+from gnomon.redaction import for_people
+
 LONGEST = 300
 
 
@@ -24,6 +26,6 @@ def cause(error: BaseException) -> str:
 
 
 def shorten(text: str) -> str:
-    """Return ``text`` on one line of at most 300 characters."""
-    line = " ".join(text.split())
+    """Return ``text`` on one line of at most 300 characters, without secrets."""
+    line = for_people(" ".join(text.split()))
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from gnomon.configuration import build, to_table
 from gnomon.errors import ConfigError
-from gnomon.verifiers.base import NotApplicable, Sample, Verdict, VerifierError, real
+from gnomon.verifiers.base import LARGEST, NotApplicable, Sample, Verdict, VerifierError, real
 from gnomon.verifiers.cause import cause, shorten
 from gnomon.verifiers.code import Code
 from gnomon.verifiers.environment import EnvironmentReward
@@ -96,8 +96,8 @@ class Grading:
             except VerifierError as error:
                 return Verdict(None, error=f"{OVERLONG}: {error}")
             total += parts[OVERLONG]
-        if not math.isfinite(total):
-            return Verdict(None, error=f"the weighted sum of {parts} is {total}")
+        if not abs(total) <= LARGEST:
+            return Verdict(None, error=f"the weighted sum of {parts} is {total}, beyond the {LARGEST:.3g} of float32")
         return Verdict(total, parts)
 
 

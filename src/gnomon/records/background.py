@@ -1,0 +1,89 @@
+"""One piece of writing at a time, in a thread, while the run goes on."""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+from gnomon.errors import Stopped
+from gnomon.metrics import Metrics, Sum
+
+_NICENESS = 10
+
+
+class Background:
+    """Work that the run need not wait for, one piece under way at most; a second one waits for the first.
+
+    Nothing fails silently: what a piece raised is raised by the next call of `begin`, `check` or `settle`, and when the
+    block ends. The end of the block waits for the piece under way, a run that was asked to stop too; when something
+    else went wrong there, that is what is raised.
+    The thread gives way to others (niceness 10, on Linux): the arithmetic of a step is in nobody's way.
+    is_asynchronous: otherwise all work is done by whoever begins it.
+    """
+
+    def __init__(self, is_asynchronous: bool = True) -> None:
+        self.is_asynchronous = is_asynchronous
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints", initializer=_give_way)
+        self._under_way: Future[float] | None = None
+        self._waited = self._worked = 0.0
+
+    def begin(self, work: Callable[[], object], is_waited_for: bool = False) -> None:
+        """Do ``work`` while the caller goes on, after waiting for the piece before. is_waited_for: do it here and now.
+
+        Raises: what the piece before raised; ``work`` is not begun then.
+        """
+        self.settle()
+        if self.is_asynchronous and not is_waited_for:
+            self._under_way = self._thread.submit(_timed, work)
+            return
+        seconds = _timed(work)
+        self._waited += seconds
+        self._worked += seconds
+
+    def check(self) -> None:
+        """Wait for nothing. Raises: what a finished piece raised."""
+        if self._under_way is not None and self._under_way.done():
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait until nothing is under way. Raises: what the piece raised."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is None:
+            return
+        began = time.perf_counter()
+        try:
+            self._worked += under_way.result()
+        finally:
+            self._waited += time.perf_counter() - began
+
+    def metrics(self) -> Metrics:
+        """Return, since the last call, the seconds that were waited for pieces and that finished ones took."""
+        waited, worked = self._waited, self._worked
+        self._waited = self._worked = 0.0
+        return Metrics.of({"time/checkpoint_wait_seconds": Sum(waited), "time/checkpoint_write_seconds": Sum(worked)})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.shutdown(wait=True)
+        if error is None or isinstance(error, Stopped):
+            self.settle()
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def _give_way() -> None:
+    # Linux has a niceness for each thread; elsewhere the number of a thread would be some process's.
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -1,0 +1,171 @@
+"""What a run saves: its parts, each of them, while the run goes on."""
+
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from gnomon.assemble import Choosing, Questions
+from gnomon.engines.pool import EnginePool
+from gnomon.errors import CheckpointError, ConfigError
+from gnomon.experiment import Experiment
+from gnomon.learner.torch import TorchLearner
+from gnomon.loop.arrival import Proved
+from gnomon.loop.caution import Caution
+from gnomon.loop.journal import Journal
+from gnomon.loop.run import Run, StopRequest
+from gnomon.metrics import Metrics, Sum
+from gnomon.models.tokenizer import Tokenizer
+from gnomon.records.background import Background
+from gnomon.records.census import uncounted, unsaved_generators
+from gnomon.records.checkpoints import Checkpoints, Found, load
+from gnomon.records.console import Console
+from gnomon.records.directory import RunDirectory
+from gnomon.records.generators import Generators
+from gnomon.records.room import free_memory_bytes
+from gnomon.rollouts.hosts import Hosts
+from gnomon.rollouts.stream import RolloutStream
+from gnomon.tasks.environment import EnvironmentPlan
+from gnomon.types import State, Stateful
+from gnomon.verifiers.budget import ErrorBudget
+from gnomon.verifiers.workers import GradingPool
+
+GIB = 1 << 30
+
+
+@dataclass
+class Saver:
+    """Publishes checkpoints of a run's parts.
+
+    The run waits for a copy of everything in memory, then goes on; what is written, synced, hashed and named in the
+    background is that copy. So memory holds everything a second time until it is on the disk; where so much is not
+    free, the run waits for the disk instead, and says so once. One checkpoint is written at a time: a second one waits
+    for the first, before anything is copied.
+    parts: by the name they have in a checkpoint. learner: one of them, which writes the model. background: raises what
+    writing raised, see there.
+    """
+
+    checkpoints: Checkpoints
+    parts: Mapping[str, Stateful]
+    learner: TorchLearner
+    tokenizer: Tokenizer
+    console: Console
+    background: Background
+    _copied: float = 0.0
+    _is_told: bool = False
+
+    def save(self, step: int, is_best: bool = False) -> None:
+        """Publish the checkpoint of ``step``, sooner or later. Raises: as `Checkpoints.save`; what the one before met.
+
+        is_best: keep it until a better one comes.
+        """
+        with self.console.phase(f"saving {self.checkpoints.directory.name}/step-{step}"):
+            self.background.settle()
+            free, began = free_memory_bytes(), time.perf_counter()
+            states = {name: part.state() for name, part in self.parts.items()}
+            is_short = self.background.is_asynchronous and self._is_short(free, states)
+            is_waited_for = is_short or not self.background.is_asynchronous
+            model = self.learner.write_model if is_waited_for else self.learner.model_writer()
+            self._copied += time.perf_counter() - began
+            files = partial(_write, [model, self.tokenizer.save])
+            self.background.begin(lambda: self.checkpoints.save(step, states, files, is_best), is_waited_for)
+
+    def discard(self) -> None:
+        """Remove all of these checkpoints, once nothing is being written."""
+        self.background.settle()
+        shutil.rmtree(self.checkpoints.directory, ignore_errors=True)
+
+    def metrics(self) -> Metrics:
+        """Return the seconds since the last call that were spent on checkpoints: copying, waiting, writing."""
+        copied, self._copied = self._copied, 0.0
+        return self.background.metrics() + Metrics.of({"time/checkpoint_copy_seconds": Sum(copied)})
+
+    def _is_short(self, free: int | None, states: Mapping[str, State]) -> bool:
+        tensors = sum(tensor.nbytes for state in states.values() for tensor in state.tensors.values())
+        needed = tensors + self.learner.model_bytes
+        if free is None or free >= needed:
+            return False
+        if not self._is_told:
+            self._is_told = True
+            self.console.warn(
+                f"a copy of the run takes {needed / GIB:.1f} GiB and {free / GIB:.1f} GiB of memory are free, so steps "
+                "wait while checkpoints are written; checkpoints.asynchronous = false says that this is meant"
+            )
+        return True
+
+
+def _write(writers: Iterable[Callable[[Path], None]], folder: Path) -> None:
+    for write in writers:
+        write(folder)
+
+
+def parts_of(learner: TorchLearner, chosen: Choosing, stream: RolloutStream, seed: int) -> dict[str, Stateful]:
+    """Return everything that changes from step to step, by the name it has in a checkpoint."""
+    parts: dict[str, Stateful] = {"learner": learner, "curriculum": chosen.curriculum, "stream": stream}
+    if chosen.tracker is not None:
+        parts |= {"tracker": chosen.tracker, "drift": chosen.drift}
+    if chosen.replay is not None:
+        parts["replay"] = chosen.replay
+    parts["generators"] = Generators(seed)
+    return parts
+
+
+def restore(parts: Mapping[str, Stateful], found: Found) -> None:
+    """Let every part become what it was in a checkpoint that was just verified.
+
+    Raises: CheckpointError when it has other parts, or a part does not fit.
+    """
+    saved = load(found.path, is_verified=True)
+    if saved.keys() != parts.keys():
+        missing, unknown = sorted(parts.keys() - saved.keys()), sorted(saved.keys() - parts.keys())
+        raise CheckpointError(
+            f"{found.path} is of another kind of run: it lacks {missing or 'nothing'} and has {unknown or 'nothing'} "
+            "beside; resume with the experiment, and the version of gnomon, that the run began with"
+        )
+    for name, part in parts.items():
+        part.restore(saved[name])
+
+
+STATELESS: Mapping[type, str] = {
+    Experiment: "is read, and never written to",
+    EnvironmentPlan: "is read, and never written to",
+    Questions: "are read, and never written to",
+    Tokenizer: "is read, and never written to",
+    EnginePool: "answers with the learner's weights; draws depend on seed, round, task and place alone",
+    Hosts: "hold a conversation's environment, and no conversation outlives its step unanswered",
+    GradingPool: "judges each answer by itself",
+    ErrorBudget: "counts the latest failures in order to end a run; no reward depends on it",
+    Proved: "measures what an engine may differ by anew for each engine",
+    Caution: "counts refused steps in a row again from the metrics",
+    Journal: "writes; its files are cut back to the checkpoint",
+    Console: "shows",
+    RunDirectory: "names files",
+    Checkpoints: "names files",
+    Saver: "writes what the parts are",
+    Background: "writes what the parts are",
+    StopRequest: "is about this process",
+}
+"""What can change in a run and is in no checkpoint, and why a resumed run is the same run without."""
+
+
+def check_counted(run: Run, parts: Mapping[str, Stateful], constants: Iterable[object] = ()) -> None:
+    """Refuse to start a run in which something could change that no checkpoint holds.
+
+    constants: large objects that are read and never written to, such as task sets.
+    Raises: ConfigError naming the places: an object that can change, is no part and is not in `STATELESS`; a generator
+        of random numbers in a part that does not save it.
+    """
+    places = uncounted(run, [*parts.values(), *constants], STATELESS)
+    said = [f"{place} can change from step to step and is no part of a checkpoint" for place in places]
+    said += [
+        f"{place} draws random numbers, and its place in them is in no checkpoint"
+        for place in unsaved_generators(parts)
+    ]
+    if said:
+        raise ConfigError(
+            "a run that was broken off could not go on as the same run:\n  " + "\n  ".join(said) + "\n"
+            "Give the piece state() and restore() that hold all of it and let it be one of the run's parts, compute "
+            "draws from seed and step, or make it a frozen dataclass without lists and dictionaries"
+        )

@@ -1,0 +1,165 @@
+"""F8, F15: a run is asked what it began with, and nothing in it leads to files of others."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from gnomon.errors import CheckpointError, DatasetError, RunDirectoryError, UserError
+from gnomon.experiment import load
+from gnomon.launch import export, resume, train_experiment
+from gnomon.loop.run import StopRequest
+from gnomon.records.card import run_card, write_card
+from gnomon.records.checkpoints import Checkpoints
+from gnomon.records.directory import RunDirectory
+from gnomon.tasks.stamp import stamp
+from gnomon.tasks.table import TableTask
+from gnomon.types import Task
+
+TINY = ["rollouts_per_step=8", "held_out.size=4", "grading.workers=1", "algorithm.num_generations=4", "steps=4"]
+ROWS = [{"prompt": f"{n}+{n}=", "answer": str(2 * n)} for n in range(40)]
+
+
+def table(path: Path, rows: list[dict[str, str]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def begun(folder: Path) -> Path:
+    """Return a run on a table of its own that was asked to stop after its first step."""
+    path = table(folder / "rows.jsonl", ROWS)
+    own = [*TINY, f"task={path}", "rewards=[{kind='numeric'}]"]
+    with pytest.raises(Exception, match="stopped after step 1 of 4"):
+        train_experiment(load("tiny", own), folder / "run", StopRequest(15))
+    return folder / "run"
+
+
+@pytest.mark.parametrize("change", ["answer", "order", "fewer", "prompt"])
+def test_a_dataset_that_changed_between_two_sessions_is_refused(tmp_path: Path, change: str):
+    """Another answer, order, number or question: nothing is trained on other questions under the same name."""
+    run = begun(tmp_path)
+    files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    other = {
+        "answer": [*ROWS[:-1], {**ROWS[-1], "answer": "0"}],
+        "order": [*ROWS[1:], ROWS[0]],
+        "fewer": ROWS[:-1],
+        "prompt": [{**ROWS[0], "prompt": "2+2="}, *ROWS[1:]],
+    }
+    # What is held out by its content moves as well, so all rows but one can still be the same.
+    table(tmp_path / "rows.jsonl", other[change])
+
+    with pytest.raises(UserError, match=r"not those that it began with|rows of"):
+        resume(run)
+
+    assert {path: path.read_bytes() for path in files} == files
+    table(tmp_path / "rows.jsonl", ROWS)
+    assert resume(run).steps == 4
+
+
+def test_a_stamp_is_of_everything_that_is_asked():
+    """Id, prompt tokens, text, columns, order and number."""
+    tasks = [Task("a", (1, 2), "x", {"answer": 1}), Task("b", (3,), "y")]
+
+    class Listed(list[Task]):
+        name = "listed"
+
+    others = [
+        [Task("c", (1, 2), "x", {"answer": 1}), tasks[1]],
+        [Task("a", (1, 3), "x", {"answer": 1}), tasks[1]],
+        [Task("a", (1, 2), "z", {"answer": 1}), tasks[1]],
+        [Task("a", (1, 2), "x", {"answer": 2}), tasks[1]],
+        tasks[::-1],
+        tasks[:1],
+    ]
+    stamps = {stamp(Listed(t)) for t in [tasks, *others]}
+
+    assert stamp(Listed(tasks)) == stamp(Listed(list(tasks)))
+    assert len(stamps) == 1 + len(others)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_rows_are_checked_in_seconds(tmp_path: Path):
+    """Each thousandth row is bad in one of five ways; all hundred are counted, and reading takes under ten seconds."""
+    bad = [{"prompt": 3}, {"answer": "1"}, {"prompt": "\ud800", "answer": "1"}, {"prompt": "x", "answer": None}, []]
+    rows = [bad[n // 1000 % 5] if n % 1000 == 0 else {"prompt": f"{n}?", "answer": str(n)} for n in range(100_000)]
+    table(tmp_path / "big.jsonl", rows)  # type: ignore[arg-type]
+
+    began = time.monotonic()
+    with pytest.raises(DatasetError, match="100 of 100000 rows"):
+        TableTask(str(tmp_path / "big.jsonl")).questions()
+
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "rollouts", "batches", "metrics.jsonl", "evaluations.jsonl"])
+def test_a_link_out_of_a_run_is_refused_and_what_it_leads_to_is_untouched(tmp_path: Path, name: str):
+    """What a resume would remove or replace must be the run's own; a link inside of it is."""
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    run.mkdir()
+    (run / "experiment.toml").write_text("")
+    elsewhere.mkdir()
+    (elsewhere / ".tmp-1-a").write_text("precious")
+    (run / name).symlink_to(elsewhere)
+
+    with pytest.raises(RunDirectoryError, match="is a link that leads out of the run"):
+        RunDirectory.reopen(run)
+
+    assert (elsewhere / ".tmp-1-a").read_text() == "precious"
+    (run / name).unlink()
+    (run / "kept").mkdir()
+    (run / name).symlink_to(run / "kept")
+    RunDirectory.reopen(run).close()
+
+
+def test_a_run_may_itself_be_a_link(tmp_path: Path):
+    """Whoever links a whole run means it."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "experiment.toml").write_text("")
+    (tmp_path / "here").symlink_to(tmp_path / "there")
+
+    RunDirectory.reopen(tmp_path / "here").close()
+
+
+def test_a_checkpoint_that_is_a_link_is_not_used(tmp_path: Path):
+    """A sound checkpoint of another run under this run's name is none of its own."""
+    from gnomon.types import State
+
+    other = Checkpoints(tmp_path / "other")
+    path = other.save(5, {"part": State(values={"a": 1})}, lambda folder: None)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "step-5").symlink_to(path)
+
+    with pytest.raises(CheckpointError, match="it is a link to somewhere else"):
+        Checkpoints(tmp_path / "mine").newest()
+
+
+@pytest.mark.parametrize("best", ['{"step": "../../x"}', '{"step": Infinity}', '{"step": -1}', "[]", "{"])
+def test_what_is_called_best_is_a_checkpoint_of_this_run(tmp_path: Path, best: str):
+    """A number, or nothing."""
+    (tmp_path / "best.json").write_text(best)
+
+    assert Checkpoints(tmp_path).best() is None
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"resumed": 3}', '{"a": NaN}', "[" * 100_000])
+def test_a_damaged_card_ends_no_run_and_is_kept(tmp_path: Path, content: str):
+    """It is set aside, and the session writes its own."""
+    (tmp_path / "run.json").write_text(content)
+
+    write_card(tmp_path / "run.json", run_card("cpu", 1, {"run": 0}, "fp32"))
+
+    assert json.loads((tmp_path / "run.json").read_text())["device"] == "cpu"
+    assert [path.read_text() for path in tmp_path.glob("damaged-*-run.json")] == [content]
+
+
+def test_an_export_leaves_nothing_outside_of_its_folder(tmp_path: Path):
+    """A folder that holds something is refused, also through a link."""
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").write_text("precious")
+    (tmp_path / "link").symlink_to(tmp_path / "full")
+
+    for target in ("full", "link"):
+        with pytest.raises(RunDirectoryError, match="exists and is not empty"):
+            export(tmp_path / "run", tmp_path / target)
+    assert (tmp_path / "full" / "x").read_text() == "precious"

@@ -1,0 +1,120 @@
+"""F10 and F14: a run that is asked to stop, wherever it is, stops where it can go on; two never work on one."""
+
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.loop.runs import same, trace
+
+from gnomon.cli.main import main
+from gnomon.experiment import load
+from gnomon.launch import resume, train_experiment
+from gnomon.records.checkpoints import Checkpoints
+from gnomon.records.jsonl import read_rows
+
+REWARD = "rewards=[{kind='format', pattern='[!-P].*'}]"
+TINY = [
+    REWARD, "task.size=40", "rollouts_per_step=8", "held_out.size=4", "grading.workers=1", "steps=12",
+    "algorithm.num_generations=4", "checkpoints.every=3",
+]  # fmt: skip
+STOPS = 50
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["gnomon.launch", "transformers.models.llama.modeling_llama", __name__])
+
+
+def _work(verb: list[str], log: str) -> None:
+    sys.stderr = open(log, "w")  # noqa: SIM115 - it ends with the process
+    code = main(verb)
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def stopped(verb: list[str], log: Path, seconds: float, numbers: tuple[signal.Signals, ...]) -> tuple[int, float]:
+    """Run a verb, signal it after so many seconds of work, and return exit code and seconds from then to its end."""
+    child = _FORKS.Process(target=_work, args=(verb, str(log)))
+    child.start()
+    time.sleep(seconds)
+    began = time.monotonic()
+    for number in numbers:
+        if child.is_alive():
+            assert child.pid is not None
+            os.kill(child.pid, number)
+            time.sleep(0.05)
+    child.join(120)
+    assert child.exitcode is not None, log.read_text()
+    return child.exitcode, time.monotonic() - began
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a run leaves that nobody stopped."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    train_experiment(load("tiny", TINY), run)
+    return trace(run, 12)
+
+
+def finished(run: Path) -> Path:
+    """Go on with a run, or begin it where its directory was not made yet."""
+    if not (run / "experiment.toml").exists():
+        train_experiment(load("tiny", TINY), run)
+    else:
+        resume(run)
+    return run
+
+
+def try_stops(tmp_path: Path, whole: dict[str, Any], count: int, seed: int) -> list[float]:
+    """Stop ``count`` runs at random times with SIGTERM, SIGINT or both; return the seconds that each took to end."""
+    chosen, took = random.Random(seed), []
+    for number in range(count):
+        run, log = tmp_path / str(number), tmp_path / f"{number}.log"
+        numbers = chosen.choice([(signal.SIGTERM,), (signal.SIGINT,), (signal.SIGTERM, signal.SIGTERM)])
+        code, seconds = stopped(["train", "tiny", *TINY, "--run-dir", str(run)], log, chosen.uniform(0.3, 4), numbers)
+        took.append(seconds)
+        # Before its handlers are set a process ends as any does; after them it has saved, or was asked twice.
+        assert code in (0, 130, 143, -signal.SIGTERM, -signal.SIGINT), log.read_text()
+        if code in (130, 143) and len(numbers) == 1 and "go on with: gnomon resume" in log.read_text():
+            assert Checkpoints(run / "checkpoints").newest() is not None
+        same(trace(finished(run), 12), whole)
+        assert not list((run / "checkpoints").glob(".tmp-*"))
+    return took
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_fifty_runs_that_are_stopped_at_any_time_go_on(tmp_path: Path, whole: dict[str, Any], capsys: Any):
+    """SIGTERM or SIGINT, once or twice, at random times: resumed, each is the uninterrupted run."""
+    took = try_stops(tmp_path, whole, STOPS, seed=2)
+
+    with capsys.disabled():
+        print(
+            f"\nstopped {len(took)} times, ended within {max(took):.1f} s, median {sorted(took)[len(took) // 2]:.1f} s"
+        )
+    assert max(took) < 30
+
+
+def test_a_second_start_on_a_running_run_is_refused_and_disturbs_nothing(tmp_path: Path):
+    """While one trains, `resume` and `train` are told who is at work; the first ends as if alone."""
+    run, log = tmp_path / "run", tmp_path / "log"
+    child = _FORKS.Process(target=_work, args=(["train", "tiny", *TINY, "--run-dir", str(run)], str(log)))
+    child.start()
+    deadline = time.monotonic() + 60
+    while not (run / "metrics.jsonl").exists():
+        assert time.monotonic() < deadline
+        assert child.is_alive(), log.read_text()
+        time.sleep(0.01)
+    os.kill(child.pid or 0, signal.SIGSTOP)
+    try:
+        codes = [main(["resume", str(run)]), main(["train", "tiny", "--run-dir", str(run)])]
+    finally:
+        os.kill(child.pid or 0, signal.SIGCONT)
+    child.join(120)
+
+    assert codes == [2, 2]
+    assert child.exitcode == 0, log.read_text()
+    assert [row["step"] for row in read_rows(run / "metrics.jsonl")] == list(range(1, 13))
