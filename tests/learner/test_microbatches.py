@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gnomon.algorithms import GRPO
@@ -112,6 +112,7 @@ def test_no_cut_of_packed_rows_is_above_the_budget_unless_it_is_one_row(groups, 
         assert rows * longest <= budget or len(cut) == 1
 
 
+@example([(2, [0, 0])], 1, 30.0)
 @given(GROUPS, BUDGETS, CROSSINGS)
 def test_cuts_of_packed_rows_come_longest_first(groups, budget, crossing):
     """The first cut holds the longest packed row, so what will not fit into memory fails at once."""

@@ -48,6 +48,11 @@ def later_death():
     threading.Thread(target=lambda: (time.sleep(0.05), os._exit(5)), daemon=True).start()
     return 1.0
 
+def interrupted():
+    """A program that was started in the background ignores the signal, and so do its children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.raise_signal(signal.SIGINT)
+
 HOSTILE = {
     "loop": forever,
     "sleep": lambda: time.sleep(1000),
@@ -66,7 +71,7 @@ HOSTILE = {
     "die later": later_death,
     "memory": lambda: float(len(bytearray(64 * 2**30))),
     "close everything": lambda: os.closerange(0, 4096),
-    "interrupt": lambda: signal.raise_signal(signal.SIGINT),
+    "interrupt": interrupted,
     "raise": lambda: 1 / 0,
     "None": lambda: None,
     "nan": lambda: float("nan"),

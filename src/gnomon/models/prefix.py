@@ -146,7 +146,7 @@ def pieces(prompt: int, responses: Sequence[int], max_tokens: int, crossing: flo
         cost = sum(length + length**2 / crossing for length in lengths)
         if cost >= least:
             break
-        best, least = rows, cost
+        best, least = [row for row in rows if row], cost  # empty responses leave a row without members
     return best
 
 
