@@ -3,10 +3,11 @@
 import ctypes
 import platform
 
-_MMAP_MAX, _TRIM_THRESHOLD, _TOP_PAD, _ARENA_MAX = -4, -1, -2, -8
+from gnomon.models.heap import MMAP_MAX, note_tuned
+
+_TRIM_THRESHOLD, _TOP_PAD = -1, -2
 _SETTINGS = {
-    "arena_max": (_ARENA_MAX, 1),
-    "mmap_max": (_MMAP_MAX, 0),
+    "mmap_max": (MMAP_MAX, 0),
     "trim_threshold": (_TRIM_THRESHOLD, -1),
     "top_pad": (_TOP_PAD, 2**28),
 }
@@ -18,14 +19,14 @@ def tune_allocator() -> dict[str, int]:
     By default every large tensor gets fresh pages from the kernel, which are zeroed on first touch, and
     returns them when freed; a training step then spends more time in page faults than in arithmetic. Large
     allocations now come from the heap (``mmap_max`` 0), which never shrinks (``trim_threshold`` -1) and
-    grows by 256 MiB (``top_pad``). The price: the process keeps its largest size. All threads share that heap
-    (``arena_max`` 1), or what generation's thread has freed would be of no use to training's. Call it once, early,
-    before there are other threads; it changes no number that is computed.
+    grows by 256 MiB (``top_pad``). The price: the process keeps its largest size. Call it once, early; it
+    changes no number that is computed.
 
     Empty on a system without glibc.
     Source: mallopt(3).
     """
     if platform.libc_ver()[0] != "glibc":
         return {}
+    note_tuned()
     mallopt = ctypes.CDLL(None).mallopt
     return {name: value for name, (option, value) in _SETTINGS.items() if mallopt(option, value) == 1}

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gnomon.models.heap import outside_heap
+
 _LEAST_WEIGHTS = 1 << 16
 _MOST_ROWS = 256
 _ROWS_HINT = 64
@@ -45,7 +47,8 @@ class PackedLinears:
                 _set_forward(layer, self._watching(layer))
             return
         if not self._bundles:
-            self._bundles = [_Bundle(family) for family in self._families]
+            with outside_heap():
+                self._bundles = [_Bundle(family) for family in self._families]
         for bundle in self._bundles:
             for place, layer in enumerate(bundle.layers):
                 _set_forward(layer, bundle.forwards[place])

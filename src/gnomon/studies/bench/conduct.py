@@ -23,10 +23,7 @@ from gnomon.studies.bench.timing import lap, wait_for_quiet
 
 CASES = tuple(CONTENDERS)
 _MODULE = "gnomon.studies.bench.contender"
-ALLOCATOR = (
-    "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=100000000000:glibc.malloc.top_pad=268435456"
-    ":glibc.malloc.arena_max=1"
-)
+ALLOCATOR = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=100000000000:glibc.malloc.top_pad=268435456"
 """What `learner.machine.tune_allocator` asks of glibc, as an environment variable, so that peers have it too."""
 
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
