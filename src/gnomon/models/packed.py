@@ -1,5 +1,6 @@
 """Linear layers for a few rows at a time: weights laid out as the CPU's kernels read them, one product for siblings."""
 
+import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -12,6 +13,7 @@ from gnomon.models.heap import outside_heap
 
 _LEAST_WEIGHTS = 1 << 16
 _MOST_ROWS = 256
+_SHARE = 16
 _ROWS_HINT = 64
 
 
@@ -26,13 +28,14 @@ class PackedLinears:
     to 79, 8 rows 101 to 51. Same sums in another order: equal up to rounding.
 
     The copies take as much memory as the weights. They are made at the first step after `forget`, which must be called
-    whenever the weights change. Only on a CPU, without gradients, for layers of at least 65,536 weights; more than 256
-    rows at a time are multiplied as ever.
+    whenever the weights change. Only on a CPU, without gradients, for layers of at least 65,536 weights, and where all
+    copies together are at most a sixteenth of the machine's memory; more than 256 rows at a time are multiplied as ever.
     """
 
     def __init__(self, model: nn.Module) -> None:
         layers = [m for m in model.modules() if type(m) is nn.Linear and m.weight.numel() >= _LEAST_WEIGHTS]
-        self._layers = layers if layers and all(_can_pack(m.weight) for m in layers) else []
+        is_small = sum(m.weight.numel() * m.weight.itemsize for m in layers) <= _memory_bytes() // _SHARE
+        self._layers = layers if layers and is_small and all(_can_pack(m.weight) for m in layers) else []
         self._families: list[list[nn.Linear]] | None = None
         self._bundles: list[_Bundle] = []
         self._watched: list[tuple[nn.Linear, Tensor]] = []
@@ -127,6 +130,10 @@ def _families(calls: Sequence[tuple[nn.Linear, Tensor]]) -> list[list[nn.Linear]
             families.append([layer])
         before = inputs
     return families
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _can_pack(weight: Tensor) -> bool:
