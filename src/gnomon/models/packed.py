@@ -29,7 +29,8 @@ class PackedLinears:
 
     The copies take as much memory as the weights. They are made at the first step after `forget`, which must be called
     whenever the weights change. Only on a CPU, without gradients, for layers of at least 65,536 weights, and where all
-    copies together are at most a sixteenth of the machine's memory; more than 256 rows at a time are multiplied as ever.
+    copies together are at most a sixteenth of the machine's memory. More than 256 rows at a time are multiplied as
+    ever.
     """
 
     def __init__(self, model: nn.Module) -> None:
