@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 
 from gnomon.errors import ConfigError
+from gnomon.verifiers.sandbox import bubblewrap
 from gnomon.verifiers.sandbox.audit import BOUNDS, audit
 from gnomon.verifiers.sandbox.base import Bounds
-from gnomon.verifiers.sandbox.bubblewrap import Bubblewrap
 from gnomon.verifiers.sandbox.monty import Monty
 from gnomon.verifiers.sandbox.own import OwnSandbox, python
 from gnomon.verifiers.sandbox.selftest import AnySandbox, try_walls
@@ -36,8 +36,8 @@ def candidates(bounds: Bounds) -> dict[str, AnySandbox]:
         "limits only": OwnSandbox(bounds, ("none",)),
         "own: namespaces, Landlock, seccomp": OwnSandbox(bounds),
         "own: Landlock, seccomp": OwnSandbox(bounds, ("landlock", "seccomp")),
-        "bubblewrap": Bubblewrap(bounds, ("bubblewrap",)),
-        "bubblewrap, Landlock, seccomp": Bubblewrap(bounds),
+        "bubblewrap": OwnSandbox(bounds, ("bubblewrap",)),
+        "bubblewrap, Landlock, seccomp": OwnSandbox(bounds, bubblewrap.WALLS),
         "pydantic-monty": Monty(bounds),
     }
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gnomon.errors import ConfigError, UserError
+from gnomon.verifiers.sandbox import bubblewrap
 from gnomon.verifiers.sandbox.base import Bounds
-from gnomon.verifiers.sandbox.bubblewrap import Bubblewrap
 from gnomon.verifiers.sandbox.own import OwnSandbox, python
 from gnomon.verifiers.sandbox.selftest import Enforced, choose, try_walls
 
@@ -193,7 +193,7 @@ def test_what_was_enforced_reads_as_a_sentence():
 @pytest.mark.skipif(not os.path.exists("/usr/bin/bwrap"), reason="bubblewrap is not installed")
 def test_bubblewrap_stands_in():
     """Bubblewrap with our filter inside stops the nine probes as well, where it may run."""
-    sandbox = Bubblewrap(QUICK)
+    sandbox = OwnSandbox(QUICK, bubblewrap.WALLS)
     if sandbox.run_now("print(1)").cause == "refused":
         pytest.skip("this system does not let bubblewrap build namespaces")
 

@@ -49,6 +49,37 @@ class Sampling:
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
+@dataclass(frozen=True)
+class Reach:
+    """What a model can be asked at all. context_length: tokens of prompt and answer together, None without a limit.
+
+    vocabulary_size: width of the logits.
+    """
+
+    context_length: int | None
+    vocabulary_size: int
+
+    def check(self, prompt: Sequence[int], budget: int) -> None:
+        """Refuse a prompt that no model can answer, or not within ``budget`` more tokens. Raises: ConfigError."""
+        if not prompt:
+            raise ConfigError("cannot generate from an empty prompt: give at least a beginning-of-text token")
+        self.check_ids("prompt", prompt)
+        whole = len(prompt) + budget
+        if self.context_length is not None and whole > self.context_length:
+            raise ConfigError(
+                f"a prompt of {len(prompt)} tokens and max_completion_length = {budget} make {whole}, beyond the "
+                f"model's context of {self.context_length}; shorten one of them"
+            )
+
+    def check_ids(self, what: str, ids: Sequence[int]) -> None:
+        """Refuse ids outside the vocabulary. Raises: ConfigError."""
+        if ids and (min(ids) < 0 or max(ids) >= self.vocabulary_size):
+            raise ConfigError(
+                f"the {what} has token ids from {min(ids)} to {max(ids)}, outside the model's vocabulary of "
+                f"{self.vocabulary_size}: was it made with another model's tokenizer?"
+            )
+
+
 class Engine(Protocol):
     """Who answers.
 

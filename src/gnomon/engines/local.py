@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from gnomon.engines.base import Sampling
+from gnomon.engines.base import Reach, Sampling
 from gnomon.engines.batcher import Request
 from gnomon.engines.worker import Ask, Load, Look, Waiter, Worker
 from gnomon.errors import ConfigError, EngineError
@@ -39,8 +39,7 @@ class LocalEngine:
     def __init__(self, model: nn.Module, max_concurrent: int = 64, shared: bool = True) -> None:
         if max_concurrent <= 0:
             raise ConfigError(f"engine.max_concurrent must be > 0, got {max_concurrent}")
-        self._context_length = context_length(model)
-        self._vocabulary_size = vocabulary_size(model)
+        self._reach = Reach(context_length(model), vocabulary_size(model))
         self._shared = shared
         self._worker = Worker(model, shared, max_concurrent)
         self._arrivals: list[tuple[Request, Waiter]] = []
@@ -64,7 +63,8 @@ class LocalEngine:
         Raises: ConfigError for an empty prompt, an id outside the vocabulary, or a prompt and budget beyond the
             context; EngineError when the engine is closed or the model fails.
         """
-        self._check(prompt, sampling.max_completion_length)
+        self._check_open()
+        self._reach.check(prompt, sampling.max_completion_length)
         if not keys:
             return []
         waiter = Waiter.here()
@@ -94,8 +94,9 @@ class LocalEngine:
         differs from it by rounding.
         Raises: ConfigError as `generate` does; EngineError when the engine is closed or the model fails.
         """
-        self._check(prompt, len(response))
-        self._check_ids("response", response)
+        self._check_open()
+        self._reach.check(prompt, len(response))
+        self._reach.check_ids("response", response)
         return await self._look(
             partial(response_logprobs, prompt=tuple(prompt), response=tuple(response), temperature=temperature)
         )
@@ -116,25 +117,6 @@ class LocalEngine:
         self._worker.send(Look(question, waiter))
         answer: T = await waiter.future
         return answer
-
-    def _check(self, prompt: Sequence[int], budget: int) -> None:
-        self._check_open()
-        if not prompt:
-            raise ConfigError("cannot generate from an empty prompt: give at least a beginning-of-text token")
-        self._check_ids("prompt", prompt)
-        whole = len(prompt) + budget
-        if self._context_length is not None and whole > self._context_length:
-            raise ConfigError(
-                f"a prompt of {len(prompt)} tokens and max_completion_length = {budget} make {whole}, beyond the "
-                f"model's context of {self._context_length}; shorten one of them"
-            )
-
-    def _check_ids(self, what: str, tokens: Sequence[int]) -> None:
-        if tokens and (min(tokens) < 0 or max(tokens) >= self._vocabulary_size):
-            raise ConfigError(
-                f"the {what} has token ids from {min(tokens)} to {max(tokens)}, outside the model's vocabulary of "
-                f"{self._vocabulary_size}: was it made with another model's tokenizer?"
-            )
 
     def _check_open(self) -> None:
         if self._is_closed:

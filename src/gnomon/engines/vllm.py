@@ -136,7 +136,8 @@ class VllmEngine:
                 'vLLM does not say which experts its model chose; set engine.kind = "local", or leave algorithm.routing'
                 ' off or at "proximal"'
             )
-        self._check(prompt, sampling.max_completion_length)
+        self._check_open()
+        self._thread.reach.check(prompt, sampling.max_completion_length)
         if not keys:
             return []
         waiter = Waiter.here()
@@ -152,10 +153,11 @@ class VllmEngine:
         Raises: as `generate` does.
         """
         sampling = Sampling(temperature=temperature, max_completion_length=max(len(response), 1))
-        self._check(prompt, len(response))
+        self._check_open()
+        self._thread.reach.check(prompt, len(response))
         if not response:
             return []
-        self._check_vocabulary("response", response)
+        self._thread.reach.check_ids("response", response)
         waiter = Waiter.here()
         self._thread.send(Call(tuple(prompt), (), sampling, waiter, tuple(response)))
         scores: list[float] = await waiter.future
@@ -175,16 +177,6 @@ class VllmEngine:
         """Return the fingerprints of what the last `load` gave to vLLM, which fuses weights; see `Engine`."""
         return dict(self._thread.taken)
 
-    @property
-    def context_length(self) -> int:
-        """Tokens of prompt and answer together."""
-        return self._thread.shape.context_length
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Width of the logits."""
-        return self._thread.shape.vocabulary_size
-
     async def close(self) -> None:
         """Stop the thread and free the model; whoever still waits gets an EngineError.
 
@@ -194,25 +186,6 @@ class VllmEngine:
             self._is_closed = True
             if await asyncio.to_thread(self._thread.stop):
                 _one_at_a_time.release()
-
-    def _check(self, prompt: Sequence[int], budget: int) -> None:
-        self._check_open()
-        if not prompt:
-            raise ConfigError("cannot generate from an empty prompt: give at least a beginning-of-text token")
-        self._check_vocabulary("prompt", prompt)
-        whole = len(prompt) + budget
-        if whole > self.context_length:
-            raise ConfigError(
-                f"a prompt of {len(prompt)} tokens and max_completion_length = {budget} make {whole}, beyond the "
-                f"engine's context of {self.context_length}; shorten one of them"
-            )
-
-    def _check_vocabulary(self, what: str, ids: Sequence[int]) -> None:
-        if min(ids) < 0 or max(ids) >= self.vocabulary_size:
-            raise ConfigError(
-                f"the {what} has token ids from {min(ids)} to {max(ids)}, outside the model's vocabulary of "
-                f"{self.vocabulary_size}: was it made with another model's tokenizer?"
-            )
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnomon.engines.base import Sampling
+from gnomon.engines.base import Reach, Sampling
 from gnomon.engines.draws import uniforms
 from gnomon.engines.vllm_build import build, exchange_weights, tear_down
 from gnomon.engines.vllm_draws import ROW, Row
@@ -54,14 +54,6 @@ class Answer:
     versions: list[int] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What the engine found out about its model. context_length, vocabulary_size: tokens."""
-
-    context_length: int
-    vocabulary_size: int
-
-
 class VllmThread:
     """Owns vLLM's engine: it is built, stepped, given weights and torn down in one thread.
 
@@ -88,10 +80,10 @@ class VllmThread:
         self._count = self._loads = 0
         self._broken: EngineError | None = None
         self._engine: Any = None
-        ready: Future[Shape] = Future()
+        ready: Future[Reach] = Future()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="gnomon-vllm", daemon=True)
         self._thread.start()
-        self.shape = ready.result()
+        self.reach = ready.result()
 
     def send(self, message: Call | Load) -> None:
         """Queue a message; it is looked at between two tokens."""
@@ -103,11 +95,11 @@ class VllmThread:
         self._thread.join(_PATIENCE_SECONDS)
         return not self._thread.is_alive()
 
-    def _run(self, ready: "Future[Shape]") -> None:
+    def _run(self, ready: "Future[Reach]") -> None:
         try:
             self._engine = self._make()
             model = self._engine.vllm_config.model_config
-            ready.set_result(Shape(int(model.max_model_len), int(model.get_vocab_size())))
+            ready.set_result(Reach(int(model.max_model_len), int(model.get_vocab_size())))
         except BaseException as error:
             ready.set_exception(error)
             return

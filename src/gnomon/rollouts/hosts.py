@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -12,8 +11,8 @@ from gnomon.errors import ConfigError, EngineError, RewardError
 from gnomon.tasks.environment import EnvironmentPlan
 from gnomon.types import EndedBy
 from gnomon.verifiers.nursery import Limits, Nursery, Program
+from gnomon.verifiers.staff import Hung, Staff, Worker
 from gnomon.verifiers.worker import Channel
-from gnomon.verifiers.workers import LONGEST_ANSWER, Hung, Worker
 
 T = TypeVar("T")
 
@@ -86,27 +85,22 @@ class Hosts:
 
     def __init__(self, plan: EnvironmentPlan) -> None:
         self._plan = plan
-        self._nursery = _nursery(plan)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="environments")
+        self._staff = Staff(_nursery(plan), "environments", Limits().start_seconds)
         self._free = asyncio.Semaphore(plan.max_concurrent)
         self._idle: list[Worker] = []
-        self._workers: set[Worker] = set()
 
     async def __aenter__(self) -> Self:
         try:
-            await self._call(self._nursery.open)
+            await self._staff.open()
         except RewardError as error:
-            self._thread.shutdown()
+            await self._staff.close()
             raise ConfigError(str(error)) from error
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for worker in tuple(self._workers):
-            await self._dismiss(worker)
-        await asyncio.shield(self._call(self._nursery.close))
-        self._thread.shutdown()
+        await self._staff.close()
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Host]:
@@ -126,34 +120,20 @@ class Hosts:
             finally:
                 if is_over and host.is_sound:
                     self._idle.append(worker)
-                elif worker in self._workers:
+                elif worker in self._staff.workers:
                     await asyncio.shield(self._bury(worker))
 
     async def _hire(self) -> Worker:
         try:
-            pid, connection = await self._call(self._nursery.fork)
-            reader, writer = await asyncio.open_connection(sock=connection, limit=LONGEST_ANSWER)
-            worker = Worker(pid, reader, writer)
-            self._workers.add(worker)
-            await asyncio.wait_for(worker.ready(), Limits().start_seconds)
+            return await self._staff.fork()
         except (OSError, EOFError, TimeoutError, RewardError) as error:
             raise EngineError(f"a process for the environment {self._plan.names} does not start: {error!r}") from error
-        return worker
 
     async def _bury(self, worker: Worker) -> str:
-        if worker not in self._workers:
+        if worker not in self._staff.workers:
             return "ended"
-        await self._dismiss(worker)
-        return await self._call(lambda: self._nursery.end(worker.pid))
-
-    async def _dismiss(self, worker: Worker) -> None:
-        self._workers.discard(worker)
-        worker.writer.close()
-        with contextlib.suppress(OSError):
-            await worker.writer.wait_closed()
-
-    async def _call(self, function: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+        await self._staff.dismiss(worker)
+        return await self._staff.end(worker)
 
 
 def describe(plan: EnvironmentPlan) -> tuple[dict[str, Any], ...]:

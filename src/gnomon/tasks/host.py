@@ -18,7 +18,7 @@ from gnomon.verifiers.cause import cause, shorten
 from gnomon.verifiers.worker import run_program
 
 LONGEST_REPLY = 80_000
-"""Characters of a reply that cross to the run, at twelve bytes each within what `workers.LONGEST_ANSWER` allows.
+"""Characters of a reply that cross to the run, at twelve bytes each within what `staff.LONGEST_ANSWER` allows.
 
 More floods, whatever it would be in tokens.
 """

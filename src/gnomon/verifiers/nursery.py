@@ -1,6 +1,6 @@
 """The run's side of `verifiers/worker.py`: start the nursery, have it fork and end workers, close it.
 
-All calls block, each for milliseconds except `open`; `verifiers/workers.py` makes them from one thread of
+All calls block, each for milliseconds except `open`; `verifiers/staff.py` makes them from one thread of
 its own.
 """
 

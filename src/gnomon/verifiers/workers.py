@@ -8,78 +8,18 @@ This contains mistakes. It is no sandbox: rewards run with the user's rights.
 """
 
 import asyncio
-import contextlib
-import itertools
-import secrets
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from gnomon.errors import GnomonError, GradingError, RewardError
+from gnomon.errors import GnomonError, GradingError
 from gnomon.types import Grade
 from gnomon.verifiers import wire
 from gnomon.verifiers.base import Sample, Verdict
 from gnomon.verifiers.grade import Grading
 from gnomon.verifiers.nursery import Limits, Nursery
+from gnomon.verifiers.staff import Hung, Staff, Worker
 
-T = TypeVar("T")
-
-# A loop that was busy elsewhere finds the timer and the answer at once. The worker's own clock decides.
-GRACE_SECONDS = 0.05
-LONGEST_ANSWER = 1 << 20
 _BIRTHS = 3
-
-
-class Hung(Exception):
-    """The deadline passed without an answer."""
-
-
-@dataclass(eq=False)
-class Worker:
-    """The run's end of one worker: requests out, answers in, one at a time."""
-
-    pid: int
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    secret: str = field(default_factory=lambda: secrets.token_hex(8))
-    numbers: "itertools.count[int]" = field(default_factory=itertools.count)
-
-    async def ready(self) -> None:
-        """Wait for its first word. Raises: EOFError, or RewardError with what it could not import."""
-        hello = await self._next()
-        if hello["fault"] is not None:
-            raise RewardError(str(hello["fault"]))
-
-    async def ask(self, request: dict[str, Any], deadline_seconds: float) -> dict[str, Any] | None:
-        """Return its answer; None when it came past the deadline.
-
-        Raises: TypeError, RecursionError when the request cannot be sent, and nothing was. Hung, or OSError,
-            EOFError, ValueError when it died or spoke nonsense; then ask it nothing more.
-        """
-        number = f"{self.secret}-{next(self.numbers)}"
-        self.writer.write(wire.encode({"id": number, **request}))
-        answer = asyncio.ensure_future(self._next())
-        try:
-            for seconds in (deadline_seconds, GRACE_SECONDS):
-                await asyncio.wait({answer}, timeout=seconds)
-                if answer.done():
-                    break
-            else:
-                raise Hung
-        finally:
-            answer.cancel()
-        said = answer.result()
-        if said.get("id") != number:
-            raise ValueError("an answer to another question")
-        return said if said["seconds"] <= deadline_seconds else None
-
-    async def _next(self) -> dict[str, Any]:
-        line = await self.reader.readline()
-        if not line.endswith(b"\n"):
-            raise EOFError
-        return wire.decode(line)
 
 
 class GradingPool:
@@ -98,10 +38,8 @@ class GradingPool:
     def __init__(self, grading: Grading, limits: Limits | None = None) -> None:
         self._grading = grading
         self._limits = limits or Limits()
-        self._nursery = Nursery(grading, self._limits)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grading")
+        self._staff = Staff(Nursery(grading, self._limits), "grading", self._limits.start_seconds)
         self._idle: asyncio.Queue[Worker | None] = asyncio.Queue()
-        self._workers: set[Worker] = set()
         self._successions: set[asyncio.Task[str]] = set()
         self._fault: GnomonError | None = None
         self._is_closed = False
@@ -112,11 +50,11 @@ class GradingPool:
         Raises: RewardError when a reward cannot be used.
         """
         try:
-            await self._call(self._nursery.open)
+            await self._staff.open()
             for _ in range(self._limits.workers):
                 self._idle.put_nowait(await self._hire())
         except BaseException:
-            self._nursery.kill()
+            self._staff.nursery.kill()
             await self.close()
             raise
 
@@ -127,11 +65,8 @@ class GradingPool:
         self._is_closed = True
         self._fault = GradingError("the grading pool is closed")
         await asyncio.gather(*self._successions, return_exceptions=True)
-        for worker in tuple(self._workers):
-            await self._dismiss(worker)
         self._idle.put_nowait(None)
-        await asyncio.shield(self._call(self._nursery.close))
-        self._thread.shutdown()
+        await self._staff.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -175,7 +110,7 @@ class GradingPool:
         finally:
             if not is_sound:
                 self._succeed(worker)
-            elif worker in self._workers:
+            elif worker in self._staff.workers:
                 self._idle.put_nowait(worker)
 
     async def _take(self) -> Worker:
@@ -190,17 +125,17 @@ class GradingPool:
 
     def _succeed(self, worker: Worker) -> "asyncio.Task[str]":
         """End a worker and put another in its place; the result says how it ended."""
-        self._workers.discard(worker)
+        self._staff.workers.discard(worker)
         succession = asyncio.ensure_future(self._replace(worker))
         self._successions.add(succession)
         succession.add_done_callback(self._successions.discard)
         return succession
 
     async def _replace(self, worker: Worker) -> str:
-        await self._dismiss(worker)
+        await self._staff.dismiss(worker)
         if self._is_closed:
             return "ended with the pool"
-        obituary = await self._call(lambda: self._nursery.end(worker.pid))
+        obituary = await self._staff.end(worker)
         if self._fault is not None:
             return obituary
         try:
@@ -214,29 +149,12 @@ class GradingPool:
         """Return a new worker. Raises: GradingError when three in a row die before their first word."""
         for _ in range(_BIRTHS):
             try:
-                return await self._fork()
+                return await self._staff.fork()
             except TimeoutError as error:
                 raise GradingError(f"a worker was not ready after {self._limits.start_seconds:g} s") from error
             except (OSError, EOFError) as error:
                 died = error
         raise GradingError(f"grading processes die when they start: {died!r}") from died
-
-    async def _fork(self) -> Worker:
-        pid, connection = await self._call(self._nursery.fork)
-        reader, writer = await asyncio.open_connection(sock=connection, limit=LONGEST_ANSWER)
-        worker = Worker(pid, reader, writer)
-        self._workers.add(worker)
-        await asyncio.wait_for(worker.ready(), self._limits.start_seconds)
-        return worker
-
-    async def _dismiss(self, worker: Worker) -> None:
-        self._workers.discard(worker)
-        worker.writer.close()
-        with contextlib.suppress(OSError):
-            await worker.writer.wait_closed()
-
-    async def _call(self, function: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     @property
     def _late(self) -> Verdict:

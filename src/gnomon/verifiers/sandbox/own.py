@@ -1,4 +1,4 @@
-"""Our own walls: a fresh process under Landlock, seccomp and limits, in namespaces of its own where allowed."""
+"""A fresh process behind walls: Landlock, seccomp and limits, in namespaces of its own or of bubblewrap's."""
 
 import os
 import sys
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gnomon.verifiers.sandbox.base import Bounds, Outcome
+from gnomon.verifiers.sandbox.bubblewrap import BUBBLEWRAP, wrapped
 from gnomon.verifiers.sandbox.watch import Watched, in_thread, outcome, watch
 
 WALLS = ("namespaces", "landlock", "seccomp")
@@ -22,7 +23,7 @@ def python() -> str:
 def start(source: int, report: int, walls: tuple[str, ...], bounds: Bounds, folder: str = FOLDER) -> list[str]:
     """Return the command that starts a program behind ``walls``."""
     numbers = (bounds.cpu_seconds, bounds.memory_mib, bounds.files_mib, bounds.threads)
-    parent = 0 if "bubblewrap" in walls else os.getpid()
+    parent = 0 if BUBBLEWRAP in walls else os.getpid()
     words = (parent, source, report, ",".join(walls), *numbers)
     return [python(), "-s", "-S", "-P", "-X", "utf8", "-c", _START, folder, *map(str, words)]
 
@@ -32,7 +33,8 @@ class OwnSandbox:
     """Runs each program in one process that may start no other.
 
     What cannot be had on this machine is left out and missing from the report; `selftest` decides whether what
-    is left is enough. walls: those to try.
+    is left is enough. walls: those to try; bubblewrap's without "seccomp" lets a program start processes, which
+    end with it, and speak to the whole kernel.
     """
 
     bounds: Bounds = Bounds()
@@ -41,7 +43,7 @@ class OwnSandbox:
     @property
     def name(self) -> str:
         """What reports call it."""
-        return "own"
+        return BUBBLEWRAP if BUBBLEWRAP in self.walls else "own"
 
     async def run(self, source: str, stdin: str = "") -> Outcome:
         """Run ``source`` in a thread; cancelling ends the program."""
@@ -56,4 +58,5 @@ class OwnSandbox:
         return watch(self._command, "", "", self.bounds, Watched()).report.get("walls", "")
 
     def _command(self, source: int, report: int) -> list[str]:
-        return start(source, report, self.walls, self.bounds)
+        inner = start(source, report, self.walls, self.bounds)
+        return wrapped(inner, FOLDER, self.bounds.files_mib) if BUBBLEWRAP in self.walls else inner

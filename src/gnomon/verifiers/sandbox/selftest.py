@@ -9,14 +9,14 @@ from textwrap import indent
 from typing import Literal
 
 from gnomon.errors import ConfigError
+from gnomon.verifiers.sandbox import bubblewrap
 from gnomon.verifiers.sandbox.base import Bounds
-from gnomon.verifiers.sandbox.bubblewrap import Bubblewrap
 from gnomon.verifiers.sandbox.monty import Monty
 from gnomon.verifiers.sandbox.own import OwnSandbox
 from gnomon.verifiers.sandbox.probes import NINE, OPEN, SECRET, Target, targets
 
 Kind = Literal["auto", "own", "bubblewrap", "monty", "none"]
-AnySandbox = OwnSandbox | Bubblewrap | Monty
+AnySandbox = OwnSandbox | Monty
 
 _PATIENCE = 5.0
 _HEAD = "probe: "
@@ -127,5 +127,5 @@ def _candidates(kind: Kind, bounds: Bounds) -> list[AnySandbox]:
         return []
     # Some systems let anybody enter namespaces and then forbid to mount there: the other walls still stand.
     own: list[AnySandbox] = [OwnSandbox(bounds), OwnSandbox(bounds, walls=("landlock", "seccomp"))]
-    wrapped: list[AnySandbox] = [Bubblewrap(bounds)]
+    wrapped: list[AnySandbox] = [OwnSandbox(bounds, bubblewrap.WALLS)]
     return {"auto": own + wrapped, "own": own, "bubblewrap": wrapped}[kind]
