@@ -87,11 +87,19 @@ class RunDirectory:
         Raises: RunDirectoryError when there is none, another process has it, a link in it leads out of it, or it cannot
             be written.
         """
-        if not (path / "experiment.toml").is_file():
-            raise RunDirectoryError(_no_run(path))
+        cls.check(path)
         _refuse_links_out(path)
         with _reported(path):
             return cls(path, _lock(path))
+
+    @classmethod
+    def check(cls, path: Path) -> None:
+        """Refuse a path that is no run.
+
+        Raises: RunDirectoryError that names the nearest run.
+        """
+        if not (path / "experiment.toml").is_file():
+            raise RunDirectoryError(_no_run(path))
 
     @property
     def experiment(self) -> Path:
@@ -112,6 +120,11 @@ class RunDirectory:
     def evaluations(self) -> Path:
         """One object per evaluation."""
         return self.path / "evaluations.jsonl"
+
+    @property
+    def findings(self) -> Path:
+        """One object per finding of the diagnosis."""
+        return self.path / "findings.jsonl"
 
     @property
     def rollouts(self) -> Path:

@@ -1,0 +1,1 @@
+"""What is wrong with a run, in words: rules over what it measured, while it trains and afterwards."""

@@ -1,0 +1,126 @@
+"""A run's files as they lie on disk, read by whoever may not disturb it: reports, live views, diagnoses, studies."""
+
+import fcntl
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gnomon.errors import DatasetError
+from gnomon.records.directory import LOCK, RunDirectory
+from gnomon.records.jsonl import read_rows
+from gnomon.records.rollouts import RecordedRollout, read_rollouts
+
+State = Literal["live", "finished", "stopped"]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run has written down so far. Nothing here takes its lock, changes a file or fails because one is damaged.
+
+    Open one with `RunRecord.of`. Every call reads the files again, so a live run is seen as it is now.
+    """
+
+    path: Path
+
+    @classmethod
+    def of(cls, path: str | Path) -> "RunRecord":
+        """Return the record of the run at ``path``.
+
+        Raises: RunDirectoryError when there is none, naming the nearest one.
+        """
+        RunDirectory.check(Path(path))
+        return cls(Path(path))
+
+    @property
+    def files(self) -> RunDirectory:
+        """The names of its files."""
+        return RunDirectory(self.path)
+
+    def experiment(self) -> dict[str, Any]:
+        """Return the resolved experiment as a table, empty where it cannot be read."""
+        try:
+            return tomllib.loads(self.files.experiment.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return {}
+
+    def card(self) -> dict[str, Any]:
+        """Return the run card, empty where there is none."""
+        try:
+            found = json.loads(self.files.card.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return one row a step in order of steps; of a step that was written twice the last. Torn lines are left out.
+
+        A number that was not finite is None.
+        """
+        rows = {row["step"]: row for row in read_rows(self.files.metrics) if type(row.get("step")) is int}
+        return [rows[step] for step in sorted(rows)]
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Return the rows of the evaluations, in order; `gnomon.loop.evaluate.read_evaluations` has them typed."""
+        return [row for row in read_rows(self.files.evaluations) if type(row.get("step")) is int]
+
+    def findings(self) -> list[dict[str, Any]]:
+        """Return the rows of what the diagnosis found while the run was training; `Finding.of_row` reads one."""
+        return [row for row in read_rows(self.files.findings) if type(row.get("step")) is int]
+
+    def rollout_steps(self) -> list[int]:
+        """Return the steps whose rollouts are on disk, in order."""
+        return _steps(self.files.rollouts, r"step-(\d+)\.jsonl")
+
+    def rollouts(self, step: int) -> list[RecordedRollout]:
+        """Return the rollouts of a step; none where its file is missing or damaged."""
+        try:
+            return list(read_rollouts(self.files.rollouts / f"step-{step:06d}.jsonl"))
+        except DatasetError:
+            return []
+
+    def checkpoint_steps(self) -> list[int]:
+        """Return the steps that have a published checkpoint, in order."""
+        return _steps(self.files.checkpoints, r"step-(\d+)")
+
+    def steps(self) -> int:
+        """Return how many steps the experiment asks for, 0 where it does not say."""
+        asked = self.experiment().get("steps")
+        return asked if type(asked) is int else 0
+
+    def state(self) -> State:
+        """Return whether a process works on it now, else whether it reached its last step."""
+        if _is_locked(self.path / LOCK):
+            return "live"
+        done = self.metrics()
+        return "finished" if done and done[-1]["step"] >= self.steps() else "stopped"
+
+
+def column(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:
+    """Return (step, value) of each row that has a finite ``name``.
+
+    >>> column([{"step": 1, "a": 0.5}, {"step": 2, "a": None}, {"step": 3}], "a")
+    [(1, 0.5)]
+    """
+    return [(row["step"], float(row[name])) for row in rows if type(row.get(name)) in (int, float)]
+
+
+def _steps(folder: Path, pattern: str) -> list[int]:
+    if not folder.is_dir():
+        return []
+    return sorted(int(match[1]) for path in folder.iterdir() if (match := re.fullmatch(pattern, path.name)))
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether some process holds the lock; asked of the kernel with a shared lock that is given back at once."""
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
