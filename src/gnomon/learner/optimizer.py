@@ -97,6 +97,9 @@ class Optimizer:
             eps=plan.epsilon,
             fused=True,
         )
+        # Twice the weights: made by Adam in its first step, in the middle of the heap, they would part what is free.
+        for parameter in parameters:
+            self._adam.state[parameter] = _moments(parameter)
 
     def step(self, learning_rate: float) -> float:
         """Clip, update masters and module, and return the gradient's norm before clipping.
@@ -147,9 +150,9 @@ class Optimizer:
         steps = []
         for name, master in self.masters.parameters.items():
             tensors[f"master/{name}"] = master.detach().to("cpu", copy=True)
-            moments = self._adam.state.get(master)
-            steps.append(float(moments["step"]) if moments else 0.0)
-            if moments:
+            moments = self._adam.state[master]
+            steps.append(float(moments["step"]))
+            if steps[-1] > 0:
                 tensors[f"moment1/{name}"] = moments["exp_avg"].to("cpu", copy=True)
                 tensors[f"moment2/{name}"] = moments["exp_avg_sq"].to("cpu", copy=True)
         tensors["steps"] = torch.tensor(steps, dtype=torch.float32)
@@ -165,13 +168,11 @@ class Optimizer:
         with torch.no_grad():
             for (name, master), steps in zip(self.masters.parameters.items(), state.tensors["steps"], strict=True):
                 master.copy_(state.tensors[f"master/{name}"])
-                self._adam.state.pop(master, None)
-                if steps > 0:
-                    self._adam.state[master] = {
-                        "step": steps.clone().to(master.device),
-                        "exp_avg": state.tensors[f"moment1/{name}"].to(master.device, copy=True),
-                        "exp_avg_sq": state.tensors[f"moment2/{name}"].to(master.device, copy=True),
-                    }
+                moments = self._adam.state[master]
+                moments["step"].copy_(steps)
+                for key, number in (("exp_avg", 1), ("exp_avg_sq", 2)):
+                    saved = state.tensors.get(f"moment{number}/{name}")
+                    moments[key].zero_() if saved is None else moments[key].copy_(saved)
         self.masters.round_into_module()
 
     def check(self, state: State) -> None:
@@ -184,3 +185,9 @@ class Optimizer:
                 "the saved optimizer belongs to another model or another set of trained parameters; the first "
                 f"of {len(unlike)} differences: {unlike[0][0].removeprefix('master/')} {unlike[0][1]}"
             )
+
+
+def _moments(parameter: Tensor) -> dict[str, Tensor]:
+    """Return what Adam keeps of a parameter, before its first step."""
+    first, second = torch.zeros_like(parameter), torch.zeros_like(parameter)
+    return {"step": torch.zeros((), device=parameter.device), "exp_avg": first, "exp_avg_sq": second}
