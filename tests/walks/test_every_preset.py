@@ -63,6 +63,10 @@ def test_every_preset_learns_to_read_its_prompt(name: str, copying: Path, tmp_pa
     train_experiment(experiment, tmp_path / "run")
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     rewards = [row["rollout/reward_mean"] for row in rows]
+    for row in rows:
+        causes = {name: share for name, share in row.items() if name.startswith("waste/")}
+        assert sum(causes.values()) == pytest.approx(row["tokens/wasted_fraction"]), causes
+        assert min(causes.values()) >= 0, causes
 
     assert len(rewards) == STEPS
     assert fmean(rewards[:3]) < BLIND

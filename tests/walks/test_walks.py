@@ -95,6 +95,8 @@ def test_every_metric_of_the_contract_is_written(tmp_path: Path, algorithm: str)
     for row in rows:
         assert CONTRACT - set(row) == (set() if row["learner/updates"] else MEASURED_BY_UPDATES)
         assert "not_finite" not in row
+        causes = {name: share for name, share in row.items() if name.startswith("waste/")}
+        assert sum(causes.values()) == pytest.approx(row["tokens/wasted_fraction"]), causes
     assert any(row["learner/updates"] for row in rows)
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from gnomon.algorithms.algorithm import Loss
 from gnomon.errors import NotFiniteError
-from gnomon.metrics import Mean, Metrics, Sum
+from gnomon.metrics import Mean, Measure, Metrics, Sum
+from gnomon.models.logprobs import TokenScores
 from gnomon.types import Batch
 
 
@@ -42,10 +43,31 @@ class Work:
 
 @dataclass
 class LossTally:
-    """The losses of one optimizer step's cuts, added up: parts are sums, as the loss is."""
+    """The losses of one optimizer step's cuts, added up: parts are sums, as the loss is.
+
+    stopped: tokens with an advantage and without a gradient: a clip, a mask or a weight of 0 took it.
+    """
 
     parts: dict[str, float] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=Metrics)
+    stopped: int = 0
+
+    def backward(self, loss: Loss, scores: TokenScores, cut: Batch) -> None:
+        """Add one cut's loss, and its gradients to those of the weights.
+
+        Raises: NotFiniteError when the loss is not finite, with its parts; no gradient was added then.
+        """
+        self.add(loss)
+        felt = [scored for scored in (scores.logprobs, scores.entropy) if scored.requires_grad]
+        for scored in felt:
+            scored.retain_grad()
+        loss.total.backward()
+        assert cut.advantages is not None, "prepare comes first"
+        stopped = cut.mask & (cut.advantages != 0)
+        for scored in felt:
+            if scored.grad is not None:
+                stopped = stopped & (scored.grad == 0)
+        self.stopped += int(stopped.sum())
 
     def add(self, loss: Loss) -> None:
         """Add one cut's loss.
@@ -62,9 +84,13 @@ class LossTally:
             self.parts[name] = self.parts.get(name, 0.0) + part
         self.metrics += loss.metrics
 
-    def take(self) -> Metrics:
-        """Return ``loss/NAME`` for each part, one sample an optimizer step, and the pieces' own metrics."""
-        return Metrics.of({f"loss/{name}": Mean(part, 1) for name, part in self.parts.items()}) + self.metrics
+    def take(self, trained: int) -> Metrics:
+        """Return ``loss/NAME`` for each part, one sample an optimizer step, and the pieces' own metrics.
+
+        loss/stopped_token_fraction: of the ``trained`` tokens of the whole minibatch, rows without a gradient included.
+        """
+        parts: dict[str, Measure] = {f"loss/{name}": Mean(part, 1) for name, part in self.parts.items()}
+        return Metrics.of(parts | {"loss/stopped_token_fraction": Mean(self.stopped, trained)}) + self.metrics
 
 
 def _listed(parts: Mapping[str, float]) -> str:

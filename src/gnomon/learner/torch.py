@@ -271,7 +271,7 @@ class TorchLearner:
         if self._average is not None:
             self._average.follow(self._optimizer.masters.parameters)
         measured = Metrics.of({"learner/gradient_norm": Mean(norm, 1)})
-        return tally.take() + metrics + measured + self._passes.work.take()
+        return tally.take(int(minibatch.mask.sum())) + metrics + measured + self._passes.work.take()
 
     def _statistics(self, minibatch: Batch, algorithm: Algorithm, live: Tensor, is_current: bool) -> Statistics:
         """Return the statistics that the step's loss reads, before its first cut: its own, or those of the last one.
@@ -308,9 +308,8 @@ class TorchLearner:
                 if algorithm.scope == "lagged":
                     self._lag.add(algorithm.statistics(scores.logprobs, cut))
                 loss = algorithm.loss(scores.logprobs, scores.entropy, cut, statistics)
-                tally.add(loss)
+                tally.backward(loss, scores, cut)
                 tally.metrics += measure_routing(scores, cut)
-                loss.total.backward()
                 reach("backward")
 
     def _fit(self, minibatch: Batch, algorithm: Algorithm, step: int | None, one_sided: bool) -> Metrics:

@@ -5,11 +5,12 @@ from gnomon.failpoints import reach
 from gnomon.loop.laps import Laps
 from gnomon.loop.run import Run
 from gnomon.rollouts.collate import collate
-from gnomon.rollouts.measure import measure_round, measure_trained
+from gnomon.rollouts.measure import measure_round
+from gnomon.rollouts.waste import measure_waste
 
 
 async def train(run: Run) -> None:
-    """Walk the data once per step until ``run.steps`` are done, from wherever the learner stands.
+    """Walk the data once per step until ``run.steps`` are done or the budget is spent, from where the learner stands.
 
     A baseline is read before its tracker observes, so it never contains the reward that it is subtracted from.
     Raises: RunError when the run cannot go on; Stopped after a checkpoint, when it was asked to stop.
@@ -19,7 +20,7 @@ async def train(run: Run) -> None:
 
     async with run.stream as stream:
         await run.begin()
-        for step in range(learner.version, run.steps):
+        for step in run.steps_left():
             laps.start()
             finished = await stream.take()
             laps.mark("generate")
@@ -37,13 +38,14 @@ async def train(run: Run) -> None:
                 learned = measure_round(finished, learner.version) + trusted + mismatch + taught
                 reach("advantages")
                 batch = lesson.check(algorithm.prepare(batch), finished.groups)
-                learned += measure_advantages(algorithm, batch) + measure_trained(finished, batch)
+                learned += measure_advantages(algorithm, batch)
 
                 updates = [
                     await learner.update(minibatch, algorithm, step)
                     for minibatch in algorithm.minibatches(batch, run.shuffle_seed(step))
                 ]
                 learned = sum(updates, learned) + await run.valuing.after(batch, step)
+                learned += measure_waste(finished, batch, learned)
                 metrics = sum(await run.imitation.practice(step + 1), learned)
             laps.mark("update")
 
@@ -56,5 +58,6 @@ async def train(run: Run) -> None:
                 metrics += await run.tracking.observe(finished.groups, updates)
             laps.mark("track")
 
-            run.journal.write(step + 1, metrics + laps.metrics(finished.watch), finished, batch)
+            metrics += laps.metrics(finished.watch)
+            run.journal.write(step + 1, metrics + run.meter.count(metrics), finished, batch)
             await run.maintain(step + 1)

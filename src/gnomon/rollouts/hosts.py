@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from gnomon.errors import ConfigError, EngineError, RewardError
+from gnomon.progress import working
 from gnomon.tasks.environment import EnvironmentPlan
 from gnomon.types import EndedBy
 from gnomon.verifiers.nursery import Limits, Nursery, Program
@@ -91,7 +92,8 @@ class Hosts:
 
     async def __aenter__(self) -> Self:
         try:
-            await self._staff.open()
+            with working("starting environments"):
+                await self._staff.open()
         except RewardError as error:
             await self._staff.close()
             raise ConfigError(str(error)) from error
@@ -143,11 +145,12 @@ def describe(plan: EnvironmentPlan) -> tuple[dict[str, Any], ...]:
     """
     nursery = _nursery(plan)
     try:
-        nursery.open()
-        _, connection = nursery.fork()
-        with connection:
-            connection.settimeout(Limits().start_seconds)
-            return _described(Channel(connection), plan)
+        with working(f"trying the environment {plan.names}"):
+            nursery.open()
+            _, connection = nursery.fork()
+            with connection:
+                connection.settimeout(Limits().start_seconds)
+                return _described(Channel(connection), plan)
     except (RewardError, OSError, EOFError) as error:
         raise ConfigError(str(error)) from error
     finally:

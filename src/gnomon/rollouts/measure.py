@@ -8,7 +8,7 @@ import torch
 from gnomon.metrics import Last, Max, Mean, Measure, Metrics, Sum
 from gnomon.rollouts.measure_turns import measure_turns
 from gnomon.rollouts.stream import Round
-from gnomon.types import Batch, Group, Rollout
+from gnomon.types import Group, Rollout
 
 
 def measure_round(finished: Round, version: int) -> Metrics:
@@ -17,10 +17,10 @@ def measure_round(finished: Round, version: int) -> Metrics:
     version: of the weights about to be trained; staleness is counted in steps from the oldest token of a rollout.
     """
     groups = finished.generated
-    rollouts = _rollouts(groups)
+    rollouts = rollouts_of(groups)
     graded = [r.grade.reward for r in rollouts if r.grade.reward is not None]
     count = len(rollouts)
-    stale = [version - r.oldest_version for r in _rollouts(finished.groups)]
+    stale = [version - r.oldest_version for r in rollouts_of(finished.groups)]
     measures: dict[str, Measure] = {
         "rollout/reward_mean": Mean(sum(graded), len(graded)),
         "rollout/reward_std": Mean(statistics.pstdev(graded) if graded else 0.0, 1),
@@ -34,7 +34,7 @@ def measure_round(finished: Round, version: int) -> Metrics:
         "rollout/discarded_groups": Sum(len(finished.dropped)),
         "stream/staleness_steps_mean": Mean(sum(stale), len(stale)),
         "stream/staleness_steps_max": Max(max(stale, default=0)),
-        "tokens/generated": Sum(_tokens(rollouts)),
+        "tokens/generated": Sum(tokens_of(rollouts)),
     }
     for name in sorted({name for r in rollouts for name in r.grade.parts}):
         parts = [r.grade.parts[name] for r in rollouts if name in r.grade.parts]
@@ -49,8 +49,8 @@ def measure_stream(finished: Round) -> Metrics:
     stale: withdrawn unfinished. failed: in a group that is trained on, but without a reward. A group's cause goes
     before that of its rollouts, so with the trained ones they are all that were asked and are no longer pending.
     """
-    counts = {name: sum(len(g.rollouts) for g in groups) for name, groups in _causes(finished).items()}
-    counts |= {"stale": finished.stale, "failed": len(_failed(finished))}
+    counts = {name: sum(len(g.rollouts) for g in groups) for name, groups in untrained(finished).items()}
+    counts |= {"stale": finished.stale, "failed": len(failed(finished))}
     measures: dict[str, Measure] = {f"stream/{name}_rollouts": Sum(count) for name, count in counts.items()}
     measures |= {
         "time/wait_seconds": Mean(finished.wait_seconds, 1),
@@ -61,41 +61,23 @@ def measure_stream(finished: Round) -> Metrics:
     return Metrics.of(measures)
 
 
-def measure_trained(finished: Round, batch: Batch) -> Metrics:
-    """Return how many of the generated tokens have a gradient, on the prepared batch, and what became of the others.
-
-    Each generated token is one of: trained; idle, in a trained group but masked or of an advantage of exactly zero;
-    failed, refused, surplus or distrusted, as in `measure_stream`. What an engine generated for a rollout that was
-    withdrawn is not known, and is in none of them.
-    """
-    assert batch.advantages is not None, "prepare comes first"
-    trained = int(((batch.advantages != 0) & batch.mask).sum())
-    wasted = {name: _tokens(_rollouts(groups)) for name, groups in _causes(finished).items()}
-    wasted["failed"] = _tokens(_failed(finished))
-    wasted["idle"] = _tokens(_rollouts(finished.groups)) - wasted["failed"] - trained
-    generated = trained + sum(wasted.values())
-    measures: dict[str, Measure] = {f"tokens/{name}": Sum(count) for name, count in wasted.items()}
-    measures |= {
-        "tokens/trained": Sum(trained),
-        "tokens/wasted_fraction": Mean(generated - trained, generated),
-    }
-    return Metrics.of(measures)
-
-
-def _causes(finished: Round) -> dict[str, tuple[Group, ...]]:
+def untrained(finished: Round) -> dict[str, tuple[Group, ...]]:
     """Return the groups that were finished and are not trained on, by cause."""
     return {"refused": finished.dropped, "surplus": finished.surplus, "distrusted": finished.distrusted}
 
 
-def _failed(finished: Round) -> list[Rollout]:
-    return [r for r in _rollouts(finished.groups) if r.grade.error is not None]
+def failed(finished: Round) -> list[Rollout]:
+    """Return the rollouts of trained groups that have no reward."""
+    return [r for r in rollouts_of(finished.groups) if r.grade.error is not None]
 
 
-def _tokens(rollouts: Sequence[Rollout]) -> int:
+def tokens_of(rollouts: Sequence[Rollout]) -> int:
+    """Return how many tokens the policy chose."""
     return sum(sum(r.mask) for r in rollouts)
 
 
-def _rollouts(groups: Sequence[Group]) -> list[Rollout]:
+def rollouts_of(groups: Sequence[Group]) -> list[Rollout]:
+    """Return the rollouts of all groups, in order."""
     return [r for g in groups for r in g.rollouts]
 
 

@@ -17,6 +17,7 @@ from typing import Literal, Self
 from gnomon.curriculum.base import Curriculum
 from gnomon.errors import ConfigError
 from gnomon.failpoints import reach
+from gnomon.progress import working
 from gnomon.rollouts.rollout import Asker, Stopwatch
 from gnomon.rollouts.slots import Slot, choose, round_of_draws
 from gnomon.tasks.base import TaskSet
@@ -116,9 +117,14 @@ class RolloutStream:
         self._clock += 1
         self._fill()
         began = time.perf_counter()
-        while (chosen := self._choose()) is None:
-            self._changed.clear()
-            await self._changed.wait()
+        with working("answering", self.prompts_per_step, is_brief=True) as steps:
+            answered = 0
+            while (chosen := self._choose()) is None:
+                ready = min(sum(slot.is_ready for slot in self._slots), self.prompts_per_step)
+                steps.advance(ready - answered)
+                answered = ready
+                self._changed.clear()
+                await self._changed.wait()
         waited = time.perf_counter() - began
         expired = self._expired(chosen)
         gone = {*chosen, *expired}

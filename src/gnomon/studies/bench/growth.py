@@ -27,9 +27,10 @@ from gnomon.models.tiny import TinyConfig, tiny_model
 from gnomon.records.batches import BatchLog
 from gnomon.records.jsonl import JsonlSink
 from gnomon.records.rollouts import RolloutLog
-from gnomon.rollouts.measure import measure_round, measure_trained
+from gnomon.rollouts.measure import measure_round
 from gnomon.rollouts.rollout import Stopwatch
 from gnomon.rollouts.stream import Round
+from gnomon.rollouts.waste import measure_waste
 from gnomon.studies.bench.materials import Shape, Trainer, make_batch, make_groups
 from gnomon.studies.bench.report import Measure, Result
 from gnomon.studies.bench.sizes import Size
@@ -179,7 +180,7 @@ def _answer(engine: LocalEngine, prompt: int, answers: int, tokens: int) -> None
 
 def _measured(algorithm: Algorithm, finished: Round, prepared: Batch) -> Metrics:
     measured = measure_round(finished, 0) + measure_advantages(algorithm, prepared)
-    return measured + measure_trained(finished, prepared)
+    return measured + measure_waste(finished, prepared, Metrics())
 
 
 def _updates(name: str, shapes: Mapping[str, Shape], size: Size, repeats: int) -> Result:
