@@ -2,8 +2,10 @@
 
 import io
 import re
+import time
 from typing import Any
 
+import pyte
 import pytest
 
 from gnomon.records.console import Console, duration
@@ -150,3 +152,58 @@ def test_markup_in_a_message_is_text(monkeypatch: pytest.MonkeyPatch):
 def test_durations_round_before_they_are_split(seconds: float, text: str):
     """59.6 seconds are a minute, not 60 seconds."""
     assert duration(seconds) == text
+
+
+def test_sizes_are_counted_in_their_unit():
+    """Half of 2 GiB in 30 s: 1.0 of 2.0 GiB, 30 s left."""
+    console, stream, clock = plain()
+    with console.phase("copying", 2 << 30, "bytes") as phase:
+        clock.now += 30.0
+        phase.advance(1 << 30)
+        clock.now += 30.0
+
+    assert stream.getvalue().splitlines() == ["copying  1.0/2.0 GiB  30s left  (30s)", "copying: 1m 00s"]
+
+
+@pytest.mark.parametrize("term", ["dumb", "xterm"])
+def test_what_a_message_would_do_to_a_terminal_is_written_out(term: str, monkeypatch: pytest.MonkeyPatch):
+    """An error that a user's tool raised, a model's name: no escape of theirs is obeyed, live or plain."""
+    monkeypatch.setenv("TERM", term)
+    stream = Terminal()
+    with Console(steps=2, stream=stream) as console, console.phase("loading a\x1b]0;title\x07b"):
+        console.warn("it said \x1b[2J and \u202emore")
+    shown = stream.getvalue()
+
+    assert "it said \\x1b[2J and \\u202emore" in shown
+    assert "\x1b]0;" not in shown
+    assert "\x1b[2J" not in shown
+
+
+def test_what_is_being_done_stands_below_the_line_of_steps(monkeypatch: pytest.MonkeyPatch):
+    """On a terminal two lines: the steps, and the open phases, the outer one first, without those of a moment."""
+    monkeypatch.setenv("TERM", "xterm")
+    stream, clock = Terminal(), Clock()
+    with Console(steps=9, stream=stream, clock=clock) as console:
+        console.step(3, VALUES)
+        with console.phase("evaluating", 20), console.phase("verifying"):
+            clock.now += 1
+            with console.phase("a moment"):
+                console.close()
+    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue()).splitlines()]
+
+    assert any(line.startswith("step 3/9  reward 0.432") for line in lines)
+    assert "evaluating  0/20  (1s)  ·  verifying  (1s)" in lines
+
+
+def test_a_terminal_is_left_clean_when_there_were_no_steps(monkeypatch: pytest.MonkeyPatch):
+    """A phase of a moment before a result: nothing of it stays, not even an empty line."""
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    with Console(stream=stream) as console, console.phase("loading libraries", is_brief=True):
+        time.sleep(0.9)
+    screen = pyte.Screen(80, 5)
+    pyte.Stream(screen).feed(stream.getvalue().replace("\n", "\r\n"))
+
+    assert "loading libraries" in stream.getvalue()
+    assert "".join(screen.display).strip() == ""
+    assert (screen.cursor.y, screen.cursor.x) == (0, 0)

@@ -69,7 +69,7 @@ def test_a_line_says_what_a_person_wants_to_know(tmp_path: Path):
 
     assert row == {
         "step": 1, "group": 0, "kept": True, "question": "1 + 1 = ?", "task_id": "t1", "text": "2",
-        "reward": None, "error": "no answer", "parts": {}, "stop": "stop", "oldest_version": 4,
+        "reward": None, "error": "no answer", "parts": {}, "answer": None, "stop": "stop", "oldest_version": 4,
         "newest_version": 4, "prompt": [1, 2], "response": [3], "logprobs": [-0.5],
     }  # fmt: skip
 

@@ -1,7 +1,7 @@
 import json
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +15,13 @@ from gnomon.tasks.build import (
     TaskConfig,
     WeightedTask,
     build,
+    build_held_out,
     build_split,
     check_context,
     named,
+    named_held_out,
 )
-from gnomon.tasks.reasoning import ReasoningGymTask
+from gnomon.tasks.reasoning import ReasoningGymTask, generators
 from gnomon.tasks.split import HeldOut
 from gnomon.tasks.table import TableTask
 from gnomon.types import Message
@@ -91,6 +93,28 @@ def test_a_space_too_small_to_hold_out_is_refused() -> None:
         build_split(ArithmeticTask(highest=9), HeldOut(), as_bytes)
     with pytest.raises(ConfigError, match="have the same seed 5"):
         build_split(ArithmeticTask(seed=5, highest=99), HeldOut(seed=5), as_bytes)
+
+
+def test_evaluated_alone_a_small_space_is_asked_whole() -> None:
+    """0 to 2 plus 0 to 2 are 9 sums: all of them, where 200 are asked for, each once; a mixture asks its size."""
+    tasks = build_held_out(ArithmeticTask(highest=2), HeldOut(), as_bytes)
+    mixed = MixtureTask((WeightedTask(WIDE), WeightedTask(ArithmeticTask(highest=99))), size=40)
+
+    assert len(tasks) == len(set(texts(tasks))) == 9
+    assert len(build_held_out(mixed, HeldOut(size=20), as_bytes)) == 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", generators())
+def test_every_generator_is_a_held_out_set_by_name(name: str) -> None:
+    """Three different questions of the held-out seed; none is among ten of the seed that training has by default."""
+    tasks = build_held_out(named(name), HeldOut(size=3), as_bytes)
+    asked = build(replace(named_held_out(name), size=3), as_bytes)
+    trained = build(replace(ReasoningGymTask(name), size=10), as_bytes)
+
+    assert 1 <= len(tasks) <= 3
+    assert tasks[0].id == asked[0].id
+    assert not set(texts(tasks)) & set(texts(trained))
 
 
 def test_a_table_is_split_by_content(tmp_path: Path) -> None:

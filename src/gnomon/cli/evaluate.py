@@ -1,24 +1,166 @@
-"""``gnomon evaluate MODEL_OR_RUN [--task NAME] [--samples K]``: held-out scores with 95% intervals."""
+"""``gnomon evaluate MODEL_OR_RUN [MODEL_OR_RUN_B] [--task NAME] [--samples K]``: held-out scores, and what differs.
+
+Two models, or two checkpoints of a run, are asked the same prompts with the same draws and compared prompt by prompt.
+"""
 
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gnomon.errors import ConfigError, RunDirectoryError
+from gnomon.progress import working
+
+if TYPE_CHECKING:
+    from gnomon.examination import Candidate
+    from gnomon.loop.evaluate import Evaluation
+    from gnomon.statistics import Difference
+
+_TRUNCATED = 0.1
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Evaluate a model or a run; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="gnomon evaluate", description=__doc__)
-    parser.add_argument("model", help="a run directory (its newest checkpoint), a model folder or a model name")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="such as sampling.temperature=0.6")
-    parser.add_argument("--task", help="a built-in task, a reasoning-gym generator or a dataset (default: the run's)")
-    parser.add_argument("--samples", type=int, default=1, help="answers a prompt: the k of avg@k, pass@k and maj@k")
-    parser.add_argument("--prompts", type=int, default=200, help="held-out prompts, when --task is given")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    given = parser.parse_intermixed_args(arguments)
+    """Evaluate one or two models or runs; returns the exit code."""
+    given = _parser().parse_intermixed_args(arguments)
+    others = [text for text in (given.second, *given.overrides) if text is not None]
+    overrides = tuple(text for text in others if "=" in text and not Path(text).exists())
 
-    from gnomon.cli.results import table
-    from gnomon.launch import evaluate
+    with working("loading libraries", is_brief=True):
+        from gnomon.cli.results import table
+        from gnomon.examination import Exam
+        from gnomon.launch import evaluate_each
 
-    found = evaluate(given.model, given.task, given.samples, given.prompts, given.overrides)
-    print(json.dumps(found.as_row()) if given.json else "\n".join(table([found])))
+    candidates = _candidates([given.model, *(text for text in others if text not in overrides)], given.checkpoint)
+    _check_out(given.out)
+    exam = Exam(given.task, given.samples, given.prompts, overrides)
+    found = evaluate_each(candidates, exam)
+    names = [_name(c, e, len(candidates)) for c, e in zip(candidates, found, strict=True)]
+    if given.out is not None:
+        _write(given.out, names, found)
+    differences = _differences(found)
+    if given.json:
+        print(json.dumps(_row(names, found, differences)))
+        return 0
+    lines = [*table(found, names), *_advice(found)]
+    if differences:
+        lines += ["", f"{next(iter(found[0].scores))}: {differences['avg'].words}"]
+    print("\n".join(lines))
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gnomon evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", help="a run directory (its newest checkpoint), a model folder or a model name")
+    parser.add_argument("second", nargs="?", help="another one, to be compared with the first")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="such as sampling.temperature=0.6")
+    parser.add_argument(
+        "--task",
+        metavar="NAME",
+        help="a built-in task, a reasoning-gym generator, a file, gsm8k, math-500, aime-24, aime-25 or beyond-aime "
+        "(NAME=FILE for a local copy); default: the run's own",
+    )
+    parser.add_argument(
+        "--samples", type=int, default=1, metavar="K", help="answers a prompt: the k of avg@k, pass@k and maj@k"
+    )
+    parser.add_argument(
+        "--prompts",
+        type=int,
+        metavar="N",
+        help="held-out prompts, when --task is given (default: 200, the whole of a benchmark)",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        action="append",
+        type=_checkpoint,
+        metavar="STEP",
+        help="of a run: a number of steps (0: before training), best or newest; given twice, the two are compared",
+    )
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write how each prompt was answered, a file a model")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    return parser
+
+
+def _checkpoint(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
+def _candidates(models: Sequence[str], checkpoints: Sequence[int | str] | None) -> list["Candidate"]:
+    """Return what is evaluated: one or two models, or two checkpoints of one run."""
+    from gnomon.examination import NEWEST, Candidate
+
+    given = list(checkpoints or [])
+    if len(models) > 2 or len(given) > 2:
+        raise ConfigError(f"two are compared at most, got {', '.join(map(str, given if len(given) > 2 else models))}")
+    if len(models) == 1:
+        return [Candidate(models[0], each) for each in given or [NEWEST]]
+    if len(given) == 2:
+        return [Candidate(model, each) for model, each in zip(models, given, strict=True)]
+    plain = [Candidate(model) for model in models]
+    if given and not any(c.is_run for c in plain):
+        raise ConfigError(f"neither {models[0]} nor {models[1]} is a run, so there is no checkpoint {given[0]}")
+    return [Candidate(c.model, given[0]) if given and c.is_run else c for c in plain]
+
+
+def _name(candidate: "Candidate", evaluation: "Evaluation", count: int) -> str:
+    """Return how a column is headed."""
+    if count == 1:
+        return f"after step {evaluation.step}" if candidate.is_run else "the model"
+    short = Path(candidate.model).name or str(candidate.model)
+    return f"{short}, step {evaluation.step}" if candidate.is_run else short
+
+
+def _differences(found: Sequence["Evaluation"]) -> dict[str, "Difference"]:
+    """Return the paired differences by measure; none of a single evaluation."""
+    if len(found) < 2:
+        return {}
+    from gnomon.studies.paired import compare
+
+    first, second = found
+    curves = [*(f"pass@{k}" for k in first.pass_at), *(f"maj@{k}" for k in first.maj_at)]
+    measures = ["avg", *(name for name in curves if name in second.intervals), "tokens", "truncated"]
+    return {name: compare(first.answered, second.answered, name) for name in measures}
+
+
+def _row(names: Sequence[str], found: Sequence["Evaluation"], differences: dict[str, "Difference"]) -> dict[str, Any]:
+    if not differences:
+        return found[0].as_row()
+    rows = {
+        measure: {
+            **asdict(d),
+            "is_noise": d.is_noise,
+            "prompts_needed": d.prompts_needed,
+            "detectable": d.detectable,
+            "words": d.words,
+        }
+        for measure, d in differences.items()
+    }
+    return {"evaluations": [{"name": n, **e.as_row()} for n, e in zip(names, found, strict=True)], "differences": rows}
+
+
+def _advice(found: Sequence["Evaluation"]) -> list[str]:
+    """Return a line where so many answers were cut off that scores say more about the budget than about the model."""
+    most = max(e.truncated_fraction for e in found)
+    if most <= _TRUNCATED:
+        return []
+    return [f"{most:.0%} of answers were cut off at their budget; sampling.max_completion_length=N gives them more"]
+
+
+def _check_out(folder: Path | None) -> None:
+    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunDirectoryError(f"{folder} exists and is not empty; name a new folder with --out")
+
+
+def _write(folder: Path, names: Sequence[str], found: Sequence["Evaluation"]) -> None:
+    from gnomon.studies.paired import write_answered
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, (name, evaluation) in enumerate(zip(names, found, strict=True), start=1):
+            slug = "".join(c if c.isalnum() or c in ".-" else "-" for c in name).strip("-.")
+            write_answered(folder / f"{number}-{slug}.jsonl", evaluation.answered)
+    except OSError as error:
+        raise RunDirectoryError(f"{folder} cannot be written: {error.strerror}; name another with --out") from error

@@ -3,13 +3,14 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from gnomon.records.answers import Answered
 from gnomon.records.jsonl import read_rows
 from gnomon.rollouts.rollout import Asker, Stopwatch
-from gnomon.statistics import maj_at_k, mean_interval, pass_at_k
+from gnomon.statistics import mean_interval
 from gnomon.tasks.base import TaskSet
 from gnomon.types import Group, Rollout
 
@@ -33,10 +34,13 @@ class Evaluation:
     """What held-out prompts say of one set of weights.
 
     scores: each part of the grade by name, the first among the samples with each other ("answer given format"), and
-        ``reward``: a mean over prompts of the mean over their samples; the interval is Wilson's for one 0-or-1 sample
-        a prompt, else a bootstrap over prompts.
-    pass_at, maj_at: k to value, of the first part, when its scores are 0 or 1.
+        ``reward``: a mean over prompts of the mean over their samples, that is avg@k; the interval is Wilson's for one
+        0-or-1 sample a prompt, else a bootstrap over prompts.
+    pass_at, maj_at: k to value, of the first part, when its scores are 0 or 1: means over prompts of `pass_at_k` and
+        `maj_at_k`. Answers vote in the canonical form of the first reward's verifier.
+    intervals: the 95% intervals of what is no score: "pass@2", "maj@4", "tokens", "truncated".
     errors: samples that could not be graded; they are in no score.
+    answered: how each prompt was answered, what evaluations are paired by; in a file of its own, not in the row.
     """
 
     step: int
@@ -50,6 +54,8 @@ class Evaluation:
     truncated_fraction: float
     errors: int
     seconds: float
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    answered: tuple[Answered, ...] = ()
 
     @property
     def headline(self) -> Score:
@@ -58,7 +64,9 @@ class Evaluation:
 
     def as_row(self) -> dict[str, Any]:
         """Return one JSON object for ``evaluations.jsonl``."""
-        return asdict(self)
+        row = asdict(replace(self, answered=()))
+        del row["answered"]
+        return row
 
 
 def read_evaluations(path: Path) -> tuple[Evaluation, ...]:
@@ -69,11 +77,13 @@ def read_evaluations(path: Path) -> tuple[Evaluation, ...]:
 def _evaluation(row: Mapping[str, Any]) -> Evaluation | None:
     try:
         scores = {name: Score(**score) for name, score in row["scores"].items()}
-        found = Evaluation(**{**row, "scores": scores})
+        intervals = {name: (low, high) for name, (low, high) in row.get("intervals", {}).items()}
+        found = Evaluation(**{**row, "scores": scores, "intervals": intervals, "answered": ()})
         numbers = [*found.pass_at.values(), *found.maj_at.values(), *(v for s in scores.values() for v in astuple(s))]
-    except (TypeError, KeyError, AttributeError):
+    except (TypeError, KeyError, AttributeError, ValueError):
         return None
     numbers += [found.length_tokens_mean, found.truncated_fraction, found.seconds]
+    numbers += [end for interval in intervals.values() for end in interval]
     counts = [found.step, found.prompts, found.samples, found.errors]
     are_numbers = all(type(n) in (int, float) for n in numbers) and all(type(n) is int for n in counts)
     return found if scores and are_numbers and isinstance(found.task, str) else None
@@ -113,18 +123,22 @@ def summarize(groups: Sequence[Group], step: int, task: str, samples: int) -> Ev
     scores = {name: _score(values) for name, values in parts.items()}
     scores |= _given(graded, names)
     scores["reward"] = _score([[r.grade.reward or 0.0 for r in g] for g in graded])
+    answered = tuple(Answered.of(group, next(iter(names), "")) for group in groups)
+    curves = _curves(answered, samples)
     return Evaluation(
         step=step,
         task=task,
         prompts=len(groups),
         samples=samples,
         scores=scores,
-        pass_at=_pass_at(graded, names, samples),
-        maj_at=_maj_at(graded, names, samples),
+        pass_at={name.removeprefix("pass@"): s.mean for name, s in curves.items() if name.startswith("pass@")},
+        maj_at={name.removeprefix("maj@"): s.mean for name, s in curves.items() if name.startswith("maj@")},
         length_tokens_mean=sum(len(r.response) for r in rollouts) / count,
         truncated_fraction=sum(r.is_truncated for r in rollouts) / count,
         errors=sum(r.grade.error is not None for r in rollouts),
         seconds=0.0,
+        intervals={name: (s.low, s.high) for name, s in curves.items()},
+        answered=answered,
     )
 
 
@@ -141,38 +155,31 @@ def _given(graded: Sequence[Sequence[Rollout]], names: Sequence[str]) -> dict[st
 
 def _score(values: Sequence[Sequence[float]]) -> Score:
     means = [sum(v) / len(v) for v in values if v]
-    if not means:
-        return Score(0.0, 0.0, 1.0)
-    interval = mean_interval(means)
-    return Score(sum(means) / len(means), interval.low, interval.high)
+    return _mean(means) if means else Score(0.0, 0.0, 1.0)
 
 
-def _pass_at(graded: Sequence[Sequence[Rollout]], names: Sequence[str], samples: int) -> dict[str, float]:
-    rows = _binary(graded, names)
-    ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k <= samples]
-    return {
-        str(k): sum(pass_at_k(len(row), sum(row), k) for row in rows if len(row) >= k) / len(rows)
-        for k in ks
-        if rows and all(len(row) >= k for row in rows)
-    }
+def _mean(values: Sequence[float]) -> Score:
+    interval = mean_interval(values)
+    return Score(sum(values) / len(values), interval.low, interval.high)
 
 
-def _maj_at(graded: Sequence[Sequence[Rollout]], names: Sequence[str], samples: int) -> dict[str, float]:
-    """Score the commonest text; a tie shares the credit."""
-    rows = _binary(graded, names)
-    if not rows or samples < 2:
-        return {}
-    return {
-        str(samples): sum(maj_at_k([r.text.strip() for r in g], row) for g, row in zip(graded, rows, strict=True))
-        / len(rows)
-    }
+def _curves(answered: Sequence[Answered], samples: int) -> dict[str, Score]:
+    """Return pass@k and maj@k for the powers of two up to ``samples``, and for it; length and truncation.
 
-
-def _binary(graded: Sequence[Sequence[Rollout]], names: Sequence[str]) -> list[list[int]]:
-    """Return the first part's scores of each prompt, or nothing when they are not all 0 or 1."""
-    if not names:
-        return []
-    rows = [[r.grade.parts.get(names[0], 0.0) for r in g] for g in graded]
-    if any(value not in (0.0, 1.0) for row in rows for value in row):
-        return []
-    return [[int(value) for value in row] for row in rows]
+    A curve is over the same prompts at every k: those with any graded sample. Where one of these has too few, or scores
+    are not 0 or 1, there is no pass@k and no maj@k.
+    """
+    found: dict[str, Score] = {}
+    rows = [row for row in answered if row.scores]
+    ks = sorted({k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k <= samples} | {samples})
+    names = [f"pass@{k}" for k in ks] + [f"maj@{k}" for k in ks if k > 1]
+    for name in names if all(row.is_binary for row in rows) else ():
+        values = [row.measure(name) for row in rows]
+        known = [value for value in values if value is not None]
+        if known and len(known) == len(rows):
+            found[name] = _mean(known)
+    for name in ("tokens", "truncated"):
+        known = [value for row in answered if (value := row.measure(name)) is not None]
+        if known:
+            found[name] = _mean(known)
+    return found

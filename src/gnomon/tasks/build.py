@@ -6,17 +6,21 @@ from types import MappingProxyType
 from typing import Literal
 
 from gnomon.errors import ConfigError, DatasetError, unknown
+from gnomon.progress import counted
 from gnomon.tasks.arithmetic import ArithmeticTask
 from gnomon.tasks.base import Renderer, TaskSet
+from gnomon.tasks.benchmarks import BENCHMARKS, BenchmarkTask, benchmark_named
+from gnomon.tasks.contamination import Overlap, overlap
 from gnomon.tasks.mixture import Mixture, schedule
 from gnomon.tasks.question import Question, QuestionSet, Rendered
 from gnomon.tasks.reasoning import ReasoningGymTask, generators
 from gnomon.tasks.sources import is_file_name
-from gnomon.tasks.split import Filtered, HeldOut, by_content, check_disjoint, disjoint, first, unique
+from gnomon.tasks.split import RESERVED, Filtered, HeldOut, by_content, check_disjoint, disjoint, first, unique
 from gnomon.tasks.table import TableTask
 
 _Sides = tuple[QuestionSet, Filtered[Question]]
 SingleTask = ArithmeticTask | ReasoningGymTask | TableTask
+_Generated = ArithmeticTask | ReasoningGymTask
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ class MixtureTask:
         return Mixture([(p.weight, s) for p, s in zip(self.parts, sets, strict=True)], size, self.seed)
 
 
-TaskConfig = ArithmeticTask | ReasoningGymTask | TableTask | MixtureTask
+TaskConfig = ArithmeticTask | ReasoningGymTask | TableTask | MixtureTask | BenchmarkTask
 
 NAMED: Mapping[str, TaskConfig] = MappingProxyType({"arithmetic": ArithmeticTask()})
 
@@ -83,19 +87,21 @@ NAMED: Mapping[str, TaskConfig] = MappingProxyType({"arithmetic": ArithmeticTask
 class Split:
     """What is trained on and what is only evaluated on; no question is in both.
 
-    dropped: training tasks given up because their question is held out.
+    dropped: training tasks given up because their question is held out. overlap: what the rest still has in common.
     """
 
     train: TaskSet
     held_out: TaskSet
     dropped: int
+    overlap: Overlap = Overlap()
 
 
 def named(name: str) -> TaskConfig:
     """Return the task that a command line means by ``name``.
 
-    A name in `NAMED`; a file ending in .jsonl, .json or .parquet; a reasoning-gym generator, with or without
-    ``reasoning_gym/`` in front; else, with a slash, a folder or a dataset on the hub.
+    A name in `NAMED`; a benchmark (`benchmarks.benchmark_named`); a file ending in .jsonl, .json or .parquet; a
+    reasoning-gym generator, with or without ``reasoning_gym/`` in front; else, with a slash, a folder or a dataset on
+    the hub.
     Raises: ConfigError naming the nearest known name.
 
     >>> named("held_out.jsonl").kind
@@ -103,6 +109,9 @@ def named(name: str) -> TaskConfig:
     """
     if name in NAMED:
         return NAMED[name]
+    benchmark = benchmark_named(name)
+    if benchmark is not None:
+        return benchmark
     if is_file_name(name):
         return TableTask(name)
     generator = name.removeprefix("reasoning_gym/")
@@ -111,7 +120,18 @@ def named(name: str) -> TaskConfig:
     known = generators()
     if generator in known:
         return ReasoningGymTask(generator)
-    raise ConfigError(unknown("task", name, [*NAMED, *known]) + "; or a file ending in .jsonl, .json or .parquet")
+    names = [*NAMED, *BENCHMARKS, *known]
+    raise ConfigError(unknown("task", name, names) + "; or a file ending in .jsonl, .json or .parquet")
+
+
+def named_held_out(name: str) -> TaskConfig:
+    """Return the task that ``name`` means as something to evaluate on: a generator with a reserved seed.
+
+    >>> named_held_out("chain_sum").seed == HeldOut().seed
+    True
+    """
+    config = named(name)
+    return replace(config, seed=HeldOut().seed) if isinstance(config, _Generated) else config
 
 
 def build(config: TaskConfig, renderer: Renderer) -> TaskSet:
@@ -127,8 +147,10 @@ def build_split(
     evaluation: where the held-out questions come from (its first ``held_out.size`` different ones, or all
     when it has fewer); None takes them from ``config`` itself: a generator makes others from another seed, a
     table is split by content, a mixture splits each part.
-    Raises: ConfigError when there are too few different questions to hold out, or none left to train on.
+    Raises: ConfigError when there are too few different questions to hold out, or none left to train on; for a training
+        task that is a benchmark, or a generator with a seed that is reserved for held-out questions.
     """
+    _check_trainable(config)
     if evaluation is not None:
         asked: QuestionSet = evaluation.questions()
         sides: _Sides = (config.questions(), first(unique(asked), held_out.size))
@@ -137,18 +159,36 @@ def build_split(
     train, kept_back = sides
     remaining = disjoint(train, kept_back)
     check_disjoint(remaining, kept_back)
-    return Split(Rendered(remaining, renderer), Rendered(kept_back, renderer), remaining.dropped)
+    common = overlap(remaining, kept_back)
+    return Split(Rendered(remaining, renderer), Rendered(kept_back, renderer), remaining.dropped, common)
 
 
 def build_held_out(config: TaskConfig, held_out: HeldOut, renderer: Renderer) -> TaskSet:
     """Return up to ``held_out.size`` different tasks for evaluation alone.
 
-    A table's first ones, all of it when it has fewer; a generator's from ``held_out.seed``.
+    The first ones of a table or a benchmark; a generator's from ``held_out.seed``. All that there are when those are
+    fewer.
     Raises: ConfigError as `build_split`.
     """
-    if isinstance(config, TableTask):
-        return Rendered(first(unique(config.questions()), held_out.size), renderer)
-    return Rendered(_split(config, held_out)[1], renderer)
+    if isinstance(config, MixtureTask):
+        return Rendered(_split_mixture(config, held_out)[1], renderer)
+    if isinstance(config, _Generated):
+        return Rendered(_other_seed(config, held_out, is_short_refused=False), renderer)
+    return Rendered(first(unique(config.questions()), held_out.size), renderer)
+
+
+def _check_trainable(config: TaskConfig) -> None:
+    for part in [p.task for p in config.parts] if isinstance(config, MixtureTask) else [config]:
+        if isinstance(part, BenchmarkTask):
+            raise ConfigError(
+                f"'{part.name}' is a test set: it is evaluated on and never trained on; name it as evaluation.task, "
+                'and train on another, such as task = {kind = "table", path = "openai/gsm8k:main:train"}'
+            )
+        if isinstance(part, _Generated) and part.seed in RESERVED:
+            raise ConfigError(
+                f"'{part.name}' has the seed {part.seed}, and those from {RESERVED.start} to {RESERVED[-1]} are kept "
+                "for held-out questions, so that no run is evaluated on what another was trained on; choose another"
+            )
 
 
 def check_context(tasks: TaskSet, context_length: int | None, max_completion_length: int) -> None:
@@ -159,7 +199,8 @@ def check_context(tasks: TaskSet, context_length: int | None, max_completion_len
     if context_length is None:
         return
     room = context_length - max_completion_length
-    lengths = [(task.id, len(task.prompt)) for task in (tasks[index] for index in range(len(tasks)))]
+    places = counted(range(len(tasks)), "measuring prompts", len(tasks))
+    lengths = [(task.id, len(task.prompt)) for task in (tasks[index] for index in places)]
     long = [(name, length) for name, length in lengths if length > room]
     if long:
         listed = ", ".join(f"{name} ({length})" for name, length in long[:10])
@@ -175,7 +216,7 @@ def _sized(task: SingleTask, size: int) -> SingleTask:
 
 
 def _split(config: TaskConfig, held_out: HeldOut) -> _Sides:
-    if isinstance(config, TableTask):
+    if isinstance(config, TableTask | BenchmarkTask):
         train, kept_back = by_content(config.questions(), held_out)
         return train, first(kept_back, held_out.size)
     if isinstance(config, MixtureTask):
@@ -183,8 +224,11 @@ def _split(config: TaskConfig, held_out: HeldOut) -> _Sides:
     return config.questions(), _other_seed(config, held_out)
 
 
-def _other_seed(config: ArithmeticTask | ReasoningGymTask, held_out: HeldOut) -> Filtered[Question]:
-    """Return ``held_out.size`` different questions that the generator makes from the held-out seed."""
+def _other_seed(config: _Generated, held_out: HeldOut, is_short_refused: bool = True) -> Filtered[Question]:
+    """Return ``held_out.size`` different questions that the generator makes from the held-out seed.
+
+    is_short_refused: raise ConfigError when it makes fewer; otherwise those are all.
+    """
     if config.seed == held_out.seed:
         raise ConfigError(f"'{config.name}' and held_out have the same seed {config.seed}; give them different ones")
     for factor in (1, 2, 4, 8, 16):
@@ -192,6 +236,8 @@ def _other_seed(config: ArithmeticTask | ReasoningGymTask, held_out: HeldOut) ->
         different = unique(drawn)
         if len(different) >= held_out.size:
             return first(different, held_out.size)
+    if not is_short_refused:
+        return different
     raise ConfigError(
         f"'{config.name}' makes only {len(different)} different questions in {16 * held_out.size}, and "
         f"held_out.size is {held_out.size}; lower it, or widen the task's range"

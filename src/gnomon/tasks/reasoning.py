@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gnomon.errors import ConfigError, DatasetError, unknown
+from gnomon.progress import working
 from gnomon.tasks import apart
 from gnomon.tasks.plain import json_safe
 from gnomon.tasks.question import Question, digest
@@ -109,7 +110,8 @@ class _Apart:
     def __getitem__(self, index: int) -> dict[str, Any]:
         c = self._config
         if not self._items:
-            self._items = apart.generate_apart(c.generator, c.parameters, spread(c.seed), c.size)
+            with working(f"generating {c.size} questions of {c.generator}"):
+                self._items = apart.generate_apart(c.generator, c.parameters, spread(c.seed), c.size)
         return self._items[index]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.errors import ConfigError, DatasetError, unknown
+from gnomon.progress import counted, working
 from gnomon.verifiers.optional import library
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -64,7 +65,8 @@ def _read_file(file: Path, split: str) -> list[Row]:
 
 def _read_jsonl(file: Path) -> list[Row]:
     lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    return [_parse(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    numbered = enumerate(counted(lines, f"reading {file}", len(lines)), start=1)
+    return [_parse(number, line) for number, line in numbered if line.strip()]
 
 
 def _parse(number: int, line: bytes) -> Row:
@@ -108,7 +110,8 @@ def _read_parquet(file: Path) -> list[Row]:
     parquet = library("pyarrow.parquet", "tables", "a Parquet file")
     arrow = library("pyarrow", "tables", "a Parquet file")
     try:
-        values = parquet.read_table(file).to_pylist()
+        with working(f"reading {file}"):
+            values = parquet.read_table(file).to_pylist()
     except (arrow.ArrowException, UnicodeDecodeError) as error:
         raise DatasetError(f"{file} is not a readable Parquet file: {error}") from error
     return [Row(number, row) for number, row in enumerate(values, start=1)]
@@ -121,10 +124,11 @@ def _read_dataset(path: str, subset: str | None, split: str) -> list[Row]:
     if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise DatasetError(_missing(folder))
     try:
-        if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
-            found = datasets.load_from_disk(name)
-        else:
-            found = datasets.load_dataset(name, subset, split=split)
+        with working(f"reading the dataset {path}"):
+            if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
+                found = datasets.load_from_disk(name)
+            else:
+                found = datasets.load_dataset(name, subset, split=split)
     except Exception as error:
         raise DatasetError(
             f"'{path}' is neither a file ending in {', '.join(SUFFIXES)} nor a dataset that can be loaded "
@@ -134,7 +138,8 @@ def _read_dataset(path: str, subset: str | None, split: str) -> list[Row]:
         if split not in found:
             raise DatasetError(f"{path}: {unknown('split', split, found)}")
         found = found[split]
-    return [Row(number, row) for number, row in enumerate(found.to_list(), start=1)]
+    with working(f"taking the rows of {path}"):
+        return [Row(number, row) for number, row in enumerate(found.to_list(), start=1)]
 
 
 def _address(path: str, subset: str | None, split: str) -> tuple[str, str | None, str]:

@@ -10,7 +10,12 @@ from dataclasses import dataclass
 from typing import Generic
 
 from gnomon.errors import ConfigError, DatasetError
+from gnomon.progress import counted
 from gnomon.tasks.question import Item, Items, comparison_key
+
+_COMPARING = "comparing questions"
+RESERVED = range(20_260_101, 20_260_201)
+"""Seeds of generators that no training task may have: questions made from them are nobody's training questions."""
 
 
 @dataclass(frozen=True)
@@ -19,12 +24,12 @@ class HeldOut:
 
     size: different questions. fraction: of a table's questions, in (0, 1), kept from training (of which
     ``size`` are asked); a generator makes its own from ``seed`` instead, so that runs whose training seeds
-    differ are evaluated on the same questions.
+    differ are evaluated on the same questions. No training task may have a seed that is `RESERVED`.
     """
 
     size: int = 200
     fraction: float = 0.1
-    seed: int = 20_260_101
+    seed: int = RESERVED.start
 
     def __post_init__(self) -> None:
         if self.size < 1 or not 0 < self.fraction < 1:
@@ -61,7 +66,7 @@ class Filtered(Generic[Item]):
 def unique(items: Items[Item]) -> Filtered[Item]:
     """Return the first of each question; repetitions are dropped."""
     first: dict[str, int] = {}
-    for index in range(len(items)):
+    for index in counted(range(len(items)), _COMPARING, len(items)):
         first.setdefault(comparison_key(items[index].text), index)
     return Filtered(items, tuple(first.values()))
 
@@ -78,7 +83,8 @@ def disjoint(train: Items[Item], held_out: Items[Item], least: int = 1) -> Filte
     Raises: ConfigError when fewer than ``least`` remain.
     """
     kept_back = _keys(held_out)
-    keep = tuple(i for i in range(len(train)) if comparison_key(train[i].text) not in kept_back)
+    places = counted(range(len(train)), _COMPARING, len(train))
+    keep = tuple(i for i in places if comparison_key(train[i].text) not in kept_back)
     if len(keep) < least:
         raise ConfigError(
             f"'{train.name}' keeps {len(keep)} of its {len(train)} training tasks after {len(held_out)} "
@@ -107,7 +113,7 @@ def by_content(items: Items[Item], held_out: HeldOut) -> tuple[Filtered[Item], F
     Raises: ConfigError when it has fewer than ``size`` different questions, or training has none.
     """
     sides: tuple[list[int], list[int]] = ([], [])
-    for index in range(len(items)):
+    for index in counted(range(len(items)), _COMPARING, len(items)):
         sides[_position(comparison_key(items[index].text), held_out.seed) < held_out.fraction].append(index)
     kept_back = unique(Filtered(items, tuple(sides[1])))
     if len(kept_back) < held_out.size or not sides[0]:
@@ -126,7 +132,7 @@ def _position(key: str, seed: int) -> float:
 
 
 def _each(items: Items[Item]) -> Iterable[Item]:
-    return (items[index] for index in range(len(items)))
+    return (items[index] for index in counted(range(len(items)), _COMPARING, len(items)))
 
 
 def _keys(items: Items[Item]) -> set[str]:

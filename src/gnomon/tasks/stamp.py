@@ -3,6 +3,7 @@
 import hashlib
 import json
 
+from gnomon.progress import counted
 from gnomon.tasks.base import TaskSet
 
 MOST = 20_000
@@ -15,7 +16,8 @@ def stamp(tasks: TaskSet) -> str:
     order, another tokenizer or chat template, or a generator of another version gives another stamp.
     """
     digest = hashlib.blake2b(str(len(tasks)).encode(), digest_size=16)
-    for index in range(0, len(tasks), -(-len(tasks) // MOST) or 1):
+    places = range(0, len(tasks), -(-len(tasks) // MOST) or 1)
+    for index in counted(places, "stamping prompts", len(places)):
         task = tasks[index]
         content = [task.id, task.prompt, task.text, dict(task.columns)]
         digest.update(json.dumps(content, sort_keys=True, default=str).encode(errors="backslashreplace"))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gnomon.errors import DatasetError
+from gnomon.progress import counted
 from gnomon.tasks.chat import message_flaw, readable
 from gnomon.tasks.plain import json_safe
 from gnomon.tasks.question import Content, Listed, Question, digest
@@ -59,7 +60,7 @@ class TableTask:
         seen: dict[str, int] = {}
         name = self.name
         rows = read_rows(self.path, self.subset, self.split)
-        for row in rows:
+        for row in counted(rows, f"checking the rows of {name}", len(rows)):
             question, flaw = self._question(row, name)
             if question is not None and question.id in seen:
                 flaw = f"id: '{question.id}' is already the id of row {seen[question.id]}"

@@ -46,6 +46,7 @@ class Verdict:
     reward: float | None
     parts: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
+    answer: str | None = None
 
 
 class Verifier(Protocol):
@@ -70,6 +71,13 @@ class Verifier(Protocol):
         """
         ...
 
+    def answer(self, sample: Sample) -> str | None:
+        """Return what the sample answers, so that samples can vote: equal answers as equal texts, None for no answer.
+
+        The whole completion without surrounding whitespace, unless a verifier knows where in it the answer stands.
+        """
+        return sample.completion.strip() or None
+
 
 def column(sample: Sample, name: str) -> Any:
     """Return the sample's column; VerifierError naming those it has when that one is missing or null."""
@@ -92,13 +100,14 @@ def text_column(sample: Sample, name: str) -> str:
 def real(value: object) -> float:
     """Return ``value`` as a float.
 
-    Raises: VerifierError for anything but a finite real number that float32 holds; True and False are claims, not
-        rewards. In float32 a larger number is infinite, and its square is so in float64.
+    True is 1.0 and False is 0.0: ``return answer in completion`` says right or wrong as clearly as a number.
+    Raises: VerifierError for anything but a truth value or a finite real number that float32 holds. In float32 a larger
+        number is infinite, and its square is so in float64.
 
-    >>> real(1)
-    1.0
+    >>> real(1), real(True)
+    (1.0, 1.0)
     """
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    if not isinstance(value, numbers.Real):
         kind = type(value).__name__
         raise VerifierError(f"returned {reprlib.repr(value)} ({kind}); a reward is a finite number: return a float")
     try:

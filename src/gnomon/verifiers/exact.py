@@ -32,6 +32,10 @@ class Exact(Verifier):
         """Compare the two texts."""
         return float(self._plain(sample.completion) == self._plain(text_column(sample, self.column)))
 
+    def answer(self, sample: Sample) -> str | None:
+        """Return the text that is compared."""
+        return self._plain(sample.completion) or None
+
     def _plain(self, text: str) -> str:
         text = text.strip() if self.strip else text
         return text.casefold() if self.casefold else text
@@ -74,6 +78,13 @@ class Numeric(Verifier):
         found = choose_number(sample.completion, self.which)
         return float(found is not None and is_near(found, gold, self.tolerance))
 
+    def answer(self, sample: Sample) -> str | None:
+        """Return the number that is compared, as a fraction in lowest terms: 0.50 and 2/4 are "1/2"."""
+        if self.must_end and sample.is_truncated:
+            return None
+        found = choose_number(sample.completion, self.which)
+        return None if found is None else found.canonical
+
 
 @dataclass(frozen=True)
 class Boxed(Verifier):
@@ -110,6 +121,14 @@ class Boxed(Verifier):
         if ours and theirs and theirs.value is not None:
             return float(is_near(ours, theirs.value, self.tolerance))
         return float(_plain_latex(found) == _plain_latex(gold))
+
+    def answer(self, sample: Sample) -> str | None:
+        """Return the box's content: a number as a fraction in lowest terms, else as text without spaces and such."""
+        found = last_boxed(sample.completion)
+        if found is None:
+            return None
+        number = parse_number(found)
+        return number.canonical if number else _plain_latex(found) or None
 
 
 @dataclass(frozen=True)
@@ -167,6 +186,10 @@ class Parsable(Verifier):
     def __call__(self, sample: Sample) -> float:
         """Look for the answer, without judging it."""
         return float(not sample.is_truncated and extract(sample.completion, self.extract) is not None)
+
+    def answer(self, sample: Sample) -> str | None:
+        """Return what it found."""
+        return extract(sample.completion, self.extract)
 
 
 @dataclass(frozen=True)

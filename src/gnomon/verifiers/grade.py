@@ -1,5 +1,6 @@
 """Several weighted rewards as one verdict: a reward, or an error that is neither a zero nor trained on."""
 
+import hashlib
 import json
 import math
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ AnyVerifier = (
     Exact | Numeric | Boxed | Format | Parsable | Reasoning | Mathematics | Code | EnvironmentReward | UserFunction
 )
 OVERLONG = "overlong"
+LONGEST_ANSWER = 200
+"""Characters of an answer that are kept; a longer one is told apart by a digest."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,19 @@ class Grading:
             total += parts[OVERLONG]
         if not abs(total) <= LARGEST:
             return Verdict(None, error=f"the weighted sum of {parts} is {total}, beyond the {LARGEST:.3g} of float32")
-        return Verdict(total, parts)
+        return Verdict(total, parts, answer=_answer(self.rewards[0].verifier, sample))
+
+
+def _answer(verifier: AnyVerifier, sample: Sample) -> str | None:
+    """Return what the sample answers, at most so long that votes stay small on disk; what cannot be read is none."""
+    try:
+        found = verifier.answer(sample)
+    except Exception:  # the sample was judged; without an answer it has no vote
+        return None
+    if found is None or len(found) <= LONGEST_ANSWER:
+        return found
+    mark = hashlib.blake2b(found.encode(errors="backslashreplace"), digest_size=8).hexdigest()
+    return f"{found[:LONGEST_ANSWER]}... ({mark})"
 
 
 def to_json(grading: Grading) -> str:

@@ -1,9 +1,11 @@
 """Mathematical equality of LaTeX and plain expressions, by math-verify."""
 
+import functools
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from gnomon.verifiers.base import Sample, Verifier, VerifierError, text_column
+from gnomon.verifiers.numbers import parse_number
 from gnomon.verifiers.optional import library
 
 _MARKS = ("$", "\\boxed", "\\(", "\\[")
@@ -44,5 +46,24 @@ class Mathematics(Verifier):
         gold = parse(marked, parsing_timeout=None)
         if not gold:
             raise VerifierError(f"math-verify cannot read column '{self.column}': {text[-80:]!r}")
-        found = parse(sample.completion, parsing_timeout=None)
-        return float(bool(found) and verify(gold, found, timeout_seconds=None))
+        found = _parsed(sample.completion)
+        return float(bool(found) and verify(gold, list(found), timeout_seconds=None))
+
+    def answer(self, sample: Sample) -> str | None:
+        """Return the answer as math-verify reads it: a number as a fraction in lowest terms, else sympy's own text.
+
+        Equal answers that sympy writes in two ways (x + 1 over y, x/y + 1/y) are two; they share no votes.
+        """
+        found = _parsed(sample.completion)
+        if not found:
+            return None
+        number = parse_number(str(found[-1])) or parse_number(str(found[0]))
+        return number.canonical if number else str(found[0])
+
+
+@functools.lru_cache(maxsize=1)
+def _parsed(completion: str) -> tuple[Any, ...]:
+    """Return math-verify's readings of a completion; the sample that was just judged is not read again."""
+    from math_verify import parse
+
+    return tuple(parse(completion, parsing_timeout=None))

@@ -37,6 +37,15 @@ class Number:
     text: str
     value: Fraction | None
 
+    @property
+    def canonical(self) -> str:
+        """The one text of all numbers of this value: a fraction in lowest terms; without a value the text as found.
+
+        >>> [n.canonical for n in find_numbers("0.50, 2/4, 1e3")]
+        ['1/2', '1/2', '1000']
+        """
+        return self.text if self.value is None else str(self.value)
+
 
 def find_numbers(text: str) -> list[Number]:
     r"""Return the numbers in ``text``, from left to right.

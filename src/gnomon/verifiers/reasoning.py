@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from gnomon.verifiers.base import Sample, Verifier, VerifierError, column
 from gnomon.verifiers.extract import Extract, extract
+from gnomon.verifiers.numbers import parse_number
 from gnomon.verifiers.optional import library
 
 Score = Callable[[str, Mapping[str, Any]], object]
@@ -56,6 +57,17 @@ class Reasoning(Verifier):
         except Exception as error:
             _blame(score, entry, error)
             return 0.0
+
+    def answer(self, sample: Sample) -> str | None:
+        """Return the extracted answer, a number as a fraction in lowest terms."""
+        found = extract(sample.completion, self.extract)
+        return None if found is None else _plain(found)
+
+
+def _plain(text: str) -> str:
+    """Return a number as a fraction in lowest terms, other text with single spaces: 5.0 and 5 are one answer."""
+    number = parse_number(text)
+    return number.canonical if number else " ".join(text.split())
 
 
 def _blame(score: Score, entry: Mapping[str, Any], error: Exception) -> None:

@@ -47,7 +47,7 @@ def from_verdict(verdict: Verdict) -> dict[str, Any]:
 
 def to_verdict(fields: dict[str, Any]) -> Verdict:
     """Return the verdict with these fields."""
-    return Verdict(fields["reward"], fields["parts"], fields["error"])
+    return Verdict(fields["reward"], fields["parts"], fields["error"], fields["answer"])
 
 
 def _marked(value: Any) -> Any:

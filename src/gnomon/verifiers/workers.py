@@ -89,7 +89,7 @@ class GradingPool:
             verdict, death = await self._try(fields)
         if verdict is None:
             return Grade(None, error=f"{self._names}: the grading process {death}")
-        return Grade(verdict.reward, verdict.parts, verdict.error)
+        return Grade(verdict.reward, verdict.parts, verdict.error, verdict.answer)
 
     async def _try(self, fields: dict[str, Any]) -> tuple[Verdict | None, str | None]:
         """Return a verdict, or how the worker died."""

@@ -9,6 +9,7 @@ from textwrap import indent
 from typing import Literal
 
 from gnomon.errors import ConfigError
+from gnomon.progress import working
 from gnomon.verifiers.sandbox import bubblewrap
 from gnomon.verifiers.sandbox.base import Bounds
 from gnomon.verifiers.sandbox.monty import Monty
@@ -57,8 +58,9 @@ def choose(kind: Kind = "auto", bounds: Bounds | None = None) -> tuple[AnySandbo
         return OwnSandbox(bounds, walls=("none",)), Enforced("none: the user took the risk", "limits")
     failed: list[str] = []
     for candidate in _candidates(kind, bounds):
-        fault = _fault(candidate)
-        enforced = Enforced(candidate.name) if fault else try_walls(candidate)
+        with working(f"trying the sandbox {candidate.name}"):
+            fault = _fault(candidate)
+            enforced = Enforced(candidate.name) if fault else try_walls(candidate)
         if fault is None and not enforced.open:
             return candidate, enforced
         failed.append(f"{candidate.name}: {fault or 'did not stop: ' + ', '.join(enforced.open)}")

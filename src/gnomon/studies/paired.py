@@ -1,0 +1,45 @@
+"""Two evaluations of the same prompts, paired prompt by prompt: is the difference more than noise?
+
+from gnomon.studies.paired import compare, read_answered
+
+before, after = (read_answered(run / "evaluations" / f"step-{n:06d}.jsonl") for n in (0, 24))
+print(compare(before, after).words)
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gnomon.errors import ConfigError
+from gnomon.records.answers import Answered, read_answered, write_answered
+from gnomon.statistics import Difference, paired_difference
+
+__all__ = ["Answered", "Difference", "compare", "read_answered", "write_answered"]
+
+
+def compare(first: Sequence[Answered], second: Sequence[Answered], measure: str = "avg") -> Difference:
+    """Return how much better ``second`` did than ``first`` on the prompts that both answered.
+
+    measure: "avg" (accuracy), "pass@K", "maj@K", "tokens" or "truncated", see `Answered.measure`. A prompt is paired
+    where both sides have the measure; the others are counted as ``left_out``. Which prompts those are may depend on
+    how they were answered (errors of grading), so many of them are a reason for doubt.
+    For several comparisons correct the p-values with `gnomon.statistics.holm`.
+    Raises: ConfigError when no prompt can be paired, when one name stands for two questions, or for an unknown measure.
+    """
+    left, right = ({row.prompt_id: row for row in rows} for rows in (first, second))
+    shared = [name for name in left if name in right]
+    other = [name for name in shared if left[name].question != right[name].question]
+    if other:
+        raise ConfigError(
+            f"the two evaluations asked different questions under the same name ({other[0]}"
+            f"{f' and {len(other) - 1} more' if len(other) > 1 else ''}), so they cannot be paired; "
+            "evaluate both on the same file or generator"
+        )
+    pairs = [(left[name].measure(measure), right[name].measure(measure)) for name in shared]
+    both = [(a, b) for a, b in pairs if a is not None and b is not None]
+    if not both:
+        raise ConfigError(
+            f"no prompt has '{measure}' on both sides ({len(left)} and {len(right)} prompts, {len(shared)} of them "
+            "shared); evaluate both on the same prompts, with as many samples as the measure needs"
+        )
+    found = paired_difference([a for a, _ in both], [b for _, b in both])
+    return replace(found, left_out=len(left.keys() | right.keys()) - len(both))
