@@ -18,6 +18,10 @@ _SHAPES = re.compile(
     r"|AKIA[0-9A-Z]{16}|AIza[A-Za-z0-9_-]{30,}|xox[abprs]-[A-Za-z0-9-]{10,}|glpat-[A-Za-z0-9_-]{20,}"
     r"|eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,})"
 )
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\U000e0000-\U000e007f\ud800-\udfff]"
+)
 
 
 def without_secrets(text: str, environment: Mapping[str, str] | None = None) -> str:
@@ -43,12 +47,24 @@ def without_secrets(text: str, environment: Mapping[str, str] | None = None) -> 
 
 
 def for_people(text: str) -> str:
-    """Return a message without secrets of the environment, and without what has the form of a provider's key.
+    """Return a message without secrets of the environment, without what looks like a provider's key, and `visible`.
 
     >>> for_people("cannot reach http://me:pass@host/v1")
     'cannot reach http://[secret]@host/v1'
     """
-    return _SHAPES.sub("[secret]", _ADDRESS.sub("[secret]", without_secrets(text)))
+    return visible(_SHAPES.sub("[secret]", _ADDRESS.sub("[secret]", without_secrets(text))))
+
+
+def visible(text: str) -> str:
+    r"""Return ``text`` with what a terminal would obey, or would not show, written out.
+
+    Control characters but for the line feed and the tab, marks that change the direction of what follows, characters
+    without a width, and halves of surrogate pairs: so no text moves the cursor, sets a title or hides a part of itself.
+
+    >>> visible("a\x1b[2Jb\u202ec")
+    'a\\x1b[2Jb\\u202ec'
+    """
+    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def is_secret_name(name: str) -> bool:

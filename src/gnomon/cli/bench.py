@@ -5,6 +5,8 @@ import json
 import sys
 from collections.abc import Sequence
 
+from gnomon.progress import counted, working
+
 
 def run(arguments: Sequence[str]) -> int:
     """Measure and print; returns the exit code: 1 when one of our own contenders gave no result."""
@@ -25,12 +27,14 @@ def run(arguments: Sequence[str]) -> int:
     if given.profile and given.case:
         parser.error("--profile is of the fixed work's step: name no case with it")
 
-    from gnomon.studies.bench.conduct import Conditions, conduct, default_threads, profile, quick_or_standard
+    with working("loading libraries", is_brief=True):
+        from gnomon.studies.bench.conduct import Conditions, conduct, default_threads, profile, quick_or_standard
 
     size = quick_or_standard(given.quick)
     conditions = Conditions(default_threads(), quiet_seconds=0.0 if given.quick else 60.0)
     if given.profile:
-        tables = {part: profile(part, size, conditions) for part in ("generate", "update")}
+        parts = ("generate", "update")
+        tables = {part: profile(part, size, conditions) for part in counted(parts, "profiling", len(parts))}
         print(json.dumps(tables) if given.json else "\n".join(f"{part}\n{text}" for part, text in tables.items()))
         return 0
     report = conduct(given.case, size, given.repeats or size.repeats, conditions, given.peer_python or (), _say)

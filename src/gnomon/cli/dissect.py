@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gnomon.progress import counted, working
+
 if TYPE_CHECKING:
     from gnomon.algorithms import Algorithm
 
@@ -36,13 +38,16 @@ def run(arguments: Sequence[str]) -> int:
 def _dissect(batch: str, names: str, overrides: Sequence[str], rows: int, as_json: bool) -> int:
     from rich.console import Console
 
-    from gnomon.records.batches import read_batch
-    from gnomon.studies.dissect import as_row, take_apart
-    from gnomon.studies.tables import WIDTH, show
+    with working("loading libraries", is_brief=True):
+        from gnomon.records.batches import read_batch
+        from gnomon.studies.dissect import as_row, take_apart
+        from gnomon.studies.tables import WIDTH, show
 
     algorithms, notes = _algorithms(names, overrides)
-    recorded = read_batch(Path(batch))
-    found = {name: take_apart(algorithm, recorded.batch, recorded.current) for name, algorithm in algorithms.items()}
+    with working(f"reading {batch}"):
+        recorded = read_batch(Path(batch))
+    each = counted(algorithms.items(), "taking it apart", len(algorithms))
+    found = {name: take_apart(algorithm, recorded.batch, recorded.current) for name, algorithm in each}
     if as_json:
         print(json.dumps(as_row(recorded, found), allow_nan=False))
         return 0
@@ -76,8 +81,9 @@ def _algorithms(names: str, overrides: Sequence[str]) -> tuple[Mapping[str, "Alg
 
 
 def _verify(names: str | None, as_json: bool) -> int:
-    from gnomon.algorithms import PRESETS
-    from gnomon.studies.verify import verify
+    with working("loading libraries", is_brief=True):
+        from gnomon.algorithms import PRESETS
+        from gnomon.studies.verify import verify
 
     report = verify(PRESETS if names is None else _algorithms(names, [])[0])
     print(json.dumps(report.as_row(), allow_nan=False) if as_json else report)

@@ -5,6 +5,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from gnomon.progress import working
+
 
 def run(arguments: Sequence[str]) -> int:
     """Export the newest valid checkpoint's model; returns the exit code."""
@@ -14,7 +16,8 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     given = parser.parse_args(arguments)
 
-    from gnomon.launch import export
+    with working("loading libraries", is_brief=True):
+        from gnomon.launch import export
 
     folder = export(given.run, given.folder)
     said = (

@@ -5,19 +5,26 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 from gnomon.errors import GnomonError, Stopped, UserError, unknown
+from gnomon.progress import Steps, shown_by
 from gnomon.redaction import for_people
 
 VERBS = {
     "train": "train an experiment: a TOML file or the name of a built-in one",
     "resume": "go on with a run from its newest valid checkpoint",
+    "watch": "see a run live on a terminal, or as lines in a log",
+    "report": "write a run, or several beside each other, on one page that needs no server",
     "evaluate": "score a model or a run on held-out tasks, with intervals",
     "plan": "validate an experiment and say in plain words what a step does",
     "algorithms": "list the algorithms, or describe one",
+    "compare": "several algorithms at one budget, over several seeds: curves, intervals, tests, cost",
     "dissect": "take one recorded batch apart: several algorithms' gradients side by side",
+    "reproduce": "put a paper's claim to the test; --list shows all with their last verdicts",
+    "doctor": "say in words what is wrong with a run, live or finished",
     "bench": "measure speed here: ours, the machine's limit, and TRL where it is installed",
     "export": "take a run's model away as Hugging Face safetensors",
 }
@@ -70,7 +77,8 @@ def _chosen(given: Sequence[str]) -> int:
 
 def _run(verb: str, rest: Sequence[str]) -> int:
     try:
-        return int(importlib.import_module(f"gnomon.cli.{verb}").run(rest))
+        with shown_by(_on_standard_error):
+            return int(importlib.import_module(f"gnomon.cli.{verb}").run(rest))
     except UserError as error:
         return _say(f"gnomon {verb}: {error}", WRONG_INPUT)
     except Stopped as error:
@@ -83,6 +91,15 @@ def _run(verb: str, rest: Sequence[str]) -> int:
         if error.errno == errno.ENOSPC:
             return _say(f"gnomon {verb}: the disk is full: {error}", DISK_FULL)
         raise
+
+
+@contextmanager
+def _on_standard_error(text: str, total: int, unit: str, is_brief: bool, /) -> Iterator[Steps]:
+    """Show work for which no console is open yet, or none any more."""
+    from gnomon.records.console import Console
+
+    with Console() as console, console.phase(text, total, unit, is_brief) as phase:
+        yield phase
 
 
 def _show_unforeseen(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -5,6 +5,8 @@ import json
 import sys
 from collections.abc import Sequence
 
+from gnomon.progress import working
+
 
 def run(arguments: Sequence[str]) -> int:
     """Print the plan; returns the exit code."""
@@ -19,17 +21,19 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_intermixed_args(arguments)
 
-    from gnomon.experiment import load, to_toml
-    from gnomon.launch import checked
-    from gnomon.models.size import model_size
-    from gnomon.planning import make_plan
-    from gnomon.records.console import Console
+    with working("loading libraries", is_brief=True):
+        from gnomon.experiment import load, to_toml
+        from gnomon.launch import checked
+        from gnomon.models.size import model_size
+        from gnomon.planning import make_plan
+        from gnomon.records.console import Console
 
     loaded = load(given.experiment, given.overrides)
     experiment = loaded.experiment
     with Console() as console:
         asked, _ = checked(experiment, console)
-    plan = make_plan(experiment, asked, model_size(experiment.model, experiment.trust_remote_code))
+    with working("reckoning what a step takes"):
+        plan = make_plan(experiment, asked, model_size(experiment.model, experiment.trust_remote_code))
     if given.json:
         print(json.dumps({**plan.as_row(), "notes": loaded.notes}, indent=2))
         return 0

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gnomon.errors import UserError
+
 if TYPE_CHECKING:
     from gnomon.launch import Result
     from gnomon.loop.evaluate import Evaluation
@@ -19,13 +21,14 @@ def show(result: "Result", as_json: bool) -> int:
     evaluations = [e for e in result.evaluations if e.step in (0, result.steps)]
     lines = ["", *table(evaluations)]
     if len(evaluations) == 2:
-        lines += ["", _verdict(*evaluations)]
+        lines += ["", _verdict(result.directory, *evaluations)]
     called = sys.argv[0] if Path(sys.argv[0]).name == "gnomon" else "gnomon"
     lines += [
         "",
         f"run     {result.directory}",
         f"model   {result.model}",
         *_critic(result.model),
+        *_page(result.directory / "report.html"),
         f"next    {called} evaluate {result.directory} --samples 4",
         f"        {called} export {result.directory} my-model",
     ]
@@ -40,42 +43,67 @@ def _critic(model: Path) -> list[str]:
     return [f"critic  {model / 'critic'}"] if (model / "critic").is_dir() else []
 
 
-def table(evaluations: Sequence["Evaluation"]) -> list[str]:
-    """Return the evaluations as lines, one score a line, one evaluation a column."""
+def _page(path: Path) -> list[str]:
+    """Return where the run's page lies; nothing where it could not be written."""
+    return [f"report  {path}"] if path.is_file() else []
+
+
+def table(evaluations: Sequence["Evaluation"], names: Sequence[str] = ()) -> list[str]:
+    """Return the evaluations as lines, one score a line, one evaluation a column.
+
+    names: what heads the columns; the steps that were trained, unless said otherwise.
+    """
     if not evaluations:
         return ["no evaluation was made"]
     first = evaluations[0]
+    each = f"{first.samples} answer(s) each{f' (avg@{first.samples})' if first.samples > 1 else ''}"
+    head = f"{first.prompts} held-out prompts of '{first.task}', {each}, 95% intervals"
+    columns = list(names) or [f"after step {e.step}" for e in evaluations]
+    rows = [("", columns), *_scores(evaluations), *_extras(evaluations)]
+    wide = max(len(label) for label, _ in rows)
+    column = max(24, *map(len, columns))
+    lines = ["  ".join([f"{label:<{wide}}", *(f"{cell:<{column}}" for cell in cells)]) for label, cells in rows]
+    return [head, *(line.rstrip() for line in lines)]
+
+
+def _scores(evaluations: Sequence["Evaluation"]) -> list[tuple[str, list[str]]]:
     names = list(dict.fromkeys(name for e in evaluations for name in e.scores))
-    wide = max(len(name) for name in [*names, "truncated"])
-    head = f"{first.prompts} held-out prompts of '{first.task}', {first.samples} answer(s) each, 95% intervals"
-    columns = [f"{'after step ' + str(e.step):<24}" for e in evaluations]
-    lines = [head, "  ".join([" " * wide, *columns]).rstrip()]
-    for name in names:
-        cells = [str(e.scores[name]) if name in e.scores else "-" for e in evaluations]
-        lines.append("  ".join([f"{name:<{wide}}", *(f"{cell:<24}" for cell in cells)]).rstrip())
-    for label, values in _extras(evaluations):
-        lines.append("  ".join([f"{label:<{wide}}", *(f"{value:<24}" for value in values)]).rstrip())
-    return lines
+    return [(name, [str(e.scores[name]) if name in e.scores else "-" for e in evaluations]) for name in names]
 
 
 def _extras(evaluations: Sequence["Evaluation"]) -> list[tuple[str, list[str]]]:
     rows = [("tokens", [f"{e.length_tokens_mean:.1f}" for e in evaluations])]
     rows.append(("truncated", [f"{e.truncated_fraction:.3f}" for e in evaluations]))
-    for k in evaluations[0].pass_at if evaluations[0].samples > 1 else ():
-        rows.append((f"pass@{k}", [f"{e.pass_at.get(k, float('nan')):.3f}" for e in evaluations]))
-    for k in evaluations[0].maj_at:
-        rows.append((f"maj@{k}", [f"{e.maj_at.get(k, float('nan')):.3f}" for e in evaluations]))
+    for kind in ("pass", "maj") if evaluations[0].samples > 1 else ():
+        values = [e.pass_at if kind == "pass" else e.maj_at for e in evaluations]
+        for k in values[0]:
+            name = f"{kind}@{k}"
+            rows.append((name, [_with_interval(v.get(k), e, name) for v, e in zip(values, evaluations, strict=True)]))
     if any(e.errors for e in evaluations):
         rows.append(("errors", [str(e.errors) for e in evaluations]))
     return rows
 
 
-def _verdict(before: "Evaluation", after: "Evaluation") -> str:
+def _with_interval(value: float | None, evaluation: "Evaluation", name: str) -> str:
+    if value is None:
+        return "-"
+    interval = evaluation.intervals.get(name)
+    return f"{value:.3f}" if interval is None else f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
+
+
+def _verdict(run: Path, before: "Evaluation", after: "Evaluation") -> str:
+    """Return what the paired answers of both evaluations say; their intervals, where the answers were not kept."""
+    from gnomon.records.answers import AnswerLog
+    from gnomon.records.directory import RunDirectory
+    from gnomon.studies.paired import compare, read_answered
+
     name = next(iter(before.scores))
-    low, high = before.headline, after.headline
-    change = f"{name} went from {low.mean:.3f} to {high.mean:.3f}"
-    if high.low > low.high:
-        return f"{change}; the intervals do not overlap, so it rose beyond noise."
-    if high.high < low.low:
-        return f"{change}; the intervals do not overlap, so it fell beyond noise."
-    return f"{change}; the intervals overlap, so this could be noise: train longer, or hold out more prompts."
+    log = AnswerLog(RunDirectory(run).answers)
+    try:
+        found = compare(read_answered(log.path(before.step)), read_answered(log.path(after.step)))
+        return f"{name}: {found.words}"
+    except UserError:
+        low, high = before.headline, after.headline
+        is_told = high.low > low.high or high.high < low.low
+        said = "do not overlap, so this is beyond noise" if is_told else "overlap, so this could be noise"
+        return f"{name} went from {low.mean:.3f} to {high.mean:.3f}; the intervals {said}."

@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from gnomon.progress import working
+
 
 def run(arguments: Sequence[str]) -> int:
     """Resume a run; returns the exit code."""
@@ -12,7 +14,8 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end and nothing else")
     given = parser.parse_args(arguments)
 
-    from gnomon.cli.results import show
-    from gnomon.launch import resume
+    with working("loading libraries", is_brief=True):
+        from gnomon.cli.results import show
+        from gnomon.launch import resume
 
     return show(resume(given.run), as_json=given.json)

@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from gnomon.progress import working
+
 
 def run(arguments: Sequence[str]) -> int:
     """Train an experiment; returns the exit code."""
@@ -16,9 +18,10 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end and nothing else")
     given = parser.parse_intermixed_args(arguments)
 
-    from gnomon.cli.results import show
-    from gnomon.experiment import load
-    from gnomon.launch import train_experiment
+    with working("loading libraries", is_brief=True):
+        from gnomon.cli.results import show
+        from gnomon.experiment import load
+        from gnomon.launch import train_experiment
 
     result = train_experiment(load(given.experiment, given.overrides), run_dir=given.run_dir)
     return show(result, as_json=given.json)

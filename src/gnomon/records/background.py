@@ -9,8 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
-from gnomon.errors import Stopped
+from gnomon.errors import DiagnosedError, Stopped
 from gnomon.metrics import Metrics, Sum
+from gnomon.progress import working
 
 _NICENESS = 10
 
@@ -56,7 +57,8 @@ class Background:
             return
         began = time.perf_counter()
         try:
-            self._worked += under_way.result()
+            with working("waiting until the checkpoint is on the disk"):
+                self._worked += under_way.result()
         finally:
             self._waited += time.perf_counter() - began
 
@@ -72,8 +74,9 @@ class Background:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._thread.shutdown(wait=True)
-        if error is None or isinstance(error, Stopped):
+        with working("waiting until the checkpoint is on the disk"):
+            self._thread.shutdown(wait=True)
+        if error is None or isinstance(error, Stopped | DiagnosedError):
             self.settle()
 
 

@@ -37,6 +37,10 @@ CONVERSING = (
     "R2 lossless: a resumed run repeats and loses no sample and draws every token with the same random number, but "
     "replies come when they come, so answers are computed in other company and last digits need not be equal"
 )
+TIMED = (
+    "R2 lossless: a resumed run repeats and loses no sample and goes on from the same weights, but the clock decides "
+    "which step is the last, so another run may be longer or shorter"
+)
 SERVED = (
     "R2 lossless: a resumed run repeats and loses no sample and draws every token with the same random number, but "
     "several engines, or vLLM's scheduler, decide by time which answers are computed together, so last digits need not "

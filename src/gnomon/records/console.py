@@ -1,51 +1,37 @@
-"""What a person sees while a run works: one live line on a terminal, now and then a plain line elsewhere."""
+"""What a person sees while a run works: a live line or two on a terminal, now and then a plain line elsewhere."""
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Self, TextIO
 
 from rich.console import Console as RichConsole
+from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from gnomon.redaction import for_people
+from gnomon.progress import shown_by
+from gnomon.records.phase import Phase, duration
+from gnomon.redaction import for_people, visible
 
+__all__ = ["Console", "Phase", "duration"]
 
-class Phase:
-    """A stretch of work with a name, and a count when its length is known: ``with console.phase("loading") as p``."""
-
-    def __init__(self, text: str, total: int, clock: Callable[[], float], report: Callable[[], None]) -> None:
-        self.text, self.total, self.done = text, total, 0
-        self._clock, self._began, self._report = clock, clock(), report
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since it began."""
-        return self._clock() - self._began
-
-    def advance(self, count: int = 1) -> None:
-        """Note that so many more are done."""
-        self.done += count
-        self._report()
-
-    def __str__(self) -> str:
-        parts = [self.text]
-        if self.total:
-            parts.append(f"{self.done}/{self.total}")
-        if 0 < self.done < self.total:
-            parts.append(f"{duration(self.seconds * (self.total - self.done) / self.done)} left")
-        return f"{'  '.join(parts)}  ({duration(self.seconds)})"
+ANNOUNCED_SECONDS = 2.0
+"""A phase that has lasted so long is named in a log while it lasts, and not at its end alone."""
+_LOOK_SECONDS = _SEEN_SECONDS = 0.5
 
 
 class Console:
     """Progress of a run on ``stream`` (standard error), so that standard output is free for results.
 
-    On a terminal: a line that redraws itself, with messages above it. Elsewhere, a log file for one: a plain line for
-    the first and the last step, and between them at most every ``every_seconds``; phases say when they end.
+    On a terminal: a line of steps and one of what is being done, which redraw themselves, with messages above them.
+    Elsewhere, a log file for one: a plain line for the first and the last step, and between them at most every
+    ``every_seconds``; a phase of two seconds is named while it lasts, a longer one reports as often as steps do, and
+    each says when it ends. Inside of ``with`` it also shows what is reported with `gnomon.progress`.
     steps: of the run in all. first: steps that were done before this session.
     """
 
@@ -66,6 +52,9 @@ class Console:
         self._is_live = self._stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
         self._rich = RichConsole(file=self._stream, highlight=False, soft_wrap=False)
         self._live: Live | None = None
+        self._listening: AbstractContextManager[None] | None = None
+        self._writing = threading.RLock()
+        self._is_over: threading.Event | None = None
 
     def start(self, steps: int, first: int = 0) -> None:
         """Begin to count steps, from ``first`` to ``steps``; time left is reckoned from here."""
@@ -87,21 +76,22 @@ class Console:
         self.say(f"evaluation: {text}")
 
     @contextmanager
-    def phase(self, text: str, total: int = 0, is_brief: bool = False) -> Iterator[Phase]:
+    def phase(self, text: str, total: int = 0, unit: str = "", is_brief: bool = False) -> Iterator[Phase]:
         """Show that something takes its time.
 
-        total: how many there are to be done, 0 when that is not known. is_brief: leave no line behind; otherwise what
-        took a second or more says how long it took.
+        total: how many there are to be done, 0 when that is not known. unit: "bytes" for sizes. is_brief: leave no line
+        behind; otherwise what took a second or more says how long it took, unless it is a part of another phase.
         """
-        phase = Phase(text, total, self._clock, self._tick)
+        phase = Phase(text, total, unit, is_brief or bool(self._phases), self._clock, self._tick)
         self._phases.append(phase)
         self._draw()
+        self._look_on()
         try:
             yield phase
         finally:
             self._phases.remove(phase)
-        if phase.seconds >= 1 and not is_brief:
-            self.say(f"{text}: {duration(phase.seconds)}")
+        if phase.seconds >= 1 and not phase.is_quiet:
+            self.say(f"{phase.text}: {duration(phase.seconds)}")
 
     def say(self, message: str) -> None:
         """Print one line, above the live one."""
@@ -112,18 +102,27 @@ class Console:
         self._print(f"warning: {message}", "yellow")
 
     def close(self) -> None:
-        """Leave the last line as it is; what is said later is plain."""
+        """Leave the line of the last step as it is; what is said later is plain."""
         self._is_live = False
+        if self._is_over is not None:
+            self._is_over.set()
+            self._is_over = None
         if self._live is not None:
+            self._live.transient = not self._line
             self._live.stop()
             self._live = None
 
     def __enter__(self) -> Self:
+        self._listening = shown_by(self.phase)
+        self._listening.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._listening is not None:
+            self._listening.__exit__(kind, error, trace)
+            self._listening = None
         self.close()
 
     def _describe(self, done: int, values: Mapping[str, float]) -> str:
@@ -143,19 +142,45 @@ class Console:
     def _tick(self) -> None:
         self._draw()
         if not self._is_live and self._is_due():
-            self._print(str(self._phases[-1]))
+            self._report()
+
+    def _look_on(self) -> None:
+        """Have a thread look on where nothing draws itself: work that never counts is seen to go on, too."""
+        if self._is_live or self._is_over is not None:
+            return
+        self._is_over = threading.Event()
+        threading.Thread(target=self._watch, args=(self._is_over,), name="progress", daemon=True).start()
+
+    def _watch(self, is_over: threading.Event) -> None:
+        while not is_over.wait(_LOOK_SECONDS):
+            self._announce()
+            if self._is_due():
+                self._report()
+
+    def _announce(self) -> None:
+        """Name the phases that have lasted a while and were not named yet."""
+        for phase in list(self._phases):
+            if not phase.is_quiet and not phase.is_announced and phase.seconds >= ANNOUNCED_SECONDS:
+                phase.is_announced = True
+                self._print(f"{phase.text} ...")
+
+    def _report(self) -> None:
+        with self._writing:
+            if self._phases and self._is_due():
+                self._print(str(self._phases[-1]))
 
     def _is_due(self) -> bool:
         return self._clock() - self._printed >= self._every_seconds
 
     def _print(self, message: str, style: str = "") -> None:
-        self._printed = self._clock()
         message = for_people(message)
-        if self._is_live:
-            self._rich.print(Text(message, style=style))
-            return
-        self._stream.write(message + "\n")
-        self._stream.flush()
+        with self._writing:
+            self._printed = self._clock()
+            if self._is_live:
+                self._rich.print(Text(message, style=style))
+                return
+            self._stream.write(message + "\n")
+            self._stream.flush()
 
     def _draw(self) -> None:
         # Drawn by a thread of its own, four times a second, so that seconds pass on the screen while a step works.
@@ -169,20 +194,9 @@ class Console:
             )
             self._live.start()
 
-    def _render(self) -> Text:
-        phases = [str(phase) for phase in self._phases]
-        return Text("  ".join([self._line, *phases] if self._line else phases), no_wrap=True, overflow="ellipsis")
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as a person says them.
-
-    >>> duration(7.4), duration(192), duration(7500)
-    ('7s', '3m 12s', '2h 05m')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m {whole % 60:02d}s"
-    return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+    def _render(self) -> Group:
+        # What is done again and again is named when it lasts: a screen that flickers cannot be read.
+        seen = [phase for phase in list(self._phases) if not phase.is_quiet or phase.seconds >= _SEEN_SECONDS]
+        doing = "  ·  ".join(map(str, seen))
+        lines = [visible(self._line), doing]
+        return Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in lines if line))

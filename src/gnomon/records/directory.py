@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -122,6 +123,11 @@ class RunDirectory:
         return self.path / "evaluations.jsonl"
 
     @property
+    def answers(self) -> Path:
+        """The folder of how each prompt of an evaluation was answered, a file per evaluation."""
+        return self.path / "evaluations"
+
+    @property
     def findings(self) -> Path:
         """One object per finding of the diagnosis."""
         return self.path / "findings.jsonl"
@@ -175,7 +181,7 @@ class RunDirectory:
 def _lock(path: Path) -> int:
     descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _flock(descriptor)
     except OSError as error:
         holder = os.pread(descriptor, 4096, 0)
         os.close(descriptor)
@@ -191,6 +197,17 @@ def _lock(path: Path) -> int:
     os.pwrite(descriptor, note.encode(), 0)
     _HELD.add(descriptor)
     return descriptor
+
+
+def _flock(descriptor: int) -> None:
+    """Lock, or raise what the kernel says; a reader that asks who has the run holds the lock for microseconds."""
+    for pause in (0.01, 0.05, 0.2):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(pause)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _holder(note: bytes) -> str:

@@ -3,14 +3,16 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gnomon.errors import CheckpointError
+from gnomon.progress import working
 from gnomon.records.durable import sync_directory, sync_file
 
 NAME = "manifest.json"
 FORMAT = "gnomon-checkpoint/1"
+_BLOCK_BYTES = 1 << 20
 
 
 def write_manifest(folder: Path, step: int) -> None:
@@ -70,8 +72,15 @@ def _compare(folder: Path, expected: dict[str, dict[str, int | str]], is_quick: 
         size = path.stat().st_size
         if size != expected[name]["bytes"]:
             return f"{name} has {size} bytes, and {expected[name]['bytes']} were written"
-        if not is_quick and _sha256(path) != expected[name]["sha256"]:
-            return f"{name} is not what was written (its SHA-256 differs)"
+    return None if is_quick else _differing(folder, found, expected)
+
+
+def _differing(folder: Path, found: dict[str, Path], expected: dict[str, dict[str, int | str]]) -> str | None:
+    total = sum(path.stat().st_size for path in found.values())
+    with working(f"verifying {folder.name}", total, "bytes") as steps:
+        for name, path in sorted(found.items()):
+            if _sha256(path, steps.advance) != expected[name]["sha256"]:
+                return f"{name} is not what was written (its SHA-256 differs)"
     return None
 
 
@@ -90,6 +99,10 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
                 yield relative, path
 
 
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _sha256(path: Path, report: Callable[[int], None] = lambda count: None) -> str:
+    digest, block = hashlib.sha256(), memoryview(bytearray(_BLOCK_BYTES))
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(block):
+            digest.update(block[:count])
+            report(count)
+    return digest.hexdigest()

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import re
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from gnomon.records.jsonl import read_rows
 from gnomon.records.rollouts import RecordedRollout, read_rollouts
 
 State = Literal["live", "finished", "stopped"]
+_LARGEST = sys.float_info.max
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,14 @@ class RunRecord:
         return asked if type(asked) is int else 0
 
     def state(self) -> State:
-        """Return whether a process works on it now, else whether it reached its last step."""
+        """Return whether a process works on it now, else whether it reached its last step or spent its budget."""
         if _is_locked(self.path / LOCK):
             return "live"
         done = self.metrics()
-        return "finished" if done and done[-1]["step"] >= self.steps() else "stopped"
+        if not done:
+            return "stopped"
+        is_last = done[-1]["step"] >= self.steps() or _is_spent(self.experiment().get("budget"), done)
+        return "finished" if is_last else "stopped"
 
 
 def column(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:
@@ -105,7 +110,18 @@ def column(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, floa
     >>> column([{"step": 1, "a": 0.5}, {"step": 2, "a": None}, {"step": 3}], "a")
     [(1, 0.5)]
     """
-    return [(row["step"], float(row[name])) for row in rows if type(row.get(name)) in (int, float)]
+    there: list[tuple[int, Any]] = [(row["step"], row.get(name)) for row in rows]
+    return [(step, float(n)) for step, n in there if type(n) in (int, float) and -_LARGEST <= n <= _LARGEST]
+
+
+def _is_spent(budget: Any, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the rows say that a budget of tokens or of seconds, as the experiment has it, is spent."""
+    if not isinstance(budget, Mapping):
+        return False
+    tokens = [spent for _, spent in column(rows, "tokens/generated_total")]
+    seconds = sum(spent for _, spent in column(rows, "time/step_seconds"))
+    pairs = ((budget.get("tokens"), max(tokens, default=0.0)), (budget.get("seconds"), seconds))
+    return any(isinstance(most, int | float) and 0 < most <= spent for most, spent in pairs)
 
 
 def _steps(folder: Path, pattern: str) -> list[int]:

@@ -11,8 +11,9 @@ from typing import Any
 from gnomon.errors import DatasetError
 from gnomon.records.durable import step_files, write_durably
 from gnomon.records.jsonl import Warn, warn_on_stderr
+from gnomon.records.taught import Taught, read_taught, taught_rows
 from gnomon.redaction import without_secrets
-from gnomon.types import Ending, Grade, Group, Rollout
+from gnomon.types import Batch, Ending, Grade, Group, Rollout
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class RecordedRollout:
     """One line of a rollout file.
 
     group: number within the step, in the order of asking; rollouts of one group answer one visit to one task.
-    is_kept: false for a group that the filter refused. question: the task's text.
+    is_kept: false for a group that the filter refused. question: the task's text. taught: what its step made of it.
     """
 
     step: int
@@ -28,15 +29,17 @@ class RecordedRollout:
     is_kept: bool
     question: str
     rollout: Rollout
+    taught: Taught = Taught()
 
 
 @dataclass
 class RolloutLog:
     """Writes ``rollouts/step-000012.jsonl``: one file per step, whole or absent.
 
-    A line has ``step, group, kept, task_id, question, prompt, response, text, reward, error, parts, logprobs,
+    A line has ``step, group, kept, task_id, question, prompt, response, text, reward, error, parts, answer, logprobs,
     oldest_version, newest_version, stop``; token ids and natural logs. ``mask`` is left out when every token was the
     policy's own, and ``full_logprobs`` when they equal ``logprobs``. A conversation has ``turns, ended_by, cause``.
+    What was trained on has, as far as it was computed, ``advantages, proximal, values, baseline`` (see `taught`).
     A step that cannot be written is counted and warned of once; it never ends a run.
     """
 
@@ -44,12 +47,17 @@ class RolloutLog:
     warn: Warn = warn_on_stderr
     lost: int = 0
 
-    def write(self, step: int, groups: Sequence[Group], dropped: Sequence[Group] = ()) -> None:
-        """Write the rollouts of a step. dropped: groups that the filter refused."""
+    def write(
+        self, step: int, groups: Sequence[Group], dropped: Sequence[Group] = (), batch: Batch | None = None
+    ) -> None:
+        """Write the rollouts of a step. dropped: groups that the filter refused. batch: what ``groups`` became."""
+        taught = iter(() if batch is None else taught_rows(batch, [r for g in groups for r in g.rollouts]))
         numbered = enumerate([*((g, True) for g in groups), *((g, False) for g in dropped)])
         lines = [
             json.dumps(
-                {"step": step, "group": number, "kept": is_kept, "question": group.task.text} | _row(rollout),
+                {"step": step, "group": number, "kept": is_kept, "question": group.task.text}
+                | _row(rollout)
+                | next(taught, {}),
                 ensure_ascii=False,
                 allow_nan=False,
             )
@@ -87,7 +95,8 @@ def read_rollouts(path: Path) -> Iterator[RecordedRollout]:
             try:
                 row = json.loads(line.decode("utf-8"))
                 _check_types(row)
-                recorded = RecordedRollout(row["step"], row["group"], row["kept"], row["question"], _rollout(row))
+                said = (row["step"], row["group"], row["kept"], row["question"])
+                recorded = RecordedRollout(*said, _rollout(row), read_taught(row))
             except KeyError as error:
                 raise DatasetError(f"{path}, line {number}: the field {error} is missing") from error
             except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -98,8 +107,8 @@ def read_rollouts(path: Path) -> Iterator[RecordedRollout]:
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "step": (int,), "group": (int,), "kept": (bool,), "question": (str,), "task_id": (str,), "text": (str,),
     "prompt": (list,), "response": (list,), "logprobs": (list,), "mask": (list,), "full_logprobs": (list,),
-    "parts": (dict,), "error": (str, NoneType), "reward": (int, float, NoneType), "stop": (str,),
-    "oldest_version": (int,), "newest_version": (int,), "turns": (int,),
+    "parts": (dict,), "error": (str, NoneType), "answer": (str, NoneType), "reward": (int, float, NoneType),
+    "stop": (str,), "oldest_version": (int,), "newest_version": (int,), "turns": (int,),
 }  # fmt: skip
 
 
@@ -123,6 +132,7 @@ def _row(rollout: Rollout) -> dict[str, Any]:
         "reward": _number(rollout.grade.reward),
         "error": rollout.grade.error,
         "parts": {name: _number(value) for name, value in rollout.grade.parts.items()},
+        "answer": rollout.grade.answer,
         "stop": rollout.stop,
         "oldest_version": rollout.oldest_version,
         "newest_version": rollout.newest_version,
@@ -150,7 +160,7 @@ def _rollout(row: Mapping[str, Any]) -> Rollout:
         logprobs=logprobs,
         full_logprobs=_floats(row["full_logprobs"]) if "full_logprobs" in row else logprobs,
         text=row["text"],
-        grade=Grade(row["reward"], row["parts"], row["error"]),
+        grade=Grade(row["reward"], row["parts"], row["error"], row.get("answer")),
         oldest_version=row["oldest_version"],
         newest_version=row["newest_version"],
         stop=row["stop"],

@@ -1,0 +1,58 @@
+"""``gnomon compare EXPERIMENT --algorithms a,b,c --seeds N --budget TOKENS``: equal cost, several seeds, one page."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from gnomon.progress import working
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Compare algorithms on one experiment; returns the exit code: 1 when runs failed, after showing the others."""
+    parser = argparse.ArgumentParser(prog="gnomon compare", description=__doc__)
+    parser.add_argument(
+        "experiment", help="a TOML file, or the name of a built-in experiment; its algorithm is replaced"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="for every run: evaluation.samples=4")
+    parser.add_argument(
+        "--algorithms",
+        required=True,
+        metavar="NAMES",
+        help="a,b,c: presets, path.py:NAME of your own, or FILE.toml: experiments that differ in their algorithm alone",
+    )
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each algorithm (default: 3)")
+    limit = parser.add_mutually_exclusive_group(required=True)
+    limit.add_argument("--budget", type=int, metavar="TOKENS", help="tokens that each run generates for training")
+    limit.add_argument("--seconds", type=float, help="seconds that each run trains; depends on the machine")
+    limit.add_argument("--steps", type=int, help="steps that each run makes")
+    parser.add_argument("--workers", type=int, help="runs at a time (default: what cores and memory bear)")
+    parser.add_argument("--study-dir", type=Path, help="where it is kept (default: runs/compare-NAME-TERMS)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    given = parser.parse_intermixed_args(arguments)
+
+    with working("loading libraries", is_brief=True):
+        from gnomon.errors import RunError
+        from gnomon.records.console import Console
+        from gnomon.studies.compare_conduct import NUMBERS, PAGE, conduct, folder_of
+        from gnomon.studies.compare_design import Design, Limit
+        from gnomon.studies.compare_page import text
+        from gnomon.studies.compare_runs import Unit
+
+    asked: tuple[tuple[Unit, float | None], ...] = (
+        ("tokens", given.budget),
+        ("seconds", given.seconds),
+        ("steps", given.steps),
+    )
+    (chosen,) = [Limit(amount, unit) for unit, amount in asked if amount is not None]
+    design = Design.of(given.experiment, given.overrides, given.algorithms.split(","), given.seeds, chosen)
+    folder = given.study_dir or folder_of(design, given.experiment)
+    with Console() as console:
+        found = conduct(design, folder, given.workers, console)
+    if given.json:
+        print(json.dumps({**found.as_row(), "folder": str(folder), "page": str(folder / PAGE)}))
+    else:
+        print(f"{text(found)}\n\npage     {folder / PAGE}\nnumbers  {folder / NUMBERS}")
+    if found.failures:
+        raise RunError(found.failures)
+    return 0

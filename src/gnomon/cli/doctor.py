@@ -1,0 +1,88 @@
+"""``gnomon doctor RUN [--fail-on severe]``: what is wrong with a run, what shows it, what it means, what to try."""
+
+import argparse
+import json
+import shutil
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gnomon.progress import working
+
+if TYPE_CHECKING:
+    from gnomon.diagnosis import Finding, Sample
+
+WIDEST = 80
+_TEXT = 60
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print the findings of a run, live, finished or crashed; returns 1 when one is as grave as --fail-on, else 0."""
+    parser = argparse.ArgumentParser(prog="gnomon doctor", description=__doc__)
+    parser.add_argument("run", help="a run directory; nothing in it is changed")
+    parser.add_argument(
+        "--fail-on",
+        choices=["note", "warning", "severe"],
+        metavar="SEVERITY",
+        help="exit with 1 when there is a finding as grave: note, warning or severe",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    given = parser.parse_args(arguments)
+
+    with working("loading libraries", is_brief=True):
+        from gnomon.diagnosis import diagnose
+        from gnomon.diagnosis.catalog import SEVERITIES
+        from gnomon.records.console import Console
+        from gnomon.records.reading import RunRecord
+        from gnomon.redaction import for_people
+
+    record = RunRecord.of(given.run)
+    with Console():
+        findings, rows = diagnose(record), record.metrics()
+    last = rows[-1]["step"] if rows else 0
+    if given.json:
+        table = {"run": str(record.path), "step": last, "findings": [finding.as_row() for finding in findings]}
+        print(json.dumps(table))
+    else:
+        width = min(WIDEST, shutil.get_terminal_size().columns)
+        said = f"{given.run}: {_count(len(findings))} after step {last} of {record.steps()}, {record.state()}"
+        print(for_people("\n\n".join([said, *(describe(finding, width) for finding in findings)])))
+    is_grave = any(
+        SEVERITIES.index(finding.severity) >= SEVERITIES.index(given.fail_on) for finding in findings if given.fail_on
+    )
+    return 1 if is_grave else 0
+
+
+def describe(finding: "Finding", width: int = WIDEST) -> str:
+    """Return a finding as lines of at most ``width`` characters."""
+    head = f"{finding.severity.upper():<8} {finding.rule}"
+    steps = f"steps {finding.first_step} to {finding.step}"
+    numbers = ", ".join(f"{name} {value:.4g}" for name, value in finding.evidence.items())
+    lines = [f"{head}{steps:>{max(2, width - len(head))}}", *_wrapped(finding.summary, width, "  ", "  ")]
+    lines += _wrapped(finding.meaning, width, "  means     ")
+    for number, advice in enumerate(finding.advice):
+        lines += _wrapped(advice, width, "  try       - " if number == 0 else "            - ", "              ")
+    lines += _wrapped(numbers, width, "  evidence  ")
+    for number, sample in enumerate(finding.samples):
+        lines += _wrapped(_said(sample), width, "  samples   - " if number == 0 else "            - ", "              ")
+    return "\n".join(lines)
+
+
+def _said(sample: "Sample") -> str:
+    """Return one answer in a line: escaped, since a model may write what a terminal obeys."""
+    verdict = f"error: {_visible(sample.error)}" if sample.error is not None else f"reward {sample.reward:.3g}"
+    return f"step {sample.step}, {verdict}: {_visible(sample.question)} -> {_visible(sample.response)}"
+
+
+def _visible(text: str) -> str:
+    from gnomon.diagnosis.doctor import shortened
+
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shortened(text, _TEXT))
+
+
+def _wrapped(text: str, width: int, first: str, later: str = "            ") -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=later, break_long_words=True)
+
+
+def _count(number: int) -> str:
+    return "nothing found" if number == 0 else "1 finding" if number == 1 else f"{number} findings"

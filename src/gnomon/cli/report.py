@@ -1,0 +1,26 @@
+"""``gnomon report RUN [RUN ...]``: one page that shows a run, or several beside each other."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from gnomon.progress import working
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Write the page; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="gnomon report", description=__doc__)
+    parser.add_argument("run", nargs="+", type=Path, help="run directories; with several the page compares them")
+    parser.add_argument("--out", type=Path, help="the file (default: report.html in the run, comparison.html for more)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    given = parser.parse_args(arguments)
+
+    with working("loading libraries", is_brief=True):
+        from gnomon.insight.report import write_report
+        from gnomon.records.console import Console
+
+    with Console() as console, console.phase("reading and drawing"):
+        report = write_report(given.run, given.out)
+    print(json.dumps(report.as_row()) if given.json else f"report  {report.path}  ({report.size / 1e6:.2f} MB)")
+    return 0

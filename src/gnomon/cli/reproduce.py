@@ -1,0 +1,110 @@
+"""``gnomon reproduce CLAIM``: put a paper's claim to the test; ``--list`` shows all claims with their last verdicts."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gnomon.errors import ConfigError
+from gnomon.progress import working
+
+if TYPE_CHECKING:
+    from gnomon.studies.claim_folders import ClaimFolder
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Reproduce a claim, or list all; returns the exit code, 0 whatever the verdict is."""
+    parser = argparse.ArgumentParser(prog="gnomon reproduce", description=__doc__)
+    parser.add_argument("claim", nargs="?", help="a folder of experiments/ that has a claim.py, by its name")
+    parser.add_argument("--list", action="store_true", help="show every claim with its last verdict")
+    parser.add_argument(
+        "--write", action="store_true", help="run nothing: write pages and figures from the last results"
+    )
+    parser.add_argument("--finished", action="store_true", help="train nothing: measure the runs that are finished")
+    parser.add_argument(
+        "--experiments", type=Path, metavar="DIR", help="where claims are (default: those of the clone)"
+    )
+    parser.add_argument("--work", type=Path, default=Path("runs") / "claims", metavar="DIR", help="where runs are kept")
+    parser.add_argument("--workers", type=int, metavar="N", help="runs at once (default: one a core)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    given = parser.parse_intermixed_args(arguments)
+    if given.list == bool(given.claim):
+        parser.error("name a claim, or ask for --list")
+    if given.list and given.workers is not None:
+        parser.error("--list runs nothing: leave --workers out")
+
+    with working("loading libraries", is_brief=True):
+        from gnomon.studies.claim_folders import chosen, claim_folders, experiments_folder
+
+    root = experiments_folder(given.experiments)
+    if given.list:
+        return _list(claim_folders(root), given.json, given.write)
+    folder = chosen(given.claim, root)
+    if not given.write:
+        _measure(folder, given.work, given.workers, not given.finished)
+    _write([folder])
+    return _show(folder, given.json)
+
+
+def _measure(folder: "ClaimFolder", work: Path, workers: int | None, is_training: bool) -> None:
+    from gnomon.records.console import Console
+    from gnomon.studies.fleet import cores
+
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers must be at least 1, got {workers}")
+    with Console() as console:
+        folder.reproduce(work.resolve(), console, workers or cores(), is_training)
+
+
+def _write(folders: Sequence["ClaimFolder"]) -> None:
+    """Write the pages of these claims, and the table of all where the experiments lie beside documents."""
+    from gnomon.studies.claim_folders import claim_folders, write_text
+    from gnomon.studies.claim_pages import TABLE, table, write_pages
+
+    for folder in folders:
+        write_pages(folder)
+    for root in {folder.path.parent for folder in folders}:
+        if (root.parent / TABLE).parent.is_dir():
+            write_text(root.parent / TABLE, table(claim_folders(root)))
+
+
+def _list(folders: dict[str, "ClaimFolder"], as_json: bool, is_written: bool) -> int:
+    if is_written:
+        _write(list(folders.values()))
+    rows = [_row(folder) for folder in folders.values()]
+    if as_json:
+        short = ("claim", "title", "verdict", "expectations", "date", "error")
+        print(json.dumps({"claims": [{key: row[key] for key in short if key in row} for row in rows]}, allow_nan=False))
+        return 0
+    if not rows:
+        print("no claim here")
+        return 0
+    wide = max(len(str(row["claim"])) for row in rows)
+    for row in rows:
+        said = row.get("title") or row["error"]
+        print(f"{row['claim']:<{wide}}  {row['verdict']:<10}  {row.get('date', ''):<10}  {said}")
+    return 0
+
+
+def _row(folder: "ClaimFolder") -> dict[str, Any]:
+    """Return what is known of a claim; one that cannot be read hides no other."""
+    try:
+        return folder.row(folder.tested())
+    except ConfigError as error:
+        return {"claim": folder.name, "verdict": "unreadable", "error": str(error)}
+
+
+def _show(folder: "ClaimFolder", as_json: bool) -> int:
+    row = folder.row(folder.tested())
+    if as_json:
+        print(json.dumps({key: value for key, value in row.items() if key != "curves"}, allow_nan=False))
+        return 0
+    print(row["title"])
+    for found in row["expectations"]:
+        print(f"  {found['outcome']:<10}{found['says']}")
+        if found["measured"]:
+            print(f"{'':<12}{found['measured']}")
+    print(f"verdict: {row['verdict']}")
+    print(f"page     {folder.path / 'README.md'}")
+    return 0

@@ -1,0 +1,75 @@
+"""``gnomon watch RUN``: a live view of a run, on a terminal or as lines; it reads files and disturbs nothing."""
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Watch a run; returns the exit code: with --plain 1 when it ended before its last step."""
+    parser = argparse.ArgumentParser(prog="gnomon watch", description=__doc__)
+    parser.add_argument("run", type=Path, help="a run directory, also one that does not exist yet")
+    parser.add_argument("--plain", action="store_true", help="lines for a log, until the run ends")
+    parser.add_argument("--once", action="store_true", help="print how it stands, and end")
+    parser.add_argument("--interval", type=float, metavar="SECONDS", help="between looks (default: 1; --plain: 5)")
+    parser.add_argument("--json", action="store_true", help="print how it stands as one JSON object, and end")
+    given = parser.parse_args(arguments)
+    if given.interval is not None and not 0.05 <= given.interval <= 86_400:
+        parser.error(f"--interval should be from 0.05 to 86400 seconds, got {given.interval:g}")
+    if given.once or given.json:
+        return _once(given.run, given.json)
+    if given.plain or not _is_screen():
+        return _plain(given.run, given.interval or 5.0)
+    return _live(given.run, given.interval or 1.0)
+
+
+def _once(run: Path, as_json: bool) -> int:
+    from gnomon.insight.watch_plain import as_row, once
+    from gnomon.insight.watch_run import Watcher
+    from gnomon.records.directory import RunDirectory
+
+    RunDirectory.check(run)
+    glance = Watcher(run).look()
+    if as_json:
+        print(json.dumps(as_row(glance), allow_nan=False))
+        return 0
+    _say("\n".join(once(glance, shutil.get_terminal_size((100, 24)).columns)))
+    return 0
+
+
+def _plain(run: Path, interval: float) -> int:
+    from gnomon.insight.watch_plain import follow
+    from gnomon.insight.watch_run import Watcher
+
+    return 0 if follow(Watcher(run), interval, _say, time.sleep).state == "finished" else 1
+
+
+def _live(run: Path, interval: float) -> int:
+    from gnomon.errors import ConfigError
+
+    if importlib.util.find_spec("textual") is None:
+        raise ConfigError(
+            "the live view needs textual, which is not installed; pip install 'gnomon[watch]', or see the same as "
+            f"lines: gnomon watch {run} --plain"
+        )
+    from gnomon.insight.watch_app import WatchApp
+    from gnomon.insight.watch_run import Watcher
+
+    app = WatchApp(Watcher(run), interval)
+    app.run(mouse=False)
+    return app.return_code or 0
+
+
+def _is_screen() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def _say(text: str) -> None:
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding), flush=True)

@@ -1,0 +1,184 @@
+"""The page of a run, or of several beside each other: one HTML file that needs nothing else and asks nobody."""
+
+import base64
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from gnomon.diagnosis.diagnose import diagnose
+from gnomon.diagnosis.finding import Finding
+from gnomon.errors import ConfigError, RunDirectoryError
+from gnomon.insight.report_compare import compared
+from gnomon.insight.report_rollouts import Reader, Shelf, vocabulary_of
+from gnomon.insight.report_run import sound, told
+from gnomon.insight.report_trust import algorithm_of
+from gnomon.insight.svg import COLORS, DARK
+from gnomon.records.console import Console
+from gnomon.records.directory import RunDirectory
+from gnomon.records.durable import write_durably
+from gnomon.records.reading import RunRecord
+from gnomon.redaction import for_people
+
+LARGEST = 2_000_000
+"""Bytes of a page."""
+MOST_RUNS = 32
+MOST_DIAGNOSED = 500
+"""Steps that are diagnosed anew for a page."""
+_ROOM = ((700, 5), (350, 5), (200, 3), (60, 2), (10, 1))
+"""Tokens of a response and rollouts on a shelf, tried in this order until the page is small enough."""
+_STYLE, _SCRIPT = "<!--style-->", "<!--script-->"
+_COLORINGS = {
+    "advantage": ("advantage", "Blue was better than expected and is made likelier, orange worse and less likely."),
+    "surprise": ("surprise", "How unlikely each token was when it was drawn: -log p, in nats; no entropy is recorded."),
+    "ratio": ("ratio", "The learner's probability over the sampler's when the step began: blue above 1, orange below."),
+    "trust": (
+        "trust",
+        "What the algorithm's bound makes of that ratio: struck out is stopped, dotted is held back, underlined is "
+        "pushed more; gray has no advantage or is not trained.",
+    ),
+    "value": ("value", "What the critic expected before the token."),
+}
+_MARK = (
+    '<svg viewBox="0 0 24 24" aria-hidden="true"><path d="M4 19h16M6 19V5l11 14" fill="none" stroke="currentColor" '
+    'stroke-width="1.8" stroke-linejoin="round" stroke-linecap="round"/></svg>'
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """A page that was written: where, of how many bytes, of which runs."""
+
+    path: Path
+    size: int
+    runs: tuple[Path, ...]
+
+    def as_row(self) -> dict[str, Any]:
+        """Return one JSON object."""
+        return {"report": str(self.path), "bytes": self.size, "runs": [str(run) for run in self.runs]}
+
+
+def leave_page(directory: RunDirectory, console: Console) -> None:
+    """Write the page of a run that has just ended, well or not; whatever goes wrong is a warning and no more."""
+    try:
+        with console.phase("drawing the report"):
+            write_durably(directory.report, run_page(RunRecord(directory.path), is_over=True).encode(), is_synced=False)
+    except Exception as error:
+        # The boundary of the run: its weights and records are safe by now, and a page can be drawn again.
+        console.warn(f"the report was not written ({error}); try again: gnomon report {directory.path}")
+
+
+def write_report(runs: Sequence[str | Path], out: Path | None = None) -> Report:
+    """Write the page of one run, or one that compares several, and return what was written.
+
+    out: a file; without it ``report.html`` in the run, or ``comparison.html`` in the first of several.
+    Files of the runs are only read, a run that is going on is not disturbed, and what is damaged is passed over.
+    Raises: RunDirectoryError when there is no such run, or the page cannot be written; ConfigError for too many runs.
+    """
+    records = [RunRecord.of(run) for run in runs]
+    if not 1 <= len(records) <= MOST_RUNS:
+        raise ConfigError(f"a page shows 1 to {MOST_RUNS} runs, got {len(records)}; name fewer")
+    files_of = records[0].files
+    path = out or (files_of.report if len(records) == 1 else files_of.path / "comparison.html")
+    content = (run_page(records[0]) if len(records) == 1 else comparison_page(records)).encode()
+    try:
+        write_durably(path, content, is_synced=False)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{path} cannot be written: {error.strerror or error}; name a file in a folder that is there, --out FILE"
+        ) from error
+    return Report(path, len(content), tuple(record.path for record in records))
+
+
+def run_page(record: RunRecord, is_over: bool = False) -> str:
+    """Return the page of one run, of at most 2 MB: where it would be more, responses are cut shorter.
+
+    is_over: its process still holds it, and will not go on with it.
+    """
+    run = told(record, findings_of(record), is_over)
+    vocabulary, algorithm = vocabulary_of(record), algorithm_of(record)
+    page = ""
+    for most, each in _ROOM:
+        reader = Reader(record, vocabulary, algorithm, most, each)
+        shelves = reader.shelves(run.scan)
+        page = _page("run.html", {"run": run, "shelves": shelves, "colorings": colorings(shelves)})
+        if len(page.encode()) <= LARGEST:
+            break
+    return page
+
+
+def comparison_page(records: Sequence[RunRecord]) -> str:
+    """Return the page that lays several runs beside each other."""
+    return _page("comparison.html", {"all": compared(records)})
+
+
+def findings_of(record: RunRecord) -> list[Finding]:
+    """Return what the diagnosis says of the run: now, or for a long one what it said while the run was training.
+
+    What the run wrote down and a diagnosis of its files does not find, as where files are damaged, is added.
+    """
+    parsed = (Finding.of_row(row) for row in record.findings())
+    written = {finding.rule: finding for finding in sound(parsed)}
+    if record.files.findings.exists() and len(record.metrics()) > MOST_DIAGNOSED:
+        return list(written.values())
+    found = diagnose(record)
+    known = {finding.rule for finding in found}
+    return [*sound(found), *(finding for rule, finding in written.items() if rule not in known)]
+
+
+def colorings(shelves: Sequence[Shelf]) -> list[tuple[str, str, str]]:
+    """Return by what the tokens on the page can be colored: key, title and meaning."""
+    there = {name for shelf in shelves for one in shelf.rollouts for name in one.response.numbers}
+    return [(key, *words) for key, words in _COLORINGS.items() if key in there]
+
+
+@cache
+def _templates() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("gnomon.insight", "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["measured"] = _measured
+    return environment
+
+
+def _page(template: str, context: Mapping[str, Any]) -> str:
+    folder = files("gnomon.insight") / "page"
+    script = (folder / "page.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    places = {"style": Markup(_STYLE), "script": Markup(_SCRIPT), "digest": digest, "mark": Markup(_MARK)}
+    text = _templates().get_template(template).render(**context, **places, version=version("gnomon"))
+    # Secrets are taken out, and what cannot be seen is spelled out, before style and script come in: the script has to
+    # stay what its digest says. What others wrote is escaped, so it cannot say where those belong.
+    return for_people(text).replace(_STYLE, _style(), 1).replace(_SCRIPT, script, 1)
+
+
+def _style() -> str:
+    css = (files("gnomon.insight") / "page" / "page.css").read_text(encoding="utf-8")
+    light, dark = (
+        "".join(f"--series-{n}:{color};" for n, color in enumerate(colors, start=1)) for colors in (COLORS, DARK)
+    )
+    return css.replace("/*light*/", light).replace("/*dark*/", dark)
+
+
+def _measured(value: Any) -> str:
+    """Return a measured number as a person reads it; what is no number as it is.
+
+    >>> _measured(0.25), _measured(1234567.0), _measured(3e-05), _measured(2.0)
+    ('0.25', '1,234,567', '3e-05', '2')
+    """
+    if type(value) not in (int, float) or not math.isfinite(value):
+        return str(value)
+    number = float(value)
+    return f"{number:,.0f}" if number == round(number) and abs(number) < 1e15 else f"{number:.4g}"

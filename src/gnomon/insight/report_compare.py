@@ -1,0 +1,187 @@
+"""Several runs beside each other: curves over each other, final scores with intervals, and what differs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from gnomon.insight import report_facts as facts
+from gnomon.insight.report_curves import NARROW, WIDE, Panel, Rows, evaluated
+from gnomon.insight.svg import Series, chart
+from gnomon.loop.evaluate import Evaluation, read_evaluations
+from gnomon.records.console import duration
+from gnomon.records.reading import RunRecord, column
+
+_MOST_DIFFERENCES = 120
+_SMOOTHED = 5
+
+
+@dataclass(frozen=True)
+class Line:
+    """One run in the table. color: the number of its curves' color. held_out, interval: of its last evaluation."""
+
+    name: str
+    color: int
+    algorithm: str
+    done: int
+    state: str
+    before: str
+    held_out: str
+    interval: str
+    reward: str
+    tokens: str
+    wasted: str
+    time: str
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What the page of several runs says. settings: key, and its value in each run, where they are not all the same."""
+
+    names: Sequence[str]
+    lines: Sequence[Line]
+    verdict: str
+    panels: Sequence[Panel]
+    settings: Sequence[tuple[str, Sequence[str]]]
+    machines: Sequence[tuple[str, Sequence[str]]]
+
+
+@dataclass(frozen=True)
+class _Run:
+    name: str
+    record: RunRecord
+    rows: Rows
+    evaluations: Sequence[Evaluation]
+    experiment: Mapping[str, Any]
+
+
+def compared(records: Sequence[RunRecord]) -> Compared:
+    """Return what there is to say of the runs together."""
+    names = distinct([record.path for record in records])
+    runs = [
+        _Run(name, record, record.metrics(), read_evaluations(record.files.evaluations), record.experiment())
+        for name, record in zip(names, records, strict=True)
+    ]
+    experiments = [facts.flat(run.experiment) for run in runs]
+    machines = [dict(facts.card_rows(run.record.card())) for run in runs]
+    return Compared(
+        names=names,
+        lines=[_line(run, place) for place, run in enumerate(runs)],
+        verdict=_verdict(runs),
+        panels=_panels(runs),
+        settings=_unlike(experiments),
+        machines=[(key, values) for key, values in _unlike(machines) if key not in ("Started", "Sessions")],
+    )
+
+
+def distinct(paths: Sequence[Path]) -> list[str]:
+    """Return names of runs that tell them apart: the last parts of their paths, as many as are needed.
+
+    >>> distinct([Path("a/seed0"), Path("b/seed0")])
+    ['a/seed0', 'b/seed0']
+    """
+    parts = [path.resolve().parts for path in paths]
+    for count in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-count:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{name} ({number})" for number, name in enumerate(("/".join(part[-1:]) for part in parts), start=1)]
+
+
+def _line(run: _Run, place: int) -> Line:
+    first, last = (run.evaluations[0], run.evaluations[-1]) if run.evaluations else (None, None)
+    rewards = [value for _, value in column(run.rows, "rollout/reward_mean")]
+    few = max(1, min(10, len(rewards) // 4))
+    tokens = facts.total(run.rows, "tokens/generated")
+    wasted = sum(share.fraction for share in facts.waste_shares(run.rows)[1:])
+    algorithm = run.experiment.get("algorithm")
+    return Line(
+        name=run.name,
+        color=place % 8 + 1,
+        algorithm=str(algorithm.get("name", "-")) if isinstance(algorithm, Mapping) else "-",
+        done=run.rows[-1]["step"] if run.rows else 0,
+        state=run.record.state(),
+        before="-" if first is None else f"{first.headline.mean:.3f}",
+        held_out="-" if last is None else f"{last.headline.mean:.3f}",
+        interval="" if last is None else f"{last.headline.low:.3f} to {last.headline.high:.3f}",
+        reward=f"{sum(rewards[-few:]) / few:.3f}" if rewards else "-",
+        tokens=f"{tokens:,.0f}",
+        wasted=f"{wasted:.0%}" if tokens > 0 else "-",
+        time=duration(facts.worked_seconds(run.rows)),
+    )
+
+
+def _verdict(runs: Sequence[_Run]) -> str:
+    """Return what intervals allow to say of the final scores; nothing where they are of different questions."""
+    last = [(run.name, run.evaluations[-1]) for run in runs if run.evaluations]
+    if len(last) < 2 or len(last) < len(runs):
+        return ""
+    if len({(e.task, e.prompts, next(iter(e.scores))) for _, e in last}) > 1:
+        return "The runs were evaluated on different questions, so their held-out scores cannot be compared."
+    (name, best), (_, second) = sorted(last, key=lambda pair: -pair[1].headline.mean)[:2]
+    if best.headline.low > second.headline.high:
+        return f"{name} ended highest; its interval lies above all others."
+    return (
+        f"{name} ended highest, but the intervals overlap: which of them is best cannot be told from these prompts. "
+        "Each interval is of one run; other seeds would add to it."
+    )
+
+
+def _panels(runs: Sequence[_Run]) -> list[Panel]:
+    score = [one for run in runs for one in evaluated(run.evaluations, run.name)]
+    found = [_panel("Held-out score", "The first score of each evaluation, with 95% intervals.", score, "step")]
+    reward = [_series(run, "rollout/reward_mean", is_smooth=True) for run in runs]
+    by_tokens = [_over(run, one, "tokens/generated", 1e-3) for run, one in zip(runs, reward, strict=True)]
+    by_time = [_over(run, one, "", 1 / 60) for run, one in zip(runs, reward, strict=True)]
+    note = "Mean over windows of a few steps."
+    found.append(_panel("Training reward", note, reward, "step"))
+    found.append(_panel("Training reward by tokens", note, by_tokens, "thousand tokens generated"))
+    found.append(_panel("Training reward by time", note, by_time, "minutes of work"))
+    for title, name in _OTHERS.items():
+        found.append(_panel(title, "", [_series(run, name, is_smooth=True) for run in runs], "step"))
+    return [panel for panel in found if panel is not None]
+
+
+_OTHERS = {
+    "Length, tokens": "rollout/length_tokens_mean",
+    "Wasted tokens": "tokens/wasted_fraction",
+    "Entropy, nats a token": "loss/entropy_nats",
+    "Effective sample size": "loss/ess_fraction",
+    "Gradient norm": "learner/gradient_norm",
+    "Seconds of a step": "time/step_seconds",
+}
+
+
+def _panel(title: str, note: str, series: Sequence[Series], x_label: str) -> Panel | None:
+    drawn = [one for one in series if one.xs]
+    if not drawn:
+        return None
+    wide, narrow = (Markup(chart(drawn, title, x_label, "", size=size)) for size in (WIDE, NARROW))
+    return Panel(title, note, narrow, wide if title in ("Held-out score", "Training reward") else None)
+
+
+def _series(run: _Run, name: str, is_smooth: bool = False) -> Series:
+    points = column(run.rows, name)
+    window = max(1, min(_SMOOTHED, len(points) // 8)) if is_smooth else 1
+    ys = [value for _, value in points]
+    means = [sum(ys[max(0, n - window + 1) : n + 1]) / (n + 1 - max(0, n - window + 1)) for n in range(len(ys))]
+    return Series(run.name, [step for step, _ in points], means)
+
+
+def _over(run: _Run, series: Series, name: str, unit: float) -> Series:
+    """Return the series over what had been spent by each step: the sum of a metric, or seconds of work."""
+    spent: dict[float, float] = {}
+    total = 0.0
+    for step, value in column(run.rows, name or "seconds"):
+        total = total + value if name else value
+        spent[step] = total * unit
+    kept = [(spent[x], y) for x, y in zip(series.xs, series.ys, strict=True) if x in spent]
+    return Series(series.name, [x for x, _ in kept], [y for _, y in kept])
+
+
+def _unlike(tables: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    keys = sorted({key for table in tables for key in table})
+    rows = [(key, [facts.shown(table.get(key)) for table in tables]) for key in keys]
+    return [(key, values) for key, values in rows if len(set(values)) > 1][:_MOST_DIFFERENCES]

@@ -1,0 +1,222 @@
+"""The curves of a page: which metrics stand together, with intervals where they are known, and what happened when."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from markupsafe import Markup
+
+from gnomon.diagnosis.finding import Finding
+from gnomon.insight.report_plots import GROUPS, LEARNING, POLICY, STALENESS, TIME, WASTE, Plot
+from gnomon.insight.scale import thinned
+from gnomon.insight.svg import Mark, Series, chart, number_of
+from gnomon.loop.evaluate import Evaluation
+from gnomon.records.reading import column
+
+Rows = Sequence[Mapping[str, Any]]
+WIDE, NARROW = (820, 300), (360, 230)
+_Z = 1.959964
+_MOST_MARKS = 24
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A picture of curves and a sentence about it. wide: the same for a wide screen, where there is one."""
+
+    title: str
+    note: str
+    picture: Markup
+    wide: Markup | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How a step asks. prompts: of a step. each: answers to one. intervals: of a step's mean reward, where known."""
+
+    prompts: int = 1
+    each: int = 1
+    intervals: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+
+
+def reward_picture(
+    rows: Rows, asked: Asked, evaluations: Sequence[Evaluation], marks: Sequence[Mark], size: tuple[int, int]
+) -> Markup:
+    """Return training reward with its interval, and the held-out score with its own.
+
+    Where the rollouts of a step were not read its interval is mean ± 1.96 std / sqrt(prompts): as if the answers to one
+    prompt were a single draw, which is too wide rather than too narrow.
+    """
+    deviations = dict(column(rows, "rollout/reward_std"))
+    rewards = column(rows, "rollout/reward_mean")
+    ends = []
+    for step, mean in rewards:
+        half = _Z * deviations.get(step, math.nan) / math.sqrt(asked.prompts)
+        ends.append(asked.intervals.get(step, (mean - half, mean + half)))
+    drawn = [Series("training reward", *_split(rewards), [low for low, _ in ends], [high for _, high in ends])]
+    drawn += evaluated(evaluations, f"held out: {_headline(evaluations)}")
+    return Markup(chart(drawn, "Reward", "step", "", marks, size))
+
+
+def evaluated(evaluations: Sequence[Evaluation], name: str) -> list[Series]:
+    """Return the first score of each evaluation with its interval as one series; none where there are none."""
+    scores = [(e.step, e.headline) for e in evaluations]
+    if not scores:
+        return []
+    steps, (means, lows, highs) = (
+        [s for s, _ in scores],
+        zip(*((h.mean, h.low, h.high) for _, h in scores), strict=True),
+    )
+    return [Series(name, steps, means, lows, highs, style="points")]
+
+
+def learning_panels(rows: Rows, asked: Asked, evaluations: Sequence[Evaluation], marks: Sequence[Mark]) -> list[Panel]:
+    """Return reward, held-out scores, parts of the reward, lengths, and groups where there are any."""
+    note = (
+        "The band is the 95% interval of each step's mean over prompts, bars are those of evaluations on held-out "
+        "prompts. Dashed lines are evaluations, checkpoints and findings, listed below."
+    )
+    plain = [unlabeled(mark) for mark in marks]
+    wide = reward_picture(rows, asked, evaluations, marks, WIDE)
+    panels = [Panel("Reward", note, reward_picture(rows, asked, evaluations, plain, NARROW), wide)]
+    others = _other_scores(evaluations)
+    if others:
+        series = [_scores(evaluations, name) for name in others[:6]]
+        picture = chart(series, "Other held-out scores", "step", "", plain, NARROW)
+        panels.append(Panel("Other held-out scores", "With 95% intervals over prompts.", Markup(picture)))
+    parts = sorted({n for row in rows for n in row if n.startswith("reward/") and n.endswith("_mean")})
+    if len(parts) > 1:
+        names = {n: n.removeprefix("reward/").removesuffix("_mean") for n in parts[:8]}
+        panels += _panels(rows, [Plot("Parts of the reward", "before weighting", names)], plain)
+    return panels + _panels(rows, (*LEARNING, GROUPS) if asked.each > 1 else LEARNING, plain)
+
+
+def policy_panels(rows: Rows, marks: Sequence[Mark]) -> list[Panel]:
+    """Return the policy, the optimizer, the critic and the tracker."""
+    return _panels(rows, POLICY, marks)
+
+
+def staleness_panels(rows: Rows, marks: Sequence[Mark]) -> list[Panel]:
+    """Return how old answers were, and how far the sampler's numbers from the learner's."""
+    return _panels(rows, STALENESS, marks)
+
+
+def time_panels(rows: Rows, marks: Sequence[Mark]) -> list[Panel]:
+    """Return seconds, throughput and memory."""
+    derived = [dict(row) | _derived(row) for row in rows]
+    speed = Plot("Throughput", "tokens a second", {"tokens_per_second": "generated and trained on"})
+    return _panels(derived, (TIME[0], speed, TIME[1]), marks)
+
+
+def waste_panels(rows: Rows, marks: Sequence[Mark]) -> list[Panel]:
+    """Return the tokens without a gradient, by cause where that is known."""
+    causes = sorted({n for row in rows for n in row if n.startswith("waste/") and n.endswith("_fraction")})
+    seen = [n for n in causes if any(value > 0 for _, value in column(rows, n))][:7]
+    names = {n: n.removeprefix("waste/").removesuffix("_fraction").replace("_", " ") for n in seen}
+    by_cause = [Plot("By cause", "fraction of tokens", names)] if names else []
+    return _panels(rows, [*WASTE, *by_cause], marks)
+
+
+def unlabeled(mark: Mark) -> Mark:
+    """Return the mark without its text, for small pictures."""
+    return Mark(mark.x, "", mark.tone)
+
+
+def marks_of(evaluations: Sequence[Evaluation], checkpoints: Sequence[int], findings: Sequence[Finding]) -> list[Mark]:
+    """Return what happened when; where there were too many of a kind to tell apart, that kind is left out."""
+    found: list[Mark] = []
+    if len(evaluations) <= _MOST_MARKS:
+        found += [Mark(e.step, "evaluation") for e in evaluations]
+    if len(checkpoints) <= _MOST_MARKS:
+        found += [Mark(step, "checkpoint") for step in checkpoints if step not in {e.step for e in evaluations}]
+    worst = sorted(findings, key=lambda f: f.severity != "severe")[:_MOST_MARKS]
+    tones: Mapping[str, Any] = {"severe": "severe", "warning": "warning"}
+    return found + [Mark(f.first_step, f.rule, tones.get(f.severity, "plain")) for f in worst]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A metric as one line of a table: a small picture, and numbers."""
+
+    name: str
+    picture: Markup
+    first: float
+    last: float
+    low: float
+    high: float
+
+
+def everything(rows: Rows) -> list[Measured]:
+    """Return every metric of the run in order of names."""
+    columns: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if type(value) in (int, float) and -math.inf < value < math.inf:
+                columns.setdefault(name, []).append((row["step"], value))
+    return [
+        Measured(name, sparkline(points), points[0][1], points[-1][1], *_ends([y for _, y in points]))
+        for name, points in sorted(columns.items())
+        if name not in ("step", "seconds")
+    ]
+
+
+def sparkline(points: Sequence[tuple[float, float]], size: tuple[int, int] = (110, 18)) -> Markup:
+    """Return a curve without axes, from the smallest to the largest of its numbers."""
+    kept = thinned([(x, y, math.nan, math.nan) for x, y in points], 40)
+    xs, ys = [p[0] for p in kept], [p[1] for p in kept]
+    wide, high = max(xs) - min(xs), max(ys) - min(ys)
+    across = [(x - min(xs)) / wide * (size[0] - 2) + 1 if wide > 0 else size[0] / 2 for x in xs]
+    up = [size[1] - 1 - (y - min(ys)) / high * (size[1] - 2) if 0 < high < math.inf else size[1] / 2 for y in ys]
+    line = "L".join(f"{number_of(x)} {number_of(y)}" for x, y in zip(across, up, strict=True))
+    drawn = f'<path d="M{line}h.1"/>'
+    return Markup(f'<svg class="spark" viewBox="0 0 {size[0]} {size[1]}" aria-hidden="true">{drawn}</svg>')
+
+
+def _panels(rows: Rows, plots: Sequence[Plot], marks: Sequence[Mark]) -> list[Panel]:
+    panels = []
+    for plot in plots:
+        series = [Series(label, *_split(column(rows, name))) for name, label in plot.names.items()]
+        there = [one for one in series if one.xs]
+        moving = [one for one in there if any(one.ys)]
+        still = [one.name for one in there if not any(one.ys)] if moving else []
+        note = f"{plot.note} Zero throughout: {', '.join(still)}." if still else plot.note
+        if there:
+            picture = chart(moving or there, plot.title, "step", plot.y_label, marks, NARROW)
+            panels.append(Panel(plot.title, note.strip(), Markup(picture)))
+    return panels
+
+
+def _scores(evaluations: Sequence[Evaluation], name: str) -> Series:
+    found = [(e.step, e.scores[name]) for e in evaluations if name in e.scores]
+    steps, scores = [step for step, _ in found], [score for _, score in found]
+    return Series(name, steps, [s.mean for s in scores], [s.low for s in scores], [s.high for s in scores], "points")
+
+
+def _other_scores(evaluations: Sequence[Evaluation]) -> list[str]:
+    """Return the names of the scores beside the first that are not the same as it."""
+    if not evaluations:
+        return []
+    first = _headline(evaluations)
+    return [n for n in evaluations[-1].scores if any(e.scores.get(n) != e.scores.get(first) for e in evaluations)]
+
+
+def _headline(evaluations: Sequence[Evaluation]) -> str:
+    return next(iter(evaluations[-1].scores)) if evaluations else ""
+
+
+def _derived(row: Mapping[str, Any]) -> dict[str, float]:
+    values = {name: dict(column([row], name)).get(row["step"]) for name in _DERIVED}
+    seconds, tokens, peak = (values[name] for name in _DERIVED)
+    speed = {"tokens_per_second": tokens / seconds} if seconds and tokens is not None else {}
+    return speed | ({"memory/peak_gib": peak / 2**30} if peak is not None else {})
+
+
+_DERIVED = ("time/step_seconds", "tokens/generated", "memory/peak_bytes")
+
+
+def _split(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    return min(values), max(values)

@@ -1,0 +1,215 @@
+"""What a run was and what became of it, as short tables: scores, time, waste, the experiment, the machine."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+from gnomon.algorithms.configure import to_table as algorithm_table
+from gnomon.algorithms.presets import GRPO, PRESETS
+from gnomon.configuration import to_table
+from gnomon.experiment import Experiment
+from gnomon.records.console import duration
+from gnomon.records.reading import RunRecord, column
+from gnomon.tasks.arithmetic import ArithmeticTask
+
+Row = Mapping[str, Any]
+Rows = Sequence[Row]
+
+_STAGES = {
+    "generate": "answers are drawn",
+    "grade": "waiting for the last verdicts",
+    "score": "the learner scores what was drawn; mismatch is measured",
+    "update": "forward, backward, optimizer",
+    "publish": "new weights go to the engines, which prove that they hold them",
+    "track": "tracker and curriculum learn what happened",
+}
+_CAUSES = {
+    "degenerate": "all answers of the prompt were rewarded alike, so none is better than another",
+    "zero_advantage": "the answer was exactly as good as expected",
+    "clipped": "the policy had moved far enough already",
+    "capped": "a bound took the weight away",
+    "truncated": "cut off at the budget, and left out of the loss",
+    "stale": "too old when its turn came",
+    "errored": "could not be judged",
+    "surplus": "finished when no step had room",
+    "refused": "the filter refused its prompt",
+    "idle": "in a trained group, without a gradient",
+    "failed": "could not be judged",
+    "distrusted": "the policy had moved too far from it",
+}
+_FORMER = ("idle", "failed", "refused", "surplus", "distrusted")
+
+
+@dataclass(frozen=True)
+class Share:
+    """One part of a whole. fraction: in [0, 1]. amount: what it is, in words a person reads."""
+
+    name: str
+    meaning: str
+    fraction: float
+    amount: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting that is not what it would be by itself; None stands for a setting that is not there."""
+
+    key: str
+    here: str
+    there: str
+
+
+def total(rows: Rows, name: str) -> float:
+    """Return the sum of a metric over the steps."""
+    return sum(value for _, value in column(rows, name))
+
+
+def worked_seconds(rows: Rows) -> float:
+    """Return the wall-clock seconds that the run has worked, over all its sessions."""
+    return max((value for _, value in column(rows, "seconds")), default=0.0)
+
+
+def time_shares(rows: Rows) -> list[Share]:
+    """Return where the time went: the stages of a step, the rest of it, and what was between steps."""
+    stages = {name: total(rows, f"time/{name}_seconds") for name in _STAGES}
+    in_steps = total(rows, "time/step_seconds")
+    whole = max(worked_seconds(rows), in_steps)
+    stages["other"] = max(0.0, in_steps - sum(stages.values()))
+    stages["between steps"] = max(0.0, whole - in_steps)
+    meanings = {
+        **_STAGES,
+        "other": "bookkeeping within a step",
+        "between steps": "loading, evaluations, checkpoints, records",
+    }
+    if whole <= 0:
+        return []
+    return [Share(n, meanings[n], s / whole, duration(s) if s >= 1 else f"{s:.2f}s") for n, s in stages.items()]
+
+
+def waste_shares(rows: Rows) -> list[Share]:
+    """Return what became of the generated tokens: trained on, or the cause for which they taught nothing."""
+    generated = total(rows, "tokens/generated")
+    if generated <= 0:
+        return []
+    names = sorted({n for row in rows for n in row if n.startswith("waste/") and n.endswith("_fraction")})
+    causes = {n.removeprefix("waste/").removesuffix("_fraction"): _tokens(rows, n) for n in names}
+    causes = causes or {cause: total(rows, f"tokens/{cause}") for cause in _FORMER}
+    trained = max(0.0, generated - sum(causes.values()))
+    largest = sorted(((n, t) for n, t in causes.items() if t > 0), key=lambda pair: -pair[1])
+    shares = [("trained", "had a gradient", trained), *((n, _CAUSES.get(n, ""), t) for n, t in largest)]
+    return [Share(n.replace("_", " "), meaning, t / generated, f"{t:,.0f} tokens") for n, meaning, t in shares]
+
+
+def _tokens(rows: Rows, name: str) -> float:
+    generated = dict(column(rows, "tokens/generated"))
+    return sum(value * generated.get(step, 0.0) for step, value in column(rows, name))
+
+
+def flat(table: Any, path: str = "") -> dict[str, Any]:
+    """Return every value of nested tables and lists by its dotted path.
+
+    >>> flat({"a": {"b": 1}, "c": [{"d": 2}]})
+    {'a.b': 1, 'c.0.d': 2}
+    """
+    if isinstance(table, Mapping):
+        inner = [(f"{path}.{key}" if path else str(key), value) for key, value in table.items()]
+    elif isinstance(table, list | tuple) and any(isinstance(value, Mapping | list) for value in table):
+        inner = [(f"{path}.{place}", value) for place, value in enumerate(table)]
+    else:
+        return {path: list(table) if isinstance(table, tuple) else table}
+    return {key: value for at, below in inner for key, value in flat(below, at).items()}
+
+
+def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[Difference]:
+    """Return the keys of two flat tables whose values differ, in order of the keys."""
+    keys = [key for key in sorted({*here, *there}) if here.get(key, MISSING) != there.get(key, MISSING)]
+    return [Difference(key, shown(here.get(key)), shown(there.get(key))) for key in keys]
+
+
+def shown(value: Any) -> str:
+    """Return a setting as it is written.
+
+    >>> shown(True), shown("text"), shown(None), shown([1, 2])
+    ('true', 'text', '-', '[1, 2]')
+    """
+    if value is None:
+        return "-"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def preset_differences(experiment: Mapping[str, Any]) -> tuple[str | None, list[Difference]]:
+    """Return the name of the preset that the algorithm is called after, and what differs from it; None without one."""
+    algorithm = experiment.get("algorithm")
+    name = algorithm.get("name") if isinstance(algorithm, Mapping) else None
+    if not isinstance(name, str) or name not in PRESETS:
+        return None, []
+    there = flat(algorithm_table(PRESETS[name]))
+    return name, [d for d in differences(flat(algorithm), there) if d.key not in ("name", "paper")]
+
+
+def default_differences(experiment: Mapping[str, Any]) -> list[Difference]:
+    """Return what the experiment sets to something else than gnomon does by itself, apart from task and algorithm."""
+    required = {f.name for f in fields(Experiment) if f.default is MISSING and f.default_factory is MISSING}
+    left_out = {*required, "name", "seed", "rewards"}
+    plain = to_table(Experiment(model="tiny", task=ArithmeticTask(), algorithm=GRPO))
+    tables = [{k: v for k, v in table.items() if k not in left_out} for table in (experiment, plain)]
+    return differences(flat(tables[0]), flat(tables[1]))
+
+
+def task_name(experiment: Mapping[str, Any]) -> str:
+    """Return what the run was asked, in a word or two."""
+    task = experiment.get("task")
+    if not isinstance(task, Mapping):
+        return "its task"
+    return str(next((task[key] for key in ("generator", "path", "name", "kind") if task.get(key)), "its task"))
+
+
+def card_rows(card: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the run card as label and text; the newest session's, with the former ones counted."""
+    resumed = card.get("resumed")
+    sessions = [card, *(resumed if isinstance(resumed, list) else [])]
+    newest = sessions[-1] if isinstance(sessions[-1], Mapping) else card
+    labels = {
+        "reproducibility": "Reproducibility", "sandbox": "Sandbox", "device": "Device", "cpu": "Processor",
+        "cpu_count": "Cores", "threads": "Threads", "precision": "Precision", "platform": "System", "seeds": "Seeds",
+        "started": "Started", "questions": "Stamp of the questions", "foreign_code": "Code of the user's",
+        "trusted_models": "Models whose code may run",
+    }  # fmt: skip
+    rows = [(label, _said(newest[key])) for key, label in labels.items() if newest.get(key) not in (None, [], "", {})]
+    versions, code = newest.get("versions"), newest.get("code")
+    if isinstance(code, Mapping):
+        rows += [(f"Commit of {name.replace('_', ' ')}", _commit(value)) for name, value in code.items() if value]
+    if isinstance(versions, Mapping):
+        rows.append(("Versions", _said(versions)))
+    return [*rows, ("Sessions", str(len(sessions)))] if card else []
+
+
+def _commit(value: Any) -> str:
+    if not isinstance(value, Mapping):
+        return str(value)
+    return str(value.get("commit", "")) + (", with changes" if value.get("dirty") else "")
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {inner}" for key, inner in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def experiment_text(record: RunRecord, most: int = 40_000) -> str:
+    """Return the resolved experiment as it was written, cut where it is very long."""
+    try:
+        text = record.files.experiment.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"
+    return text if len(text) <= most else text[:most] + f"\n... and {len(text) - most:,} more characters"
+
+
+def asked_of(experiment: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how many prompts a step asks, and how many answers to each; 1 where the experiment does not say."""
+    algorithm = experiment.get("algorithm")
+    each = algorithm.get("num_generations") if isinstance(algorithm, Mapping) else None
+    count = experiment.get("rollouts_per_step")
+    if type(count) is not int or type(each) is not int or each < 1:
+        return 1, 1
+    return max(1, count // each), each

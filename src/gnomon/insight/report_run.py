@@ -1,0 +1,205 @@
+"""All that a page says of one run, but for its rollouts."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gnomon.diagnosis.finding import Finding
+from gnomon.insight import report_curves as curves
+from gnomon.insight import report_facts as facts
+from gnomon.insight.report_prompts import Prompts, prompts_of
+from gnomon.insight.report_scan import Scan, reward_intervals, scan
+from gnomon.loop.evaluate import Evaluation, Score, read_evaluations
+from gnomon.records.console import duration
+from gnomon.records.reading import RunRecord, column
+
+_MOST_FINDINGS = 40
+_MOST_EVENTS = 60
+_ORDER = {"severe": 0, "warning": 1, "note": 2}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number that matters, what it is, and what to know about it."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Panels under one heading."""
+
+    key: str
+    title: str
+    panels: Sequence[curves.Panel]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the page of a run says. Sentences and numbers are ready to be read; text is not escaped."""
+
+    name: str
+    state: str
+    done: int
+    steps: int
+    model: str
+    task: str
+    algorithm: str
+    paper: str
+    verdict: str
+    figures: Sequence[Figure]
+    findings: Sequence[Finding]
+    parts: Sequence[Part]
+    events: Sequence[tuple[int, str, str]]
+    prompts: Prompts
+    time: Sequence[facts.Share]
+    time_panels: Sequence[curves.Panel]
+    waste: Sequence[facts.Share]
+    waste_panels: Sequence[curves.Panel]
+    preset: str | None
+    changed: Sequence[facts.Difference]
+    set_here: Sequence[facts.Difference]
+    experiment: str
+    card: Sequence[tuple[str, str]]
+    metrics: Sequence[curves.Measured]
+    scan: Scan
+    record: RunRecord
+
+
+def told(record: RunRecord, findings: Sequence[Finding], is_over: bool = False) -> Told:
+    """Return what there is to say of the run; all of its files are read, and none has to be there.
+
+    is_over: it has just ended, though its process still holds it.
+    """
+    rows, experiment, state = record.metrics(), record.experiment(), record.state()
+    done = rows[-1]["step"] if rows else 0
+    evaluations = read_evaluations(record.files.evaluations)
+    checkpoints = record.checkpoint_steps()
+    marks = curves.marks_of(evaluations, checkpoints, findings)
+    plain = [curves.unlabeled(mark) for mark in marks]
+    seen = scan(record, rows)
+    algorithm, asked = experiment.get("algorithm"), curves.Asked(*facts.asked_of(experiment), reward_intervals(seen))
+    named = algorithm if isinstance(algorithm, Mapping) else {}
+    preset, changed = facts.preset_differences(experiment)
+    parts = [
+        Part("learning", "Learning", curves.learning_panels(rows, asked, evaluations, marks)),
+        Part("policy", "Policy and optimizer", curves.policy_panels(rows, plain)),
+        Part("staleness", "Staleness and mismatch", curves.staleness_panels(rows, plain)),
+    ]  # fmt: skip
+    return Told(
+        name=record.path.resolve().name,
+        state=("finished" if done >= record.steps() else "stopped") if state == "live" and is_over else state,
+        done=done,
+        steps=record.steps(),
+        model=Path(str(experiment.get("model", "a model"))).name,
+        task=facts.task_name(experiment),
+        algorithm=str(named.get("name", "an algorithm")),
+        paper=str(named.get("paper", "")),
+        verdict=verdict(evaluations),
+        figures=figures(rows, evaluations),
+        findings=sorted(findings, key=lambda f: (_ORDER.get(f.severity, 3), f.first_step))[:_MOST_FINDINGS],
+        parts=[part for part in parts if part.panels],
+        events=_events(evaluations, checkpoints, findings),
+        prompts=prompts_of(seen),
+        time=facts.time_shares(rows),
+        time_panels=curves.time_panels(rows, plain),
+        waste=facts.waste_shares(rows),
+        waste_panels=curves.waste_panels(rows, plain),
+        preset=preset,
+        changed=changed,
+        set_here=facts.default_differences(experiment),
+        experiment=facts.experiment_text(record),
+        card=facts.card_rows(record.card()),
+        metrics=curves.everything(rows),
+        scan=seen,
+        record=record,
+    )
+
+
+def verdict(evaluations: Sequence[Evaluation]) -> str:
+    """Return what held-out prompts say of the whole run, in one sentence; empty with fewer than two evaluations.
+
+    >>> verdict([])
+    ''
+    """
+    if len(evaluations) < 2:
+        return ""
+    before, after = evaluations[0].headline, evaluations[-1].headline
+    name = next(iter(evaluations[-1].scores))
+    if after.low > before.high:
+        said = "rose beyond noise"
+    elif after.high < before.low:
+        said = "fell beyond noise"
+    else:
+        said = "changed by less than can be told from noise"
+    prompts = evaluations[-1].prompts
+    return f"On {prompts} held-out prompts, {name} went from {before.mean:.3f} to {after.mean:.3f}: it {said}."
+
+
+def interval(score: Score) -> str:
+    """Return a score's interval.
+
+    >>> interval(Score(0.5, 0.4, 0.6))
+    '95%: 0.400 to 0.600'
+    """
+    return f"95%: {score.low:.3f} to {score.high:.3f}"
+
+
+def figures(rows: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation]) -> list[Figure]:
+    """Return the few numbers that a person asks for first."""
+    found: list[Figure] = []
+    ends = [evaluations[0], evaluations[-1]] if len(evaluations) > 1 else list(evaluations)
+    for one in ends:
+        label = f"held out after step {one.step}" if one.step else "held out before"
+        found.append(Figure(label, f"{one.headline.mean:.3f}", interval(one.headline)))
+    rewards = [value for _, value in column(rows, "rollout/reward_mean")]
+    if rewards:
+        few = max(1, min(10, len(rewards) // 4))
+        last, first = sum(rewards[-few:]) / few, sum(rewards[:few]) / few
+        found.append(Figure("training reward", f"{last:.3f}", f"{first:.3f} at the beginning"))
+    tokens, seconds = facts.total(rows, "tokens/generated"), facts.worked_seconds(rows)
+    if tokens > 0:
+        wasted = sum(share.fraction for share in facts.waste_shares(rows)[1:])
+        found.append(Figure("tokens generated", _short(tokens), f"{wasted:.0%} without a gradient"))
+    if seconds > 0:
+        found.append(Figure("time", duration(seconds), f"{tokens / seconds:,.0f} tokens a second in all"))
+    return found
+
+
+def sound(findings: Iterable[Finding | None]) -> list[Finding]:
+    """Return the findings whose fields are what they should be; a damaged file may say anything."""
+    return [f for f in findings if f is not None and _is_sound(f)]
+
+
+def _is_sound(finding: Finding) -> bool:
+    texts = (finding.rule, finding.summary, finding.meaning)
+    are_numbers = type(finding.step) is int and type(finding.first_step) is int
+    samples = [(s.step, s.question, s.response) for s in finding.samples]
+    return (
+        finding.severity in _ORDER
+        and are_numbers
+        and all(isinstance(text, str) for text in texts)
+        and isinstance(finding.evidence, Mapping)
+        and isinstance(finding.advice, list | tuple)
+        and all(type(step) is int and isinstance(q, str) and isinstance(r, str) for step, q, r in samples)
+    )
+
+
+def _events(
+    evaluations: Sequence[Evaluation], checkpoints: Sequence[int], findings: Sequence[Finding]
+) -> list[tuple[int, str, str]]:
+    """Return step, kind and words of what happened, in order; the last ones where there are very many."""
+    found = [(e.step, "evaluation", f"{next(iter(e.scores))} {e.headline}") for e in evaluations]
+    found += [(step, "checkpoint", f"checkpoints/step-{step}") for step in checkpoints]
+    found += [(f.first_step, f.severity, f"{f.rule}: {f.summary}") for f in findings]
+    return sorted(found)[-_MOST_EVENTS:]
+
+
+def _short(count: float) -> str:
+    for unit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= unit:
+            return f"{count / unit:.3g}{letter}"
+    return f"{count:.0f}"

@@ -1,0 +1,140 @@
+"""One pass over the rollouts of a run: which there are, how they were rewarded, and how each prompt went over time."""
+
+import json
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gnomon.records.reading import RunRecord, column
+
+BUDGET = 32 * 2**20
+"""Bytes of rollouts that are read: about a second. Longer runs are read at evenly spaced steps."""
+_ERROR_STEPS = 10
+_Z = 1.959964
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A rollout by its place. reward: None for an error. surprise: reward less what was expected, without its sign."""
+
+    step: int
+    place: int
+    task_id: str
+    reward: float | None
+    surprise: float = 0.0
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One visit to one prompt. reward: mean over the answers. value: tracked before it, None without a tracker."""
+
+    step: int
+    reward: float
+    value: float | None = None
+
+
+@dataclass
+class Scan:
+    """What was found.
+
+    means: of the groups of each step that was read. steps, of_steps: how many steps were read, of how many. damaged:
+    lines that are no rollout.
+    """
+
+    seen: list[Seen] = field(default_factory=list)
+    means: dict[int, list[float]] = field(default_factory=dict)
+    visits: dict[str, list[Visit]] = field(default_factory=dict)
+    questions: dict[str, str] = field(default_factory=dict)
+    steps: int = 0
+    of_steps: int = 0
+    damaged: int = 0
+
+
+def scan(record: RunRecord, rows: Sequence[Mapping[str, Any]], budget: int = BUDGET) -> Scan:
+    """Return what the rollouts of the run say. rows: of its metrics, which tell in what steps there were errors."""
+    there = record.rollout_steps()
+    sizes = {step: _size(record.files.rollouts / f"step-{step:06d}.jsonl") for step in there}
+    stride = max(1, math.ceil(sum(sizes.values()) / budget))
+    failed = [step for step, share in column(rows, "rollout/error_fraction") if share > 0 and step in sizes]
+    read = sorted({*there[::stride], *there[-1:], *failed[-_ERROR_STEPS:]})
+    found = Scan(steps=len(read), of_steps=len(there))
+    for step in read:
+        _add(found, step, list(_lines(record.files.rollouts / f"step-{step:06d}.jsonl", found)))
+    return found
+
+
+def reward_intervals(found: Scan) -> dict[int, tuple[float, float]]:
+    """Return the 95% interval of each step's mean reward, for a run of which every step was read; else nothing.
+
+    Mean over groups ± 1.96 standard errors, groups being what was drawn independently; within the rewards that were
+    ever given, since no mean is beyond them.
+    """
+    rewards = [seen.reward for seen in found.seen if seen.reward is not None]
+    if found.steps < found.of_steps or not rewards:
+        return {}
+    least, most = min(rewards), max(rewards)
+    found_here = {}
+    for step, means in found.means.items():
+        if len(means) > 1:
+            center, half = statistics.fmean(means), _Z * statistics.pstdev(means) / math.sqrt(len(means) - 1)
+            found_here[step] = (max(least, center - half), min(most, center + half))
+    return found_here
+
+
+def _add(found: Scan, step: int, lines: Sequence[tuple[int, dict[str, Any]]]) -> None:
+    groups: dict[Any, list[tuple[int, dict[str, Any]]]] = {}
+    for place, row in lines:
+        groups.setdefault(row.get("group"), []).append((place, row))
+    for members in groups.values():
+        rewards = [float(row["reward"]) for _, row in members if row["reward"] is not None]
+        mean = sum(rewards) / len(rewards) if rewards else 0.0
+        baseline: Any = members[0][1].get("baseline")
+        value = float(baseline) if _is_number(baseline) else None
+        expected = mean if value is None else value
+        for place, row in members:
+            reward = None if row["reward"] is None else float(row["reward"])
+            surprise = 0.0 if reward is None else abs(reward - expected)
+            found.seen.append(Seen(step, place, row["task_id"], reward, surprise))
+        if rewards:
+            found.means.setdefault(step, []).append(mean)
+            name = members[0][1]["task_id"]
+            found.visits.setdefault(name, []).append(Visit(step, mean, value))
+            found.questions.setdefault(name, members[0][1]["question"][:400])
+
+
+def _lines(path: Path, found: Scan) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield place and content of each line that is a rollout; count the others."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return
+    for place, line in enumerate(lines):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if _is_rollout(row):
+            yield place, row
+        else:
+            found.damaged += 1
+
+
+def _is_rollout(row: Any) -> bool:
+    if not isinstance(row, dict) or type(row.get("group")) is not int or "reward" not in row:
+        return False
+    is_reward = row["reward"] is None or _is_number(row["reward"])
+    return is_reward and isinstance(row.get("task_id"), str) and isinstance(row.get("question"), str)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and -1e300 < value < 1e300
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

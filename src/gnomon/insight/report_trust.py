@@ -1,0 +1,94 @@
+"""What an algorithm does with each recorded token: whether it trusts it, holds it back, or stops it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnomon.algorithms import Algorithm, resolve
+from gnomon.algorithms.algorithm import LossView
+from gnomon.algorithms.ratios import masked
+from gnomon.errors import ConfigError
+from gnomon.records.reading import RunRecord
+from gnomon.records.rollouts import RecordedRollout
+from gnomon.rollouts.collate import collate
+from gnomon.types import Group, Task
+
+_ROUNDING = 1e-4
+
+
+def algorithm_of(record: RunRecord) -> Algorithm | None:
+    """Return the run's algorithm; None where it cannot be read, or where that would run code that is not gnomon's."""
+    table = record.experiment().get("algorithm")
+    if not isinstance(table, Mapping) or _names_code(table):
+        return None
+    try:
+        return resolve(table)
+    except (ConfigError, TypeError, ValueError, OverflowError, RecursionError):
+        return None
+
+
+def _names_code(node: Any) -> bool:
+    if isinstance(node, Mapping):
+        is_foreign = any(":" in str(node.get(key, "")) for key in ("piece", "preset"))
+        return is_foreign or any(_names_code(below) for below in node.values())
+    if isinstance(node, list):
+        return any(_names_code(below) for below in node)
+    return False
+
+
+def trust_letters(algorithm: Algorithm, step: Sequence[RecordedRollout]) -> dict[int, str]:
+    """Return what the algorithm's bound makes of each token of a step: place of the rollout to a letter a token.
+
+    ``.`` pushed as its ratio says, ``x`` not at all, ``-`` less, ``+`` more, ``0`` of advantage 0, blank not trained.
+    The ratio is proximal over behavior: how far the learner was from the sampler when the step began. Where the loss
+    anchors on proximal it begins each step at 1 instead, and this is what its bound would say of the whole distance.
+    step: all rollouts of it. Those whose proximal log-probabilities are not known are left out, and all of an
+    algorithm that anchors on the reference.
+    """
+    known = [place for place, one in enumerate(step) if one.taught.proximal and one.taught.advantages]
+    if not known or algorithm.ratio.anchor == "reference":
+        return {}
+    chosen = [step[place] for place in known]
+    batch = collate([Group(Task(one.rollout.task_id, (), ""), (one.rollout,)) for one in chosen], 1.0)
+    proximal = _matrix([one.taught.proximal for one in chosen], batch.width)
+    advantages = masked(_matrix([one.taught.advantages for one in chosen], batch.width), batch.mask)
+    behavior = batch.behavior.double()
+    batch = batch.with_fields(behavior=behavior, proximal=proximal, advantages=advantages)
+    leaf = proximal.clone().requires_grad_()
+    ratio = algorithm.ratio(proximal, behavior, batch.mask)
+    # A correction bounds proximal over behavior itself, beside a ratio that begins at 1.
+    anchored = algorithm.ratio(leaf, behavior if algorithm.correction is None else proximal, batch.mask)
+    view = LossView(batch, leaf, torch.zeros_like(leaf), proximal, anchored, algorithm.statistics(proximal, batch))
+    per_token, _ = algorithm.surrogate(view)
+    if algorithm.correction is not None:
+        per_token = algorithm.correction(view)[0] * per_token
+    (slope,) = torch.autograd.grad(masked(per_token, batch.mask).sum(), leaf)
+    push = masked(-slope / advantages, advantages != 0)
+    if algorithm.ratio.level == "sequence_product":
+        push = push / batch.mask.sum(1, keepdim=True).clamp(min=1)
+    letters = _letters(batch.mask, advantages, push, masked(ratio.exp(), batch.mask))
+    return {p: text[: len(one.rollout.response)] for p, text, one in zip(known, letters, chosen, strict=True)}
+
+
+def _matrix(rows: Sequence[Sequence[float]], width: int) -> Tensor:
+    padded = torch.zeros(len(rows), width, dtype=torch.float64)
+    for number, row in enumerate(rows):
+        padded[number, : len(row)] = torch.tensor(row, dtype=torch.float64)
+    return padded.nan_to_num(0.0)
+
+
+def _letters(mask: Tensor, advantages: Tensor, push: Tensor, ratio: Tensor) -> list[str]:
+    # Recorded numbers are rounded, so only what differs clearly was bounded.
+    marks = {
+        "-": push < ratio * (1 - _ROUNDING),
+        "+": push > ratio * (1 + _ROUNDING),
+        "x": push == 0,
+        "0": advantages == 0,
+        " ": ~mask,
+    }
+    codes = torch.full_like(push, ord("."), dtype=torch.long)
+    for letter, where in marks.items():
+        codes[where] = ord(letter)
+    return ["".join(map(chr, row)) for row in codes.tolist()]

@@ -1,0 +1,114 @@
+"""What stands above every pane: which run this is, where it is, and what to do if it stands still."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from gnomon.insight.watch_draw import progress
+from gnomon.insight.watch_glance import Glance
+from gnomon.insight.watch_lines import BAD, CALM, GOOD, HEAD, QUIET, WARN, fitted, line, spread
+from gnomon.insight.watch_text import one_line, wrapped
+from gnomon.records.phase import duration
+
+_BAR = 20
+_WIDE = 100
+
+
+def head(glance: Glance, width: int) -> list[Text]:
+    """Return two lines: the run's name and state; what is trained on what, and how far it is."""
+    state = line((_who(glance, width), QUIET)).append_text(badge(glance))
+    first = spread(line((one_line(name_of(glance.path), width), HEAD)), state, width)
+    second = spread(line((one_line(subject(glance), width), QUIET)), _progress(glance, width), width)
+    return fitted([first, second], width)
+
+
+def _who(glance: Glance, width: int) -> str:
+    """Return which process works on it, where there is room for that."""
+    holder = glance.holder
+    if holder is None or not holder.pid or width < _WIDE:
+        return ""
+    return f"process {holder.pid} on {one_line(holder.host, 24)}   "
+
+
+def name_of(path: Path) -> str:
+    """Return the directory's own name, also where it was given as "." or ended in a slash."""
+    return path.name or path.resolve().name or str(path)
+
+
+def badge(glance: Glance) -> Text:
+    """Return the run's state in a word or two, with its color."""
+    if glance.state == "live":
+        return line(("● silent", WARN)) if glance.silent_seconds else line(("● live", GOOD))
+    if glance.state == "finished":
+        return line(("✓ finished", GOOD))
+    if glance.state == "stopped":
+        return line(("■ stopped", BAD))
+    return line(("○ gone", WARN) if glance.was_there else ("○ not there yet", WARN))
+
+
+def subject(glance: Glance) -> str:
+    """Return what is trained: algorithm, task and model, as far as the experiment says."""
+    table = glance.table
+    task = table.get("task")
+    named: list[Any] = [_inner(table, "algorithm", "name"), _task(task), table.get("model")]
+    return " · ".join(Path(name).name or name for name in named if isinstance(name, str) and name)
+
+
+def banner(glance: Glance, width: int) -> list[Text]:
+    """Return what a person must know before anything else, in words; nothing where all is well."""
+    style, text, command = _alarm(glance)
+    said = [line((row, style)) for row in wrapped(text, width, 4)] if text else []
+    return said + [line((row, HEAD)) for row in wrapped(command, width, 4)] if command else said
+
+
+def _alarm(glance: Glance) -> tuple[str, str, str]:
+    """Return the style and the words of what is wrong, and what to type."""
+    path = str(glance.path)
+    if glance.state == "absent":
+        if glance.was_there:
+            return WARN, f"{path} is gone; what was read of it is shown no more. It is looked for every second.", ""
+        return WARN, f"There is no run {path} yet: it has no experiment.toml. It is looked for every second.", ""
+    if glance.state == "stopped":
+        done = f"It ended at step {glance.step} of {glance.steps}, and no process works on it."
+        step = glance.checkpoint
+        saved = "no checkpoint" if step is None else f"a checkpoint of step {step}"
+        on = "begins again" if step is None else "goes on from there"
+        return BAD, f"{done} It has {saved} and {on} with:", f"gnomon resume {path}"
+    if glance.silent_seconds:
+        usual = duration(glance.step_seconds or 0.0)
+        return WARN, f"No step for {duration(glance.silent_seconds)}; lately one took {usual}.", ""
+    return QUIET, "", ""
+
+
+def _progress(glance: Glance, width: int) -> Text:
+    if glance.state == "absent" or not glance.steps:
+        return line()
+    said = [f"step {glance.step}/{glance.steps}"]
+    left = glance.seconds_left
+    if left is not None:
+        said.append(f"{duration(left)} left")
+    if width < 60:
+        return line("  ".join(said))
+    done, rest = progress(glance.share, _BAR if width < _WIDE else 2 * _BAR)
+    return line(f"{said[0]}  ", (done, CALM), (rest, QUIET), f" {100 * glance.share:3.0f}%", *_after(said[1:]))
+
+
+def _after(said: Sequence[str]) -> list[str]:
+    return [f"  {text}" for text in said]
+
+
+def _task(task: Any) -> str:
+    if not isinstance(task, dict):
+        return ""
+    if isinstance(task.get("parts"), list):
+        return "+".join(filter(None, (_task(part.get("task")) for part in task["parts"] if isinstance(part, dict))))
+    named = (task.get(key) for key in ("generator", "path", "name", "kind"))
+    return next((name for name in named if isinstance(name, str)), "")
+
+
+def _inner(table: Any, *keys: str) -> Any:
+    for key in keys:
+        table = table.get(key) if isinstance(table, dict) else None
+    return table

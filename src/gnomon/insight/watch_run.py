@@ -1,0 +1,163 @@
+"""Whoever looks at a run again and again: each look reads what was added, and disturbs nobody."""
+
+import re
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from gnomon.insight.watch_files import Growing, Row, Unchanged, is_number, is_step
+from gnomon.insight.watch_glance import Found, Glance, Scored, ended
+from gnomon.insight.watch_samples import Samples, read_samples
+from gnomon.records.directory import RunDirectory
+from gnomon.records.holder import holder_of
+
+_PREFIXES = ("rollout/", "reward/", "loss/", "learner/", "time/", "stream/", "engines/", "critic/", "tokens/", "waste/")
+_NAMES = ("seconds", "memory/peak_bytes", "mismatch/logprob_abs_mean_nats")
+_SEVERITIES = ("severe", "warning", "note")
+
+
+class Watcher:
+    """Looks at the run at ``path``. Nothing is written, and no lock is kept.
+
+    A run that is not there yet, that goes or that comes back is a `Glance` like others.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._files = files = RunDirectory(path)
+        self._table: Unchanged[Mapping[str, Any]] = Unchanged(files.experiment, _table, {})
+        self._metrics = Growing(files.metrics, Names().numbers)
+        self._teaching = Growing(files.pretraining, Names().numbers)
+        self._evaluations = Growing(files.evaluations, scored)
+        self._findings = Growing(files.findings, finding)
+        self._samples = Samples()
+        self._was_there = False
+
+    def look(self) -> Glance:
+        """Return the run as it is now."""
+        now = time.time()
+        if not self._files.experiment.is_file():
+            self._samples = Samples()
+            return Glance(self.path, now, was_there=self._was_there)
+        self._was_there = True
+        holder = holder_of(self.path)
+        for file in (self._metrics, self._teaching, self._evaluations, self._findings):
+            file.look()
+        table, rows = self._table.look(), in_order(self._metrics.rows)
+        checkpoints = _published(self._files.checkpoints)
+        return Glance(
+            path=self.path,
+            now=now,
+            state="live" if holder else ended(rows, table, checkpoints),
+            was_there=True,
+            holder=holder,
+            table=table,
+            rows=rows,
+            teaching=in_order(self._teaching.rows),
+            evaluations=tuple(self._evaluations.rows),
+            findings=latest(self._findings.rows),
+            samples=self._newest_samples(rows),
+            checkpoint=checkpoints[-1] if checkpoints else None,
+            written=_written(self._files.metrics),
+        )
+
+    def _newest_samples(self, rows: Sequence[Row]) -> Samples:
+        """Return the samples of the newest step that has its rollouts on disk; they are read once a step."""
+        step = rows[-1]["step"] if rows else 0
+        if step < self._samples.step:
+            self._samples = Samples()
+        # The rollouts of a step are written after its metrics.
+        for newest in range(step, max(self._samples.step, step - 2), -1):
+            path = self._files.rollouts / f"step-{newest:06d}.jsonl"
+            if path.is_file():
+                self._samples = read_samples(path, newest)
+                break
+        return self._samples
+
+
+class Names:
+    """Keeps the numbers of rows that are shown, each name once in memory however many rows have it."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+
+    def numbers(self, row: Row) -> Row | None:
+        """Return a row's step and its numbers, None where it has no step; what is no number is left out.
+
+        >>> Names().numbers({"step": 1, "loss/policy": 0.5, "loss/ess_fraction": None, "mismatch/k3_nats": 1})
+        {'step': 1, 'loss/policy': 0.5}
+        """
+        if not is_step(row.get("step")):
+            return None
+        kept: Row = {"step": row["step"]}
+        for name, value in row.items():
+            if is_number(value) and (name.startswith(_PREFIXES) or name in _NAMES):
+                kept[self._known.setdefault(name, name)] = value
+        return kept
+
+
+def in_order(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Return the rows in order of steps, of a step that was written twice the last."""
+    if all(before["step"] < after["step"] for before, after in pairwise(rows)):
+        return tuple(rows)
+    by_step = {row["step"]: row for row in rows}
+    return tuple(by_step[step] for step in sorted(by_step))
+
+
+def scored(row: Row) -> Scored | None:
+    """Return what an evaluation's row says first, None where it says nothing."""
+    scores, step, prompts = row.get("scores"), row.get("step"), row.get("prompts")
+    for name, score in scores.items() if isinstance(scores, dict) else ():
+        said = [score.get(key) for key in ("mean", "low", "high")] if isinstance(score, dict) else []
+        values = [value for value in said if is_number(value)]
+        if is_step(step) and len(values) == 3:
+            mean, low, high = values
+            return Scored(step, name, mean, low, high, prompts if is_step(prompts) else 0)
+    return None
+
+
+def finding(row: Row) -> Found | None:
+    """Return the finding of a row, None where a field is not what it should be."""
+    evidence, advice = row.get("evidence"), row.get("advice")
+    is_sound = (
+        all(isinstance(row.get(name), str) for name in ("rule", "summary", "meaning"))
+        and all(is_step(row.get(name)) for name in ("step", "first_step"))
+        and row.get("severity") in _SEVERITIES
+        and isinstance(evidence, dict)
+        and all(map(is_number, evidence.values()))
+        and isinstance(advice, list)
+        and all(isinstance(line, str) for line in advice)
+    )
+    names = ("rule", "severity", "first_step", "step", "summary", "evidence", "meaning", "advice")
+    return Found(**{name: row[name] for name in names}, row=row) if is_sound else None
+
+
+def latest(findings: Sequence[Found]) -> tuple[Found, ...]:
+    """Return the latest finding of each rule, the worst and then the newest first."""
+    by_rule = {found.rule: found for found in findings}
+    return tuple(sorted(by_rule.values(), key=lambda found: (_SEVERITIES.index(found.severity), -found.step)))
+
+
+def _table(content: bytes) -> Mapping[str, Any]:
+    try:
+        return tomllib.loads(content.decode(errors="replace"))
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _published(folder: Path) -> list[int]:
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except OSError:
+        return []
+    return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step-(\d+)", name)))
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

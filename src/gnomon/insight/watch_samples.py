@@ -1,0 +1,101 @@
+"""The best and the worst answers of a step, and those that could not be judged."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gnomon.insight.watch_files import is_number, is_step, parsed
+
+MOST = 4
+_MOST_BYTES = 32 << 20
+# Written by `records.rollouts`: what follows is as long as the answer and shown to nobody. Inside of a text its quotes
+# would be escaped, so these bytes end what is wanted and are in no text.
+_TOKENS = b', "prompt": ['
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A rollout as far as it is shown; `records.rollouts` has all of it, and takes seconds to import."""
+
+    step: int
+    task_id: str
+    question: str
+    response: str
+    reward: float | None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What is shown of a step's rollouts. count: of those that were read; is_part: whether there are more.
+
+    best, worst: by reward, each of another prompt where there are enough, the most telling first. failed: without one.
+    """
+
+    step: int = 0
+    count: int = 0
+    is_part: bool = False
+    best: tuple[Answer, ...] = ()
+    worst: tuple[Answer, ...] = ()
+    failed: tuple[Answer, ...] = ()
+
+
+def read_samples(path: Path, step: int) -> Samples:
+    """Return the samples of the rollout file at ``path``, none where it cannot be read.
+
+    Token ids and log-probabilities are passed over unparsed, and of a larger file the first 32 MiB are read.
+    """
+    try:
+        with open(path, "rb") as file:
+            rows = list(_rows(file))
+            is_part = bool(file.read(1))
+    except OSError:
+        return Samples(step)
+    return choose(rows, step, is_part)
+
+
+def choose(rows: Sequence[tuple[int, Answer]], step: int, is_part: bool = False) -> Samples:
+    """Return which of ``rows``, each with the number of its group, are worth a look."""
+    judged = [(group, sample) for group, sample in rows if sample.reward is not None]
+    ranked = sorted(judged, key=lambda row: -(row[1].reward or 0.0))
+    best = _spread(ranked)
+    # Of equal rewards the last ones, so that a step without a difference shows other answers below than above.
+    worst = [sample for sample in _spread(list(reversed(ranked))) if sample not in best] or best[1:]
+    failed = [sample for _, sample in rows if sample.error is not None]
+    return Samples(step, len(rows), is_part, tuple(best), tuple(worst), tuple(failed[:MOST]))
+
+
+def _spread(ranked: Iterable[tuple[int, Answer]]) -> list[Answer]:
+    """Return the first of each group, then others, `MOST` in all."""
+    seen: set[int] = set()
+    firsts: list[Answer] = []
+    others: list[Answer] = []
+    for group, sample in ranked:
+        (others if group in seen else firsts).append(sample)
+        seen.add(group)
+        if len(firsts) == MOST:
+            break
+    return [*firsts, *others][:MOST]
+
+
+def _rows(file: Iterable[bytes]) -> Iterator[tuple[int, Answer]]:
+    left = _MOST_BYTES
+    for line in file:
+        place = line.find(_TOKENS)
+        row = parsed(line if place < 0 else line[:place] + b"}")
+        sample = None if row is None else _sample(row)
+        if row is not None and sample is not None:
+            yield row["group"] if is_step(row.get("group")) else 0, sample
+        left -= len(line)
+        if left <= 0:
+            return
+
+
+def _sample(row: dict[str, Any]) -> Answer | None:
+    said = [row.get(name) for name in ("task_id", "question", "text")]
+    step, reward, error = row.get("step"), row.get("reward"), row.get("error")
+    are_texts = all(isinstance(text, str) for text in said) and isinstance(error, str | None)
+    if not are_texts or not is_step(step) or not (reward is None or is_number(reward)):
+        return None
+    return Answer(step, str(said[0]), str(said[1]), str(said[2]), reward, error)

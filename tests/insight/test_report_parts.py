@@ -1,0 +1,176 @@
+"""The numbers on the page: trust, shares, differences, choices."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from gnomon.algorithms import resolve
+from gnomon.insight.report_compare import distinct
+from gnomon.insight.report_facts import default_differences, preset_differences, time_shares, waste_shares
+from gnomon.insight.report_prompts import prompts_of
+from gnomon.insight.report_rollouts import chosen
+from gnomon.insight.report_scan import Scan, Seen, Visit, reward_intervals, scan
+from gnomon.insight.report_trust import algorithm_of, trust_letters
+from gnomon.records.reading import RunRecord
+from gnomon.records.rollouts import RecordedRollout, RolloutLog
+from gnomon.records.taught import Taught
+from gnomon.types import Grade, Group, Rollout, Task
+
+
+def recorded(ratios: list[float], advantages: list[float], mask: list[bool] | None = None) -> RecordedRollout:
+    """Return a rollout of which proximal over behavior are these ratios."""
+    count = len(ratios)
+    behavior = (-1.0,) * count
+    chosen_by = tuple(mask or [True] * count)
+    rollout = Rollout("t", (1,), (5,) * count, chosen_by, behavior, behavior, "", Grade(1.0), 0, 0, "stop")
+    return RecordedRollout(
+        1, 0, True, "q", rollout, Taught(tuple(advantages), tuple(-1.0 + math.log(r) for r in ratios))
+    )
+
+
+def test_a_clip_stops_what_moved_far_enough_the_right_way():
+    """Clip 0.2: at ratio 1.5 a token of advantage 1 is stopped, of -1 it is not; at 0.5 the other way; 1.1 is free."""
+    step = [recorded([1.5, 0.5, 1.1], [1.0, 1.0, 1.0]), recorded([1.5, 0.5, 1.1], [-1.0, -1.0, 0.0])]
+
+    assert trust_letters(resolve("ppo"), step) == {0: "x..", 1: ".x0"}
+
+
+def test_a_cap_holds_back():
+    """CISPO's cap of 5 holds back a ratio of 9; what a tool wrote is not trained."""
+    assert trust_letters(resolve("cispo"), [recorded([9.0, 2.0, 1.0], [1.0] * 3, [True, True, False])]) == {0: "-. "}
+
+
+def test_the_effective_size_is_that_of_the_whole_step():
+    """P3O caps at (sum r)^2 / (n sum r^2): ratios 4, 1, 1, 1 in two rollouts give 49 / 76 = 0.64, below every ratio."""
+    step = [recorded([4.0, 1.0], [1.0, 1.0]), recorded([1.0, 1.0], [1.0, 1.0])]
+
+    assert trust_letters(resolve("p3o"), step) == {0: "--", 1: "--"}
+    assert trust_letters(resolve("p3o"), [recorded([1.0, 1.0], [1.0, 1.0])]) == {0: ".."}
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo", "gmpo", "sapo", "rloo", "dapo", "spo", "reinforce", "decoupled-ppo"])
+def test_equal_policies_are_pushed_as_their_ratios_say(name: str):
+    """Where the learner and the sampler agree, no bound of any algorithm is in the way."""
+    assert trust_letters(resolve(name), [recorded([1.0, 1.0], [0.5, 0.5])]) == {0: ".."}
+
+
+def test_what_was_not_scored_has_no_trust():
+    """Without proximal log-probabilities, and without advantages, nothing is claimed."""
+    one = recorded([1.0], [1.0])
+    bare = RecordedRollout(1, 0, True, "q", one.rollout, Taught(advantages=(1.0,)))
+
+    assert trust_letters(resolve("grpo"), [bare]) == {}
+    assert list(trust_letters(resolve("grpo"), [bare, one])) == [1]
+
+
+def test_trust_survives_numbers_that_are_not_finite():
+    """A refused step has them; the page is drawn all the same."""
+    assert len(trust_letters(resolve("ppo"), [recorded([1.0, 2.0], [math.nan, 1.0])])[0]) == 2
+
+
+def test_time_and_waste_are_whole():
+    """Shares add up to 1, with what no stage and no cause names beside them; without rows there are none."""
+    rows = [{"step": 1, "seconds": 4.0, "time/step_seconds": 3.0, "time/generate_seconds": 1.0, "tokens/generated": 10,
+             "tokens/idle": 4, "tokens/failed": 1}]  # fmt: skip
+
+    assert {s.name: s.fraction for s in time_shares(rows) if s.fraction} == {
+        "generate": 0.25, "other": 0.5, "between steps": 0.25,
+    }  # fmt: skip
+    assert {s.name: s.fraction for s in waste_shares(rows)} == {"trained": 0.5, "idle": 0.4, "failed": 0.1}
+    assert time_shares([]) == waste_shares([]) == []
+
+
+def test_what_differs_is_named_by_its_path():
+    """One changed value of the preset and one of the defaults; whatever is required is not called different."""
+    table = {
+        "model": "tiny", "task": {"kind": "arithmetic"}, "steps": 7,
+        "algorithm": {"name": "grpo", "surrogate": {"piece": "Pessimistic", "trust": {"piece": "Clip", "high": 0.3}}},
+    }  # fmt: skip
+    name, changed = preset_differences(table)
+
+    assert name == "grpo"
+    assert ("surrogate.trust.high", "0.3", "0.2") in [(d.key, d.here, d.there) for d in changed]
+    assert ("steps", "7", "100") in [(d.key, d.here, d.there) for d in default_differences(table)]
+    assert preset_differences({"algorithm": {"name": "mine"}}) == (None, [])
+
+
+def test_shelves_hold_what_they_say():
+    """The latest of the highest and the lowest rewards come first, and another prompt before a second answer."""
+    seen = [Seen(1, 0, "a", 1.0, 0.5), Seen(2, 0, "a", 1.0, 0.1), Seen(2, 1, "a", 0.0, 0.9), Seen(2, 2, "b", 1.0, 0.1),
+            Seen(3, 0, "c", None)]  # fmt: skip
+    shelves = chosen(Scan(seen))
+
+    assert [(s.step, s.task_id) for s in shelves["best"]] == [(2, "a"), (2, "b"), (1, "a"), (2, "a")]
+    assert shelves["worst"][0] == seen[2]
+    assert shelves["surprising"][0] == seen[2]
+    assert shelves["errors"] == [seen[4]]
+    assert [s.step for s in shelves["course"]] == [1, 2]
+
+
+def test_prompts_are_told_apart():
+    """One that went from 0 to 1 was learned, one from 1 to 0 forgotten, one that stayed at 0 never solved."""
+    rewards = {"up": [0.0, 0.5, 1.0], "down": [1.0, 1.0, 0.0], "none": [0.0, 0.0]}
+    visits = {name: [Visit(step, reward) for step, reward in enumerate(listed)] for name, listed in rewards.items()}
+    found = prompts_of(Scan(visits=visits))
+    titles = {chapter.title: [p.task_id for p in chapter.prompts] for chapter in found.chapters}
+
+    assert (found.asked, found.again, found.is_tracked) == (3, 3, False)
+    assert titles["Learned"] == ["up"]
+    assert titles["Forgotten"] == ["down"]
+    assert titles["Never solved"] == ["none"]
+
+
+def test_long_runs_are_read_at_even_steps(tmp_path: Path):
+    """With room for a third of the bytes about a third of the steps are read, the last one and those of errors too."""
+    rollout = recorded([1.0], [1.0]).rollout
+    for step in range(1, 31):
+        RolloutLog(tmp_path / "rollouts").write(step, [Group(Task("t", (1,), "q"), (rollout,))])
+    size = (tmp_path / "rollouts" / "step-000001.jsonl").stat().st_size
+    rows = [{"step": 2, "rollout/error_fraction": 0.5}]
+    found = scan(RunRecord(tmp_path), rows, budget=10 * size)
+    steps = [seen.step for seen in found.seen]
+
+    assert found.of_steps == 30
+    assert {2, 30} <= set(steps)
+    assert 10 <= found.steps == len(steps) <= 14
+
+
+def test_the_interval_of_a_step_is_over_its_groups():
+    """Group means 0.25 and 0.75: 0.5 ± 1.96 * 0.25 / sqrt(1) = 0.01 to 0.99; of 0 and 1 the ends stay at 0 and 1.
+
+    Where steps were left out there is none.
+    """
+    seen = [Seen(1, 0, "a", 0.0), Seen(1, 1, "b", 1.0)]
+    found = reward_intervals(Scan(seen, {1: [0.25, 0.75], 2: [0.0, 1.0], 3: [0.5]}, steps=3, of_steps=3))
+
+    assert found[1] == pytest.approx((0.01001, 0.98999), abs=1e-4)
+    assert found[2] == (0.0, 1.0)
+    assert 3 not in found
+    assert reward_intervals(Scan(seen, {1: [0.25, 0.75]}, steps=1, of_steps=2)) == {}
+
+
+def test_damaged_lines_are_counted(tmp_path: Path):
+    """Whatever is no rollout is counted, and huge numbers are no rewards."""
+    rollout = recorded([1.0], [1.0]).rollout
+    RolloutLog(tmp_path / "rollouts").write(1, [Group(Task("t", (1,), "q"), (rollout,))])
+    path = tmp_path / "rollouts" / "step-000001.jsonl"
+    row = json.loads(path.read_text())
+    odd = [json.dumps(row | {"reward": value}) for value in (10**400, True, "1", [1])] + ["", "null", "[" * 9000]
+    path.write_text("\n".join([json.dumps(row), *odd]) + "\n")
+
+    assert (len(scan(RunRecord(tmp_path), []).seen), scan(RunRecord(tmp_path), []).damaged) == (1, len(odd))
+
+
+def test_code_is_not_resolved(tmp_path: Path):
+    """An algorithm that names a file as one of its pieces is not built."""
+    (tmp_path / "experiment.toml").write_text('[algorithm]\npreset = "grpo"\nratio = {piece = "nothing.py:Here"}\n')
+
+    assert algorithm_of(RunRecord(tmp_path)) is None
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders():
+    """As many of the last parts of the paths as are needed; the same folder twice gets a number."""
+    assert distinct([Path("a/x/run"), Path("b/x/run")]) == ["a/x/run", "b/x/run"]
+    assert distinct([Path("run"), Path("run")]) == ["run (1)", "run (2)"]
