@@ -23,10 +23,18 @@ Capture = pytest.CaptureFixture[str]
 OPTIONS = {
     "train": {"experiment", "key=value", "--run-dir", "--json"},
     "resume": {"run", "--json"},
-    "evaluate": {"model", "key=value", "--task", "--samples", "--prompts", "--json"},
+    "watch": {"run", "--plain", "--once", "--interval", "--json"},
+    "report": {"run", "--out", "--json"},
+    "evaluate": {
+        "model", "second", "key=value", "--task", "--samples", "--prompts", "--checkpoint", "--out", "--json",
+    },
     "plan": {"experiment", "key=value", "--resolved", "--json"},
     "algorithms": {"name", "--json"},
+    "compare": {"experiment", "key=value", "--algorithms", "--seeds", "--json"}
+    | {"--budget", "--seconds", "--steps", "--workers", "--study-dir"},
     "dissect": {"batch", "key=value", "--algorithms", "--rows", "--verify", "--json"},
+    "reproduce": {"claim", "--list", "--write", "--finished", "--experiments", "--work", "--workers", "--json"},
+    "doctor": {"run", "--fail-on", "--json"},
     "bench": {"case", "--repeats", "--quick", "--peer-python", "--profile", "--json"},
     "export": {"run", "folder", "--json"},
 }
@@ -199,7 +207,7 @@ def test_evaluate_a_run_on_its_own_questions(run: Path, capsys: Capture):
     assert (found["task"], found["prompts"], found["samples"], found["errors"]) == ("arithmetic", 5, 4, 0)
     assert list(found["pass_at"]) == ["1", "2", "4"]
     assert found["pass_at"]["1"] <= found["pass_at"]["2"] <= found["pass_at"]["4"]
-    assert list(found["maj_at"]) == ["4"]
+    assert list(found["maj_at"]) == ["2", "4"]
     assert found["pass_at"]["1"] == pytest.approx(found["scores"]["answer"]["mean"])
     said = spoken(capsys, "evaluate", str(run), "--samples", "2")
     assert "pass@2" in said

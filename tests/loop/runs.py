@@ -18,7 +18,7 @@ def trace(run: Path, steps: int) -> dict[str, Any]:
     Positions computed for drift after a step's updates are counted with the next step's, in another session or none.
     """
     final = run / "checkpoints" / f"step-{steps}"
-    records = sorted([*run.glob("rollouts/*"), *run.glob("batches/*")])
+    records = sorted([*run.glob("rollouts/*"), *run.glob("batches/*"), *run.glob("evaluations/*")])
     files = [*records, *sorted((final / "state").iterdir()), *sorted(final.rglob("*.safetensors"))]
     kept = {str(path.relative_to(run)): path.read_bytes() for path in files}
     return {name: measured(run / f"{name}.jsonl") for name in ("metrics", "evaluations", "pretraining")} | kept

@@ -14,6 +14,7 @@ from gnomon.errors import ArrivalError, NotFiniteError
 from gnomon.failpoints import reach
 from gnomon.learner.base import Learner
 from gnomon.metrics import Last, Mean, Metrics
+from gnomon.progress import working
 from gnomon.transport.fingerprint import Fingerprint, differences, expected
 from gnomon.types import Batch, Snapshot
 
@@ -78,7 +79,8 @@ class Proved:
             is left; NotFiniteError when these weights give log-probabilities that are no numbers.
         """
         snapshot = learner.snapshot() if self.sending is None else await _kept(self.sending(learner.snapshot()))
-        await self.engines.load(snapshot)
+        with working("sending weights", is_brief=True):
+            await self.engines.load(snapshot)
         reach("deliver")
         began = time.perf_counter()
         for name, held in (await self.engines.each(lambda e: e.fingerprints())).items():

@@ -4,9 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from gnomon.diagnosis.answers import measure_answers
 from gnomon.failpoints import reach
+from gnomon.loop.diagnosing import Diagnosing
 from gnomon.loop.evaluate import Evaluation
 from gnomon.metrics import Last, Max, Metrics
+from gnomon.records.answers import AnswerLog
 from gnomon.records.batches import BatchLog
 from gnomon.records.console import Console
 from gnomon.records.jsonl import JsonLines, JsonlSink
@@ -25,35 +28,46 @@ UNTRAINED = {"loss/policy": 0.0, "learner/gradient_norm": 0.0}
 class Journal:
     """Writes each step and each evaluation down.
 
-    sinks: take the metrics; the run's own file is one of them. evaluations: the file of evaluations. rollouts, batches:
-    None when they are not wanted. critic: the file of value pre-training, None where there is no such phase.
-    serving: what the engines measured since they were last asked.
+    sinks: take the metrics; the run's own file is one of them. evaluations: the file of evaluations. answers: how each
+    prompt was answered in them. rollouts, batches: None when they are not wanted. critic: the file of value
+    pre-training, None where there is no such phase. serving: what the engines measured since they were last asked.
+    diagnosis: looks at all of it, None when it is not wanted.
     """
 
     console: Console
     sinks: Sequence[Sink]
     evaluations: JsonLines
+    answers: AnswerLog | None = None
     rollouts: RolloutLog | None = None
     batches: BatchLog | None = None
     critic: JsonlSink | None = None
     serving: Callable[[], Metrics] = Metrics
+    diagnosis: Diagnosing | None = None
     _is_warned: bool = False
 
     def write(self, step: int, metrics: Metrics, finished: Round, batch: Batch) -> None:
         """Write down what training step number ``step`` (from 1) measured."""
         absent = {name: Last(value) for name, value in UNTRAINED.items() if name not in set(metrics)}
+        metrics += measure_answers(finished.generated)
         metrics += self.serving() + Metrics.of({**absent, "memory/peak_bytes": Max(peak_memory_bytes())})
         values = metrics.values()
         for sink in self.sinks:
             sink.write(step, values)
         reach("record")
         if self.rollouts is not None:
-            self.rollouts.write(step, finished.groups, finished.wasted)
+            self.rollouts.write(step, finished.groups, finished.wasted, batch)
         if self.batches is not None:
             ids = [r.task_id for group in finished.groups for r in group.rollouts]
             self.batches.write(step, batch, prompt_ids=ids)
         self.console.step(step, values)
         self._warn_of_failures(finished)
+        if self.diagnosis is not None:
+            self.diagnosis.observe(step, values, finished.generated)
+
+    @property
+    def reason_to_stop(self) -> str:
+        """What the diagnosis found that is to end the run, in a sentence; "" for nothing."""
+        return "" if self.diagnosis is None else self.diagnosis.reason_to_stop
 
     def _warn_of_failures(self, finished: Round) -> None:
         said = said_of_failures([rollout for group in finished.generated for rollout in group.rollouts])
@@ -70,8 +84,12 @@ class Journal:
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """Write an evaluation down and show it."""
         self.evaluations.append(evaluation.as_row())
+        if self.answers is not None:
+            self.answers.write(evaluation.step, evaluation.answered)
         name = next(iter(evaluation.scores))
         self.console.evaluated(f"{name} {evaluation.headline} after step {evaluation.step}")
+        if self.diagnosis is not None:
+            self.diagnosis.observe_evaluation(evaluation.as_row())
 
     @contextmanager
     def pretraining(self, limit: int, done: int) -> Iterator[Callable[[int, Metrics], None]]:
@@ -94,6 +112,8 @@ class Journal:
         for sink in self.sinks:
             sink.close()
         self.evaluations.close()
+        if self.diagnosis is not None:
+            self.diagnosis.close()
         if self.critic is not None:
             self.critic.close()
         self.console.close()

@@ -1,15 +1,16 @@
 """What the walk needs, built and connected; and what happens between its steps."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 from gnomon.algorithms.algorithm import Algorithm
 from gnomon.curriculum.base import Curriculum
 from gnomon.engines.base import Engine
-from gnomon.errors import Stopped
+from gnomon.errors import DiagnosedError, Stopped
 from gnomon.learner.base import Learner
 from gnomon.loop.admission import Admission, Unlimited
 from gnomon.loop.arrival import Arrival, Unproved
+from gnomon.loop.budget import Meter
 from gnomon.loop.caution import Careless, Watch
 from gnomon.loop.evaluate import Evaluator
 from gnomon.loop.imitation import Imitation, Unpracticed
@@ -41,10 +42,11 @@ def _unchecked() -> None:
 class Run:
     """The built objects of one run.
 
-    steps: of training in all; `learner.version` of them are done. checkpoint_every, evaluate_every: steps, 0 for the
-    end alone. save: publishes a checkpoint after so many steps, at once or while the run goes on. check: raises what a
-    save met that has failed meanwhile. initialize: what comes before the first step; returns
-    whether it changed anything. is_initialized, is_evaluated: whether that, and the first evaluation, were done before.
+    steps: of training in all; `learner.version` of them are done. meter: of a budget that may end it sooner.
+    checkpoint_every, evaluate_every: steps, 0 for the end alone. save: publishes a checkpoint after so many steps, at
+    once or while the run goes on. check: raises what a save met that has failed meanwhile. initialize: what comes
+    before the first step; returns whether it changed anything. is_initialized, is_evaluated: whether that, and the
+    first evaluation, were done before.
     pretraining: the critic's own phase before the first step, None without one.
     """
 
@@ -59,6 +61,7 @@ class Run:
     temperature: float
     seed: int
     save: Callable[[int, bool], None]
+    meter: Meter = field(default_factory=Meter)
     check: Callable[[], None] = _unchecked
     admission: Admission = field(default=Unlimited())
     arrival: Arrival = field(default=Unproved())
@@ -76,6 +79,11 @@ class Run:
     is_evaluated: bool = False
     stop: StopRequest = field(default_factory=StopRequest)
     best: float = float("-inf")
+
+    def steps_left(self) -> Iterator[int]:
+        """Yield the steps that are to be made, from 0, each when the one before is done, until the budget is spent."""
+        while self.learner.version < self.steps and not self.meter.is_spent:
+            yield self.learner.version
 
     def shuffle_seed(self, step: int) -> int:
         """Return the seed of the step's minibatches; it depends on the run's seed and the step alone."""
@@ -108,7 +116,8 @@ class Run:
         """
         with self.journal.pretraining(phase.plan.steps, phase.batches) as write:
             while not phase.is_done:
-                write(phase.batches + 1, await phase.step())
+                batch, metrics = phase.batches + 1, await phase.step()
+                write(batch, metrics + self.meter.count(metrics))
                 self.check()
                 if not phase.is_done and (self.stop.signal or _is_due(phase.batches, self.checkpoint_every)):
                     phase.save(phase.batches)
@@ -134,17 +143,20 @@ class Run:
     async def maintain(self, done: int) -> None:
         """Evaluate and save when due after ``done`` steps, at the end in any case; stop here when asked to.
 
-        Raises: Stopped.
+        Raises: Stopped; DiagnosedError when a finding is one to stop for.
         """
         self.check()
-        is_end = done == self.steps
+        is_end = done == self.steps or self.meter.is_spent
         is_best = False
-        if is_end or _is_due(done, self.evaluate_every):
+        if is_end or self.meter.is_at_mark or _is_due(done, self.evaluate_every):
             is_best = await self.evaluate(done)
-        if is_end or is_best or self.stop.signal or _is_due(done, self.checkpoint_every):
+        reason = self.journal.reason_to_stop
+        if is_end or is_best or self.stop.signal or reason or _is_due(done, self.checkpoint_every):
             self.save(done, is_best)
         if self.stop.signal and not is_end:
             raise Stopped(f"stopped after step {done} of {self.steps}, and saved", self.stop.signal)
+        if reason and not is_end:
+            raise DiagnosedError(f"stopped after step {done} of {self.steps}, and saved: {reason}")
 
 
 def _is_due(done: int, every: int) -> bool:

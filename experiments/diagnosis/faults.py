@@ -1,0 +1,55 @@
+"""Engines with something wrong with them: real ones, with real weights."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+import gnomon.session
+from gnomon.engines.base import Sampling
+from gnomon.engines.local import LocalEngine
+from gnomon.engines.pool import EnginePool
+from gnomon.experiment import Experiment
+from gnomon.loop.arrival import Unproved
+from gnomon.serving import load_network
+from gnomon.types import Completion, Snapshot
+
+
+class Frozen(LocalEngine):
+    """Keeps the weights that it was given first, and says that it has the new ones."""
+
+    first: tuple[tuple[str, Tensor], ...] = ()
+
+    async def load(self, snapshot: Snapshot) -> None:
+        """Load the first weights again, under the new version."""
+        self.first = self.first or tuple((name, tensor.clone()) for name, tensor in snapshot.tensors())
+        await super().load(Snapshot(snapshot.version, lambda: iter(self.first)))
+
+
+class Copying(LocalEngine):
+    """Answers a prompt once and hands out copies, as a cache does that does not look at the seed."""
+
+    async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
+        """Draw for the first key alone."""
+        return (await super().generate(prompt, keys[:1], sampling)) * len(keys)
+
+
+ENGINES: dict[str, type[LocalEngine]] = {"frozen": Frozen, "copying": Copying}
+
+
+@contextmanager
+def faulty(kind: str) -> Iterator[None]:
+    """Let runs in this block be answered by such an engine, without the proof of arrival that would stop them."""
+    if not kind:
+        yield
+        return
+
+    def serve(experiment: Experiment, trained: nn.Module, warn: Callable[[str], None]) -> EnginePool:
+        return EnginePool({kind: ENGINES[kind](load_network(experiment), shared=False)}, warn=warn)
+
+    kept = gnomon.session.serve, gnomon.session._arrival
+    gnomon.session.serve, gnomon.session._arrival = serve, lambda *given: Unproved()  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        gnomon.session.serve, gnomon.session._arrival = kept

@@ -1,0 +1,59 @@
+"""The diagnosis of a run from its files."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from gnomon.diagnosis.catalog import chosen
+from gnomon.diagnosis.doctor import Answers, Doctor, nothing_recorded
+from gnomon.diagnosis.finding import Finding
+from gnomon.progress import counted
+from gnomon.records.reading import RunRecord
+from gnomon.records.rollouts import RecordedRollout
+from gnomon.types import Group, Task
+
+
+def diagnose(record: RunRecord, rules: Sequence[str] = ()) -> tuple[Finding, ...]:
+    """Return what is wrong with a run, gravest first: the findings that it would have made itself.
+
+    Reads metrics and evaluations, and the rollouts of the few steps that findings show samples of; what is missing or
+    damaged is passed over. A live run is diagnosed as far as it is.
+    rules: names, as in `doctor.rules`; all of them by default, also those that the experiment leaves out.
+    """
+    doctor = Doctor(record.experiment(), chosen(rules))
+    replay(doctor, record.metrics(), record.evaluations(), lambda step: groups_of(record.rollouts(step)))
+    return doctor.findings
+
+
+def replay(
+    doctor: Doctor,
+    rows: Sequence[dict[str, Any]],
+    evaluations: Sequence[dict[str, Any]] = (),
+    answers: Answers = nothing_recorded,
+) -> list[Finding]:
+    """Show a doctor what a run wrote down, in the order in which it happened, an evaluation after its step.
+
+    Returns each finding when it was new, and again when it became graver.
+    """
+    raised: list[Finding] = []
+    waiting = sorted(evaluations, key=lambda row: row["step"])
+    while waiting and waiting[0]["step"] <= 0:
+        raised += doctor.observe_evaluation(waiting.pop(0), answers)
+    for row in counted(rows, "diagnosing", len(rows), is_brief=True):
+        raised += doctor.observe(row["step"], row, answers)
+        while waiting and waiting[0]["step"] <= row["step"]:
+            raised += doctor.observe_evaluation(waiting.pop(0), answers)
+    return raised
+
+
+def groups_of(recorded: Sequence[RecordedRollout]) -> list[Group]:
+    """Return the groups that were written down, in the order in which they were asked."""
+    by_number: dict[int, list[RecordedRollout]] = {}
+    for rollout in recorded:
+        by_number.setdefault(rollout.group, []).append(rollout)
+    return [
+        Group(
+            Task(members[0].rollout.task_id, members[0].rollout.prompt, members[0].question),
+            tuple(member.rollout for member in members),
+        )
+        for members in by_number.values()
+    ]

@@ -1,0 +1,125 @@
+"""A diagnosis that goes on while the run does: each rule's findings, once, and again when they become graver."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gnomon.diagnosis.catalog import RULES, SEVERITIES
+from gnomon.diagnosis.facts import Facts
+from gnomon.diagnosis.finding import Finding, Sample
+from gnomon.diagnosis.history import History
+from gnomon.diagnosis.rule import Alarm, Rule
+from gnomon.types import Group
+
+SAMPLES, LONGEST = 5, 400
+
+Answers = Callable[[int], Sequence[Group]]
+"""The rollouts of a step, asked for only when a finding is to show some."""
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of one rule: its first step, the last one it spoke at, and what it said when it was gravest."""
+
+    first_step: int
+    step: int
+    alarm: Alarm
+    samples: tuple[Sample, ...]
+
+
+def nothing_recorded(step: int) -> Sequence[Group]:
+    """Return no rollouts."""
+    return ()
+
+
+class Doctor:
+    """Looks at each step and each evaluation of a run, in order.
+
+    What it knows is a function of what it was shown: shown the same rows again it knows the same, which is how a run
+    that is resumed, and a diagnosis of a finished one, come to the findings of the run itself. A step costs each rule
+    once, over windows of bounded length: well below a millisecond for all (docs/diagnosis.md).
+
+    table: the resolved experiment. rules: those that look.
+    """
+
+    def __init__(self, table: Mapping[str, Any], rules: Sequence[Rule] = tuple(RULES.values())) -> None:
+        self.history = History()
+        self._facts, self._rules = Facts.of(table), tuple(rules)
+        self._known: dict[str, _Known] = {}
+
+    def observe(self, step: int, values: Mapping[str, Any], answers: Answers = nothing_recorded) -> list[Finding]:
+        """Take the metrics of a step; return what is found for the first time, or is graver than before."""
+        self.history.add(step, values)
+        return self._look(answers)
+
+    def observe_evaluation(self, row: Mapping[str, Any], answers: Answers = nothing_recorded) -> list[Finding]:
+        """Take a row of held-out scores, made after the last step that was observed; return as `observe`."""
+        self.history.evaluations.append(row)
+        return self._look(answers)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Everything that was found so far, gravest first, then in the order of the rules."""
+        found = [self._finding(rule.name) for rule in self._rules if rule.name in self._known]
+        return tuple(sorted(found, key=lambda finding: -SEVERITIES.index(finding.severity)))
+
+    def _look(self, answers: Answers) -> list[Finding]:
+        raised = []
+        for rule in self._rules:
+            alarm = rule(self.history, self._facts)
+            if alarm is not None and self._learn(rule.name, alarm, answers):
+                raised.append(self._finding(rule.name))
+        return raised
+
+    def _learn(self, name: str, alarm: Alarm, answers: Answers) -> bool:
+        """Remember an alarm; return whether it is news."""
+        known, step = self._known.get(name), self.history.step
+        rank = SEVERITIES.index(alarm.severity)
+        if known is None or rank > SEVERITIES.index(known.alarm.severity):
+            since = alarm.since if known is None else known.first_step
+            self._known[name] = _Known(since, step, alarm, _samples(step, alarm, answers(step)))
+            return True
+        is_as_grave = rank == SEVERITIES.index(known.alarm.severity)
+        self._known[name] = replace(known, step=step, alarm=alarm if is_as_grave else known.alarm)
+        return False
+
+    def _finding(self, name: str) -> Finding:
+        known = self._known[name]
+        alarm = known.alarm
+        return Finding(
+            rule=name,
+            severity=alarm.severity,
+            first_step=known.first_step,
+            step=known.step,
+            summary=alarm.summary,
+            evidence={key: float(f"{value:.6g}") for key, value in alarm.evidence.items()},
+            meaning=alarm.meaning,
+            advice=tuple(alarm.advice),
+            samples=known.samples,
+        )
+
+
+def _samples(step: int, alarm: Alarm, groups: Sequence[Group]) -> tuple[Sample, ...]:
+    return tuple(
+        Sample(
+            step=step,
+            task_id=group.task.id,
+            question=shortened(group.task.text),
+            response=shortened(rollout.text),
+            reward=rollout.grade.reward,
+            error=None if rollout.grade.error is None else shortened(rollout.grade.error),
+        )
+        for group, rollout in list(alarm.pick(groups))[:SAMPLES]
+    )
+
+
+def shortened(text: str, longest: int = LONGEST) -> str:
+    """Return a text of at most ``longest`` characters, long ones without their middle.
+
+    >>> shortened("abcdefghij", 7)
+    'abc ... hij'
+    """
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]} ... {text[-half:]}"

@@ -1,0 +1,78 @@
+"""What rules must know of an experiment, read from its table without trusting it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+LARGEST = 1e30
+_NONE: dict[str, Any] = {}
+_NOTHING: list[Any] = []
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a run was asked to do, as far as a diagnosis depends on it.
+
+    steps: of training. generations: rollouts a prompt (G), of so many ``prompts`` a step. updates: optimizer updates a
+    step. has_band: the surrogate leaves tokens out whose ratio is outside of a band. bound: steps that a rollout may be
+    old. budget: tokens of an answer. weights: of the reward's parts by name, in the order in which they are written
+    down; the first one is what the run is about. preset: the algorithm's name. initial: how a tracker of
+    success rates begins, "" without one.
+    """
+
+    steps: int = 0
+    generations: int = 1
+    updates: int = 1
+    has_band: bool = False
+    bound: int = 0
+    budget: int = 0
+    prompts: int = 1
+    weights: Mapping[str, float] = field(default_factory=dict)
+    preset: str = ""
+    initial: str = ""
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> "Facts":
+        """Return the facts of an experiment's table; what is missing there, or of another kind, is the default.
+
+        >>> Facts.of({"steps": 9, "algorithm": {"num_generations": 4, "updates": {"minibatches": 2}}}).updates
+        2
+        """
+        algorithm = _at(table, "algorithm", _NONE)
+        updates = _at(algorithm, "updates", _NONE)
+        generations = max(1, _at(algorithm, "num_generations", 1))
+        tracker = _at(algorithm, "tracker", _NONE)
+        measured = table.get("max_staleness") == "measured"
+        limit = _at(_at(table, "staleness", _NONE), "limit", 0) if measured else _at(table, "max_staleness", 0)
+        trust = _at(_at(algorithm, "surrogate", _NONE), "trust", _NONE)
+        return cls(
+            steps=_at(table, "steps", 0),
+            generations=generations,
+            prompts=max(1, _at(table, "rollouts_per_step", 1) // generations),
+            updates=max(1, _at(updates, "epochs", 1) * _at(updates, "minibatches", 1)),
+            has_band=_at(trust, "piece", "") == "Clip",
+            bound=limit,
+            budget=_at(_at(table, "sampling", _NONE), "max_completion_length", 0),
+            weights=_weights(_at(table, "rewards", _NOTHING)),
+            preset=_at(algorithm, "name", ""),
+            initial=_at(tracker, "initial", "prior") if _at(tracker, "piece", "") == "TrackerPlan" else "",
+        )
+
+
+def _weights(rewards: Sequence[Any]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for reward in rewards:
+        if not isinstance(reward, Mapping):
+            continue
+        verifier = _at(reward, "verifier", _NONE)
+        own = _at(verifier, "function", "").rpartition(":")[2] or _at(verifier, "kind", "")
+        weight = _at(reward, "weight", 1.0)
+        found[_at(reward, "name", own)] = float(weight) if abs(weight) <= LARGEST else 0.0
+    return found
+
+
+def _at(table: Mapping[str, Any], key: str, default: T) -> T:
+    found = table.get(key, default)
+    kinds: tuple[type, ...] = (int, float) if type(default) is float else (type(default),)
+    return found if type(found) in kinds else default

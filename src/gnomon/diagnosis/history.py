@@ -1,0 +1,120 @@
+"""What a run measured so far, as rules read it: each metric's first values and its latest."""
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+FIRST, LATEST = 40, 80
+LARGEST = 1e100
+REWARD = "rollout/reward_mean"
+
+Point = tuple[int, float]
+"""A step and a value."""
+
+
+class History:
+    """Metrics step by step. A step costs as many appends as it has metrics, whatever came before; memory is bounded.
+
+    Values that are not finite, or that nothing measures (above `LARGEST`), are left out.
+    rewards: the mean reward of every step. peak: the first of the highest of them. evaluations: rows of held-out
+    scores, in order.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.steps = 0
+        self.rewards: list[Point] = []
+        self.peak: Point | None = None
+        self.evaluations: list[Mapping[str, Any]] = []
+        self._first: dict[str, list[Point]] = {}
+        self._latest: dict[str, deque[Point]] = {}
+
+    def add(self, step: int, values: Mapping[str, Any]) -> None:
+        """Take the metrics of a step, which comes after all others."""
+        self.step, self.steps = step, self.steps + 1
+        for name, value in values.items():
+            if type(value) not in (int, float) or not abs(value) <= LARGEST:
+                continue
+            point = (step, float(value))
+            if name not in self._latest:
+                self._first[name], self._latest[name] = [], deque(maxlen=LATEST)
+            if len(self._first[name]) < FIRST:
+                self._first[name].append(point)
+            self._latest[name].append(point)
+            if name == REWARD:
+                self.rewards.append(point)
+                self.peak = point if self.peak is None or point[1] > self.peak[1] else self.peak
+
+    def names(self, prefix: str, suffix: str = "") -> list[str]:
+        """Return the metrics whose names begin and end so."""
+        return [name for name in self._latest if name.startswith(prefix) and name.endswith(suffix)]
+
+    def latest(self, name: str, count: int) -> list[Point]:
+        """Return the last ``count`` values (at most `LATEST`), or none unless there are so many of late.
+
+        Of late is within the last 2 ``count`` steps: what a run has ceased to measure says nothing about it now.
+        """
+        column = self._latest.get(name)
+        if column is None or not 0 < count <= len(column):
+            return []
+        points = list(islice(reversed(column), count))[::-1]
+        return points if points[0][0] > self.step - 2 * count else []
+
+    def first(self, name: str, count: int) -> list[Point]:
+        """Return the first ``count`` values (at most `FIRST`), or as many as there are."""
+        return self._first.get(name, [])[:count]
+
+    def mean(self, name: str, count: int) -> float | None:
+        """Return the mean of the last ``count`` values, None where there are fewer."""
+        points = self.latest(name, count)
+        return mean(points) if points else None
+
+
+def values(points: Sequence[Point]) -> list[float]:
+    """Return the values alone."""
+    return [value for _, value in points]
+
+
+def mean(points: Sequence[Point]) -> float:
+    """Return the mean of the values; 0 of none."""
+    return sum(value for _, value in points) / len(points) if points else 0.0
+
+
+def median(points: Sequence[Point]) -> float:
+    """Return the median of the values; 0 of none."""
+    return statistics.median(values(points)) if points else 0.0
+
+
+def error(points: Sequence[Point]) -> float:
+    """Return the standard error of the mean of the values, as if steps were independent; 0 of fewer than two."""
+    return statistics.stdev(values(points)) / math.sqrt(len(points)) if len(points) > 1 else 0.0
+
+
+def slope(points: Sequence[Point]) -> float:
+    """Return the least-squares slope of the values, a step.
+
+    >>> slope([(1, 0.0), (2, 2.0), (3, 4.0)])
+    2.0
+    """
+    steps, level = sum(step for step, _ in points) / max(len(points), 1), mean(points)
+    spread = sum((step - steps) ** 2 for step, _ in points)
+    return sum((step - steps) * (value - level) for step, value in points) / spread if spread else 0.0
+
+
+def has_risen(before: Sequence[Point], after: Sequence[Point], errors: float = 2.0) -> bool:
+    """Whether the mean of ``after`` is above that of ``before`` by more than so many standard errors of both."""
+    noise = math.hypot(error(before), error(after))
+    return mean(after) - mean(before) > max(errors * noise, 1e-9)
+
+
+def is_learning(history: History, window: int, errors: float = 2.0) -> bool:
+    """Whether the mean reward of the last ``window`` steps is above that of the first, by so many standard errors.
+
+    Two windows that overlap do not tell, and count as learning: a verdict of "nothing moves" needs both.
+    """
+    if len(history.rewards) < 2 * window:
+        return True
+    return has_risen(history.rewards[:window], history.rewards[-window:], errors)

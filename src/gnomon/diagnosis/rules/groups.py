@@ -1,0 +1,227 @@
+"""Rules on what a step has to teach: groups without a difference, and steps without a gradient."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gnomon.diagnosis.facts import Facts
+from gnomon.diagnosis.history import History, is_learning, mean
+from gnomon.diagnosis.rule import Alarm, graded, one_a_prompt, percent
+
+DEGENERATE = "rollout/degenerate_group_fraction"
+ALL_RIGHT, ALL_WRONG = "rollout/all_equal_best_fraction", "rollout/all_equal_zero_fraction"
+EXPECTED_RIGHT, EXPECTED_WRONG = "rollout/all_right_expected_fraction", "rollout/all_wrong_expected_fraction"
+TAUGHT_NOTHING = "advantage/exact_zero_fraction"
+
+
+@dataclass(frozen=True)
+class DegenerateGroups:
+    """Groups whose answers all earn the same, so that a group baseline leaves nothing to learn from.
+
+    Split into all right (too easy) and all wrong (too hard), and held against what the success rates of the prompts
+    explain, E[p^G + (1 - p)^G]: more than that is something that the answers of a group share beside their question.
+    Severe only where the reward has not risen over the run: a policy that learns from the few others is well.
+
+    window: steps. warning, severe: shares. excess: times the expected share; errors: standard errors beyond it.
+    Source: thresholds of rldoctor 0.2.0 (.50, .75); p^G + (1 - p)^G, SPO, arXiv 2509.13232; the excess is ours, after
+        rlvr-audit's idea.
+    """
+
+    name: ClassVar[str] = "degenerate-groups"
+    window: int = 10
+    warning: float = 0.5
+    severe: float = 0.75
+    excess: float = 1.25
+    errors: float = 4.0
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Look at the share of the last steps."""
+        points = history.latest(DEGENERATE, self.window)
+        if facts.generations < 2 or not points:
+            return None
+        share = mean(points)
+        right, wrong = history.mean(ALL_RIGHT, self.window) or 0.0, history.mean(ALL_WRONG, self.window) or 0.0
+        evidence = {"degenerate": share, "all_right": right, "all_wrong": wrong}
+        expected = self._expected(history)
+        said = ""
+        if expected is not None:
+            evidence["expected"] = expected
+            said = f"; success rates alone explain {percent(expected)}"
+        severity = graded(share, self.warning, self.severe)
+        is_excess = expected is not None and self._is_excess(share, expected, facts)
+        if severity is None and not is_excess:
+            return None
+        if severity == "severe" and is_learning(history, self.window):
+            severity = "warning"
+        return Alarm(
+            severity or "warning",
+            points[0][0],
+            f"{percent(share)} of groups teach nothing: {percent(right)} all right, {percent(wrong)} all wrong{said}",
+            evidence,
+            _shared() if is_excess else _difficulty(right, wrong),
+            _ADVICE_EXCESS if is_excess else _ADVICE_EASY if right > wrong else _ADVICE_HARD,
+            one_a_prompt,
+        )
+
+    def _expected(self, history: History) -> float | None:
+        right, wrong = history.mean(EXPECTED_RIGHT, self.window), history.mean(EXPECTED_WRONG, self.window)
+        return None if right is None or wrong is None else right + wrong
+
+    def _is_excess(self, share: float, expected: float, facts: Facts) -> bool:
+        noise = (expected * (1 - expected) / (facts.prompts * self.window)) ** 0.5
+        return share > self.excess * expected and share - expected > self.errors * noise and share > 0.1
+
+
+def _difficulty(right: float, wrong: float) -> str:
+    if right > wrong:
+        return "The prompts are too easy for this model: every answer is right, and nothing tells answers apart."
+    return (
+        "The prompts are too hard for this model, or right answers are not recognized: every answer of a prompt earns "
+        "the same, and nothing tells them apart."
+    )
+
+
+def _shared() -> str:
+    return (
+        "Answers to one prompt agree more often than independent ones would: they may be drawn alike, or the verdict "
+        "may depend on the prompt and not on the answer."
+    )
+
+
+_ADVICE_EASY = (
+    "take harder questions (task.*), or stop: what can be learned here is learned",
+    'algorithm = "dapo" or algorithm.keep = {piece = "Informative"}: other prompts are asked in place of such groups',
+    'algorithm.sampler = "Greso", or algorithm = "spo", which needs no groups',
+)
+_ADVICE_HARD = (
+    "read the samples: is a right answer among them that the verifier missed? Then mend the extraction (rewards)",
+    "take easier questions, or a model that answers some of them (gnomon evaluate MODEL --task TASK --samples 8)",
+    "raise algorithm.num_generations, so that more groups hold a right answer",
+    'algorithm = "dapo" or algorithm.sampler = "Greso": fewer tokens go to such prompts',
+)
+_ADVICE_EXCESS = (
+    "compare the answers of a group (gnomon watch, or RUN/rollouts): are they copies of each other?",
+    "raise sampling.temperature if it is far below 1",
+    "judge one prompt's answers by hand: does the verdict follow the answer?",
+)
+
+
+@dataclass(frozen=True)
+class AllWrong:
+    """Hardly any answer earns anything.
+
+    Severe only where that does not get better within two windows: a model from scratch begins so.
+    window: steps. warning, severe: shares of groups (of answers, where a prompt has one) of reward 0.
+    Source: ours; 0.083 as the success rate below which a start with 8 rollouts is doubtful, arXiv 2606.18487.
+    """
+
+    name: ClassVar[str] = "all-wrong"
+    window: int = 8
+    warning: float = 0.9
+    severe: float = 0.97
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Look at the share of the last steps."""
+        points = history.latest(ALL_WRONG, self.window)
+        if not points:
+            return None
+        share = mean(points)
+        single = 0.05 / (1 - self.warning) if facts.generations < 2 else 1.0
+        severity = graded(share, 1 - single * (1 - self.warning), self.severe)
+        reward = history.mean("rollout/reward_mean", self.window) or 0.0
+        if severity is None or reward > 1 - self.warning:
+            return None
+        if severity == "severe" and reward > 0 and is_learning(history, self.window):
+            severity = "warning"
+        what = "groups have no right answer" if facts.generations > 1 else "answers earn nothing"
+        return Alarm(
+            severity,
+            points[0][0],
+            f"{percent(share)} of {what}; the mean reward of the last {self.window} steps is {reward:.3g}",
+            {"all_wrong": share, "reward": reward},
+            "Right answers are not recognized (a wrong extractor, an answer in another form than the verifier "
+            "expects), or the questions are beyond this model. Nothing is learned where nothing succeeds.",
+            (
+                "read the samples: would you call one of them right? Then mend the rewards' extraction or the prompt",
+                'say in system = "..." in which form the answer is expected',
+                "gnomon evaluate MODEL --task TASK --samples 16: is pass@16 above 0?",
+                "take easier questions first (task.*), or raise sampling.max_completion_length if answers are cut off",
+            ),
+            one_a_prompt,
+        )
+
+
+@dataclass(frozen=True)
+class AllRight:
+    """Nearly every answer is right, so there is little left to learn.
+
+    Severe where the run began so: all of it was spent on nothing. Later it is a note: the run is done.
+    window: steps. share: of groups (of answers, where a prompt has one) of reward 1. early: steps.
+    Source: ours; the split of rldoctor 0.2.0.
+    """
+
+    name: ClassVar[str] = "all-right"
+    window: int = 8
+    share: float = 0.95
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Look at the last steps, and at the first."""
+        points = history.latest(ALL_RIGHT, self.window)
+        if not points or mean(points) < self.share:
+            return None
+        began = mean(history.first(ALL_RIGHT, self.window))
+        is_from_start = began >= self.share
+        return Alarm(
+            "severe" if is_from_start else "note",
+            points[0][0],
+            f"{percent(mean(points))} of prompts are answered right every time"
+            + (f", as from the first steps on ({percent(began)})" if is_from_start else "; it was learned in this run"),
+            {"all_right": mean(points), "all_right_at_first": began},
+            "The questions are too easy for this model, or the verifier takes anything for right."
+            if is_from_start
+            else "What these questions can teach is learned; further steps only sharpen the policy.",
+            (
+                "read the samples: are they right? If not, the reward is too lenient",
+                "take harder questions (task.*)",
+                "stop here, or lower steps",
+            ),
+            one_a_prompt,
+        )
+
+
+@dataclass(frozen=True)
+class ZeroGradient:
+    """Steps that changed nothing, for no answer had an advantage.
+
+    window: steps. warning, severe: shares of steps whose gradient is exactly 0.
+    Source: rldoctor 0.2.0 (.40, .70).
+    """
+
+    name: ClassVar[str] = "zero-gradient"
+    window: int = 10
+    warning: float = 0.4
+    severe: float = 0.7
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Count the steps of the window whose gradient is 0."""
+        points = history.latest("learner/gradient_norm", self.window)
+        if not points:
+            return None
+        share = sum(value == 0 for _, value in points) / len(points)
+        severity = graded(share, self.warning, self.severe)
+        if severity is None:
+            return None
+        idle = history.mean(TAUGHT_NOTHING, self.window)
+        return Alarm(
+            severity,
+            points[0][0],
+            f"{percent(share)} of the last {self.window} steps had a gradient of exactly 0",
+            {"zero_steps": share} | ({} if idle is None else {"answers_without_advantage": idle}),
+            "No answer of those steps had an advantage: rewards were equal wherever they are compared. Those steps "
+            "cost as much as others and changed no weight.",
+            (
+                "see degenerate-groups, all-wrong and all-right: they say why rewards were equal",
+                "raise rollouts_per_step or algorithm.num_generations, so that a step holds a difference",
+                'algorithm = "spo": a tracked baseline needs no difference within a group',
+            ),
+            one_a_prompt,
+        )

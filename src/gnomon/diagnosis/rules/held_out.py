@@ -1,0 +1,75 @@
+"""The rule on what training and held-out questions say."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from gnomon.diagnosis.facts import Facts
+from gnomon.diagnosis.history import LARGEST, History, Point, mean
+from gnomon.diagnosis.rule import Alarm
+
+
+@dataclass(frozen=True)
+class HeldOutGap:
+    """Training rewards that held-out questions do not confirm.
+
+    The gap is the mean training reward of the last steps less the upper end of the held-out reward's 95% interval, by
+    the training reward: what even a lucky held-out set does not explain. Severe when the reward rose in training and
+    the held-out one did not. Nothing where training asks other prompts on purpose and finds them harder.
+
+    window: steps before the evaluation. warning, severe: shares of the training reward. least: training reward.
+    Source: rldoctor 0.2.0 (.15, .30).
+    """
+
+    name: ClassVar[str] = "held-out-gap"
+    window: int = 6
+    warning: float = 0.15
+    severe: float = 0.3
+    least: float = 0.1
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Look at the latest evaluation."""
+        scored = [row for row in map(_score, history.evaluations) if row is not None]
+        if not scored or scored[-1][0] < self.window:
+            return None
+        step, held_out, high = scored[-1]
+        trained = self._trained(history, step)
+        reward = mean(trained)
+        if not trained or reward < self.least:
+            return None
+        gap = (reward - high) / reward
+        if gap < self.warning:
+            return None
+        began = mean(history.rewards[: self.window])
+        first = scored[0][1]
+        has_risen, is_flat = reward - began > self.warning * reward, held_out - first < 0.25 * (reward - began)
+        is_severe = gap >= self.severe and len(scored) > 1 and has_risen and is_flat
+        return Alarm(
+            "severe" if is_severe else "warning",
+            trained[0][0],
+            f"after step {step} the reward is {reward:.3g} in training and {held_out:.3g} (at most {high:.3g}) on "
+            "held-out questions",
+            {"training": reward, "held_out": held_out, "held_out_high": high, "held_out_at_first": first, "gap": gap},
+            "What was learned does not carry over: the training questions are few and known by heart, the held-out "
+            "ones are of another kind, or the reward is being gamed on what is trained.",
+            (
+                "are the held-out questions (held_out, evaluation.task) of the kind that is trained on?",
+                "more training questions (task.size, another file), fewer epochs over them (steps)",
+                "go back to the checkpoint of the best evaluation (RUN/checkpoints/best.json)",
+            ),
+        )
+
+    def _trained(self, history: History, step: int) -> list[Point]:
+        return [point for point in history.rewards[-10 * self.window :] if step - self.window < point[0] <= step]
+
+
+def _score(row: Mapping[str, Any]) -> tuple[int, float, float] | None:
+    """Return step, mean and upper end of an evaluation's reward, None where the row is none."""
+    scores = row.get("scores")
+    found = scores.get("reward") if isinstance(scores, Mapping) else None
+    if not isinstance(found, Mapping) or type(row.get("step")) is not int:
+        return None
+    numbers: tuple[Any, Any] = (found.get("mean"), found.get("high"))
+    if any(type(number) not in (int, float) or not abs(number) <= LARGEST for number in numbers):
+        return None
+    return row["step"], float(numbers[0]), float(numbers[1])

@@ -1,0 +1,100 @@
+"""The rule on speed."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gnomon.diagnosis.facts import Facts
+from gnomon.diagnosis.history import History, Point, median
+from gnomon.diagnosis.rule import Alarm, graded
+
+STEP, TOKENS = "time/step_seconds", "tokens/generated"
+STAGES = ("generate", "grade", "score", "update", "publish", "track")
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Steps that take longer and longer, for the same tokens.
+
+    Medians of the last steps against the first, both by the step and by the generated token: longer answers take
+    longer by right, and shorter ones leave the fixed cost of a step. The stage that grew most is named. Where the
+    others grew as well, by ``others`` times or more, the machine is busy with something else: no more than a warning.
+
+    skipped: first steps, which warm up. baseline, window: steps. warning, severe: times. seconds: that a step must have
+    grown by, since a tenth of a second is the machine's business.
+    Source: rlprobe 0.1.0 (1.4, 3).
+    """
+
+    name: ClassVar[str] = "throughput"
+    skipped: int = 1
+    baseline: int = 8
+    window: int = 6
+    warning: float = 1.4
+    severe: float = 3.0
+    seconds: float = 0.3
+    others: float = 1.4
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Compare the medians."""
+        points = history.latest(STEP, self.window)
+        first = history.first(STEP, self.skipped + self.baseline)[self.skipped :]
+        if not points or len(first) < self.baseline or points[0][0] <= first[-1][0]:
+            return None
+        usual, now = median(first), median(points)
+        if usual <= 0 or now - usual < self.seconds:
+            return None
+        times = min(now / usual, self._a_token(history, first))
+        severity = graded(times, self.warning, self.severe)
+        if severity is None:
+            return None
+        spent = {stage: self._spent(history, stage) for stage in STAGES}
+        grown = {stage: after - before for stage, (before, after) in spent.items()}
+        stage = max(grown, key=lambda name: grown[name])
+        rest = (now - spent[stage][1]) / max(usual - spent[stage][0], 1e-9)
+        is_machine = rest >= self.others
+        return Alarm(
+            "warning" if is_machine else severity,
+            points[0][0],
+            f"a step takes {now:.3g} s where it took {usual:.3g} s, most of it in '{stage}' (+{grown[stage]:.3g} s)",
+            {"step_seconds": now, "usual_seconds": usual, "times": times, "times_of_other_stages": rest},
+            "Every stage takes longer, so the machine is busy with other work, hot, or short of memory."
+            if is_machine
+            else _MEANING[stage],
+            ("look at what else runs on the machine (top)", *_ADVICE[stage]) if is_machine else _ADVICE[stage],
+        )
+
+    def _a_token(self, history: History, first: list[Point]) -> float:
+        tokens = dict(history.first(TOKENS, self.skipped + self.baseline))
+        recent, seconds = dict(history.latest(TOKENS, self.window)), dict(history.latest(STEP, self.window))
+        before = median([(step, value / tokens[step]) for step, value in first if tokens.get(step)])
+        after = median([(step, value / recent[step]) for step, value in seconds.items() if recent.get(step)])
+        return after / before if before else 0.0
+
+    def _spent(self, history: History, stage: str) -> tuple[float, float]:
+        """Return the median seconds of a stage in the first steps, and in the last."""
+        name = f"time/{stage}_seconds"
+        first = history.first(name, self.skipped + self.baseline)[self.skipped :]
+        return median(first), median(history.latest(name, self.window))
+
+
+_MEANING = {
+    "generate": "Answers are drawn more slowly: the engine is losing speed, or members of its pool.",
+    "grade": "Verdicts take longer: the reward function slows down, for longer answers or with its own state.",
+    "score": "Scoring takes longer: memory runs short, or sequences are longer.",
+    "update": "Updates take longer: memory runs short, or sequences are longer.",
+    "publish": "Weights take longer to reach the engines.",
+    "track": "Tracked rates take longer to update: each visit scores the prompt's last answer again.",
+}
+_ADVICE = {
+    "generate": (
+        "look at engines/lost and engines/alive in the metrics",
+        "lower engine.max_concurrent if memory swaps",
+    ),
+    "grade": (
+        "measure the reward function alone on long answers; does it keep a list that grows?",
+        "grading.workers, grading.deadline_seconds",
+    ),
+    "score": ("learner.max_tokens_per_micro_batch: smaller needs less memory",),
+    "update": ("learner.max_tokens_per_micro_batch: smaller needs less memory",),
+    "publish": ("look at the network, and at time/arrival_seconds in the metrics",),
+    "track": ('algorithm.tracker.drift = "accumulated" scores nothing again',),
+}

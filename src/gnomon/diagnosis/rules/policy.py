@@ -1,0 +1,216 @@
+"""Rules on the policy itself: its entropy, its gradient, and the band that updates stay in."""
+
+import statistics
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gnomon.diagnosis.facts import Facts
+from gnomon.diagnosis.history import History, is_learning, mean, median, slope, values
+from gnomon.diagnosis.rule import Alarm, graded, one_a_prompt, percent
+
+ENTROPY = "loss/entropy_nats"
+GRADIENT = "learner/gradient_norm"
+CLIPPED, OUTSIDE = "loss/clipped_fraction", "loss/out_of_band_fraction"
+CLIPPED_LOW, CLIPPED_HIGH = "loss/clipped_low_fraction", "loss/clipped_high_fraction"
+
+
+@dataclass(frozen=True)
+class EntropyCollapse:
+    """Entropy that is gone, or on its way out.
+
+    Severe below ``floor`` of its start while the reward has not risen: the policy became certain of the wrong thing. A
+    warning when the line through the last steps reaches ``floor`` within the remaining ones and ``lost`` of the start
+    is gone already. No absolute floor: three quarters of the entropy go in the first steps of healthy runs.
+
+    start: steps at first. window: steps. solved: share of prompts always right, above which it is no fault.
+    Source: rldoctor 0.2.0; R = -a e^H + b, arXiv 2505.22617.
+    """
+
+    name: ClassVar[str] = "entropy-collapse"
+    start: int = 3
+    window: int = 10
+    latest: int = 3
+    floor: float = 0.1
+    lost: float = 0.5
+    solved: float = 0.8
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Compare with the first steps, and look ahead."""
+        points, began = history.latest(ENTROPY, self.window), mean(history.first(ENTROPY, self.start))
+        if not points or began <= 0:
+            return None
+        now, fall = mean(points[-self.latest :]), slope(points)
+        left = max(0, facts.steps - history.step)
+        projected = max(0.0, now + min(0.0, fall) * left)
+        is_gone, will_be = now < self.floor * began, projected < self.floor * began and now < (1 - self.lost) * began
+        is_solved = (history.mean("rollout/reward_mean", self.latest) or 0.0) >= self.solved
+        if not (is_gone or will_be) or is_solved:
+            return None
+        is_severe = is_gone and not is_learning(history, self.window)
+        gone = f"{now:.3g} nats of {began:.3g} at first ({percent(now / began)})"
+        return Alarm(
+            "severe" if is_severe else "warning",
+            points[0][0],
+            f"entropy is down to {gone}"
+            + ("" if is_gone else f", and would be near {projected:.2g} after the remaining {left} steps"),
+            {"entropy_nats": now, "at_first_nats": began, "slope_nats_a_step": fall, "projected_nats": projected},
+            "The policy explores less and less: it will repeat what it does now, right or wrong, and later steps "
+            "learn little."
+            if not is_severe
+            else "The policy has become certain without having become better: answers hardly differ any more, so "
+            "nothing better can be found. The updates were too large, or the reward pays one phrase.",
+            (
+                "lower learner.optimizer.learning_rate (a third)",
+                "algorithm.surrogate.trust.high = 0.28: rare tokens keep room to grow (clip-higher)",
+                'algorithm.regularizers = [{piece = "Entropy", coefficient = 0.001}]',
+                "go on from a checkpoint of before the fall (RUN/checkpoints)",
+            ),
+            one_a_prompt,
+        )
+
+
+@dataclass(frozen=True)
+class GradientNorm:
+    """Gradients far above those of the first steps: single spikes, or all of them.
+
+    Robust: a spike is more than ``sigmas`` times 1.4826 MAD above the median of the baseline and ``times`` the median.
+    baseline: first steps, after ``skipped`` ones. window, spikes: so many of the last steps. severe: times the median
+    of the baseline, for the median of the last ``sustained`` steps.
+    Source: rldoctor 0.2.0, rlprobe 0.1.0; ESS and gradient norm foretell collapse, arXiv 2602.17616.
+    """
+
+    name: ClassVar[str] = "gradient-norm"
+    skipped: int = 2
+    baseline: int = 20
+    window: int = 10
+    spikes: int = 3
+    sigmas: float = 8.0
+    times: float = 3.0
+    sustained: int = 5
+    severe: float = 10.0
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Compare the last steps with the baseline."""
+        points = history.latest(GRADIENT, self.window)
+        earlier = [p for p in history.first(GRADIENT, self.skipped + self.baseline)[self.skipped :] if p[1] > 0]
+        earlier = [p for p in earlier if not points or p[0] < points[0][0]]
+        if not points or len(earlier) < 8:
+            return None
+        usual = median(earlier)
+        spread = 1.4826 * statistics.median(abs(value - usual) for value in values(earlier))
+        limit = max(usual + self.sigmas * spread, self.times * usual)
+        high = [p for p in points if p[1] > limit]
+        now = median(points[-self.sustained :])
+        is_severe = now > self.severe * usual
+        if len(high) < self.spikes and not is_severe:
+            return None
+        return Alarm(
+            "severe" if is_severe else "warning",
+            (high or points)[0][0],
+            f"the gradient norm is {now:.3g} where {usual:.3g} was usual; {len(high)} of the last {self.window} steps "
+            f"are above {limit:.3g}",
+            {"gradient_norm": now, "usual": usual, "limit": limit, "spikes": len(high)},
+            "Updates have become unstable: a few tokens with extreme ratios or advantages decide them, or the policy "
+            "has come to where small steps change much.",
+            (
+                "lower learner.optimizer.learning_rate",
+                "learner.optimizer.max_gradient_norm = 1.0 or less bounds each update",
+                "look at mismatch and effective-sample-size, which often come first",
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """A trust band that stops too many tokens, hardly any, or none ever.
+
+    Only of surrogates with a band, and only where a step makes several updates or samples are stale: with one update
+    on fresh samples every ratio is 1. A band that never opens is one that nearly every token of the later updates is
+    outside of: all updates of a step but the first teach nothing. Severe only where the
+    reward has not risen at all.
+
+    window: steps. warning, severe: shares of clipped tokens. shut: share of tokens outside, of the (1 - 1/updates)
+    that can be. asymmetry: of the two sides, from ``least`` clipped tokens on. idle: steps without a clipped token.
+    progress: steps at both ends of the run whose rewards are compared.
+    Source: rldoctor 0.2.0 (.20, .40, asymmetry 3), rlprobe 0.1.0; shut and idle are ours.
+    """
+
+    name: ClassVar[str] = "clip-fraction"
+    window: int = 6
+    warning: float = 0.2
+    severe: float = 0.4
+    shut: float = 0.9
+    asymmetry: float = 3.0
+    least: float = 0.1
+    idle: int = 20
+    progress: int = 10
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Look at the shares of the last steps."""
+        points = history.latest(CLIPPED, self.window)
+        if not facts.has_band or not points or (facts.updates < 2 and facts.bound == 0):
+            return None
+        clipped, outside = mean(points), history.mean(OUTSIDE, self.window) or 0.0
+        movable = 1.0 if facts.bound else 1 - 1 / facts.updates
+        evidence = {"clipped": clipped, "outside": outside, "share_that_can_be_outside": movable}
+        is_stuck = not is_learning(history, self.progress, errors=0.0)
+        if outside >= self.shut * movable:
+            return Alarm(
+                "severe" if is_stuck else "warning",
+                points[0][0],
+                f"the clip never opens: {percent(outside)} of tokens are outside of the band, of at most "
+                f"{percent(movable)}",
+                evidence,
+                "After the first update of a step nearly every ratio is outside of the band, so the others teach "
+                "hardly anything: the band is far too narrow for these updates, or the updates far too large.",
+                _ADVICE_NARROW,
+            )
+        severity = graded(clipped, self.warning, self.severe)
+        low, high = history.mean(CLIPPED_LOW, self.window) or 0.0, history.mean(CLIPPED_HIGH, self.window) or 0.0
+        sides = {**evidence, "clipped_low": low, "clipped_high": high}
+        if severity is not None:
+            return Alarm(
+                severity if is_stuck else "warning",
+                points[0][0],
+                f"{percent(clipped)} of tokens are clipped ({percent(low)} below, {percent(high)} above)",
+                sides,
+                "Each step moves the policy further than the band trusts: much of what was sampled and computed is "
+                "thrown away.",
+                _ADVICE_NARROW,
+            )
+        return self._quiet(history, sides, (low, high))
+
+    def _quiet(self, history: History, evidence: dict[str, float], sides: tuple[float, float]) -> Alarm | None:
+        points = history.latest(CLIPPED, self.window)
+        if sum(sides) >= self.least and max(sides) >= self.asymmetry * min(sides):
+            side, key = ("below", "low") if sides[0] > sides[1] else ("above", "high")
+            return Alarm(
+                "note",
+                points[0][0],
+                f"tokens are clipped {side} the band {max(sides) / max(min(sides), 1e-6):.1f} times as often as on its "
+                "other side",
+                evidence,
+                "Pushing down and pushing up are not bounded alike. Clipped above, rare tokens cannot grow; clipped "
+                "below, unwanted ones are pushed no further.",
+                (f"widen that side: algorithm.surrogate.trust.{key}",),
+            )
+        unused = history.latest(OUTSIDE, self.idle)
+        if unused and all(value == 0 for value in values(unused)):
+            return Alarm(
+                "note",
+                unused[0][0],
+                f"the clip never binds: no ratio left the band in {self.idle} steps",
+                evidence,
+                "Updates are far smaller than the band: the algorithm is the plain policy gradient. That is no fault, "
+                "but there may be room for larger steps.",
+                ("raise learner.optimizer.learning_rate, or algorithm.updates.epochs",),
+            )
+        return None
+
+
+_ADVICE_NARROW = (
+    "lower learner.optimizer.learning_rate",
+    "fewer updates a step: algorithm.updates.minibatches, algorithm.updates.epochs",
+    "widen algorithm.surrogate.trust.low and .high; 0.2 is usual for ratios of tokens, 3e-4 for those of sequences",
+    "lower max_staleness",
+)

@@ -1,0 +1,275 @@
+"""Rules on rewards: their parts, their errors, and whether they rise."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gnomon.diagnosis.facts import Facts
+from gnomon.diagnosis.history import History, Point, error, has_risen, mean, values
+from gnomon.diagnosis.rule import Alarm, Shown, everybody, graded, one_a_prompt, percent
+from gnomon.types import Group
+
+ERRORS, ENTROPY = "rollout/error_fraction", "loss/entropy_nats"
+
+
+@dataclass(frozen=True)
+class DominantPart:
+    """A part of the reward, other than the first, decides nearly all of it.
+
+    The share of a part is weight * Cov(part, reward) / Var(reward), among answers to the same prompt where a prompt has
+    several: what the advantages see. Shares add up to 1. The first part is taken to be what the run is about.
+
+    window: steps. warning, severe: shares.
+    Source: rldoctor 0.2.0 (.70, .90).
+    """
+
+    name: ClassVar[str] = "dominant-part"
+    window: int = 8
+    warning: float = 0.7
+    severe: float = 0.9
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Look at the largest share but the first part's."""
+        paid = {name: weight for name, weight in facts.weights.items() if weight}
+        shares = {
+            name: weight * share
+            for name, weight in paid.items()
+            if (share := history.mean(f"reward/{name}_leverage", self.window)) is not None
+        }
+        first = next(iter(facts.weights), "")
+        others = {name: share for name, share in shares.items() if name != first}
+        if len(paid) < 2 or not others:
+            return None
+        largest = max(others, key=lambda name: others[name])
+        severity = graded(others[largest], self.warning, self.severe)
+        solved = history.mean(f"reward/{first}_mean", self.window) or 0.0
+        if severity is None or solved >= 0.95:
+            return None
+        points = history.latest(f"reward/{largest}_leverage", self.window)
+        return Alarm(
+            severity,
+            points[0][0],
+            f"'{largest}' decides {percent(others[largest])} of what rewards differ by, '{first}' "
+            f"{percent(max(0.0, shares.get(first, 0.0)))} (its mean is {solved:.3g})",
+            {f"{name}_share": share for name, share in shares.items()} | {f"{first}_mean": solved},
+            f"The policy is taught '{largest}'. If that is the easier of the two, '{first}' is never learned.",
+            (
+                f"lower the weight of '{largest}' in [[rewards]]",
+                f"pay '{largest}' only where '{first}' is right, in one function",
+                'algorithm.keep = {piece = "Informative", part = "' + first + '"}: train on prompts that differ in it',
+            ),
+            everybody,
+        )
+
+
+@dataclass(frozen=True)
+class ConstantPart:
+    """A part of the reward that is the same for every answer, step after step, and so teaches nothing.
+
+    window: steps. A part that is constantly 1 is a note: it may be learned.
+    Source: rldoctor 0.2.0 (reward composition).
+    """
+
+    name: ClassVar[str] = "constant-part"
+    window: int = 15
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Find the parts without any difference."""
+        constant: dict[str, float] = {}
+        since = 0
+        for name, weight in facts.weights.items():
+            spread = history.latest(f"reward/{name}_std", self.window)
+            level = history.latest(f"reward/{name}_mean", self.window)
+            is_same = bool(level) and max(values(level)) - min(values(level)) < 1e-9
+            if weight and spread and is_same and all(value < 1e-9 for value in values(spread)):
+                constant[name], since = mean(level), spread[0][0]
+        if not constant:
+            return None
+        said = ", ".join(f"'{name}' is {value:.3g}" for name, value in constant.items())
+        return Alarm(
+            "note" if all(value == 1 for value in constant.values()) else "warning",
+            since,
+            f"{said} for every answer of the last {self.window} steps",
+            {f"{name}_mean": value for name, value in constant.items()},
+            "It tells no answers apart: it was learned, it is out of reach, or its verifier does not see what it "
+            "should.",
+            ("read the samples: should it differ between them?", "take it out of [[rewards]], or set its weight to 0"),
+            one_a_prompt,
+        )
+
+
+@dataclass(frozen=True)
+class VerifierErrors:
+    """Answers that could not be judged.
+
+    They are no zeros and train nothing; but what is left of a group is smaller, and errors seldom come evenly.
+    window: steps. warning, severe: shares. count: errors at least.
+    Source: the share that ends a run is ``grading.max_error_fraction`` (.2); severe is half of it.
+    """
+
+    name: ClassVar[str] = "verifier-errors"
+    window: int = 8
+    warning: float = 0.01
+    severe: float = 0.1
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Look at the share of the last steps."""
+        points = history.latest(ERRORS, self.window)
+        severity = graded(mean(points), self.warning, self.severe) if points else None
+        if severity is None:
+            return None
+        steps = sum(value > 0 for value in values(points))
+        return Alarm(
+            severity,
+            next(step for step, value in points if value > 0),
+            f"{percent(mean(points))} of answers could not be judged, in {steps} of the last {self.window} steps",
+            {"errors": mean(points), "steps_with_errors": steps},
+            "A verifier raises, times out or returns nonsense on some answers. They count as neither right nor wrong, "
+            "so whatever provokes them is never punished.",
+            (
+                "read the errors below, and mend the reward function for such answers",
+                "raise grading.deadline_seconds if they are timeouts, or grading.workers if the machine is full",
+            ),
+            _failed,
+        )
+
+
+@dataclass(frozen=True)
+class RewardFalls:
+    """The reward was higher, and is not any more.
+
+    The mean of the last window is lower than that of the best one before it by ``share`` of it, and by more than
+    ``errors`` standard errors of both; or next to nothing (``dead`` of it) is left of the reward of a single step,
+    of ``least`` or more: one update too large can end a run.
+    window: steps. Source: ours; plateau and collapse of rldoctor 0.2.0.
+    """
+
+    name: ClassVar[str] = "reward-falls"
+    window: int = 8
+    share: float = 0.4
+    errors: float = 3.0
+    dead: float = 0.05
+    least: float = 0.2
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Compare with the best window so far, and with the best step."""
+        last, before = history.rewards[-self.window :], history.rewards[: -self.window]
+        if not before:
+            return None
+        best = self._window(before, last) or self._step(history.peak, last)
+        if not best:
+            return None
+        steps = f"step {best[0][0]}" if len(best) == 1 else f"steps {best[0][0]} to {best[-1][0]}"
+        return Alarm(
+            "severe",
+            last[0][0],
+            f"the reward fell from {mean(best):.3g} ({steps}) to {mean(last):.3g}",
+            {"reward": mean(last), "best": mean(best)},
+            "The policy has been damaged: updates were too large, or it went where the reward no longer reaches.",
+            (
+                "lower learner.optimizer.learning_rate (a tenth)",
+                f"go on from a checkpoint of step {best[-1][0]} or before (RUN/checkpoints; checkpoints.keep_every)",
+                "look at entropy-collapse, effective-sample-size and mismatch for what came first",
+            ),
+            one_a_prompt,
+        )
+
+    def _window(self, before: list[Point], last: list[Point]) -> list[Point]:
+        """Return the best window if the last one is far below it; of a long run, one of some two hundred."""
+        ends = range(self.window, len(before) + 1, max(self.window // 2, len(before) // 200))
+        best = max((before[end - self.window : end] for end in ends), key=mean, default=[])
+        fallen = mean(best) - mean(last)
+        noise = (error(best) ** 2 + error(last) ** 2) ** 0.5
+        is_far = mean(best) > 0 and fallen >= max(self.share * mean(best), self.errors * noise)
+        return best if is_far else []
+
+    def _step(self, peak: Point | None, last: list[Point]) -> list[Point]:
+        is_dead = peak is not None and peak[1] >= self.least and mean(last) <= self.dead * peak[1]
+        return [peak] if peak is not None and is_dead else []
+
+
+@dataclass(frozen=True)
+class NotLearning:
+    """The reward stays where it was, and most answers have no advantage.
+
+    least: steps before anything is said. idle: share of answers without an advantage. solved: a mean reward above
+    which there is nothing to rise to.
+    Source: ours; plateau of rldoctor 0.2.0.
+    """
+
+    name: ClassVar[str] = "not-learning"
+    least: int = 24
+    idle: float = 0.5
+    solved: float = 0.9
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Compare the first and the last third of the run."""
+        points = history.rewards
+        if len(points) < self.least:
+            return None
+        third = min(len(points) // 3, 50)
+        first, last = points[:third], points[-third:]
+        idle = history.mean("advantage/exact_zero_fraction", 10)
+        if mean(last) >= self.solved or idle is None or idle < self.idle or has_risen(first, last):
+            return None
+        return Alarm(
+            "warning",
+            first[0][0],
+            f"the reward has not risen: {mean(first):.3g} in the first {third} steps, {mean(last):.3g} in the last; "
+            f"{percent(idle)} of answers have no advantage",
+            {"reward": mean(last), "at_first": mean(first), "answers_without_advantage": idle},
+            "Most of what is generated teaches nothing, and the rest is not enough to move the policy.",
+            (
+                "see degenerate-groups: are the prompts too hard or too easy?",
+                'algorithm = "spo" or algorithm = "dapo": more of a step\'s answers teach something',
+                "raise learner.optimizer.learning_rate, if gradients are small and the clip never binds",
+            ),
+            one_a_prompt,
+        )
+
+
+@dataclass(frozen=True)
+class NothingMoves:
+    """Neither the reward nor the entropy is another than at the start, though there is something to learn from.
+
+    least: steps before anything is said. errors: standard errors that are no difference. change: of the entropy, as a
+    share. idle: share of answers without an advantage, above which it is `NotLearning`.
+    Source: ours.
+    """
+
+    name: ClassVar[str] = "nothing-moves"
+    least: int = 30
+    errors: float = 2.0
+    change: float = 0.1
+    idle: float = 0.5
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Compare the first and the last third of the run, at most 40 steps each."""
+        third = min(len(history.rewards) // 3, 40)
+        idle = history.mean("advantage/exact_zero_fraction", 10)
+        now, before = history.latest(ENTROPY, third), history.first(ENTROPY, third)
+        if len(history.rewards) < self.least or not now or not before or idle is None or idle >= self.idle:
+            return None
+        first, last = history.rewards[:third], history.rewards[-third:]
+        moved = abs(mean(now) - mean(before))
+        is_other = moved > self.errors * math.hypot(error(now), error(before)) or moved > self.change * mean(before)
+        if is_other or has_risen(first, last, self.errors) or has_risen(last, first, self.errors):
+            return None
+        return Alarm(
+            "warning",
+            first[0][0],
+            f"nothing moves: the reward went from {mean(first):.3g} to {mean(last):.3g} and the entropy from "
+            f"{mean(before):.3g} to {mean(now):.3g} nats in {history.step} steps, both within noise",
+            {"reward": mean(last), "reward_at_first": mean(first), "entropy_nats": mean(now)},
+            "There are advantages, and they do not change the policy: updates are too small to be seen.",
+            (
+                "raise learner.optimizer.learning_rate (ten times; 1e-6 is usual for large models, 1e-4 with lora)",
+                "look at learner/gradient_norm and learner.optimizer.max_gradient_norm: is it clipped to nothing?",
+                "raise rollouts_per_step, if it is noise that hides a rise",
+            ),
+        )
+
+
+def _failed(groups: Sequence[Group]) -> Shown:
+    return [shown for shown in everybody(groups) if shown[1].grade.error is not None]

@@ -1,0 +1,101 @@
+"""Rules on what remembers: the critic, and the tracked success rates."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gnomon.diagnosis.facts import Facts
+from gnomon.diagnosis.history import History, has_risen, mean
+from gnomon.diagnosis.rule import Alarm, percent
+
+EXPLAINED = "critic/explained_variance"
+
+
+@dataclass(frozen=True)
+class CriticExplains:
+    """A critic that foretells the returns no better than a constant.
+
+    1 - Var(return - V) / Var(return), of batches that it had not seen. A young critic may: it is a warning when it
+    stays so for two windows without getting better, and severe when a constant would be clearly better.
+
+    window: steps. warning, nothing: explained variance.
+    Source: rlprobe 0.1.0 (.2, 0 for 10 steps); that value pre-training decides, VC-PPO, arXiv 2503.01491.
+    """
+
+    name: ClassVar[str] = "critic-explains-nothing"
+    window: int = 10
+    warning: float = 0.2
+    nothing: float = -0.1
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Compare two windows."""
+        points = history.latest(EXPLAINED, 2 * self.window)
+        if not points:
+            return None
+        before, now = points[: self.window], points[self.window :]
+        if mean(now) >= self.warning or has_risen(before, now) or has_risen(history.first(EXPLAINED, self.window), now):
+            return None
+        spread = history.mean("rollout/reward_std", self.window) or 0.0
+        if spread == 0:
+            return None
+        return Alarm(
+            "severe" if mean(now) < self.nothing else "warning",
+            now[0][0],
+            f"the critic explains {mean(now):.2f} of the returns' variance and does not get better "
+            f"({mean(before):.2f} in the {self.window} steps before)",
+            {"explained_variance": mean(now), "before": mean(before)},
+            "Its values are noise, and so is every advantage that is computed from them. Below 0 a constant would do "
+            "better.",
+            (
+                "raise algorithm.critic.learning_rate_ratio (2 is usual), or algorithm.critic.updates.epochs",
+                'algorithm.critic.pretraining = {piece = "Pretraining", steps = 50}: teach it before the first step',
+                'algorithm = "vapo" or "vc-ppo", or one without a critic, such as "rloo"',
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class TrackerStarves:
+    """Tracked success rates that rest on too few visits, or foretell nothing.
+
+    Starved: nearly every prompt of a step is asked for the first time and its rate is a guess. Useless: the squared
+    error of the tracked value is no smaller than the variance of the rewards, which one constant would reach.
+
+    window: steps. first_visits: share. error: times the rewards' variance.
+    Source: ours; SPO, arXiv 2509.13232, samples each prompt 8 times before training for this reason.
+    """
+
+    name: ClassVar[str] = "tracker-starves"
+    window: int = 10
+    first_visits: float = 0.8
+    error: float = 1.1
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Look at visits, then at errors."""
+        visits = history.latest("tracker/first_visit_fraction", self.window)
+        wrong, spread = history.mean("tracker/squared_error_mean", self.window), self._variance(history)
+        is_starved = bool(visits) and facts.initial == "prior" and mean(visits) >= self.first_visits
+        is_useless = bool(facts.initial) and wrong is not None and spread > 0 and wrong > self.error * spread
+        if not is_starved and not is_useless:
+            return None
+        points = visits or history.latest("tracker/squared_error_mean", self.window)
+        evidence = {"rewards_variance": spread} | ({"squared_error": wrong} if wrong is not None else {})
+        said = f"{percent(mean(visits))} of prompts are asked for the first time" if is_starved else ""
+        if is_useless and wrong is not None:
+            ratio = f"the tracked rates are {wrong / spread:.1f} times as wrong as one constant would be"
+            said = f"{said}; {ratio}" if said else ratio
+        return Alarm(
+            "warning",
+            points[0][0],
+            said,
+            evidence | ({"first_visits": mean(visits)} if visits else {}),
+            "The baseline of a prompt is a guess or out of date, so advantages hold the difficulty of the question "
+            "beside the quality of the answer.",
+            (
+                'algorithm.tracker.initial = "samples": each prompt is sampled before training (n0 = 8)',
+                "fewer prompts (task.size), or more steps: each prompt must come back",
+                "algorithm.tracker.d_half, rho_min: remember longer, if rates change slowly",
+            ),
+        )
+
+    def _variance(self, history: History) -> float:
+        return (history.mean("rollout/reward_std", self.window) or 0.0) ** 2

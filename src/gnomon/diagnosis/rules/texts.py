@@ -1,0 +1,231 @@
+"""Rules on the answers themselves: how long, how repetitive, how alike, and whether they are cut off."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gnomon.diagnosis.answers import repetition
+from gnomon.diagnosis.facts import Facts
+from gnomon.diagnosis.history import History, mean
+from gnomon.diagnosis.rule import Alarm, Shown, everybody, graded, percent
+from gnomon.types import Group
+
+LENGTH, CORRELATION = "rollout/length_tokens_mean", "rollout/length_reward_correlation"
+TRUNCATED = "rollout/truncated_fraction"
+REPEATED = "rollout/repetition_fraction"
+COPIES, EXPECTED = "rollout/duplicate_pair_fraction", "rollout/duplicate_pair_expected_fraction"
+
+
+@dataclass(frozen=True)
+class LengthReward:
+    """Answers grow (or shrink), and the reward goes with their length.
+
+    Among answers to the same prompt, where a prompt has several. A severe one is nothing but length: the rank
+    correlation is nearly 1, or the growth ends at the budget.
+
+    baseline, window: steps. growth: of the mean length. correlation: of ranks. alone: correlation that leaves nothing
+    else. truncated: share cut off.
+    Source: rldoctor 0.2.0 (+50%, 0.6, truncation .15); alone is ours.
+    """
+
+    name: ClassVar[str] = "length-reward"
+    baseline: int = 5
+    window: int = 6
+    growth: float = 1.5
+    correlation: float = 0.6
+    alone: float = 0.9
+    truncated: float = 0.15
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Compare lengths with the first steps, and rewards with lengths."""
+        points, paid = history.latest(LENGTH, self.window), history.latest(CORRELATION, self.window)
+        began = mean(history.first(LENGTH, self.baseline))
+        if not points or not paid or began <= 0 or history.steps < self.baseline + self.window:
+            return None
+        now, goes_with = mean(points), mean(paid)
+        times = now / began
+        is_longer = goes_with >= self.correlation and (times >= self.growth or goes_with >= self.alone)
+        is_shorter = goes_with <= -self.correlation and (times <= 1 / self.growth or goes_with <= -self.alone)
+        if not (is_longer or is_shorter):
+            return None
+        cut = history.mean(TRUNCATED, self.window) or 0.0
+        began_cut = mean(history.first(TRUNCATED, self.baseline))
+        is_severe = abs(goes_with) >= self.alone or (is_longer and cut >= began_cut + self.truncated)
+        what = "longer" if is_longer else "shorter"
+        return Alarm(
+            "severe" if is_severe else "warning",
+            points[0][0],
+            f"{what} answers earn more (rank correlation {goes_with:.2f}); the mean length went from {began:.1f} to "
+            f"{now:.1f} tokens",
+            {"correlation": goes_with, "length_tokens": now, "at_first_tokens": began, "truncated": cut},
+            f"The reward pays for {what} answers, whether it was meant to or not, and the policy has noticed."
+            if is_longer
+            else "Short answers are paid more than long ones: right ones may be, or the reward punishes thinking.",
+            (
+                "read the samples, sorted by length: is what was added worth anything?",
+                "take length out of the reward, or out of the verifier's extraction (the last number of a long answer)",
+                'algorithm = "dr-grpo" or algorithm.aggregate = "TokenMean": a loss that does not favor long answers',
+                'algorithm.overlong = {piece = "OverlongPenalty"}: a penalty near the budget',
+            ),
+            _longest if is_longer else _shortest,
+        )
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """Answers that the budget cut off, and what that costs them.
+
+    Told by what ended an answer, never by a tensor's width. Truncated answers that earn as much as others are no fault.
+    window: steps. note, warning, severe: shares. cost: in standard deviations of the reward, that truncated answers
+    earn less than complete ones.
+    Source: rldoctor 0.2.0 (.05, .15), rlprobe 0.1.0 (.5: starved); verl#7817; the cost is ours.
+    """
+
+    name: ClassVar[str] = "truncation"
+    window: int = 5
+    note: float = 0.05
+    warning: float = 0.15
+    severe: float = 0.5
+    cost: float = 0.25
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Look at the share, and at the rewards of both kinds."""
+        points = history.latest(TRUNCATED, self.window)
+        if not points or mean(points) < self.note:
+            return None
+        share = mean(points)
+        complete = history.mean("rollout/complete_reward_mean", self.window)
+        cut = history.mean("rollout/truncated_reward_mean", self.window)
+        deviation = history.mean("rollout/reward_std", self.window) or 0.0
+        evidence = {"truncated": share}
+        lost = None
+        if complete is not None and cut is not None:
+            lost = complete - cut
+            evidence |= {"complete_reward": complete, "truncated_reward": cut}
+        if lost is not None and lost <= self.cost * deviation:
+            return None
+        severity = graded(share, self.warning, self.severe if lost is not None else 2.0) or "note"
+        said = f"; they earn {cut:.3g}, complete ones {complete:.3g}" if lost is not None else ""
+        return Alarm(
+            severity,
+            points[0][0],
+            f"{percent(share)} of answers are cut off at {facts.budget or 'the'} tokens{said}",
+            evidence,
+            "The budget is too small for these answers: what would have been right is judged unfinished, and the "
+            "policy is taught to be brief rather than right.",
+            (
+                f"raise sampling.max_completion_length (now {facts.budget})",
+                "algorithm.mask_truncated = true leaves truncated answers out of the loss",
+                "ask for shorter answers in system, or let the model learn its stop token first",
+            ),
+            _truncated,
+        )
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """Answers that say the same again: the share of runs of four tokens that an answer has had before.
+
+    baseline, window: steps. warning, severe: shares. times, more: above the baseline, for what it takes to be new.
+    Source: rlprobe 0.1.0 (.15 rising, .30).
+    """
+
+    name: ClassVar[str] = "repetition"
+    baseline: int = 5
+    window: int = 5
+    warning: float = 0.15
+    severe: float = 0.3
+    times: float = 1.5
+    more: float = 0.15
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Compare with the first steps."""
+        points, began = history.latest(REPEATED, self.window), mean(history.first(REPEATED, self.baseline))
+        if not points or history.steps < self.baseline + self.window:
+            return None
+        now = mean(points)
+        severity = graded(now, self.warning, self.severe)
+        if severity is None or now < self.times * began:
+            return None
+        if severity == "severe" and now < began + self.more:
+            severity = "warning"
+        return Alarm(
+            severity,
+            points[0][0],
+            f"{percent(now)} of runs of four tokens are repeated within an answer, {percent(began)} at first",
+            {"repeated": now, "at_first": began},
+            "The policy falls into loops: the reward pays for what they contain, or the policy has collapsed.",
+            (
+                "read the samples: what does the verifier take from a loop? The last number of many is one of them",
+                "a reward that looks at the whole answer, or a penalty on repetition as a second [[rewards]]",
+                "lower learner.optimizer.learning_rate; go on from a checkpoint of before",
+            ),
+            _repetitive,
+        )
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Answers of a group that are the same, more often than chance makes them.
+
+    Chance is known: two independent draws are equal with probability E[p(answer)], which the answers' own
+    log-probabilities estimate. A certain policy repeats itself by right; an engine that draws twice alike does not.
+
+    window: steps. warning, severe: shares of pairs beyond chance.
+    Source: after an idea of rlvr-audit; the estimate of chance is ours.
+    """
+
+    name: ClassVar[str] = "duplicate-rollouts"
+    window: int = 5
+    warning: float = 0.1
+    severe: float = 0.5
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Compare copies with chance."""
+        points, expected = history.latest(COPIES, self.window), history.mean(EXPECTED, self.window)
+        if not points or expected is None:
+            return None
+        share = mean(points)
+        severity = graded(share - expected, self.warning, self.severe)
+        if severity is None:
+            return None
+        return Alarm(
+            severity,
+            points[0][0],
+            f"{percent(share)} of pairs of answers to one prompt are the same tokens, where chance makes "
+            f"{percent(expected)}",
+            {"copies": share, "chance": expected},
+            "Answers of a group are not independent draws: a seed is used twice, answers are cached, or the "
+            "log-probabilities are not those of the distribution that was sampled from.",
+            (
+                'engine.kind = "local", to tell the engine from the experiment',
+                "another version of the engine, without caching of answers",
+                "a group of copies teaches nothing: see degenerate-groups",
+            ),
+            _copies,
+        )
+
+
+def _longest(groups: Sequence[Group]) -> Shown:
+    return sorted(everybody(groups), key=lambda shown: -len(shown[1].response))
+
+
+def _shortest(groups: Sequence[Group]) -> Shown:
+    return sorted(everybody(groups), key=lambda shown: len(shown[1].response))
+
+
+def _truncated(groups: Sequence[Group]) -> Shown:
+    return [shown for shown in everybody(groups) if shown[1].is_truncated]
+
+
+def _repetitive(groups: Sequence[Group]) -> Shown:
+    return sorted(everybody(groups), key=lambda shown: -(repetition(shown[1]) or 0.0))
+
+
+def _copies(groups: Sequence[Group]) -> Shown:
+    found = []
+    for group in groups:
+        responses = [rollout.response for rollout in group.rollouts]
+        twice = [rollout for rollout in group.rollouts if responses.count(rollout.response) > 1]
+        found += [(group, rollout) for rollout in twice[:2]]
+    return found

@@ -1,0 +1,198 @@
+"""Rules on what separates the policy that answered from the policy that is trained."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gnomon.diagnosis.facts import Facts
+from gnomon.diagnosis.history import History, mean, median, values
+from gnomon.diagnosis.rule import Alarm, graded, percent
+
+K3, ENGINE, GAP = "mismatch/k3_nats", "mismatch/engine_abs_nats", "mismatch/logprob_abs_mean_nats"
+CANARY, ALLOWED = "arrival/canary_abs_mean_nats", "arrival/canary_allowed_nats"
+PARTS = ("staleness", "truncation", "engine", "precision")
+
+
+@dataclass(frozen=True)
+class EffectiveSampleSize:
+    """The share of a batch's tokens that would say as much if the policy itself had sampled them.
+
+    Before the first update (``mismatch/ess_fraction``): the price of stale or differing engines. Over all updates
+    (``loss/ess_fraction``): also that of the step's own updates.
+    window: steps. warning, severe: an ESS below.
+    Source: verl's documentation on rollout correction (0.3); ESS foretells collapse, arXiv 2602.17616.
+    """
+
+    name: ClassVar[str] = "effective-sample-size"
+    window: int = 5
+    warning: float = 0.5
+    severe: float = 0.3
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Look at the lower of the two."""
+        columns = ("mismatch/ess_fraction", "loss/ess_fraction")
+        found = {name: points for name in columns if (points := history.latest(name, self.window))}
+        if not found:
+            return None
+        low = min(found, key=lambda name: mean(found[name]))
+        share = mean(found[low])
+        severity = graded(1 - share, 1 - self.warning, 1 - self.severe)
+        if severity is None:
+            return None
+        before = mean(found[columns[0]]) if columns[0] in found else 1.0
+        stale = history.mean("stream/staleness_steps_mean", self.window) or 0.0
+        is_engine = before < self.warning
+        return Alarm(
+            severity,
+            found[low][0][0],
+            f"the effective sample size is {percent(share)} of the tokens"
+            + (
+                f" ({percent(before)} before the first update, at a mean age of {stale:.1f} steps)" if is_engine else ""
+            ),
+            {"ess": share, "ess_before_updates": before, "staleness_steps": stale},
+            "A few tokens carry most of the weight: what answered is far from what is trained."
+            if is_engine
+            else "The updates of one step move the policy far from the one that answered, so that few tokens still "
+            "speak for it.",
+            (
+                'lower max_staleness, or let it be measured: max_staleness = "measured"',
+                "lower learner.optimizer.learning_rate",
+                'algorithm.correction = "Truncated" bounds the weights; algorithm = "p3o" bounds them by the ESS',
+            )
+            if is_engine
+            else (
+                "lower learner.optimizer.learning_rate",
+                "fewer updates a step: algorithm.updates.minibatches, algorithm.updates.epochs",
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The engine's log-probabilities are not the learner's: KL(behavior, proximal), by the k3 estimate.
+
+    What truncated sampling and staleness make of it from the first steps on was asked for; what arithmetic does, not.
+
+    window, baseline: steps. warning: nats a token, and ``times`` the baseline unless it is the arithmetic of the engine
+    or the rounding of its weights. severe: nats a token.
+    Source: verl's documentation on rollout correction (0.1; 0.0004 to 0.01 are usual); a small mismatch alone can end a
+        run, arXiv 2605.14220. Its parts are ours (`loop.mismatch`).
+    """
+
+    name: ClassVar[str] = "mismatch"
+    window: int = 5
+    baseline: int = 3
+    warning: float = 0.01
+    times: float = 3.0
+    severe: float = 0.1
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Look at the last steps, and name the largest part."""
+        points, began = history.latest(K3, self.window), mean(history.first(K3, self.baseline))
+        if not points:
+            return None
+        now = mean(points)
+        parts = {p: history.mean(f"mismatch/{p}_abs_nats", self.window) for p in PARTS}
+        known = {part: value for part, value in parts.items() if value is not None}
+        largest = max(known, key=lambda part: known[part], default="")
+        is_fault = largest in ("engine", "precision")
+        severity = graded(now, self.warning if is_fault else max(self.warning, self.times * began), self.severe)
+        if severity is None:
+            return None
+        return Alarm(
+            severity,
+            points[0][0],
+            f"engine and learner are {now:.3g} nats a token apart"
+            + (f", most of it by {largest} ({known[largest]:.3g} nats)" if largest else ""),
+            {"k3_nats": now, "at_first_nats": began, **{f"{part}_nats": value for part, value in known.items()}},
+            "What is trained is not what answered: ratios that should be 1 are not, and the gradient is biased even "
+            "where nothing is clipped.",
+            (*_MISMATCH_ADVICE.get(largest, ()), 'algorithm.correction = "Truncated" weighs what is left'),
+        )
+
+
+_MISMATCH_ADVICE = {
+    "staleness": ('lower max_staleness, or max_staleness = "measured"', "lower learner.optimizer.learning_rate"),
+    "truncation": ("sampling.top_p = 1, sampling.top_k = 0 and sampling.min_p = 0: sample what is trained",),
+    "engine": ('engine.kind = "local", or another version of the engine', 'learner.precision = "fp32", to compare'),
+    "precision": ('engine.rounding = "none"', 'engine.rounding = "fp8" in place of "int4"'),
+}
+
+
+@dataclass(frozen=True)
+class WeightsNotArrived:
+    """An engine that goes on answering with other weights than it was sent.
+
+    Either the canary of a delivery is further away than it may be, or what the engine says of its own answers moves
+    away from what the learner says of them, step by step: rounding does not grow, weights that stay behind do.
+
+    window, baseline: steps; of the baseline the smallest counts. least: nats a token. times: the baseline's.
+    Source: ours.
+    """
+
+    name: ClassVar[str] = "weights-not-arrived"
+    window: int = 5
+    baseline: int = 2
+    least: float = 0.01
+    times: float = 10.0
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Look at the canary, then at how the gap grows."""
+        said, allowed = history.latest(CANARY, 1), history.latest(ALLOWED, 1)
+        if said and allowed and said[0][1] > allowed[0][1]:
+            return self._alarm(said[0][0], said[0][1], allowed[0][1], "12 fixed tokens, of which {0:.3g} is allowed")
+        is_fresh = history.mean("stream/staleness_steps_mean", self.window) == 0
+        name = ENGINE if history.latest(ENGINE, self.window) else GAP if is_fresh else ""
+        points, began = history.latest(name, self.window), min(values(history.first(name, self.baseline)), default=0.0)
+        if not points or points[0][0] <= self.baseline:
+            return None
+        now = median(points)
+        if now < self.least or now < self.times * began:
+            return None
+        return self._alarm(points[0][0], now, began, "its own answers, where {0:.3g} was the difference at first")
+
+    def _alarm(self, since: int, apart: float, other: float, where: str) -> Alarm:
+        return Alarm(
+            "severe",
+            since,
+            f"the engine is {apart:.3g} nats a token from the learner on {where.format(other)}",
+            {"apart_nats": apart, "compared_with_nats": other},
+            "The engine answers with weights that it was not sent: all or some of an update did not arrive. The run "
+            "trains on the answers of another policy.",
+            (
+                "go on from the last checkpoint (gnomon resume RUN); a new engine gets all weights",
+                'engine.kind = "local", to tell the engine from the experiment',
+                "another version of the engine: it may not know how to load this model's tensors",
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class RefusedSteps:
+    """Steps that changed nothing because a number was not finite.
+
+    window: steps. severe: of them.
+    Source: ours; see docs/reliability.md.
+    """
+
+    name: ClassVar[str] = "not-finite"
+    window: int = 20
+    severe: int = 2
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Count them."""
+        points = [p for p in history.latest("learner/refused_steps", min(self.window, history.steps)) if p[1] > 0]
+        if not points:
+            return None
+        return Alarm(
+            "severe" if len(points) >= self.severe else "warning",
+            points[0][0],
+            f"{len(points)} of the last {min(self.window, history.steps)} steps met a number that is not finite, and "
+            "changed nothing",
+            {"refused_steps": len(points)},
+            "A reward, log-probability or gradient overflowed. The weights are what they were; the third such step in "
+            "a row ends the run.",
+            (
+                "gnomon dissect RUN/batches/step-N.json lists the numbers by sequence and position",
+                "lower learner.optimizer.learning_rate; bound the reward",
+            ),
+        )

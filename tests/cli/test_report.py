@@ -1,0 +1,68 @@
+"""`gnomon report`, and the page that every run leaves behind."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.insight.test_report import make_run
+
+import gnomon
+from gnomon.cli.main import main
+from gnomon.errors import Stopped
+from gnomon.experiment import load
+from gnomon.launch import train_experiment
+from gnomon.loop.run import StopRequest
+
+Capture = pytest.CaptureFixture[str]
+SMALL = ["rollouts_per_step=16", "held_out.size=2", "task.size=60", "evaluation.before=false"]
+
+
+def test_it_says_where_the_page_is(tmp_path: Path, capsys: Capture):
+    """The path and the size, on one line; with --json one object and nothing else."""
+    run = make_run(tmp_path / "run")
+    out = tmp_path / "page.html"
+
+    assert main(["report", str(run)]) == 0
+    assert capsys.readouterr().out.startswith(f"report  {run}/report.html  (0.")
+    assert main(["report", str(run), str(run), "--out", str(out), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said == {"report": str(out), "bytes": out.stat().st_size, "runs": [str(run), str(run)]}
+
+
+def test_what_is_no_run_is_said(tmp_path: Path, capsys: Capture):
+    """Exit code 2 and a sentence that says how a run begins."""
+    assert main(["report", str(tmp_path / "nothing")]) == 2
+    assert "gnomon train EXPERIMENT" in capsys.readouterr().err
+
+
+def test_every_run_leaves_a_page(tmp_path: Path, capsys: Capture):
+    """A finished run has one, and the result names it; rollouts say what their step made of them."""
+    arguments = ["train", "tiny", "steps=1", "algorithm=spo", "algorithm.tracker.initial=prior", *SMALL]
+    assert main([*arguments, "--run-dir", str(tmp_path / "run")]) == 0
+    text = (tmp_path / "run" / "report.html").read_text()
+    row = json.loads((tmp_path / "run" / "rollouts" / "step-000001.jsonl").read_text().splitlines()[0])
+
+    assert f"report  {tmp_path}/run/report.html" in capsys.readouterr().out
+    assert "1 of 1 steps" in text
+    assert "still running" not in text
+    assert {"advantages", "proximal", "baseline"} <= set(row)
+    assert len(row["proximal"]) == len(row["response"])
+
+
+def test_a_run_that_was_stopped_has_a_page_too(tmp_path: Path):
+    """It says so."""
+    with pytest.raises(Stopped, match="stopped after step 1 of 3"):
+        train_experiment(load("tiny", ["steps=3", *SMALL]), tmp_path / "run", StopRequest(15))
+
+    assert "1 of 3 steps, stopped" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_run_that_failed_has_a_page_too(tmp_path: Path):
+    """Rewards that cannot be given end a run; what it had done until then can be seen."""
+    reward = tmp_path / "mine.py"
+    reward.write_text("def mine(prompt, completion, **columns):\n    raise ValueError('no')\n")
+    rewards = f'rewards=[{{verifier={{kind="function", function="{reward}:mine"}}, name="mine"}}]'
+    with pytest.raises(gnomon.RunError):
+        train_experiment(load("tiny", ["steps=3", "rollouts_per_step=64", rewards]), tmp_path / "run")
+
+    assert "of 3 steps, stopped" in (tmp_path / "run" / "report.html").read_text()
