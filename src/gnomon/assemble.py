@@ -23,10 +23,12 @@ from gnomon.engines.base import Sampling
 from gnomon.errors import ConfigError, unknown
 from gnomon.experiment import Experiment
 from gnomon.models.load import Tokenizer, check_model, load_tokenizer
+from gnomon.progress import counted, working
 from gnomon.rollouts.hosts import describe
 from gnomon.rollouts.replay import ReplayBuffer
 from gnomon.tasks.arithmetic import ArithmeticTask
 from gnomon.tasks.base import TaskSet
+from gnomon.tasks.benchmarks import BenchmarkTask
 from gnomon.tasks.bridge import Bridge, tells_tools
 from gnomon.tasks.build import MixtureTask, Split, build_held_out, build_split, check_context
 from gnomon.tasks.calls import describe_tools
@@ -82,7 +84,8 @@ def _reading(experiment: Experiment) -> tuple[Grading, Tokenizer, ChatRenderer]:
     grading = grading_of(experiment)
     schemas = () if experiment.environment is None else describe(experiment.environment)
     check_model(experiment.model, experiment.trust_remote_code)
-    tokenizer = load_tokenizer(experiment.model, experiment.trust_remote_code)
+    with working(f"reading the tokenizer of {experiment.model}"):
+        tokenizer = load_tokenizer(experiment.model, experiment.trust_remote_code)
     if experiment.environment is not None:
         Bridge.over(tokenizer)
     told, tools = (None, schemas) if tells_tools(tokenizer, schemas) else (describe_tools(schemas), ())
@@ -159,6 +162,8 @@ def grading_limits(experiment: Experiment) -> Limits:
 
 def _own_rewards(experiment: Experiment) -> tuple[WeightedReward, ...]:
     tasks = experiment.task
+    if isinstance(tasks, BenchmarkTask):
+        return tasks.rewards
     singles = [part.task for part in tasks.parts] if isinstance(tasks, MixtureTask) else [tasks]
     if all(isinstance(single, ArithmeticTask) for single in singles):
         return (WeightedReward(Numeric(), name="answer"),)
@@ -190,7 +195,8 @@ def choosing(algorithm: Algorithm, tasks: TaskSet, seed: int) -> Choosing:
     replay = None if algorithm.replay is None else ReplayBuffer(algorithm.replay, seed)
     if not (reads_values or isinstance(sampler, Greso)):
         return Choosing(UniformCurriculum(len(tasks), seed), None, Unmeasured(), replay)
-    roster = Roster(tasks[index].id for index in range(len(tasks)))
+    places = counted(range(len(tasks)), "listing prompts", len(tasks))
+    roster = Roster(tasks[index].id for index in places)
     tracker, drift = _remembering(algorithm, roster) if reads_values else (None, Unmeasured())
     if isinstance(sampler, Prioritized):
         assert isinstance(tracker, ValueTracker), "validate refuses Prioritized without a TrackerPlan"

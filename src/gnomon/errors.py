@@ -14,6 +14,7 @@
         ├── LearnerError          an update could not be made (also a RuntimeError)
         │   └── NotFiniteError    a number that would be trained on is NaN or infinite; nothing was changed
         ├── CheckpointError       no checkpoint can be trusted (also an OSError)
+        ├── DiagnosedError        the diagnosis found what `doctor.stop_on` names (also a RuntimeError)
         └── Stopped               a signal asked the run to stop, and it did, after saving: exit code 128 + signal
 
 Two more live in `gnomon.verifiers.base` and never end a run: a verifier raises them about one sample.
@@ -83,6 +84,10 @@ class NotFiniteError(LearnerError):
 
 class CheckpointError(RunError, OSError):
     """No checkpoint can be trusted."""
+
+
+class DiagnosedError(RunError, RuntimeError):
+    """The diagnosis found what `doctor.stop_on` names; the run ended after a checkpoint, and can go on from it."""
 
 
 class Stopped(RunError):

@@ -14,12 +14,15 @@ from gnomon.algorithms import Algorithm, Updates, resolve_with_notes
 from gnomon.algorithms.aliases import ALIASES as ALGORITHM_ALIASES
 from gnomon.algorithms.configure import to_table as algorithm_table
 from gnomon.configuration import build, set_path, to_table
+from gnomon.diagnosis.catalog import check_stops, chosen
 from gnomon.errors import ConfigError, unknown
 from gnomon.learner.plan import LearnerPlan
 from gnomon.models.device import check_device
 from gnomon.models.lora import LoraPlan
 from gnomon.plans import (
+    BudgetPlan,
     CheckpointPlan,
+    DoctorPlan,
     EnginePlan,
     GradingPlan,
     RecordPlan,
@@ -27,7 +30,7 @@ from gnomon.plans import (
     StalenessPlan,
     check_counts,
 )
-from gnomon.tasks.build import TaskConfig, named
+from gnomon.tasks.build import TaskConfig, named, named_held_out
 from gnomon.tasks.environment import EnvironmentPlan
 from gnomon.tasks.split import HeldOut
 from gnomon.verifiers.grade import WeightedReward
@@ -62,14 +65,16 @@ class Experiment:
 
     model: "smollm2-135m-instruct", "tiny", a folder or a hub name. task: what is trained on; ``held_out`` of it, or of
     ``evaluation.task``, is kept for evaluation. rewards: weighted and added; none means the task's own.
-    steps: of training. rollouts_per_step: answers generated and trained on a step, that is
-    ``rollouts_per_step / algorithm.num_generations`` prompts. max_staleness: steps that a rollout may be older than the
-    weights it trains; 0 is synchronous; "measured" trusts as far as the effective sample size says (``staleness``
-    says how far that is, and what happens meanwhile). system: a system message before every question.
+    steps: of training. budget: of tokens or seconds, which may end it sooner. rollouts_per_step: answers generated and
+    trained on a step, that is ``rollouts_per_step / algorithm.num_generations`` prompts. max_staleness: steps that a
+    rollout may be older than the weights it trains; 0 is synchronous; "measured" trusts as far as the effective sample
+    size says (``staleness`` says how far that is, and what happens meanwhile). system: a system message before every
+    question.
     trust_remote_code: lets a model's own code run; only for a model that you have read.
     device: what computes: "cpu", "cuda" or "cuda:N" (one NVIDIA GPU), or "auto", the first GPU that there is. A record
     keeps the word, so that a run goes on elsewhere; its card says what the word meant.
     environment: what replies to answers, for conversations of several turns; none asks for one answer.
+    doctor: what looks for what is wrong while it trains.
     Raises: ConfigError when the numbers do not fit together.
     """
 
@@ -79,6 +84,7 @@ class Experiment:
     name: str = "run"
     rewards: tuple[WeightedReward, ...] = ()
     steps: int = 100
+    budget: BudgetPlan = BudgetPlan()
     rollouts_per_step: int = 64
     seed: int = 0
     max_staleness: int | Literal["measured"] = 0
@@ -96,9 +102,12 @@ class Experiment:
     grading: GradingPlan = GradingPlan()
     records: RecordPlan = RecordPlan()
     environment: EnvironmentPlan | None = None
+    doctor: DoctorPlan = DoctorPlan()
 
     def __post_init__(self) -> None:
         check_device(self.device)
+        chosen(self.doctor.rules)
+        check_stops(self.doctor.stops)
         check_counts(to_table(self))
         if self.steps < 0:
             raise ConfigError(f"steps must be 0 (evaluate only) or more, got {self.steps}")
@@ -287,7 +296,7 @@ def anchored(experiment: Experiment) -> Experiment:
 
 def _anchor(node: Any) -> None:
     if isinstance(node, dict):
-        if node.get("kind") == "table":
+        if node.get("kind") in ("table", "benchmark") and "path" in node:
             node["path"] = _absolute(node["path"])
         if node.get("kind") == "function":
             node["function"] = _absolute_member(node["function"])
@@ -315,7 +324,7 @@ def _name_task(whole: dict[str, Any]) -> None:
         whole["task"] = to_table(named(whole["task"]))
     evaluation = whole.get("evaluation")
     if isinstance(evaluation, dict) and isinstance(evaluation.get("task"), str):
-        evaluation["task"] = to_table(named(evaluation["task"]))
+        evaluation["task"] = to_table(named_held_out(evaluation["task"]))
 
 
 def parse_override(override: str) -> tuple[str, Any]:

@@ -14,19 +14,24 @@ import torch
 from gnomon.algorithms import resolve
 from gnomon.assemble import Choosing, Questions, choosing, grading_limits, held_out_questions, questions, walls_of
 from gnomon.configuration import build
-from gnomon.errors import ConfigError, DatasetError, RunDirectoryError, Stopped
-from gnomon.experiment import Experiment, Loaded, anchored, from_table, load, read, to_toml
+from gnomon.errors import CheckpointError, DatasetError, RunDirectoryError, Stopped, UserError
+from gnomon.examination import NEWEST, Candidate, Exam, checkpoint_of
+from gnomon.experiment import Experiment, Loaded, anchored, load, to_toml
 from gnomon.failpoints import reach
+from gnomon.insight.report import leave_page
 from gnomon.learner.machine import tune_allocator
 from gnomon.learner.precision import resolve_precision
+from gnomon.loop.budget import Meter
 from gnomon.loop.evaluate import Evaluation, read_evaluations
 from gnomon.loop.run import StopRequest
 from gnomon.models.critic import HEAD_FILE, check_critic
 from gnomon.models.device import describe_device, resolve_device
+from gnomon.records.answers import AnswerLog
 from gnomon.records.batches import BatchLog
-from gnomon.records.card import CONVERSING, OVERLAPPED, SERVED, questions_of, run_card, write_card
+from gnomon.records.card import CONVERSING, OVERLAPPED, SERVED, TIMED, questions_of, run_card, write_card
 from gnomon.records.checkpoints import Checkpoints, Found
 from gnomon.records.console import Console
+from gnomon.records.copying import copy_files
 from gnomon.records.directory import RunDirectory
 from gnomon.records.durable import write_durably
 from gnomon.records.jsonl import drop_after
@@ -36,8 +41,8 @@ from gnomon.sentences import foreign_code, starting_notes, trusted_models
 from gnomon.serving import check_serving
 from gnomon.session import Session, grade_once, run_alone, walk
 from gnomon.tasks.build import named
+from gnomon.tasks.contamination import overlap
 from gnomon.tasks.stamp import stamp
-from gnomon.tasks.table import TableTask
 from gnomon.verifiers.nursery import check
 
 
@@ -84,6 +89,7 @@ def train_experiment(loaded: Loaded, run_dir: Path | None = None, stop: StopRequ
     stop: a program's own way to end it after the step at hand, as SIGTERM does on the command line.
     Raises: UserError before any weight is read; RunError afterwards.
     """
+    tune_allocator()
     experiment = resolved(loaded.experiment)
     if run_dir is not None and _is_begun(run_dir, anchored(experiment)):
         return resume(run_dir, stop)
@@ -94,12 +100,14 @@ def train_experiment(loaded: Loaded, run_dir: Path | None = None, stop: StopRequ
         _refuse_taken(run_dir)
         asked, chosen = checked(experiment, console)
         _say_whose_code(experiment, console)
-        for note in starting_notes(experiment):
+        for note in (*asked.split.overlap.said, *starting_notes(experiment)):
             console.warn(note)
         experiment = anchored(experiment)
         directory = RunDirectory.named(experiment.name) if run_dir is None else RunDirectory.create(run_dir)
         stack.callback(directory.close)
         write_durably(directory.experiment, to_toml(experiment).encode())
+        if asked.split.dropped:
+            console.say(f"{asked.split.dropped:,} training questions are given up, because they are held out")
         return _run(Session(experiment, asked, chosen, directory, console), None, stop or StopRequest())
 
 
@@ -109,6 +117,7 @@ def resume(run: str | Path, stop: StopRequest | None = None) -> Result:
     stop: as in `train_experiment`.
     Raises: RunDirectoryError when there is no run or another process has it; CheckpointError when all are damaged.
     """
+    tune_allocator()
     directory = RunDirectory.reopen(Path(run))
     with ExitStack() as stack:
         stack.callback(directory.close)
@@ -117,9 +126,10 @@ def resume(run: str | Path, stop: StopRequest | None = None) -> Result:
         console = stack.enter_context(Console(experiment.steps))
         standing = _standing(directory, experiment, console)
         found, step = standing.found, standing.step
-        if found is not None and standing.batches is None and step >= experiment.steps:
-            console.say(f"{directory.path} is finished: {step} of {experiment.steps} steps")
-            return result_of(directory, experiment)
+        if found is not None and standing.batches is None and _is_last(found, experiment):
+            spent = "" if step >= experiment.steps else ", and its budget is spent"
+            console.say(f"{directory.path} is finished: {step} of {experiment.steps} steps{spent}")
+            return result_of(directory)
         asked, chosen = _prepared(experiment, console)
         _say_whose_code(experiment, console)
         _refuse_other_questions(directory, asked)
@@ -141,52 +151,53 @@ def export(run: str | Path, folder: str | Path) -> Path:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunDirectoryError(f"{target} cannot be made: {error.strerror}; name another folder") from error
-    for path in source.iterdir():
-        # A value head is no part of the model, and some engines read every weight file that they find.
-        if path.is_file() and path.name not in ("manifest.json", HEAD_FILE):
-            shutil.copy2(path, target / path.name)
+    # A value head is no part of the model, and some engines read every weight file that they find.
+    passed_over = ("manifest.json", HEAD_FILE)
+    copy_files([path for path in source.iterdir() if path.is_file() and path.name not in passed_over], target)
     return target
 
 
-def checkpoint_of(run: Path) -> Path:
-    """Return the newest valid checkpoint of a run. Raises: RunDirectoryError when there is none."""
-    if not (run / "experiment.toml").is_file():
-        raise RunDirectoryError(f"{run} is not a run: it has no experiment.toml")
-    found = Checkpoints(RunDirectory(run).checkpoints).newest()
-    if found is None:
-        raise RunDirectoryError(f"{run} has no checkpoint yet; `gnomon resume {run}` goes on with it")
-    return found.path
-
-
 def evaluate(
-    model: str | Path, task: str | None = None, samples: int = 1, prompts: int = 200, overrides: Sequence[str] = ()
+    model: str | Path,
+    task: str | None = None,
+    samples: int = 1,
+    prompts: int | None = None,
+    overrides: Sequence[str] = (),
+    checkpoint: int | str = NEWEST,
 ) -> Evaluation:
-    """Score a model (folder or name) or a run's newest checkpoint on held-out tasks.
+    """Score a model (folder or name) or a run's checkpoint on held-out tasks.
 
-    task: a name as in TOML; None evaluates a run on its own held-out tasks. prompts: of a named task, a file's first
-    ones. overrides: ``key=value`` as for training, such as sampling.temperature=0.6.
+    The parameters are those of `Exam` and `Candidate`; overrides such as sampling.temperature=0.6.
     Raises: UserError.
     """
-    run = Path(model)
-    is_run = (run / "experiment.toml").is_file()
-    if task is None and not is_run:
-        raise ConfigError(f"{model} is no run, so the task must be named: --task arithmetic, a file, or a generator")
-    table: dict[str, Any] = read(run / "experiment.toml") if is_run else {"model": str(model), "algorithm": "grpo"}
-    step = 0
-    if is_run:
-        checkpoint = checkpoint_of(run)
-        step = int(checkpoint.name.removeprefix("step-"))
-        table["model"] = str(checkpoint)
-        table.pop("lora", None)  # it is merged into the checkpoint
-    if task is not None:
-        table |= {"task": task, "held_out": {**table.get("held_out", {}), "size": prompts}, "evaluation": {}}
-        if not isinstance(named(task), TableTask):
-            table.pop("rewards", None)
-    experiment = resolved(from_table(table, [f"evaluation.samples={samples}", *overrides]).experiment)
-    check_serving(experiment)
-    with Console() as console, console.phase("preparing tasks"):
-        asked = questions(experiment) if task is None else held_out_questions(experiment)
-        return grade_once(experiment, asked, console, step)
+    (found,) = evaluate_each([Candidate(model, checkpoint)], Exam(task, samples, prompts, tuple(overrides)))
+    return found
+
+
+def evaluate_each(candidates: Sequence[Candidate], exam: Exam) -> tuple[Evaluation, ...]:
+    """Score each candidate on the same prompts with the same draws; say which of them a run was trained on.
+
+    Raises: UserError.
+    """
+    found = []
+    for experiment, weights in [(resolved(e), w) for e, w in exam.experiments(candidates)]:
+        check_serving(experiment)
+        with Console() as console:
+            with console.phase("preparing tasks"):
+                asked = questions(experiment) if exam.task is None else held_out_questions(experiment)
+            if exam.task is not None and weights.run is not None and weights.step > 0:
+                for note in _trained_on(weights.run, asked):
+                    console.warn(note)
+            found.append(grade_once(experiment, asked, console, weights.step))
+    return tuple(found)
+
+
+def _trained_on(run: Path, asked: Questions) -> tuple[str, ...]:
+    try:
+        trained = questions(load(run / "experiment.toml").experiment).split.train
+    except UserError as error:
+        return (f"whether {run} was trained on these questions cannot be told: {error}",)
+    return overlap(trained, asked.split.held_out).said
 
 
 def checked(experiment: Experiment, console: Console) -> tuple[Questions, Choosing]:
@@ -238,10 +249,27 @@ def resolved(experiment: Experiment) -> Experiment:
     return replace(experiment, learner=replace(experiment.learner, precision=precision))
 
 
-def result_of(directory: RunDirectory, experiment: Experiment) -> Result:
+def result_of(directory: RunDirectory) -> Result:
     """Return what a run's files say of it."""
     evaluations = read_evaluations(directory.evaluations)
-    return Result(directory.path, checkpoint_of(directory.path), experiment.steps, evaluations)
+    model = checkpoint_of(directory.path)
+    return Result(directory.path, model, int(model.name.removeprefix("step-")), evaluations)
+
+
+def is_finished(run_dir: Path, experiment: Experiment) -> bool:
+    """Whether a run of this experiment is there and has made its last step; nothing is locked or changed."""
+    try:
+        found = Checkpoints(RunDirectory(run_dir).checkpoints).newest()
+    except CheckpointError:
+        return False
+    return found is not None and _is_last(found, experiment)
+
+
+def _is_last(found: Found, experiment: Experiment) -> bool:
+    """Whether no step comes after this checkpoint, which was verified: all were made, or the budget is spent."""
+    if found.step >= experiment.steps or not experiment.budget.is_set:
+        return found.step >= experiment.steps
+    return Meter.of(experiment.budget, found.path).is_spent
 
 
 def _refuse_taken(run_dir: Path | None) -> None:
@@ -300,8 +328,9 @@ def _rewind(directory: RunDirectory, standing: _Standing) -> None:
         shutil.rmtree(directory.pretraining_checkpoints, ignore_errors=True)
     if standing.found is None or standing.batches is not None:
         drop_after(directory.pretraining, -1 if standing.batches is None else standing.batches)
-    for path in (directory.metrics, directory.evaluations):
+    for path in (directory.metrics, directory.evaluations, directory.findings):
         drop_after(path, kept)
+    AnswerLog(directory.answers).drop_after(kept)
     RolloutLog(directory.rollouts).drop_after(kept)
     BatchLog(directory.batches).drop_after(kept)
 
@@ -312,12 +341,13 @@ def _weakened(experiment: Experiment) -> str | None:
         return OVERLAPPED
     if experiment.environment is not None:
         return CONVERSING
-    return SERVED if experiment.engine.kind != "local" or experiment.engine.count > 1 else None
+    if experiment.engine.kind != "local" or experiment.engine.count > 1:
+        return SERVED
+    return TIMED if experiment.budget.seconds else None
 
 
 def _run(session: Session, found: Found | None, stop: StopRequest) -> Result:
     experiment, directory = session.experiment, session.directory
-    tune_allocator()
     card = run_card(
         describe_device(resolve_device(experiment.device)),
         torch.get_num_threads(),
@@ -335,17 +365,19 @@ def _run(session: Session, found: Found | None, stop: StopRequest) -> Result:
     write_card(directory.card, card)
     session.console.say(f"run {directory.path}: {card.reproducibility}")
     reach("start")
-    with _stopping(stop):
+    with stopping(stop):
         try:
             run_alone(walk(session, found, stop))
         except Stopped as stopped:
             said, number = stopped.args
             raise Stopped(f"{said}; go on with: gnomon resume {directory.path}", number) from stopped
-    return result_of(directory, experiment)
+        finally:
+            leave_page(directory, session.console)
+    return result_of(directory)
 
 
 @contextmanager
-def _stopping(stop: StopRequest) -> Iterator[None]:
+def stopping(stop: StopRequest) -> Iterator[None]:
     """Turn the first SIGTERM or SIGINT into a request to stop at the next step; the second ends the process."""
 
     def request(number: int, frame: object) -> None:

@@ -98,6 +98,7 @@ def _shape(experiment: Experiment, asked: Questions, plan: Plan) -> Iterator[str
         f"({_parameters(plan.parameters)} parameters, computed in {plan.precision}"
         f"{f', LoRA of rank {experiment.lora.rank}' if experiment.lora else ''})."
     )
+    yield from _limits(experiment)
     yield (
         f"A step asks {many(plan.prompts_per_step, 'prompt')}, {many(algorithm.num_generations, 'answer')} each: "
         f"{plan.rollouts_per_step} rollouts of at most {budget} tokens, from prompts of about "
@@ -114,6 +115,19 @@ def _shape(experiment: Experiment, asked: Questions, plan: Plan) -> Iterator[str
         f"{plan.training_prompts / plan.prompts_per_step:.0f} steps; {asked.split.dropped} were given up "
         f"because they are held out; {many(plan.held_out_prompts, 'held-out prompt')}."
     )
+    for said in asked.split.overlap.said:
+        yield f"{said[:1].upper()}{said[1:]}."
+
+
+def _limits(experiment: Experiment) -> Iterator[str]:
+    """Yield what ends the run before its last step, and what that does to a learning rate that falls."""
+    budget, schedule = experiment.budget, experiment.learner.optimizer.schedule
+    if not budget.is_set:
+        return
+    limits = [f"{budget.tokens:,} tokens were generated for training"] if budget.tokens else []
+    limits += [f"{budget.seconds:g} seconds of training are over"] if budget.seconds else []
+    falls = f"; the {schedule} schedule of the learning rate goes by the steps, so it does not come to its end then"
+    yield f"It ends sooner with the step in which {' or '.join(limits)}{falls if schedule != 'constant' else ''}."
 
 
 def _price(experiment: Experiment, plan: Plan) -> Iterator[str]:

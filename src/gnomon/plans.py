@@ -1,5 +1,6 @@
 """The small plans of an experiment: plain values, each checked when it is made."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -80,6 +81,33 @@ class StalenessPlan:
 
 
 @dataclass(frozen=True)
+class BudgetPlan:
+    """What a run may spend before its last step; it ends there, or after `Experiment.steps` if these are over sooner.
+
+    tokens: generated for training, trained on or not; see `loop.budget.Meter` for what counts. seconds: of training,
+    without evaluation, checkpoints and loading; how many steps these are depends on the machine. 0 sets no such limit.
+    evaluations: it is evaluated whenever another 1 / evaluations of the budget was spent, beside `evaluation.every`.
+    The step in which it is reached is the last. A learning rate that falls goes by `Experiment.steps` all the same, so
+    a budget that ends first leaves it where it is then.
+    """
+
+    tokens: int = 0
+    seconds: float = 0.0
+    evaluations: int = 0
+
+    def __post_init__(self) -> None:
+        if self.tokens < 0 or not 0 <= self.seconds < math.inf or self.evaluations < 0:
+            raise ConfigError(f"budget needs tokens, seconds and evaluations of 0 or more, got {self}")
+        if self.evaluations and not self.is_set:
+            raise ConfigError("budget.evaluations are shares of a budget; set budget.tokens or budget.seconds")
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is a limit."""
+        return self.tokens > 0 or self.seconds > 0
+
+
+@dataclass(frozen=True)
 class CheckpointPlan:
     """When a run is saved. every: steps, 0 for the end alone. keep_last: newest checkpoints kept.
 
@@ -136,10 +164,29 @@ class RecordPlan:
     aliases: bool = False
 
 
+@dataclass(frozen=True)
+class DoctorPlan:
+    """Whether a run is diagnosed while it trains (`gnomon doctor RUN` diagnoses it at any time).
+
+    rules: those that look, by name, all of them when none is named; a name with a minus before it is left out.
+    stop_on: a severity ("note", "warning", "severe") or a list of severities and rules: a finding that is as grave, or
+    of such a rule, ends the run after a checkpoint. A run that is resumed does not stop for the same finding again.
+    """
+
+    on: bool = True
+    rules: tuple[str, ...] = ()
+    stop_on: str | tuple[str, ...] = ()
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """What ends the run, as a list."""
+        return (self.stop_on,) if isinstance(self.stop_on, str) and self.stop_on else tuple(self.stop_on)
+
+
 _MOST = {
     "rollouts_per_step": 10**6, "size": 10**7, "samples": 10**5, "count": 10**3, "workers": 10**3, "terms": 10**4,
     "max_concurrent": 10**5, "epochs": 10**4, "minibatches": 10**6, "max_completion_length": 10**8,
-    "steps": 10**12,
+    "steps": 10**12, "tokens": 10**15,
 }  # fmt: skip
 _NO_COUNTS = ("seed", "lowest", "highest", "stop_ids", "parameters", "settings", "max_staleness")
 

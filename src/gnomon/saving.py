@@ -18,6 +18,7 @@ from gnomon.loop.journal import Journal
 from gnomon.loop.run import Run, StopRequest
 from gnomon.metrics import Metrics, Sum
 from gnomon.models.tokenizer import Tokenizer
+from gnomon.progress import working
 from gnomon.records.background import Background
 from gnomon.records.census import uncounted, unsaved_generators
 from gnomon.records.checkpoints import Checkpoints, Found, load
@@ -117,7 +118,8 @@ def restore(parts: Mapping[str, Stateful], found: Found) -> None:
 
     Raises: CheckpointError when it has other parts, or a part does not fit.
     """
-    saved = load(found.path, is_verified=True)
+    with working(f"reading the states of {found.path.name}"):
+        saved = load(found.path, is_verified=True)
     if saved.keys() != parts.keys():
         missing, unknown = sorted(parts.keys() - saved.keys()), sorted(saved.keys() - parts.keys())
         raise CheckpointError(

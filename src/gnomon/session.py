@@ -19,7 +19,9 @@ from gnomon.learner.precision import dtype_of, resolve_precision
 from gnomon.learner.torch import TorchLearner
 from gnomon.loop.admission import Trusted, Unlimited
 from gnomon.loop.arrival import FLOAT32_NATS, ROUGH_NATS, Arrival, Proved, Sending
+from gnomon.loop.budget import PART, Meter
 from gnomon.loop.caution import Caution, caution_of
+from gnomon.loop.diagnosing import diagnosing
 from gnomon.loop.evaluate import Evaluation, Evaluator, read_evaluations
 from gnomon.loop.imitation import Imitation, Practiced, Unpracticed
 from gnomon.loop.journal import Journal
@@ -33,6 +35,7 @@ from gnomon.metrics import Metrics
 from gnomon.models.critic import head_for, load_critic
 from gnomon.models.device import resolve_device
 from gnomon.models.routing import moe_layers
+from gnomon.records.answers import AnswerLog
 from gnomon.records.background import Background
 from gnomon.records.batches import BatchLog
 from gnomon.records.checkpoints import Checkpoints, Found
@@ -105,7 +108,8 @@ async def walk(session: Session, found: Found | None, stop: StopRequest) -> None
         stack.push_async_callback(engine.close)
         asker = await _asker(experiment, session.asked, engine, judge, stack)
         stream = _stream(experiment, session.asked, chosen, asker)
-        parts = parts_of(learner, chosen, stream, experiment.seed)
+        meter = Meter(experiment.budget)
+        parts = parts_of(learner, chosen, stream, experiment.seed) | {PART: meter}
         background = stack.enter_context(Background(experiment.checkpoints.asynchronous))
         saver = Saver(_checkpoints(session), parts, learner, session.asked.tokenizer, console, background)
         journal = _journal(session, 0 if found is None else found.step, lambda: engine.metrics() + saver.metrics())
@@ -125,6 +129,7 @@ async def walk(session: Session, found: Found | None, stop: StopRequest) -> None
             steps=experiment.steps,
             temperature=experiment.sampling.temperature,
             seed=experiment.seed,
+            meter=meter,
             save=saver.save,
             check=background.check,
             arrival=_arrival(session, engine, sent),
@@ -138,7 +143,7 @@ async def walk(session: Session, found: Found | None, stop: StopRequest) -> None
             evaluator=_evaluator(experiment, session.asked, asker),
             evaluate_every=experiment.evaluation.every,
             evaluate_before=experiment.evaluation.before,
-            initialize=_initializing(experiment, chosen, session, asker),
+            initialize=_initializing(session, asker, meter),
             is_initialized=found is not None,
             is_evaluated=bool(read_evaluations(session.directory.evaluations)),
             stop=stop,
@@ -340,10 +345,12 @@ def _journal(session: Session, step: int, serving: Callable[[], Metrics]) -> Jou
         console=session.console,
         sinks=[JsonlSink(directory.metrics), *trackers],
         evaluations=JsonLines(directory.evaluations),
+        answers=AnswerLog(directory.answers),
         rollouts=RolloutLog(directory.rollouts) if plan.rollouts else None,
         batches=BatchLog(directory.batches) if plan.batches else None,
         critic=JsonlSink(directory.pretraining) if _pretrains(experiment.algorithm) else None,
         serving=serving,
+        diagnosis=diagnosing(session.directory, experiment.doctor, session.console.warn),
     )
 
 
@@ -351,10 +358,9 @@ def _best_so_far(directory: RunDirectory) -> float:
     return max((e.headline.mean for e in read_evaluations(directory.evaluations)), default=float("-inf"))
 
 
-def _initializing(
-    experiment: Experiment, chosen: Choosing, session: Session, asker: Asker
-) -> Callable[[], Awaitable[bool]]:
+def _initializing(session: Session, asker: Asker, meter: Meter) -> Callable[[], Awaitable[bool]]:
     """Return what samples each prompt's initial success rate, where the algorithm asks for that."""
+    experiment, chosen = session.experiment, session.chosen
 
     async def initialize() -> bool:
         plan = experiment.algorithm.tracker
@@ -371,6 +377,7 @@ def _initializing(
 
             groups = await asyncio.gather(*(ask(index) for index in range(len(tasks))))
         chosen.tracker.initialize(groups)
+        meter.add(watch.generated_tokens, watch.generate_seconds + watch.grade_seconds)
         return True
 
     return initialize

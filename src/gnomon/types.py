@@ -67,11 +67,14 @@ class Grade:
     reward: the weighted, shaped sum; ``None`` exactly when ``error`` is set.
     parts: each component's own value before weighting, by name.
     error: what went wrong, in one line.
+    answer: what was answered, as the first reward's verifier writes it: equal answers have equal texts, so that samples
+        can vote. None when no answer was given.
     """
 
     reward: float | None
     parts: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
+    answer: str | None = None
 
     def __post_init__(self) -> None:
         if (self.reward is None) == (self.error is None):

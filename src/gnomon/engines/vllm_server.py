@@ -24,6 +24,7 @@ from gnomon.engines.vllm_serve import KEY, LOOPBACK
 from gnomon.engines.vllm_wire import completion_from, exchange, fingerprint_from, sampling_to
 from gnomon.errors import ConfigError, EngineError
 from gnomon.plans import EnginePlan
+from gnomon.progress import working
 from gnomon.transport.fingerprint import Fingerprint
 from gnomon.types import Completion, Snapshot
 
@@ -166,7 +167,8 @@ class VllmServerEngine:
         self._check_open()
         path = await asyncio.to_thread(_write, snapshot)
         try:
-            await self._call("/load", {"path": str(path), "version": snapshot.version})
+            with working("starting the vLLM server" if self._is_starting else "loading weights into the vLLM server"):
+                await self._call("/load", {"path": str(path), "version": snapshot.version})
         finally:
             shutil.rmtree(path.parent, ignore_errors=True)
         self.version = snapshot.version

@@ -16,6 +16,7 @@ from gnomon.models.modes import recomputing
 from gnomon.models.prefix import crossing_tokens
 from gnomon.models.routing import Routing, changed_fraction
 from gnomon.models.values import Values, ValueScorer
+from gnomon.progress import working
 from gnomon.types import Batch
 
 _STRETCH = 4
@@ -54,8 +55,10 @@ class Passes:
         """
         is_shared = scorer.shares_prompts and batch.routing is None
         sharing = Sharing(self._crossing, self._stretch * self.max_tokens) if is_shared else None
-        for index, cut in micro_batches(batch, rows, self.max_tokens, sharing):
-            yield index, move(cut, self._device)
+        with working("computing", len(rows), is_brief=True) as steps:
+            for index, cut in micro_batches(batch, rows, self.max_tokens, sharing):
+                yield index, move(cut, self._device)
+                steps.advance(len(index))
 
     def score(self, scorer: TokenScorer, cut: Batch, with_entropy: bool = True) -> TokenScores:
         """Return log-probabilities and entropies of one cut, its routing replayed where it has one."""

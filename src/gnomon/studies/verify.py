@@ -12,6 +12,7 @@ import torch
 
 from gnomon.algorithms import PRESETS, Algorithm, resolve
 from gnomon.errors import ConfigError
+from gnomon.progress import counted
 from gnomon.studies.dissect import Dissection, take_apart
 from gnomon.studies.draws import KINDS, draw, to_batch
 from gnomon.studies.goldens import ATOL, GOLDENS, Golden
@@ -118,7 +119,8 @@ def verify(algorithms: Mapping[str, Algorithm] = PRESETS, batches: int = 2) -> R
             f"{', '.join(ORACLES)}"
         )
     cases = [case for case in GOLDENS if case.preset in algorithms]
-    presets = {name: _verify(name, algorithm, batches) for name, algorithm in algorithms.items()}
+    each = counted(algorithms.items(), "verifying", len(algorithms))
+    presets = {name: _verify(name, algorithm, batches) for name, algorithm in each}
     return Report(presets, len(cases), tuple(line for case in cases for line in _wrong(case)))
 
 

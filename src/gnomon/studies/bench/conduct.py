@@ -14,6 +14,7 @@ from typing import Any
 
 from gnomon import SPIN
 from gnomon.errors import ConfigError, RunError, unknown
+from gnomon.progress import counted, working
 from gnomon.studies.bench.contender import CONTENDERS, UNTUNED
 from gnomon.studies.bench.limits import with_limits
 from gnomon.studies.bench.peers import Program, at_hand, programs
@@ -107,7 +108,8 @@ def conduct(
         if others:
             work.write_text(_last_line(Ran.of(_contender("work", "-", size.name, folder), conditions), "the work"))
         order = sorted([*own[1:], *others], key=lambda program: [*asked].index(program.case))
-        results += [with_limits(play(program, conditions, say), roofline) for program in order]
+        each = counted(order, "measuring", len(order))
+        results += [with_limits(play(program, conditions, say), roofline) for program in each]
     settings = {
         "size": size.name,
         "repeats": repeats,
@@ -134,10 +136,12 @@ def _own(case: str, name: str, size: Size, repeats: int) -> Program:
 
 def play(program: Program, conditions: Conditions, say: Say) -> Result:
     """Return what one contender shows; a failure, or that it was stopped, is part of the result."""
-    if conditions.quiet_seconds and not wait_for_quiet(conditions.quiet_seconds):
+    with working("waiting for other programs to be quiet", is_brief=True):
+        is_quiet = not conditions.quiet_seconds or wait_for_quiet(conditions.quiet_seconds)
+    if not is_quiet:
         say(f"the machine is not quiet: what other programs do is in the numbers of {program.case}")
     say(f"{program.case}: {program.contender} ...")
-    with lap() as measured:
+    with working(f"measuring {program.contender}", is_brief=True), lap() as measured:
         ran = Ran.of(program, conditions)
     spent = {"wall_seconds": round(measured.seconds, 2), "peak_process_gib": round(ran.peak_gib, 3)}
     if measured.others is not None:

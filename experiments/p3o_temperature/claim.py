@@ -1,0 +1,104 @@
+"""Answers sampled at another temperature than the learner assumes: is a fixed clip brittle, and P3O not?"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gnomon import session
+from gnomon.experiment import from_table
+from gnomon.launch import is_finished, train_experiment
+from gnomon.studies.arms import Arm, Curve, Runs, first, last, smooth, whole
+from gnomon.studies.claims import Claim, Gain, Level, Workplace
+from gnomon.studies.fleet import Job
+from gnomon.studies.stretches import held_out_at, lowest_after_best, stretch_experiment
+
+FOUR = "algorithm.updates.minibatches=4"
+TOKENS = "algorithm.aggregate=TokenMean"
+WIDTH = ("algorithm.surrogate.trust.low=0.4", "algorithm.surrogate.trust.high=0.4")
+METHODS = {
+    "grpo": ("algorithm=grpo", FOUR, TOKENS, *WIDTH, "algorithm.ratio.anchor=behavior"),
+    "p3o": ("algorithm=p3o", FOUR),
+}
+TEMPERATURES = (0.6, 1.0, 1.2)
+
+
+def arms(folder: Path, seed: int) -> list[Arm]:
+    """Both methods at three temperatures."""
+    base = stretch_experiment(folder, seed)
+    return [
+        Arm(f"{name} at {temperature}", base, (*algorithm, f"sampling.temperature={temperature}"))
+        for temperature in TEMPERATURES
+        for name, algorithm in METHODS.items()
+    ]
+
+
+@contextmanager
+def scored_at_one() -> Iterator[None]:
+    """Have learners in this process score at temperature 1 whatever answers are sampled at.
+
+    gnomon scores every policy at the sampler's temperature, where this mismatch does not exist; it is made here.
+    """
+    real = session.Run
+
+    def assuming(**parts: Any) -> Any:
+        return real(**{**parts, "temperature": 1.0})
+
+    vars(session)["Run"] = assuming
+    try:
+        yield
+    finally:
+        vars(session)["Run"] = real
+
+
+def train_here(jobs: Sequence[Job], place: Workplace) -> None:
+    """Train what is not finished yet, one run after the other, with learners that assume temperature 1."""
+    with scored_at_one():
+        for job in jobs:
+            if not is_finished(job.folder, job.experiment()):
+                train_experiment(from_table(job.table, job.overrides), job.folder)
+
+
+CLAIM = Claim(
+    title="Answers sampled at another temperature: GRPO degrades, P3O stays stable",
+    claim=(
+        "Sampled at a temperature that the learner does not know of, answers are off-policy from the first update on. "
+        "GRPO's fixed clip cannot know and degrades, at 0.6 as at 1.2; P3O reads it from the batch and stays stable."
+    ),
+    source="P3O, arXiv 2605.12380, its article's section on sampling temperature (T of 0.6 and 1.2, GRPO's width 0.4).",
+    protocol=(
+        "Stretches of the alphabet, a model that is right 40% of the time, 30 steps of 64 answers, four minibatches a "
+        "step, three seeds. Answers are sampled at 0.6, 1.0 and 1.2 and come with the likelihoods of those "
+        "distributions; the learner scores at 1. gnomon itself scores at the sampler's temperature, where nothing "
+        "would be off-policy, so that the mismatch is made on purpose by the claim's own code. GRPO has a width of 0.4 "
+        "and its ratio against what sampled; both take the mean over tokens. *Held out* is the exact chance of the "
+        "right answer as it is sampled in the arm, so arms are compared with each other at the same temperature, and "
+        "rewards with the first five steps of the same run."
+    ),
+    measure=Runs(
+        arms,
+        numbers={
+            "held out": held_out_at(),
+            "reward, first 5": first("rollout/reward_mean", 5),
+            "reward, last 5": last("rollout/reward_mean", 5),
+            "kept of the best": lowest_after_best("rollout/reward_mean", 5),
+            "effective size": whole("loss/ess_fraction"),
+            "clipped or capped": whole("loss/clipped_fraction"),
+        },
+        curves={"reward": smooth("rollout/reward_mean", 4)},
+        train=train_here,
+    ),
+    expectations=(
+        Level("at 0.6 GRPO loses a fifth of its best reward again", "grpo at 0.6", "kept of the best", below=0.8),
+        Level("at 1.2 it does as well", "grpo at 1.2", "kept of the best", below=0.8),
+        Level("at 0.6 P3O does not", "p3o at 0.6", "kept of the best", above=0.8),
+        Level("at 1.2 P3O does not", "p3o at 1.2", "kept of the best", above=0.8),
+        Gain("at 0.6 P3O ends above GRPO, by 0.05", "grpo at 0.6", "p3o at 0.6", "reward, last 5", above=0.05),
+        Gain("at 1.2 P3O ends above GRPO, by 0.05", "grpo at 1.2", "p3o at 1.2", "reward, last 5", above=0.05),
+        Gain("the effective size sees it at 0.6", "p3o at 1.0", "p3o at 0.6", "effective size", below=-0.01),
+        Gain("and at 1.2", "p3o at 1.0", "p3o at 1.2", "effective size", below=-0.01),
+    ),
+    figure=Curve(
+        "reward", "Reward when answers are sampled at a temperature that the learner does not assume", "reward"
+    ),
+)

@@ -1,0 +1,58 @@
+"""Two forms of the length rule and of imitation: VAPO's own and those of a review of it."""
+
+from gnomon.studies.arms import Curve, Runs, smooth, whole
+from gnomon.studies.claims import Claim, Gain
+from gnomon.studies.stretches import held_out_at
+from gnomon.studies.valued import FULL, critic_arms, held_out_between
+
+NAMES = (
+    FULL,
+    "no length adaptation",
+    "no imitation",
+    "length by sigmoid",
+    "imitation by replay",
+    "the review's",
+)
+
+
+def both(says: str, first: str, second: str) -> tuple[Gain, ...]:
+    """Two arms are as good as equal."""
+    return (Gain(says, first, second, "held out", above=-0.05, below=0.05),)
+
+
+CLAIM = Claim(
+    title="The length rule and imitation in the paper's form and in a review's",
+    claim=(
+        "A lambda that grows with the length of a response helps, as 1 - 1 / (alpha length) in the paper, as a sigmoid "
+        "of the length among those of its batch (0.3 to 0.95) in the review; so does imitation of right answers, as a "
+        "likelihood term on the batch's own in the paper, as replay from a buffer in the review."
+    ),
+    source="VAPO, arXiv 2504.05118, sections 4.2, 4.3; a review of it, equations 6 and 9 (gains of 6.4 and 2.4).",
+    protocol=(
+        "As `vapo_ablation`, with one part of VAPO exchanged at a time: the length rule, or the form of imitation "
+        "(every fourth step 64 of the 256 best answers so far); and the review's whole algorithm, whose critic is a "
+        "head on the policy's trunk, is taught before the advantages are taken, and imitates by replay. Three seeds."
+    ),
+    measure=Runs(
+        critic_arms(NAMES),
+        numbers={
+            "held out": held_out_at(),
+            "held out, short": held_out_between(2, 7),
+            "held out, long": held_out_between(14, 20),
+            "reward, all steps": whole("rollout/reward_mean"),
+            "lambda": whole("advantage/lambda_mean"),
+            "entropy, nats": whole("loss/entropy_nats"),
+        },
+        curves={"reward": smooth("rollout/reward_mean", 4)},
+    ),
+    expectations=(
+        Gain("the paper's length rule beats a fixed one", "no length adaptation", FULL, "held out", above=0.0),
+        Gain("so does the review's", "no length adaptation", "length by sigmoid", "held out", above=0.0),
+        Gain("the paper's imitation beats none", "no imitation", FULL, "held out", above=0.0),
+        Gain("so does replay", "no imitation", "imitation by replay", "held out", above=0.0),
+        *both("the two length rules are within 0.05 of each other", "length by sigmoid", FULL),
+        *both("the two imitations are within 0.05 of each other", "imitation by replay", FULL),
+        Gain("the paper's whole algorithm beats the review's", "the review's", FULL, "held out", above=0.0),
+    ),
+    figure=Curve("reward", "Reward by form of the length rule and of imitation", "reward"),
+)

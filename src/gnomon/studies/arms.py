@@ -1,0 +1,182 @@
+"""Claims that are measured by training: arms, seeds, and what is read of each run."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gnomon.errors import RunError, Stopped
+from gnomon.insight.svg import Series, chart
+from gnomon.records.reading import RunRecord, column
+from gnomon.studies.claims import Workplace
+from gnomon.studies.fleet import Job, run_fleet
+from gnomon.studies.measured import Measured, NotMeasured, Points
+from gnomon.tasks.question import digest
+
+Number = Callable[[RunRecord], float]
+Trace = Callable[[RunRecord], Points]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One thing that is tried: an experiment as a table, and what is said over it (``key=value``)."""
+
+    name: str
+    table: Mapping[str, Any]
+    overrides: tuple[str, ...] = ()
+
+
+def in_processes(jobs: Sequence[Job], place: Workplace) -> None:
+    """Train each job in a `gnomon train` process of its own, those that are not finished yet."""
+    run_fleet(jobs, place.workers, place.console)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Measures by training: every arm with every seed, each a `gnomon train` process of its own.
+
+    arms: (folder for models and tables, seed) -> arms. They should share model, task and budget, so that seeds pair.
+    numbers, curves: what is measured of each run, by name; a function that raises `NotMeasured` leaves its cell out.
+    is_partial: measure a run that failed, too, as far as it came; otherwise it gives no number.
+    train: brings every job to its end; a claim that changes what a process does brings its own.
+    """
+
+    arms: Callable[[Path, int], Sequence[Arm]]
+    numbers: Mapping[str, Number]
+    curves: Mapping[str, Trace]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    is_partial: bool = False
+    train: Callable[[Sequence[Job], Workplace], None] = in_processes
+
+    def __call__(self, place: Workplace) -> Measured:
+        """Run what has not been run, and measure."""
+        plans = {(arm.name, seed): arm for seed in self.seeds for arm in self.arms(place.folder / "models", seed)}
+        jobs = {key: _job(arm, key[1], place.folder) for key, arm in plans.items()}
+        try:
+            if place.is_training:
+                self.train(list(jobs.values()), place)
+        except Stopped:
+            raise
+        except RunError as error:
+            place.console.warn(f"some runs failed; what the others gave is measured: {error}")
+        numbers: dict[str, dict[str, dict[int, float]]] = {}
+        curves: dict[str, dict[str, dict[int, Points]]] = {}
+        failures: list[str] = []
+        for (name, seed), job in jobs.items():
+            record = RunRecord(job.folder)
+            is_whole = record.state() == "finished"
+            failures += [] if is_whole else [f"{job.name}: {_how_far(record)}"]
+            if is_whole or (self.is_partial and record.metrics()):
+                _fill(numbers.setdefault(name, {}), self.numbers, record, seed)
+                _fill(curves.setdefault(name, {}), self.curves, record, seed)
+        return Measured(numbers, curves, failures)
+
+
+def _how_far(record: RunRecord) -> str:
+    done = len(record.metrics())
+    return f"ended after {done} of {record.steps()} steps" if record.files.experiment.exists() else "not run"
+
+
+def _fill(cells: dict[str, dict[int, Any]], measures: Mapping[str, Any], record: RunRecord, seed: int) -> None:
+    for name, measure in measures.items():
+        try:
+            cells.setdefault(name, {})[seed] = measure(record)
+        except NotMeasured:
+            continue
+
+
+def _job(arm: Arm, seed: int, folder: Path) -> Job:
+    overrides = (*arm.overrides, f"seed={seed}")
+    # Another table is another run, and the same one is the same run, whichever claim it is for.
+    name = re.sub(r"[^a-z0-9.]+", "-", arm.name.lower()).strip("-")
+    place = folder / "runs" / name / f"seed-{seed}-{digest(arm.table, overrides)}"
+    return Job(f"{arm.name}, seed {seed}", arm.table, overrides, place)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a picture: a curve of an arm, and what it is called; the arm's name where nothing is said."""
+
+    arm: str
+    curve: str
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A picture of curves: each the mean over seeds, in a band from the lowest seed to the highest.
+
+    What was not run is left out.
+    """
+
+    title: str
+    y_label: str
+    lines: tuple[Line, ...]
+    x_label: str = "step"
+
+    def __call__(self, measured: Measured) -> str:
+        """Return the picture as SVG."""
+        series = []
+        for line in self.lines:
+            points = measured.curve(line.arm, line.curve)
+            xs, means = [x for x, _ in points], [sum(values) / len(values) for _, values in points]
+            lows, highs = [min(values) for _, values in points], [max(values) for _, values in points]
+            series += [Series(line.name or line.arm, xs, means, lows, highs)] if points else []
+        return chart(series, self.title, self.x_label, self.y_label)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A picture of one curve, an arm a line.
+
+    name: of the curve. title, y_label, x_label: of the picture. arms: which, in order; all when none is named.
+    """
+
+    name: str
+    title: str
+    y_label: str
+    x_label: str = "step"
+    arms: tuple[str, ...] = ()
+
+    def __call__(self, measured: Measured) -> str:
+        """Return the picture as SVG."""
+        lines = tuple(Line(arm, self.name) for arm in self.arms or measured.arms)
+        return Lines(self.title, self.y_label, lines, self.x_label)(measured)
+
+
+def trace(name: str) -> Trace:
+    """Return what reads a metric at every step. A run without it gives an empty curve."""
+    return lambda record: column(record.metrics(), name)
+
+
+def smooth(name: str, window: int) -> Trace:
+    """Return what reads the mean of a metric over each ``window`` steps, at the middle of them."""
+
+    def read(record: RunRecord) -> Points:
+        points = column(record.metrics(), name)
+        blocks = [points[start : start + window] for start in range(0, len(points), window)]
+        return [(_mean([float(x) for x, _ in block]), _mean([y for _, y in block])) for block in blocks]
+
+    return read
+
+
+def last(name: str, steps: int) -> Number:
+    """Return what reads the mean of a metric over the last ``steps`` steps. It raises NotMeasured without any."""
+    return lambda record: _mean([y for _, y in column(record.metrics(), name)[-steps:]])
+
+
+def first(name: str, steps: int) -> Number:
+    """Return what reads the mean of a metric over the first ``steps`` steps."""
+    return lambda record: _mean([y for _, y in column(record.metrics(), name)[:steps]])
+
+
+def whole(name: str) -> Number:
+    """Return what reads the mean of a metric over all steps."""
+    return lambda record: _mean([y for _, y in column(record.metrics(), name)])
+
+
+def _mean(values: Sequence[float]) -> float:
+    if not values:
+        raise NotMeasured("no step has it")
+    return sum(values) / len(values)

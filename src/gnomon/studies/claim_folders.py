@@ -1,0 +1,169 @@
+"""Claims as they lie in a clone: ``experiments/NAME`` with ``claim.py``, and what came of it."""
+
+import datetime
+import importlib.util
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gnomon.errors import ConfigError, unknown
+from gnomon.records.card import PACKAGES, cpu_name, installed
+from gnomon.records.console import Console
+from gnomon.records.durable import write_durably, write_json
+from gnomon.studies.claims import Claim, Verdict, Workplace
+from gnomon.studies.measured import Measured
+
+CODE, RESULTS, FIGURE, PAGE = "claim.py", "results.json", "figure.svg", "README.md"
+
+
+@dataclass(frozen=True)
+class Tested:
+    """What a claim's folder records of the last time that it was measured.
+
+    date: ISO, of the day. machine: processor and cores, in words. seconds: that it took this last time; runs that were
+    finished before are not in it.
+    """
+
+    measured: Measured
+    date: str
+    machine: str
+    versions: Mapping[str, str]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ClaimFolder:
+    """The folder of one claim."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """What `gnomon reproduce` calls it."""
+        return self.path.name
+
+    def claim(self) -> Claim:
+        """Run ``claim.py`` and return its CLAIM. Raises: ConfigError saying what is wrong with the file."""
+        source = self.path / CODE
+        spec = importlib.util.spec_from_file_location(f"gnomon_claim_{self.name}", source)
+        assert spec is not None, "a file that ends in .py can be imported"
+        assert spec.loader is not None, "and has a loader"
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            raise ConfigError(f"{source} cannot be run: {type(error).__name__}: {error}") from error
+        found = vars(module).get("CLAIM")
+        if not isinstance(found, Claim):
+            raise ConfigError(f"{source} says no CLAIM = Claim(...)")
+        return found
+
+    def tested(self) -> Tested | None:
+        """Return what was measured the last time; None when it never was. Raises: ConfigError for a damaged file."""
+        path = self.path / RESULTS
+        try:
+            row = json.loads(path.read_text(encoding="utf-8"))
+            said = {name: row[name] for name in ("date", "machine", "versions", "seconds")}
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ConfigError(f"{path} cannot be read ({error}); remove it and reproduce the claim again") from error
+        return Tested(Measured.of_row(row), **said)
+
+    def verdict(self) -> Verdict:
+        """Return the verdict on what was measured the last time; nothing measured leaves it open."""
+        tested = self.tested()
+        return self.claim().judge(Measured() if tested is None else tested.measured)
+
+    def reproduce(self, work: Path, console: Console, workers: int, is_training: bool = True) -> Tested:
+        """Measure the claim as `Workplace` says, and write what came of it into ``results.json``."""
+        began = time.perf_counter()
+        measured = self.claim().measure(Workplace(work, self.path, console, workers, is_training))
+        tested = Tested(
+            # Judged as it is written down, so that whoever reads the file comes to the same words.
+            measured=Measured.of_row(_rounded(measured.as_row())),
+            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+            machine=machine(),
+            versions={"python": platform.python_version()} | installed(PACKAGES[:6]),
+            seconds=round(time.perf_counter() - began, 1),
+        )
+        write_json(self.path / RESULTS, self.row(tested))
+        return tested
+
+    def row(self, tested: Tested | None) -> dict[str, Any]:
+        """Return one JSON object with verdict, outcomes and numbers."""
+        claim = self.claim()
+        verdict = claim.judge(Measured() if tested is None else tested.measured)
+        pairs = zip(claim.expectations, verdict.outcomes, strict=True)
+        row: dict[str, Any] = {
+            "claim": self.name,
+            "title": claim.title,
+            "verdict": verdict.word,
+            "expectations": [{"says": e.says, "outcome": o.word, "measured": o.measured} for e, o in pairs],
+        }
+        if tested is None:
+            return row
+        facts = {"date": tested.date, "machine": tested.machine, "versions": dict(tested.versions)}
+        return row | facts | {"seconds": tested.seconds} | tested.measured.as_row()
+
+    def write_figure(self, tested: Tested | None) -> None:
+        """Draw the figure again, where the claim has one and something was measured."""
+        claim = self.claim()
+        if claim.figure is not None and tested is not None:
+            from gnomon.insight.svg import write_svg
+
+            write_svg(self.path / FIGURE, claim.figure(tested.measured))
+
+
+def claim_folders(root: Path) -> dict[str, ClaimFolder]:
+    """Return the claims below ``root`` by name, in order."""
+    return {path.parent.name: ClaimFolder(path.parent) for path in sorted(root.glob(f"*/{CODE}"))}
+
+
+def experiments_folder(given: Path | None = None) -> Path:
+    """Return the folder of experiments: the one given, or the one of the clone that gnomon runs from.
+
+    Raises: ConfigError when there is none: an installed package brings no experiments.
+    """
+    found = given or Path(__file__).resolve().parents[3] / "experiments"
+    if found.is_dir():
+        return found
+    why = "is no folder" if given else "is not there: this gnomon is installed without its clone"
+    raise ConfigError(
+        f"claims are read from a folder of experiments, and {found} {why}; clone the repository and run its gnomon, or "
+        "give the folder with --experiments DIR"
+    )
+
+
+def chosen(name: str, root: Path) -> ClaimFolder:
+    """Return the folder of the claim of this name. Raises: ConfigError naming the nearest one."""
+    known = claim_folders(root)
+    if name not in known:
+        raise ConfigError(unknown("claim", name, known))
+    return known[name]
+
+
+def machine() -> str:
+    """Return the processor in words."""
+    return f"{cpu_name()}, {os.cpu_count() or 1} cores"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file of text at once."""
+    write_durably(path, text.encode(), is_synced=False)
+
+
+def _rounded(value: Any) -> Any:
+    """Return ``value`` with every number to six digits: more says nothing, and fills the file."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(below) for key, below in value.items()}
+    return [_rounded(below) for below in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,112 @@
+"""What a person reads of a claim: its own page, and the table of all of them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gnomon.studies.claim_folders import FIGURE, PAGE, ClaimFolder, Tested, write_text
+from gnomon.studies.claims import Claim, Verdict
+from gnomon.studies.measured import Measured, NotMeasured
+
+VERDICTS = {
+    "reproduced": "reproduced: everything that was expected holds",
+    "partly": "partly: some of what was expected holds",
+    "not": "not reproduced: nothing of what was expected holds",
+    "open": "open: not run, or nothing decided",
+}
+TABLE = Path("docs") / "claims.md"
+
+
+def write_pages(folder: ClaimFolder) -> None:
+    """Write figure and page of one claim from its last results; a page that is written by hand is left alone."""
+    claim, tested = folder.claim(), folder.tested()
+    folder.write_figure(tested)
+    if not claim.is_own_page:
+        write_text(folder.path / PAGE, page(folder.name, claim, tested))
+
+
+def page(name: str, claim: Claim, tested: Tested | None) -> str:
+    """Return the README of a claim, in Markdown: the same claim and results always give the same text."""
+    measured = Measured() if tested is None else tested.measured
+    verdict = claim.judge(measured)
+    parts = [
+        f"# {claim.title}",
+        f"**Claim.** {claim.claim}",
+        f"**Source.** {claim.source}",
+        f"**Protocol.** {claim.protocol}",
+        f"**Verdict: {VERDICTS[verdict.word]}.**",
+        "\n".join(_expected(claim, verdict)),
+    ]
+    if measured.names:
+        seeds = sorted({len(s) for found in measured.numbers.values() for s in found.values()})
+        spoken = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+        parts.append(f"**Measured**, mean over {spoken} seeds and Student's 95% interval of it:")
+        parts.append("\n".join(_numbers(measured)))
+    if claim.figure is not None and tested is not None:
+        parts.append(f"![{claim.title}]({FIGURE})")
+    parts += [claim.remarks] if claim.remarks else []
+    parts += [_missing(measured.failures)] if measured.failures else []
+    parts.append("**Command.** " + _when(tested))
+    parts.append(f"<!-- test: parse -->\n```bash\ngnomon reproduce {name}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def table(folders: Mapping[str, ClaimFolder]) -> str:
+    """Return ``docs/claims.md``: every claim with its last verdict."""
+    lines = [
+        "# Claims, and what became of them",
+        "",
+        "Written by `gnomon reproduce`; `gnomon reproduce --list` prints it. Each claim is a folder of "
+        "[experiments](../experiments) with its protocol, its numbers, a figure and the rule of its verdict, which was "
+        "written before the numbers were seen. An expectation *holds* or *fails* when Student's 95% interval over "
+        "seeds lies wholly on one side, and is *undecided* otherwise. All that hold make *reproduced*, some *partly*, "
+        "none *not*; *open* is what was not run, or decided nothing.",
+        "",
+        "| claim | verdict | holds | fails | undecided | not run | measured |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, folder in folders.items():
+        claim, tested = folder.claim(), folder.tested()
+        verdict = claim.judge(Measured() if tested is None else tested.measured)
+        words = [outcome.word for outcome in verdict.outcomes]
+        counts = " | ".join(str(words.count(word)) for word in ("holds", "fails", "undecided", "not run"))
+        where = f"[{claim.title}](../experiments/{name}/{PAGE})"
+        lines.append(f"| {where} (`{name}`) | {verdict.word} | {counts} | {tested.date if tested else ''} |")
+    return "\n".join(lines) + "\n"
+
+
+def _missing(failures: Sequence[str], most: int = 12) -> str:
+    more = f"; and {len(failures) - most} more" if len(failures) > most else ""
+    return f"**Not in these numbers.** {'; '.join(failures[:most])}{more}."
+
+
+def _expected(claim: Claim, verdict: Verdict) -> list[str]:
+    lines = ["| expected | measured | |", "|---|---|---|"]
+    for expectation, outcome in zip(claim.expectations, verdict.outcomes, strict=True):
+        lines.append(f"| {_cell(expectation.says)} | {_cell(outcome.measured)} | {outcome.word} |")
+    return lines
+
+
+def _numbers(measured: Measured) -> list[str]:
+    names: Sequence[str] = measured.names
+    lines = [f"| | {' | '.join(map(_cell, names))} |", f"|---|{'---|' * len(names)}"]
+    for arm in measured.numbers:
+        lines.append(f"| {_cell(arm)} | {' | '.join(_estimated(measured, arm, name) for name in names)} |")
+    return lines
+
+
+def _estimated(measured: Measured, arm: str, name: str) -> str:
+    try:
+        return str(measured.estimate(arm, name))
+    except NotMeasured:
+        return ""
+
+
+def _when(tested: Tested | None) -> str:
+    if tested is None:
+        return "Not run yet."
+    versions = ", ".join(f"{package} {number}" for package, number in tested.versions.items())
+    return f"Last run on {tested.date}, on {tested.machine}; {versions}."
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,218 @@
+"""Claims of papers, each with a protocol that could refute it and a rule for the verdict that is written beforehand.
+
+A claim is a folder ``experiments/NAME`` with a ``claim.py`` that says ``CLAIM = Claim(...)``:
+
+    from gnomon.studies.arms import Arm, Line, Lines, Runs, last, trace
+    from gnomon.studies.claims import Claim, Gain, Level
+
+    def arms(folder, seed):
+        base = {"model": str(warm_model(TASK, folder, rate=0.4)), "task": to_table(TASK), "steps": 60, ...}
+        return [Arm("grpo", base), Arm("spo", base, ("algorithm=spo",))]
+
+    CLAIM = Claim(
+        title="...", claim="...", source="...", protocol="...",
+        measure=Runs(arms, numbers={"wasted": last("tokens/wasted_fraction", 10)}, curves={"wasted": trace(...)}),
+        expectations=(Level("GRPO wastes most of it", "grpo", "wasted", above=0.6),
+                      Gain("SPO wastes less", "grpo", "spo", "wasted", below=0.0)),
+        figure=Lines("Tokens without gradient", "share", (Line("grpo", "wasted"), Line("spo", "wasted"))),
+    )
+
+``gnomon reproduce NAME`` runs it and writes ``results.json``, ``figure.svg`` and ``README.md`` beside it.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from gnomon.records.console import Console
+from gnomon.studies.measured import Estimate, Measured, NotMeasured
+
+Word = Literal["reproduced", "partly", "not", "open"]
+Holds = Literal["holds", "fails", "undecided", "not run"]
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where and how a claim is measured.
+
+    folder: for runs, models and tables of all claims; what is there is used again, also what another claim left.
+    home: the claim's own folder. workers: runs at once. is_training: whether what is missing is trained; else only
+    what is finished is measured.
+    """
+
+    folder: Path
+    home: Path
+    console: Console
+    workers: int = 1
+    is_training: bool = True
+
+
+class Measure(Protocol):
+    """What measures a claim: `Runs`, or a claim's own function."""
+
+    def __call__(self, place: Workplace) -> Measured:
+        """Return the numbers and curves; what could not be measured is left out, and said in ``failures``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an expectation.
+
+    word: "holds" or "fails" when the interval over seeds lies wholly inside or wholly outside of what was expected;
+    "undecided" when it does not, so that more seeds are needed; "not run". measured: the numbers, in words.
+    """
+
+    word: Holds
+    measured: str
+
+
+class Expectation(Protocol):
+    """Something that the claim foretells, written down before it is measured."""
+
+    @property
+    def says(self) -> str:
+        """What is expected, one sentence, with the numbers of the source where it has any."""
+        ...
+
+    def __call__(self, measured: Measured) -> Outcome:
+        """Return whether it came true."""
+        ...
+
+
+@dataclass(frozen=True)
+class Level:
+    """A number of one arm is expected between ``above`` and ``below``.
+
+    >>> found = Measured({"grpo": {"wasted": {0: 0.7, 1: 0.72, 2: 0.71}}})
+    >>> Level("most is wasted", "grpo", "wasted", above=0.6)(found)
+    Outcome(word='holds', measured='grpo 0.710 [0.685, 0.735]')
+    """
+
+    says: str
+    arm: str
+    number: str
+    above: float = -math.inf
+    below: float = math.inf
+
+    def __call__(self, measured: Measured) -> Outcome:
+        """Compare the interval with the bounds."""
+        return _compared(lambda: measured.estimate(self.arm, self.number), self.arm, self.above, self.below)
+
+
+@dataclass(frozen=True)
+class Gain:
+    """``second`` minus ``first``, seed by seed, is expected between ``above`` and ``below``.
+
+    Two bounds on both sides of 0 say that the arms are as good as equal, as far as that margin.
+
+    >>> found = Measured({"a": {"score": {0: 0.1, 1: 0.2}}, "b": {"score": {0: 0.5, 1: 0.6}}})
+    >>> Gain("b is better", "a", "b", "score", above=0.0)(found).word
+    'holds'
+    """
+
+    says: str
+    first: str
+    second: str
+    number: str
+    above: float = -math.inf
+    below: float = math.inf
+
+    def __call__(self, measured: Measured) -> Outcome:
+        """Compare the interval of the difference with the bounds."""
+        name = f"{self.second} minus {self.first}"
+        return _compared(lambda: measured.gain(self.first, self.second, self.number), name, self.above, self.below)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """``second`` divided by ``first``, seed by seed, is expected between ``above`` and ``below``."""
+
+    says: str
+    first: str
+    second: str
+    number: str
+    above: float = -math.inf
+    below: float = math.inf
+
+    def __call__(self, measured: Measured) -> Outcome:
+        """Compare the interval of the ratio with the bounds."""
+        name = f"{self.second} over {self.first}"
+        return _compared(lambda: measured.ratio(self.first, self.second, self.number), name, self.above, self.below)
+
+
+@dataclass(frozen=True)
+class Derived:
+    """An estimate that a function of all that was measured gives is expected between ``above`` and ``below``.
+
+    of: raises `NotMeasured` where what it needs was not run. named: what it is called beside its value.
+    """
+
+    says: str
+    of: Callable[[Measured], Estimate]
+    named: str = ""
+    above: float = -math.inf
+    below: float = math.inf
+
+    def __call__(self, measured: Measured) -> Outcome:
+        """Compare the interval with the bounds."""
+        return _compared(lambda: self.of(measured), self.named, self.above, self.below)
+
+
+def _compared(find: Callable[[], Estimate], name: str, above: float, below: float) -> Outcome:
+    try:
+        found = find()
+    except NotMeasured:
+        return Outcome("not run", "")
+    text = f"{name} {found}".strip()
+    if above < found.low and found.high < below:
+        return Outcome("holds", text)
+    return Outcome("fails" if found.high <= above or found.low >= below else "undecided", text)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What may be said of a claim, and of each expectation in order."""
+
+    word: Word
+    outcomes: tuple[Outcome, ...]
+
+
+def judge(expectations: Sequence[Expectation], measured: Measured) -> Verdict:
+    """Return the verdict: the same rule for every claim.
+
+    "reproduced" when every expectation holds; "partly" when some do; "not" when none does and at least one fails;
+    "open" when nothing was decided, or nothing run.
+    """
+    outcomes = tuple(expectation(measured) for expectation in expectations)
+    words = {outcome.word for outcome in outcomes}
+    if "holds" in words:
+        return Verdict("reproduced" if words == {"holds"} else "partly", outcomes)
+    return Verdict("not" if "fails" in words else "open", outcomes)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim, how it is tested, and what would bear it out.
+
+    title: a few words. claim: in our own words. source: paper, section, numbers. protocol: what is run, and why an
+    effect can be told from its opposite there. measure: does it. expectations: written before any number is seen.
+    figure: the picture. remarks: what we make of the numbers, written afterwards; a verdict never depends on it.
+    is_own_page: the README is written by hand and left alone.
+    """
+
+    title: str
+    claim: str
+    source: str
+    protocol: str
+    measure: Measure
+    expectations: tuple[Expectation, ...]
+    figure: Callable[[Measured], str] | None = None
+    remarks: str = ""
+    is_own_page: bool = False
+
+    def judge(self, measured: Measured) -> Verdict:
+        """Return what may be said of it."""
+        return judge(self.expectations, measured)

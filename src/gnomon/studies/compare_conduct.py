@@ -1,0 +1,140 @@
+"""A comparison from its design to its page: everything checked, then the runs, then what they say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from gnomon.errors import ConfigError, DatasetError, RunDirectoryError, RunError, Stopped
+from gnomon.experiment import Experiment
+from gnomon.launch import checked, is_finished, resolved
+from gnomon.models.device import resolve_device
+from gnomon.models.size import model_size
+from gnomon.planning import Plan, make_plan
+from gnomon.records.console import Console
+from gnomon.records.durable import write_durably, write_json
+from gnomon.records.room import free_memory_bytes
+from gnomon.sentences import initial_answers, many
+from gnomon.studies.compare import Comparison, Setting, summarize
+from gnomon.studies.compare_design import MARKS, Design, Entrant
+from gnomon.studies.compare_page import page
+from gnomon.studies.compare_runs import Trained, read_trained
+from gnomon.studies.fleet import Job, cores, differences, run_fleet
+
+PAGE, NUMBERS, TERMS = "compare.html", "compare.json", "study.json"
+FORMAT = "gnomon-study/1"
+
+
+def conduct(design: Design, folder: Path, workers: int | None, console: Console) -> Comparison:
+    """Train what is not trained yet, write ``folder``/compare.html and compare.json, and return the comparison.
+
+    The same call goes on where it was broken off; with more seeds or algorithms it adds theirs. Runs that failed are
+    left out and named in `Comparison.failures`.
+    workers: runs at a time; None for as many as the cores and the free memory bear, one at a time on a GPU.
+    Raises: UserError before anything starts; RunError when no run of some algorithm finished; Stopped.
+    """
+    _refuse_other_study(design, folder)
+    plans = {entrant.name: _plan(design, entrant, console) for entrant in design.entrants}
+    setting = _setting(design, plans)
+    jobs = {(e.name, seed): design.job(e, seed, folder) for seed in design.seed_numbers() for e in design.entrants}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / TERMS, {"format": FORMAT, "terms": design.terms()})
+    failures = ""
+    try:
+        run_fleet(list(jobs.values()), _room(design, plans, len(jobs)) if workers is None else workers, console)
+    except Stopped:
+        raise
+    except RunError as error:
+        failures = str(error)
+    with console.phase("reading runs", len(jobs)) as phase:
+        runs = []
+        for (name, seed), job in jobs.items():
+            runs += _read(name, seed, job)
+            phase.advance()
+    lost = [entrant.name for entrant in design.entrants if entrant.name not in {run.algorithm for run in runs}]
+    if lost:
+        raise RunError(f"no run of {', '.join(lost)} finished, so there is nothing to compare with:\n{failures}")
+    runs.sort(key=lambda run: list(plans).index(run.algorithm))
+    found = summarize(setting, runs, failures)
+    write_json(folder / NUMBERS, found.as_row())
+    write_durably(folder / PAGE, page(found).encode())
+    return found
+
+
+def folder_of(design: Design, experiment: str | Path) -> Path:
+    """Return where a comparison lies that was given no folder: the same for the same experiment and budget."""
+    return Path("runs") / f"compare-{Path(experiment).stem}-{design.digest()}"
+
+
+def _read(name: str, seed: int, job: Job) -> list[Trained]:
+    return [read_trained(name, seed, job.folder)] if is_finished(job.folder, job.experiment()) else []
+
+
+def _plan(design: Design, entrant: Entrant, console: Console) -> Plan:
+    """Return the plan of an algorithm's runs, after every check that a run of it would make before it starts.
+
+    Raises: UserError naming the algorithm.
+    """
+    experiment = resolved(design.experiment(entrant))
+    try:
+        asked, _ = checked(experiment, console)
+    except (ConfigError, DatasetError) as error:
+        raise type(error)(f"{entrant.name}: {error}") from error
+    _refuse_spent(experiment, entrant, design, len(asked.split.train))
+    return make_plan(experiment, asked, model_size(experiment.model, experiment.trust_remote_code))
+
+
+def _refuse_spent(experiment: Experiment, entrant: Entrant, design: Design, prompts: int) -> None:
+    """Refuse a budget of tokens that cannot last until the first step: each answer has a token at least."""
+    before = initial_answers(experiment, prompts)
+    if design.limit.unit == "tokens" and before >= design.limit.amount:
+        raise ConfigError(
+            f"{entrant.name}: {many(before, 'answer')} for initial values come before its first step and take all of "
+            f"{design.limit}; give more, or set algorithm.tracker.initial=prior in a file for it"
+        )
+
+
+def _setting(design: Design, plans: dict[str, Plan]) -> Setting:
+    first = design.experiment(design.entrants[0])
+    marks = first.budget.evaluations or MARKS
+    if design.limit.unit == "steps":
+        marks = max(1, int(design.limit.amount) // max(1, first.evaluation.every or int(design.limit.amount)))
+    return Setting(
+        experiment=first.name,
+        model=first.model,
+        task=first.task.name,
+        limit=str(design.limit),
+        unit=design.limit.unit,
+        amount=design.limit.amount,
+        epoch=plans[design.entrants[0].name].training_prompts,
+        uniform=tuple(entrant.name for entrant in design.entrants if design.asks_uniformly(entrant)),
+        marks=marks,
+        samples=first.evaluation.samples,
+    )
+
+
+def _room(design: Design, plans: dict[str, Plan], jobs: int) -> int:
+    """Return how many runs work at a time: one a core while memory lasts, one on a GPU."""
+    device = resolve_device(design.experiment(design.entrants[0]).device)
+    if device.type != "cpu":
+        return 1
+    free = free_memory_bytes()
+    fits = cores() if free is None else free // max(plan.memory_bytes for plan in plans.values())
+    return max(1, min(cores(), int(fits), jobs))
+
+
+def _refuse_other_study(design: Design, folder: Path) -> None:
+    """Refuse a folder that holds something else than this comparison, with these or other algorithms and seeds."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    try:
+        said: dict[str, Any] = json.loads((folder / TERMS).read_text(encoding="utf-8"))
+        terms = said["terms"] if said["format"] == FORMAT else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        terms = None
+    if not isinstance(terms, dict):
+        raise RunDirectoryError(f"{folder} holds something that is no comparison; name another folder: --study-dir DIR")
+    other = differences(terms, design.terms())
+    if other:
+        raise RunDirectoryError(
+            f"{folder} holds another comparison: {'; '.join(other[:3])}; name another folder with --study-dir DIR"
+        )

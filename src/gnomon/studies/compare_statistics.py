@@ -1,0 +1,199 @@
+"""What scores over seeds and prompts, both drawn at random, let one say about a mean and about a difference.
+
+Another run of the same algorithm has another seed, another test of the same skill has other prompts; a claim about an
+algorithm is a claim about both. The rows of a table of scores are seeds, its columns prompts, the same for every seed.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.errors import ConfigError
+from gnomon.statistics import POWER, RESAMPLES, SIGNIFICANCE, Interval, mean_interval, paired_difference
+
+Floats = NDArray[np.float64]
+
+_NORMAL = NormalDist()
+_LARGEST_DF = 1000.0
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(128)
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """The second mean minus the first, over the same seeds and prompts.
+
+    interval: 95%. p_value: of a test that takes seeds and prompts as drawn at random, see `contrast`; with one seed of
+    prompts alone, and `is_about_models` then: it says nothing about another seed. seed_variance, prompt_variance:
+    squared standard errors of the mean, from seeds and from prompts. df: degrees of freedom of Student's t.
+    """
+
+    mean: float
+    interval: Interval
+    p_value: float
+    seeds: int
+    prompts: int
+    seed_variance: float
+    prompt_variance: float
+    df: float
+
+    @property
+    def is_about_models(self) -> bool:
+        """Whether one seed alone was run, so that two models were compared, and not two algorithms."""
+        return self.seeds < 2
+
+    @property
+    def detectable(self) -> float:
+        """The smallest true difference that a comparison of this size finds 4 times in 5, at 5% uncorrected."""
+        spread = math.sqrt(self.seed_variance + self.prompt_variance)
+        return (student_quantile(1 - SIGNIFICANCE / 2, self.df) + _NORMAL.inv_cdf(POWER)) * spread
+
+    def seeds_needed(self, difference: float) -> int | None:
+        """Return about how many seeds, on these prompts, find a true difference 4 times in 5; None if none do.
+
+        The error from prompts is taken to stay as it is, though what they and the seeds do together shrinks as well.
+        None also where one seed was run: how seeds differ is not known then.
+        """
+        left = _target(difference) - self.prompt_variance
+        if left <= 0 or self.is_about_models:
+            return None
+        return max(2, math.ceil(self.seeds * self.seed_variance / left))
+
+    def prompts_needed(self, difference: float) -> int:
+        """Return about how many prompts it takes at least to find a true difference 4 times in 5."""
+        return max(self.prompts, math.ceil(self.prompts * self.prompt_variance / _target(difference)))
+
+
+def mean_over(scores: Floats, confidence: float = 0.95, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
+    """Return an interval of the mean of ``scores`` [seeds, prompts]: a hierarchical bootstrap.
+
+    Each resample draws as many seeds as there are, with replacement, and as many prompts, the same for all seeds drawn.
+    Few values vary too little when they are drawn from themselves, so what the choice of seeds does is stretched by
+    t sqrt(n / (n - 1)) / z, Student's t for n - 1 degrees of freedom against the normal z: with seeds alone and many of
+    them nothing changes, with 3 it is 2.7 times as wide. That is ours. With one seed nothing is known of seeds, and the
+    interval is of prompts alone. Scores in [0, 1] give an interval in [0, 1].
+    Source: two-way resampling, Owen 2007, arXiv 0712.1111 (the pigeonhole bootstrap).
+
+    Raises: ConfigError unless there is a score for each of at least one seed and one prompt.
+    """
+    seeds, prompts = _shape(scores)
+    if seeds == 1:
+        return mean_interval([float(v) for v in scores[0]], confidence, seed)
+    random = np.random.default_rng(seed)
+    by_seed = scores.mean(axis=1)
+    center = float(by_seed.mean())
+    drawn_seeds = random.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples) / seeds
+    drawn_prompts = random.multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples) / prompts
+    of_seeds = stretch(seeds, confidence) * (drawn_seeds @ (by_seed - center))
+    of_prompts = (drawn_seeds * (drawn_prompts @ (scores - by_seed[:, None]).T)).sum(axis=1)
+    low, high = np.quantile(center + of_seeds + of_prompts, [(1 - confidence) / 2, (1 + confidence) / 2])
+    if scores.min() >= 0 and scores.max() <= 1:
+        low, high = max(0.0, low), min(1.0, high)
+    return Interval(min(float(low), center), max(float(high), center))
+
+
+def stretch(seeds: int, confidence: float = 0.95) -> float:
+    """Return by how much resampled means of so many seeds are too close together.
+
+    >>> round(stretch(3), 2), round(stretch(100), 2)
+    (2.69, 1.02)
+    """
+    upper = 0.5 + confidence / 2
+    return student_quantile(upper, seeds - 1) / _NORMAL.inv_cdf(upper) * math.sqrt(seeds / (seeds - 1))
+
+
+def contrast(first: Floats, second: Floats) -> Contrast:
+    """Return how ``second`` differs from ``first``, both [seeds, prompts] of the same seeds and prompts.
+
+    With d the differences, a = var(means over prompts) / seeds and b = var(means over seeds) / prompts, the statistic
+    is mean(d)^2 / (a + b), held against Student's t squared with (a + b)^2 / (a^2 / (seeds - 1) + b^2 / (prompts - 1))
+    degrees of freedom: min F', which counts what seeds and prompts do together twice and so errs towards "cannot be
+    told apart". The p-value is never below that of the sign-flip test over prompts, which holds however the differences
+    are distributed. Interval: mean ± t sqrt(a + b).
+    Source: Clark 1973, J. Verbal Learning and Verbal Behavior 12, 335-359 (min F'); Satterthwaite 1946 (degrees).
+
+    Raises: ConfigError unless both have the same shape.
+    """
+    if first.shape != second.shape:
+        raise ConfigError(f"a contrast needs the same seeds and prompts twice, got {first.shape} and {second.shape}")
+    seeds, prompts = _shape(first)
+    by_prompt = paired_difference(first.mean(axis=0).tolist(), second.mean(axis=0).tolist())
+    gains = second - first
+    mean = float(gains.mean())
+    of_seeds = float(gains.mean(axis=1).var(ddof=1)) / seeds if seeds > 1 else 0.0
+    of_prompts = float(gains.mean(axis=0).var(ddof=1)) / prompts if prompts > 1 else 0.0
+    if seeds == 1:
+        found = (by_prompt.interval, by_prompt.p_value)
+        return Contrast(mean, *found, seeds, prompts, of_seeds, of_prompts, max(1.0, prompts - 1.0))
+    total = of_seeds + of_prompts
+    df = _degrees(of_seeds, seeds, of_prompts, prompts)
+    if total == 0:
+        found = (by_prompt.interval, by_prompt.p_value)
+    else:
+        half = student_quantile(1 - SIGNIFICANCE / 2, df) * math.sqrt(total)
+        p_value = max(student_p(mean / math.sqrt(total), df), by_prompt.p_value)
+        found = (Interval(mean - half, mean + half), p_value)
+    return Contrast(mean, *found, seeds, prompts, of_seeds, of_prompts, df)
+
+
+def student_p(t: float, df: float) -> float:
+    """Return how often Student's t is as far from 0 as this, two-sided; ``df`` of 1 or more need not be whole.
+
+    With t = sqrt(df) tan(angle) the density is cos(angle)^(df - 1), integrated by Gauss and Legendre's rule; above
+    1,000 degrees the normal distribution's.
+
+    >>> round(student_p(4.303, 2), 3), round(student_p(2.228, 10), 3)
+    (0.05, 0.05)
+    """
+    if df > _LARGEST_DF:
+        return 2 * (1 - _NORMAL.cdf(abs(t)))
+    angle = math.atan(abs(t) / math.sqrt(df))
+    return min(1.0, _cosine_power(angle, df) / _cosine_power(0.0, df))
+
+
+def student_quantile(chance: float, df: float) -> float:
+    """Return the t above 0 that is exceeded with the probability 1 - ``chance``.
+
+    >>> round(student_quantile(0.975, 2), 2), round(student_quantile(0.975, 1), 1)
+    (4.3, 12.7)
+    """
+    low, high = 0.0, 1e4
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_p(middle, df) > 2 * (1 - chance) else (low, middle)
+    return (low + high) / 2
+
+
+def _cosine_power(start: float, df: float) -> float:
+    half = (math.pi / 2 - start) / 2
+    angles = start + half * (_NODES + 1)
+    return float(half * (_WEIGHTS * np.cos(angles) ** (df - 1)).sum())
+
+
+def _degrees(of_seeds: float, seeds: int, of_prompts: float, prompts: int) -> float:
+    parts = [(of_seeds, seeds - 1), (of_prompts, prompts - 1)]
+    below = sum(variance**2 / count for variance, count in parts if count)
+    return (of_seeds + of_prompts) ** 2 / below if below else float(seeds - 1)
+
+
+def _target(difference: float) -> float:
+    """Return the squared standard error at which a true difference is found 4 times in 5."""
+    return (difference / (_NORMAL.inv_cdf(1 - SIGNIFICANCE / 2) + _NORMAL.inv_cdf(POWER))) ** 2
+
+
+def _shape(scores: Floats) -> tuple[int, int]:
+    if scores.ndim != 2 or 0 in scores.shape or not bool(np.isfinite(scores).all()):
+        raise ConfigError(f"scores are a finite number for each seed and prompt, got the shape {scores.shape}")
+    return int(scores.shape[0]), int(scores.shape[1])
+
+
+def band(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return mean, lowest and highest over seeds: what was seen, which is no interval of what may come.
+
+    >>> band([0.2, 0.5, 0.2])
+    (0.3, 0.2, 0.5)
+    """
+    return round(sum(values) / len(values), 12), min(values), max(values)
