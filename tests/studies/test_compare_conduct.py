@@ -123,7 +123,7 @@ def test_two_algorithms_two_seeds(tmp_path: Path, capsys: Capture):
 def test_a_killed_comparison_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture):
     """Every run is killed in its second step; the same command brings all of them to the end that they had without."""
     straight = parsed(capsys, asked(tmp_path / "straight", "--seeds", "1"))
-    monkeypatch.setenv("GNOMON_FAIL_AT", "update:2")
+    monkeypatch.setenv("GNOMON_FAIL_AT", "advantages:2")
     assert main(asked(tmp_path / "broken", "--seeds", "1")) == 1
     assert "no run of grpo, p3o finished" in capsys.readouterr().err
     monkeypatch.delenv("GNOMON_FAIL_AT")

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -137,7 +137,7 @@ except Stopped as stopped:
 
 
 @pytest.fixture
-def working(tmp_path: Path) -> "subprocess.Popen[str]":
+def working(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
     """A program that trains two endless runs, each of which has made a step."""
     place = os.pathsep.join(sys.path)
     program = subprocess.Popen(
@@ -151,7 +151,9 @@ def working(tmp_path: Path) -> "subprocess.Popen[str]":
         assert program.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    return program
+    yield program
+    program.kill()
+    program.communicate()
 
 
 def is_at_work(run: Path) -> bool:
@@ -189,7 +191,7 @@ def test_a_broken_off_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """A run that was killed in its third step ends with the steps, metrics and weights of one that was not."""
     straight, broken = job(tmp_path, "straight", steps=4), job(tmp_path, "broken", steps=4)
     fleet([straight])
-    monkeypatch.setenv("GNOMON_FAIL_AT", "update:3")
+    monkeypatch.setenv("GNOMON_FAIL_AT", "advantages:3")
     with pytest.raises(RunError, match=r"broken was killed by SIGKILL"):
         fleet([broken])
     monkeypatch.delenv("GNOMON_FAIL_AT")
