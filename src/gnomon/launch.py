@@ -33,7 +33,7 @@ from gnomon.records.jsonl import drop_after
 from gnomon.records.rollouts import RolloutLog
 from gnomon.records.sinks import check_sinks
 from gnomon.sentences import foreign_code, starting_notes, trusted_models
-from gnomon.serving import check_serving
+from gnomon.serving import check_serving, recipe_of
 from gnomon.session import Session, grade_once, run_alone, walk
 from gnomon.tasks.build import named
 from gnomon.tasks.stamp import stamp
@@ -221,6 +221,7 @@ def _say_whose_code(experiment: Experiment, console: Console) -> None:
 def _prepared(experiment: Experiment, console: Console) -> tuple[Questions, Choosing]:
     check_sinks(experiment.records.sinks)
     check_serving(experiment)
+    recipe_of(experiment).check()
     critic = experiment.algorithm.critic
     if critic is not None:
         check_critic(experiment.model, critic.initial, experiment.trust_remote_code)

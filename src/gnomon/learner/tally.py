@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gnomon.algorithms.algorithm import Loss
-from gnomon.errors import NotFiniteError
+from gnomon.learner.mesh import Alone, Mesh, agree
 from gnomon.metrics import Mean, Metrics, Sum
 from gnomon.types import Batch
 
@@ -42,19 +42,21 @@ class Work:
 
 @dataclass
 class LossTally:
-    """The losses of one optimizer step's cuts, added up: parts are sums, as the loss is."""
+    """The losses of one optimizer step's cuts, added up: parts are sums, as the loss is.
 
+    mesh: whose processes each have some of the cuts.
+    """
+
+    mesh: Mesh = field(default_factory=Alone)
     parts: dict[str, float] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=Metrics)
+    fault: str = ""
 
     def add(self, loss: Loss) -> None:
-        """Add one cut's loss.
-
-        Raises: NotFiniteError when it is not finite, with its parts.
-        """
+        """Add one cut's loss."""
         total = float(loss.total.detach())
-        if not math.isfinite(total):
-            raise NotFiniteError(
+        if not math.isfinite(total) and not self.fault:
+            self.fault = (
                 f"the loss is not finite: {total}, from {_listed(loss.parts)}; no weight was changed. A "
                 "log-probability, reward or advantage of this step is out of range: look at its rollouts"
             )
@@ -62,9 +64,20 @@ class LossTally:
             self.parts[name] = self.parts.get(name, 0.0) + part
         self.metrics += loss.metrics
 
+    def check(self) -> None:
+        """Raise NotFiniteError in every process when a loss was not finite in any, with its parts in that one.
+
+        Not sooner: a process that left a step in its middle would let the others wait.
+        """
+        agree(self.mesh, self.fault)
+
     def take(self) -> Metrics:
-        """Return ``loss/NAME`` for each part, one sample an optimizer step, and the pieces' own metrics."""
-        return Metrics.of({f"loss/{name}": Mean(part, 1) for name, part in self.parts.items()}) + self.metrics
+        """Return ``loss/NAME`` for each part, one sample an optimizer step, and the pieces' own metrics.
+
+        What all processes return is to be added up: each its own sum, rank 0 the count.
+        """
+        count = int(self.mesh.rank == 0)
+        return Metrics.of({f"loss/{name}": Mean(part, count) for name, part in self.parts.items()}) + self.metrics
 
 
 def _listed(parts: Mapping[str, float]) -> str:
