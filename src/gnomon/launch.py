@@ -24,7 +24,7 @@ from gnomon.loop.run import StopRequest
 from gnomon.models.critic import HEAD_FILE, check_critic
 from gnomon.models.device import describe_device, resolve_device
 from gnomon.records.batches import BatchLog
-from gnomon.records.card import CONVERSING, OVERLAPPED, SERVED, questions_of, run_card, write_card
+from gnomon.records.card import CONVERSING, OVERLAPPED, PARTED, SERVED, questions_of, run_card, write_card
 from gnomon.records.checkpoints import Checkpoints, Found
 from gnomon.records.console import Console
 from gnomon.records.directory import RunDirectory
@@ -313,7 +313,11 @@ def _weakened(experiment: Experiment) -> str | None:
         return OVERLAPPED
     if experiment.environment is not None:
         return CONVERSING
-    return SERVED if experiment.engine.kind != "local" or experiment.engine.count > 1 else None
+    if experiment.engine.kind != "local" or experiment.engine.count > 1:
+        return SERVED
+    processes = experiment.learner.processes
+    is_parted = processes > 1 and resolve_device(experiment.device).type == "cpu"
+    return PARTED.format(processes=processes) if is_parted else None
 
 
 def _run(session: Session, found: Found | None, stop: StopRequest) -> Result:

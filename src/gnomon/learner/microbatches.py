@@ -88,7 +88,8 @@ def deal_rows(lengths: Sequence[int], ranks: int, prompts: Prompts | None = None
         return [list(range(len(lengths)))]
     rows = [_Row(n, length, [n]) for n, length in enumerate(lengths)]
     if prompts is not None:
-        share = -(-sum(row.length for row in _packed(lengths, prompts)) // ranks)
+        # A group that is parted computes its prompt once more.
+        share = -(-sum(row.length for row in _packed(lengths, prompts)) // ranks) + max(prompts.lengths, default=0)
         rows = _packed(lengths, replace(prompts, sharing=replace(prompts.sharing, longest=share)))
     hands: list[list[int]] = [[] for _ in range(ranks)]
     loads = [0] * ranks

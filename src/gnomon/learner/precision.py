@@ -66,14 +66,14 @@ class Masters:
         self.mesh: Mesh = Alone() if mesh is None else mesh
         self.module_parameters: dict[str, nn.Parameter] = dict(named)
         self.parameters: dict[str, nn.Parameter] = {}
-        self._twins: set[str] = set()
+        self._twins: list[str] = []
         for name, parameter in self.module_parameters.items():
             own = self.mesh.own(parameter)
             master = parameter if own is parameter else nn.Parameter(own)
             if parameter.dtype != torch.float32:
                 master = nn.Parameter(parameter.detach().float())
                 parameter.register_post_accumulate_grad_hook(_folding_into(master))
-                self._twins.add(name)
+                self._twins.append(name)
             self.parameters[name] = master
 
     @property
@@ -84,10 +84,8 @@ class Masters:
     def round_into_module(self) -> None:
         """Write every master, rounded to nearest, into the module's own parameter."""
         with torch.no_grad():
-            for name, master in self.parameters.items():
-                parameter = self.module_parameters[name]
-                if parameter is not master:
-                    parameter.copy_(master)
+            for name in self._twins:
+                self.module_parameters[name].copy_(self.parameters[name])
 
     def collect(self) -> None:
         """Take over the gradients of all processes' rows; once a step, after the last backward pass."""
