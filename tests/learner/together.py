@@ -22,7 +22,7 @@ from gnomon.types import Batch
 
 # Adam's step is g / (|g| + epsilon): where epsilon is far above rounding, so is what it makes of rounding.
 PLAN = LearnerPlan(
-    OptimizerPlan(learning_rate=1e-2, epsilon=1e-2, weight_decay=0.1), precision="fp32", max_tokens_per_micro_batch=60
+    OptimizerPlan(learning_rate=1e-3, epsilon=1e-3, weight_decay=0.1), precision="fp32", max_tokens_per_micro_batch=60
 )
 
 
@@ -72,6 +72,11 @@ def walk(learner: Writing, algorithm: Algorithm, batches: Sequence[Batch], first
 def without_clocks(metrics: Metrics) -> dict[str, float]:
     """What was measured, but seconds, and positions computed: those depend on how rows were parted."""
     return {n: v for n, v in metrics.values().items() if not n.startswith("time/") and "computed" not in n}
+
+
+def moved(after: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> float:
+    """How far a weight came."""
+    return apart(*({n: t for n, t in tensors.items() if n.startswith("master/")} for tensors in (after, before)))
 
 
 def apart(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:

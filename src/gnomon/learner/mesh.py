@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from gnomon.errors import NotFiniteError
@@ -170,7 +170,7 @@ class Joined:
         distributed.init_process_group(
             # Small sums are made on the CPU whatever computes.
             "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
-            store=distributed.FileStore(str(meeting), size),
+            store=distributed.FileStore(str(meeting), size),  # type: ignore[attr-defined]
             rank=rank,
             world_size=size,
             timeout=PATIENCE,
@@ -266,7 +266,8 @@ class Joined:
 
     def published(self, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         """Yield group by group: so much is whole at a time."""
-        layers = {name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
+        marked = {id(layer) for layer in layers_of(model)}
+        layers = {name: module for name, module in model.named_modules() if id(module) in marked}
         for name, layer in layers.items():
             with _gathered(layer):
                 yield from ((f"{plain_name(name)}.{own}", tensor) for own, tensor in merged_tensors(layer))

@@ -9,7 +9,6 @@ import json
 import math
 import mmap
 import os
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -91,7 +90,7 @@ def _made(value: Any, tensors: list[Tensor]) -> Any:
 
 def _memory_file() -> int:
     """Return the number of a new file without a name, in memory where the system has such files."""
-    if sys.platform == "linux":
+    if hasattr(os, "memfd_create"):
         return os.memfd_create("gnomon")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
@@ -101,7 +100,7 @@ def _write(file: int, tensor: Tensor) -> list[Any]:
     """Append a tensor, and return its type, shape and place."""
     plain = tensor.detach().cpu().contiguous()
     place = os.lseek(file, 0, os.SEEK_END)
-    view = memoryview(plain.flatten().view(torch.uint8).numpy()) if plain.numel() else memoryview(b"")
+    view = plain.flatten().view(torch.uint8).numpy().data if plain.numel() else memoryview(b"")
     while view:
         view = view[os.write(file, view) :]
     os.ftruncate(file, -(-os.lseek(file, 0, os.SEEK_END) // _ALIGNED) * _ALIGNED)
