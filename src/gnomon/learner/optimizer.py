@@ -101,6 +101,9 @@ class Optimizer:
             eps=plan.epsilon,
             fused=True,
         )
+        # Twice the weights: made by Adam in its first step, in the middle of the heap, they would part what is free.
+        for parameter in parameters:
+            self._adam.state[parameter] = _moments(parameter)
 
     def step(self, learning_rate: float) -> float:
         """Clip, update masters and module, and return the gradient's norm before clipping.
@@ -153,9 +156,9 @@ class Optimizer:
         steps = []
         for name, master in self.masters.parameters.items():
             tensors[f"master/{name}"] = self.masters.whole(name, master)
-            moments = self._adam.state.get(master)
-            steps.append(float(moments["step"]) if moments else 0.0)
-            if moments:
+            moments = self._adam.state[master]
+            steps.append(float(moments["step"]))
+            if steps[-1] > 0:
                 tensors[f"moment1/{name}"] = self.masters.whole(name, moments["exp_avg"])
                 tensors[f"moment2/{name}"] = self.masters.whole(name, moments["exp_avg_sq"])
         tensors["steps"] = torch.tensor(steps, dtype=torch.float32)
@@ -171,14 +174,11 @@ class Optimizer:
         with torch.no_grad():
             for (name, master), steps in zip(self.masters.parameters.items(), state.tensors["steps"], strict=True):
                 master.copy_(self.masters.part(name, state.tensors[f"master/{name}"]))
-                self._adam.state.pop(master, None)
-                if steps > 0:
-                    moments = [self.masters.part(name, state.tensors[f"moment{n}/{name}"]) for n in (1, 2)]
-                    self._adam.state[master] = {
-                        "step": steps.clone().to(master.device),
-                        "exp_avg": moments[0].to(master.device, copy=True),
-                        "exp_avg_sq": moments[1].to(master.device, copy=True),
-                    }
+                moments = self._adam.state[master]
+                moments["step"].copy_(steps)
+                for key, number in (("exp_avg", 1), ("exp_avg_sq", 2)):
+                    saved = state.tensors.get(f"moment{number}/{name}")
+                    moments[key].zero_() if saved is None else moments[key].copy_(self.masters.part(name, saved))
         self.masters.round_into_module()
 
     def check(self, state: State) -> None:
@@ -191,3 +191,9 @@ class Optimizer:
                 "the saved optimizer belongs to another model or another set of trained parameters; the first "
                 f"of {len(unlike)} differences: {unlike[0][0].removeprefix('master/')} {unlike[0][1]}"
             )
+
+
+def _moments(parameter: Tensor) -> dict[str, Tensor]:
+    """Return what Adam keeps of a parameter, before its first step."""
+    first, second = torch.zeros_like(parameter), torch.zeros_like(parameter)
+    return {"step": torch.zeros((), device=parameter.device), "exp_avg": first, "exp_avg_sq": second}

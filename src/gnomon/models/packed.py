@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gnomon.models.heap import outside_heap
 
 _LEAST_WEIGHTS = 1 << 16
 _MOST_ROWS = 256
@@ -43,6 +42,8 @@ class PackedLinears:
 
     def forget(self) -> None:
         """Free the copies."""
+        for bundle in self._bundles:
+            bundle.forwards.clear()  # they refer to the bundle, which would wait for the cycle collector
         self._bundles = []
 
     def __enter__(self) -> None:
@@ -51,8 +52,7 @@ class PackedLinears:
                 _set_forward(layer, self._watching(layer))
             return
         if not self._bundles:
-            with outside_heap():
-                self._bundles = [_Bundle(family) for family in self._families]
+            self._bundles = [_Bundle(family) for family in self._families]
         for bundle in self._bundles:
             for place, layer in enumerate(bundle.layers):
                 _set_forward(layer, bundle.forwards[place])
