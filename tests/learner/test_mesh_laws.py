@@ -1,5 +1,7 @@
 """What must hold for every algorithm when processes hold the model together: they are one machine (P4)."""
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,6 +13,7 @@ from tests.laws.batches import presets
 from tests.learner.together import alone, apart, moved, recipe_for, together, walk
 
 from gnomon.algorithms import GRPO, P3O, PPO, Algorithm, CriticPlan, Ewma, Kl, Updates
+from gnomon.errors import LearnerError
 from gnomon.learner.gang import Gang
 from gnomon.models.lora import LoraPlan
 from gnomon.types import Batch, State
@@ -99,6 +102,18 @@ def test_whatever_else_is_trained_is_trained_alike(name: str, processes: int, ma
     assert theirs_after.values["frozen"] == mine_after.values["frozen"]
     for one, other in zip(mine, theirs, strict=True):
         assert other == pytest.approx(one, rel=1e-3, abs=2e-6)
+
+
+def test_a_process_that_stands_still_counts_as_dead(make_batch, monkeypatch: pytest.MonkeyPatch):
+    """Frozen in a step, it gives no sign of life; the others wait for it, and nobody waits for them forever."""
+    monkeypatch.setattr("gnomon.learner.gang.STILL_SECONDS", 6.0)
+    with together(recipe_for(GRPO)) as gang:
+        walk(gang, GRPO, drawn(make_batch, 1))
+        programs = [member.program for member in gang._members]
+        os.kill(programs[1].pid, signal.SIGSTOP)
+        with pytest.raises(LearnerError, match="process 1 of the learner's 2 stood still for 6 s"):
+            walk(gang, GRPO, drawn(make_batch, 1))
+    assert None not in [program.poll() for program in programs]
 
 
 def test_bfloat16_has_float32_masters_in_parts(make_batch):

@@ -39,6 +39,7 @@ from gnomon.verifiers.worker import Channel
 STILL_SECONDS = 40.0
 """A process that gave no sign of life for so long counts as dead; it gives one every two seconds."""
 _GRACE_SECONDS = 10.0
+_EXIT_SECONDS = 5.0
 _TAIL = 1500
 
 
@@ -56,10 +57,10 @@ class Member:
         """Whether it gave no sign of life for long."""
         return time.time() - os.fstat(self.log.fileno()).st_mtime > STILL_SECONDS
 
-    def end(self) -> str:
-        """Kill it, if it lives, and return how it ended, with the last lines that it wrote."""
+    def end(self, seconds: float = 0.0) -> str:
+        """Kill it, if it lives after so many seconds, and return how it ended, with the last lines that it wrote."""
         try:
-            self.program.wait(1.0)
+            self.program.wait(seconds)
         except subprocess.TimeoutExpired:
             self.program.kill()
             self.program.wait()
@@ -193,7 +194,7 @@ class Gang:
         for member in self._members:
             member.connection.close()
         for member in self._members:
-            member.end()
+            member.end(_EXIT_SECONDS)
             member.log.close()
             if member.program.stdin is not None:
                 member.program.stdin.close()
@@ -261,7 +262,8 @@ class Gang:
         return [values[member.rank] for member in members]
 
     def _lost(self, member: Member, how: str) -> LearnerError:
-        end = member.end()
+        # One that hung up is on its way out, and its own end says more than a kill.
+        end = member.end(0.0 if member.is_still() else _EXIT_SECONDS)
         self._fault = (
             f"process {member.rank} of the learner's {self._recipe.plan.processes} {how}: it {end}\nThe run cannot go "
             "on without its part of the weights; go on from the newest checkpoint with gnomon resume"
@@ -286,7 +288,7 @@ def _start(rank: int, size: int, device: torch.device, folder: Path) -> Member:
     log = (folder / f"rank-{rank}.log").open("w+b", buffering=0)
     with theirs:
         program = subprocess.Popen(
-            [sys.executable, "-P", "-m", "gnomon.learner.rank", str(theirs.fileno())],
+            [sys.executable, "-P", "-m", "gnomon.learner.rank", str(theirs.fileno()), str(folder)],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,

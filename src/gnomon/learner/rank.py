@@ -1,4 +1,4 @@
-"""The program of one process that holds a part of a learner: ``python -m gnomon.learner.rank FD``.
+"""The program of one process that holds a part of a learner: ``python -m gnomon.learner.rank FD FOLDER``.
 
 It obeys the run, which sends every process the same commands in the same order (`gang`), and answers each: with a value
 or with an error's name and text. It ends when the run does: standard input, which nobody writes to, then ends as well.
@@ -7,6 +7,7 @@ or with an error's name and text. It ends when the run does: standard input, whi
 import asyncio
 import os
 import select
+import shutil
 import socket
 import sys
 import threading
@@ -106,12 +107,13 @@ def serve(channel: Channel) -> None:
             channel.send({"text": text, "error": error}, file)
 
 
-def _watch(log: int) -> None:
-    """Give a sign of life every now and then, and end the process when the run is gone, however it went."""
+def _watch(log: int, folder: str) -> None:
+    """Give a sign of life every now and then; when the run is gone, however it went, leave nothing behind."""
     while True:
         os.utime(log)
         ready, _, _ = select.select([0], [], [], BEAT_SECONDS)
         if ready and not os.read(0, 1 << 10):
+            shutil.rmtree(folder, ignore_errors=True)
             os._exit(1)
 
 
@@ -119,7 +121,8 @@ def main() -> None:
     """Serve on the socket that was inherited."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
-    threading.Thread(target=_watch, args=(sys.stderr.fileno(),), name="gnomon-guard", daemon=True).start()
+    watched = (sys.stderr.fileno(), sys.argv[2])
+    threading.Thread(target=_watch, args=watched, name="gnomon-guard", daemon=True).start()
     serve(Channel(connection))
     # The others may be gone already; there is nothing to say goodbye to.
     os._exit(0)

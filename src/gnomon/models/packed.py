@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-
 _LEAST_WEIGHTS = 1 << 16
 _MOST_ROWS = 256
 _SHARE = 16
