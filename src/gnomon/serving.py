@@ -109,6 +109,7 @@ def recipe_of(experiment: Experiment) -> Recipe:
         lora=experiment.lora,
         trust_remote_code=experiment.trust_remote_code,
         device=experiment.device,
+        seed=experiment.seed,
     )
 
 

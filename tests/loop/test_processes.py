@@ -77,7 +77,7 @@ def test_a_learner_that_dies_ends_the_run(point: str, tmp_path: Path, monkeypatc
     assert time.monotonic() - began < 60
     monkeypatch.delenv(failpoints.VARIABLE)
     train(tmp_path / "run", 2)
-    assert len(read_rows(tmp_path / "run" / "metrics.jsonl")) == STEPS
+    assert len(list(read_rows(tmp_path / "run" / "metrics.jsonl"))) == STEPS
 
 
 def learners_of(pid: int) -> list[int]:

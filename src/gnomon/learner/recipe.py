@@ -22,7 +22,7 @@ class Recipe:
     """Everything that decides what a learner is.
 
     model: its name or folder. algorithm: decides about critic, reference and averaged proximal policy. steps: that
-    schedules end at. device: as asked for; see `resolve_device`.
+    schedules end at. device: as asked for; see `resolve_device`. seed: of the adapters that a run begins with.
     """
 
     model: str
@@ -32,6 +32,7 @@ class Recipe:
     lora: LoraPlan | None = None
     trust_remote_code: bool = False
     device: str = "cpu"
+    seed: int = 0
 
     def check(self) -> None:
         """Refuse what cannot be meant with several processes, or is not here, before anything is loaded.
@@ -66,8 +67,10 @@ class Recipe:
             )
 
     def network(self, device: torch.device) -> nn.Module:
-        """Return the model on ``device``, adapters included, as it computes."""
-        return load_model(self.model, self._dtype, self.lora, self.trust_remote_code, device)
+        """Return the model on ``device``, adapters included, as it computes; the same weights every time."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return load_model(self.model, self._dtype, self.lora, self.trust_remote_code, device)
 
     def learner(self, model: nn.Module, device: torch.device) -> TorchLearner:
         """Return what trains ``model``, with its reference and critic, on the mesh that this process is on.
