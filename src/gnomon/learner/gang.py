@@ -5,6 +5,7 @@ What travels is described in `parcel`: a batch is written to memory once and map
 """
 
 import asyncio
+import math
 import os
 import select
 import shutil
@@ -37,8 +38,9 @@ from gnomon.verifiers.nursery import obituary
 from gnomon.verifiers.worker import Channel
 
 STILL_SECONDS = 40.0
-"""A process that gave no sign of life for so long counts as dead; it gives one every two seconds."""
+"""A process that was stopped for so long counts as dead."""
 _GRACE_SECONDS = 10.0
+_NEVER = math.inf
 _EXIT_SECONDS = 5.0
 _TAIL = 1500
 
@@ -53,9 +55,16 @@ class Member:
     channel: Channel
     log: IO[bytes]
 
-    def is_still(self) -> bool:
-        """Whether it gave no sign of life for long."""
-        return time.time() - os.fstat(self.log.fileno()).st_mtime > STILL_SECONDS
+    def is_stopped(self) -> bool:
+        """Whether the system lets it stand still, by a signal or a debugger; False where the system does not say.
+
+        Signs of life from the process itself would not do: one that waits for another gives none either.
+        """
+        try:
+            stat = Path(f"/proc/{self.program.pid}/stat").read_text(encoding="ascii", errors="replace")
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] in "tT"
 
     def end(self, seconds: float = 0.0) -> str:
         """Kill it, if it lives after so many seconds, and return how it ended, with the last lines that it wrote."""
@@ -240,7 +249,8 @@ class Gang:
         waiting = {member.connection: member for member in members}
         values: dict[int, Any] = {}
         faults: list[Mapping[str, str]] = []
-        until = float("inf")
+        stopped: dict[int, float] = {}
+        until = _NEVER
         while waiting:
             ready, _, _ = select.select(list(waiting), [], [], 1.0)
             for connection in ready:
@@ -253,7 +263,9 @@ class Gang:
                     faults.append(answer["error"])
                     until = min(until, time.monotonic() + _GRACE_SECONDS)
             for member in waiting.values():
-                if member.is_still():
+                now = time.monotonic()
+                stopped[member.rank] = min(stopped.get(member.rank, _NEVER), now) if member.is_stopped() else _NEVER
+                if now - stopped[member.rank] > STILL_SECONDS:
                     raise self._lost(member, f"stood still for {STILL_SECONDS:g} s")
             if waiting and time.monotonic() > until:
                 raise self._abandoned(faults[0], waiting.values())
@@ -263,7 +275,7 @@ class Gang:
 
     def _lost(self, member: Member, how: str) -> LearnerError:
         # One that hung up is on its way out, and its own end says more than a kill.
-        end = member.end(0.0 if member.is_still() else _EXIT_SECONDS)
+        end = member.end(0.0 if member.is_stopped() else _EXIT_SECONDS)
         self._fault = (
             f"process {member.rank} of the learner's {self._recipe.plan.processes} {how}: it {end}\nThe run cannot go "
             "on without its part of the weights; go on from the newest checkpoint with gnomon resume"

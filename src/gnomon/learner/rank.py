@@ -6,7 +6,6 @@ or with an error's name and text. It ends when the run does: standard input, whi
 
 import asyncio
 import os
-import select
 import shutil
 import socket
 import sys
@@ -25,8 +24,6 @@ from gnomon.learner.torch import TorchLearner
 from gnomon.models.device import resolve_device
 from gnomon.types import Snapshot, State
 from gnomon.verifiers.worker import Channel
-
-BEAT_SECONDS = 2.0
 
 
 class Rank:
@@ -107,22 +104,19 @@ def serve(channel: Channel) -> None:
             channel.send({"text": text, "error": error}, file)
 
 
-def _watch(log: int, folder: str) -> None:
-    """Give a sign of life every now and then; when the run is gone, however it went, leave nothing behind."""
-    while True:
-        os.utime(log)
-        ready, _, _ = select.select([0], [], [], BEAT_SECONDS)
-        if ready and not os.read(0, 1 << 10):
-            shutil.rmtree(folder, ignore_errors=True)
-            os._exit(1)
+def _watch(folder: str) -> None:
+    """Wait until the run is gone, however it went; then leave nothing behind."""
+    while os.read(0, 1 << 10):
+        pass
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
 
 
 def main() -> None:
     """Serve on the socket that was inherited."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
-    watched = (sys.stderr.fileno(), sys.argv[2])
-    threading.Thread(target=_watch, args=watched, name="gnomon-guard", daemon=True).start()
+    threading.Thread(target=_watch, args=(sys.argv[2],), name="gnomon-guard", daemon=True).start()
     serve(Channel(connection))
     # The others may be gone already; there is nothing to say goodbye to.
     os._exit(0)
