@@ -5,15 +5,17 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.laws.batches import presets
 from tests.learner.together import alone, apart, moved, recipe_for, together, walk
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from gnomon.algorithms import GRPO, P3O, PPO, Algorithm, CriticPlan, Ewma, Kl, Updates
-from gnomon.errors import LearnerError
+from gnomon.errors import ConfigError, LearnerError
 from gnomon.learner.gang import Gang
 from gnomon.models.lora import LoraPlan
 from gnomon.types import Batch, State
@@ -114,6 +116,23 @@ def test_a_process_that_stands_still_counts_as_dead(make_batch, monkeypatch: pyt
         with pytest.raises(LearnerError, match="process 1 of the learner's 2 stood still for 6 s"):
             walk(gang, GRPO, drawn(make_batch, 1))
     assert None not in [program.poll() for program in programs]
+
+
+def test_a_model_that_is_computed_row_by_row_is_refused(tmp_path: Path):
+    """Gemma 2 bounds its logits; one process trains it, several refuse it in words, and nobody is left."""
+    config = Gemma2Config(
+        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8,
+    )  # fmt: skip
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    gang = Gang(recipe_for(GRPO, model=str(tmp_path)))
+
+    with pytest.raises(
+        ConfigError, match=r"(?s)Gemma2ForCausalLM does more with its logits.*set learner.processes = 1"
+    ):
+        gang.open()
+    assert gang._members == []
+    assert alone(recipe_for(GRPO, 1, model=str(tmp_path))).version == 0
 
 
 def test_bfloat16_has_float32_masters_in_parts(make_batch):
