@@ -24,7 +24,7 @@ from gnomon.loop.run import StopRequest
 from gnomon.models.critic import HEAD_FILE, check_critic
 from gnomon.models.device import describe_device, resolve_device
 from gnomon.records.batches import BatchLog
-from gnomon.records.card import CONVERSING, OVERLAPPED, PARTED, SERVED, questions_of, run_card, write_card
+from gnomon.records.card import questions_of, run_card, write_card
 from gnomon.records.checkpoints import Checkpoints, Found
 from gnomon.records.console import Console
 from gnomon.records.directory import RunDirectory
@@ -33,7 +33,7 @@ from gnomon.records.jsonl import drop_after
 from gnomon.records.rollouts import RolloutLog
 from gnomon.records.sinks import check_sinks
 from gnomon.sentences import foreign_code, starting_notes, trusted_models
-from gnomon.serving import check_serving, recipe_of
+from gnomon.serving import check_serving, recipe_of, weakened
 from gnomon.session import Session, grade_once, run_alone, walk
 from gnomon.tasks.build import named
 from gnomon.tasks.stamp import stamp
@@ -307,19 +307,6 @@ def _rewind(directory: RunDirectory, standing: _Standing) -> None:
     BatchLog(directory.batches).drop_after(kept)
 
 
-def _weakened(experiment: Experiment) -> str | None:
-    """Return what the experiment itself takes from bitwise repetition; None where only the device decides."""
-    if experiment.staleness_bound:
-        return OVERLAPPED
-    if experiment.environment is not None:
-        return CONVERSING
-    if experiment.engine.kind != "local" or experiment.engine.count > 1:
-        return SERVED
-    processes = experiment.learner.processes
-    is_parted = processes > 1 and resolve_device(experiment.device).type == "cpu"
-    return PARTED.format(processes=processes) if is_parted else None
-
-
 def _run(session: Session, found: Found | None, stop: StopRequest) -> Result:
     experiment, directory = session.experiment, session.directory
     tune_allocator()
@@ -329,7 +316,7 @@ def _run(session: Session, found: Found | None, stop: StopRequest) -> Result:
         {"run": experiment.seed},
         str(experiment.learner.precision),
         walls_of(experiment, session.asked.grading),
-        _weakened(experiment),
+        weakened(experiment),
     )
     card = replace(
         card,

@@ -17,6 +17,7 @@ from gnomon.models.decoder import vocabulary_size
 from gnomon.models.device import resolve_device
 from gnomon.models.linear import input_axes
 from gnomon.plans import StalenessPlan
+from gnomon.records.card import CONVERSING, OVERLAPPED, PARTED, SERVED
 from gnomon.sentences import many
 from gnomon.transport.rounding import rounded
 from gnomon.types import Snapshot
@@ -92,6 +93,19 @@ def said_of_serving(experiment: Experiment) -> str:
     each = "each with weights of its own" if plan.count > 1 else "with weights of its own"
     rounding = "" if plan.rounding == "none" else f", rounded to {plan.rounding} whenever they are sent"
     return f"They are drawn by {who}, {each}{rounding}, at most {plan.max_concurrent} at once by each."
+
+
+def weakened(experiment: Experiment) -> str | None:
+    """Return what the experiment itself takes from bitwise repetition; None where only the device decides."""
+    if experiment.staleness_bound:
+        return OVERLAPPED
+    if experiment.environment is not None:
+        return CONVERSING
+    if experiment.engine.kind != "local" or experiment.engine.count > 1:
+        return SERVED
+    processes = experiment.learner.processes
+    is_parted = processes > 1 and resolve_device(experiment.device).type == "cpu"
+    return PARTED.format(processes=processes) if is_parted else None
 
 
 def load_network(experiment: Experiment) -> nn.Module:
