@@ -66,7 +66,10 @@ def drawn(make_batch: Callable[..., Batch], count: int = STEPS) -> list[Batch]:
 @pytest.mark.parametrize("processes", [2, 3])
 @pytest.mark.parametrize("algorithm", presets(), ids=lambda a: a.name)
 def test_processes_make_the_steps_of_one(algorithm: Algorithm, processes: int, gang_for, make_batch):
-    """Over 20 steps weights, moments and every measure are those of a single process, to 1e-6."""
+    """Over 20 steps weights, moments and every measure are those of a single process, to 1e-6.
+
+    A critic makes several updates a step, at a multiple of the rate: to 2e-6.
+    """
     gang, first = gang_for(algorithm, processes)
     gang.restore(first)
     single = alone(recipe_for(algorithm))
@@ -77,7 +80,7 @@ def test_processes_make_the_steps_of_one(algorithm: Algorithm, processes: int, g
     difference = apart(theirs_after, mine_after)
     far = moved(mine_after, first.tensors)
     print(f"{algorithm.name} in {processes}: {difference:.2e} apart after moving by {far:.2e}")
-    assert difference < 1e-6
+    assert difference < (1e-6 if algorithm.critic is None else 2e-6)
     assert far > 1e-4
     for one, other in zip(mine, theirs, strict=True):
         assert other == pytest.approx(one, rel=1e-3, abs=2e-6)
