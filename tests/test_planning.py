@@ -217,6 +217,18 @@ def test_every_engine_is_in_memory():
     assert "by 3 local engines in this process, each with weights of its own" in " ".join(three.sentences)
 
 
+def test_every_process_of_a_learner_is_in_memory():
+    """Parts are as much as the whole, but libraries and activations come once a process, and the engine has a copy."""
+    fp32 = ("learner.precision=fp32", "device=cpu")
+    one, two, three = (planned(*fp32, f"learner.processes={number}") for number in (1, 2, 3))
+
+    each = three.memory_bytes - two.memory_bytes
+    assert each > 0.6 * 2**30
+    assert two.memory_bytes - one.memory_bytes == pytest.approx(2 * 0.6 * 2**30 + each - 0.6 * 2**30, rel=0.01)
+    assert "3 processes of the learner hold a part each" in " ".join(three.sentences)
+    assert "processes of the learner" not in " ".join(one.sentences)
+
+
 def test_rounded_weights_are_not_the_weights_that_are_trained():
     """With rounding the first update is off-policy too, and the plan says so."""
     plan = planned("engine.rounding=fp8")

@@ -45,6 +45,7 @@ def tiny(*overrides: str) -> Experiment:
         ((), True, 0),
         (("max_staleness=1",), False, 1),
         (("max_staleness=measured",), False, 1),
+        (("learner.processes=2",), False, 1),
         (("engine.rounding=int8",), False, 1),
         (("engine.count=3",), False, 3),
         (("engine=vllm",), False, 1),

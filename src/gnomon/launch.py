@@ -28,7 +28,7 @@ from gnomon.models.critic import HEAD_FILE, check_critic
 from gnomon.models.device import describe_device, resolve_device
 from gnomon.records.answers import AnswerLog
 from gnomon.records.batches import BatchLog
-from gnomon.records.card import CONVERSING, OVERLAPPED, SERVED, TIMED, questions_of, run_card, write_card
+from gnomon.records.card import questions_of, run_card, write_card
 from gnomon.records.checkpoints import Checkpoints, Found
 from gnomon.records.console import Console
 from gnomon.records.copying import copy_files
@@ -38,7 +38,7 @@ from gnomon.records.jsonl import drop_after
 from gnomon.records.rollouts import RolloutLog
 from gnomon.records.sinks import check_sinks
 from gnomon.sentences import foreign_code, starting_notes, trusted_models
-from gnomon.serving import check_serving
+from gnomon.serving import check_serving, recipe_of, weakened
 from gnomon.session import Session, grade_once, run_alone, walk
 from gnomon.tasks.build import named
 from gnomon.tasks.contamination import overlap
@@ -232,6 +232,7 @@ def _say_whose_code(experiment: Experiment, console: Console) -> None:
 def _prepared(experiment: Experiment, console: Console) -> tuple[Questions, Choosing]:
     check_sinks(experiment.records.sinks)
     check_serving(experiment)
+    recipe_of(experiment).check()
     critic = experiment.algorithm.critic
     if critic is not None:
         check_critic(experiment.model, critic.initial, experiment.trust_remote_code)
@@ -335,17 +336,6 @@ def _rewind(directory: RunDirectory, standing: _Standing) -> None:
     BatchLog(directory.batches).drop_after(kept)
 
 
-def _weakened(experiment: Experiment) -> str | None:
-    """Return what the experiment itself takes from bitwise repetition; None where only the device decides."""
-    if experiment.staleness_bound:
-        return OVERLAPPED
-    if experiment.environment is not None:
-        return CONVERSING
-    if experiment.engine.kind != "local" or experiment.engine.count > 1:
-        return SERVED
-    return TIMED if experiment.budget.seconds else None
-
-
 def _run(session: Session, found: Found | None, stop: StopRequest) -> Result:
     experiment, directory = session.experiment, session.directory
     card = run_card(
@@ -354,7 +344,7 @@ def _run(session: Session, found: Found | None, stop: StopRequest) -> Result:
         {"run": experiment.seed},
         str(experiment.learner.precision),
         walls_of(experiment, session.asked.grading),
-        _weakened(experiment),
+        weakened(experiment),
     )
     card = replace(
         card,

@@ -138,7 +138,13 @@ def _price(experiment: Experiment, plan: Plan) -> Iterator[str]:
         f"with the records {disk} on disk."
     )
     device = resolve_device(experiment.device)
-    if own := memory_of(device):
+    own = memory_of(device) * experiment.learner.processes
+    if experiment.learner.is_sharded:
+        yield (
+            f"{many(experiment.learner.processes, 'process', 'processes')} of the learner hold a part each of its "
+            f"weights, gradients and moments, and make every step together by {'NCCL' if own else 'gloo'}."
+        )
+    if own:
         lacks = f", less than that: {_SMALLER}" if own < plan.memory_bytes else ""
         yield f"It computes on {describe_device(device)} with {size_in_words(own)} of memory{lacks}."
     seconds, total = plan.step_seconds, plan.total_seconds
@@ -226,8 +232,11 @@ def _memory(experiment: Experiment, size: ModelSize, precision: Precision, promp
     micro = max(budget, length)
     activations = micro * size.layers * size.width * 40 * item / (8 if experiment.learner.gradient_checkpointing else 1)
     logits = chunk_for(device, size.vocabulary) * size.vocabulary * 4 * 4
-    imports = 0.6 * GIB
-    return int(weights + cache + activations + logits + imports)
+    # Each process of a learner has its own libraries and micro-batches; what they send is in memory once more.
+    processes = experiment.learner.processes if experiment.learner.is_sharded else 0
+    sent = size.parameters * item if processes else 0
+    imports = 0.6 * GIB * (1 + processes)
+    return int(weights + cache + (activations + logits) * max(1, processes) + sent + imports)
 
 
 def _trained(experiment: Experiment, size: ModelSize) -> int:

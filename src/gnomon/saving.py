@@ -11,7 +11,7 @@ from gnomon.assemble import Choosing, Questions
 from gnomon.engines.pool import EnginePool
 from gnomon.errors import CheckpointError, ConfigError
 from gnomon.experiment import Experiment
-from gnomon.learner.torch import TorchLearner
+from gnomon.learner.base import Writing
 from gnomon.loop.arrival import Proved
 from gnomon.loop.caution import Caution
 from gnomon.loop.journal import Journal
@@ -50,7 +50,7 @@ class Saver:
 
     checkpoints: Checkpoints
     parts: Mapping[str, Stateful]
-    learner: TorchLearner
+    learner: Writing
     tokenizer: Tokenizer
     console: Console
     background: Background
@@ -102,7 +102,7 @@ def _write(writers: Iterable[Callable[[Path], None]], folder: Path) -> None:
         write(folder)
 
 
-def parts_of(learner: TorchLearner, chosen: Choosing, stream: RolloutStream, seed: int) -> dict[str, Stateful]:
+def parts_of(learner: Writing, chosen: Choosing, stream: RolloutStream, seed: int) -> dict[str, Stateful]:
     """Return everything that changes from step to step, by the name it has in a checkpoint."""
     parts: dict[str, Stateful] = {"learner": learner, "curriculum": chosen.curriculum, "stream": stream}
     if chosen.tracker is not None:

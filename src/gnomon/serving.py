@@ -12,11 +12,12 @@ from gnomon.engines.pool import EnginePool
 from gnomon.errors import ConfigError
 from gnomon.experiment import Experiment
 from gnomon.learner.precision import dtype_of, resolve_precision
+from gnomon.learner.recipe import Recipe
 from gnomon.models.decoder import vocabulary_size
 from gnomon.models.device import resolve_device
 from gnomon.models.linear import input_axes
-from gnomon.models.load import load_model
 from gnomon.plans import StalenessPlan
+from gnomon.records.card import CONVERSING, OVERLAPPED, PARTED, SERVED, TIMED
 from gnomon.sentences import many
 from gnomon.transport.rounding import rounded
 from gnomon.types import Snapshot
@@ -61,12 +62,13 @@ def check_serving(experiment: Experiment) -> None:
 def shares_weights(experiment: Experiment) -> bool:
     """Whether the engine reads the learner's own tensors: one local engine, never asked while they change.
 
-    Rounded weights are others than the learner's, answers of older weights need those, and each of several engines
-    would have to stand still while another one computes with the same module.
+    Rounded weights are others than the learner's, answers of older weights need those, each of several engines would
+    have to stand still while another one computes with the same module, and parts of weights in other processes cannot
+    be read at all.
     """
     plan = experiment.engine
     is_plain = plan.kind == "local" and plan.count == 1 and plan.rounding == "none"
-    return is_plain and experiment.staleness_bound == 0
+    return is_plain and experiment.staleness_bound == 0 and not experiment.learner.is_sharded
 
 
 def own_copies(experiment: Experiment) -> int:
@@ -93,11 +95,37 @@ def said_of_serving(experiment: Experiment) -> str:
     return f"They are drawn by {who}, {each}{rounding}, at most {plan.max_concurrent} at once by each."
 
 
+def weakened(experiment: Experiment) -> str | None:
+    """Return what the experiment itself takes from bitwise repetition; None where only the device decides."""
+    if experiment.staleness_bound:
+        return OVERLAPPED
+    if experiment.environment is not None:
+        return CONVERSING
+    if experiment.engine.kind != "local" or experiment.engine.count > 1:
+        return SERVED
+    processes = experiment.learner.processes
+    if processes > 1 and resolve_device(experiment.device).type == "cpu":
+        return PARTED.format(processes=processes)
+    return TIMED if experiment.budget.seconds else None
+
+
 def load_network(experiment: Experiment) -> nn.Module:
     """Return the experiment's model, adapters included, as it computes."""
-    device = resolve_device(experiment.device)
-    dtype = dtype_of(resolve_precision(experiment.learner.precision, str(device)))
-    return load_model(experiment.model, dtype, experiment.lora, experiment.trust_remote_code, device)
+    return recipe_of(experiment).network(resolve_device(experiment.device))
+
+
+def recipe_of(experiment: Experiment) -> Recipe:
+    """Return what the experiment's learner is made of."""
+    return Recipe(
+        model=experiment.model,
+        algorithm=experiment.algorithm,
+        plan=experiment.learner,
+        steps=experiment.steps,
+        lora=experiment.lora,
+        trust_remote_code=experiment.trust_remote_code,
+        device=experiment.device,
+        seed=experiment.seed,
+    )
 
 
 def serve(experiment: Experiment, trained: nn.Module, warn: Callable[[str], None]) -> EnginePool:
@@ -112,7 +140,8 @@ def serve(experiment: Experiment, trained: nn.Module, warn: Callable[[str], None
 def serve_alone(experiment: Experiment, warn: Callable[[str], None]) -> EnginePool:
     """Return one engine with the experiment's model as it is, to evaluate it: nothing is rounded, nothing is sent."""
     plan = replace(experiment.engine, count=1, rounding="none")
-    alone = replace(experiment, max_staleness=0, staleness=StalenessPlan(), lora=None, engine=plan)
+    learner = replace(experiment.learner, processes=1, offload=False)
+    alone = replace(experiment, max_staleness=0, staleness=StalenessPlan(), lora=None, engine=plan, learner=learner)
     model = load_network(experiment) if plan.kind == "local" else None
     vocabulary = None if model is None else vocabulary_size(model)
     return EnginePool(_engines(alone, model), plan.timeout_seconds, vocabulary, warn=warn)

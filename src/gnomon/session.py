@@ -7,16 +7,15 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from torch import nn
-
 from gnomon.algorithms import Algorithm
 from gnomon.assemble import Choosing, Questions, grading_limits, keeping
 from gnomon.configuration import to_table
 from gnomon.engines.base import Engine
 from gnomon.engines.pool import EnginePool
 from gnomon.experiment import Experiment
-from gnomon.learner.precision import dtype_of, resolve_precision
-from gnomon.learner.torch import TorchLearner
+from gnomon.learner.base import Writing
+from gnomon.learner.gang import Gang
+from gnomon.learner.precision import resolve_precision
 from gnomon.loop.admission import Trusted, Unlimited
 from gnomon.loop.arrival import FLOAT32_NATS, ROUGH_NATS, Arrival, Proved, Sending
 from gnomon.loop.budget import PART, Meter
@@ -32,9 +31,8 @@ from gnomon.loop.tracking import Tracked, Tracking, Untracked
 from gnomon.loop.train import train
 from gnomon.loop.valuing import Unvalued, Valued, Valuing
 from gnomon.metrics import Metrics
-from gnomon.models.critic import head_for, load_critic
 from gnomon.models.device import resolve_device
-from gnomon.models.routing import moe_layers
+from gnomon.models.size import outline
 from gnomon.records.answers import AnswerLog
 from gnomon.records.background import Background
 from gnomon.records.batches import BatchLog
@@ -49,7 +47,7 @@ from gnomon.rollouts.rollout import Asker, Stopwatch
 from gnomon.rollouts.stream import RolloutStream
 from gnomon.rollouts.turns import Conversation
 from gnomon.saving import Saver, check_counted, parts_of, restore
-from gnomon.serving import load_network, sending, serve, serve_alone
+from gnomon.serving import load_network, recipe_of, sending, serve, serve_alone
 from gnomon.tasks.bridge import Bridge
 from gnomon.types import Grade, Group, Stateful
 from gnomon.verifiers.base import Sample
@@ -105,6 +103,7 @@ async def walk(session: Session, found: Found | None, stop: StopRequest) -> None
         judge = await _judge(experiment, session.asked, console, stack)
         with console.phase(f"loading {experiment.model}"):
             learner, engine, sent = await asyncio.to_thread(_network, experiment, console)
+        stack.callback(learner.close)
         stack.push_async_callback(engine.close)
         asker = await _asker(experiment, session.asked, engine, judge, stack)
         stream = _stream(experiment, session.asked, chosen, asker)
@@ -187,29 +186,25 @@ def _is_in_loop() -> bool:
     return True
 
 
-def reads_reference(algorithm: Algorithm) -> bool:
-    """Whether the algorithm looks at the reference policy."""
-    return "reference" in algorithm.needs
-
-
 def _pretrains(algorithm: Algorithm) -> bool:
     return algorithm.critic is not None and algorithm.critic.pretraining is not None
 
 
-def _learner(experiment: Experiment, model: nn.Module) -> TorchLearner:
-    """Return what trains ``model``, with its reference and critic."""
-    if experiment.algorithm.routing != "free":
-        moe_layers(model)  # refuses routers of a form that cannot be replayed, before anything is generated
-    needs_copy = reads_reference(experiment.algorithm) and experiment.lora is None
-    reference = load_network(experiment) if needs_copy else None
-    critic, proximal = _critic(experiment, model), experiment.algorithm.proximal
-    return TorchLearner(model, experiment.learner, experiment.steps, reference, critic, proximal)
-
-
-def _network(experiment: Experiment, console: Console) -> tuple[TorchLearner, EnginePool, Sending | None]:
+def _network(experiment: Experiment, console: Console) -> tuple[Writing, EnginePool, Sending | None]:
     """Return learner, engines, and what becomes of the weights from one to the others."""
-    model = load_network(experiment)
-    return _learner(experiment, model), serve(experiment, model, console.warn), sending(experiment, model)
+    recipe = recipe_of(experiment)
+    if not experiment.learner.is_sharded:
+        model = load_network(experiment)
+        learner = recipe.learner(model, resolve_device(experiment.device))
+        return learner, serve(experiment, model, console.warn), sending(experiment, model)
+    gang = Gang(recipe)
+    gang.open()
+    try:
+        model = outline(experiment.model, experiment.trust_remote_code)
+        return gang, serve(experiment, model, console.warn), sending(experiment, model)
+    except BaseException:
+        gang.close()
+        raise
 
 
 def _arrival(session: Session, engine: EnginePool, sent: Sending | None) -> Arrival:
@@ -219,16 +214,6 @@ def _arrival(session: Session, engine: EnginePool, sent: Sending | None) -> Arri
     is_exact = precision == "fp32" and experiment.engine.kind == "local"
     limit = FLOAT32_NATS if is_exact else ROUGH_NATS
     return Proved(engine, session.asked.tokenizer.vocab_size, sent, limit)
-
-
-def _critic(experiment: Experiment, policy: nn.Module) -> nn.Module | None:
-    """Return a value model with a trunk of its own, a head for the policy's trunk, or None."""
-    plan = experiment.algorithm.critic
-    if plan is None or plan.trunk == "shared":
-        return None if plan is None else head_for(policy)
-    device = resolve_device(experiment.device)
-    dtype = dtype_of(resolve_precision(experiment.learner.precision, str(device)))
-    return load_critic(experiment.model, plan.initial, dtype, experiment.trust_remote_code, device)
 
 
 async def _judge(experiment: Experiment, asked: Questions, console: Console, stack: AsyncExitStack) -> Judge:
@@ -282,19 +267,19 @@ def _evaluator(experiment: Experiment, asked: Questions, asker: Asker) -> Evalua
     return Evaluator(asker, asked.split.held_out)
 
 
-def _tracking(experiment: Experiment, chosen: Choosing, learner: TorchLearner) -> Tracking:
+def _tracking(experiment: Experiment, chosen: Choosing, learner: Writing) -> Tracking:
     if chosen.tracker is None:
         return Untracked()
     return Tracked(chosen.tracker, chosen.drift, learner, experiment.sampling.temperature)
 
 
-def _valuing(experiment: Experiment, learner: TorchLearner) -> Valuing:
+def _valuing(experiment: Experiment, learner: Writing) -> Valuing:
     if experiment.algorithm.critic is None:
         return Unvalued()
     return Valued(experiment.algorithm, learner, experiment.seed)
 
 
-def _imitation(experiment: Experiment, chosen: Choosing, learner: TorchLearner) -> Imitation:
+def _imitation(experiment: Experiment, chosen: Choosing, learner: Writing) -> Imitation:
     algorithm = experiment.algorithm
     if algorithm.replay is None or chosen.replay is None:
         return Unpracticed()

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from gnomon.algorithms.plans import Ewma
 from gnomon.errors import CheckpointError
+from gnomon.learner.mesh import Mesh
 from gnomon.learner.precision import Masters
 from gnomon.models.load import trainable
 from gnomon.types import State
@@ -23,7 +24,7 @@ class MovingAverage:
     Weights that are not trained (all but the adapters, with LoRA) are shared with the other model, not copied. The
     average is float32; the module holds its rounding.
 
-    model: the policy as it begins. plan: see `Ewma`.
+    model: the policy as it begins, whole. plan: see `Ewma`.
     Source: Hilton et al., Batch size-invariance for policy optimization, arXiv 2110.00641, section 3.3.
     """
 
@@ -34,6 +35,11 @@ class MovingAverage:
         self._decay = plan.decay
         self._count = 1.0
 
+    def spread(self, mesh: Mesh) -> None:
+        """Let ``mesh`` hold it, a part in each of its processes; before the first step."""
+        mesh.shard(self.model)
+        self._masters = Masters(trainable(self.model), mesh)
+
     def follow(self, weights: Mapping[str, Tensor]) -> None:
         """Make one step toward ``weights``, by the name of the parameter; others than the model's are left alone."""
         self._count = 1 + self._decay * self._count
@@ -43,14 +49,14 @@ class MovingAverage:
         self._masters.round_into_module()
 
     def state(self) -> State:
-        """Return copies of the averages, on the CPU, under their names, and n as ``count``."""
-        tensors = {name: average.detach().to("cpu", copy=True) for name, average in self._masters.parameters.items()}
+        """Return copies of the averages, on the CPU of rank 0, under their names, and n as ``count``."""
+        averages = self._masters.parameters.items()
+        tensors = {name: self._masters.whole(name, average) for name, average in averages}
         return State(tensors, {"count": self._count})
 
     def check(self, state: State) -> None:
         """Raise CheckpointError when ``state`` is of other parameters."""
-        mine = {name: tuple(p.shape) for name, p in self._masters.parameters.items()}
-        if mine != {name: tuple(t.shape) for name, t in state.tensors.items()}:
+        if self._masters.shapes != {name: tuple(t.shape) for name, t in state.tensors.items()}:
             raise CheckpointError("the saved average of the weights belongs to another model or set of trained weights")
 
     def restore(self, state: State) -> None:
@@ -58,6 +64,6 @@ class MovingAverage:
         self.check(state)
         with torch.no_grad():
             for name, average in self._masters.parameters.items():
-                average.copy_(state.tensors[name])
+                average.copy_(self._masters.part(name, state.tensors[name]))
         self._count = float(state.values["count"])
         self._masters.round_into_module()

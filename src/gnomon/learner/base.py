@@ -1,6 +1,7 @@
 """What a learner promises."""
 
-from collections.abc import Set
+from collections.abc import Callable, Set
+from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
@@ -66,4 +67,28 @@ class Learner(Protocol):
 
     def restore(self, state: State) -> None:
         """Become the learner that returned ``state``."""
+        ...
+
+
+class Writing(Learner, Protocol):
+    """A learner of a model that can be written down."""
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of memory that a copy of the model takes while `model_writer` waits."""
+        ...
+
+    def close(self) -> None:
+        """Let go of whatever computes."""
+        ...
+
+    def write_model(self, folder: Path) -> None:
+        """Write the model as a Hugging Face folder, as it computes; a critic in the folder "critic" in that one.
+
+        Raises: NotFiniteError when a weight is not finite; nothing was written then.
+        """
+        ...
+
+    def model_writer(self) -> Callable[[Path], None]:
+        """Return what does `write_model` with the model as it is now, later and in any thread."""
         ...

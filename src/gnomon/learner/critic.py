@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gnomon.algorithms.algorithm import Loss
 from gnomon.algorithms.critics import CriticPlan
+from gnomon.learner.mesh import Mesh, copies
 from gnomon.learner.optimizer import Optimizer
 from gnomon.learner.passes import Passes
 from gnomon.learner.tally import LossTally
@@ -33,25 +33,45 @@ class Lesson:
     one_sided: bool = False
 
 
+def head_of(critic: nn.Module | None) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters of a head on the policy's trunk, which the policy's optimizer steps."""
+    if not isinstance(critic, ValueHead):
+        return []
+    return [(f"value_head.{name}", parameter) for name, parameter in critic.named_parameters()]
+
+
+def scorer_of(critic: nn.Module, policy: nn.Module, mesh: Mesh) -> ValueScorer:
+    """Return what reads the values of a critic: a head on the trunk of ``policy``, or a model with its own.
+
+    Both are whole still. A head stays so in every process of ``mesh``.
+    """
+    critic.eval()
+    if isinstance(critic, ValueHead):
+        return ValueScorer(policy, critic if mesh.device is None else critic.to(mesh.device))
+    head = critic.get_submodule("score")
+    assert isinstance(head, nn.Linear), "a critic that was loaded has a linear head"
+    return ValueScorer(critic, head)
+
+
 class CriticLearner:
     """A value model and its optimizer.
 
     critic: a value model with a trunk of its own (`load_critic`), or a `ValueHead` on the policy's trunk. On a shared
         trunk the policy's optimizer, which must have the head among its parameters, makes the critic's steps as well:
         a parameter with two float32 masters would go two ways.
-    policy, optimizer: the learner's. passes: counts the work.
+    scorer: of `scorer_of`. optimizer: the learner's. passes: counts the work.
     """
 
-    def __init__(self, critic: nn.Module, policy: nn.Module, optimizer: Optimizer, passes: Passes) -> None:
+    def __init__(self, critic: nn.Module, scorer: ValueScorer, optimizer: Optimizer, passes: Passes) -> None:
         self.is_shared = isinstance(critic, ValueHead)
-        self._critic = critic.eval()
+        self._critic = critic
+        self._scorer = scorer
         self._passes = passes
-        if isinstance(critic, ValueHead):
-            self._scorer, self.optimizer = ValueScorer(policy, critic), optimizer
-            return
-        head: Any = critic.get_submodule("score")
-        self._scorer = ValueScorer(critic, head)
-        self.optimizer = Optimizer(trainable(critic), optimizer.plan)
+        self._mesh = passes.mesh
+        self.optimizer = optimizer
+        if not self.is_shared:
+            self._mesh.shard(critic)
+            self.optimizer = Optimizer(trainable(critic), optimizer.plan, self._mesh)
 
     def expect(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return values Float32[B T] of the state before each trained token, and bootstrap Float32[B] of that after
@@ -63,7 +83,7 @@ class CriticLearner:
                 found = self._passes.value(self._scorer, cut)
                 values[index, : cut.width] = found.values.cpu()
                 bootstrap[index] = found.bootstrap.cpu()
-        return values, bootstrap
+        return self._mesh.total(values), self._mesh.total(bootstrap)
 
     def fit(self, minibatch: Batch, lesson: Lesson) -> Metrics:
         """Make one optimizer step on the weighed ``minibatch``, or none if no token of it counts.
@@ -76,16 +96,18 @@ class CriticLearner:
             {"critic/updates": Sum(int(len(rows) > 0)), "critic/learning_rate": Last(lesson.learning_rate)}
         )
         if len(rows) == 0:
-            return metrics + self._passes.work.take()
-        tally = LossTally()
+            return (metrics if self._mesh.rank == 0 else Metrics()) + self._passes.work.take()
+        tally = LossTally(self._mesh)
         try:
             self._accumulate(minibatch, rows, lesson, tally)
+            tally.check()
             norm = self.optimizer.step(lesson.learning_rate)
         except BaseException:
             self.optimizer.drop_gradients()
             raise
         gradient = Metrics.of({"critic/gradient_norm": Mean(norm, 1)})
-        return tally.metrics + metrics + gradient + self._passes.work.take()
+        once = metrics + gradient if self._mesh.rank == 0 else Metrics()
+        return tally.metrics + once + self._passes.work.take()
 
     def state(self) -> State:
         """Return masters and moments of a trunk of its own; those of a shared one are the policy's optimizer's."""
@@ -106,14 +128,20 @@ class CriticLearner:
 
         Not beside the policy's weights: some engines read every weight file that they find.
         """
-        write = critic_writer(self._critic)
+        named = [] if self.is_shared else copies(self._mesh, self._critic)
+        if self._mesh.rank > 0:
+            return lambda folder: None
+        write = critic_writer(self._critic, named)
         return lambda folder: write(folder / FOLDER)
 
     def _accumulate(self, minibatch: Batch, rows: Tensor, lesson: Lesson, tally: LossTally) -> None:
         """Add up losses and gradients of all cuts; the weights are of the whole minibatch, so the sums are exact."""
         with self._passes.recording(self._scorer.trunk):
-            for _, cut in self._passes.cuts(minibatch, rows, self._scorer):
+            for index, cut in self._passes.cuts(minibatch, rows, self._scorer):
                 values = self._passes.value(self._scorer, cut, lesson.is_trunk_frozen).values
+                if len(index) == 0:
+                    (0 * values).sum().backward()
+                    continue
                 loss, measured = lesson.plan.loss(values, cut, lesson.one_sided)
                 tally.add(Loss(loss, {"value": float(loss.detach())}, measured))
                 loss.backward()

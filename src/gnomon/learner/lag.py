@@ -1,8 +1,11 @@
 """Effective sizes of the previous optimizer step, for losses that trust as far as the step before was trusted."""
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
+
+import torch
 
 from gnomon.algorithms.statistics import Statistics
+from gnomon.learner.mesh import Mesh
 from gnomon.metrics import EffectiveSize
 from gnomon.types import State
 
@@ -21,6 +24,18 @@ class Lag:
     def add(self, statistics: Statistics) -> None:
         """Add what was measured on some rows of the step under way."""
         self._measured = statistics if self._measured is None else self._measured + statistics
+
+    def gather(self, mesh: Mesh) -> None:
+        """Put together what the processes of ``mesh`` have measured, each on its own rows."""
+        if mesh.is_whole:
+            return
+        mine = Statistics() if self._measured is None else self._measured
+        sizes = [mine.behavior, mine.proximal]
+        sums = mesh.total(torch.tensor([[s.count, s.total, s.squares] for s in sizes], dtype=torch.float64))
+        both = [
+            replace(size, count=c, total=t, squares=q) for size, (c, t, q) in zip(sizes, sums.tolist(), strict=True)
+        ]
+        self._measured = Statistics(*both)
 
     def advance(self) -> None:
         """End the step: what it measured, if it did, is what the next one reads."""

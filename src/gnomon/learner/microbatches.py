@@ -37,6 +37,10 @@ class Prompts:
     lengths: Sequence[int]
     sharing: Sharing
 
+    def of(self, rows: Sequence[int]) -> "Prompts":
+        """Return what these rows share."""
+        return Prompts([self.numbers[n] for n in rows], [self.lengths[n] for n in rows], self.sharing)
+
 
 def cut_rows(lengths: Sequence[int], max_tokens: int, prompts: Prompts | None = None) -> list[list[int]]:
     """Return positions of ``lengths`` in cuts of at most ``max_tokens`` computed tokens.
@@ -68,20 +72,55 @@ def cut_rows(lengths: Sequence[int], max_tokens: int, prompts: Prompts | None = 
     return [[member for row in cut for member in row.members] for cut in cuts]
 
 
+def deal_rows(lengths: Sequence[int], ranks: int, prompts: Prompts | None = None) -> list[list[int]]:
+    """Return the positions of ``lengths`` that each of ``ranks`` processes computes, none twice.
+
+    Rows are dealt out longest first, each to the process with the fewest computed tokens so far, so that the busiest
+    has at most one row more than its share. Rows of one prompt stay together up to a share, and are parted where they
+    are more: computing a prompt twice costs less than a process that waits.
+
+    >>> deal_rows([9, 5, 4, 3], ranks=2)
+    [[0, 3], [1, 2]]
+    >>> deal_rows([4] * 6, ranks=2, prompts=Prompts([0] * 6, [2] * 6, Sharing(1000, 100)))
+    [[0, 2, 4], [1, 3, 5]]
+    """
+    if ranks == 1:
+        return [list(range(len(lengths)))]
+    rows = [_Row(n, length, [n]) for n, length in enumerate(lengths)]
+    if prompts is not None:
+        # A group that is parted computes its prompt once more.
+        share = -(-sum(row.length for row in _packed(lengths, prompts)) // ranks) + max(prompts.lengths, default=0)
+        rows = _packed(lengths, replace(prompts, sharing=replace(prompts.sharing, longest=share)))
+    hands: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for row in sorted(rows, key=lambda r: -r.length):
+        rank = loads.index(min(loads))
+        loads[rank] += row.length
+        hands[rank] += row.members
+    return [sorted(hand) for hand in hands]
+
+
 def micro_batches(
-    batch: Batch, rows: Tensor, max_tokens: int, sharing: Sharing | None = None
+    batch: Batch, rows: Tensor, max_tokens: int, sharing: Sharing | None = None, place: tuple[int, int] = (0, 1)
 ) -> list[tuple[Tensor, Batch]]:
     """Return ``rows`` Int[N] of ``batch`` in cuts: which rows, and those trimmed to the longest of them.
 
-    sharing: None where every row is computed whole.
+    sharing: None where every row is computed whole. place: rank, and of how many processes: only the cuts of that one,
+    as many as every other has. Where it has fewer of its own, cuts without a row follow: two tokens, to be computed for
+    nothing, since the others wait for this process in every pass.
     """
-    lengths = batch.lengths[rows].tolist()
+    lengths, rank = batch.lengths[rows].tolist(), place[0]
     prompts = None
     if sharing is not None:
         own = batch.prompt_lengths[rows]
         prompts = Prompts(number_prompts(batch.tokens[rows], own), own.tolist(), sharing)
-    indices = [rows[torch.tensor(cut)] for cut in cut_rows(lengths, max_tokens, prompts)]
-    return [(index, trim(batch.rows(index))) for index in indices]
+    dealt = []
+    for hand in deal_rows(lengths, place[1], prompts):
+        cuts = cut_rows([lengths[n] for n in hand], max_tokens, None if prompts is None else prompts.of(hand))
+        dealt.append([rows[torch.tensor([hand[n] for n in cut])] for cut in cuts])
+    found = [(index, trim(batch.rows(index))) for index in dealt[rank]]
+    missing = max(map(len, dealt)) - len(found)
+    return found + [(rows[:0], _two_tokens(batch, rows)) for _ in range(missing)]
 
 
 def trim(batch: Batch) -> Batch:
@@ -105,6 +144,13 @@ def move(batch: Batch, device: torch.device) -> Batch:
     }
     own = {name: weights.to(device) for name, weights in batch.own_weights.items()}
     return replace(batch, **moved, own_weights=own)
+
+
+def _two_tokens(batch: Batch, rows: Tensor) -> Batch:
+    """Return the first tokens of a row as a prompt of one and a response of one."""
+    row = batch.rows(rows[:1])
+    one = torch.ones_like(row.lengths)
+    return trim(row.with_fields(prompt_lengths=one, lengths=2 * one, mask=torch.ones_like(row.mask)))
 
 
 @dataclass(frozen=True)

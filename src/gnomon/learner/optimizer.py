@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from gnomon.errors import CheckpointError, ConfigError, NotFiniteError
 from gnomon.failpoints import reach
+from gnomon.learner.mesh import Mesh, agree
 from gnomon.learner.precision import Masters
 from gnomon.types import State
 
@@ -80,12 +81,15 @@ class Optimizer:
 
     Backward passes add to the gradients; `step` uses them up.
 
-    named: name and parameter, each parameter once; the names are those of the state.
+    named: name and parameter, each parameter once; the names are those of the state. mesh: holds them; its processes
+        make each step together.
     """
 
-    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], plan: OptimizerPlan) -> None:
+    def __init__(
+        self, named: Iterable[tuple[str, nn.Parameter]], plan: OptimizerPlan, mesh: Mesh | None = None
+    ) -> None:
         self.plan = plan
-        self.masters = Masters(named)
+        self.masters = Masters(named, mesh)
         parameters = self.masters.parameters.values()
         self._adam = torch.optim.AdamW(
             [
@@ -107,8 +111,8 @@ class Optimizer:
         Raises: NotFiniteError when the gradient is not finite; nothing was changed then but the gradients,
             which are gone.
         """
-        gradients = self.masters.gradients()
-        norm = torch.nn.utils.get_total_norm(gradients)
+        self.masters.collect()
+        norm = self.masters.norm()
         if not bool(norm.isfinite()):
             self.masters.drop_gradients()
             raise NotFiniteError(
@@ -127,21 +131,23 @@ class Optimizer:
         return float(norm)
 
     def check_finite(self) -> None:
-        """Raise NotFiniteError naming a weight that is not finite."""
+        """Raise NotFiniteError naming a weight that is not finite, in every process."""
+        fault = ""
         for name, master in self.masters.parameters.items():
             low, high = torch.aminmax(master.detach()) if master.numel() else torch.zeros(2)
-            if not bool(low.isfinite() & high.isfinite()):
-                raise NotFiniteError(
+            if not fault and not bool(low.isfinite() & high.isfinite()):
+                fault = (
                     f"the weight {name} is not finite ({float(low)} to {float(high)}), so these weights are not "
                     "published; resume from the newest checkpoint with a lower learning rate"
                 )
+        agree(self.masters.mesh, fault)
 
     def drop_gradients(self) -> None:
         """Forget what backward passes have added."""
         self.masters.drop_gradients()
 
     def state(self) -> State:
-        """Return copies of masters and moments, on the CPU, and how many steps each parameter has made.
+        """Return copies of masters and moments, on the CPU, and how many steps each parameter has made; in rank 0.
 
         Tensors: ``master/NAME``, and once a parameter has been updated ``moment1/NAME`` and ``moment2/NAME``.
         ``steps`` Float[P], in the order of the names.
@@ -149,12 +155,12 @@ class Optimizer:
         tensors: dict[str, Tensor] = {}
         steps = []
         for name, master in self.masters.parameters.items():
-            tensors[f"master/{name}"] = master.detach().to("cpu", copy=True)
+            tensors[f"master/{name}"] = self.masters.whole(name, master)
             moments = self._adam.state[master]
             steps.append(float(moments["step"]))
             if steps[-1] > 0:
-                tensors[f"moment1/{name}"] = moments["exp_avg"].to("cpu", copy=True)
-                tensors[f"moment2/{name}"] = moments["exp_avg_sq"].to("cpu", copy=True)
+                tensors[f"moment1/{name}"] = self.masters.whole(name, moments["exp_avg"])
+                tensors[f"moment2/{name}"] = self.masters.whole(name, moments["exp_avg_sq"])
         tensors["steps"] = torch.tensor(steps, dtype=torch.float32)
         return State(tensors)
 
@@ -167,17 +173,17 @@ class Optimizer:
         self.masters.drop_gradients()
         with torch.no_grad():
             for (name, master), steps in zip(self.masters.parameters.items(), state.tensors["steps"], strict=True):
-                master.copy_(state.tensors[f"master/{name}"])
+                master.copy_(self.masters.part(name, state.tensors[f"master/{name}"]))
                 moments = self._adam.state[master]
                 moments["step"].copy_(steps)
                 for key, number in (("exp_avg", 1), ("exp_avg_sq", 2)):
                     saved = state.tensors.get(f"moment{number}/{name}")
-                    moments[key].zero_() if saved is None else moments[key].copy_(saved)
+                    moments[key].zero_() if saved is None else moments[key].copy_(self.masters.part(name, saved))
         self.masters.round_into_module()
 
     def check(self, state: State) -> None:
         """Raise CheckpointError when ``state`` is of other parameters."""
-        mine = {f"master/{name}": tuple(p.shape) for name, p in self.masters.parameters.items()}
+        mine = {f"master/{name}": shape for name, shape in self.masters.shapes.items()}
         theirs = {k: tuple(t.shape) for k, t in state.tensors.items() if k.startswith("master/")}
         if mine != theirs:
             unlike = sorted(set(mine.items()) ^ set(theirs.items()))

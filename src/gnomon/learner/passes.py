@@ -7,10 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gnomon.errors import ConfigError
+from gnomon.learner.mesh import Alone, Mesh
 from gnomon.learner.microbatches import Sharing, micro_batches, move
 from gnomon.learner.plan import LearnerPlan, default_budget
 from gnomon.learner.tally import Work
 from gnomon.metrics import Metrics
+from gnomon.models.head import chunk_for
 from gnomon.models.logprobs import TokenScorer, TokenScores
 from gnomon.models.modes import recomputing
 from gnomon.models.prefix import crossing_tokens
@@ -27,21 +30,27 @@ class Passes:
 
     plan: its token budget, and whether activations are computed again. model: the policy; all models are on its device,
         and its shape decides how many tokens a cut holds and where the attention of shared prompts becomes dear.
+    mesh: whose processes part the rows among themselves. Each makes as many passes as every other, since each waits for
+        the others in every layer; what is returned for all rows is put together again.
     """
 
-    def __init__(self, plan: LearnerPlan, model: nn.Module) -> None:
+    def __init__(self, plan: LearnerPlan, model: nn.Module, mesh: Mesh | None = None) -> None:
         self.work = Work()
         policy: Any = model
         self._plan = plan
-        self._device = next(model.parameters()).device
-        self.max_tokens = plan.max_tokens_per_micro_batch or default_budget(policy)
+        self.mesh: Mesh = Alone() if mesh is None else mesh
+        self._device = self.mesh.device or next(model.parameters()).device
+        self.max_tokens = plan.max_tokens_per_micro_batch or default_budget(policy, self._device)
         # A budget chosen here stretches rather than compute a long prompt again; one that the user set does not.
         self._stretch = _STRETCH if plan.max_tokens_per_micro_batch is None else 1
         self._crossing = crossing_tokens(policy.config.get_text_config().hidden_size)
 
     def halve(self) -> bool:
-        """Let cuts hold half as many tokens from now on, and return whether that is possible."""
-        if self.max_tokens < 2:
+        """Let cuts hold half as many tokens from now on, and return whether that is possible.
+
+        Not where other processes wait for this one in the middle of a pass.
+        """
+        if self.max_tokens < 2 or self.mesh.size > 1:
             return False
         self.max_tokens //= 2
         self.work.halvings += 1
@@ -51,12 +60,14 @@ class Passes:
         """Yield ``rows`` Int[N] of ``batch`` in cuts that ``scorer`` computes within the budget: which rows, and those
         on the device.
 
-        Rows whose routing is replayed count whole: where they disagree about their prompt it cannot be shared.
+        Rows whose routing is replayed count whole: where they disagree about their prompt it cannot be shared. On a
+        mesh these are the rows of this process; a cut without a row has to be computed all the same.
         """
         is_shared = scorer.shares_prompts and batch.routing is None
         sharing = Sharing(self._crossing, self._stretch * self.max_tokens) if is_shared else None
+        place = (self.mesh.rank, self.mesh.size)
         with working("computing", len(rows), is_brief=True) as steps:
-            for index, cut in micro_batches(batch, rows, self.max_tokens, sharing):
+            for index, cut in micro_batches(batch, rows, self.max_tokens, sharing, place):
                 yield index, move(cut, self._device)
                 steps.advance(len(index))
 
@@ -67,7 +78,8 @@ class Passes:
 
     def value(self, scorer: ValueScorer, cut: Batch, is_trunk_frozen: bool = False) -> Values:
         """Return the values of one cut."""
-        values = scorer(cut.tokens, cut.prompt_lengths, cut.lengths, cut.mask, is_trunk_frozen)
+        tensors = (cut.tokens, cut.prompt_lengths, cut.lengths, cut.mask)
+        values = self.mesh.run(scorer.trunk, lambda: scorer(*tensors, is_trunk_frozen))
         self.work.add(cut, values.computed)
         return values
 
@@ -77,7 +89,7 @@ class Passes:
         with torch.no_grad():
             for index, cut in self.cuts(batch, batch.mask.any(1).nonzero()[:, 0], scorer):
                 result[index, : cut.width] = self.score(scorer, cut, with_entropy=False).logprobs.cpu()
-        return result
+        return self.mesh.total(result)
 
     def routes(self, scorer: TokenScorer, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Return `logprobs` with free routers, and which experts Int16[B S L K] they chose; None if dense.
@@ -93,9 +105,12 @@ class Passes:
                 if scores.experts is None:
                     continue
                 if experts is None:
-                    experts = torch.full((*batch.tokens.shape, *scores.experts.shape[2:]), -1, dtype=torch.int16)
-                experts[index, : cut.tokens.shape[1]] = scores.experts.cpu()
-        return result, experts
+                    # One more than the number of an expert, so that nothing is 0 and processes can add theirs up.
+                    experts = torch.zeros((*batch.tokens.shape, *scores.experts.shape[2:]), dtype=torch.int32)
+                experts[index, : cut.tokens.shape[1]] = scores.experts.cpu().int() + 1
+        if experts is not None:
+            experts = (self.mesh.total(experts) - 1).to(torch.int16)
+        return self.mesh.total(result), experts
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
@@ -116,9 +131,26 @@ class Passes:
             yield
 
     def _score(self, scorer: TokenScorer, cut: Batch, with_entropy: bool, routing: Routing | None) -> TokenScores:
-        scores = scorer(cut.tokens, cut.prompt_lengths, cut.mask, cut.temperature, with_entropy, routing)
+        tensors = (cut.tokens, cut.prompt_lengths, cut.mask)
+        scores = self.mesh.run(scorer.model, lambda: scorer(*tensors, cut.temperature, with_entropy, routing))
         self.work.add(cut, scores.computed)
         return scores
+
+
+def scorer_on(mesh: Mesh, model: nn.Module) -> TokenScorer:
+    """Return what scores with a model that is whole still, and will compute where ``mesh`` does.
+
+    Raises: ConfigError for a model that is computed row by row, where every process must make as many passes.
+    """
+    config: Any = model.config
+    chunk = None if mesh.device is None else chunk_for(mesh.device, config.get_text_config().vocab_size)
+    scorer = TokenScorer(model, chunk)
+    if mesh.size > 1 and not scorer.is_split:
+        raise ConfigError(
+            f"{type(model).__name__} does more with its logits than its head's matrix product, so it is computed row "
+            "by row, and processes that hold it together would have to have equally many; set learner.processes = 1"
+        )
+    return scorer
 
 
 def measure_routing(scores: TokenScores, cut: Batch) -> Metrics:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
+
 from gnomon.errors import ConfigError
 from gnomon.learner.optimizer import OptimizerPlan
 from gnomon.models.device import memory_of
@@ -26,6 +28,10 @@ class LearnerPlan:
         that answers share counted once, > 0; memory grows with it. A longer sequence goes alone. None chooses by
         the model (`default_budget`), and lets answers that share a long prompt take four times as many.
     gradient_checkpointing: compute each layer again in the backward pass instead of keeping its activations.
+    processes: that hold the model together, a part each, and make every step together (FSDP2): CPU processes, or one a
+        GPU. 1 is this process. See docs/scaling.md.
+    offload: keep parts, gradients and moments in the machine's memory and let them visit the GPU; also with one
+        process, which is then one of its own.
     Raises: ConfigError when a number is out of range.
     """
 
@@ -33,12 +39,21 @@ class LearnerPlan:
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     max_tokens_per_micro_batch: int | None = None
     gradient_checkpointing: bool = False
+    processes: int = 1
+    offload: bool = False
 
     def __post_init__(self) -> None:
         if self.max_tokens_per_micro_batch is not None and self.max_tokens_per_micro_batch < 1:
             raise ConfigError(f"learner.max_tokens_per_micro_batch must be > 0, got {self.max_tokens_per_micro_batch}")
+        if self.processes < 1:
+            raise ConfigError(f"learner.processes must be at least 1, got {self.processes}")
         if self.precision not in ("auto", "fp32", "bf16"):
             raise ConfigError(f"learner.precision must be auto, fp32 or bf16, got '{self.precision}'")
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether processes of their own hold the model, rather than this one."""
+        return self.processes > 1 or self.offload
 
 
 def token_budget(layers: int, width: int, item_bytes: int, parameters: int, available: int = 0) -> int:
@@ -59,12 +74,12 @@ def token_budget(layers: int, width: int, item_bytes: int, parameters: int, avai
     return max(_LEAST_TOKENS, budget // (_KEPT * layers * width * item_bytes))
 
 
-def default_budget(model: Any) -> int:
-    """Return the tokens of a micro-batch for a causal language model where it is: see `token_budget`.
+def default_budget(model: Any, device: torch.device | None = None) -> int:
+    """Return the tokens of a micro-batch for a causal language model on ``device``, or where it is: see `token_budget`.
 
     A GPU needs more tokens to be busy, and has a memory of its own: an eighth of it is for activations.
     """
     config, parameter = model.config.get_text_config(), next(model.parameters())
-    available = memory_of(parameter.device) // DEVICE_SHARE
+    available = memory_of(device or parameter.device) // DEVICE_SHARE
     size = sum(p.numel() for p in model.parameters())
     return token_budget(config.num_hidden_layers, config.hidden_size, parameter.dtype.itemsize, size, available)

@@ -11,6 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from gnomon.learner.mesh import Alone, Mesh
+
 Precision = Literal["fp32", "bf16"]
 
 
@@ -55,36 +57,67 @@ class Masters:
 
     The module's tensors are only ever written in place, because engines hold them too.
 
-    named: name and parameter, each parameter once.
+    Where parameters are held in parts, so are masters: each is the part that is here, the same memory.
+
+    named: name and parameter, each parameter once, sharded already. mesh: holds them.
     """
 
-    def __init__(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], mesh: Mesh | None = None) -> None:
+        self.mesh: Mesh = Alone() if mesh is None else mesh
         self.module_parameters: dict[str, nn.Parameter] = dict(named)
         self.parameters: dict[str, nn.Parameter] = {}
+        self._twins: list[str] = []
         for name, parameter in self.module_parameters.items():
-            master = parameter
+            own = self.mesh.own(parameter)
+            master = parameter if own is parameter else nn.Parameter(own)
             if parameter.dtype != torch.float32:
                 master = nn.Parameter(parameter.detach().float())
                 parameter.register_post_accumulate_grad_hook(_folding_into(master))
+                self._twins.append(name)
             self.parameters[name] = master
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names, and shapes of the whole parameters."""
+        return {name: tuple(parameter.shape) for name, parameter in self.module_parameters.items()}
 
     def round_into_module(self) -> None:
         """Write every master, rounded to nearest, into the module's own parameter."""
         with torch.no_grad():
-            for name, master in self.parameters.items():
-                parameter = self.module_parameters[name]
-                if parameter is not master:
-                    parameter.copy_(master)
+            for name in self._twins:
+                self.module_parameters[name].copy_(self.parameters[name])
+
+    def collect(self) -> None:
+        """Take over the gradients of all processes' rows; once a step, after the last backward pass."""
+        for name, master in self.parameters.items():
+            master.grad = self.mesh.gradient(self._source(name))
 
     def gradients(self) -> list[Tensor]:
         """Return the gradients that exist."""
         return [master.grad for master in self.parameters.values() if master.grad is not None]
+
+    def norm(self) -> Tensor:
+        """Return the length of the whole gradient, of which parts may be elsewhere."""
+        named = self.parameters.items()
+        return self.mesh.norm([(self._source(name), m.grad) for name, m in named if m.grad is not None])
 
     def drop_gradients(self) -> None:
         """Forget every gradient, those of an interrupted backward pass included."""
         for name, master in self.parameters.items():
             master.grad = None
             self.module_parameters[name].grad = None
+
+    def whole(self, name: str, own: Tensor) -> Tensor:
+        """Return a copy, on the CPU of rank 0, of what is held in parts as the parameter ``name`` is."""
+        return self.mesh.whole(self.module_parameters[name], own)
+
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        """Return what is this process's of a whole tensor that belongs to the parameter ``name``."""
+        return self.mesh.part(self.module_parameters[name], whole)
+
+    def _source(self, name: str) -> nn.Parameter:
+        """Return where backward passes leave a gradient."""
+        return self.parameters[name] if name in self._twins else self.module_parameters[name]
 
 
 def _folding_into(master: nn.Parameter) -> Callable[[Tensor], None]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gnomon.algorithms.algorithm import Loss
-from gnomon.errors import NotFiniteError
+from gnomon.learner.mesh import Alone, Mesh, agree
 from gnomon.metrics import Mean, Measure, Metrics, Sum
 from gnomon.models.logprobs import TokenScores
 from gnomon.types import Batch
@@ -45,18 +45,18 @@ class Work:
 class LossTally:
     """The losses of one optimizer step's cuts, added up: parts are sums, as the loss is.
 
-    stopped: tokens with an advantage and without a gradient: a clip, a mask or a weight of 0 took it.
+    mesh: whose processes each have some of the cuts. stopped: tokens with an advantage and without a gradient: a clip,
+    a mask or a weight of 0 took it.
     """
 
+    mesh: Mesh = field(default_factory=Alone)
     parts: dict[str, float] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=Metrics)
     stopped: int = 0
+    fault: str = ""
 
     def backward(self, loss: Loss, scores: TokenScores, cut: Batch) -> None:
-        """Add one cut's loss, and its gradients to those of the weights.
-
-        Raises: NotFiniteError when the loss is not finite, with its parts; no gradient was added then.
-        """
+        """Add one cut's loss, and its gradients to those of the weights."""
         self.add(loss)
         felt = [scored for scored in (scores.logprobs, scores.entropy) if scored.requires_grad]
         for scored in felt:
@@ -70,13 +70,10 @@ class LossTally:
         self.stopped += int(stopped.sum())
 
     def add(self, loss: Loss) -> None:
-        """Add one cut's loss.
-
-        Raises: NotFiniteError when it is not finite, with its parts.
-        """
+        """Add one cut's loss."""
         total = float(loss.total.detach())
-        if not math.isfinite(total):
-            raise NotFiniteError(
+        if not math.isfinite(total) and not self.fault:
+            self.fault = (
                 f"the loss is not finite: {total}, from {_listed(loss.parts)}; no weight was changed. A "
                 "log-probability, reward or advantage of this step is out of range: look at its rollouts"
             )
@@ -84,13 +81,23 @@ class LossTally:
             self.parts[name] = self.parts.get(name, 0.0) + part
         self.metrics += loss.metrics
 
+    def check(self) -> None:
+        """Raise NotFiniteError in every process when a loss was not finite in any, with its parts in that one.
+
+        Not sooner: a process that left a step in its middle would let the others wait.
+        """
+        agree(self.mesh, self.fault)
+
     def take(self, trained: int) -> Metrics:
         """Return ``loss/NAME`` for each part, one sample an optimizer step, and the pieces' own metrics.
 
+        What all processes return is to be added up: each its own sum, rank 0 the count.
         loss/stopped_token_fraction: of the ``trained`` tokens of the whole minibatch, rows without a gradient included.
         """
-        parts: dict[str, Measure] = {f"loss/{name}": Mean(part, 1) for name, part in self.parts.items()}
-        return Metrics.of(parts | {"loss/stopped_token_fraction": Mean(self.stopped, trained)}) + self.metrics
+        count = int(self.mesh.rank == 0)
+        parts: dict[str, Measure] = {f"loss/{name}": Mean(part, count) for name, part in self.parts.items()}
+        stopped = {"loss/stopped_token_fraction": Mean(self.stopped, count * trained)}
+        return Metrics.of(parts | stopped) + self.metrics
 
 
 def _listed(parts: Mapping[str, float]) -> str:

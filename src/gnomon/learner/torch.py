@@ -1,8 +1,7 @@
 """A learner in this process: one module, one optimizer, exact sums over micro-batches."""
 
 import asyncio
-import hashlib
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,20 +16,20 @@ from gnomon.algorithms.statistics import Statistics
 from gnomon.errors import CheckpointError, ConfigError
 from gnomon.failpoints import reach
 from gnomon.learner.average import MovingAverage
-from gnomon.learner.critic import CriticLearner, Lesson
+from gnomon.learner.critic import CriticLearner, Lesson, head_of, scorer_of
+from gnomon.learner.frozen import Frozen
 from gnomon.learner.lag import Lag
 from gnomon.learner.memory import within_memory
+from gnomon.learner.mesh import copies, here
 from gnomon.learner.optimizer import Optimizer
-from gnomon.learner.passes import Passes, measure_routing
+from gnomon.learner.passes import Passes, measure_routing, scorer_on
 from gnomon.learner.plan import LearnerPlan
 from gnomon.learner.states import join, part
 from gnomon.learner.tally import LossTally, Work
 from gnomon.metrics import Last, Mean, Metrics, Sum
 from gnomon.models.load import merged_tensors, model_writer, trainable
-from gnomon.models.logprobs import TokenScorer
-from gnomon.models.modes import has_adapters, with_weights, without_adapters
+from gnomon.models.modes import has_adapters, without_adapters
 from gnomon.models.routing import can_record
-from gnomon.models.values import ValueHead
 from gnomon.types import Batch, Scores, Snapshot, State
 
 T = TypeVar("T")
@@ -70,20 +69,29 @@ class TorchLearner:
         self._model: Any = model.eval()
         self._plan = plan
         self._steps = steps
-        self._passes = Passes(plan, model)
-        self._optimizer = Optimizer([*trainable(model), *_head_of(critic)], plan.optimizer)
-        self._scorer = TokenScorer(model)
+        self._mesh = mesh = here()
+        self._passes = Passes(plan, model, mesh)
+        # Whoever looks at a model's weights, or tries it out, does so before they are parted.
+        self._scorer = scorer_on(mesh, model)
         self._is_mixture = can_record(model)
-        self._reference = None if reference is None else TokenScorer(reference.eval().requires_grad_(False))
-        self._critic = None if critic is None else CriticLearner(critic, model, self._optimizer, self._passes)
+        self._reference = None if reference is None else scorer_on(mesh, reference.eval().requires_grad_(False))
+        self._frozen = Frozen(model, reference, mesh)
         self._average = None if proximal is None else MovingAverage(model, proximal)
-        self._averaged = None if self._average is None else TokenScorer(self._average.model)
+        self._averaged = None if self._average is None else scorer_on(mesh, self._average.model)
+        values = None if critic is None else scorer_of(critic, model, mesh)
+        for network in (model, *(() if reference is None else (reference,))):
+            mesh.shard(network)
+        if self._average is not None:
+            self._average.spread(mesh)
+        self._optimizer = Optimizer([*trainable(model), *head_of(critic)], plan.optimizer, mesh)
+        self._critic = None
+        if critic is not None and values is not None:
+            self._critic = CriticLearner(critic, values, self._optimizer, self._passes)
         self._lag = Lag()
         self._version = 0
         # Optimizer steps made on the policy's weights, and made when `score` was last asked for the proximal policy.
         self._updates = 0
         self._scored_at: int | None = None
-        self._fingerprints: dict[str, str] = {}
         # One thread for all calls: they never overlap, and OpenMP keeps one team of threads.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
 
@@ -132,7 +140,7 @@ class TorchLearner:
 
     def snapshot(self) -> Snapshot:
         """Return the module's own tensors, adapters merged; read them before the next update."""
-        return Snapshot(self._version, lambda: merged_tensors(self._model))
+        return Snapshot(self._version, lambda: self._mesh.published(self._model))
 
     def state(self) -> State:
         """Return copies of masters and moments; the version; which frozen weights they belong to; uncounted work.
@@ -143,8 +151,9 @@ class TorchLearner:
         parts = {"critic": State() if self._critic is None else self._critic.state()}
         parts["proximal"] = State() if self._average is None else self._average.state()
         parts["lag"] = self._lag.state()
-        work = [self._passes.work.computed, self._passes.work.real]
-        values = {"version": self._version, "frozen": dict(self._frozen()), "work": work, "has": self._composition()}
+        work = self._mesh.total(torch.tensor([self._passes.work.computed, self._passes.work.real])).tolist()
+        frozen = self._frozen.fingerprints()
+        values = {"version": self._version, "frozen": dict(frozen), "work": work, "has": self._composition()}
         return join(State(self._optimizer.state().tensors, values), parts)
 
     def restore(self, state: State) -> None:
@@ -161,8 +170,12 @@ class TorchLearner:
             self._average.restore(part(state, "proximal"))
         self._lag.restore(part(state, "lag"))
         self._version = int(state.values["version"])
-        self._passes.work = Work(*(int(count) for count in state.values["work"]))
+        self._passes.work = Work(*(int(count) for count in state.values["work"])) if self._mesh.rank == 0 else Work()
         self._scored_at = None
+
+    def close(self) -> None:
+        """End its thread."""
+        self._thread.shutdown(wait=False)
 
     def write_model(self, folder: Path) -> None:
         """Write the model as a Hugging Face folder, adapters merged, in the precision that it computes in.
@@ -179,9 +192,12 @@ class TorchLearner:
         """
         for optimizer in {self._optimizer, *(() if self._critic is None else (self._critic.optimizer,))}:
             optimizer.check_finite()
-        tensors = [(name, t.detach().to("cpu", copy=is_copied)) for name, t in merged_tensors(self._model)]
-        write = model_writer(tensors, self._model.config, self._model.generation_config)
+        is_lent = self._mesh.is_whole and not is_copied
+        tensors = list(merged_tensors(self._model)) if is_lent else copies(self._mesh, self._model)
         critic = None if self._critic is None else self._critic.writer()
+        if self._mesh.rank > 0:
+            return lambda folder: None
+        write = model_writer(tensors, self._model.config, self._model.generation_config)
 
         def write_both(folder: Path) -> None:
             write(folder)
@@ -235,7 +251,7 @@ class TorchLearner:
             return self._passes.logprobs(self._scorer, batch)
 
     def _logprobs(self, batch: Batch, weights: Snapshot | None) -> Tensor:
-        exchanged = nullcontext() if weights is None else with_weights(self._model, weights.tensors())
+        exchanged = nullcontext() if weights is None else self._mesh.lending(self._model, weights.tensors())
         with exchanged, self._passes.uncounted():
             return self._passes.logprobs(self._scorer, batch)
 
@@ -251,15 +267,18 @@ class TorchLearner:
             }
         )
         if is_skipped:
-            return metrics + self._passes.work.take()
+            return self._once(metrics) + self._passes.work.take()
         is_scored = minibatch.proximal is not None and self._scored_at == self._updates
         is_current = is_scored and self._average is None
-        tally = LossTally()
+        tally = LossTally(self._mesh)
         try:
             statistics = self._statistics(minibatch, algorithm, live, is_current)
             if is_current:
                 minibatch = minibatch.with_fields(proximal=None)
             self._accumulate(minibatch, live, algorithm, statistics, tally)
+            tally.check()
+            if algorithm.scope == "lagged":
+                self._lag.gather(self._mesh)
             norm = self._optimizer.step(learning_rate)
         except BaseException:
             self._optimizer.drop_gradients()
@@ -271,7 +290,12 @@ class TorchLearner:
         if self._average is not None:
             self._average.follow(self._optimizer.masters.parameters)
         measured = Metrics.of({"learner/gradient_norm": Mean(norm, 1)})
-        return tally.take(int(minibatch.mask.sum())) + metrics + measured + self._passes.work.take()
+        learned = tally.take(int(minibatch.mask.sum())) + self._once(metrics + measured)
+        return learned + self._passes.work.take()
+
+    def _once(self, metrics: Metrics) -> Metrics:
+        """Return what is the same in every process and shall count once when all are added up."""
+        return metrics if self._mesh.rank == 0 else Metrics()
 
     def _statistics(self, minibatch: Batch, algorithm: Algorithm, live: Tensor, is_current: bool) -> Statistics:
         """Return the statistics that the step's loss reads, before its first cut: its own, or those of the last one.
@@ -281,7 +305,8 @@ class TorchLearner:
         if algorithm.scope == "lagged":
             others = minibatch.rows((minibatch.mask.any(1) & ~live).nonzero()[:, 0])
             if len(others) > 0:
-                self._lag.add(algorithm.statistics(self._current(others, is_current), others))
+                measured = algorithm.statistics(self._current(others, is_current), others)
+                self._lag.add(measured if self._mesh.rank == 0 else Statistics())
             return self._lag.statistics
         if not algorithm.reads_statistics:
             return Statistics()
@@ -303,8 +328,11 @@ class TorchLearner:
     ) -> None:
         """Add up losses and gradients of all cuts."""
         with self._passes.recording(self._model):
-            for _, cut in self._passes.cuts(minibatch, live.nonzero()[:, 0], self._scorer):
+            for index, cut in self._passes.cuts(minibatch, live.nonzero()[:, 0], self._scorer):
                 scores = self._passes.score(self._scorer, cut)
+                if len(index) == 0:
+                    (0 * scores.logprobs).sum().backward()
+                    continue
                 if algorithm.scope == "lagged":
                     self._lag.add(algorithm.statistics(scores.logprobs, cut))
                 loss = algorithm.loss(scores.logprobs, scores.entropy, cut, statistics)
@@ -325,8 +353,10 @@ class TorchLearner:
             one_sided=one_sided,
         )
         metrics = critic.fit(minibatch, lesson)
-        if critic.is_shared and not lesson.is_trunk_frozen:
-            self._updates += int(metrics["critic/updates"])
+        assert minibatch.weights is not None, "value_minibatches comes first"
+        has_token = bool(((minibatch.weights != 0) & minibatch.mask).any())
+        if critic.is_shared and not lesson.is_trunk_frozen and has_token:
+            self._updates += 1
         return metrics
 
     def _known_critic(self) -> CriticLearner:
@@ -354,45 +384,14 @@ class TorchLearner:
                     f"the checkpoint was made with {saved[name]}, this run has {mine[name]}; resume with the algorithm "
                     "that the run began with"
                 )
-        frozen = state.values["frozen"]
-        if frozen != self._frozen():
+        saved, mine = state.values["frozen"], self._frozen.fingerprints()
+        if saved != mine:
             raise CheckpointError(
-                f"the checkpoint was made on other frozen weights: it says {frozen}, this run has "
-                f"{self._frozen()}; resume with the model and reference that the run began with"
+                f"the checkpoint was made on other frozen weights: it says {saved}, this run has "
+                f"{mine}; resume with the model and reference that the run began with"
             )
         self._optimizer.check(state)
         if self._critic is not None:
             self._critic.check(part(state, "critic"))
         if self._average is not None:
             self._average.check(part(state, "proximal"))
-
-    def _frozen(self) -> dict[str, str]:
-        """Return fingerprints of the weights that are no part of the state but decide what it means."""
-        if not self._fingerprints:
-            frozen = [(n, p) for n, p in self._model.named_parameters() if not p.requires_grad]
-            self._fingerprints["base"] = fingerprint(frozen)
-            reference = [] if self._reference is None else self._reference.model.named_parameters()
-            self._fingerprints["reference"] = fingerprint(reference)
-        return self._fingerprints
-
-
-def _head_of(critic: nn.Module | None) -> list[tuple[str, nn.Parameter]]:
-    """Return the parameters of a head on the policy's trunk, which the policy's optimizer steps."""
-    if not isinstance(critic, ValueHead):
-        return []
-    return [(f"value_head.{name}", parameter) for name, parameter in critic.named_parameters()]
-
-
-def fingerprint(named: Iterable[tuple[str, Tensor]]) -> str:
-    """Return a digest of names, shapes and every bit of the tensors; "" of nothing.
-
-    >>> fingerprint([("a", torch.zeros(2))]) == fingerprint([("a", torch.zeros(3))])
-    False
-    """
-    listed = list(named)
-    digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in listed:
-        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        plain = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
-        digest.update(plain.numpy().data)
-    return digest.hexdigest() if listed else ""

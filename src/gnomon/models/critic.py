@@ -1,7 +1,7 @@
 """A value model with a trunk of its own: from the run's model or a folder, and back to a folder."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -108,22 +108,26 @@ def write_critic(critic: nn.Module, folder: Path) -> None:
     critic_writer(critic)(folder)
 
 
-def critic_writer(critic: nn.Module) -> Callable[[Path], None]:
-    """Return what writes a value model as it is now, copied to the CPU, as `write_critic` does; in any thread."""
+def critic_writer(critic: nn.Module, named: Iterable[tuple[str, Tensor]] = ()) -> Callable[[Path], None]:
+    """Return what writes a value model as it is now, copied to the CPU, as `write_critic` does; in any thread.
+
+    named: copies of its weights, whole, where the module itself may hold parts of them.
+    """
     if isinstance(critic, ValueHead):
         weight = _copied(critic.weight)
         return lambda folder: _write_head(weight, folder)
+    state = dict(named) or {name: _copied(tensor) for name, tensor in merged_tensors(critic)}
     if isinstance(critic, CausalCritic):
-        tensors = [(name, _copied(tensor)) for name, tensor in merged_tensors(critic.model)]
-        writers = [model_writer(tensors, critic.config, critic.model.generation_config), critic_writer(critic.score)]
+        head, start = state["score.weight"], "model."
+        tensors = [(name.removeprefix(start), tensor) for name, tensor in state.items() if name.startswith(start)]
+        write_model = model_writer(tensors, critic.config, critic.model.generation_config)
 
         def write_both(folder: Path) -> None:
-            for write in writers:
-                write(folder)
+            write_model(folder)
+            _write_head(head, folder)
 
         return write_both
     network: Any = critic
-    state = {name: _copied(tensor) for name, tensor in network.state_dict().items()}
 
     def write(folder: Path) -> None:
         with no_bars():

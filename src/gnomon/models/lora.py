@@ -3,7 +3,7 @@
 import importlib.util
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -106,22 +106,24 @@ def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
-def merged_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def merged_tensors(
+    model: nn.Module, is_wanted: Callable[[str], bool] = lambda name: True
+) -> Iterator[tuple[str, Tensor]]:
     """Yield ``(name, tensor)`` in the names of the plain Hugging Face model, adapters merged.
 
     A merged weight is W + scale * B A computed in float32 and given in W's precision; a weight without adapter is
     the live tensor itself, nothing copied. Weights that share memory (a tied head) come once, under the first name.
-    Buffers that belong to the model's state come too.
+    Buffers that belong to the model's state come too. Of names that are not wanted nothing is computed.
     """
     adapted = {_adapted_name(n, module): module for n, module in model.named_modules() if _has_adapter(module)}
     for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            continue
         plain = plain_name(name)
+        if "lora_" in name or not is_wanted(plain):
+            continue
         yield plain, _merge(adapted[plain], parameter) if plain in adapted else parameter.detach()
     kept = set(model.state_dict(keep_vars=True))
     for name, buffer in model.named_buffers():
-        if name in kept:
+        if name in kept and is_wanted(plain_name(name)):
             yield plain_name(name), buffer
 
 

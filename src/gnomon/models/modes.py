@@ -51,6 +51,13 @@ def with_weights(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Ite
             mine.data = memory
 
 
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """Return the layers that transformers' architectures are stacked from; none where they are not marked as such."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
 @contextmanager
 def recomputing(model: nn.Module) -> Iterator[None]:
     """Keep only each layer's input for the backward pass, which then computes the layer again.
@@ -60,9 +67,7 @@ def recomputing(model: nn.Module) -> Iterator[None]:
     eval mode, and engines that use the same module between passes never see it. Experts that are replayed in the
     forward pass are replayed when it is repeated, also after the block of `routing.replaying` has ended.
     """
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = layers_of(model)
     for layer in layers:
         again = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
         layer.forward = partial(again, context_fn=partial(_routed_again, layer))

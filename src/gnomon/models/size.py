@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from gnomon.models.load import model_config
 from gnomon.models.routing import expert_count
@@ -26,19 +27,24 @@ class ModelSize:
     experts: int = 0
 
 
+def outline(name: str, trust_remote_code: bool = False) -> nn.Module:
+    """Return the model ``name`` without weights: its modules, names and shapes. Raises: ModelError as `check_model`."""
+    from transformers import AutoModelForCausalLM
+
+    if name in TINY_MODELS:
+        return tiny_model(0, TINY_MODELS[name])
+    config = model_config(name, trust_remote_code)
+    with torch.device("meta"):
+        model: nn.Module = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    return model
+
+
 def model_size(name: str, trust_remote_code: bool = False) -> ModelSize:
     """Return the size of the model ``name``, from its config alone.
 
     Raises: ModelError as `check_model` does.
     """
-    from transformers import AutoModelForCausalLM
-
-    if name in TINY_MODELS:
-        model: Any = tiny_model(0, TINY_MODELS[name])
-    else:
-        config = model_config(name, trust_remote_code)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    model: Any = outline(name, trust_remote_code)
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", 0)
     head = getattr(config, "head_dim", None) or config.hidden_size // max(config.num_attention_heads, 1)

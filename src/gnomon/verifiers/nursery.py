@@ -121,7 +121,7 @@ class Nursery:
         except (OSError, EOFError):
             _kill_group(pid)
             return "ended with the nursery"
-        return _obituary(status)
+        return obituary(status)
 
     def kill(self) -> None:
         """End the nursery at once, from any thread; `open` in another thread then returns."""
@@ -241,7 +241,8 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _obituary(status: int | None) -> str:
+def obituary(status: int | None) -> str:
+    """Return how a process ended, in words; None is not known."""
     if status is None:
         return "ended"
     if status >= 0:

@@ -1,0 +1,367 @@
+"""Where a learner's parameters are: all in this process, or a part of each in every one of several.
+
+Only this file knows torch.distributed. A learner is the same code on either mesh: whatever it adds up (losses,
+effective sizes, gradients) is a sum over rows, so what each process adds up of its own rows adds up to the whole.
+Therefore gradients are **summed** over processes and divided by nothing, and no statistic is averaged.
+
+A process is on one mesh, as torch.distributed has one default group: `join` enters it, `here` returns it.
+"""
+
+import datetime
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from gnomon.errors import NotFiniteError
+from gnomon.models.lora import merged_tensors, plain_name
+from gnomon.models.modes import has_adapters, layers_of, with_weights, without_adapters
+
+T = TypeVar("T")
+
+ELSEWHERE = "in another process of the learner"
+
+PATIENCE = datetime.timedelta(minutes=10)
+"""How long a process waits for the others in one exchange; one that died is noticed at once, by `gang`."""
+_LONGEST_TEXT = 256
+
+
+class Mesh(Protocol):
+    """The processes that hold one learner. Every one of them calls the same methods in the same order.
+
+    rank, size: which of how many this is. device: where it computes; None is wherever its model is. is_whole: whether
+    parameters stay what they are, rather than parts of them.
+    """
+
+    rank: int
+    size: int
+    device: torch.device | None
+    is_whole: bool
+
+    def shard(self, model: nn.Module) -> None:
+        """Keep a part of each parameter here and drop the rest. The processes must hold equal models; none waits."""
+        ...
+
+    def run(self, model: nn.Module, work: Callable[[], T]) -> T:
+        """Return what ``work`` returns, whose passes through ``model`` find every parameter whole."""
+        ...
+
+    def total(self, tensor: Tensor) -> Tensor:
+        """Return the sum over all processes, the same bits in each. tensor: on the CPU, the same shape in each."""
+        ...
+
+    def broadcast(self, text: str) -> str:
+        """Return the short text of rank 0."""
+        ...
+
+    def own(self, parameter: nn.Parameter) -> Tensor:
+        """Return what this process holds of a parameter: the same memory."""
+        ...
+
+    def part(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
+        """Return of a whole tensor what is this process's, where ``parameter`` is held in parts."""
+        ...
+
+    def whole(self, parameter: nn.Parameter, own: Tensor) -> Tensor:
+        """Return a copy of the whole on the CPU in rank 0, of tensors that are parted as ``parameter`` is; elsewhere
+        something empty.
+        """
+        ...
+
+    def gradient(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return the gradient of what is here, of all processes' rows; once after the last backward pass."""
+        ...
+
+    def norm(self, gradients: Sequence[tuple[nn.Parameter, Tensor]]) -> Tensor:
+        """Return the length of the whole gradient, of its parts here."""
+        ...
+
+    def published(self, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+        """Yield names and whole tensors as the model computes with them, adapters merged; read each before the next."""
+        ...
+
+    def lending(self, model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> AbstractContextManager[None]:
+        """Return the block in which the model computes with a snapshot's ``tensors``; see `modes.with_weights`."""
+        ...
+
+
+class Alone:
+    """One process, which holds everything. Nothing is exchanged.
+
+    >>> Alone().total(torch.ones(1))
+    tensor([1.])
+    """
+
+    rank, size, is_whole = 0, 1, True
+    device: torch.device | None = None
+
+    def shard(self, model: nn.Module) -> None:
+        """Keep everything."""
+
+    def run(self, model: nn.Module, work: Callable[[], T]) -> T:
+        """Do it."""
+        return work()
+
+    def total(self, tensor: Tensor) -> Tensor:
+        """Return it."""
+        return tensor
+
+    def broadcast(self, text: str) -> str:
+        """Return it."""
+        return text
+
+    def own(self, parameter: nn.Parameter) -> Tensor:
+        """Return it."""
+        return parameter
+
+    def part(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
+        """Return it."""
+        return whole
+
+    def whole(self, parameter: nn.Parameter, own: Tensor) -> Tensor:
+        """Return a copy."""
+        return own.detach().to("cpu", copy=True)
+
+    def gradient(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return the parameter's."""
+        return parameter.grad
+
+    def norm(self, gradients: Sequence[tuple[nn.Parameter, Tensor]]) -> Tensor:
+        """Return the length of all of them together."""
+        return torch.nn.utils.get_total_norm([gradient for _, gradient in gradients])
+
+    def published(self, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+        """Yield the live tensors, nothing copied."""
+        return merged_tensors(model)
+
+    def lending(self, model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> AbstractContextManager[None]:
+        """Point at them, and back."""
+        return with_weights(model, tensors)
+
+
+class Joined:
+    """Several processes, by FSDP2: gloo between CPUs, NCCL between GPUs, one each.
+
+    A layer's parameters are gathered before it computes, dropped after it, and gathered again for its backward pass;
+    then each process keeps its part of the gradient. Whatever lies outside of the layers (embedding, head, norm) is one
+    more such group.
+
+    Trainable parameters are kept as float32 masters, and gathered in the precision that they were loaded in: what the
+    model computes with is their rounding, as in one process; gradients are summed in float32. Parameters of another
+    precision than most (a value head) are whole in every process, and their gradients are summed here.
+
+    is_offloaded: parts, moments and optimizer stay in the machine's memory, and visit the GPU.
+    Raises: whatever torch.distributed raises, in a process that waits for one that is gone.
+    """
+
+    def __init__(self, meeting: Path, rank: int, size: int, device: torch.device, is_offloaded: bool = False) -> None:
+        self.rank, self.size, self.is_whole = rank, size, False
+        self.device: torch.device | None = device
+        self._is_offloaded = is_offloaded
+        self._roots: dict[nn.Module, nn.Module] = {}
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        distributed.init_process_group(
+            # Small sums are made on the CPU whatever computes.
+            "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
+            store=distributed.FileStore(str(meeting), size),  # type: ignore[attr-defined]
+            rank=rank,
+            world_size=size,
+            timeout=PATIENCE,
+        )
+        self._mesh = init_device_mesh(device.type, (size,))
+
+    def shard(self, model: nn.Module) -> None:
+        """Keep this process's part of each parameter, on the mesh's device."""
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        precision = _commonest(trainable)
+        kept_whole = {p for p in trainable if p.dtype != precision}
+        for parameter in trainable:
+            if parameter in kept_whole:
+                parameter.data = parameter.data.to(self.device)
+            elif precision != torch.float32:
+                parameter.data = parameter.data.float()
+        policy = MixedPrecisionPolicy()
+        if precision not in (None, torch.float32):
+            policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
+        root = _Root(model)
+        for module in (*layers_of(model), root):
+            sharded: Any = fully_shard(
+                module,
+                mesh=self._mesh,
+                # The root's as well: what stays gathered after a pass without a gradient would be stale after a step.
+                reshard_after_forward=True,
+                mp_policy=policy,
+                offload_policy=CPUOffloadPolicy() if self._is_offloaded else OffloadPolicy(),
+                ignored_params=kept_whole,
+            )
+            sharded.set_gradient_divide_factor(1.0)
+            sharded.set_force_sum_reduction_for_comms(True)
+        self._roots[model] = root
+
+    def run(self, model: nn.Module, work: Callable[[], T]) -> T:
+        """Do it inside of the root's forward pass, where what is outside of the layers is whole as well."""
+        root: Any = self._roots[model]
+        try:
+            result: T = root(work)[0]
+        except BaseException:
+            root.reset_iter_state()
+            raise
+        return result
+
+    def total(self, tensor: Tensor) -> Tensor:
+        """Return the sum."""
+        summed = tensor.clone()
+        distributed.all_reduce(summed)
+        return summed
+
+    def broadcast(self, text: str) -> str:
+        """Return the text of rank 0, which has at most 256 bytes."""
+        said = torch.zeros(_LONGEST_TEXT, dtype=torch.uint8)
+        written = text.encode()
+        said[: len(written)] = torch.tensor(list(written), dtype=torch.uint8)
+        distributed.broadcast(said, 0)
+        return bytes(said.tolist()).rstrip(b"\0").decode()
+
+    def own(self, parameter: nn.Parameter) -> Tensor:
+        """Return the local part."""
+        return _local(parameter.data)
+
+    def part(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
+        """Return rows of the first axis, as FSDP2 deals them out: equally many each, and what is left to the last."""
+        if not isinstance(parameter, DTensor):
+            return whole
+        parts = whole.chunk(self.size)
+        return parts[self.rank] if self.rank < len(parts) else whole[:0]
+
+    def whole(self, parameter: nn.Parameter, own: Tensor) -> Tensor:
+        """Return the parts of all, put together."""
+        if isinstance(parameter, DTensor):
+            shape, stride = parameter.shape, parameter.stride()
+            parted = DTensor.from_local(
+                own.detach(), parameter.device_mesh, parameter.placements, run_check=False, shape=shape, stride=stride
+            )
+            own = parted.full_tensor()
+        return own.detach().to("cpu", copy=True) if self.rank == 0 else torch.empty(0)
+
+    def gradient(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return the local part of the sum; sum it where the parameter is whole."""
+        if parameter.grad is None or isinstance(parameter, DTensor):
+            return None if parameter.grad is None else _local(parameter.grad)
+        parameter.grad = self.total(parameter.grad.cpu()).to(parameter.grad.device)
+        return parameter.grad
+
+    def norm(self, gradients: Sequence[tuple[nn.Parameter, Tensor]]) -> Tensor:
+        """Return the root of all parts' squares; a gradient that is whole here counts once."""
+        parted = [gradient for parameter, gradient in gradients if isinstance(parameter, DTensor)]
+        whole = [gradient for parameter, gradient in gradients if not isinstance(parameter, DTensor)]
+        squares = self.total(_square(parted)) + _square(whole)
+        return squares.sqrt().float()
+
+    def published(self, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+        """Yield group by group: so much is whole at a time."""
+        marked = {id(layer) for layer in layers_of(model)}
+        layers = {name: module for name, module in model.named_modules() if id(module) in marked}
+        for name, layer in layers.items():
+            with _gathered(layer):
+                yield from ((f"{plain_name(name)}.{own}", tensor) for own, tensor in merged_tensors(layer))
+        inside = tuple(f"{plain_name(name)}." for name in layers)
+        with _gathered(self._roots[model]):
+            yield from merged_tensors(model, lambda name: not name.startswith(inside))
+
+    @contextmanager
+    def lending(self, model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[None]:
+        """Copy this process's part of them over its own, and its own back."""
+        named = {plain_name(name): parameter for name, parameter in model.named_parameters()}
+        kept = [(own, own.clone()) for own in map(self.own, named.values())]
+        try:
+            for name, tensor in tensors:
+                if name in named:
+                    self.own(named[name]).copy_(self.part(named[name], tensor))
+            with without_adapters(model) if has_adapters(model) else nullcontext():
+                yield
+        finally:
+            for own, copy in kept:
+                own.copy_(copy)
+
+
+class _Root(nn.Module):
+    """A model with whatever is computed with it as its forward pass, since heads are read without being called."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, work: Callable[[], Any]) -> tuple[Any, list[Tensor]]:
+        """Return the result, and the tensors in it whose backward pass needs the parameters again."""
+        result = work()
+        return result, [t for t in vars(result).values() if isinstance(t, Tensor) and t.requires_grad]
+
+
+_joined: list[Mesh] = []
+
+
+def join(meeting: Path, rank: int, size: int, device: torch.device, is_offloaded: bool = False) -> Mesh:
+    """Enter the mesh of ``size`` processes that meet in the file ``meeting``, and return it once all are there."""
+    _joined[:] = [Joined(meeting, rank, size, device, is_offloaded)]
+    return _joined[0]
+
+
+def here() -> Mesh:
+    """Return the mesh that this process is on.
+
+    >>> here().size
+    1
+    """
+    return _joined[0] if _joined else Alone()
+
+
+def agree(mesh: Mesh, fault: str) -> None:
+    """Raise NotFiniteError in all processes when there is a fault in any: with its own text where it has one.
+
+    A process that raised alone would leave the others waiting for it.
+    """
+    if int(mesh.total(torch.tensor(int(bool(fault))))):
+        raise NotFiniteError(fault or f"a number is not finite {ELSEWHERE}; no weight was changed")
+
+
+def copies(mesh: Mesh, model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return copies, on the CPU, of what ``mesh`` publishes of a model: all of them in rank 0, none elsewhere."""
+    found = []
+    for name, tensor in mesh.published(model):
+        if mesh.rank == 0:
+            found.append((name, tensor.detach().to("cpu", copy=True)))
+    return found
+
+
+@contextmanager
+def _gathered(module: Any) -> Iterator[None]:
+    module.unshard()
+    try:
+        yield
+    finally:
+        module.reshard()
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _square(gradients: Sequence[Tensor]) -> Tensor:
+    if not gradients:
+        return torch.zeros((), dtype=torch.float64)
+    return torch.nn.utils.get_total_norm(gradients).cpu().double().square()
+
+
+def _commonest(parameters: Sequence[nn.Parameter]) -> torch.dtype | None:
+    """Return the precision that most numbers have; None of nothing."""
+    counts: dict[torch.dtype, int] = {}
+    for parameter in parameters:
+        counts[parameter.dtype] = counts.get(parameter.dtype, 0) + parameter.numel()
+    return max(counts, key=lambda precision: counts[precision], default=None)

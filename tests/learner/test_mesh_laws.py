@@ -1,0 +1,155 @@
+"""What must hold for every algorithm when processes hold the model together: they are one machine (P4)."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.laws.batches import presets
+from tests.learner.together import alone, apart, moved, recipe_for, together, walk
+from transformers import Gemma2Config, Gemma2ForCausalLM
+
+from gnomon.algorithms import GRPO, P3O, PPO, Algorithm, CriticPlan, Ewma, Kl, Updates
+from gnomon.errors import ConfigError, LearnerError
+from gnomon.learner.gang import Gang
+from gnomon.models.lora import LoraPlan
+from gnomon.types import Batch, State
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+STEPS = 20
+WITH_REFERENCE = replace(GRPO, name="grpo-kl", regularizers=(Kl("reference", 0.1),), updates=Updates(2, 2))
+SHARED = replace(PPO, name="ppo-shared", critic=CriticPlan(trunk="shared"))
+AVERAGED = replace(PPO, name="ppo-ewma", critic=CriticPlan(), proximal=Ewma(0.9))
+LAGGED = replace(P3O, name="p3o-lagged", scope="lagged")
+ROUTED = replace(GRPO, name="grpo-r2", routing="proximal", updates=Updates(2, 2))
+VARIANTS: dict[str, tuple[Algorithm, dict[str, Any]]] = {
+    "reference": (WITH_REFERENCE, {}),
+    "shared-trunk": (SHARED, {}),
+    "averaged": (AVERAGED, {}),
+    "lagged": (LAGGED, {}),
+    "lora": (WITH_REFERENCE, {"lora": LoraPlan(rank=4, alpha=8.0)}),
+    "checkpointing": (P3O, {"gradient_checkpointing": True}),
+    "mixture": (ROUTED, {"model": "tiny-moe"}),
+}
+
+
+@pytest.fixture(scope="module")
+def gang_for() -> Iterator[Callable[[Algorithm, int], tuple[Gang, State]]]:
+    """Started processes for whatever networks an algorithm needs, and the state that they began with."""
+    started: dict[Any, tuple[Gang, State]] = {}
+    with ExitStack() as stack:
+
+        def get(algorithm: Algorithm, processes: int) -> tuple[Gang, State]:
+            kind = (processes, algorithm.critic and algorithm.critic.trunk, "reference" in algorithm.needs)
+            if kind not in started:
+                gang = stack.enter_context(together(recipe_for(algorithm, processes)))
+                started[kind] = gang, gang.state()
+            return started[kind]
+
+        yield get
+
+
+def drawn(make_batch: Callable[..., Batch], count: int = STEPS) -> list[Batch]:
+    """Batches of 7 to 10 rows in groups of their own sizes, so that no number of processes parts them evenly."""
+    found = []
+    for seed in range(count):
+        batch = make_batch(seed, 5, 2) if seed % 2 else make_batch(seed, 3, 3)
+        found.append(batch.rows(range(len(batch) - seed % 3)))
+    return found
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("algorithm", presets(), ids=lambda a: a.name)
+def test_processes_make_the_steps_of_one(algorithm: Algorithm, processes: int, gang_for, make_batch):
+    """Over 20 steps weights, moments and every measure are those of a single process, to 1e-6.
+
+    A critic makes several updates a step, at a multiple of the rate: to 2e-6.
+    """
+    gang, first = gang_for(algorithm, processes)
+    gang.restore(first)
+    single = alone(recipe_for(algorithm))
+    batches = drawn(make_batch)
+    mine, theirs = (walk(learner, algorithm, batches) for learner in (single, gang))
+    mine_after, theirs_after = single.state().tensors, gang.state().tensors
+
+    difference = apart(theirs_after, mine_after)
+    far = moved(mine_after, first.tensors)
+    print(f"{algorithm.name} in {processes}: {difference:.2e} apart after moving by {far:.2e}")
+    assert difference < (1e-6 if algorithm.critic is None else 2e-6)
+    assert far > 1e-4
+    for one, other in zip(mine, theirs, strict=True):
+        assert other == pytest.approx(one, rel=1e-3, abs=2e-6)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_whatever_else_is_trained_is_trained_alike(name: str, processes: int, make_batch):
+    """References, critics on either trunk, averages, adapters, recomputed layers, replayed routing: the same."""
+    algorithm, changes = VARIANTS[name]
+    single, batches = alone(recipe_for(algorithm, 1, **changes)), drawn(make_batch, 8)
+    first = single.state().tensors
+    with together(recipe_for(algorithm, processes, **changes)) as gang:
+        assert apart(gang.state().tensors, first) == 0.0
+        mine, theirs = (walk(learner, algorithm, batches) for learner in (single, gang))
+        mine_after, theirs_after = single.state(), gang.state()
+        sent = dict(gang.snapshot().tensors())
+    difference = apart(theirs_after.tensors, mine_after.tensors)
+    print(f"{name} in {processes}: {difference:.2e} apart")
+
+    assert difference < 2e-6
+    assert apart(sent, dict(single.snapshot().tensors())) < 2e-6
+    assert {k: v for k, v in theirs_after.values.items() if k != "work"}.keys() == mine_after.values.keys() - {"work"}
+    assert theirs_after.values["frozen"] == mine_after.values["frozen"]
+    for one, other in zip(mine, theirs, strict=True):
+        assert other == pytest.approx(one, rel=1e-3, abs=2e-6)
+
+
+def test_a_process_that_stands_still_counts_as_dead(make_batch, monkeypatch: pytest.MonkeyPatch):
+    """Frozen in a step, it gives no sign of life; the others wait for it, and nobody waits for them forever."""
+    monkeypatch.setattr("gnomon.learner.gang.STILL_SECONDS", 6.0)
+    with together(recipe_for(GRPO)) as gang:
+        walk(gang, GRPO, drawn(make_batch, 1))
+        programs = [member.program for member in gang._members]
+        os.kill(programs[1].pid, signal.SIGSTOP)
+        with pytest.raises(LearnerError, match="process 1 of the learner's 2 stood still for 6 s"):
+            walk(gang, GRPO, drawn(make_batch, 1))
+    assert None not in [program.poll() for program in programs]
+
+
+def test_a_model_that_is_computed_row_by_row_is_refused(tmp_path: Path):
+    """Gemma 2 bounds its logits; one process trains it, several refuse it in words, and nobody is left."""
+    config = Gemma2Config(
+        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8,
+    )  # fmt: skip
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    gang = Gang(recipe_for(GRPO, model=str(tmp_path)))
+
+    with pytest.raises(
+        ConfigError, match=r"(?s)Gemma2ForCausalLM does more with its logits.*set learner.processes = 1"
+    ):
+        gang.open()
+    assert gang._members == []
+    assert alone(recipe_for(GRPO, 1, model=str(tmp_path))).version == 0
+
+
+def test_bfloat16_has_float32_masters_in_parts(make_batch):
+    """What is gathered is the masters' rounding, so the first step differs by the rounding of sums alone."""
+    first, second = drawn(make_batch, 2)
+    single = alone(recipe_for(GRPO, 1, precision="bf16"))
+    with together(recipe_for(GRPO, 2, precision="bf16")) as gang:
+        walk(single, GRPO, [first])
+        walk(gang, GRPO, [first])
+        assert {t.dtype for _, t in gang.snapshot().tensors()} == {torch.bfloat16}
+        sent = dict(gang.snapshot().tensors())
+        state = gang.state().tensors
+        assert apart({n: state[f"master/{n}"].bfloat16() for n in sent}, sent) == 0.0
+        single.restore(gang.state())
+        for learner in (single, gang):
+            walk(learner, GRPO, [second])
+        assert apart(gang.state().tensors, single.state().tensors) < 1e-3
