@@ -47,16 +47,17 @@ def majority(record: RunRecord) -> float:
 
 
 def gain(number: str, name: str = "spo") -> Callable[[Measured], Estimate]:
-    """Return what averages over families, seed by seed, the number of ``name`` less that of GRPO."""
+    """Return what averages over families, seed by seed, the number of ``name`` less that of GRPO.
+
+    A seed counts when it was run on all families that ``name`` is tried on: another mixture is another average.
+    """
+    families = FAMILIES[:2] if name == EQUAL else FAMILIES
 
     def read(measured: Measured) -> Estimate:
-        differences: dict[int, list[float]] = {}
-        for family in FAMILIES:
-            first = measured.numbers.get(f"{family}: grpo", {}).get(number, {})
-            second = measured.numbers.get(f"{family}: {name}", {}).get(number, {})
-            for seed in first.keys() & second.keys():
-                differences.setdefault(seed, []).append(second[seed] - first[seed])
-        return estimate([statistics.fmean(found) for _, found in sorted(differences.items())])
+        first = [measured.numbers.get(f"{family}: grpo", {}).get(number, {}) for family in families]
+        second = [measured.numbers.get(f"{family}: {name}", {}).get(number, {}) for family in families]
+        seeds = sorted(set.intersection(*(set(found) for found in (*first, *second))))
+        return estimate([statistics.fmean(b[n] - a[n] for a, b in zip(first, second, strict=True)) for n in seeds])
 
     return read
 
@@ -116,6 +117,14 @@ CLAIM = Claim(
             "SPO without initial values minus GRPO",
             above=0.0,
         ),
+    ),
+    remarks=(
+        "**What we make of it.** Only one family was run with three seeds before the time was over, so that the "
+        "average over families is open. On sums SPO is ahead in every number, with intervals that do not meet for "
+        "pass@1 and maj@16: 0.847 against 0.802 right answers, 0.958 against 0.922 by majority; without its extra "
+        "samples it is as high, with a wider interval. It is not the tracker's accuracy that does it "
+        "(`spo_variance`: in these runs it lags behind), so the choice of prompts, 128 questions instead of 16 in "
+        "a step, and no silent samples are what is left."
     ),
     figure=figure,
 )

@@ -161,8 +161,8 @@ CLAIM = Claim(
         "reward is E p (1 - p), which no baseline can remove, plus the variance of p over the prompts that are "
         "asked. SPO's own sampler asks the prompts whose rate is in the middle, so that little of the second is "
         "left to remove: in the slow setting the tracker is within 0.01 of the least that the exact value would "
-        "leave, and still leaves 99%. GRPO's uniform prompts keep that spread, and its group mean takes 27% away "
-        "(a ninth of it by containing the answer itself). Halving needs prompts of which many are nearly always "
+        "leave, and still leaves 99%. GRPO's uniform prompts keep that spread, and its group mean takes 27% away, "
+        "of which some ten by containing the answer itself. Halving needs prompts of which many are nearly always "
         "or nearly never solved. In the fast setting the tracker adds variance: rates that were measured at 0.3 "
         "are still at 0.6 when the policy is at 0.85, since a window of eight visits is longer than the learning."
     ),

@@ -154,3 +154,12 @@ def test_commands_work(tmp_path: Path, tracked: list[Path]):
             ran = shell(["bash", "-euo", "pipefail", "-c", block.script], tmp_path)
             said = f"{ran.stdout[-2000:]}\n{ran.stderr[-2000:]}"
             assert ran.returncode == 0, f"README.md line {block.line}:\n{block.script}\n{said}"
+
+
+def test_the_readme_says_of_every_claim_what_was_found():
+    """The table of claims has the verdicts and counts of docs/claims.md."""
+    counted = r"\(\S*?(experiments/\w+)/README\.md\)[^|]*\| (\w+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|"
+    readme, claims = (re.findall(counted, (ROOT / name).read_text()) for name in ("README.md", "docs/claims.md"))
+
+    assert len(readme) > 10
+    assert sorted(readme) == sorted(claims)

@@ -147,9 +147,10 @@ def test_a_clip_takes_tokens_out_by_the_sign_of_the_advantage():
 def test_replay_takes_the_routers_share_of_a_ratio_away(tmp_path: Path):
     """Over a step of a mixture some of the variance of log-ratios is the routers' and not all of it; a run without the
     weights before and after, or without experts, has no such share."""
+    reward = '[{kind="function",function="examples/own_reward.py:starts_with_a_digit"}]'
     kept = ("steps=2", "checkpoints.every=1", "evaluation.before=false", "rollouts_per_step=32", "task.size=60")
     for model in ("tiny-moe", "tiny"):
-        train_experiment(load("tiny", [*kept, f"model={model}", "rewards=[]"]), tmp_path / model)
+        train_experiment(load("tiny", [*kept, f"model={model}", f"rewards={reward}"]), tmp_path / model)
 
     share = routers_share(tmp_path / "tiny-moe", 1)
     assert share.tokens < 1.0

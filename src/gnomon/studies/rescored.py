@@ -90,7 +90,7 @@ def routers_share(run: Path, step: int) -> Shares:
     """Return what the variance of log-ratios over training step number ``step`` loses when its routing is replayed.
 
     1 - Var(replayed) / Var(free), on the answers of the step after it. Raises: NotMeasured for a run that lacks them or
-    the weights before and after, or whose model has no experts.
+    the weights before and after, whose model has no experts, or where nothing was learned.
     """
     record = RunRecord(run)
     answers = Answers.recorded(record, step + 1)
@@ -101,6 +101,8 @@ def routers_share(run: Path, step: int) -> Shares:
         later = TokenScorer(weights_after(record, step))
         free = answers.scored(later, Routing()).logprobs - before.logprobs
         held = answers.scored(later, Routing(before.experts)).logprobs - before.logprobs
+    if not bool(free.any()):
+        raise NotMeasured("the step changed nothing")
     counts = answers.mask.sum(1)
     means: Any = [(change.double() * answers.mask).sum(1) / counts for change in (held, free)]
     tokens = 1 - float(held[answers.mask].double().var() / free[answers.mask].double().var())
