@@ -15,7 +15,7 @@ from gnomon.tasks.table import TableTask
 HERE = Path(__file__).resolve().parent
 STEPS, RATE = 32, 5e-4
 TUNED_ON, REPORTED_ON = (0, 100), (101, 102, 103)
-HEALTHY_TUNED_ON, HEALTHY_REPORTED_ON = (100, 101), (102, 103)
+HEALTHY_TUNED_ON, HEALTHY_REPORTED_ON = (100, 101), (102, 103, 104)
 _WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
 

@@ -47,6 +47,8 @@ from gnomon.records.reading import RunRecord
 # Every reward here is known to load, and trying each before each run takes longer than a tenth of the run.
 gnomon.launch.check = lambda grading, limits: None
 RESULTS = Path(__file__).resolve().parent / "results.json"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "diagnosis.md"
+BEGIN, END = "<!-- begin: run.py --judge -->", "<!-- end: run.py --judge -->"
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,8 @@ def tables(rows: Sequence[dict[str, object]]) -> str:
             f"| {'-' if steps is None else f'{steps:g}'} | {', '.join(by) or '-'} | {others} |"
         )
     sick = [row for row in rows if not row["is_healthy"]]
-    lines += ["", f"All: {sum(bool(r['found']) for r in sick)} of {len(sick)}.", ""]
+    lines += ["", f"Found in all: {sum(bool(r['found']) for r in sick)} of {len(sick)} runs.", ""]
+    lines += ["What was found in healthy runs, most of it of a busy machine and of a policy that learns fast:", ""]
     healthy = [row for row in rows if row["is_healthy"]]
     lines += ["| rule | severe | warning | note | in |", "|---|---|---|---|---|"]
     names = sorted({rule for row in healthy for rule in row["findings"]})
@@ -191,7 +194,11 @@ def main() -> None:
         rows = [judge(job, root) for job in jobs(given.set) if (job.folder(root) / "ended.txt").exists()]
         if given.set != "tuned":
             RESULTS.write_text(json.dumps({"steps": STEPS, "runs": rows}, indent=1) + "\n")
-        print(tables([row for row in rows if given.set != "all" or not row["is_tuned_on"]]))
+        said = tables([row for row in rows if given.set != "all" or not row["is_tuned_on"]])
+        print(said)
+        if given.set != "tuned":
+            before, mark, rest = PAGE.read_text().partition(BEGIN)
+            PAGE.write_text(f"{before}{mark}\n\n{said}\n\n{END}{rest.partition(END)[2]}")
         return
     for job in jobs(given.set):
         began = time.monotonic()

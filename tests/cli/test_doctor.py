@@ -34,7 +34,7 @@ def test_findings_are_read_in_80_columns(run: Path, capsys: Capture):
 
 
 def test_a_program_can_act_on_them(run: Path, capsys: Capture):
-    """One JSON object; exit code 1 only when there is a finding as grave as was asked for."""
+    """One JSON object; exit code 1 only for a finding as grave as was asked for, or without a step to judge."""
     assert main(["doctor", str(run), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
 
@@ -42,8 +42,8 @@ def test_a_program_can_act_on_them(run: Path, capsys: Capture):
     assert found["step"] == 12
     assert main(["doctor", str(run), "--fail-on", "severe"]) == 1
     (run / "metrics.jsonl").write_text("")
-    assert main(["doctor", str(run), "--fail-on", "note"]) == 0
-    assert "nothing found after step 0" in capsys.readouterr().out.splitlines()[-1]
+    assert main(["doctor", str(run), "--fail-on", "note"]) == 1
+    assert "there is no step to judge" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path, capsys: Capture):

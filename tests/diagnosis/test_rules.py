@@ -263,6 +263,7 @@ def test_truncation_is_a_fault_where_it_costs_something():
     assert severity(cut_off(0.06, 0.8)) == "note"
     assert cut_off(0.6, 0.8, 0.75) is None
     assert severity(cut_off(1.0, None)) == "warning"
+    assert severity(cut_off(0.99, 1.0)) == "warning"
 
 
 def test_repetition_must_be_new():

@@ -24,7 +24,7 @@ def run(arguments: Sequence[str]) -> int:
         "--fail-on",
         choices=["note", "warning", "severe"],
         metavar="SEVERITY",
-        help="exit with 1 when there is a finding as grave: note, warning or severe",
+        help="exit with 1 when there is a finding as grave (note, warning or severe), or no step to judge",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     given = parser.parse_args(arguments)
@@ -45,12 +45,14 @@ def run(arguments: Sequence[str]) -> int:
         print(json.dumps(table))
     else:
         width = min(WIDEST, shutil.get_terminal_size().columns)
-        said = f"{given.run}: {_count(len(findings))} after step {last} of {record.steps()}, {record.state()}"
+        found = _count(len(findings)) if rows else "there is no step to judge in metrics.jsonl; found nothing else"
+        said = f"{given.run}: {found} after step {last} of {record.steps()}, {record.state()}"
         print(for_people("\n\n".join([said, *(describe(finding, width) for finding in findings)])))
     is_grave = any(
         SEVERITIES.index(finding.severity) >= SEVERITIES.index(given.fail_on) for finding in findings if given.fail_on
     )
-    return 1 if is_grave else 0
+    is_blind = given.fail_on is not None and not rows and record.state() != "live"
+    return 1 if is_grave or is_blind else 0
 
 
 def describe(finding: "Finding", width: int = WIDEST) -> str:

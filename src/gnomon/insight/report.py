@@ -86,6 +86,10 @@ def write_report(runs: Sequence[str | Path], out: Path | None = None) -> Report:
     records = [RunRecord.of(run) for run in runs]
     if not 1 <= len(records) <= MOST_RUNS:
         raise ConfigError(f"a page shows 1 to {MOST_RUNS} runs, got {len(records)}; name fewer")
+    if out is not None and (out.is_dir() or not out.name):
+        raise RunDirectoryError(
+            f"{out} is a folder, and a page is a file; name one in it, as --out {out / 'page.html'}"
+        )
     files_of = records[0].files
     path = out or (files_of.report if len(records) == 1 else files_of.path / "comparison.html")
     content = (run_page(records[0]) if len(records) == 1 else comparison_page(records)).encode()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gnomon.errors import DatasetError
+from gnomon.errors import DatasetError, RunDirectoryError
 from gnomon.records.directory import LOCK, RunDirectory
 from gnomon.records.jsonl import read_rows
 from gnomon.records.rollouts import RecordedRollout, read_rollouts
@@ -32,9 +32,14 @@ class RunRecord:
     def of(cls, path: str | Path) -> "RunRecord":
         """Return the record of the run at ``path``.
 
-        Raises: RunDirectoryError when there is none, naming the nearest one.
+        Raises: RunDirectoryError when there is none, naming the nearest one, or its experiment cannot be read: without
+            it nothing that was measured can be judged.
         """
         RunDirectory.check(Path(path))
+        try:
+            tomllib.loads((Path(path) / "experiment.toml").read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise RunDirectoryError(f"{Path(path) / 'experiment.toml'} cannot be read: {error}") from error
         return cls(Path(path))
 
     @property

@@ -17,6 +17,7 @@ def measure_round(finished: Round, version: int) -> Metrics:
     version: of the weights about to be trained; staleness is counted in steps from the oldest token of a rollout.
     """
     groups = finished.generated
+    several = [group for group in groups if len(group.rollouts) > 1]
     rollouts = rollouts_of(groups)
     graded = [r.grade.reward for r in rollouts if r.grade.reward is not None]
     count = len(rollouts)
@@ -28,7 +29,7 @@ def measure_round(finished: Round, version: int) -> Metrics:
         "rollout/length_tokens_max": Max(max((len(r.response) for r in rollouts), default=0)),
         "rollout/truncated_fraction": Mean(sum(r.is_truncated for r in rollouts), count),
         "rollout/error_fraction": Mean(sum(r.grade.error is not None for r in rollouts), count),
-        "rollout/degenerate_group_fraction": Mean(sum(g.is_degenerate for g in groups), len(groups)),
+        "rollout/degenerate_group_fraction": Mean(sum(g.is_degenerate for g in several), len(several)),
         "rollout/all_equal_best_fraction": Mean(sum(_is_all(g, 1.0) for g in groups), len(groups)),
         "rollout/all_equal_zero_fraction": Mean(sum(_is_all(g, 0.0) for g in groups), len(groups)),
         "rollout/discarded_groups": Sum(len(finished.dropped)),

@@ -77,7 +77,8 @@ class Truncation:
 
     Told by what ended an answer, never by a tensor's width. Truncated answers that earn as much as others are no fault.
     window: steps. note, warning, severe: shares. cost: in standard deviations of the reward, that truncated answers
-    earn less than complete ones.
+    earn less than complete ones. few: share of complete answers below which there is nothing to compare with, and no
+    more than a warning.
     Source: rldoctor 0.2.0 (.05, .15), rlprobe 0.1.0 (.5: starved); verl#7817; the cost is ours.
     """
 
@@ -87,6 +88,7 @@ class Truncation:
     warning: float = 0.15
     severe: float = 0.5
     cost: float = 0.25
+    few: float = 0.05
 
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
         """Look at the share, and at the rewards of both kinds."""
@@ -99,7 +101,7 @@ class Truncation:
         deviation = history.mean("rollout/reward_std", self.window) or 0.0
         evidence = {"truncated": share}
         lost = None
-        if complete is not None and cut is not None:
+        if complete is not None and cut is not None and share <= 1 - self.few:
             lost = complete - cut
             evidence |= {"complete_reward": complete, "truncated_reward": cut}
         if lost is not None and lost <= self.cost * deviation:
