@@ -11,6 +11,7 @@ from tests.architecture.test_fences import PACKAGE, SOURCES, dotted, imported, p
 MEANT = {
     "verifiers/sandbox/inside/program.py": "the model's program, on the far side of the sandbox",
     "algorithms/imports.py": "an algorithm or piece of the user's, by the name that stands in the experiment",
+    "studies/claim_folders.py": "a claim of the clone's own experiments, by the name that is typed after `reproduce`",
     "verifiers/function.py": "a reward, environment or tool of the user's, by the name that stands in the experiment",
 }
 RUNNERS = {
