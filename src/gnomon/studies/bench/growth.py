@@ -38,6 +38,8 @@ from gnomon.studies.bench.timing import peak_gib, repeat, resident_bytes
 from gnomon.types import Batch, Snapshot
 
 _GRPO = PRESETS["grpo"]
+_LONG = 2048
+"""Tokens of an answer from which once is enough: a small share of it is luck, and it takes minutes."""
 
 
 def batch(size: Size, repeats: int) -> Result:
@@ -65,9 +67,10 @@ def length(size: Size, repeats: int) -> Result:
     for tokens in size.lengths:
         shape = Shape((size.prompt,), 4, tokens, tokens)
         made = trainer.on_policy(make_batch(shape, config.vocab_size))
-        seconds = repeat(partial(trainer.step, made), repeats)
+        times, warmups = (repeats, 1) if tokens < _LONG else (1, 0)
+        seconds = repeat(partial(trainer.step, made), times, warmups)
         measures.append(_each(f"{tokens:,} tokens, update", seconds, 4 * tokens))
-        seconds = repeat(partial(_answer, engine, size.prompt, 4, tokens), repeats)
+        seconds = repeat(partial(_answer, engine, size.prompt, 4, tokens), times, warmups)
         measures.append(_each(f"{tokens:,} tokens, generate", seconds, 4 * tokens))
     asyncio.run(engine.close())
     measures.append(Measure("peak memory", "GiB", (peak_gib(),)))
