@@ -67,7 +67,7 @@ def make_plan(experiment: Experiment, asked: Questions, size: ModelSize) -> Plan
     checkpoint = _checkpoint(experiment, size, precision)
     records = int(rollouts * experiment.steps * 40 * experiment.sampling.max_completion_length)
     seconds = _step_seconds(experiment, size, precision, prompt_tokens)
-    before = initial_answers(experiment, costs.training_prompts) / rollouts / _passes(algorithm)
+    before = initial_answers(experiment, costs.training_prompts) / rollouts / passes(algorithm)
     plan = Plan(
         steps=experiment.steps,
         prompts_per_step=experiment.prompts_per_step,
@@ -245,7 +245,7 @@ def _trained(experiment: Experiment, size: ModelSize) -> int:
     return min(size.parameters, 14 * size.layers * size.width * experiment.lora.rank)
 
 
-def _passes(algorithm: Algorithm) -> int:
+def passes(algorithm: Algorithm) -> int:
     """Return passes over a step's tokens, in forward passes: generating, scoring, and training, three each."""
     scored = len(algorithm.needs) - ("routing" in algorithm.needs)  # written down in the pass of the proximal policy
     if algorithm.reads_statistics:
@@ -264,7 +264,7 @@ def _step_seconds(experiment: Experiment, size: ModelSize, precision: Precision,
     answers = experiment.rollouts_per_step * experiment.sampling.max_completion_length
     tokens = experiment.prompts_per_step * prompt_tokens + answers
     rate = _matrix_rate(precision, size.width, experiment.device) * _REACHED
-    return 2 * size.parameters * tokens * _passes(algorithm) / rate
+    return 2 * size.parameters * tokens * passes(algorithm) / rate
 
 
 def _matrix_rate(precision: Precision, width: int, asked: str) -> float:

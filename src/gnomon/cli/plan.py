@@ -1,4 +1,8 @@
-"""``gnomon plan EXPERIMENT [key=value ...]``: validate everything and say what a step does, without training."""
+"""``gnomon plan EXPERIMENT [key=value ...]``: validate everything and say what a step does, without training.
+
+With ``--hardware``: what the same experiment would do on a cluster of such devices, which need not be here: how to part
+them, memory, seconds of every stage, the bottleneck, and what gnomon does not carry. Its model may be a shape alone.
+"""
 
 import argparse
 import json
@@ -6,6 +10,8 @@ import sys
 from collections.abc import Sequence
 
 from gnomon.progress import working
+
+_DEVICES, _PROMPT_TOKENS = 8, 512
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -18,8 +24,18 @@ def run(arguments: Sequence[str]) -> int:
         action="store_true",
         help="print the fully resolved experiment as TOML, and the words on standard error",
     )
+    parser.add_argument("--hardware", metavar="NAME", help="plan for a cluster of these: a100, h100, h200 or b200")
+    parser.add_argument("--gpus", type=int, metavar="N", help=f"how many of them ({_DEVICES})")
+    parser.add_argument("--prompt-tokens", type=float, metavar="N", help=f"of a prompt ({_PROMPT_TOKENS})")
+    parser.add_argument("--answer-tokens", type=float, metavar="N", help="of an answer on average (half of the budget)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_intermixed_args(arguments)
+    if given.resolved and given.json:
+        parser.error("--json prints one object and --resolved an experiment: leave one out")
+    if given.hardware is not None:
+        return _on_cluster(given)
+    if (given.gpus, given.prompt_tokens, given.answer_tokens) != (None, None, None):
+        parser.error("--gpus, --prompt-tokens and --answer-tokens are for --hardware")
 
     with working("loading libraries", is_brief=True):
         from gnomon.experiment import load, to_toml
@@ -42,4 +58,31 @@ def run(arguments: Sequence[str]) -> int:
     print("\n".join(lines), file=sys.stderr if given.resolved else sys.stdout)
     if given.resolved:
         print(to_toml(experiment))
+    return 0
+
+
+def _on_cluster(given: argparse.Namespace) -> int:
+    """Print what the experiment would do on hardware that need not be here; returns the exit code."""
+    with working("loading libraries", is_brief=True):
+        from gnomon.experiment import load, to_toml
+        from gnomon.studies.capacity.place import place_of
+        from gnomon.studies.capacity.words import forecast
+
+    loaded = load(given.experiment, given.overrides)
+    place = place_of(
+        loaded.experiment,
+        given.hardware,
+        _DEVICES if given.gpus is None else given.gpus,
+        _PROMPT_TOKENS if given.prompt_tokens is None else given.prompt_tokens,
+        given.answer_tokens,
+    )
+    with working("reckoning what a step takes"):
+        found = forecast(place)
+    if given.json:
+        print(json.dumps({**found.as_row(), "notes": loaded.notes}, indent=2))
+        return 0
+    lines = [*(f"Understood: {note}." for note in loaded.notes), *found.sentences()]
+    print("\n".join(lines), file=sys.stderr if given.resolved else sys.stdout)
+    if given.resolved:
+        print(to_toml(loaded.experiment))
     return 0

@@ -1,0 +1,134 @@
+"""Which parts of gnomon, as they are now, would not carry a plan: each with the number at which it breaks."""
+
+from collections.abc import Iterator
+
+from gnomon.studies.capacity.layout import GIGABYTE, concurrency, host_memory, trained
+from gnomon.studies.capacity.place import Place
+from gnomon.studies.capacity.search import Found, layouts, reckoned
+from gnomon.studies.capacity.stages import stages
+from gnomon.studies.capacity.traffic import gathering
+
+_MUCH = 0.2
+_QUICKER = 0.8
+_MOST_ROLLOUTS = 1_000_000
+_HALF = 0.5
+
+
+def limits(place: Place, found: Found) -> tuple[str, ...]:
+    """Return one sentence for each part that breaks, or that takes much of a step."""
+    parts = (_tensor_parallel, _saving, _weights, _undoing, _driving, _rollouts, _publishing, _ring, _experts, _waiting)
+    return tuple(said for part in parts for said in part(place, found))
+
+
+def _tensor_parallel(place: Place, found: Found) -> Iterator[str]:
+    parts, hardware = found.layout.parts, place.hardware
+    if parts > 1:
+        most = (hardware.memory * place.reached.memory - place.reached.libraries) / place.job.item / 1e9
+        yield (
+            f"Engines of a cluster have one GPU each, which holds {most:.0f} billion parameters and no answer; this "
+            f"plan needs engines of {parts}. A vLLM server of that size, started by hand, can be named in "
+            "engine.server: one for a run."
+        )
+    elif place.devices > 2:
+        now = reckoned(place, found.stages)
+        pairs = min((reckoned(place, stages(place, layout)) for layout in layouts(place, 2)), default=now)
+        if pairs < _QUICKER * now:
+            yield (
+                f"Engines of a cluster have one GPU each, where {concurrency(place, found.layout)} answers fit at "
+                f"once; with engines of two a step would take {pairs / now:.2f} of the time, by the formulas."
+            )
+
+
+def _saving(place: Place, found: Found) -> Iterator[str]:
+    needed, room = host_memory(place, found.layout)["saving"], place.hardware.host_memory
+    each = 12 * trained(place.shape, place.job) / place.shape.parameters + place.job.item
+    if needed > _MUCH * room:
+        yield (
+            f"Saving gathers everything in the memory of one node: {_size(needed)} of {_size(room)}; it breaks at "
+            f"{room / each / 1e9:.0f} billion parameters{', trained as here' if place.job.rank else ''}."
+        )
+
+
+def _weights(place: Place, found: Found) -> Iterator[str]:
+    needed, room = host_memory(place, found.layout)["published weights"], place.hardware.host_memory
+    if needed > _MUCH * room:
+        yield (
+            f"Every node of engines holds published weights in memory, two versions at a time: {_size(needed)} of "
+            f"{_size(room)}."
+        )
+
+
+def _undoing(place: Place, found: Found) -> Iterator[str]:
+    needed, room = host_memory(place, found.layout)["a step that is undone"], place.hardware.host_memory
+    if needed > _MUCH * room or (needed and found.layout.learners > 1):
+        seconds = needed / (place.hardware.host_link * place.reached.links)
+        yield (
+            "A step of several updates, or with a critic, is copied before it, so that it can be refused: "
+            f"{_size(needed)} collected in the memory of one node, {seconds:.0f} s a step; algorithm.updates of 1, or "
+            "adapters, avoid it."
+        )
+
+
+def _driving(place: Place, found: Found) -> Iterator[str]:
+    share = found.stages.driving / found.flow.step_seconds
+    if share > _MUCH:
+        rate = 1 / place.reached.driver_token
+        yield (
+            f"The run's own process takes {place.reached.driver_token * 1e6:.2g} us for each token of an answer "
+            f"(collate, advantages, records), one after the other: {found.stages.driving:.0f} s a step. It cannot "
+            f"pass on more than {rate:,.0f} tokens a second, whatever the number of GPUs; records.rollouts = false "
+            "takes some of it away."
+        )
+
+
+def _rollouts(place: Place, found: Found) -> Iterator[str]:
+    needed, room = host_memory(place, found.layout)["rollouts on their way"], place.hardware.host_memory
+    if needed > _MUCH * room:
+        yield f"Rollouts on their way are Python objects in the run's own process: {_size(needed)} of {_size(room)}."
+    if place.job.rows > _MOST_ROLLOUTS:
+        yield f"rollouts_per_step is {_MOST_ROLLOUTS:,} at most."
+
+
+def _publishing(place: Place, found: Found) -> Iterator[str]:
+    if found.stages.publishing > _MUCH * found.flow.step_seconds:
+        yield (
+            f"Weights travel through the machines' memory and TCP: {found.stages.publishing:.0f} s a step; from "
+            f"device to device by NCCL it would be {found.stages.by_nccl:.2g} s."
+        )
+
+
+def _ring(place: Place, found: Found) -> Iterator[str]:
+    devices = found.layout.learners
+    waiting = gathering(place, devices, 0.0, 1)
+    moving = gathering(place, devices, place.shape.layer * place.job.item, 0)
+    if devices > place.hardware.node and waiting > _HALF * moving:
+        yield (
+            f"The learner is one ring of {devices} (no hybrid sharding): a layer is gathered in {moving * 1e3:.1f} "
+            f"ms, and {waiting * 1e3:.1f} ms more pass while the first byte goes round. Parts in a node and copies "
+            "between nodes would not wait for it."
+        )
+
+
+def _experts(place: Place, found: Found) -> Iterator[str]:
+    if not place.shape.experts:
+        return
+    shape = place.shape
+    yield (
+        f"The learner has no expert parallelism: for {shape.active_parameters / 1e9:.0f} billion parameters that a "
+        f"token meets, {shape.parameters / 1e9:.0f} billion are gathered, three times a pass; a layer takes "
+        f"{_size(shape.layer * place.job.item)} on every device while it computes, and communicating takes "
+        f"{found.stages.communicating / max(found.stages.computing, 1e-9):.0%} of the time of computing."
+    )
+
+
+def _waiting(place: Place, found: Found) -> Iterator[str]:
+    if place.job.staleness == 0 and place.devices > 1:
+        yield (
+            "Learners and engines are different devices, and with max_staleness = 0 one side always waits: "
+            f"{1 - found.flow.answering:.0%} of the time engines have nothing to do, {1 - found.flow.learning:.0%} "
+            "learners. There is no engine that shares the GPUs of a learner of several processes."
+        )
+
+
+def _size(number: float) -> str:
+    return f"{number / 1e12:.2g} TB" if number >= 1e12 else f"{number / GIGABYTE:,.3g} GB"

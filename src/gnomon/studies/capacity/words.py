@@ -1,0 +1,202 @@
+"""A plan for a cluster, in words and numbers."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from gnomon.studies.capacity.efficiencies import SOURCES
+from gnomon.studies.capacity.layout import GIGABYTE, Held, concurrency, engine_memory, host_memory, learner_memory
+from gnomon.studies.capacity.limits import limits
+from gnomon.studies.capacity.place import Place
+from gnomon.studies.capacity.search import Found, best_layout
+from gnomon.studies.capacity.traffic import micro_batches, traffic
+
+_IDLE = 0.15
+LONGEST = "the longest answers"
+
+
+@dataclass(frozen=True)
+class ClusterForecast:
+    """What a run would do on a cluster: everything that `gnomon plan --hardware` says."""
+
+    place: Place
+    found: Found
+    bottleneck: str
+    settings: tuple[str, ...]
+    advice: tuple[str, ...]
+    limits: tuple[str, ...]
+
+    def as_row(self) -> dict[str, object]:
+        """Return one JSON object: seconds, bytes, tokens and shares, without the words' rounding."""
+        place, found = self.place, self.found
+        layout, flow = found.layout, found.flow
+        return {
+            "model": place.shape.name,
+            "parameters": place.shape.parameters,
+            "active_parameters": place.shape.active_parameters,
+            "hardware": asdict(place.hardware),
+            "devices": place.devices,
+            "layout": asdict(layout),
+            "learner_bytes": learner_memory(place, layout).parts,
+            "engine_bytes": engine_memory(place, layout).parts,
+            "host_bytes": host_memory(place, layout),
+            "traffic_bytes": asdict(traffic(place, layout)),
+            "stage_seconds": asdict(found.stages),
+            "simulated": asdict(flow)
+            | {"step_seconds": flow.step_seconds, "tokens_per_second": flow.tokens_per_second},
+            "bottleneck": self.bottleneck,
+            "settings": list(self.settings),
+            "advice": list(self.advice),
+            "limits": list(self.limits),
+            "efficiencies": {
+                name: {"value": value, "kind": SOURCES[name][0], "source": SOURCES[name][1]}
+                for name, value in asdict(place.reached).items()
+            },
+        }
+
+    def sentences(self) -> Iterator[str]:
+        """Yield it line by line."""
+        yield from _layout(self.place, self.found)
+        yield from _memory(self.place, self.found)
+        yield from _seconds(self.place, self.found)
+        yield f"Bottleneck: {self.bottleneck}."
+        yield f"Set: {' '.join(self.settings)}"
+        yield from self.advice
+        if self.limits:
+            yield "What gnomon's present parts do not carry, or only just:"
+            yield from (f"  - {said}" for said in self.limits)
+        yield "These are reckoned, not measured. Of what no data sheet says:"
+        yield from _assumed(self.place)
+
+
+def forecast(place: Place) -> ClusterForecast:
+    """Return the plan of the best layout. Raises: ConfigError when nothing fits."""
+    found = best_layout(place)
+    return ClusterForecast(
+        place,
+        found,
+        bottleneck(found),
+        tuple(_settings(place, found)),
+        tuple(_advice(place, found)),
+        limits(place, found),
+    )
+
+
+def bottleneck(found: Found) -> str:
+    """Return which stage decides, and what would change it."""
+    stages, flow = found.stages, found.flow
+    inside = {
+        "updating": stages.updating,
+        "publishing weights": stages.publishing,
+        "the run's own process": stages.driving,
+    }
+    learning = max(inside, key=lambda name: inside[name])
+    if learning == "updating" and stages.communicating > stages.computing:
+        learning = "communicating in updates, for which passes are too small or learners too many"
+    if flow.learning > 1 - _IDLE:
+        return f"learning, most of all {learning}"
+    if flow.answering > 1 - _IDLE and flow.learning < 1 - 2 * _IDLE:
+        return "answering"
+    if stages.answering > 2 * stages.flowing and flow.learning < 1 - _IDLE:
+        return LONGEST
+    return f"both sides alike; of learning most of all {learning}"
+
+
+def _layout(place: Place, found: Found) -> Iterator[str]:
+    layout, job, hardware = found.layout, place.job, place.hardware
+    answering = layout.engines * layout.parts
+    left = place.devices - layout.learners - answering
+    mixture = f", {place.shape.active_parameters / 1e9:.0f} of them for a token" if place.shape.experts else ""
+    yield (
+        f"{place.shape.name} ({place.shape.parameters / 1e9:.1f} billion parameters{mixture}) on {place.devices} "
+        f"{hardware.name} in {hardware.nodes(place.devices)} nodes: {layout.learners} learn, {answering} answer as "
+        f"{layout.engines} engines of {layout.parts}{f', {left} are idle' if left else ''}; {job.graders} processes "
+        "grade, on processors."
+    )
+    yield (
+        f"A step: {job.prompts} prompts of {job.prompt:.0f} tokens, {job.generations} answers each of "
+        f"{job.answers.mean:.0f} on average and {job.answers.longest} at most; {job.answered / 1e6:.2f} million "
+        "tokens. "
+        + ("Synchronous." if job.staleness == 0 else f"At most {job.staleness} steps old, {job.slack} of slack.")
+    )
+
+
+def _memory(place: Place, found: Found) -> Iterator[str]:
+    layout = found.layout
+    yield f"Learner: {_held(learner_memory(place, layout))}."
+    yield (
+        f"Engine: {_held(engine_memory(place, layout))}; {concurrency(place, layout)} answers at once of "
+        f"{place.job.concurrent} asked for."
+    )
+    host = {name: size for name, size in host_memory(place, layout).items() if size >= GIGABYTE}
+    if host:
+        yield f"A node's memory, of {place.hardware.host_memory / GIGABYTE:,.0f} GB: {_list(host)}."
+    moved = traffic(place, layout)
+    yield (
+        f"A step moves {moved.gathered / GIGABYTE:,.0f} GB of weights and {moved.reduced / GIGABYTE:,.0f} GB of "
+        f"gradients into each learner in {micro_batches(place, layout)} passes of {layout.micro:,} tokens, publishes "
+        f"{moved.published / GIGABYTE:,.3g} GB, and brings {moved.answers / GIGABYTE:.2g} GB of answers and "
+        f"{moved.batch / GIGABYTE:.2g} GB of batch through the run's own process."
+    )
+
+
+def _seconds(place: Place, found: Found) -> Iterator[str]:
+    stages, flow = found.stages, found.flow
+    yield (
+        f"Each stage by itself: answering {stages.answering:.1f} s ({stages.flowing:.1f} s by engines that are always "
+        f"full), grading {stages.grading:.2g} s, the run's own process {stages.driving:.1f} s, updating "
+        f"{stages.updating:.1f} s (computing {stages.computing:.1f}, communicating {stages.communicating:.1f}), "
+        f"publishing {stages.publishing:.1f} s (by NCCL {stages.by_nccl:.1f})."
+    )
+    yield (
+        f"Together, simulated: {flow.step_seconds:.1f} s a step, {flow.tokens_per_second:,.0f} trained tokens a second "
+        f"({flow.tokens_per_second / place.devices:,.0f} a device). Engines work {flow.answering:.0%} of the time, "
+        f"learners {flow.learning:.0%}; answers are {flow.staleness_mean:.2f} steps old on average, "
+        f"{flow.staleness_max} at most."
+    )
+
+
+def _settings(place: Place, found: Found) -> Iterator[str]:
+    """Yield overrides, as `gnomon train` takes them."""
+    layout = found.layout
+    yield "cluster=auto"
+    yield f"learner.processes={layout.learners}"
+    yield f"learner.max_tokens_per_micro_batch={layout.micro}"
+    yield f"learner.gradient_checkpointing={'true' if layout.is_recomputed else 'false'}"
+    yield f"engine.count={layout.engines}"
+    yield f"engine.max_concurrent={concurrency(place, layout)}"
+
+
+def _advice(place: Place, found: Found) -> Iterator[str]:
+    """Yield what else to change, in sentences."""
+    job = place.job
+    if job.staleness == 0:
+        yield "With max_staleness = 1 nobody waits for the other side; answers are a step older then."
+    if bottleneck(found) == LONGEST:
+        yield (
+            f"The last of a step's answers comes after {found.stages.answering:.0f} s, and engines that were always "
+            f"full would take {found.stages.flowing:.0f} s: let answers be more steps on their way (max_staleness), "
+            "ask more a step, or take groups apart (an algorithm without groups)."
+        )
+    busy = job.rows * place.reached.grade / found.flow.step_seconds
+    if busy > job.graders / 2:
+        yield (
+            f"Graders: {busy:.0f} are busy all the time if an answer takes {place.reached.grade:g} s; set "
+            f"cluster.graders times grading.workers to {2 * busy:.0f} or more, it is {job.graders}."
+        )
+
+
+def _assumed(place: Place) -> Iterator[str]:
+    by_kind: dict[str, list[str]] = {}
+    for name, value in asdict(place.reached).items():
+        by_kind.setdefault(SOURCES[name][0], []).append(f"{name} {value:g}")
+    yield from (f"  {kind}: {', '.join(names)}" for kind, names in by_kind.items())
+
+
+def _held(held: Held) -> str:
+    named = {name: size for name, size in held.parts.items() if size >= GIGABYTE / 20}
+    return f"{held.total / GIGABYTE:.1f} GB of {held.room / GIGABYTE:.0f} a device: {_list(named)}"
+
+
+def _list(sizes: dict[str, float]) -> str:
+    ordered = sorted(sizes.items(), key=lambda pair: -pair[1])
+    return ", ".join(f"{name} {size / GIGABYTE:.3g}" for name, size in ordered)

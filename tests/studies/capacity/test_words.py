@@ -1,0 +1,147 @@
+"""What `gnomon plan --hardware` says, and that what it says can be used."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from gnomon.cli.main import main
+from gnomon.experiment import load
+from gnomon.studies.capacity.efficiencies import SOURCES
+from gnomon.studies.capacity.job import Lengths, job_of
+from gnomon.studies.capacity.limits import limits
+from gnomon.studies.capacity.place import Place
+from gnomon.studies.capacity.search import best_layout
+from gnomon.studies.capacity.words import forecast
+
+Capture = pytest.CaptureFixture[str]
+ASKED = ("plan", "tiny", "model=qwen3-8b", "sampling.max_completion_length=512", "--hardware", "h100", "--gpus", "8")
+
+
+def refused(capsys: Capture, *arguments: str) -> str:
+    """Return what a command says that ends with 2 and prints nothing else."""
+    code = main(arguments)
+    said = capsys.readouterr()
+    assert (code, said.out) == (2, "")
+    return said.err
+
+
+def test_a_cluster_is_planned_in_words(capsys: Capture):
+    """Who computes where, memory of both kinds of device, seconds, bottleneck, settings, and what is assumed."""
+    assert main(ASKED) == 0
+    said = capsys.readouterr().out
+
+    for words in (
+        "qwen3-8b (8.2 billion parameters) on 8 h100 in 1 nodes",
+        "A step: 16 prompts of 512 tokens, 8 answers each of 256 on average and 512 at most",
+        "Learner: ",
+        "Engine: ",
+        "Each stage by itself: answering",
+        "Together, simulated: ",
+        "Bottleneck: ",
+        "Set: cluster=auto learner.processes=",
+        "With max_staleness = 1 nobody waits",
+        "reckoned, not measured",
+        "assumed: mixture 0.5",
+    ):
+        assert words in said
+
+
+def test_a_cluster_is_planned_in_numbers(capsys: Capture):
+    """One JSON object: the layout and memory fit, tokens and seconds agree, every efficiency has its source."""
+    assert main([*ASKED, "--json", "--prompt-tokens", "100", "--answer-tokens", "200"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    layout, flow = plan["layout"], plan["simulated"]
+
+    assert layout["learners"] + layout["engines"] * layout["parts"] <= 8
+    assert sum(plan["learner_bytes"].values()) <= 0.9 * plan["hardware"]["memory"]
+    assert flow["tokens_per_second"] == pytest.approx(flow["trained"] / flow["seconds"])
+    assert flow["answer_mean"] == pytest.approx(200, rel=0.1)
+    assert set(plan["efficiencies"]) == set(SOURCES)
+
+
+def test_the_settings_are_overrides_that_an_experiment_takes(make_place: Callable[..., Place]):
+    """What it says to set can be given to `gnomon train` as it stands."""
+    found = forecast(make_place(devices=8, prompts=8, staleness=1))
+    experiment = load("tiny", found.settings).experiment
+
+    assert experiment.learner.processes == found.found.layout.learners
+    assert experiment.engine.count == found.found.layout.engines
+    assert experiment.cluster.address == "auto"
+
+
+def test_a_job_is_what_the_experiment_says():
+    """Prompts, answers, staleness, passes over answers, adapters, critic: from the experiment's own fields."""
+    plain = job_of(load("tiny").experiment, 100)
+    assert (plain.prompts, plain.generations, plain.scored, plain.epochs) == (16, 8, 0, 1)
+    assert plain.answers == Lengths(1.5, 3)
+
+    late = job_of(load("tiny", ["max_staleness=2", "staleness.slack=1", "lora.rank=4"]).experiment, 100, 2.0)
+    assert (late.staleness, late.slack, late.rank, late.answers.mean) == (2, 1, 4, 2.0)
+    assert late.scored >= plain.scored
+
+    taught = job_of(load("tiny", ["algorithm=vc-ppo"]).experiment, 100)
+    assert taught.has_critic
+    assert taught.is_undone
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("--hardware", "h10"), "unknown hardware 'h10'"),
+        (("--gpus", "1"), "--gpus 1: learners and engines have devices of their own"),
+        (("--gpus", "12"), "a node has 8, so above that a multiple of 8"),
+        (("--prompt-tokens", "0"), "--prompt-tokens 0 must be above 0"),
+        (("--answer-tokens", "600"), "mean of 1 to 512 tokens"),
+        (("model=qwen3-9b",), "unknown model 'qwen3-9b'"),
+        (("model=qwen3-235b-a22b", "learner.precision=bf16"), "does not fit on 8 devices of 80 GB"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(change: tuple[str, ...], said: str, capsys: Capture):
+    """Exit code 2, one sentence that names what was given and what is known."""
+    assert said in refused(capsys, *ASKED, *change)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("plan", "tiny", "--gpus", "8"), "are for --hardware"),
+        (("plan", "tiny", "--resolved", "--json"), "leave one out"),
+    ],
+)
+def test_options_that_do_not_go_together(arguments: tuple[str, ...], said: str, capsys: Capture):
+    """The usage is shown, with exit code 2."""
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert said in capsys.readouterr().err
+
+
+def test_a_model_that_one_device_cannot_serve_is_said_to_be_beyond_the_engines(make_place: Callable[..., Place]):
+    """235 billion in bfloat16 are 470 GB: engines of eight, which gnomon has not."""
+    place = make_place("qwen3-235b-a22b", devices=256, prompts=32, staleness=1, rank=16)
+    found = best_layout(place)
+
+    assert found.layout.parts == 8
+    assert "holds 35 billion parameters and no answer; this plan needs engines of 8" in " ".join(limits(place, found))
+
+
+def test_a_device_with_room_for_few_answers_is_said_to_want_a_second(make_place: Callable[..., Place]):
+    """66 GB of weights leave 4 of 72 for keys and values: engines of two would do better, and are no setting."""
+    place = make_place("qwen3-32b", devices=32, prompts=16, staleness=1, answers=Lengths(2000, 8000), generations=16)
+    found = best_layout(place)
+
+    assert found.layout.parts == 1
+    assert "with engines of two a step would take 0." in " ".join(limits(place, found))
+
+
+def test_parts_that_break_say_at_which_number(make_place: Callable[..., Place]):
+    """A mixture of 235 billion on 256 devices: saving, experts, weights by TCP, each with its number."""
+    place = make_place("qwen3-235b-a22b", devices=256, prompts=32, staleness=1, is_undone=True)
+    said = " ".join(limits(place, best_layout(place)))
+
+    for words in (
+        "it breaks at 143 billion parameters",
+        "no expert parallelism: for 22 billion parameters that a token meets, 235 billion are gathered",
+        "is copied before it, so that it can be refused: 2.8 TB",
+    ):
+        assert words in said
