@@ -14,8 +14,9 @@ from gnomon.tasks.table import TableTask
 
 HERE = Path(__file__).resolve().parent
 STEPS, RATE = 32, 5e-4
-TUNED_ON, REPORTED_ON = (0, 100), (101, 102, 103)
-HEALTHY_TUNED_ON, HEALTHY_REPORTED_ON = (100, 101), (102, 103, 104)
+# Nothing was chosen by what the reported seeds showed; 101 to 104 were looked at when a rule was changed.
+TUNED_ON, REPORTED_ON = (0, 100), (105, 106, 107)
+HEALTHY_TUNED_ON, HEALTHY_REPORTED_ON = (100, 101), (105, 106, 107)
 _WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
 
@@ -50,8 +51,13 @@ def paid_by(function: str) -> str:
 
 _PRETRAINED = "algorithm.critic.pretraining.steps=8"
 # Sixteen updates a step of four answers each, at this learning rate, end the run: that is no healthy one.
-_FEWER = ("algorithm.updates.minibatches=4", "algorithm.critic.updates.minibatches=4")
-_SPECIAL = {"vc-ppo": (_PRETRAINED,), "vapo": (_PRETRAINED, *_FEWER), "vapo-review": (_PRETRAINED,)}
+_FEWER = "algorithm.updates.minibatches=4"
+_SPECIAL = {
+    "dapo": (_FEWER,),
+    "vc-ppo": (_PRETRAINED,),
+    "vapo": (_PRETRAINED, _FEWER, "algorithm.critic.updates.minibatches=4"),
+    "vapo-review": (_PRETRAINED,),
+}
 
 HEALTHY = (
     *(Case(name, (f"algorithm={name}", *_SPECIAL.get(name, ()))) for name in PRESETS),
@@ -93,9 +99,12 @@ SICK = (
     ),
     Case(
         "entropy collapse",
-        ('algorithm.regularizers=[{piece="Entropy", coefficient=-0.3}]',),
+        (
+            'algorithm.regularizers=[{piece="Entropy", coefficient=-3.0}]',
+            f"learner.optimizer.learning_rate={4 * RATE}",
+        ),
         ("entropy-collapse",),
-        what="a regularizer with the wrong sign",
+        what="a regularizer with the wrong sign, at four times the learning rate",
     ),
     Case("too few tokens", ("sampling.max_completion_length=7",), ("truncation",), what="answers have up to 12 tokens"),
     Case(

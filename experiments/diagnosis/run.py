@@ -36,9 +36,9 @@ from cases import (
 from faults import faulty
 
 import gnomon.launch
-from gnomon.diagnosis.diagnose import groups_of, replay
 from gnomon.diagnosis.doctor import Doctor
 from gnomon.diagnosis.finding import Finding
+from gnomon.diagnosis.recorded import groups_of, replay
 from gnomon.errors import RunError, Stopped
 from gnomon.experiment import from_table, read
 from gnomon.launch import train_experiment
@@ -46,6 +46,8 @@ from gnomon.records.reading import RunRecord
 
 # Every reward here is known to load, and trying each before each run takes longer than a tenth of the run.
 gnomon.launch.check = lambda grading, limits: None
+# Nobody reads the pages of these runs.
+gnomon.launch.leave_page = lambda directory, console: None
 RESULTS = Path(__file__).resolve().parent / "results.json"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "diagnosis.md"
 BEGIN, END = "<!-- begin: run.py --judge -->", "<!-- end: run.py --judge -->"
@@ -156,8 +158,11 @@ def tables(rows: Sequence[dict[str, object]]) -> str:
             f"| {'-' if steps is None else f'{steps:g}'} | {', '.join(by) or '-'} | {others} |"
         )
     sick = [row for row in rows if not row["is_healthy"]]
-    lines += ["", f"Found in all: {sum(bool(r['found']) for r in sick)} of {len(sick)} runs.", ""]
-    lines += ["What was found in healthy runs, most of it of a busy machine and of a policy that learns fast:", ""]
+    found = sum(bool(row["found"]) for row in sick)
+    several = {row["case"] for row in sick if len({r["seed"] for r in sick if r["case"] == row["case"]}) > 1}
+    share = f"{found} of {len(sick)} runs ({found / max(len(sick), 1):.0%})"
+    lines += ["", f"Found in all: {share}; {len(several)} faults have more than one seed.", ""]
+    lines += ["What was found in healthy runs:", ""]
     healthy = [row for row in rows if row["is_healthy"]]
     lines += ["| rule | severe | warning | note | in |", "|---|---|---|---|---|"]
     names = sorted({rule for row in healthy for rule in row["findings"]})
@@ -168,7 +173,8 @@ def tables(rows: Sequence[dict[str, object]]) -> str:
         lines.append(f"| {name} | {len(by['severe'])} | {len(by['warning'])} | {len(by['note'])} | {said} |")
     for severity in ("severe", "warning", "note"):
         count = sum(severity in row["findings"].values() for row in healthy)
-        lines.append(f"\n{count} of {len(healthy)} healthy runs have a finding that is {severity}.")
+        share = f"{count} of {len(healthy)} healthy runs ({count / max(len(healthy), 1):.0%})"
+        lines.append(f"\n{share} have a finding that is {severity}.")
     return "\n".join(lines)
 
 

@@ -2,7 +2,7 @@
 
 import json
 
-from gnomon.studies.claims import Claim, Ratio, Workplace
+from gnomon.studies.claims import Claim, Workplace, ratio
 from gnomon.studies.measured import Measured
 from gnomon.studies.virtual import run_virtually
 from gnomon.studies.waiting import LogNormal, Setting, answering_after, measure
@@ -39,10 +39,10 @@ CLAIM = Claim(
     protocol="README.md tells it; rollouts a second, 8 seeds simulated and 3 on vLLM.",
     measure=recorded,
     expectations=(
-        Ratio("simulated, long tail: at least 4.35 times as fast", WAITS, FREE, "simulated, sigma 1", above=4.35),
-        Ratio("simulated, short tail: less than 4.35 times", WAITS, FREE, "simulated, sigma 0.25", below=4.35),
-        Ratio("on vLLM: at least 4.35 times as fast", WAITS, FREE, "vLLM", above=4.35),
-        Ratio("on vLLM: faster at all", WAITS, FREE, "vLLM", above=1.0),
+        ratio("simulated, long tail: at least 4.35 times as fast", WAITS, FREE, "simulated, sigma 1", above=4.35),
+        ratio("simulated, short tail: less than 4.35 times", WAITS, FREE, "simulated, sigma 0.25", below=4.35),
+        ratio("on vLLM: at least 4.35 times as fast", WAITS, FREE, "vLLM", above=4.35),
+        ratio("on vLLM: faster at all", WAITS, FREE, "vLLM", above=1.0),
     ),
     is_own_page=True,
 )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gnomon.studies.arms import Arm, Curve, Runs, smooth, whole
-from gnomon.studies.claims import Claim, Gain, Ratio
+from gnomon.studies.claims import Claim, Derived, Gain, ratio
 from gnomon.studies.stretches import held_out_at, stretch_experiment
 
 FOUR = "algorithm.updates.minibatches=4"
@@ -33,9 +33,9 @@ def arms(folder: Path, seed: int) -> list[Arm]:
     return [*found, Arm("grpo, gspo's widths", base, (*GRPO, *clip(3e-4, 4e-4)))]
 
 
-def hundredfold(says: str, speed: str = "") -> Ratio:
+def hundredfold(says: str, speed: str = "") -> Derived:
     """GSPO clips 30 to 300 times as many tokens."""
-    return Ratio(says, f"grpo{speed}", f"gspo{speed}", "clipped tokens", above=30, below=300)
+    return ratio(says, f"grpo{speed}", f"gspo{speed}", "clipped tokens", above=30, below=300)
 
 
 CLAIM = Claim(

@@ -6,14 +6,19 @@ from gnomon.studies.arms import Arm, Curve, Runs, smooth, whole
 from gnomon.studies.claims import Claim, Gain, Level
 from gnomon.studies.stretches import held_out_at, lowest_after_best, stretch_experiment
 
-STEPS = 120
+STEPS = 32
 HALF = STEPS // 2
 FOUR = "algorithm.updates.minibatches=4"
 TOKENS = "algorithm.aggregate=TokenMean"
 WIDTH = ("algorithm.surrogate.trust.low=0.4", "algorithm.surrogate.trust.high=0.4")
 GRPO = ("algorithm=grpo", FOUR, TOKENS, *WIDTH, "algorithm.ratio.anchor=behavior")
 P3O = ("algorithm=p3o", FOUR)
-LONG = (f"steps={STEPS}", f"checkpoints.keep_every={HALF}", f"checkpoints.every={HALF}")
+LONG = (
+    f"steps={STEPS}",
+    "learner.optimizer.learning_rate=6e-4",
+    f"checkpoints.keep_every={HALF}",
+    f"checkpoints.every={HALF}",
+)
 
 
 def arms(folder: Path, seed: int) -> list[Arm]:
@@ -36,12 +41,14 @@ CLAIM = Claim(
     source="P3O, arXiv 2605.12380, its article's sections on FP8 rollouts and held-out benchmarks (iterations 15, 30).",
     protocol=(
         f"Stretches of the alphabet, a model that is right 40% of the time, {STEPS} steps of 64 answers, four "
-        "minibatches a step, learning rate 3e-4, three seeds. Weights are rounded before they are sent to the engine, "
-        "to fp8 (e4m3, a scale a channel) and to int4, whose error is some ten times as large, since a model of two "
-        "layers has no depth in which fp8's could add up. GRPO has a width of 0.4 and its ratio against what sampled, "
-        "as in the source; P3O has its own; both take the mean over tokens. *Kept of the best* is the lowest mean "
-        "reward of ten steps after the best ten, divided by that: a collapse is below one half. Held-out rates are "
-        f"those of the learner's own weights, exact, after {HALF} and {STEPS} steps."
+        "minibatches a step, learning rate 6e-4, three seeds (120 steps at 3e-4 were planned, and cut for time "
+        "before anything was run; the rate was doubled to make up for some of it). Weights are rounded before they "
+        "are sent to the engine, to fp8 (e4m3, a scale a channel) and to int4, whose error is some ten times as "
+        "large, since a model of two layers has no depth in which fp8's could add up. GRPO has a width of 0.4 and "
+        "its ratio against what sampled, as in the source; P3O has its own; both take the mean over tokens. *Kept "
+        "of the best* is the lowest mean reward of ten steps after the best ten, divided by that: a collapse is "
+        f"below one half. Held-out rates are those of the learner's own weights, exact, after {HALF} and {STEPS} "
+        "steps."
     ),
     measure=Runs(
         arms,
@@ -72,4 +79,14 @@ CLAIM = Claim(
         Gain("and in int4", "grpo, int4", "p3o, int4", "held out, end", above=0.1),
     ),
     figure=Curve("reward", "Reward with answers in fp8 and in int4", "reward"),
+    remarks=(
+        "**What we make of it.** Nothing collapsed, in fp8 or in int4, so nothing can be said of who prevents it. "
+        "Rounding to fp8 moves a token's log-probability by 0.012 nats here, to int4 by 0.07: within GRPO's width "
+        "of 0.4 by a wide margin, and the effective size stays at 0.99 and 0.94 or more. Two layers have no depth "
+        "in which such errors grow, and answers of 20 letters no length over which a ratio drifts; the source's "
+        "policy goes from 0.499 to 0.029 between iterations 15 and 30 with a model of many layers. Of the two, "
+        "GRPO keeps all of its best reward in int4 and P3O 0.88 of it, though P3O earns more on the way (0.463 "
+        "against 0.407, intervals that meet). Held out they end alike. A collapse that comes late would not be "
+        "seen in 32 steps."
+    ),
 )

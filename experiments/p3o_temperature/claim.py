@@ -21,13 +21,14 @@ METHODS = {
     "p3o": ("algorithm=p3o", FOUR),
 }
 TEMPERATURES = (0.6, 1.0, 1.2)
+STEPS = 24
 
 
 def arms(folder: Path, seed: int) -> list[Arm]:
     """Both methods at three temperatures."""
     base = stretch_experiment(folder, seed)
     return [
-        Arm(f"{name} at {temperature}", base, (*algorithm, f"sampling.temperature={temperature}"))
+        Arm(f"{name} at {temperature}", base, (*algorithm, f"sampling.temperature={temperature}", f"steps={STEPS}"))
         for temperature in TEMPERATURES
         for name, algorithm in METHODS.items()
     ]
@@ -67,13 +68,14 @@ CLAIM = Claim(
     ),
     source="P3O, arXiv 2605.12380, its article's section on sampling temperature (T of 0.6 and 1.2, GRPO's width 0.4).",
     protocol=(
-        "Stretches of the alphabet, a model that is right 40% of the time, 30 steps of 64 answers, four minibatches a "
-        "step, three seeds. Answers are sampled at 0.6, 1.0 and 1.2 and come with the likelihoods of those "
-        "distributions; the learner scores at 1. gnomon itself scores at the sampler's temperature, where nothing "
-        "would be off-policy, so that the mismatch is made on purpose by the claim's own code. GRPO has a width of 0.4 "
-        "and its ratio against what sampled; both take the mean over tokens. *Held out* is the exact chance of the "
-        "right answer as it is sampled in the arm, so arms are compared with each other at the same temperature, and "
-        "rewards with the first five steps of the same run."
+        f"Stretches of the alphabet, a model that is right 40% of the time, {STEPS} steps of 64 answers (30 were "
+        "planned, and cut for time before anything was run), four minibatches a step, three seeds. Answers are "
+        "sampled at 0.6, 1.0 and 1.2 and come with the likelihoods of those distributions; the learner scores at "
+        "1. gnomon itself scores at the sampler's temperature, where nothing would be off-policy, so that the "
+        "mismatch is made on purpose by the claim's own code. GRPO has a width of 0.4 and its ratio against what "
+        "sampled; both take the mean over tokens. *Held out* is the exact chance of the right answer as it is "
+        "sampled in the arm, so arms are compared with each other at the same temperature, and rewards with the "
+        "first five steps of the same run."
     ),
     measure=Runs(
         arms,
@@ -100,5 +102,15 @@ CLAIM = Claim(
     ),
     figure=Curve(
         "reward", "Reward when answers are sampled at a temperature that the learner does not assume", "reward"
+    ),
+    remarks=(
+        "**What we make of it.** P3O reads the mismatch from the batch, as claimed: the effective size falls from "
+        "0.997 to 0.69 at 0.6 and to 0.93 at 1.2. At 1.2 what it does with that pays: its reward doubles, from "
+        "0.14 to 0.27, where GRPO's goes from 0.13 to 0.16, and held out it is right in 0.190 against 0.104, with "
+        "intervals that do not meet (no expectation asked for that number, so the verdict does not count it); the "
+        "reward of the last five steps, which is noisier, leaves it undecided. At 0.6 GRPO is not worse but, if "
+        "anything, better. Sharper answers are right 85% of the time before anything is learned, so there is "
+        "little to earn and nothing was lost; P3O's cap falls on every third token, GRPO's clip on less than one "
+        "in a hundred. No run fell below half of its best within 24 steps."
     ),
 )

@@ -11,6 +11,7 @@ from gnomon.studies.exact import checkpoint_rates
 from gnomon.studies.families import SLOWLY, family_experiment
 from gnomon.studies.measured import Estimate, Measured, Points, estimate
 
+SHORT = (*SLOWLY, "steps=24", "checkpoints.every=8", "checkpoints.keep_every=8", "evaluation.samples=1")
 ARMS = {
     "spo": (),
     "no baseline": ('algorithm.advantage={piece="Whitened", of={piece="Returns"}}',),
@@ -22,13 +23,9 @@ ARMS = {
 
 
 def arms(folder: Path, seed: int) -> list[Arm]:
-    """Return GRPO for comparison, and SPO on sums, whole and without each part."""
+    """Return SPO on sums, whole and without each part."""
     table = family_experiment("sums", folder, prompts=320)
-    grpo = Arm("grpo", table, ("algorithm=grpo", *SLOWLY))
-    return [
-        grpo,
-        *(Arm(name, table, ("algorithm=spo", *SLOWLY, *said)) for name, said in ARMS.items()),
-    ]
+    return [Arm(name, table, ("algorithm=spo", *SHORT, *said)) for name, said in ARMS.items()]
 
 
 def learned(record: RunRecord) -> Points:
@@ -75,14 +72,14 @@ CLAIM = Claim(
         "What we have of it gives the order, not the numbers."
     ),
     protocol=(
-        "SPO on sums from a model that is right at about 0.3, 60 steps of 128 answers on 256 questions, 4 updates a "
-        "step at a learning rate of 3e-4, 3 seeds; whole and with one part exchanged: rewards whitened over the batch "
-        "without a baseline (prompts still chosen by the tracker); A*-PO's V* of 8 answers a prompt, never changed, "
-        "with uniform sampling, since nothing tracks what it would go by; rho always 0.875; values that begin at one "
-        "half; uniform sampling. GRPO stands beside it. Learning is the exact chance of the right answer on the "
-        "held-out questions, after 0, 15, 30, 45 and 60 steps and as the mean over training (the area under that "
-        "curve). The cause is looked at beside it: the share of the reward's variance that the baseline leaves, and "
-        "the squared error of the value."
+        "SPO on sums from a model that is right at about 0.3, 24 steps of 128 answers on 256 questions (60 were "
+        "planned, and cut for time before anything was run), 4 updates a step at a learning rate of 3e-4, 3 seeds; "
+        "whole and with one part exchanged: rewards whitened over the batch without a baseline (prompts still "
+        "chosen by the tracker); A*-PO's V* of 8 answers a prompt, never changed, with uniform sampling, since "
+        "nothing tracks what it would go by; rho always 0.875; values that begin at one half; uniform sampling. "
+        "Learning is the exact chance of the right answer on the held-out questions, after every eight steps and "
+        "as the mean over training (the area under that curve). The cause is looked at beside it: the share of the "
+        "reward's variance that the baseline leaves, and the squared error of the value."
     ),
     measure=Runs(
         arms,
@@ -117,6 +114,17 @@ CLAIM = Claim(
     figure=Lines(
         "SPO without each part: exact success on held-out questions",
         "chance of the right answer",
-        tuple(Line(name, "held-out") for name in ("grpo", *ARMS)),
+        tuple(Line(name, "held-out") for name in ARMS),
+    ),
+    remarks=(
+        "**What we make of it.** No part is worth anything that three seeds could see: without a baseline SPO "
+        "learns as fast as with one, to 0.015, and the others differ by no more than seeds do. The cause is the "
+        "one that `spo_variance` found: the tracked rate takes nothing away from the reward's variance in 24 steps "
+        "(1.015 of it is left, and the raw reward has 1), since the sampler asks prompts of middling rate, which "
+        "differ little, and since the policy moves faster than a window of eight visits. A baseline that removes "
+        "no variance cannot be missed. What does hold is that a fixed table ages: in the end its squared error is "
+        "0.294 where a tracked one has 0.224, and it leaves 1.16 of the variance; even that costs no accuracy "
+        "here, since batches of 128 answers are not what limits learning. The parts would have to matter where "
+        "prompts differ much in difficulty and are asked uniformly, with smaller batches and more visits."
     ),
 )

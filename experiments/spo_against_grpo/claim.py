@@ -8,7 +8,7 @@ from gnomon.insight.svg import Series, chart
 from gnomon.records.reading import RunRecord
 from gnomon.studies.arms import Arm, Runs
 from gnomon.studies.claims import Claim, Derived
-from gnomon.studies.exact import checkpoint_rates
+from gnomon.studies.exact import pass_at
 from gnomon.studies.families import MATCHED, family_experiment
 from gnomon.studies.measured import Estimate, Measured, NotMeasured, estimate
 
@@ -31,11 +31,6 @@ def arms(folder: Path, seed: int) -> list[Arm]:
         for name, said in ALGORITHMS.items()
         if name != EQUAL or family in FAMILIES[:2]
     ]
-
-
-def pass_at(k: int) -> Callable[[RunRecord], float]:
-    """Return what reads the mean of 1 - (1 - p)^k with the exact rates p of held-out questions."""
-    return lambda record: statistics.fmean(1 - (1 - rate) ** k for rate in checkpoint_rates(record))
 
 
 def majority(record: RunRecord) -> float:

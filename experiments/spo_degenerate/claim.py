@@ -1,25 +1,13 @@
 """SPO: GRPO's groups fall silent as the policy learns; a tracked baseline's samples do not."""
 
-from pathlib import Path
-
 from gnomon.records.reading import RunRecord
 from gnomon.statistics import degenerate_probability
-from gnomon.studies.arms import Arm, Line, Lines, Runs, first, last, smooth
+from gnomon.studies.arms import Line, Lines, Runs, first, last, smooth
 from gnomon.studies.claims import Claim, Expectation, Gain, Level
 from gnomon.studies.exact import checkpoint_rates
-from gnomon.studies.families import MATCHED, SLOWLY, family_experiment
+from gnomon.studies.families import silence_arms
 
-STEPS, WINDOW = 40, 10
-
-
-def arms(folder: Path, seed: int) -> list[Arm]:
-    """Return GRPO and SPO on sums, from one model, fast on many questions and slowly on fewer."""
-    fast, slow = family_experiment("sums", folder), family_experiment("sums", folder, prompts=320)
-    names = ("grpo", "spo")
-    return [
-        *(Arm(f"sums: {name}", fast, (f"algorithm={name}", *MATCHED, f"steps={STEPS}")) for name in names),
-        *(Arm(name, slow, (f"algorithm={name}", *SLOWLY)) for name in names),
-    ]
+WINDOW = 10
 
 
 def rise(name: str):
@@ -96,7 +84,7 @@ CLAIM = Claim(
         "training question's answer under the final weights."
     ),
     measure=Runs(
-        arms,
+        silence_arms,
         numbers={
             "degenerate, last 10 steps": grpo_only(last("rollout/degenerate_group_fraction", WINDOW)),
             "degenerate, rise": grpo_only(rise("rollout/degenerate_group_fraction")),

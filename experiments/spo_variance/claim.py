@@ -1,25 +1,13 @@
 """SPO: how much of the reward's variance each baseline leaves."""
 
-from pathlib import Path
-
 from gnomon.records.reading import RunRecord, column
-from gnomon.studies.arms import Arm, Line, Lines, Runs
+from gnomon.studies.arms import Line, Lines, Runs
 from gnomon.studies.claims import Claim, Derived, Expectation, Level
 from gnomon.studies.exact import checkpoint_rates
-from gnomon.studies.families import MATCHED, SLOWLY, family_experiment
+from gnomon.studies.families import silence_arms
 from gnomon.studies.measured import Estimate, Measured, NotMeasured, Points, estimate
 
-STEPS, FROM = 40, 10
-
-
-def arms(folder: Path, seed: int) -> list[Arm]:
-    """Return the runs of `spo_degenerate`."""
-    fast, slow = family_experiment("sums", folder), family_experiment("sums", folder, prompts=320)
-    names = ("grpo", "spo")
-    return [
-        *(Arm(f"sums: {name}", fast, (f"algorithm={name}", *MATCHED, f"steps={STEPS}")) for name in names),
-        *(Arm(name, slow, (f"algorithm={name}", *SLOWLY)) for name in names),
-    ]
+FROM = 10
 
 
 def squares(name: str):
@@ -140,7 +128,7 @@ CLAIM = Claim(
         "p) with the exact rates p of the final weights, over the prompts of the last five steps."
     ),
     measure=Runs(
-        arms,
+        silence_arms,
         numbers={
             "raw reward": over(squares("rollout/reward_std")),
             "after the baseline": over(squares("advantage/std")),

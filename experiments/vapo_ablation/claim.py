@@ -2,8 +2,8 @@
 
 from gnomon.studies.arms import Curve, Runs, smooth, whole
 from gnomon.studies.claims import Claim, Gain
-from gnomon.studies.stretches import held_out_at, lowest_after_best
-from gnomon.studies.valued import ALPHA, FIXED, FULL, STEPS, critic_arms, held_out_between
+from gnomon.studies.stretches import lowest_after_best
+from gnomon.studies.valued import ALPHA, FIXED, FULL, HELD_OUT, STEPS, critic_arms
 
 NAMES = (
     FULL,
@@ -52,10 +52,7 @@ CLAIM = Claim(
     measure=Runs(
         critic_arms(NAMES),
         numbers={
-            "held out": held_out_at(),
-            "held out, short": held_out_between(2, 7),
-            "held out, long": held_out_between(14, 20),
-            "reward, all steps": whole("rollout/reward_mean"),
+            **HELD_OUT,
             "kept of the best": lowest_after_best("rollout/reward_mean", 5),
             "explained variance": whole("critic/explained_variance"),
         },

@@ -2,8 +2,7 @@
 
 from gnomon.studies.arms import Curve, Runs, smooth, whole
 from gnomon.studies.claims import Claim, Gain
-from gnomon.studies.stretches import held_out_at
-from gnomon.studies.valued import FULL, critic_arms, held_out_between
+from gnomon.studies.valued import FULL, HELD_OUT, critic_arms
 
 NAMES = (
     FULL,
@@ -36,10 +35,7 @@ CLAIM = Claim(
     measure=Runs(
         critic_arms(NAMES),
         numbers={
-            "held out": held_out_at(),
-            "held out, short": held_out_between(2, 7),
-            "held out, long": held_out_between(14, 20),
-            "reward, all steps": whole("rollout/reward_mean"),
+            **HELD_OUT,
             "lambda": whole("advantage/lambda_mean"),
             "entropy, nats": whole("loss/entropy_nats"),
         },

@@ -2,13 +2,13 @@
 
 import hashlib
 import importlib
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from gnomon.errors import ConfigError, unknown
+from gnomon.user_file import run_as_module
 
 _PREFIX = "gnomon_user_"
 
@@ -52,17 +52,10 @@ def _load_file(path: Path, reference: str) -> ModuleType:
     name = f"{_PREFIX}{resolved.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, resolved)
-    assert spec is not None, "a .py file always has a spec"
-    assert spec.loader is not None, "and a loader"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up while it is executed
     try:
-        spec.loader.exec_module(module)
+        return run_as_module(resolved, name)
     except Exception as error:  # as above
-        del sys.modules[name]
         raise ConfigError(_failed(reference, error)) from error
-    return module
 
 
 def _failed(reference: str, error: Exception) -> str:

@@ -1,17 +1,16 @@
 """Claims as they lie in a clone: ``experiments/NAME`` with ``claim.py``, and what came of it."""
 
 import datetime
-import importlib.util
 import json
 import os
 import platform
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gnomon.algorithms.imports import load_object
 from gnomon.errors import ConfigError, unknown
 from gnomon.records.card import PACKAGES, cpu_name, installed
 from gnomon.records.console import Console
@@ -51,16 +50,13 @@ class ClaimFolder:
     def claim(self) -> Claim:
         """Run ``claim.py`` and return its CLAIM. Raises: ConfigError saying what is wrong with the file."""
         source = self.path / CODE
-        spec = importlib.util.spec_from_file_location(f"gnomon_claim_{self.name}", source)
-        assert spec is not None, "a file that ends in .py can be imported"
-        assert spec.loader is not None, "and has a loader"
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
         try:
-            spec.loader.exec_module(module)
-        except Exception as error:
-            raise ConfigError(f"{source} cannot be run: {type(error).__name__}: {error}") from error
-        found = vars(module).get("CLAIM")
+            found = load_object(f"{source}:CLAIM")
+        except ConfigError as error:
+            why = error.__cause__
+            if why is None:
+                raise ConfigError(f"{source} says no CLAIM = Claim(...)") from error
+            raise ConfigError(f"{source} cannot be run: {type(why).__name__}: {why}") from why
         if not isinstance(found, Claim):
             raise ConfigError(f"{source} says no CLAIM = Claim(...)")
         return found

@@ -127,23 +127,6 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """``second`` divided by ``first``, seed by seed, is expected between ``above`` and ``below``."""
-
-    says: str
-    first: str
-    second: str
-    number: str
-    above: float = -math.inf
-    below: float = math.inf
-
-    def __call__(self, measured: Measured) -> Outcome:
-        """Compare the interval of the ratio with the bounds."""
-        name = f"{self.second} over {self.first}"
-        return _compared(lambda: measured.ratio(self.first, self.second, self.number), name, self.above, self.below)
-
-
-@dataclass(frozen=True)
 class Derived:
     """An estimate that a function of all that was measured gives is expected between ``above`` and ``below``.
 
@@ -159,6 +142,18 @@ class Derived:
     def __call__(self, measured: Measured) -> Outcome:
         """Compare the interval with the bounds."""
         return _compared(lambda: self.of(measured), self.named, self.above, self.below)
+
+
+def ratio(
+    says: str, first: str, second: str, number: str, above: float = -math.inf, below: float = math.inf
+) -> Derived:
+    """Return the expectation that ``second`` divided by ``first``, seed by seed, lies between ``above`` and ``below``.
+
+    >>> found = Measured({"a": {"cost": {0: 10.0, 1: 10.0}}, "b": {"cost": {0: 40.0, 1: 42.0}}})
+    >>> ratio("b costs more", "a", "b", "cost", above=0.0)(found).measured
+    'b over a 4.100 [2.829, 5.371]'
+    """
+    return Derived(says, lambda measured: measured.ratio(first, second, number), f"{second} over {first}", above, below)
 
 
 def _compared(find: Callable[[], Estimate], name: str, above: float, below: float) -> Outcome:

@@ -1,8 +1,9 @@
 """The exact chance that a model answers a question rightly: a success rate without sampling noise."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +65,11 @@ def _rates(path: Path, step: int | None, is_held_out: bool) -> tuple[float, ...]
     chosen = [tasks[index] for index in range(len(tasks))]
     model = load_model(name, torch.float32)
     return tuple(success_rates(model, load_tokenizer(name), chosen, experiment.sampling.temperature))
+
+
+def pass_at(k: int) -> Callable[[RunRecord], float]:
+    """Return what reads the mean of 1 - (1 - p)^k with the exact rates p of held-out questions, in the end."""
+    return lambda record: fmean(1 - (1 - rate) ** k for rate in checkpoint_rates(record))
 
 
 def counted(task: Task, tokenizer: Tokenizer) -> list[int]:

@@ -16,6 +16,7 @@ from typing import Any
 from gnomon.configuration import to_table
 from gnomon.errors import ConfigError, unknown
 from gnomon.records.durable import write_durably
+from gnomon.studies.arms import Arm
 from gnomon.studies.warm import Warming, warm_model
 from gnomon.tasks.split import HeldOut
 from gnomon.tasks.table import TableTask
@@ -144,6 +145,19 @@ def family_experiment(name: str, folder: Path, rate: float = 0.4, prompts: int =
         "checkpoints": {"every": 0},
         "grading": {"workers": 1},
     }
+
+
+def silence_arms(folder: Path, seed: int) -> list[Arm]:
+    """Return GRPO and SPO on sums from one model, 40 steps fast on many questions, and slowly on fewer.
+
+    What both leave without a gradient, and of the variance, is measured on the same runs; every seed has the same arms.
+    """
+    fast, slow = family_experiment("sums", folder), family_experiment("sums", folder, prompts=320)
+    names = ("grpo", "spo")
+    return [
+        *(Arm(f"sums: {name}", fast, (f"algorithm={name}", *MATCHED, "steps=40")) for name in names),
+        *(Arm(name, slow, (f"algorithm={name}", *SLOWLY)) for name in names),
+    ]
 
 
 def _digits(random: Random, count: int) -> list[int]:

@@ -12,10 +12,10 @@ from gnomon.assemble import questions
 from gnomon.experiment import load
 from gnomon.records.batches import read_batch
 from gnomon.records.reading import RunRecord
-from gnomon.studies.arms import Arm, Number
+from gnomon.studies.arms import Arm, Number, whole
 from gnomon.studies.exact import checkpoint_rates
 from gnomon.studies.measured import NotMeasured
-from gnomon.studies.stretches import stretch_experiment
+from gnomon.studies.stretches import held_out_at, stretch_experiment
 
 ALPHA, FIXED, STEPS = 0.5, 0.5, 20
 FULL = "vapo"
@@ -78,6 +78,15 @@ def held_out_between(shortest: int, longest: int) -> Number:
         return fmean(found)
 
     return read
+
+
+HELD_OUT: Mapping[str, Number] = {
+    "held out": held_out_at(),
+    "held out, short": held_out_between(2, 7),
+    "held out, long": held_out_between(14, 20),
+    "reward, all steps": whole("rollout/reward_mean"),
+}
+"""What every comparison of these arms reads: the exact rate in the end, by length too, and the reward on the way."""
 
 
 @cache

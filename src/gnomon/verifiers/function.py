@@ -4,7 +4,6 @@ import asyncio
 import difflib
 import functools
 import importlib
-import importlib.util
 import inspect
 import os
 import pkgutil
@@ -16,6 +15,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from gnomon.errors import RewardError, unknown
+from gnomon.user_file import run_as_module
 from gnomon.verifiers.base import Sample, Verifier, VerifierError
 from gnomon.verifiers.cause import cause
 from gnomon.verifiers.signatures import Function, Signature, signature
@@ -110,16 +110,10 @@ def _from_file(source: str, said: str) -> ModuleType:
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # for what it imports from beside it
     # A name of its own: a file called json.py must not replace the json that everyone else imports.
-    spec = importlib.util.spec_from_file_location(f"_reward_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise RewardError(f"{said}: {path} cannot be imported as Python")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
     try:
-        spec.loader.exec_module(module)
+        return run_as_module(path, f"_reward_{path.stem}")
     except BaseException as error:
         raise RewardError(f"{said}: importing {path} raised {cause(error)}") from error
-    return module
 
 
 def _from_module(source: str, role: str, named: str) -> ModuleType:
