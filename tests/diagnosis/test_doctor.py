@@ -11,8 +11,8 @@ from tests.diagnosis.rows import group, rollout
 
 from gnomon.diagnosis import Finding, diagnose
 from gnomon.diagnosis.catalog import RULES
-from gnomon.diagnosis.diagnose import replay
-from gnomon.diagnosis.doctor import Doctor, shortened
+from gnomon.diagnosis.doctor import Doctor
+from gnomon.diagnosis.recorded import replay
 from gnomon.records.directory import RunDirectory
 from gnomon.records.jsonl import JsonLines
 from gnomon.records.reading import RunRecord
@@ -59,7 +59,7 @@ def test_samples_show_what_is_meant():
 
     (finding,) = found
     assert len(finding.samples) == 5
-    assert all(s.error == "broken" and s.reward is None and len(s.response) < 410 for s in finding.samples)
+    assert all(s.error == "broken" and s.reward is None and len(s.response) < 440 for s in finding.samples)
 
 
 def test_a_finding_is_a_row_and_back():
@@ -69,8 +69,7 @@ def test_a_finding_is_a_row_and_back():
     row = json.loads(json.dumps(found.as_row()))
     again = Finding.of_row(row)
 
-    assert again is not None
-    assert again.as_row() == found.as_row() | {"advice": list(found.advice)}
+    assert again == found
     assert Finding.of_row({"rule": "verifier-errors"}) is None
 
 
@@ -166,15 +165,17 @@ def test_a_run_that_is_shown_again_is_the_same(cut, since):
     assert [*before, *after] == heard
 
 
-def test_a_step_costs_little():
-    """A hundred metrics and all rules take less than 3 ms a step on a busy machine (0.3 ms on a quiet one)."""
+def test_a_step_costs_little_however_long_the_run():
+    """A hundred metrics and all rules take less than 2 ms a step on a busy machine (0.25 ms on a quiet one)."""
     doctor = Doctor(GROUPS)
     row = dict.fromkeys(NAMES, 0.5) | {f"other/{n}_mean": 1.0 for n in range(80)}
+    for step in range(1, 4001):
+        doctor.history.add(step, {"rollout/reward_mean": 0.5})
     began = time.process_time()
-    for step in range(1, 201):
-        doctor.observe(step, row)
+    for step in range(4001, 4201):
+        doctor.observe(step, row | {"rollout/reward_mean": (step % 7) / 7})
 
-    assert (time.process_time() - began) / 200 < 0.003
+    assert (time.process_time() - began) / 200 < 0.002
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -182,8 +183,3 @@ def test_a_rule_says_where_it_comes_from(name):
     """Every rule has a docstring with its source, and a name of words and hyphens."""
     assert "Source:" in (type(RULES[name]).__doc__ or "")
     assert name == name.lower().replace(" ", "-")
-
-
-def test_long_texts_lose_their_middle():
-    """Ten letters in seven places keep three at each end."""
-    assert shortened("abcdefghij", 7) == "abc ... hij"

@@ -1,6 +1,21 @@
-"""What is wrong with a run, in words: rules over what it measured, while it trains and afterwards."""
+"""What is wrong with a run, in words: rules over what it measured, while it trains and afterwards.
 
-from gnomon.diagnosis.diagnose import diagnose
+A finding can be read without the libraries that making one takes; `diagnose` loads them when it is first used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
 from gnomon.diagnosis.finding import Finding, Sample
 
+if TYPE_CHECKING:
+    from gnomon.diagnosis.recorded import diagnose
+
 __all__ = ["Finding", "Sample", "diagnose"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "diagnose":
+        raise AttributeError(f"module 'gnomon.diagnosis' has no attribute {name!r}; it has {', '.join(__all__)}")
+    from gnomon.diagnosis.recorded import diagnose
+
+    return diagnose

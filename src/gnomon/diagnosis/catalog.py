@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from gnomon.diagnosis.finding import Severity
+from gnomon.diagnosis.finding import SEVERITIES
 from gnomon.diagnosis.rule import Rule
 from gnomon.diagnosis.rules.groups import AllRight, AllWrong, DegenerateGroups, ZeroGradient
 from gnomon.diagnosis.rules.held_out import HeldOutGap
@@ -50,9 +50,6 @@ _ALL: tuple[Rule, ...] = (
 )
 RULES: Mapping[str, Rule] = {rule.name: rule for rule in _ALL}
 """Every rule, causes before what follows from them."""
-
-SEVERITIES: tuple[Severity, ...] = ("note", "warning", "severe")
-"""From what is good to know to what ruins a run."""
 
 
 def chosen(names: Sequence[str] = ()) -> tuple[Rule, ...]:

@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gnomon.diagnosis.catalog import RULES, SEVERITIES
+from gnomon.diagnosis.catalog import RULES
 from gnomon.diagnosis.facts import Facts
-from gnomon.diagnosis.finding import Finding, Sample
+from gnomon.diagnosis.finding import SEVERITIES, Finding, Sample
 from gnomon.diagnosis.history import History
 from gnomon.diagnosis.rule import Alarm, Rule
+from gnomon.redaction import shortened
 from gnomon.types import Group
 
 SAMPLES, LONGEST = 5, 400
@@ -104,22 +105,10 @@ def _samples(step: int, alarm: Alarm, groups: Sequence[Group]) -> tuple[Sample, 
         Sample(
             step=step,
             task_id=group.task.id,
-            question=shortened(group.task.text),
-            response=shortened(rollout.text),
+            question=shortened(group.task.text, LONGEST),
+            response=shortened(rollout.text, LONGEST),
             reward=rollout.grade.reward,
-            error=None if rollout.grade.error is None else shortened(rollout.grade.error),
+            error=None if rollout.grade.error is None else shortened(rollout.grade.error, LONGEST),
         )
         for group, rollout in list(alarm.pick(groups))[:SAMPLES]
     )
-
-
-def shortened(text: str, longest: int = LONGEST) -> str:
-    """Return a text of at most ``longest`` characters, long ones without their middle.
-
-    >>> shortened("abcdefghij", 7)
-    'abc ... hij'
-    """
-    if len(text) <= longest:
-        return text
-    half = longest // 2
-    return f"{text[:half]} ... {text[-half:]}"

@@ -29,6 +29,8 @@ class History:
         self.rewards: list[Point] = []
         self.peak: Point | None = None
         self.evaluations: list[Mapping[str, Any]] = []
+        # Sums of the rewards up to each step: the mean of any window is a difference of two.
+        self._sums = [0.0]
         self._first: dict[str, list[Point]] = {}
         self._latest: dict[str, deque[Point]] = {}
 
@@ -46,6 +48,7 @@ class History:
             self._latest[name].append(point)
             if name == REWARD:
                 self.rewards.append(point)
+                self._sums.append(self._sums[-1] + point[1])
                 self.peak = point if self.peak is None or point[1] > self.peak[1] else self.peak
 
     def names(self, prefix: str, suffix: str = "") -> list[str]:
@@ -66,6 +69,16 @@ class History:
     def first(self, name: str, count: int) -> list[Point]:
         """Return the first ``count`` values (at most `FIRST`), or as many as there are."""
         return self._first.get(name, [])[:count]
+
+    def best_rewards(self, window: int) -> list[Point]:
+        """Return the ``window`` successive rewards of the highest mean among those that end before the last as many.
+
+        None where there are fewer; of a long run one of some two hundred windows, evenly over it.
+        """
+        before = len(self.rewards) - window
+        ends = range(window, before + 1, max(window // 2, before // 200, 1))
+        end = max(ends, key=lambda place: self._sums[place] - self._sums[place - window], default=0)
+        return self.rewards[max(0, end - window) : end]
 
     def mean(self, name: str, count: int) -> float | None:
         """Return the mean of the last ``count`` values, None where there are fewer."""
@@ -90,7 +103,12 @@ def median(points: Sequence[Point]) -> float:
 
 def error(points: Sequence[Point]) -> float:
     """Return the standard error of the mean of the values, as if steps were independent; 0 of fewer than two."""
-    return statistics.stdev(values(points)) / math.sqrt(len(points)) if len(points) > 1 else 0.0
+    if len(points) < 2:
+        return 0.0
+    level = mean(points)
+    # `statistics.stdev` computes with fractions, which took a third of the time of all rules.
+    variance = sum((value - level) ** 2 for _, value in points) / (len(points) - 1)
+    return math.sqrt(variance / len(points))
 
 
 def slope(points: Sequence[Point]) -> float:

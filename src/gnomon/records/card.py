@@ -19,7 +19,7 @@ from gnomon.records.durable import write_json
 
 PACKAGES = (
     "gnomon", "torch", "transformers", "tokenizers", "safetensors", "numpy", "peft",
-    "reasoning-gym", "math-verify", "datasets", "pyarrow",
+    "reasoning-gym", "math-verify", "datasets", "pyarrow", "ray",
 )  # fmt: skip
 EXACT = (
     "R0 exact: the same experiment on this processor, with these versions and this number of threads, gives the "
@@ -51,6 +51,11 @@ SERVED = (
     "several engines, or vLLM's scheduler, decide by time which answers are computed together, so last digits need not "
     "be equal"
 )
+CLUSTERED = (
+    "R2 lossless: a resumed run repeats and loses no sample and draws every token with the same random number, but "
+    "questions reach the engines of a cluster when they reach them, so answers are computed in other company and last "
+    "digits need not be equal"
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,8 @@ class Card:
     the network's arithmetic. reproducibility, sandbox: the level, and what it means, in words.
     code: commit of gnomon's source and of the working directory, each with ``dirty`` when files differ from it;
     None where there is no repository. foreign_code: the user's functions that it runs. trusted_models: models whose own
-    code may run. questions: a stamp of what it is trained on.
+    code may run. questions: a stamp of what it is trained on. cluster: what it computes on beside this machine, and who
+    is let in there; "" for none.
     """
 
     started: str
@@ -79,6 +85,7 @@ class Card:
     foreign_code: Sequence[str] = ()
     trusted_models: Sequence[str] = ()
     questions: str = ""
+    cluster: str = ""
 
 
 def run_card(

@@ -8,10 +8,11 @@ import os
 import re
 import socket
 import time
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from gnomon.errors import RunDirectoryError, unknown
 
@@ -46,11 +47,8 @@ class RunDirectory:
 
         Raises: RunDirectoryError when something is there already, another process has it, or it cannot be written.
         """
+        cls.check_free(path)
         with _reported(path):
-            if (path / LOCK).exists():
-                # Someone may be at work: say who, before saying what is there.
-                cls(path, _lock(path)).close()
-            _refuse_used(path)
             path.mkdir(parents=True, exist_ok=True)
             made = cls(path, _lock(path))
         try:
@@ -60,6 +58,15 @@ class RunDirectory:
             made.close()
             raise
         return made
+
+    @classmethod
+    def check_free(cls, path: Path) -> None:
+        """Refuse a path at which no new run can be made; nothing is made yet. Raises: as `create`."""
+        with _reported(path):
+            if (path / LOCK).exists():
+                # Someone may be at work: say who, before saying what is there.
+                cls(path, _lock(path)).close()
+            _refuse_used(path)
 
     @classmethod
     def named(cls, name: str, root: Path = Path("runs"), now: datetime.datetime | None = None) -> Self:
@@ -102,6 +109,16 @@ class RunDirectory:
         if not (path / "experiment.toml").is_file():
             raise RunDirectoryError(_no_run(path))
 
+    def table(self) -> dict[str, Any]:
+        """Return the resolved experiment as a table.
+
+        Raises: RunDirectoryError when it cannot be read: without it nothing that was measured can be judged.
+        """
+        try:
+            return tomllib.loads(self.experiment.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise RunDirectoryError(f"{self.experiment} cannot be read: {error}") from error
+
     @property
     def experiment(self) -> Path:
         """The fully resolved experiment."""
@@ -131,6 +148,11 @@ class RunDirectory:
     def findings(self) -> Path:
         """One object per finding of the diagnosis."""
         return self.path / "findings.jsonl"
+
+    @property
+    def diagnosis(self) -> Path:
+        """What the diagnosis says as of the newest step: every finding so far, in its newest words."""
+        return self.path / "diagnosis.json"
 
     @property
     def rollouts(self) -> Path:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from gnomon.records.durable import keep_lines
 from gnomon.redaction import for_people, without_secrets
@@ -41,7 +41,7 @@ class JsonLines:
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write one row; what is not finite, however deep, is written as null."""
-        text = json.dumps(_valid(row), ensure_ascii=False, allow_nan=False)
+        text = json.dumps(sound(row), ensure_ascii=False, allow_nan=False)
         line = (without_secrets(text) + "\n").encode(errors="backslashreplace")
         try:
             if self._file.write(line) != len(line):
@@ -110,9 +110,36 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
         return
     with open(path, "rb") as file:
         for line in file:
-            row = _parse(line)
+            row = parsed(line)
             if row is not None:
                 yield row
+
+
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """Return the object of a line, None where it holds none."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value of a file can be judged and drawn: a number, finite and of a size that arithmetic survives.
+
+    >>> is_number(1), is_number(True), is_number(float("inf"))
+    (True, False, False)
+    """
+    return type(value) in (int, float) and isinstance(value, int | float) and -1e300 < value < 1e300
+
+
+def is_step(value: object) -> TypeGuard[int]:
+    """Whether a value of a file can be the number of a step.
+
+    >>> is_step(3), is_step(3.0), is_step(-1)
+    (True, False, False)
+    """
+    return type(value) is int and 0 <= value < 10**12
 
 
 def drop_after(path: Path, step: int) -> None:
@@ -124,23 +151,16 @@ def drop_after(path: Path, step: int) -> None:
         keep_lines(path, lambda line: _step(line) <= step)
 
 
-def _valid(value: Any) -> Any:
+def sound(value: Any) -> Any:
+    """Return a value of a file with None for each number in it that is not finite, however deep."""
     if isinstance(value, Mapping):
-        return {key: _valid(inner) for key, inner in value.items()}
+        return {key: sound(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_valid(inner) for inner in value]
+        return [sound(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _step(line: bytes) -> float:
-    row = _parse(line)
+    row = parsed(line)
     step = None if row is None else row.get("step")
     return step if type(step) is int else math.inf
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None

@@ -4,15 +4,15 @@ import fcntl
 import json
 import re
 import sys
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from gnomon.errors import DatasetError, RunDirectoryError
 from gnomon.records.directory import LOCK, RunDirectory
-from gnomon.records.jsonl import read_rows
+from gnomon.records.jsonl import is_step, read_rows
 from gnomon.records.rollouts import RecordedRollout, read_rollouts
 
 State = Literal["live", "finished", "stopped"]
@@ -23,7 +23,8 @@ _LARGEST = sys.float_info.max
 class RunRecord:
     """What a run has written down so far. Nothing here takes its lock, changes a file or fails because one is damaged.
 
-    Open one with `RunRecord.of`. Every call reads the files again, so a live run is seen as it is now.
+    Open one with `RunRecord.of`. Every call reads the files again, so a live run is seen as it is now; but for the
+    experiment, which does not change while a run is there.
     """
 
     path: Path
@@ -36,11 +37,9 @@ class RunRecord:
             it nothing that was measured can be judged.
         """
         RunDirectory.check(Path(path))
-        try:
-            tomllib.loads((Path(path) / "experiment.toml").read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise RunDirectoryError(f"{Path(path) / 'experiment.toml'} cannot be read: {error}") from error
-        return cls(Path(path))
+        record = cls(Path(path))
+        record._table  # noqa: B018 - read here, so that nobody finds later that it cannot be
+        return record
 
     @property
     def files(self) -> RunDirectory:
@@ -50,9 +49,13 @@ class RunRecord:
     def experiment(self) -> dict[str, Any]:
         """Return the resolved experiment as a table, empty where it cannot be read."""
         try:
-            return tomllib.loads(self.files.experiment.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            return self._table
+        except RunDirectoryError:
             return {}
+
+    @cached_property
+    def _table(self) -> dict[str, Any]:
+        return self.files.table()
 
     def card(self) -> dict[str, Any]:
         """Return the run card, empty where there is none."""
@@ -67,16 +70,16 @@ class RunRecord:
 
         A number that was not finite is None.
         """
-        rows = {row["step"]: row for row in read_rows(self.files.metrics) if type(row.get("step")) is int}
+        rows = {row["step"]: row for row in read_rows(self.files.metrics) if is_step(row.get("step"))}
         return [rows[step] for step in sorted(rows)]
 
     def evaluations(self) -> list[dict[str, Any]]:
         """Return the rows of the evaluations, in order; `gnomon.loop.evaluate.read_evaluations` has them typed."""
-        return [row for row in read_rows(self.files.evaluations) if type(row.get("step")) is int]
+        return [row for row in read_rows(self.files.evaluations) if is_step(row.get("step"))]
 
     def findings(self) -> list[dict[str, Any]]:
         """Return the rows of what the diagnosis found while the run was training; `Finding.of_row` reads one."""
-        return [row for row in read_rows(self.files.findings) if type(row.get("step")) is int]
+        return [row for row in read_rows(self.files.findings) if is_step(row.get("step"))]
 
     def rollout_steps(self) -> list[int]:
         """Return the steps whose rollouts are on disk, in order."""

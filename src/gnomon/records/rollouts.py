@@ -11,7 +11,7 @@ from typing import Any
 from gnomon.errors import DatasetError
 from gnomon.records.durable import step_files, write_durably
 from gnomon.records.jsonl import Warn, warn_on_stderr
-from gnomon.records.taught import Taught, read_taught, taught_rows
+from gnomon.records.taught import Seen, Taught, read_taught, taught_rows
 from gnomon.redaction import without_secrets
 from gnomon.types import Batch, Ending, Grade, Group, Rollout
 
@@ -39,7 +39,8 @@ class RolloutLog:
     A line has ``step, group, kept, task_id, question, prompt, response, text, reward, error, parts, answer, logprobs,
     oldest_version, newest_version, stop``; token ids and natural logs. ``mask`` is left out when every token was the
     policy's own, and ``full_logprobs`` when they equal ``logprobs``. A conversation has ``turns, ended_by, cause``.
-    What was trained on has, as far as it was computed, ``advantages, proximal, values, baseline`` (see `taught`).
+    What was trained on has, as far as it was computed, ``advantages, proximal, values, baseline``, and
+    some of it ``entropy`` (see `taught`).
     A step that cannot be written is counted and warned of once; it never ends a run.
     """
 
@@ -48,10 +49,18 @@ class RolloutLog:
     lost: int = 0
 
     def write(
-        self, step: int, groups: Sequence[Group], dropped: Sequence[Group] = (), batch: Batch | None = None
+        self,
+        step: int,
+        groups: Sequence[Group],
+        dropped: Sequence[Group] = (),
+        batch: Batch | None = None,
+        seen: Seen | None = None,
     ) -> None:
-        """Write the rollouts of a step. dropped: groups that the filter refused. batch: what ``groups`` became."""
-        taught = iter(() if batch is None else taught_rows(batch, [r for g in groups for r in g.rollouts]))
+        """Write the rollouts of a step.
+
+        dropped: groups that the filter refused. batch: what ``groups`` became; seen: of some of its rows.
+        """
+        taught = iter(() if batch is None else taught_rows(batch, [r for g in groups for r in g.rollouts], seen))
         numbered = enumerate([*((g, True) for g in groups), *((g, False) for g in dropped)])
         lines = [
             json.dumps(

@@ -1,7 +1,8 @@
 """What a step made of each rollout that it trained on, for whoever looks at the rollouts later.
 
-Only what lies in the prepared batch anyway is written, so that it costs nothing but the writing. Numbers are rounded:
-log-probabilities and values to 5 decimals, advantages to 5 digits of the largest of the step.
+What lies in the prepared batch anyway is written for every rollout, so that it costs nothing but the writing; what the
+learner has to be asked for, for a few. Numbers are rounded: log-probabilities, entropies and values to 5 decimals,
+advantages to 5 digits of the largest of the step.
 """
 
 import math
@@ -22,7 +23,8 @@ class Taught:
     """What a step made of one rollout. Each list has a number a response token, or is empty where nothing is known.
 
     advantages: after `Algorithm.prepare`; empty for a rollout that was not trained on, 0 where a token is masked.
-    proximal: log-probabilities of the learner when the step began, where an algorithm asked for them. values: of the
+    proximal: log-probabilities of the learner when the step began, where an algorithm asked for them or the rollout was
+    looked at; entropy: of the learner's distribution of the token then, in nats, where it was looked at. values: of the
     critic, before each token. baseline: the tracked value of the task, read before this visit; None without a tracker.
     """
 
@@ -30,11 +32,23 @@ class Taught:
     proximal: tuple[float, ...] = ()
     values: tuple[float, ...] = ()
     baseline: float | None = None
+    entropy: tuple[float, ...] = ()
 
 
-def taught_rows(batch: Batch, rollouts: Sequence[Rollout]) -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True)
+class Seen:
+    """What the learner said of N rows of a batch when the step began. logprobs, entropy: Float[N T]."""
+
+    rows: tuple[int, ...]
+    logprobs: Tensor
+    entropy: Tensor
+
+
+def taught_rows(batch: Batch, rollouts: Sequence[Rollout], seen: Seen | None = None) -> Iterator[dict[str, Any]]:
     """Yield the fields of each rollout's line, in order; nothing when ``batch`` is of other rollouts.
 
+    seen: of some rows of it. A proximal policy that the algorithm asked for is never replaced by what was seen: it may
+    be an average of weights.
     ``advantages`` is one number where it is the same on every trained token, as without a critic it is.
     """
     if len(batch) != len(rollouts):
@@ -43,6 +57,7 @@ def taught_rows(batch: Batch, rollouts: Sequence[Rollout]) -> Iterator[dict[str,
     matrices = {name: _rows(m) for name, m in (("proximal", batch.proximal), ("values", batch.values)) if m is not None}
     advantages = None if batch.advantages is None else _advantages(batch.advantages, batch.mask)
     baseline = None if batch.baseline is None else _rows(batch.baseline)
+    looked = {} if seen is None else _looked(seen)
     for row, rollout in enumerate(rollouts):
         length = len(rollout.response)
         fields: dict[str, Any] = {name: _finite(lists[row][:length]) for name, lists in matrices.items()}
@@ -51,7 +66,15 @@ def taught_rows(batch: Batch, rollouts: Sequence[Rollout]) -> Iterator[dict[str,
             fields["advantages"] = _finite(one[:length]) if isinstance(one, list) else _finite([one])[0]
         if baseline is not None:
             fields["baseline"] = _finite([baseline[row]])[0]
+        if row in looked:
+            proximal, entropy = looked[row]
+            fields = {"proximal": _finite(proximal[:length])} | fields | {"entropy": _finite(entropy[:length])}
         yield fields
+
+
+def _looked(seen: Seen) -> dict[int, tuple[list[float], list[float]]]:
+    pairs = zip(_rows(seen.logprobs), _rows(seen.entropy), strict=True)
+    return dict(zip(seen.rows, pairs, strict=True))
 
 
 def read_taught(row: Mapping[str, Any]) -> Taught:
@@ -67,6 +90,7 @@ def read_taught(row: Mapping[str, Any]) -> Taught:
         proximal=_read("proximal", row.get("proximal", []), length),
         values=_read("values", row.get("values", []), length),
         baseline=None if baseline is None else float(baseline),
+        entropy=_read("entropy", row.get("entropy", []), length),
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.insight.browsing import Browser
 
 import gnomon
-from gnomon.insight.report import write_report
+from gnomon.insight.report.write import write_report
 
 pytestmark = pytest.mark.slow
 WIDTHS = (320, 768, 1280)

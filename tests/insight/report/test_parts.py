@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from gnomon.algorithms import resolve
-from gnomon.insight.report_compare import distinct
-from gnomon.insight.report_facts import default_differences, preset_differences, time_shares, waste_shares
-from gnomon.insight.report_prompts import prompts_of
-from gnomon.insight.report_rollouts import chosen
-from gnomon.insight.report_scan import Scan, Seen, Visit, reward_intervals, scan
-from gnomon.insight.report_trust import algorithm_of, trust_letters
+from gnomon.insight.report.compare import distinct
+from gnomon.insight.report.facts import default_differences, preset_differences, time_shares, waste_shares
+from gnomon.insight.report.prompts import prompts_of
+from gnomon.insight.report.rollouts import chosen
+from gnomon.insight.report.scan import Scan, Seen, Visit, reward_intervals, scan
+from gnomon.insight.report.trust import algorithm_of, trust_letters
 from gnomon.records.reading import RunRecord
 from gnomon.records.rollouts import RecordedRollout, RolloutLog
 from gnomon.records.taught import Taught
@@ -107,6 +107,16 @@ def test_shelves_hold_what_they_say():
     assert shelves["surprising"][0] == seen[2]
     assert shelves["errors"] == [seen[4]]
     assert [s.step for s in shelves["course"]] == [1, 2]
+
+
+def test_of_equal_answers_those_are_shown_that_were_looked_at():
+    """An older one with entropies comes before a newer one without, but never before a better one."""
+    seen = [Seen(1, 0, "a", 1.0, 0.5, True), Seen(2, 0, "b", 1.0, 0.5), Seen(3, 0, "c", 0.5, 0.7, True)]
+    shelves = chosen(Scan(seen))
+
+    assert [s.task_id for s in shelves["best"]] == ["a", "b", "c"]
+    assert [s.task_id for s in shelves["surprising"]] == ["c", "a", "b"]
+    assert [s.task_id for s in shelves["course"]] == ["a", "b", "c"]
 
 
 def test_prompts_are_told_apart():

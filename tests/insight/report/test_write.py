@@ -12,7 +12,7 @@ import torch
 
 from gnomon.errors import ConfigError, RunDirectoryError
 from gnomon.experiment import load, to_toml
-from gnomon.insight.report import LARGEST, leave_page, run_page, write_report
+from gnomon.insight.report.write import LARGEST, leave_page, run_page, write_report
 from gnomon.loop.evaluate import Evaluation, Score
 from gnomon.models.tiny import tiny_tokenizer
 from gnomon.records.console import Console
@@ -281,7 +281,7 @@ def test_damaged_files_are_passed_over(tmp_path: Path):
     found = Page(run_page(RunRecord(made)))
 
     assert found.faults == []
-    assert "3 lines of the rollout files are damaged" in found.said
+    assert "4 damaged lines in metrics.jsonl, 4 in evaluations.jsonl, 4 in findings.jsonl and 3 in" in found.said
     assert "There is no run card." in found.said
 
 

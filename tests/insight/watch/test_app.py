@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -11,8 +12,8 @@ from tests.insight.made_runs import add_rows, finding, fingerprint, made_run, me
 from textual.pilot import Pilot
 from textual.widgets import Static
 
-from gnomon.insight.watch_app import WatchApp
-from gnomon.insight.watch_run import Watcher
+from gnomon.insight.watch.app import WatchApp
+from gnomon.insight.watch.watcher import Watcher
 
 Drive = Callable[[WatchApp, Pilot[None]], Awaitable[None]]
 
@@ -39,11 +40,10 @@ def driven(run: Path, drive: Drive, size: tuple[int, int] = (80, 24)) -> None:
 
 async def seen(pilot: Pilot[None], is_so: Callable[[], bool]) -> None:
     """Wait until something is so."""
-    for _ in range(200):
-        if is_so():
-            return
+    until = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < until, "it never was"
         await pilot.pause(0.02)
-    assert is_so()
 
 
 def text(app: WatchApp, name: str = "pane") -> str:

@@ -7,12 +7,12 @@ import pytest
 from rich.text import Text
 from tests.insight.made_runs import add_rows, evaluation, finding, made_run, metrics, rollout, write_rollouts
 
-from gnomon.insight import watch_pages as pages
-from gnomon.insight.watch_draw import chart, spark
-from gnomon.insight.watch_glance import Glance
-from gnomon.insight.watch_head import head, subject
-from gnomon.insight.watch_overview import overview
-from gnomon.insight.watch_run import Watcher
+from gnomon.insight.watch import panes
+from gnomon.insight.watch.draw import chart, spark
+from gnomon.insight.watch.glance import Glance
+from gnomon.insight.watch.head import head, subject
+from gnomon.insight.watch.overview import overview
+from gnomon.insight.watch.watcher import Watcher
 from gnomon.records.holder import Holder
 
 SIZES = [(80, 20), (78, 20), (120, 36), (200, 60), (60, 15), (40, 10), (20, 5), (10, 2)]
@@ -42,7 +42,7 @@ def plain(lines: list[Text]) -> str:
 
 def every_pane(seen: Glance, width: int, height: int) -> list[list[Text]]:
     """Return what all panes show."""
-    scrolled = [pane(seen, width) for pane in (pages.curves, pages.samples, pages.findings)]
+    scrolled = [pane(seen, width) for pane in (panes.curves, panes.samples, panes.findings)]
     return [head(seen, width), overview(seen, width, height), *scrolled]
 
 
@@ -142,7 +142,7 @@ def test_value_pretraining_is_shown_while_there_is_no_step(tmp_path: Path):
 def test_samples_are_shown_with_question_reward_and_error(run: Path):
     """Best, worst and those without a reward, of how many, from which step."""
     write_rollouts(run, 12, [rollout(12, 0, "right", 1.0), rollout(12, 1, "x", None, "the verifier timed out")])
-    shown = plain(pages.samples(glance(run), 78))
+    shown = plain(panes.samples(glance(run), 78))
 
     for text in ("best  of 2 answers of step 12", "reward 1.000", "question 0", "right", "the verifier timed out"):
         assert text in shown
@@ -150,7 +150,7 @@ def test_samples_are_shown_with_question_reward_and_error(run: Path):
 
 def test_findings_are_shown_with_evidence_meaning_and_advice(run: Path):
     """The severe one first, with its steps, numbers, what it means and what to try."""
-    shown = plain(pages.findings(glance(run), 78))
+    shown = plain(panes.findings(glance(run), 78))
 
     assert shown.index("entropy") < shown.index("length")
     for text in ("severe, steps 1 to 9", "share 0.500", "It usually means this.", "→ Try that.", "→ Or that."):
@@ -159,7 +159,7 @@ def test_findings_are_shown_with_evidence_meaning_and_advice(run: Path):
 
 def test_curves_has_one_for_each_metric_that_the_run_has(run: Path):
     """Two columns at 80 cells, with the latest value; a metric that was never measured is left out."""
-    shown = plain(pages.curves(glance(run), 78))
+    shown = plain(panes.curves(glance(run), 78))
 
     for text in ("reward", "answer", "entropy", "gradient", "1.500", "rate", "3.0e-05"):
         assert text in shown

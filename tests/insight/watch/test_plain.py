@@ -9,8 +9,8 @@ import pytest
 from tests.insight.made_runs import add_rows, evaluation, finding, fingerprint, made_run, metrics
 
 from gnomon.cli.main import main
-from gnomon.insight.watch_plain import follow
-from gnomon.insight.watch_run import Watcher
+from gnomon.insight.watch.plain import follow
+from gnomon.insight.watch.watcher import Watcher
 from gnomon.records.directory import RunDirectory
 
 Capture = pytest.CaptureFixture[str]
@@ -136,6 +136,57 @@ def test_what_is_no_run_is_refused_where_nothing_is_waited_for(tmp_path: Path, c
     assert main(["watch", str(tmp_path / "run-2"), "--once"]) == 2
 
     assert f"did you mean '{tmp_path / 'run-1'}'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", [["--once"], ["--json"], ["--plain"], []])
+def test_an_experiment_that_cannot_be_read_is_refused(how: list[str], tmp_path: Path, capsys: Capture):
+    """Exit code 2 and the sentence that report and doctor have; nothing is shown of such a run."""
+    run = made_run(tmp_path / "run", done=2)
+    (run / "experiment.toml").write_text("steps = [")
+    assert main(["doctor", str(run)]) == 2
+    sentence = capsys.readouterr().err.partition(": ")[2]
+
+    assert main(["watch", str(run), *how]) == 2
+    assert capsys.readouterr() == ("", f"gnomon watch: {sentence}")
+    assert f"{run}/experiment.toml cannot be read" in sentence
+
+
+def test_damaged_lines_are_said_by_all_alike(tmp_path: Path, capsys: Capture):
+    """One sentence in the report, the diagnosis and the view; one object of numbers for programs."""
+    run = made_run(tmp_path / "run", done=20)
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write("nonsense\n")
+    with open(run / "rollouts" / "step-000020.jsonl", "a") as file:
+        file.write("{}\n{\n")
+    sentence = "1 damaged line in metrics.jsonl and 2 in rollouts were passed over"
+    said = []
+    for command in (["watch", str(run), "--once"], ["watch", str(run), "--plain"], ["doctor", str(run)]):
+        assert main(command) == 0
+        said.append(capsys.readouterr().out)
+    objects = []
+    for command in (["watch", str(run), "--json"], ["doctor", str(run), "--json"]):
+        assert main(command) == 0
+        objects.append(json.loads(capsys.readouterr().out)["damaged"])
+    assert main(["report", str(run)]) == 0
+
+    assert [text.count(sentence) for text in said] == [1, 1, 1]
+    assert objects == [{"metrics.jsonl": 1, "rollouts": 2}] * 2
+    assert f"{sentence}." in (run / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--plain", "--json"], "--json looks once and ends, and --plain is for looking again and again"),
+        (["--plain", "--once"], "--once looks once and ends, and --plain is"),
+        (["--json", "--interval", "5"], "--json looks once and ends, and --interval is"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(options: list[str], said: str, capsys: Capture):
+    """Exit code 2, with the usage, before anything is looked at."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["watch", "nowhere", *options])
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("seconds", ["0", "nan", "-1"])

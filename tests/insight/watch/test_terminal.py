@@ -15,7 +15,7 @@ from tests.insight.terminal import Terminal
 KEYS = ("q quit", "s samples", "f findings", "? help")
 _TRAIN = "import sys; from gnomon.cli.main import main; sys.exit(main())"
 _TINY = ("task.size=40", "rollouts_per_step=8", "algorithm.num_generations=4", "held_out.size=4", "grading.workers=1")
-_SOURCES = str(Path(__file__).resolve().parents[2] / "src")
+_SOURCES = str(Path(__file__).resolve().parents[3] / "src")
 
 
 def started(run: Path, *overrides: str) -> "subprocess.Popen[bytes]":

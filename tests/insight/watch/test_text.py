@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from gnomon.insight.watch_text import cut, filled, one_line, tame, wrapped
+from gnomon.insight.watch.text import cut, filled, one_line, tame, wrapped
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_the_middle_of_a_long_text_is_left_out():
     """Of 10,000 characters the first and the last 3,000 stay, with a word on how many do not."""
     shown = tame("a" * 5000 + "b" * 5000)
 
-    assert shown.startswith("a" * 3000 + " [... 4000 characters ...] ")
+    assert shown.startswith("a" * 3000 + " [... 4,000 characters ...] ")
     assert shown.endswith("b" * 3000)
 
 

@@ -1,5 +1,6 @@
 """What a watcher knows of a run, whatever happens to its directory; and that it leaves no trace."""
 
+import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 from tests.insight.made_runs import add_rows, finding, fingerprint, made_run, metrics, rollout, write_rollouts
 
-from gnomon.insight.watch_glance import Glance
-from gnomon.insight.watch_run import Watcher
+from gnomon.insight.watch.glance import Glance
+from gnomon.insight.watch.watcher import Watcher
+from gnomon.records.damage import damaged
 from gnomon.records.directory import RunDirectory
 from gnomon.records.holder import Holder, holder_of
 
@@ -144,6 +146,36 @@ def test_of_each_rule_the_latest_finding_counts_and_the_worst_comes_first(run: P
     add_rows(run / "findings.jsonl", rows)
 
     assert [(f.rule, f.step) for f in Watcher(run).look().findings] == [("c", 4), ("b", 9), ("a", 3)]
+
+
+def test_findings_are_shown_in_their_newest_words(run: Path):
+    """What stands counts; where that file is gone, or none, what was news is shown again."""
+    add_rows(run / "findings.jsonl", [finding("a", "warning", 5)])
+    watcher = Watcher(run)
+    news = watcher.look().findings
+    newer = finding("a", "warning", 12, summary="a is still seen at step 12")
+    (run / "diagnosis.json").write_text(json.dumps({"findings": [newer]}))
+    standing = watcher.look().findings
+    (run / "diagnosis.json").write_text("{")
+
+    assert [f.summary for f in news] == ["a was seen at step 5"]
+    assert [(f.summary, f.step) for f in standing] == [("a is still seen at step 12", 12)]
+    assert [f.summary for f in watcher.look().findings] == ["a was seen at step 5"]
+
+
+def test_damaged_lines_are_counted_as_everywhere(run: Path):
+    """As `records.damage` counts them, also of files that come later, and anew when a run is cut back."""
+    watcher = Watcher(run)
+    assert watcher.look().damaged == {}
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('nonsense\n{"step": 13}\n{"a": 1}\n')
+    write_rollouts(run, 13, [rollout(13, 0, "sound", 1.0), {"step": 13}])
+    seen = watcher.look().damaged
+    assert seen == damaged(RunDirectory(run)) == {"metrics.jsonl": 2, "rollouts": 1}
+    (run / "rollouts" / "step-000013.jsonl").unlink()
+    made = (run / "metrics.jsonl").read_text().splitlines(keepends=True)[:12]
+    (run / "metrics.jsonl").write_text("".join(made))
+    assert watcher.look().damaged == {}
 
 
 def test_files_may_hold_anything(run: Path):

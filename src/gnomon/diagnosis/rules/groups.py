@@ -19,7 +19,8 @@ class DegenerateGroups:
 
     Split into all right (too easy) and all wrong (too hard), and held against what the success rates of the prompts
     explain, E[p^G + (1 - p)^G]: more than that is something that the answers of a group share beside their question.
-    Severe only where the reward has not risen over the run: a policy that learns from the few others is well.
+    A policy whose reward rises learns from the few others: of what its success rates explain there is a note then, and
+    never anything severe.
 
     window: steps. warning, severe: shares. excess: times the expected share; errors: standard errors beyond it.
     Source: thresholds of rldoctor 0.2.0 (.50, .75); p^G + (1 - p)^G, SPO, arXiv 2509.13232; the excess is ours, after
@@ -50,8 +51,8 @@ class DegenerateGroups:
         is_excess = expected is not None and self._is_excess(share, expected, facts)
         if severity is None and not is_excess:
             return None
-        if severity == "severe" and is_learning(history, self.window):
-            severity = "warning"
+        if severity is not None and is_learning(history, self.window):
+            severity = "warning" if is_excess else "note"
         return Alarm(
             severity or "warning",
             points[0][0],

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gnomon.diagnosis.facts import Facts
-from gnomon.diagnosis.history import History, Point, median
+from gnomon.diagnosis.history import History, Point, median, values
 from gnomon.diagnosis.rule import Alarm, graded
 
 STEP, TOKENS = "time/step_seconds", "tokens/generated"
@@ -17,7 +17,8 @@ class Throughput:
 
     Medians of the last steps against the first, both by the step and by the generated token: longer answers take
     longer by right, and shorter ones leave the fixed cost of a step. The stage that grew most is named. Where the
-    others grew as well, by ``others`` times or more, the machine is busy with something else: no more than a warning.
+    others grew as well, by ``others`` times or more, or a step among the last was as fast as ever, the machine is busy
+    with something else: no more than a note.
 
     skipped: first steps, which warm up. baseline, window: steps. warning, severe: times. seconds: that a step must have
     grown by, since a tenth of a second is the machine's business.
@@ -50,13 +51,13 @@ class Throughput:
         grown = {stage: after - before for stage, (before, after) in spent.items()}
         stage = max(grown, key=lambda name: grown[name])
         rest = (now - spent[stage][1]) / max(usual - spent[stage][0], 1e-9)
-        is_machine = rest >= self.others
+        is_machine = rest >= self.others or min(values(points)) < self.warning * usual
         return Alarm(
-            "warning" if is_machine else severity,
+            "note" if is_machine else severity,
             points[0][0],
             f"a step takes {now:.3g} s where it took {usual:.3g} s, most of it in '{stage}' (+{grown[stage]:.3g} s)",
             {"step_seconds": now, "usual_seconds": usual, "times": times, "times_of_other_stages": rest},
-            "Every stage takes longer, so the machine is busy with other work, hot, or short of memory."
+            "All stages take longer, or some steps only: the machine is busy with other work, hot, or short of memory."
             if is_machine
             else _MEANING[stage],
             ("look at what else runs on the machine (top)", *_ADVICE[stage]) if is_machine else _ADVICE[stage],

@@ -1,5 +1,6 @@
 """Rules on the policy itself: its entropy, its gradient, and the band that updates stay in."""
 
+import math
 import statistics
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,6 +12,7 @@ from gnomon.diagnosis.rule import Alarm, graded, one_a_prompt, percent
 ENTROPY = "loss/entropy_nats"
 GRADIENT = "learner/gradient_norm"
 CLIPPED, OUTSIDE = "loss/clipped_fraction", "loss/out_of_band_fraction"
+_LEAST = 1e-9
 CLIPPED_LOW, CLIPPED_HIGH = "loss/clipped_low_fraction", "loss/clipped_high_fraction"
 
 
@@ -18,9 +20,11 @@ CLIPPED_LOW, CLIPPED_HIGH = "loss/clipped_low_fraction", "loss/clipped_high_frac
 class EntropyCollapse:
     """Entropy that is gone, or on its way out.
 
-    Severe below ``floor`` of its start while the reward has not risen: the policy became certain of the wrong thing. A
-    warning when the line through the last steps reaches ``floor`` within the remaining ones and ``lost`` of the start
-    is gone already. No absolute floor: three quarters of the entropy go in the first steps of healthy runs.
+    Below ``floor`` of its start: a warning, and severe while the reward has not risen: the policy is certain of the
+    wrong thing. When it would reach ``floor`` within the remaining steps and ``lost`` of the start is gone already,
+    it is a warning, and a note while the reward rises: whoever learns becomes surer. It would at the rate of the last
+    steps, a share of what is left in each, for a straight line reaches nothing in any run that learns.
+    No absolute floor: three quarters of the entropy go in the first steps of healthy runs.
 
     start: steps at first. window: steps. solved: share of prompts always right, above which it is no fault.
     Source: rldoctor 0.2.0; R = -a e^H + b, arXiv 2505.22617.
@@ -39,21 +43,23 @@ class EntropyCollapse:
         points, began = history.latest(ENTROPY, self.window), mean(history.first(ENTROPY, self.start))
         if not points or began <= 0:
             return None
-        now, fall = mean(points[-self.latest :]), slope(points)
+        now = mean(points[-self.latest :])
+        rate = slope([(step, math.log(max(value, _LEAST))) for step, value in points])
         left = max(0, facts.steps - history.step)
-        projected = max(0.0, now + min(0.0, fall) * left)
+        projected = now * math.exp(min(0.0, rate) * left)
         is_gone, will_be = now < self.floor * began, projected < self.floor * began and now < (1 - self.lost) * began
         is_solved = (history.mean("rollout/reward_mean", self.latest) or 0.0) >= self.solved
         if not (is_gone or will_be) or is_solved:
             return None
-        is_severe = is_gone and not is_learning(history, self.window)
+        learns = is_learning(history, self.window)
+        is_severe = is_gone and not learns
         gone = f"{now:.3g} nats of {began:.3g} at first ({percent(now / began)})"
         return Alarm(
-            "severe" if is_severe else "warning",
+            "severe" if is_severe else "note" if learns and not is_gone else "warning",
             points[0][0],
             f"entropy is down to {gone}"
             + ("" if is_gone else f", and would be near {projected:.2g} after the remaining {left} steps"),
-            {"entropy_nats": now, "at_first_nats": began, "slope_nats_a_step": fall, "projected_nats": projected},
+            {"entropy_nats": now, "at_first_nats": began, "log_slope_a_step": rate, "projected_nats": projected},
             "The policy explores less and less: it will repeat what it does now, right or wrong, and later steps "
             "learn little."
             if not is_severe

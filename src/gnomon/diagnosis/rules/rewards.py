@@ -154,10 +154,10 @@ class RewardFalls:
 
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
         """Compare with the best window so far, and with the best step."""
-        last, before = history.rewards[-self.window :], history.rewards[: -self.window]
-        if not before:
+        last = history.rewards[-self.window :]
+        if len(history.rewards) <= self.window:
             return None
-        best = self._window(before, last) or self._step(history.peak, last)
+        best = self._window(history, last) or self._step(history.peak, last)
         if not best:
             return None
         steps = f"step {best[0][0]}" if len(best) == 1 else f"steps {best[0][0]} to {best[-1][0]}"
@@ -175,10 +175,9 @@ class RewardFalls:
             one_a_prompt,
         )
 
-    def _window(self, before: list[Point], last: list[Point]) -> list[Point]:
-        """Return the best window if the last one is far below it; of a long run, one of some two hundred."""
-        ends = range(self.window, len(before) + 1, max(self.window // 2, len(before) // 200))
-        best = max((before[end - self.window : end] for end in ends), key=mean, default=[])
+    def _window(self, history: History, last: list[Point]) -> list[Point]:
+        """Return the best window if the last one is far below it."""
+        best = history.best_rewards(self.window)
         fallen = mean(best) - mean(last)
         noise = (error(best) ** 2 + error(last) ** 2) ** 0.5
         is_far = mean(best) > 0 and fallen >= max(self.share * mean(best), self.errors * noise)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from gnomon.diagnosis.answers import repetition
 from gnomon.diagnosis.facts import Facts
-from gnomon.diagnosis.history import History, mean
+from gnomon.diagnosis.history import History, is_learning, mean
 from gnomon.diagnosis.rule import Alarm, Shown, everybody, graded, percent
 from gnomon.types import Group
 
@@ -77,8 +77,8 @@ class Truncation:
 
     Told by what ended an answer, never by a tensor's width. Truncated answers that earn as much as others are no fault.
     window: steps. note, warning, severe: shares. cost: in standard deviations of the reward, that truncated answers
-    earn less than complete ones. few: share of complete answers below which there is nothing to compare with, and no
-    more than a warning.
+    earn less than complete ones. few: share of complete answers below which there is nothing to compare with: no more
+    than a warning, and a note where the reward has risen, over ``progress`` steps, since what is cut off is paid then.
     Source: rldoctor 0.2.0 (.05, .15), rlprobe 0.1.0 (.5: starved); verl#7817; the cost is ours.
     """
 
@@ -89,6 +89,7 @@ class Truncation:
     severe: float = 0.5
     cost: float = 0.25
     few: float = 0.05
+    progress: int = 10
 
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
         """Look at the share, and at the rewards of both kinds."""
@@ -107,6 +108,8 @@ class Truncation:
         if lost is not None and lost <= self.cost * deviation:
             return None
         severity = graded(share, self.warning, self.severe if lost is not None else 2.0) or "note"
+        if lost is None and is_learning(history, self.progress):
+            severity = "note"
         said = f"; they earn {cut:.3g}, complete ones {complete:.3g}" if lost is not None else ""
         return Alarm(
             severity,

@@ -7,11 +7,12 @@ from typing import Any
 
 from markupsafe import Markup
 
-from gnomon.insight import report_facts as facts
-from gnomon.insight.report_curves import NARROW, WIDE, Panel, Rows, evaluated
+from gnomon.insight.report import facts
+from gnomon.insight.report.curves import NARROW, WIDE, Panel, Rows, evaluated
 from gnomon.insight.svg import Series, chart
 from gnomon.loop.evaluate import Evaluation, read_evaluations
 from gnomon.records.console import duration
+from gnomon.records.damage import damaged, in_words
 from gnomon.records.reading import RunRecord, column
 
 _MOST_DIFFERENCES = 120
@@ -38,11 +39,16 @@ class Line:
 
 @dataclass(frozen=True)
 class Compared:
-    """What the page of several runs says. settings: key, and its value in each run, where they are not all the same."""
+    """What the page of several runs says.
+
+    damaged: a sentence for each run of which lines were passed over. settings: key, and its value in each run, where
+    they are not all the same.
+    """
 
     names: Sequence[str]
     lines: Sequence[Line]
     verdict: str
+    damaged: Sequence[str]
     panels: Sequence[Panel]
     settings: Sequence[tuple[str, Sequence[str]]]
     machines: Sequence[tuple[str, Sequence[str]]]
@@ -70,6 +76,8 @@ def compared(records: Sequence[RunRecord]) -> Compared:
         names=names,
         lines=[_line(run, place) for place, run in enumerate(runs)],
         verdict=_verdict(runs),
+        # Rollouts are not looked at on this page.
+        damaged=[f"{run.name}: {in_words(found)}" for run in runs if (found := damaged(run.record.files, rollouts=0))],
         panels=_panels(runs),
         settings=_unlike(experiments),
         machines=[(key, values) for key, values in _unlike(machines) if key not in ("Started", "Sessions")],

@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from gnomon.diagnosis.finding import Finding
-from gnomon.insight.report_plots import GROUPS, LEARNING, POLICY, STALENESS, TIME, WASTE, Plot
+from gnomon.insight.report.plots import GROUPS, LEARNING, POLICY, STALENESS, TIME, WASTE, Plot
 from gnomon.insight.scale import thinned
 from gnomon.insight.svg import Mark, Series, chart, number_of
 from gnomon.loop.evaluate import Evaluation

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from gnomon.insight.report_scan import Scan, Visit
+from gnomon.insight.report.scan import Scan, Visit
 from gnomon.insight.svg import number_of
 
 MOST_ROWS, MOST_COLUMNS = 36, 60

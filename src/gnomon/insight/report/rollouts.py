@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gnomon.algorithms import Algorithm
-from gnomon.insight.report_scan import Scan, Seen
-from gnomon.insight.report_trust import trust_letters
+from gnomon.insight.report.scan import Scan, Seen
+from gnomon.insight.report.trust import trust_letters
 from gnomon.models.pieces import Vocabulary, read_vocabulary
 from gnomon.records.reading import RunRecord
 from gnomon.records.rollouts import RecordedRollout
-from gnomon.redaction import without_secrets
+from gnomon.redaction import shortened, without_secrets
 
 EACH = 5
 """Rollouts on a shelf."""
@@ -105,12 +105,12 @@ class Reader:
         parts = rollout.grade.parts.items()
         return Shown(
             step=one.step,
-            task_id=_short(rollout.task_id, 80),
-            question=_short(one.question, _LETTERS * self.most),
-            prompt=_short(seen, _LETTERS * self.most),
+            task_id=shortened(rollout.task_id, 80),
+            question=shortened(one.question, _LETTERS * self.most),
+            prompt=shortened(seen, _LETTERS * self.most),
             reward=rollout.grade.reward,
-            error=_short(rollout.grade.error or "", 2000),
-            parts=[(_short(name, 60), v) for name, v in list(parts)[:12] if type(v) in (int, float)],
+            error=shortened(rollout.grade.error or "", 2000),
+            parts=[(shortened(name, 60), v) for name, v in list(parts)[:12] if type(v) in (int, float)],
             facts=list(_facts(one)),
             response=self._excerpt(one, letters),
         )
@@ -143,9 +143,10 @@ def vocabulary_of(record: RunRecord) -> Vocabulary | None:
 def chosen(scan: Scan) -> dict[str, list[Seen]]:
     """Return which rollouts stand on which shelf, the first the likeliest to be shown.
 
-    One of each prompt comes before a second of any.
+    One of each prompt comes before a second of any; of equals those of which most is known, then the latest.
     """
-    graded = sorted((seen for seen in scan.seen if seen.reward is not None), key=lambda seen: -seen.step)
+    known = (seen for seen in scan.seen if seen.reward is not None)
+    graded = sorted(known, key=lambda seen: (not seen.is_looked_at, -seen.step))
     failed = sorted((seen for seen in scan.seen if seen.reward is None), key=lambda seen: -seen.step)
     return {
         "best": _varied(sorted(graded, key=lambda seen: -(seen.reward or 0.0))),
@@ -165,7 +166,7 @@ def _varied(seen: Sequence[Seen]) -> list[Seen]:
 
 
 def _course(graded: Sequence[Seen]) -> list[Seen]:
-    first = {seen.step: seen for seen in reversed(graded)}
+    first = {seen.step: seen for seen in reversed(graded)}  # of each step, for the last one in this order counts
     steps = sorted(first)
     if len(steps) < 2:
         return []
@@ -219,6 +220,7 @@ def _numbers(one: RecordedRollout, letters: str, places: Sequence[int]) -> dict[
         "advantage": ([taught.advantages[place] for place in places] if taught.advantages else [], ".3g"),
         "surprise": ([-rollout.logprobs[place] for place in places], ".2f"),
         "ratio": ([_ratio(taught.proximal[p], rollout.logprobs[p]) for p in places] if taught.proximal else [], ".4g"),
+        "entropy": ([taught.entropy[place] for place in places] if taught.entropy else [], ".3g"),
         "value": ([taught.values[place] for place in places] if taught.values else [], ".3g"),
     }
     chosen = [rollout.mask[place] for place in places]
@@ -239,15 +241,3 @@ def _listed(values: Sequence[float], mask: Sequence[bool], form: str) -> str:
         for value, chosen in zip(values, mask, strict=True)
     ]
     return known[0] if len(set(known)) == 1 else " ".join(known)
-
-
-def _short(text: str, most: int) -> str:
-    """Return text, its middle left out where it is longer than ``most``.
-
-    >>> _short("abcdefghij", 4)
-    'ab … 6 characters left out … ij'
-    """
-    if len(text) <= most:
-        return text
-    half = most // 2
-    return f"{text[:half]} … {len(text) - 2 * half:,} characters left out … {text[len(text) - half :]}"

@@ -1,22 +1,21 @@
 """All that a page says of one run, but for its rollouts."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gnomon.diagnosis.finding import Finding
-from gnomon.insight import report_curves as curves
-from gnomon.insight import report_facts as facts
-from gnomon.insight.report_prompts import Prompts, prompts_of
-from gnomon.insight.report_scan import Scan, reward_intervals, scan
+from gnomon.diagnosis.finding import SEVERITIES, Finding
+from gnomon.insight.report import curves, facts
+from gnomon.insight.report.prompts import Prompts, prompts_of
+from gnomon.insight.report.scan import Scan, reward_intervals, scan
 from gnomon.loop.evaluate import Evaluation, Score, read_evaluations
 from gnomon.records.console import duration
+from gnomon.records.damage import damaged, in_words
 from gnomon.records.reading import RunRecord, column
 
 _MOST_FINDINGS = 40
 _MOST_EVENTS = 60
-_ORDER = {"severe": 0, "warning": 1, "note": 2}
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,7 @@ class Told:
     paper: str
     verdict: str
     figures: Sequence[Figure]
+    damaged: str
     findings: Sequence[Finding]
     parts: Sequence[Part]
     events: Sequence[tuple[int, str, str]]
@@ -100,7 +100,8 @@ def told(record: RunRecord, findings: Sequence[Finding], is_over: bool = False) 
         paper=str(named.get("paper", "")),
         verdict=verdict(evaluations),
         figures=figures(rows, evaluations),
-        findings=sorted(findings, key=lambda f: (_ORDER.get(f.severity, 3), f.first_step))[:_MOST_FINDINGS],
+        damaged=in_words(damaged(record.files, seen.damaged)),
+        findings=sorted(findings, key=lambda f: (-SEVERITIES.index(f.severity), f.first_step))[:_MOST_FINDINGS],
         parts=[part for part in parts if part.panels],
         events=_events(evaluations, checkpoints, findings),
         prompts=prompts_of(seen),
@@ -167,25 +168,6 @@ def figures(rows: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation]
     if seconds > 0:
         found.append(Figure("time", duration(seconds), f"{tokens / seconds:,.0f} tokens a second in all"))
     return found
-
-
-def sound(findings: Iterable[Finding | None]) -> list[Finding]:
-    """Return the findings whose fields are what they should be; a damaged file may say anything."""
-    return [f for f in findings if f is not None and _is_sound(f)]
-
-
-def _is_sound(finding: Finding) -> bool:
-    texts = (finding.rule, finding.summary, finding.meaning)
-    are_numbers = type(finding.step) is int and type(finding.first_step) is int
-    samples = [(s.step, s.question, s.response) for s in finding.samples]
-    return (
-        finding.severity in _ORDER
-        and are_numbers
-        and all(isinstance(text, str) for text in texts)
-        and isinstance(finding.evidence, Mapping)
-        and isinstance(finding.advice, list | tuple)
-        and all(type(step) is int and isinstance(q, str) and isinstance(r, str) for step, q, r in samples)
-    )
 
 
 def _events(

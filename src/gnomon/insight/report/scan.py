@@ -1,30 +1,33 @@
 """One pass over the rollouts of a run: which there are, how they were rewarded, and how each prompt went over time."""
 
-import json
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gnomon.records.damage import BUDGET, chosen_rollouts, rollout_row
+from gnomon.records.jsonl import is_number
 from gnomon.records.reading import RunRecord, column
 
-BUDGET = 32 * 2**20
-"""Bytes of rollouts that are read: about a second. Longer runs are read at evenly spaced steps."""
 _ERROR_STEPS = 10
 _Z = 1.959964
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A rollout by its place. reward: None for an error. surprise: reward less what was expected, without its sign."""
+    """A rollout by its place. reward: None for an error. surprise: reward less what was expected, without its sign.
+
+    is_looked_at: whether the entropy of its tokens was recorded.
+    """
 
     step: int
     place: int
     task_id: str
     reward: float | None
     surprise: float = 0.0
+    is_looked_at: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Scan:
     """What was found.
 
     means: of the groups of each step that was read. steps, of_steps: how many steps were read, of how many. damaged:
-    lines that are no rollout.
+    lines that are no rollout, as `records.damage` counts them.
     """
 
     seen: list[Seen] = field(default_factory=list)
@@ -53,16 +56,18 @@ class Scan:
     damaged: int = 0
 
 
-def scan(record: RunRecord, rows: Sequence[Mapping[str, Any]], budget: int = BUDGET) -> Scan:
-    """Return what the rollouts of the run say. rows: of its metrics, which tell in what steps there were errors."""
+def scan(record: RunRecord, metrics: Sequence[Mapping[str, Any]], budget: int = BUDGET) -> Scan:
+    """Return what the rollouts of the run say. metrics: rows which tell in what steps there were errors."""
+    failed = [step for step, share in column(metrics, "rollout/error_fraction") if share > 0]
     there = record.rollout_steps()
-    sizes = {step: _size(record.files.rollouts / f"step-{step:06d}.jsonl") for step in there}
-    stride = max(1, math.ceil(sum(sizes.values()) / budget))
-    failed = [step for step, share in column(rows, "rollout/error_fraction") if share > 0 and step in sizes]
-    read = sorted({*there[::stride], *there[-1:], *failed[-_ERROR_STEPS:]})
+    read = chosen_rollouts(record.files, budget, sorted(set(failed) & set(there))[-_ERROR_STEPS:])
+    counted = chosen_rollouts(record.files, budget)
     found = Scan(steps=len(read), of_steps=len(there))
-    for step in read:
-        _add(found, step, list(_lines(record.files.rollouts / f"step-{step:06d}.jsonl", found)))
+    for step, path in read.items():
+        lines = _lines(path)
+        rows = [(place, row) for place, line in enumerate(lines) if (row := rollout_row(line)) is not None]
+        found.damaged += (len(lines) - len(rows)) * (step in counted)
+        _add(found, step, rows)
     return found
 
 
@@ -92,12 +97,12 @@ def _add(found: Scan, step: int, lines: Sequence[tuple[int, dict[str, Any]]]) ->
         rewards = [float(row["reward"]) for _, row in members if row["reward"] is not None]
         mean = sum(rewards) / len(rewards) if rewards else 0.0
         baseline: Any = members[0][1].get("baseline")
-        value = float(baseline) if _is_number(baseline) else None
+        value = float(baseline) if is_number(baseline) else None
         expected = mean if value is None else value
         for place, row in members:
             reward = None if row["reward"] is None else float(row["reward"])
             surprise = 0.0 if reward is None else abs(reward - expected)
-            found.seen.append(Seen(step, place, row["task_id"], reward, surprise))
+            found.seen.append(Seen(step, place, row["task_id"], reward, surprise, "entropy" in row))
         if rewards:
             found.means.setdefault(step, []).append(mean)
             name = members[0][1]["task_id"]
@@ -105,36 +110,8 @@ def _add(found: Scan, step: int, lines: Sequence[tuple[int, dict[str, Any]]]) ->
             found.questions.setdefault(name, members[0][1]["question"][:400])
 
 
-def _lines(path: Path, found: Scan) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield place and content of each line that is a rollout; count the others."""
+def _lines(path: Path) -> list[bytes]:
     try:
-        lines = path.read_bytes().splitlines()
+        return path.read_bytes().splitlines()
     except OSError:
-        return
-    for place, line in enumerate(lines):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if _is_rollout(row):
-            yield place, row
-        else:
-            found.damaged += 1
-
-
-def _is_rollout(row: Any) -> bool:
-    if not isinstance(row, dict) or type(row.get("group")) is not int or "reward" not in row:
-        return False
-    is_reward = row["reward"] is None or _is_number(row["reward"])
-    return is_reward and isinstance(row.get("task_id"), str) and isinstance(row.get("question"), str)
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and -1e300 < value < 1e300
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+        return []

@@ -44,11 +44,13 @@ def trust_letters(algorithm: Algorithm, step: Sequence[RecordedRollout]) -> dict
     ``.`` pushed as its ratio says, ``x`` not at all, ``-`` less, ``+`` more, ``0`` of advantage 0, blank not trained.
     The ratio is proximal over behavior: how far the learner was from the sampler when the step began. Where the loss
     anchors on proximal it begins each step at 1 instead, and this is what its bound would say of the whole distance.
-    step: all rollouts of it. Those whose proximal log-probabilities are not known are left out, and all of an
-    algorithm that anchors on the reference.
+    step: all rollouts of it. Those whose proximal log-probabilities are not known are left out; all of an algorithm
+    that anchors on the reference, and of one whose bound follows from the ratios of a whole step that is known in part.
     """
-    known = [place for place, one in enumerate(step) if one.taught.proximal and one.taught.advantages]
-    if not known or algorithm.ratio.anchor == "reference":
+    trained = [place for place, one in enumerate(step) if one.taught.advantages]
+    known = [place for place in trained if step[place].taught.proximal]
+    is_told = len(known) == len(trained) or algorithm.ratio.anchor != "behavior"
+    if not known or not is_told or algorithm.ratio.anchor == "reference":
         return {}
     chosen = [step[place] for place in known]
     batch = collate([Group(Task(one.rollout.task_id, (), ""), (one.rollout,)) for one in chosen], 1.0)

@@ -14,13 +14,14 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from gnomon.diagnosis.diagnose import diagnose
 from gnomon.diagnosis.finding import Finding
+from gnomon.diagnosis.recorded import diagnose
+from gnomon.diagnosis.standing import written
 from gnomon.errors import ConfigError, RunDirectoryError
-from gnomon.insight.report_compare import compared
-from gnomon.insight.report_rollouts import Reader, Shelf, vocabulary_of
-from gnomon.insight.report_run import sound, told
-from gnomon.insight.report_trust import algorithm_of
+from gnomon.insight.report.compare import compared
+from gnomon.insight.report.rollouts import Reader, Shelf, vocabulary_of
+from gnomon.insight.report.run import told
+from gnomon.insight.report.trust import algorithm_of
 from gnomon.insight.svg import COLORS, DARK
 from gnomon.records.console import Console
 from gnomon.records.directory import RunDirectory
@@ -38,7 +39,8 @@ _ROOM = ((700, 5), (350, 5), (200, 3), (60, 2), (10, 1))
 _STYLE, _SCRIPT = "<!--style-->", "<!--script-->"
 _COLORINGS = {
     "advantage": ("advantage", "Blue was better than expected and is made likelier, orange worse and less likely."),
-    "surprise": ("surprise", "How unlikely each token was when it was drawn: -log p, in nats; no entropy is recorded."),
+    "surprise": ("surprise", "How unlikely each token was when it was drawn: -log p, in nats."),
+    "entropy": ("entropy", "How open the choice of each token was to the learner when the step began, in nats."),
     "ratio": ("ratio", "The learner's probability over the sampler's when the step began: blue above 1, orange below."),
     "trust": (
         "trust",
@@ -81,11 +83,16 @@ def write_report(runs: Sequence[str | Path], out: Path | None = None) -> Report:
 
     out: a file; without it ``report.html`` in the run, or ``comparison.html`` in the first of several.
     Files of the runs are only read, a run that is going on is not disturbed, and what is damaged is passed over.
-    Raises: RunDirectoryError when there is no such run, or the page cannot be written; ConfigError for too many runs.
+    Raises: RunDirectoryError when there is no such run, or the page cannot be written; ConfigError for too many runs,
+        or one that is named twice.
     """
     records = [RunRecord.of(run) for run in runs]
     if not 1 <= len(records) <= MOST_RUNS:
         raise ConfigError(f"a page shows 1 to {MOST_RUNS} runs, got {len(records)}; name fewer")
+    places = [record.path.resolve() for record in records]
+    twice = [record.path for record, place in zip(records, places, strict=True) if places.count(place) > 1]
+    if twice:
+        raise ConfigError(f"{twice[-1]} is named twice, and a run cannot be compared with itself; name each run once")
     if out is not None and (out.is_dir() or not out.name):
         raise RunDirectoryError(
             f"{out} is a folder, and a page is a file; name one in it, as --out {out / 'page.html'}"
@@ -129,13 +136,12 @@ def findings_of(record: RunRecord) -> list[Finding]:
 
     What the run wrote down and a diagnosis of its files does not find, as where files are damaged, is added.
     """
-    parsed = (Finding.of_row(row) for row in record.findings())
-    written = {finding.rule: finding for finding in sound(parsed)}
+    said = written(record.files)
     if record.files.findings.exists() and len(record.metrics()) > MOST_DIAGNOSED:
-        return list(written.values())
+        return said
     found = diagnose(record)
     known = {finding.rule for finding in found}
-    return [*sound(found), *(finding for rule, finding in written.items() if rule not in known)]
+    return [*found, *(finding for finding in said if finding.rule not in known)]
 
 
 def colorings(shelves: Sequence[Shelf]) -> list[tuple[str, str, str]]:
@@ -147,7 +153,7 @@ def colorings(shelves: Sequence[Shelf]) -> list[tuple[str, str, str]]:
 @cache
 def _templates() -> Environment:
     environment = Environment(
-        loader=PackageLoader("gnomon.insight", "page"),
+        loader=PackageLoader("gnomon.insight.report", "page"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -158,7 +164,7 @@ def _templates() -> Environment:
 
 
 def _page(template: str, context: Mapping[str, Any]) -> str:
-    folder = files("gnomon.insight") / "page"
+    folder = files("gnomon.insight.report") / "page"
     script = (folder / "page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     places = {"style": Markup(_STYLE), "script": Markup(_SCRIPT), "digest": digest, "mark": Markup(_MARK)}
@@ -169,7 +175,7 @@ def _page(template: str, context: Mapping[str, Any]) -> str:
 
 
 def _style() -> str:
-    css = (files("gnomon.insight") / "page" / "page.css").read_text(encoding="utf-8")
+    css = (files("gnomon.insight.report") / "page" / "page.css").read_text(encoding="utf-8")
     light, dark = (
         "".join(f"--series-{n}:{color};" for n, color in enumerate(colors, start=1)) for colors in (COLORS, DARK)
     )

@@ -13,12 +13,12 @@ from textual.containers import VerticalScroll
 from textual.events import Resize
 from textual.widgets import Static
 
-from gnomon.insight import watch_pages as pages
-from gnomon.insight.watch_glance import Glance
-from gnomon.insight.watch_head import head
-from gnomon.insight.watch_lines import BAD, CALM, HEAD, QUIET, WARN, joined, line
-from gnomon.insight.watch_overview import overview
-from gnomon.insight.watch_run import Watcher
+from gnomon.insight.watch import panes
+from gnomon.insight.watch.glance import Glance
+from gnomon.insight.watch.head import head
+from gnomon.insight.watch.lines import BAD, CALM, HEAD, QUIET, WARN, joined, line
+from gnomon.insight.watch.overview import overview
+from gnomon.insight.watch.watcher import Watcher
 
 _FOOT = (("q", "quit"), ("tab ← →", "panes"), ("s", "samples"), ("f", "findings"), ("c", "curves"), ("?", "help"))
 _MARGIN = 1
@@ -122,10 +122,10 @@ class WatchApp(App[None]):
         self._put("keys", line(*(part for key, what in _FOOT for part in ((key, HEAD), (f" {what}   ", QUIET)))))
         made: dict[str, Callable[[], list[Text]]] = {
             "overview": lambda: overview(glance, width, height),
-            "curves": lambda: pages.curves(glance, width - 2),
-            "samples": lambda: pages.samples(glance, width - 2),
-            "findings": lambda: pages.findings(glance, width - 2),
-            "help": lambda: pages.keys(width - 2),
+            "curves": lambda: panes.curves(glance, width - 2),
+            "samples": lambda: panes.samples(glance, width - 2),
+            "findings": lambda: panes.findings(glance, width - 2),
+            "help": lambda: panes.keys(width - 2),
         }
         lines = made[self.pane]()
         # Said, not left to be measured: what is measured while a window changes its size is kept for too long.

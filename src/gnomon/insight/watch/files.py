@@ -1,11 +1,14 @@
 """Files of a run that grows, read so that a look costs what was added since the one before."""
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeGuard, TypeVar
+from typing import Any, Generic, TypeVar
+
+from gnomon.records.damage import chosen_rollouts, damaged_rollouts
+from gnomon.records.directory import RunDirectory
+from gnomon.records.jsonl import is_step, parsed
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -19,13 +22,14 @@ class Growing(Generic[T]):
 
     A file that was replaced, cut or changed before its end (a run that resumes cuts it back to its checkpoint) is read
     again from its beginning; one that is gone has no rows. A last line without line feed is not whole yet, and damaged
-    lines are passed over.
+    lines are passed over and counted, as `records.damage` counts them.
     keep: what becomes of a row; None passes it over, so that memory holds what is shown alone.
     """
 
     path: Path
     keep: Callable[[Row], T | None]
     rows: list[T] = field(default_factory=list)
+    damaged: int = 0
     _identity: tuple[int, int] = (0, 0)
     _read: int = 0
     _mark: bytes = b""
@@ -50,15 +54,36 @@ class Growing(Generic[T]):
             self._begin((0, 0))
 
     def _begin(self, identity: tuple[int, int]) -> None:
-        self._identity, self._read, self._mark, self.rows = identity, 0, b"", []
+        self._identity, self._read, self._mark, self.rows, self.damaged = identity, 0, b"", [], 0
 
     def _take(self, line: bytes) -> None:
         self._read += len(line)
         self._mark = line[-_MARK_BYTES:]
         row = parsed(line)
+        self.damaged += row is None or not is_step(row.get("step"))
         kept = None if row is None else self.keep(row)
         if kept is not None:
             self.rows.append(kept)
+
+
+@dataclass
+class DamagedRollouts:
+    """Counts the damaged lines of rollout files: of those that a report would read, and then of each new one."""
+
+    run: RunDirectory
+    _counts: dict[int, int] = field(default_factory=dict)
+    _last: int = -1
+
+    def look(self, newest: int) -> int:
+        """Return how many there are. newest: the last step that has its rollouts on disk, 0 for none."""
+        if newest < self._last:
+            self._counts, self._last = {}, -1
+        steps = range(self._last + 1, newest + 1)
+        files = {step: self.run.rollouts / f"step-{step:06d}.jsonl" for step in steps}
+        files = chosen_rollouts(self.run) if self._last < 0 else files
+        self._counts |= {step: damaged_rollouts(path) for step, path in files.items()}
+        self._last = newest
+        return sum(self._counts.values())
 
 
 @dataclass
@@ -82,30 +107,3 @@ class Unchanged(Generic[T]):
         except OSError:
             self._known = self._said = None
         return self.absent if self._said is None else self._said
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value of a file can be drawn: a number, finite and of a size that arithmetic survives.
-
-    >>> is_number(1), is_number(True), is_number(float("inf"))
-    (True, False, False)
-    """
-    return type(value) in (int, float) and isinstance(value, int | float) and -1e300 < value < 1e300
-
-
-def is_step(value: object) -> TypeGuard[int]:
-    """Whether a value of a file can be the number of a step.
-
-    >>> is_step(3), is_step(3.0), is_step(-1)
-    (True, False, False)
-    """
-    return type(value) is int and 0 <= value < 10**12
-
-
-def parsed(line: bytes) -> Row | None:
-    """Return the object of a line, None where it holds none."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None

@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gnomon.insight.watch_files import Row, is_number, is_step
-from gnomon.insight.watch_samples import Samples
+from gnomon.diagnosis import Finding
+from gnomon.insight.watch.files import Row
+from gnomon.insight.watch.samples import Samples
 from gnomon.records.holder import Holder
+from gnomon.records.jsonl import is_number, is_step
 
 State = Literal["absent", "live", "finished", "stopped"]
 
@@ -28,24 +30,6 @@ class Scored:
 
     def __str__(self) -> str:
         return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
-
-
-@dataclass(frozen=True)
-class Found:
-    """A finding as far as it is shown. row: all of it, as it was written down.
-
-    `diagnosis.Finding` has more, and takes seconds to import.
-    """
-
-    rule: str
-    severity: str
-    first_step: int
-    step: int
-    summary: str
-    evidence: Mapping[str, float]
-    meaning: str
-    advice: Sequence[str]
-    row: Row
 
 
 @dataclass(frozen=True)
@@ -73,8 +57,8 @@ class Glance:
 
     state: "absent" where there is no run. was_there: whether there was one before. holder: the process that works on
     it. table: the experiment. rows: of metrics, in order of steps, with the numbers that are shown. teaching: of value
-    pre-training. findings: the latest of each rule, the worst first. checkpoint: the newest one's step, None without.
-    written: when the last row was.
+    pre-training. findings: as they stand, the gravest first. checkpoint: the newest one's step, None without. written:
+    when the last row was. damaged: lines that were passed over, by file.
     """
 
     path: Path
@@ -86,10 +70,11 @@ class Glance:
     rows: Sequence[Row] = ()
     teaching: Sequence[Row] = ()
     evaluations: Sequence[Scored] = ()
-    findings: Sequence[Found] = ()
+    findings: Sequence[Finding] = ()
     samples: Samples = Samples()
     checkpoint: int | None = None
     written: float = 0.0
+    damaged: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def step(self) -> int:

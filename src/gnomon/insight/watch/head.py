@@ -6,10 +6,10 @@ from typing import Any
 
 from rich.text import Text
 
-from gnomon.insight.watch_draw import progress
-from gnomon.insight.watch_glance import Glance
-from gnomon.insight.watch_lines import BAD, CALM, GOOD, HEAD, QUIET, WARN, fitted, line, spread
-from gnomon.insight.watch_text import one_line, wrapped
+from gnomon.insight.watch.draw import progress
+from gnomon.insight.watch.glance import Glance
+from gnomon.insight.watch.lines import BAD, CALM, GOOD, HEAD, QUIET, WARN, fitted, line, spread
+from gnomon.insight.watch.text import one_line, wrapped
 from gnomon.records.phase import duration
 
 _BAR = 20

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
-from gnomon.insight.watch_text import cut, filled
+from gnomon.insight.watch.text import cut, filled
 
 HEAD, QUIET, CALM, FAINT, GOOD, WARN, BAD = "bold", "dim", "cyan", "dim cyan", "green", "yellow", "red"
 """The styles of every pane, in the colors that the terminal has for them."""

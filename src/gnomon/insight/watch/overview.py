@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from gnomon.insight.watch_draw import chart, progress, spark
-from gnomon.insight.watch_glance import Glance
-from gnomon.insight.watch_head import banner
-from gnomon.insight.watch_lines import (
+from gnomon.diagnosis import Sample
+from gnomon.insight.watch.draw import chart, progress, spark
+from gnomon.insight.watch.glance import Glance
+from gnomon.insight.watch.head import banner
+from gnomon.insight.watch.lines import (
     BAD,
     CALM,
     FAINT,
@@ -21,9 +22,9 @@ from gnomon.insight.watch_lines import (
     stacked,
     title,
 )
-from gnomon.insight.watch_samples import Answer
-from gnomon.insight.watch_terms import HEALTH, REWARD, STAGES, Term, written
-from gnomon.insight.watch_text import one_line, wrapped
+from gnomon.insight.watch.terms import HEALTH, REWARD, STAGES, Term, written
+from gnomon.insight.watch.text import one_line, wrapped
+from gnomon.records.damage import in_words
 from gnomon.records.phase import duration
 
 COLORS = {"severe": BAD, "warning": WARN, "note": CALM}
@@ -37,7 +38,7 @@ def overview(glance: Glance, width: int, height: int) -> list[Text]:
     above = banner(glance, width)
     if glance.state == "absent":
         return fitted(above[: max(height, 1)], width)
-    below = [*_examples(glance, width), *_found(glance, width)]
+    below = [*_examples(glance, width), *_found(glance, width), *_damage(glance)]
     room = height - len(above) - len(below) - 1 - bool(above)
     half = (width - len(_GAP)) // 2
     if width >= _SMALLEST_TWO_COLUMNS:
@@ -168,7 +169,7 @@ def _examples(glance: Glance, width: int) -> list[Text]:
     return [example(word, style, sample, width) for word, style, found in marked for sample in found]
 
 
-def example(word: str, style: str, sample: Answer, width: int) -> Text:
+def example(word: str, style: str, sample: Sample, width: int) -> Text:
     """Return a sample on one line: its reward, the end of its question, the beginning of its answer."""
     reward = "   -  " if sample.reward is None else f"{sample.reward:6.2f}"
     room = max(width - len(word) - len(reward) - 6, 8)
@@ -185,6 +186,10 @@ def _found(glance: Glance, width: int) -> list[Text]:
     more = f"  and {others} more, press f" if others else "  press f"
     shown = one_line(worst.summary, max(width - len(more) - 2, 8))
     return [line(("▲ ", COLORS[worst.severity]), shown, (more, QUIET))]
+
+
+def _damage(glance: Glance) -> list[Text]:
+    return [line((in_words(glance.damaged), WARN))] if glance.damaged else []
 
 
 def _change(glance: Glance) -> str:

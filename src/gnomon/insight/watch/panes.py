@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from gnomon.insight.watch_glance import Found, Glance
-from gnomon.insight.watch_head import banner
-from gnomon.insight.watch_lines import BAD, GOOD, HEAD, QUIET, WARN, beside, fitted, line, title
-from gnomon.insight.watch_overview import COLORS, curve_lines
-from gnomon.insight.watch_samples import Answer
-from gnomon.insight.watch_terms import FLOW, HEALTH, REWARD, Term, written
-from gnomon.insight.watch_text import one_line, wrapped
+from gnomon.diagnosis import Finding, Sample
+from gnomon.insight.watch.glance import Glance
+from gnomon.insight.watch.head import banner
+from gnomon.insight.watch.lines import BAD, GOOD, HEAD, QUIET, WARN, beside, fitted, line, title
+from gnomon.insight.watch.overview import COLORS, curve_lines
+from gnomon.insight.watch.terms import FLOW, HEALTH, REWARD, Term, written
+from gnomon.insight.watch.text import one_line, wrapped
 
 _CURVE_LINES, _CURVE_WIDTH = 4, 38
 _ANSWER_LINES = 14
@@ -101,7 +101,7 @@ def _curve(glance: Glance, term: Term, width: int) -> list[Text]:
     return [title(one_line(term.label, width), width, now), *curve_lines(values, term, width, _CURVE_LINES)]
 
 
-def _sample(sample: Answer, width: int) -> list[Text]:
+def _sample(sample: Sample, width: int) -> list[Text]:
     reward = "no reward" if sample.reward is None else f"reward {sample.reward:.3f}"
     rows = [line((f"{reward}  ", ""), (one_line(sample.task_id, max(width - len(reward) - 2, 8)), QUIET))]
     rows += [line("  ", (row, QUIET)) for row in wrapped(sample.question, width - 2, 6)]
@@ -111,7 +111,7 @@ def _sample(sample: Answer, width: int) -> list[Text]:
     return [*rows, line()]
 
 
-def _finding(found: Found, width: int) -> list[Text]:
+def _finding(found: Finding, width: int) -> list[Text]:
     style = COLORS[found.severity]
     when = f"step {found.step}" if found.first_step == found.step else f"steps {found.first_step} to {found.step}"
     rows = [line(("▲ ", style), (one_line(found.rule, width - 24), HEAD), (f"  {found.severity}, {when}", QUIET))]

@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from gnomon.insight.watch_glance import Glance
-from gnomon.insight.watch_head import badge, banner, head, subject
-from gnomon.insight.watch_overview import overview
-from gnomon.insight.watch_run import Watcher
-from gnomon.insight.watch_terms import HEALTH, REWARD
-from gnomon.insight.watch_text import tame
+from gnomon.insight.watch.glance import Glance
+from gnomon.insight.watch.head import badge, banner, head, subject
+from gnomon.insight.watch.overview import overview
+from gnomon.insight.watch.terms import HEALTH, REWARD
+from gnomon.insight.watch.text import tame
+from gnomon.insight.watch.watcher import Watcher
+from gnomon.records.damage import in_words
 from gnomon.records.phase import duration
 
 _TALL = 32
@@ -38,7 +39,8 @@ def as_row(glance: Glance) -> dict[str, Any]:
         "resume": f"gnomon resume {glance.path}" if glance.state == "stopped" else None,
         "metrics": dict(glance.last),
         "evaluations": [asdict(found) for found in glance.evaluations],
-        "findings": [found.row for found in glance.findings],
+        "findings": [found.as_row() for found in glance.findings],
+        "damaged": dict(glance.damaged),
         "samples": asdict(glance.samples),
     }
 
@@ -50,6 +52,7 @@ class Teller:
         self._state = ""
         self._step = self._evaluations = 0
         self._said: set[tuple[str, int]] = set()
+        self._damage = ""
 
     def tell(self, glance: Glance) -> list[str]:
         """Return the lines; none where nothing happened."""
@@ -65,6 +68,10 @@ class Teller:
             if (finding.rule, finding.first_step) not in self._said:
                 self._said.add((finding.rule, finding.first_step))
                 lines.append(f"{finding.severity}: {finding.summary}")
+        damage = in_words(glance.damaged)
+        if damage != self._damage:
+            self._damage = damage
+            lines += [damage] if damage else []
         # Both go back when a run is cut to its checkpoint, or is another one.
         self._step, self._evaluations = glance.step, len(glance.evaluations)
         return [" ".join(tame(line).split("\n")) for line in lines]

@@ -3,27 +3,15 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from gnomon.insight.watch_files import is_number, is_step, parsed
+from gnomon.diagnosis import Sample
+from gnomon.records.jsonl import is_step, parsed
 
 MOST = 4
 _MOST_BYTES = 32 << 20
 # Written by `records.rollouts`: what follows is as long as the answer and shown to nobody. Inside of a text its quotes
 # would be escaped, so these bytes end what is wanted and are in no text.
 _TOKENS = b', "prompt": ['
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A rollout as far as it is shown; `records.rollouts` has all of it, and takes seconds to import."""
-
-    step: int
-    task_id: str
-    question: str
-    response: str
-    reward: float | None
-    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -36,9 +24,9 @@ class Samples:
     step: int = 0
     count: int = 0
     is_part: bool = False
-    best: tuple[Answer, ...] = ()
-    worst: tuple[Answer, ...] = ()
-    failed: tuple[Answer, ...] = ()
+    best: tuple[Sample, ...] = ()
+    worst: tuple[Sample, ...] = ()
+    failed: tuple[Sample, ...] = ()
 
 
 def read_samples(path: Path, step: int) -> Samples:
@@ -55,7 +43,7 @@ def read_samples(path: Path, step: int) -> Samples:
     return choose(rows, step, is_part)
 
 
-def choose(rows: Sequence[tuple[int, Answer]], step: int, is_part: bool = False) -> Samples:
+def choose(rows: Sequence[tuple[int, Sample]], step: int, is_part: bool = False) -> Samples:
     """Return which of ``rows``, each with the number of its group, are worth a look."""
     judged = [(group, sample) for group, sample in rows if sample.reward is not None]
     ranked = sorted(judged, key=lambda row: -(row[1].reward or 0.0))
@@ -66,11 +54,11 @@ def choose(rows: Sequence[tuple[int, Answer]], step: int, is_part: bool = False)
     return Samples(step, len(rows), is_part, tuple(best), tuple(worst), tuple(failed[:MOST]))
 
 
-def _spread(ranked: Iterable[tuple[int, Answer]]) -> list[Answer]:
+def _spread(ranked: Iterable[tuple[int, Sample]]) -> list[Sample]:
     """Return the first of each group, then others, `MOST` in all."""
     seen: set[int] = set()
-    firsts: list[Answer] = []
-    others: list[Answer] = []
+    firsts: list[Sample] = []
+    others: list[Sample] = []
     for group, sample in ranked:
         (others if group in seen else firsts).append(sample)
         seen.add(group)
@@ -79,23 +67,14 @@ def _spread(ranked: Iterable[tuple[int, Answer]]) -> list[Answer]:
     return [*firsts, *others][:MOST]
 
 
-def _rows(file: Iterable[bytes]) -> Iterator[tuple[int, Answer]]:
+def _rows(file: Iterable[bytes]) -> Iterator[tuple[int, Sample]]:
     left = _MOST_BYTES
     for line in file:
         place = line.find(_TOKENS)
         row = parsed(line if place < 0 else line[:place] + b"}")
-        sample = None if row is None else _sample(row)
+        sample = None if row is None else Sample.of_row({**row, "response": row.get("text")})
         if row is not None and sample is not None:
             yield row["group"] if is_step(row.get("group")) else 0, sample
         left -= len(line)
         if left <= 0:
             return
-
-
-def _sample(row: dict[str, Any]) -> Answer | None:
-    said = [row.get(name) for name in ("task_id", "question", "text")]
-    step, reward, error = row.get("step"), row.get("reward"), row.get("error")
-    are_texts = all(isinstance(text, str) for text in said) and isinstance(error, str | None)
-    if not are_texts or not is_step(step) or not (reward is None or is_number(reward)):
-        return None
-    return Answer(step, str(said[0]), str(said[1]), str(said[2]), reward, error)

@@ -4,7 +4,7 @@ import unicodedata
 
 from rich.cells import cell_len, chop_cells
 
-from gnomon.redaction import for_people
+from gnomon.redaction import for_people, shortened
 
 _MARKS = 2
 _LONGEST = 6000
@@ -19,12 +19,9 @@ def tame(text: str) -> str:
     >>> tame("red \\x1b[31m alert")
     'red \\\\x1b[31m alert'
     """
-    if len(text) > _LONGEST:
-        half = _LONGEST // 2
-        text = f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
     kept: list[str] = []
     marks = 0
-    for character in for_people(text).replace("\t", "    "):
+    for character in for_people(shortened(text, _LONGEST)).replace("\t", "    "):
         kind = unicodedata.category(character)
         marks = marks + 1 if kind.startswith("M") else 0
         if marks > _MARKS or "\ufe00" <= character <= "\ufe0f":

@@ -8,15 +8,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from gnomon.insight.watch_files import Growing, Row, Unchanged, is_number, is_step
-from gnomon.insight.watch_glance import Found, Glance, Scored, ended
-from gnomon.insight.watch_samples import Samples, read_samples
+from gnomon.diagnosis import Finding
+from gnomon.diagnosis.finding import newest
+from gnomon.diagnosis.standing import read_standing
+from gnomon.insight.watch.files import DamagedRollouts, Growing, Row, Unchanged
+from gnomon.insight.watch.glance import Glance, Scored, ended
+from gnomon.insight.watch.samples import Samples, read_samples
+from gnomon.records.damage import ROLLOUTS
 from gnomon.records.directory import RunDirectory
 from gnomon.records.holder import holder_of
+from gnomon.records.jsonl import is_number, is_step
 
 _PREFIXES = ("rollout/", "reward/", "loss/", "learner/", "time/", "stream/", "engines/", "critic/", "tokens/", "waste/")
 _NAMES = ("seconds", "memory/peak_bytes", "mismatch/logprob_abs_mean_nats")
-_SEVERITIES = ("severe", "warning", "note")
 
 
 class Watcher:
@@ -32,8 +36,10 @@ class Watcher:
         self._metrics = Growing(files.metrics, Names().numbers)
         self._teaching = Growing(files.pretraining, Names().numbers)
         self._evaluations = Growing(files.evaluations, scored)
-        self._findings = Growing(files.findings, finding)
+        self._findings = Growing(files.findings, Finding.of_row)
+        self._standing: Unchanged[list[Finding] | None] = Unchanged(files.diagnosis, read_standing, None)
         self._samples = Samples()
+        self._damage = DamagedRollouts(files)
         self._was_there = False
 
     def look(self) -> Glance:
@@ -47,6 +53,7 @@ class Watcher:
         for file in (self._metrics, self._teaching, self._evaluations, self._findings):
             file.look()
         table, rows = self._table.look(), in_order(self._metrics.rows)
+        self._look_at_samples(rows)
         checkpoints = _published(self._files.checkpoints)
         return Glance(
             path=self.path,
@@ -58,24 +65,34 @@ class Watcher:
             rows=rows,
             teaching=in_order(self._teaching.rows),
             evaluations=tuple(self._evaluations.rows),
-            findings=latest(self._findings.rows),
-            samples=self._newest_samples(rows),
+            findings=tuple(self._standing_findings()),
+            samples=self._samples,
             checkpoint=checkpoints[-1] if checkpoints else None,
             written=_written(self._files.metrics),
+            damaged=self._damaged(),
         )
 
-    def _newest_samples(self, rows: Sequence[Row]) -> Samples:
-        """Return the samples of the newest step that has its rollouts on disk; they are read once a step."""
+    def _standing_findings(self) -> list[Finding]:
+        """Return the findings in their newest words; where no such file is there, in those in which they were news."""
+        standing = self._standing.look()
+        return newest(self._findings.rows) if standing is None else standing
+
+    def _damaged(self) -> dict[str, int]:
+        files = (self._metrics, self._evaluations, self._findings)
+        found = {file.path.name: file.damaged for file in files} | {ROLLOUTS: self._damage.look(self._samples.step)}
+        return {name: count for name, count in found.items() if count}
+
+    def _look_at_samples(self, rows: Sequence[Row]) -> None:
+        """Read the samples of the newest step that has its rollouts on disk, once a step."""
         step = rows[-1]["step"] if rows else 0
         if step < self._samples.step:
             self._samples = Samples()
         # The rollouts of a step are written after its metrics.
-        for newest in range(step, max(self._samples.step, step - 2), -1):
-            path = self._files.rollouts / f"step-{newest:06d}.jsonl"
+        for number in range(step, max(self._samples.step, step - 2), -1):
+            path = self._files.rollouts / f"step-{number:06d}.jsonl"
             if path.is_file():
-                self._samples = read_samples(path, newest)
+                self._samples = read_samples(path, number)
                 break
-        return self._samples
 
 
 class Names:
@@ -117,28 +134,6 @@ def scored(row: Row) -> Scored | None:
             mean, low, high = values
             return Scored(step, name, mean, low, high, prompts if is_step(prompts) else 0)
     return None
-
-
-def finding(row: Row) -> Found | None:
-    """Return the finding of a row, None where a field is not what it should be."""
-    evidence, advice = row.get("evidence"), row.get("advice")
-    is_sound = (
-        all(isinstance(row.get(name), str) for name in ("rule", "summary", "meaning"))
-        and all(is_step(row.get(name)) for name in ("step", "first_step"))
-        and row.get("severity") in _SEVERITIES
-        and isinstance(evidence, dict)
-        and all(map(is_number, evidence.values()))
-        and isinstance(advice, list)
-        and all(isinstance(line, str) for line in advice)
-    )
-    names = ("rule", "severity", "first_step", "step", "summary", "evidence", "meaning", "advice")
-    return Found(**{name: row[name] for name in names}, row=row) if is_sound else None
-
-
-def latest(findings: Sequence[Found]) -> tuple[Found, ...]:
-    """Return the latest finding of each rule, the worst and then the newest first."""
-    by_rule = {found.rule: found for found in findings}
-    return tuple(sorted(by_rule.values(), key=lambda found: (_SEVERITIES.index(found.severity), -found.step)))
 
 
 def _table(content: bytes) -> Mapping[str, Any]:

@@ -30,7 +30,7 @@
     return most;
   };
   const LETTERS = { x: "stop", "-": "less", "+": "more", "0": "none", " ": "none" };
-  const LEAST = { ratio: 0.02, surprise: 5, advantage: 1e-9, value: 1e-9 };
+  const LEAST = { ratio: 0.02, surprise: 5, entropy: 0.1, advantage: 1e-9, value: 1e-9 };
   const paint = () => {
     const choice = checked("color");
     if (choice === null) return;
@@ -52,7 +52,7 @@
           continue;
         }
         const size = (measure[key] || Number)(Number(value)) / most;
-        token.classList.add(key === "surprise" ? "heat" : size < 0 ? "down" : "up");
+        token.classList.add(key === "surprise" || key === "entropy" ? "heat" : size < 0 ? "down" : "up");
         token.style.setProperty("--a", (0.55 * Math.min(1, Math.abs(size))).toFixed(3));
       }
     }
@@ -62,7 +62,7 @@
 
   // What is known of one token.
   const TRUST = { ".": "pushed as its ratio says", x: "stopped", "-": "held back", "+": "pushed more", "0": "no advantage", " ": "not trained" };
-  const NAMES = { advantage: "advantage", surprise: "surprise", ratio: "ratio", value: "value", trust: "trust" };
+  const NAMES = { advantage: "advantage", surprise: "surprise", entropy: "entropy", ratio: "ratio", value: "value", trust: "trust" };
   const look = (box, place) => {
     const tokens = box.getElementsByTagName("i");
     if (place < 0 || place >= tokens.length) return;

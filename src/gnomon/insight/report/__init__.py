@@ -1,0 +1,1 @@
+"""A run, or several beside each other, on one page that asks nobody for anything."""
