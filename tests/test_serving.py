@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gnomon import session
+from gnomon import staging
 from gnomon.cli.main import main
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
@@ -201,7 +201,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, run: Path, is_silent: bool, **good:
         engines = {name: Mortal(experiment, calls, is_silent) for name, calls in good.items()}
         return EnginePool(engines, 1.0, warn=warn)
 
-    monkeypatch.setattr(session, "serve", serve_mortals)
+    monkeypatch.setattr(staging, "serve", serve_mortals)
     fp32 = "learner.precision=fp32"
     return main(["train", "tiny", *TINY, fp32, "steps=4", "evaluation.before=false", "--run-dir", str(run)])
 

@@ -14,6 +14,7 @@
         ├── LearnerError          an update could not be made (also a RuntimeError)
         │   └── NotFiniteError    a number that would be trained on is NaN or infinite; nothing was changed
         ├── CheckpointError       no checkpoint can be trusted (also an OSError)
+        ├── ClusterError          the Ray cluster that a run is on is gone (also a RuntimeError)
         ├── DiagnosedError        the diagnosis found what `doctor.stop_on` names (also a RuntimeError)
         └── Stopped               a signal asked the run to stop, and it did, after saving: exit code 128 + signal
 
@@ -84,6 +85,10 @@ class NotFiniteError(LearnerError):
 
 class CheckpointError(RunError, OSError):
     """No checkpoint can be trusted."""
+
+
+class ClusterError(RunError, RuntimeError):
+    """The Ray cluster that the run is on cannot be reached any more."""
 
 
 class DiagnosedError(RunError, RuntimeError):

@@ -22,6 +22,7 @@ from gnomon.models.lora import LoraPlan
 from gnomon.plans import (
     BudgetPlan,
     CheckpointPlan,
+    ClusterPlan,
     DoctorPlan,
     EnginePlan,
     GradingPlan,
@@ -74,7 +75,7 @@ class Experiment:
     device: what computes: "cpu", "cuda" or "cuda:N" (one NVIDIA GPU), or "auto", the first GPU that there is. A record
     keeps the word, so that a run goes on elsewhere; its card says what the word meant.
     environment: what replies to answers, for conversations of several turns; none asks for one answer.
-    doctor: what looks for what is wrong while it trains.
+    doctor: what looks for what is wrong while it trains. cluster: whether it computes on a Ray cluster.
     Raises: ConfigError when the numbers do not fit together.
     """
 
@@ -103,6 +104,7 @@ class Experiment:
     records: RecordPlan = RecordPlan()
     environment: EnvironmentPlan | None = None
     doctor: DoctorPlan = DoctorPlan()
+    cluster: ClusterPlan = ClusterPlan()
 
     def __post_init__(self) -> None:
         check_device(self.device)
@@ -242,10 +244,16 @@ def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loa
     _name_task(whole)
     if isinstance(whole.get("engine"), str):
         whole["engine"] = {"kind": whole["engine"]}
+    if isinstance(whole.get("cluster"), str):
+        whole["cluster"] = ClusterPlan.named(whole["cluster"])
     # The shorter paths first: a whole algorithm or task does not undo what is said of its parts.
     for key, value in sorted(overrides, key=lambda parsed: parsed[0].count(".")):
         if key == "task":
             whole.pop("task", None)
+        if key == "cluster" and isinstance(value, str):
+            for name, said in ClusterPlan.named(value).items():
+                set_path(whole, f"cluster.{name}", said)
+            continue
         # An engine by its name alone: what else is said of it stays.
         set_path(whole, "engine.kind" if key == "engine" and isinstance(value, str) else key, value)
         _name_task(whole)

@@ -4,7 +4,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,15 @@ from gnomon.errors import CheckpointError, DatasetError, RunDirectoryError, Stop
 from gnomon.examination import NEWEST, Candidate, Exam, checkpoint_of
 from gnomon.experiment import Experiment, Loaded, anchored, load, to_toml
 from gnomon.failpoints import reach
-from gnomon.insight.report import leave_page
+from gnomon.insight.report.write import leave_page
 from gnomon.learner.machine import tune_allocator
-from gnomon.learner.precision import resolve_precision
 from gnomon.loop.budget import Meter
 from gnomon.loop.evaluate import Evaluation, read_evaluations
 from gnomon.loop.run import StopRequest
 from gnomon.models.critic import HEAD_FILE, check_critic
-from gnomon.models.device import describe_device, resolve_device
 from gnomon.records.answers import AnswerLog
 from gnomon.records.batches import BatchLog
-from gnomon.records.card import questions_of, run_card, write_card
+from gnomon.records.card import Card, questions_of, run_card, write_card
 from gnomon.records.checkpoints import Checkpoints, Found
 from gnomon.records.console import Console
 from gnomon.records.copying import copy_files
@@ -38,8 +36,9 @@ from gnomon.records.jsonl import drop_after
 from gnomon.records.rollouts import RolloutLog
 from gnomon.records.sinks import check_sinks
 from gnomon.sentences import foreign_code, starting_notes, trusted_models
-from gnomon.serving import check_serving, recipe_of, weakened
+from gnomon.serving import check_serving, device_of, precision_of, said_of_device, weakened
 from gnomon.session import Session, grade_once, run_alone, walk
+from gnomon.staging import check_staging, opened
 from gnomon.tasks.build import named
 from gnomon.tasks.contamination import overlap
 from gnomon.tasks.stamp import stamp
@@ -97,7 +96,8 @@ def train_experiment(loaded: Loaded, run_dir: Path | None = None, stop: StopRequ
         console = stack.enter_context(Console(experiment.steps))
         for note in loaded.notes:
             console.say(f"understood: {note}")
-        _refuse_taken(run_dir)
+        if run_dir is not None:
+            RunDirectory.check_free(run_dir)
         asked, chosen = checked(experiment, console)
         _say_whose_code(experiment, console)
         for note in (*asked.split.overlap.said, *starting_notes(experiment)):
@@ -122,7 +122,7 @@ def resume(run: str | Path, stop: StopRequest | None = None) -> Result:
     with ExitStack() as stack:
         stack.callback(directory.close)
         experiment = load(directory.experiment).experiment
-        resolve_device(experiment.device)  # a GPU that is not here is refused before anything is removed
+        device_of(experiment)  # a GPU that is not here is refused before anything is removed
         console = stack.enter_context(Console(experiment.steps))
         standing = _standing(directory, experiment, console)
         found, step = standing.found, standing.step
@@ -232,7 +232,7 @@ def _say_whose_code(experiment: Experiment, console: Console) -> None:
 def _prepared(experiment: Experiment, console: Console) -> tuple[Questions, Choosing]:
     check_sinks(experiment.records.sinks)
     check_serving(experiment)
-    recipe_of(experiment).check()
+    check_staging(experiment)
     critic = experiment.algorithm.critic
     if critic is not None:
         check_critic(experiment.model, critic.initial, experiment.trust_remote_code)
@@ -246,8 +246,7 @@ def resolved(experiment: Experiment) -> Experiment:
 
     The device is left as it was asked for: it changes rounding alone. Raises: ConfigError when it is not here.
     """
-    precision = resolve_precision(experiment.learner.precision, str(resolve_device(experiment.device)))
-    return replace(experiment, learner=replace(experiment.learner, precision=precision))
+    return replace(experiment, learner=replace(experiment.learner, precision=precision_of(experiment)))
 
 
 def result_of(directory: RunDirectory) -> Result:
@@ -271,11 +270,6 @@ def _is_last(found: Found, experiment: Experiment) -> bool:
     if found.step >= experiment.steps or not experiment.budget.is_set:
         return found.step >= experiment.steps
     return Meter.of(experiment.budget, found.path).is_spent
-
-
-def _refuse_taken(run_dir: Path | None) -> None:
-    if run_dir is not None and run_dir.exists() and not run_dir.is_dir():
-        raise RunDirectoryError(f"{run_dir} is a file; name a new directory with --run-dir")
 
 
 def _is_begun(run_dir: Path, experiment: Experiment) -> bool:
@@ -337,33 +331,43 @@ def _rewind(directory: RunDirectory, standing: _Standing) -> None:
 
 
 def _run(session: Session, found: Found | None, stop: StopRequest) -> Result:
-    experiment, directory = session.experiment, session.directory
+    experiment, directory, console = session.experiment, session.directory, session.console
+    with ExitStack() as stack:
+        with console.phase("waiting for room on the cluster") if experiment.cluster.kind != "none" else nullcontext():
+            cluster = opened(experiment, console.warn)
+        if cluster is not None:
+            stack.callback(cluster.close)
+        card = replace(_card(session), cluster="" if cluster is None else cluster.said)
+        write_card(directory.card, card)
+        console.say(f"run {directory.path}: {card.reproducibility}")
+        reach("start")
+        stack.enter_context(stopping(stop))
+        try:
+            run_alone(walk(replace(session, cluster=cluster), found, stop))
+        except Stopped as stopped:
+            said, number = stopped.args
+            raise Stopped(f"{said}; go on with: gnomon resume {directory.path}", number) from stopped
+        finally:
+            leave_page(directory, console)
+    return result_of(directory)
+
+
+def _card(session: Session) -> Card:
+    experiment = session.experiment
     card = run_card(
-        describe_device(resolve_device(experiment.device)),
+        said_of_device(experiment),
         torch.get_num_threads(),
         {"run": experiment.seed},
         str(experiment.learner.precision),
         walls_of(experiment, session.asked.grading),
         weakened(experiment),
     )
-    card = replace(
+    return replace(
         card,
         foreign_code=foreign_code(experiment),
         trusted_models=trusted_models(experiment),
         questions=stamp(session.asked.split.train),
     )
-    write_card(directory.card, card)
-    session.console.say(f"run {directory.path}: {card.reproducibility}")
-    reach("start")
-    with stopping(stop):
-        try:
-            run_alone(walk(session, found, stop))
-        except Stopped as stopped:
-            said, number = stopped.args
-            raise Stopped(f"{said}; go on with: gnomon resume {directory.path}", number) from stopped
-        finally:
-            leave_page(directory, session.console)
-    return result_of(directory)
 
 
 @contextmanager

@@ -1,11 +1,15 @@
 """The small plans of an experiment: plain values, each checked when it is made."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from gnomon.errors import ConfigError
+
+MOST_TOKENS = 64
+"""Rollouts of a step that may be looked at token by token."""
 
 
 @dataclass(frozen=True)
@@ -150,11 +154,55 @@ class GradingPlan:
             )
 
 
+_ADDRESS = re.compile(r"auto|(ray://)?(\[[0-9a-fA-F:.]+\]|[\w.-]+):[0-9]{1,5}")
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """Whether learners, engines and graders are on a Ray cluster, and on which.
+
+    kind: "none" keeps all on this machine, without Ray. address: "" starts a cluster here, for this run alone;
+    "HOST:PORT" or "auto" joins one from one of its machines, "ray://HOST:PORT" from any other. graders: actors that
+    grade, each with ``grading.workers`` processes. placement: "pack" on as few machines as possible, or "spread".
+    start_seconds: to wait for the cluster, and then for room on it.
+    """
+
+    kind: Literal["none", "ray"] = "none"
+    address: str = ""
+    graders: int = 1
+    placement: Literal["pack", "spread"] = "pack"
+    start_seconds: float = 120.0
+
+    def __post_init__(self) -> None:
+        if self.address and not _ADDRESS.fullmatch(self.address):
+            raise ConfigError(
+                f"cluster.address = '{self.address}' should be HOST:PORT (from one of its machines), ray://HOST:PORT "
+                '(from any other), "auto", or nothing to start a cluster here'
+            )
+        if self.kind == "none" and self.address:
+            raise ConfigError(f"cluster.address = '{self.address}' needs cluster.kind = 'ray'; set it, or remove both")
+        if self.graders < 1 or not 0 < self.start_seconds < math.inf:
+            raise ConfigError(
+                f"cluster needs graders >= 1 and start_seconds > 0, got {self.graders} and {self.start_seconds}"
+            )
+
+    @classmethod
+    def named(cls, text: str) -> dict[str, str]:
+        """Return the table that one word stands for: "ray", "none", or an address.
+
+        >>> ClusterPlan.named("ray://head:10001")
+        {'kind': 'ray', 'address': 'ray://head:10001'}
+        """
+        return {"kind": text} if text in ("ray", "none") else {"kind": "ray", "address": text}
+
+
 @dataclass(frozen=True)
 class RecordPlan:
     """What is written down beside metrics.
 
-    rollouts: every graded rollout of every step. batches: every training batch, for later dissection.
+    rollouts: every graded rollout of every step. tokens: of so many of them, or an eighth of a step if that is less,
+    in one step of eight, log-probability and entropy of each token under the learner as well; 0 for none. batches:
+    every training batch, for later dissection.
     sinks: "tensorboard", "wandb", "trackio". aliases: add the names that TRL's and verl's dashboards expect.
     """
 
@@ -162,6 +210,11 @@ class RecordPlan:
     batches: bool = False
     sinks: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     aliases: bool = False
+    tokens: int = 8
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tokens <= MOST_TOKENS:
+            raise ConfigError(f"records.tokens must be from 0 to {MOST_TOKENS} rollouts a step, got {self.tokens}")
 
 
 @dataclass(frozen=True)
@@ -184,8 +237,8 @@ class DoctorPlan:
 
 
 _MOST = {
-    "rollouts_per_step": 10**6, "size": 10**7, "samples": 10**5, "count": 10**3, "workers": 10**3, "terms": 10**4,
-    "max_concurrent": 10**5, "epochs": 10**4, "minibatches": 10**6, "max_completion_length": 10**8,
+    "rollouts_per_step": 10**6, "size": 10**7, "samples": 10**5, "count": 10**3, "graders": 10**3, "workers": 10**3,
+    "terms": 10**4, "max_concurrent": 10**5, "epochs": 10**4, "minibatches": 10**6, "max_completion_length": 10**8,
     "steps": 10**12, "tokens": 10**15,
 }  # fmt: skip
 _NO_COUNTS = ("seed", "lowest", "highest", "stop_ids", "parameters", "settings", "max_staleness")

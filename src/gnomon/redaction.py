@@ -67,6 +67,18 @@ def visible(text: str) -> str:
     return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def shortened(text: str, longest: int) -> str:
+    """Return ``text``; where it is longer than ``longest`` its beginning, its end, and how much lies between them.
+
+    >>> shortened("abcdefghij", 4), shortened("abcd", 4)
+    ('ab [... 6 characters ...] ij', 'abcd')
+    """
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]} [... {len(text) - 2 * half:,} characters ...] {text[len(text) - half :]}"
+
+
 def is_secret_name(name: str) -> bool:
     """Whether an environment variable of this name holds a secret.
 

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from gnomon.assemble import Choosing, Questions
+from gnomon.cluster.graders import Graders
+from gnomon.cluster.ray import Cluster
 from gnomon.engines.pool import EnginePool
 from gnomon.errors import CheckpointError, ConfigError
 from gnomon.experiment import Experiment
@@ -138,6 +140,8 @@ STATELESS: Mapping[type, str] = {
     EnginePool: "answers with the learner's weights; draws depend on seed, round, task and place alone",
     Hosts: "hold a conversation's environment, and no conversation outlives its step unanswered",
     GradingPool: "judges each answer by itself",
+    Graders: "judge each answer by itself",
+    Cluster: "is where others compute",
     ErrorBudget: "counts the latest failures in order to end a run; no reward depends on it",
     Proved: "measures what an engine may differ by anew for each engine",
     Caution: "counts refused steps in a row again from the metrics",

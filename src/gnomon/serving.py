@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+import torch
 from torch import nn
 
 from gnomon.engines.base import Engine
@@ -11,13 +12,13 @@ from gnomon.engines.local import LocalEngine
 from gnomon.engines.pool import EnginePool
 from gnomon.errors import ConfigError
 from gnomon.experiment import Experiment
-from gnomon.learner.precision import dtype_of, resolve_precision
+from gnomon.learner.precision import Precision, dtype_of, resolve_precision
 from gnomon.learner.recipe import Recipe
 from gnomon.models.decoder import vocabulary_size
-from gnomon.models.device import resolve_device
+from gnomon.models.device import describe_device, resolve_device
 from gnomon.models.linear import input_axes
 from gnomon.plans import StalenessPlan
-from gnomon.records.card import CONVERSING, OVERLAPPED, PARTED, SERVED, TIMED
+from gnomon.records.card import CLUSTERED, CONVERSING, OVERLAPPED, PARTED, SERVED, TIMED
 from gnomon.sentences import many
 from gnomon.transport.rounding import rounded
 from gnomon.types import Snapshot
@@ -68,6 +69,7 @@ def shares_weights(experiment: Experiment) -> bool:
     """
     plan = experiment.engine
     is_plain = plan.kind == "local" and plan.count == 1 and plan.rounding == "none"
+    is_plain = is_plain and experiment.cluster.kind == "none"
     return is_plain and experiment.staleness_bound == 0 and not experiment.learner.is_sharded
 
 
@@ -83,7 +85,10 @@ def said_of_serving(experiment: Experiment) -> str:
     plan = experiment.engine
     if shares_weights(experiment):
         return f"They are drawn in this process, from the learner's own weights, at most {plan.max_concurrent} at once."
-    if plan.kind == "local":
+    if experiment.cluster.kind != "none":
+        kind = "vLLM" if plan.kind == "vllm" else "local"
+        who = f"{many(plan.count, f'{kind} engine')} on a Ray cluster"
+    elif plan.kind == "local":
         who = f"{many(plan.count, 'local engine')} in this process"
     elif plan.server:
         at = "started for it" if plan.server == _STARTED else f"at {plan.server}"
@@ -101,12 +106,43 @@ def weakened(experiment: Experiment) -> str | None:
         return OVERLAPPED
     if experiment.environment is not None:
         return CONVERSING
+    if experiment.cluster.kind != "none":
+        return CLUSTERED
     if experiment.engine.kind != "local" or experiment.engine.count > 1:
         return SERVED
     processes = experiment.learner.processes
-    if processes > 1 and resolve_device(experiment.device).type == "cpu":
+    if processes > 1 and device_of(experiment).type == "cpu":
         return PARTED.format(processes=processes)
     return TIMED if experiment.budget.seconds else None
+
+
+def device_of(experiment: Experiment) -> torch.device:
+    """Return what computes: of this machine, or "cuda" where the GPUs are those of a cluster that is joined.
+
+    Raises: ConfigError when it is not here, and is not looked for elsewhere.
+    """
+    is_elsewhere = bool(experiment.cluster.address) and experiment.device == "cuda"
+    if is_elsewhere and not torch.cuda.is_available():
+        return torch.device("cuda")
+    return resolve_device(experiment.device)
+
+
+def precision_of(experiment: Experiment) -> Precision:
+    """Return what the network computes in. Raises: ConfigError when only a GPU that is elsewhere could say."""
+    asked, device = experiment.learner.precision, device_of(experiment)
+    if asked == "auto" and device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "learner.precision = 'auto' asks the GPU, and this machine has none: the cluster's are elsewhere; set "
+            "learner.precision = 'bf16', or 'fp32'"
+        )
+    return resolve_precision(asked, str(device))
+
+
+def said_of_device(experiment: Experiment) -> str:
+    """Return what a run's card says of what computes."""
+    device = device_of(experiment)
+    is_here = device.type == "cpu" or torch.cuda.is_available()
+    return describe_device(device) if is_here else f"{device} (of the cluster's machines)"
 
 
 def load_network(experiment: Experiment) -> nn.Module:
@@ -156,11 +192,18 @@ def _engines(experiment: Experiment, trained: nn.Module | None) -> Mapping[str, 
         return {f"vllm-{n}": make_vllm(experiment.model, plan, dtype) for n in range(1, plan.count + 1)}
     if trained is not None and shares_weights(experiment):
         return {"local": LocalEngine(trained, plan.max_concurrent)}
-    plain = replace(experiment, lora=None)
-    return {
-        f"local-{n}": LocalEngine(load_network(plain), plan.max_concurrent, shared=False)
-        for n in range(1, plan.count + 1)
-    }
+    return {f"local-{n}": one_engine(experiment) for n in range(1, plan.count + 1)}
+
+
+def one_engine(experiment: Experiment) -> Engine:
+    """Return an engine with weights of its own, in this process, such as each of several has, or each of a cluster's.
+
+    Raises: as loading the model does, or vLLM.
+    """
+    plan = replace(experiment.engine, count=1, server="", python="")
+    if plan.kind == "local":
+        return LocalEngine(load_network(replace(experiment, lora=None)), plan.max_concurrent, shared=False)
+    return next(iter(_engines(replace(experiment, engine=plan), None).values()))
 
 
 def sending(experiment: Experiment, trained: nn.Module) -> Callable[[Snapshot], Snapshot] | None:

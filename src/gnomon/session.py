@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from gnomon.algorithms import Algorithm
-from gnomon.assemble import Choosing, Questions, grading_limits, keeping
+from gnomon.assemble import Choosing, Questions, keeping
+from gnomon.cluster.graders import Graders
+from gnomon.cluster.ray import Cluster
 from gnomon.configuration import to_table
 from gnomon.engines.base import Engine
 from gnomon.engines.pool import EnginePool
 from gnomon.experiment import Experiment
 from gnomon.learner.base import Writing
-from gnomon.learner.gang import Gang
 from gnomon.learner.precision import resolve_precision
 from gnomon.loop.admission import Trusted, Unlimited
 from gnomon.loop.arrival import FLOAT32_NATS, ROUGH_NATS, Arrival, Proved, Sending
@@ -22,6 +23,7 @@ from gnomon.loop.budget import PART, Meter
 from gnomon.loop.caution import Caution, caution_of
 from gnomon.loop.diagnosing import diagnosing
 from gnomon.loop.evaluate import Evaluation, Evaluator, read_evaluations
+from gnomon.loop.glimpse import Glimpse, Looking, Unseen
 from gnomon.loop.imitation import Imitation, Practiced, Unpracticed
 from gnomon.loop.journal import Journal
 from gnomon.loop.mismatch import TakenApart
@@ -31,8 +33,6 @@ from gnomon.loop.tracking import Tracked, Tracking, Untracked
 from gnomon.loop.train import train
 from gnomon.loop.valuing import Unvalued, Valued, Valuing
 from gnomon.metrics import Metrics
-from gnomon.models.device import resolve_device
-from gnomon.models.size import outline
 from gnomon.records.answers import AnswerLog
 from gnomon.records.background import Background
 from gnomon.records.batches import BatchLog
@@ -47,7 +47,8 @@ from gnomon.rollouts.rollout import Asker, Stopwatch
 from gnomon.rollouts.stream import RolloutStream
 from gnomon.rollouts.turns import Conversation
 from gnomon.saving import Saver, check_counted, parts_of, restore
-from gnomon.serving import load_network, recipe_of, sending, serve, serve_alone
+from gnomon.serving import device_of, serve_alone
+from gnomon.staging import judging, staged
 from gnomon.tasks.bridge import Bridge
 from gnomon.types import Grade, Group, Stateful
 from gnomon.verifiers.base import Sample
@@ -63,7 +64,7 @@ T = TypeVar("T")
 class Session:
     """What a session works on: an experiment whose questions were checked, in a directory that it has locked.
 
-    chosen: is changed by the walk, so a session is walked once.
+    chosen: is changed by the walk, so a session is walked once. cluster: that it is on, besides this machine.
     """
 
     experiment: Experiment
@@ -71,13 +72,14 @@ class Session:
     chosen: Choosing
     directory: RunDirectory
     console: Console
+    cluster: Cluster | None = None
 
 
 @dataclass(frozen=True)
 class Judge:
     """Grades in the pool, and stops the run when too many samples cannot be graded."""
 
-    pool: GradingPool
+    pool: GradingPool | Graders
     budget: ErrorBudget
 
     async def grade(self, sample: Sample) -> Grade:
@@ -100,9 +102,10 @@ async def walk(session: Session, found: Found | None, stop: StopRequest) -> None
     """
     experiment, console, chosen = session.experiment, session.console, session.chosen
     async with AsyncExitStack() as stack:
-        judge = await _judge(experiment, session.asked, console, stack)
+        judge = await _judge(experiment, session.asked, console, stack, session.cluster)
         with console.phase(f"loading {experiment.model}"):
-            learner, engine, sent = await asyncio.to_thread(_network, experiment, console)
+            stage = await asyncio.to_thread(staged, experiment, session.cluster, console.warn)
+        learner, engine = stage.learner, stage.engine
         stack.callback(learner.close)
         stack.push_async_callback(engine.close)
         asker = await _asker(experiment, session.asked, engine, judge, stack)
@@ -111,7 +114,11 @@ async def walk(session: Session, found: Found | None, stop: StopRequest) -> None
         parts = parts_of(learner, chosen, stream, experiment.seed) | {PART: meter}
         background = stack.enter_context(Background(experiment.checkpoints.asynchronous))
         saver = Saver(_checkpoints(session), parts, learner, session.asked.tokenizer, console, background)
-        journal = _journal(session, 0 if found is None else found.step, lambda: engine.metrics() + saver.metrics())
+
+        def serving() -> Metrics:
+            return engine.metrics() + stage.measured() + saver.metrics()
+
+        journal = _journal(session, 0 if found is None else found.step, serving)
         stack.callback(journal.close)
         caution = caution_of(learner, experiment.algorithm, session.directory, console.warn)
         pretraining = _pretraining(session, saver, stream, parts, caution)
@@ -131,9 +138,10 @@ async def walk(session: Session, found: Found | None, stop: StopRequest) -> None
             meter=meter,
             save=saver.save,
             check=background.check,
-            arrival=_arrival(session, engine, sent),
+            arrival=_arrival(session, engine, stage.sent),
             caution=caution,
-            mismatch=TakenApart(engine, learner, sent, experiment.algorithm.proximal is not None),
+            mismatch=TakenApart(engine, learner, stage.sent, experiment.algorithm.proximal is not None),
+            glimpse=_glimpse(experiment, learner),
             admission=Trusted(experiment.staleness.ess_floor, stream) if _is_measured(experiment) else Unlimited(),
             valuing=_valuing(experiment, learner),
             imitation=_imitation(experiment, chosen, learner),
@@ -190,35 +198,22 @@ def _pretrains(algorithm: Algorithm) -> bool:
     return algorithm.critic is not None and algorithm.critic.pretraining is not None
 
 
-def _network(experiment: Experiment, console: Console) -> tuple[Writing, EnginePool, Sending | None]:
-    """Return learner, engines, and what becomes of the weights from one to the others."""
-    recipe = recipe_of(experiment)
-    if not experiment.learner.is_sharded:
-        model = load_network(experiment)
-        learner = recipe.learner(model, resolve_device(experiment.device))
-        return learner, serve(experiment, model, console.warn), sending(experiment, model)
-    gang = Gang(recipe)
-    gang.open()
-    try:
-        model = outline(experiment.model, experiment.trust_remote_code)
-        return gang, serve(experiment, model, console.warn), sending(experiment, model)
-    except BaseException:
-        gang.close()
-        raise
-
-
 def _arrival(session: Session, engine: EnginePool, sent: Sending | None) -> Arrival:
     """Return what proves that the engines answer with the weights that they are sent."""
     experiment = session.experiment
-    precision = resolve_precision(experiment.learner.precision, str(resolve_device(experiment.device)))
+    precision = resolve_precision(experiment.learner.precision, str(device_of(experiment)))
     is_exact = precision == "fp32" and experiment.engine.kind == "local"
     limit = FLOAT32_NATS if is_exact else ROUGH_NATS
     return Proved(engine, session.asked.tokenizer.vocab_size, sent, limit)
 
 
-async def _judge(experiment: Experiment, asked: Questions, console: Console, stack: AsyncExitStack) -> Judge:
+async def _judge(
+    experiment: Experiment, asked: Questions, console: Console, stack: AsyncExitStack, cluster: Cluster | None = None
+) -> Judge:
     with console.phase("starting graders"):
-        pool = await stack.enter_async_context(GradingPool(asked.grading, grading_limits(experiment)))
+        pool = judging(experiment, asked.grading, cluster, console.warn)
+        stack.push_async_callback(pool.close)
+        await pool.start()
     return Judge(pool, ErrorBudget(experiment.grading.max_error_fraction))
 
 
@@ -277,6 +272,11 @@ def _valuing(experiment: Experiment, learner: Writing) -> Valuing:
     if experiment.algorithm.critic is None:
         return Unvalued()
     return Valued(experiment.algorithm, learner, experiment.seed)
+
+
+def _glimpse(experiment: Experiment, learner: Writing) -> Glimpse:
+    plan = experiment.records
+    return Looking(learner, plan.tokens, experiment.steps - 1) if plan.rollouts and plan.tokens else Unseen()
 
 
 def _imitation(experiment: Experiment, chosen: Choosing, learner: Writing) -> Imitation:

@@ -268,10 +268,15 @@ class Snapshot:
     """Weights on their way to an engine.
 
     version: counts published updates. tensors: yields ``(name, tensor)``, in the names of the Hugging Face model.
+    stored: returns where they lie for engines of other machines, a `transport.stored.Stored`; reading ``tensors`` would
+        bring them here first. None where they lie here.
+    since: only tensors come that are others than in that version, whose weights the engine must hold; None: all come.
     """
 
     version: int
     tensors: Callable[[], Iterator[tuple[str, Tensor]]]
+    stored: Callable[[], Any] | None = None
+    since: int | None = None
 
 
 @dataclass(frozen=True)

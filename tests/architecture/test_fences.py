@@ -34,7 +34,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "torch.utils.tensorboard": ("records",),
     "wandb": ("records",),
     "trackio": ("records",),
-    "ray": (),
+    "ray": ("cluster",),
     "vllm": ("engines",),
     "textual": ("insight",),
     "torch.distributed": ("learner/mesh.py",),

@@ -252,6 +252,19 @@ def test_runs_are_never_overwritten(place: Path, model: Path, capsys: Capture):
     assert (place / "files" / "notes.txt").read_text() == "mine"
 
 
+def test_a_taken_directory_is_refused_before_rewards_are_tried(place: Path, model: Path, capsys: Capture):
+    """Trying rewards takes seconds, and may cost what a judge asks for: nobody waits for it in vain."""
+    (place / "taken").mkdir()
+    (place / "taken" / "notes.txt").write_text("mine")
+    reward = place / "tried.py"
+    reward.write_text(f"open({str(place / 'was-tried')!r}, 'w')\ndef pay(completion, **columns):\n    return 1.0\n")
+    rewards = f'rewards=[{{kind="function", function="{reward}:pay"}}]'
+    said = refused(capsys, "train", "tiny", f"model={model}", rewards, "--run-dir", "taken")
+
+    assert "taken holds files already" in said
+    assert not (place / "was-tried").exists()
+
+
 def test_one_process_a_run(place: Path, model: Path, capsys: Capture):
     """Whoever comes second is told who is at work."""
     with RunDirectory.create(place / "run") as directory:

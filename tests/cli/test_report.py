@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.insight.test_report import make_run
+from tests.insight.report.test_write import make_run
 
 import gnomon
 from gnomon.cli.main import main
@@ -19,14 +19,23 @@ SMALL = ["rollouts_per_step=16", "held_out.size=2", "task.size=60", "evaluation.
 
 def test_it_says_where_the_page_is(tmp_path: Path, capsys: Capture):
     """The path and the size, on one line; with --json one object and nothing else."""
-    run = make_run(tmp_path / "run")
+    run, other = make_run(tmp_path / "run"), make_run(tmp_path / "other")
     out = tmp_path / "page.html"
 
     assert main(["report", str(run)]) == 0
     assert capsys.readouterr().out.startswith(f"report  {run}/report.html  (0.")
-    assert main(["report", str(run), str(run), "--out", str(out), "--json"]) == 0
+    assert main(["report", str(run), str(other), "--out", str(out), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said == {"report": str(out), "bytes": out.stat().st_size, "runs": [str(run), str(run)]}
+    assert said == {"report": str(out), "bytes": out.stat().st_size, "runs": [str(run), str(other)]}
+
+
+def test_a_run_is_not_compared_with_itself(tmp_path: Path, capsys: Capture):
+    """Named twice, also by another path: exit code 2 and no page."""
+    run = make_run(tmp_path / "run")
+
+    assert main(["report", str(run), str(run / ".." / "run")]) == 2
+    assert "is named twice, and a run cannot be compared with itself; name each run once" in capsys.readouterr().err
+    assert not (run / "comparison.html").exists()
 
 
 def test_what_is_no_run_is_said(tmp_path: Path, capsys: Capture):
@@ -40,12 +49,14 @@ def test_every_run_leaves_a_page(tmp_path: Path, capsys: Capture):
     arguments = ["train", "tiny", "steps=1", "algorithm=spo", "algorithm.tracker.initial=prior", *SMALL]
     assert main([*arguments, "--run-dir", str(tmp_path / "run")]) == 0
     text = (tmp_path / "run" / "report.html").read_text()
-    row = json.loads((tmp_path / "run" / "rollouts" / "step-000001.jsonl").read_text().splitlines()[0])
+    lines = (tmp_path / "run" / "rollouts" / "step-000001.jsonl").read_text().splitlines()
+    row = next(row for row in map(json.loads, lines) if "entropy" in row)
 
     assert f"report  {tmp_path}/run/report.html" in capsys.readouterr().out
     assert "1 of 1 steps" in text
     assert "still running" not in text
-    assert {"advantages", "proximal", "baseline"} <= set(row)
+    assert {"advantages", "proximal", "baseline", "entropy"} <= set(row)
+    assert all(f'name="color" value="{key}"' in text for key in ("advantage", "surprise", "entropy", "ratio", "trust"))
     assert len(row["proximal"]) == len(row["response"])
 
 

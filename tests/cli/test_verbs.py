@@ -21,7 +21,7 @@ Capture = pytest.CaptureFixture[str]
 
 # Changing a name here is a change for whoever types it or scripts it: it needs an entry in CHANGELOG.md.
 OPTIONS = {
-    "train": {"experiment", "key=value", "--run-dir", "--json"},
+    "train": {"experiment", "key=value", "--run-dir", "--cluster", "--json"},
     "resume": {"run", "--json"},
     "watch": {"run", "--plain", "--once", "--interval", "--json"},
     "report": {"run", "--out", "--json"},
@@ -36,7 +36,8 @@ OPTIONS = {
         "--out",
         "--json",
     },
-    "plan": {"experiment", "key=value", "--resolved", "--json"},
+    "plan": {"experiment", "key=value", "--resolved", "--json"}
+    | {"--hardware", "--gpus", "--prompt-tokens", "--answer-tokens"},
     "algorithms": {"name", "--json"},
     "compare": {"experiment", "key=value", "--algorithms", "--seeds", "--json"}
     | {"--budget", "--seconds", "--steps", "--workers", "--study-dir"},
@@ -107,6 +108,9 @@ def test_help_and_version(capsys: Capture):
         (("evaluate", "tiny", "--samples", "four"), "argument --samples: invalid int value: 'four'"),
         (("export", "run"), "the following arguments are required: folder"),
         (("resume", "run", "steps=5"), "unrecognized arguments: steps=5"),
+        (("plan", "tiny", "--resolved", "--json"), "--json prints one object and --resolved an experiment"),
+        (("bench", "--profile", "--repeats", "3"), "--profile measures one step of gnomon once: leave --repeats out"),
+        (("reproduce", "toy", "--write", "--finished"), "--write runs nothing: leave --finished out"),
     ],
 )
 def test_wrong_arguments_show_the_usage(arguments: tuple[str, ...], said: str, capsys: Capture):

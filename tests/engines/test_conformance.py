@@ -67,9 +67,21 @@ def vllm() -> Engine:
     return VllmEngine(str(folder()), torch.float32, max_concurrent=3)
 
 
+def remote() -> Engine:
+    """The same in a process of a Ray cluster."""
+    from tests.cluster.here import standing, tiny_order
+
+    from gnomon.cluster.engines import RemoteEngine
+    from gnomon.cluster.weights import Stock
+
+    return RemoteEngine(standing(), 0, tiny_order(), Stock())
+
+
 has_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not here: make test-full")
 with_vllm = pytest.param(vllm, marks=[has_vllm, pytest.mark.filterwarnings("ignore")])
-every_engine = pytest.mark.parametrize("make", [scripted, local, local_copy, pool, with_vllm])
+has_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not here")
+with_ray = pytest.param(remote, marks=[has_ray, pytest.mark.slow])
+every_engine = pytest.mark.parametrize("make", [scripted, local, local_copy, pool, with_vllm, with_ray])
 
 
 def run(make: Callable[[], Engine], steps) -> None:
@@ -191,7 +203,7 @@ def test_a_score_is_what_the_engine_said_of_its_own_tokens(make, temperature):
     run(make, steps)
 
 
-@pytest.mark.parametrize("make", [local, local_copy, with_vllm])
+@pytest.mark.parametrize("make", [local, local_copy, with_vllm, with_ray])
 def test_a_score_is_of_the_weights_that_answer_now(make):
     """It follows `load`, also while answers are on their way, which it does not disturb."""
 
@@ -210,7 +222,7 @@ def test_a_score_is_of_the_weights_that_answer_now(make):
     run(make, steps)
 
 
-@pytest.mark.parametrize("make", [local_copy, pool, with_vllm])
+@pytest.mark.parametrize("make", [local_copy, pool, with_vllm, with_ray])
 def test_a_score_follows_a_load(make):
     """Other weights score otherwise, and the first ones as before."""
 
@@ -225,7 +237,7 @@ def test_a_score_follows_a_load(make):
     run(make, steps)
 
 
-@pytest.mark.parametrize("make", [local_copy, pool, with_vllm])
+@pytest.mark.parametrize("make", [local_copy, pool, with_vllm, with_ray])
 def test_an_engine_says_which_weights_it_holds(make):
     """Those of the snapshot that it was given, under its names."""
 

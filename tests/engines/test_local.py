@@ -10,6 +10,7 @@ from gnomon.engines.local import LocalEngine
 from gnomon.errors import ConfigError, EngineError
 from gnomon.models.lora import LoraPlan, adapt, merged_tensors
 from gnomon.models.tiny import tiny_model
+from gnomon.transport.fingerprint import fingerprints
 from gnomon.types import Snapshot
 
 STOPS = (257, *range(20))
@@ -368,3 +369,22 @@ def test_half_precision_weights_generate():
         logits = model(torch.tensor([[256, 72, 105, *done.tokens]])).logits[0, 2:-1].float()
     exact = logits.log_softmax(-1).gather(1, torch.tensor(done.tokens)[:, None])[:, 0]
     torch.testing.assert_close(torch.tensor(done.logprobs), exact, atol=0.1, rtol=0)
+
+
+def test_what_changed_alone_is_taken_by_whoever_has_the_rest():
+    """One tensor since version 4 reaches an engine of version 4, which keeps the others; one of version 5 refuses."""
+    engine, first, second = LocalEngine(tiny_model(7), shared=False), tiny_model(0), tiny_model(1)
+    name = "model.layers.0.mlp.gate_proj.weight"
+    part = {name: dict(merged_tensors(second))[name]}
+
+    async def body() -> None:
+        await engine.load(Snapshot(4, lambda: merged_tensors(first)))
+        await engine.load(Snapshot(5, lambda: iter(part.items()), since=4))
+        assert await engine.fingerprints() == fingerprints({**dict(merged_tensors(first)), **part}.items())
+        with pytest.raises(EngineError, match="snapshot 6 has what changed since version 4; the engine has 5"):
+            await engine.load(Snapshot(6, lambda: iter(part.items()), since=4))
+        with pytest.raises(EngineError, match=r"missing \['model.embed_tokens"):
+            await engine.load(Snapshot(6, lambda: iter(part.items())))
+        await engine.close()
+
+    asyncio.run(body())

@@ -186,7 +186,7 @@ def test_other_errors_are_those_of_one_process(gang: Gang, make_batch, batches):
 
 def test_a_process_that_dies_ends_the_others(gang: Gang, make_batch):
     """At once, with how it died; nobody is left, and nothing more is asked. The last test here: nobody is left."""
-    pids = [member.program.pid for member in gang._members]
+    pids = [member.program.pid for member in gang.crew.members]
     os.kill(pids[1], signal.SIGKILL)
     began = time.monotonic()
 
@@ -194,7 +194,7 @@ def test_a_process_that_dies_ends_the_others(gang: Gang, make_batch):
         run(gang.score(make_batch(), {"proximal"}))
 
     assert time.monotonic() - began < 10
-    for member in gang._members:
+    for member in gang.crew.members:
         member.program.wait(5)
     with pytest.raises(LearnerError, match="go on from the newest checkpoint"):
         gang.state()

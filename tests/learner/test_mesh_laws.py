@@ -17,6 +17,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 from gnomon.algorithms import GRPO, P3O, PPO, Algorithm, CriticPlan, Ewma, Kl, Updates
 from gnomon.errors import ConfigError, LearnerError
 from gnomon.learner.gang import Gang
+from gnomon.learner.local_crew import LocalCrew
 from gnomon.models.lora import LoraPlan
 from gnomon.types import Batch, State
 
@@ -111,10 +112,10 @@ def test_whatever_else_is_trained_is_trained_alike(name: str, processes: int, ma
 
 def test_a_process_that_stands_still_counts_as_dead(make_batch, monkeypatch: pytest.MonkeyPatch):
     """Frozen in a step, it gives no sign of life; the others wait for it, and nobody waits for them forever."""
-    monkeypatch.setattr("gnomon.learner.gang.STILL_SECONDS", 6.0)
+    monkeypatch.setattr("gnomon.learner.local_crew.STILL_SECONDS", 6.0)
     with together(recipe_for(GRPO)) as gang:
         walk(gang, GRPO, drawn(make_batch, 1))
-        programs = [member.program for member in gang._members]
+        programs = [member.program for member in gang.crew.members]
         os.kill(programs[1].pid, signal.SIGSTOP)
         with pytest.raises(LearnerError, match="process 1 of the learner's 2 stood still for 6 s"):
             walk(gang, GRPO, drawn(make_batch, 1))
@@ -128,13 +129,13 @@ def test_a_model_that_is_computed_row_by_row_is_refused(tmp_path: Path):
         num_key_value_heads=1, head_dim=8,
     )  # fmt: skip
     Gemma2ForCausalLM(config).save_pretrained(tmp_path)
-    gang = Gang(recipe_for(GRPO, model=str(tmp_path)))
+    gang = Gang(recipe_for(GRPO, model=str(tmp_path)), LocalCrew(2))
 
     with pytest.raises(
         ConfigError, match=r"(?s)Gemma2ForCausalLM does more with its logits.*set learner.processes = 1"
     ):
         gang.open()
-    assert gang._members == []
+    assert gang.crew.members == []
     assert alone(recipe_for(GRPO, 1, model=str(tmp_path))).version == 0
 
 

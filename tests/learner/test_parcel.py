@@ -1,7 +1,9 @@
 """What travels between processes comes out as it went in."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from tests.learner.together import PLAN
 from gnomon.algorithms import Algorithm
 from gnomon.algorithms.imitation import imitation
 from gnomon.algorithms.plans import Replay
-from gnomon.learner.parcel import packed, unpacked
+from gnomon.learner.parcel import boxed, packed, unboxed, unpacked
 from gnomon.learner.recipe import Recipe
 from gnomon.loop.pretraining import monte_carlo
 from gnomon.metrics import EffectiveSize, Last, Max, Mean, Metrics, Sum
@@ -26,6 +28,13 @@ DERIVED = [monte_carlo(PPO), imitation(Replay()), imitation(replace(Replay(), we
 def sent(value: object) -> object:
     with packed(value) as (text, file):
         return unpacked(text, os.dup(file))
+
+
+def stored(value: object) -> object:
+    """By way of an array that nobody may write to, such as a store of objects hands out."""
+    text, memory = boxed(value)
+    memory.flags.writeable = False
+    return unboxed(text, memory)
 
 
 @pytest.mark.parametrize("algorithm", [*presets(), *DERIVED], ids=lambda a: a.name)
@@ -41,16 +50,28 @@ def test_a_recipe_travels():
     assert sent(recipe) == recipe
 
 
+@pytest.mark.parametrize("travel", [sent, stored])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int16, torch.int64, torch.bool])
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,), (2, 3, 5)], ids=str)
-def test_tensors_travel_bit_for_bit(dtype: torch.dtype, shape: tuple[int, ...]):
+def test_tensors_travel_bit_for_bit(dtype: torch.dtype, shape: tuple[int, ...], travel: Callable[[object], Any]):
     """Of every type and shape, several in a row, also where one is a view with other strides."""
     tensor = (torch.randn(shape) * 3).to(dtype)
     turned = tensor.T if tensor.ndim == 2 else tensor
 
-    for found, wanted in zip(sent([tensor, turned, tensor]), [tensor, turned, tensor], strict=True):
+    for found, wanted in zip(travel([tensor, turned, tensor]), [tensor, turned, tensor], strict=True):
         assert found.dtype == wanted.dtype
         assert torch.equal(found, wanted)
+
+
+def test_what_was_boxed_is_read_where_it_lies():
+    """Nothing is copied on the way out; each tensor begins at a multiple of 64 bytes, and the array lives as long."""
+    text, memory = boxed([torch.arange(3), torch.ones(5)])
+    start = memory.ctypes.data
+    found = unboxed(text, memory)
+    del memory
+
+    assert [tensor.data_ptr() - start for tensor in found] == [0, 64]
+    assert found[1].tolist() == [1.0] * 5
 
 
 def test_a_tensor_that_arrived_is_ones_own():

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from gnomon.algorithms import Algorithm
 from gnomon.learner.base import Writing
+from gnomon.learner.crew import Crew
 from gnomon.learner.gang import Gang
+from gnomon.learner.local_crew import LocalCrew
 from gnomon.learner.optimizer import OptimizerPlan
 from gnomon.learner.plan import LearnerPlan
 from gnomon.learner.recipe import Recipe
@@ -39,9 +41,9 @@ def alone(recipe: Recipe) -> TorchLearner:
 
 
 @contextmanager
-def together(recipe: Recipe) -> Iterator[Gang]:
-    """The learner in processes of its own, which are gone afterwards."""
-    gang = Gang(recipe)
+def together(recipe: Recipe, crew: Crew | None = None) -> Iterator[Gang]:
+    """The learner in processes of its own, of this machine where no crew is given, which are gone afterwards."""
+    gang = Gang(recipe, crew or LocalCrew(recipe.plan.processes, recipe.device))
     gang.open()
     try:
         yield gang

@@ -2,7 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.pool import EnginePool
 from gnomon.errors import ArrivalError
+from gnomon.learner.plan import LearnerPlan
+from gnomon.learner.torch import TorchLearner
 from gnomon.loop.arrival import FLOAT32_NATS, ROUGH_NATS, Proved, Sending
 from gnomon.metrics import Metrics
 from gnomon.models.linear import input_axes
@@ -224,6 +227,65 @@ def test_one_of_several_is_named():
 
     with pytest.raises(ArrivalError, match="engine bad has the weights of version 0"):
         asyncio.run(body())
+
+
+@dataclass(frozen=True)
+class Lying:
+    """Weights that lie where an engine fetches them, and what is said of them."""
+
+    named: Mapping[str, Tensor]
+    said: Mapping[str, Fingerprint]
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield them."""
+        return iter(self.named.items())
+
+    def expected(self, held: Mapping[str, Fingerprint]) -> Mapping[str, Fingerprint]:
+        """Return what is said."""
+        return self.said
+
+
+class Elsewhere(TorchLearner):
+    """A learner whose weights are fetched from where they lie, and never read here."""
+
+    spoil: Callable[[dict[str, Fingerprint]], dict[str, Fingerprint]] = staticmethod(dict)
+
+    def snapshot(self) -> Snapshot:
+        """Return where they lie."""
+        own = super().snapshot()
+
+        def unreadable() -> Iterator[tuple[str, Tensor]]:
+            raise AssertionError("the weights were brought here")
+
+        return Snapshot(
+            own.version, unreadable, lambda: Lying(dict(own.tensors()), self.spoil(fingerprints(own.tensors())))
+        )
+
+
+class Fetching(LocalEngine):
+    """An engine that fetches weights itself."""
+
+    async def load(self, snapshot: Snapshot) -> None:
+        """Fetch, and load."""
+        assert snapshot.stored is not None
+        await super().load(Snapshot(snapshot.version, snapshot.stored().tensors))
+
+
+def test_weights_that_lie_elsewhere_are_proved_without_reading_them_here():
+    """Their fingerprints are told by whoever put them there; where these are others, the tensor is named."""
+
+    async def body(learner: Elsewhere) -> None:
+        pool = EnginePool({"one": Fetching(tiny_model(5), shared=False)})
+        try:
+            await Proved(pool, VOCABULARY).deliver(pool, learner)
+        finally:
+            await pool.close()
+
+    learner = Elsewhere(tiny_model(), LearnerPlan(precision="fp32"), steps=9)
+    asyncio.run(body(learner))
+    learner.spoil = lambda prints: {**prints, GATE: replace(prints[GATE], digest=7)}
+    with pytest.raises(ArrivalError, match=rf"1 of 20 tensors .*\({re.escape(GATE)} is float32"):
+        asyncio.run(body(learner))
 
 
 def test_a_proof_changes_nothing_about_the_learner():

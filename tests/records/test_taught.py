@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gnomon.errors import DatasetError
 from gnomon.records.rollouts import RolloutLog, read_rollouts
-from gnomon.records.taught import Taught, read_taught, taught_rows
+from gnomon.records.taught import Seen, Taught, read_taught, taught_rows
 from gnomon.rollouts.collate import collate
 from gnomon.types import Batch, Grade, Group, Rollout, Task
 
@@ -59,6 +59,24 @@ def test_numbers_are_short():
     (row,) = taught_rows(batch, [rollout(2)])
 
     assert row == {"advantages": [0.00012346, 0.00054322], "proximal": [-0.12346, -7.76543], "baseline": 0.33333}
+
+
+def test_what_was_seen_of_some_rows_is_written_for_these(tmp_path: Path):
+    """Entropy, and log-probabilities where no algorithm asked for any; what one asked for is not replaced."""
+    rollouts = [rollout(2), rollout(3)]
+    advantages = [[1.0] * 3, [-1.0] * 3]
+    seen = Seen((1,), torch.tensor([[-0.1, -0.2, -0.3]]), torch.tensor([[0.123456, 0.5, math.inf]]))
+    RolloutLog(tmp_path).write(1, [Group(TASK, tuple(rollouts))], batch=prepared(rollouts, advantages), seen=seen)
+    first, second = read_rollouts(tmp_path / "step-000001.jsonl")
+    own = prepared(rollouts, advantages, proximal=torch.full((2, 3), -0.7))
+    asked = list(taught_rows(own, rollouts, seen))
+
+    assert (first.taught.proximal, first.taught.entropy) == ((), ())
+    assert second.taught.proximal == pytest.approx((-0.1, -0.2, -0.3))
+    assert second.taught.entropy[:2] == (0.12346, 0.5)
+    assert math.isnan(second.taught.entropy[2])
+    assert asked[1]["proximal"] == [-0.7] * 3
+    assert "entropy" not in asked[0]
 
 
 def test_numbers_that_are_not_finite_are_null(tmp_path: Path):

@@ -341,5 +341,10 @@ def test_who_is_withdrawn_is_no_fault_of_an_engine():
 
     withdrawn = virtually(walk())
     assert withdrawn == sum(round_.stale for round_ in rounds) > 10
-    assert pool.metrics().values() == {"engines/alive": 2, "engines/lost": 0, "engines/asked_again": 0}
+    assert pool.metrics().values() == {
+        "engines/alive": 2,
+        "engines/lost": 0,
+        "engines/returned": 0,
+        "engines/asked_again": 0,
+    }
     assert all(len(round_.groups) == 8 for round_ in rounds)

@@ -152,6 +152,12 @@ def test_dead_groups_have_equal_rewards_and_their_work_is_not_counted():
         ("growth", "prompts tracked", {"20,000 prompts, take 2,048"}),
         ("growth", "algorithms", {"grpo", "spo", "dapo", "p3o"}),
         ("growth", "recording", {"metrics", "rollouts"}),
+        pytest.param(
+            "weights",
+            "gnomon",
+            {"a copy of memory", "in process", "rank and run", "store, 1 engine, adapters", "store, 2 engines"},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_case_measures_at_its_small_size(case: str, contender: str, names: set[str]):

@@ -14,7 +14,7 @@ from gnomon.errors import ConfigError
 from gnomon.studies.arms import Curve, Line, Lines
 from gnomon.studies.claim_folders import ClaimFolder, chosen, claim_folders, experiments_folder
 from gnomon.studies.claim_pages import TABLE, page, table
-from gnomon.studies.claims import Claim, Derived, Expectation, Gain, Level, Outcome, Ratio, judge
+from gnomon.studies.claims import Claim, Derived, Expectation, Gain, Level, Outcome, judge, ratio
 from gnomon.studies.measured import Measured, NotMeasured, estimate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -141,8 +141,8 @@ def test_what_was_measured_comes_back_from_json():
         (Level("", "once", "score", above=0.0), "undecided"),  # one seed
         (Gain("", "a", "b", "score", above=0.0), "holds"),
         (Gain("", "b", "a", "score", above=0.0), "fails"),
-        (Ratio("", "a", "b", "cost", above=3.0), "holds"),  # 4 ± 0.248
-        (Ratio("", "a", "b", "cost", above=4.0), "undecided"),
+        (ratio("", "a", "b", "cost", above=3.0), "holds"),  # 4 ± 0.248
+        (ratio("", "a", "b", "cost", above=4.0), "undecided"),
         (Derived("", lambda m: m.gain("a", "b", "score"), above=0.0), "holds"),
         (Derived("", lambda m: m.gain("a", "none", "score"), above=0.0), "not run"),
     ],

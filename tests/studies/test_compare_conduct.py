@@ -172,9 +172,13 @@ def test_steps_and_spo(tmp_path: Path, capsys: Capture):
             ("--algorithms", "grpo,grop", "--budget", "500"),
             "gnomon compare: grop: unknown algorithm 'grop'; did you mean",
         ),
-        (("--algorithms", "grpo,spo", "--budget", "0"), "--budget must be above 0, got 0"),
+        (("--algorithms", "grpo,spo", "--budget", "0"), "--budget must be a number above 0, got 0"),
         (("--algorithms", "grpo,spo", "--budget", "500", "--seeds", "0"), "--seeds must be 1 or more, got 0"),
-        (("--algorithms", "grpo,spo", "--budget", "500"), "spo: "),
+        (
+            ("--algorithms", "grpo,spo", "--budget", "500"),
+            "spo: before its first step it asks 6,408 answers for initial values, of one token or more each (19,224 at "
+            "most), so 500 generated tokens would be spent by then; give more, or set algorithm.tracker.initial=prior",
+        ),
         (("--algorithms", "grpo,p3o", "--budget", "500", "--workers", "0"), "workers must be at least 1, got 0"),
         (("--algorithms", "grpo,vapo", "--budget", "500", "model=nowhere"), "nowhere"),
     ],

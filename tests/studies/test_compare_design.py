@@ -92,11 +92,11 @@ def test_the_folder_is_found_again_by_the_terms():
 @pytest.mark.parametrize(
     ("amount", "unit", "message"),
     [
-        (0, "tokens", "--budget must be above 0, got 0"),
-        (-5, "steps", "--steps must be above 0, got -5"),
-        (0.0, "seconds", "--seconds must be above 0"),
-        (float("inf"), "seconds", "--seconds must be above 0, got inf"),
-        (float("nan"), "seconds", "--seconds must be above 0, got nan"),
+        (0, "tokens", "--budget must be a number above 0, got 0"),
+        (-5, "steps", "--steps must be a number above 0, got -5"),
+        (0.0, "seconds", "--seconds must be a number above 0"),
+        (float("inf"), "seconds", "--seconds must be finite, got inf"),
+        (float("nan"), "seconds", "--seconds must be a number above 0, got nan"),
     ],
 )
 def test_no_budget_is_no_comparison(amount: float, unit: str, message: str):

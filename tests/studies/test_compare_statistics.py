@@ -130,6 +130,26 @@ def test_seeds_that_differ_make_it_wide_and_prompts_that_do_not_leave_it_so():
     assert found.high == pytest.approx(0.5 + 0.1 * stretch(3))
 
 
+@pytest.mark.parametrize("score", [0.0, 1.0])
+def test_nothing_right_in_every_seed_is_not_certainty(score: float):
+    """3 seeds, 30 prompts, no answer right, or all: Wilson has 0 of 30 up to 3.8415 / 33.8415 = 0.1135."""
+    found = mean_over(np.full((3, 30), score))
+
+    assert (found.low, found.high) == (
+        pytest.approx(0.0 if score == 0 else 1 - 0.113513, abs=1e-5),
+        pytest.approx(0.113513 if score == 0 else 1.0, abs=1e-5),
+    )
+
+
+def test_intervals_hold_the_truth_near_the_ends_too():
+    """Success rates of 0.3% or 99.7% and 30 prompts: of 50 draws at least 46 hold them (a bootstrap alone 5 to 11)."""
+    random = np.random.default_rng(2)
+    for mean in (0.003, 0.997):
+        chances = random.beta(2 * mean, 2 * (1 - mean), (50, 1, 30))
+        drawn = (random.random((50, 3, 30)) < chances).astype(float)
+        assert sum(mean in mean_over(scores, resamples=200) for scores in drawn) >= 46
+
+
 def test_one_seed_has_the_interval_of_its_prompts():
     """Wilson's for 3 of 10."""
     assert mean_over(np.array([[1.0] * 3 + [0.0] * 7])) == wilson_interval(3, 10)

@@ -12,7 +12,9 @@ def run(arguments: Sequence[str]) -> int:
     """Measure and print; returns the exit code: 1 when one of our own contenders gave no result."""
     parser = argparse.ArgumentParser(prog="gnomon bench", description=__doc__)
     parser.add_argument(
-        "case", nargs="*", help="roofline, c1, engine, update, growth, start (default: all); the roofline always runs"
+        "case",
+        nargs="*",
+        help="roofline, c1, engine, update, growth, weights, start (default: all); the roofline always runs",
     )
     parser.add_argument("--repeats", type=int, metavar="N", help="measurements of each, after a warm-up (default: 5)")
     parser.add_argument("--quick", action="store_true", help="small sizes: a minute, and numbers that mean little")
@@ -26,6 +28,9 @@ def run(arguments: Sequence[str]) -> int:
         parser.error(f"--repeats should be at least 1, got {given.repeats}")
     if given.profile and given.case:
         parser.error("--profile is of the fixed work's step: name no case with it")
+    if given.profile and (given.repeats is not None or given.peer_python):
+        other = "--peer-python" if given.peer_python else "--repeats"
+        parser.error(f"--profile measures one step of gnomon once: leave {other} out")
 
     with working("loading libraries", is_brief=True):
         from gnomon.studies.bench.conduct import Conditions, conduct, default_threads, profile, quick_or_standard

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gnomon.progress import working
+from gnomon.redaction import shortened
 
 if TYPE_CHECKING:
     from gnomon.diagnosis import Finding, Sample
@@ -31,22 +32,24 @@ def run(arguments: Sequence[str]) -> int:
 
     with working("loading libraries", is_brief=True):
         from gnomon.diagnosis import diagnose
-        from gnomon.diagnosis.catalog import SEVERITIES
+        from gnomon.diagnosis.finding import SEVERITIES
         from gnomon.records.console import Console
+        from gnomon.records.damage import damaged, in_words
         from gnomon.records.reading import RunRecord
         from gnomon.redaction import for_people
 
     record = RunRecord.of(given.run)
     with Console():
-        findings, rows = diagnose(record), record.metrics()
+        findings, rows, damage = diagnose(record), record.metrics(), damaged(record.files)
     last = rows[-1]["step"] if rows else 0
     if given.json:
         table = {"run": str(record.path), "step": last, "findings": [finding.as_row() for finding in findings]}
-        print(json.dumps(table))
+        print(json.dumps(table | {"damaged": damage}))
     else:
         width = min(WIDEST, shutil.get_terminal_size().columns)
         found = _count(len(findings)) if rows else "there is no step to judge in metrics.jsonl; found nothing else"
         said = f"{given.run}: {found} after step {last} of {record.steps()}, {record.state()}"
+        said += f"\n{in_words(damage)}" if damage else ""
         print(for_people("\n\n".join([said, *(describe(finding, width) for finding in findings)])))
     is_grave = any(
         SEVERITIES.index(finding.severity) >= SEVERITIES.index(given.fail_on) for finding in findings if given.fail_on
@@ -77,8 +80,6 @@ def _said(sample: "Sample") -> str:
 
 
 def _visible(text: str) -> str:
-    from gnomon.diagnosis.doctor import shortened
-
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shortened(text, _TEXT))
 
 

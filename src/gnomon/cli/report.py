@@ -17,7 +17,7 @@ def run(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
 
     with working("loading libraries", is_brief=True):
-        from gnomon.insight.report import write_report
+        from gnomon.insight.report.write import write_report
         from gnomon.records.console import Console
 
     with Console() as console, console.phase("reading and drawing"):

@@ -31,8 +31,9 @@ def run(arguments: Sequence[str]) -> int:
     given = parser.parse_intermixed_args(arguments)
     if given.list == bool(given.claim):
         parser.error("name a claim, or ask for --list")
-    if given.list and given.workers is not None:
-        parser.error("--list runs nothing: leave --workers out")
+    if (given.list or given.write) and (given.finished or given.workers is not None):
+        what, other = "--list" if given.list else "--write", "--finished" if given.finished else "--workers"
+        parser.error(f"{what} runs nothing: leave {other} out")
 
     with working("loading libraries", is_brief=True):
         from gnomon.studies.claim_folders import chosen, claim_folders, experiments_folder

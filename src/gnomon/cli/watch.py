@@ -22,19 +22,36 @@ def run(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     if given.interval is not None and not 0.05 <= given.interval <= 86_400:
         parser.error(f"--interval should be from 0.05 to 86400 seconds, got {given.interval:g}")
-    if given.once or given.json:
+    is_one_look = given.once or given.json
+    if is_one_look and (given.plain or given.interval is not None):
+        looks, other = "--once" if given.once else "--json", "--plain" if given.plain else "--interval"
+        parser.error(f"{looks} looks once and ends, and {other} is for looking again and again: leave one of them out")
+    _refuse_unreadable(given.run, is_one_look)
+    if is_one_look:
         return _once(given.run, given.json)
     if given.plain or not _is_screen():
         return _plain(given.run, given.interval or 5.0)
     return _live(given.run, given.interval or 1.0)
 
 
-def _once(run: Path, as_json: bool) -> int:
-    from gnomon.insight.watch_plain import as_row, once
-    from gnomon.insight.watch_run import Watcher
+def _refuse_unreadable(run: Path, is_one_look: bool) -> None:
+    """Refuse a run whose experiment cannot be read, as everybody else does, and none where it is not waited for.
+
+    Raises: RunDirectoryError.
+    """
     from gnomon.records.directory import RunDirectory
 
-    RunDirectory.check(run)
+    files = RunDirectory(run)
+    if is_one_look:
+        files.check(run)
+    if files.experiment.is_file():
+        files.table()
+
+
+def _once(run: Path, as_json: bool) -> int:
+    from gnomon.insight.watch.plain import as_row, once
+    from gnomon.insight.watch.watcher import Watcher
+
     glance = Watcher(run).look()
     if as_json:
         print(json.dumps(as_row(glance), allow_nan=False))
@@ -44,8 +61,8 @@ def _once(run: Path, as_json: bool) -> int:
 
 
 def _plain(run: Path, interval: float) -> int:
-    from gnomon.insight.watch_plain import follow
-    from gnomon.insight.watch_run import Watcher
+    from gnomon.insight.watch.plain import follow
+    from gnomon.insight.watch.watcher import Watcher
 
     return 0 if follow(Watcher(run), interval, _say, time.sleep).state == "finished" else 1
 
@@ -58,8 +75,8 @@ def _live(run: Path, interval: float) -> int:
             "the live view needs textual, which is not installed; pip install 'gnomon[watch]', or see the same as "
             f"lines: gnomon watch {run} --plain"
         )
-    from gnomon.insight.watch_app import WatchApp
-    from gnomon.insight.watch_run import Watcher
+    from gnomon.insight.watch.app import WatchApp
+    from gnomon.insight.watch.watcher import Watcher
 
     app = WatchApp(Watcher(run), interval)
     app.run(mouse=False)

@@ -9,9 +9,10 @@ from typing import TypeVar
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.garbage import Expected, fault_of_logprobs
 from gnomon.engines.member import Lost, Member
-from gnomon.errors import EngineError
+from gnomon.errors import EngineError, GnomonError
 from gnomon.metrics import Last, Measure, Metrics, Sum
-from gnomon.transport.fingerprint import Fingerprint
+from gnomon.transport.fingerprint import Fingerprint, differences
+from gnomon.transport.stored import sent
 from gnomon.types import Completion, Snapshot
 
 T = TypeVar("T")
@@ -30,14 +31,20 @@ class EnginePool:
 
     An engine that raises `EngineError` or dies, that finishes nothing and draws nothing (`Engine.beats`) for
     ``timeout_seconds`` while something was asked of it, or whose answers cannot be true (`Expected`: too few, tokens
-    outside the vocabulary, log-probabilities that are NaN or above 0, weights that it was never given) is taken out for
-    good and named. What it had not answered is asked again of another one, under the same keys: nothing of it was
+    outside the vocabulary, log-probabilities that are NaN or above 0, weights that it was never given) is taken out and
+    named. What it had not answered is asked again of another one, under the same keys: nothing of it was
     handed on, so no group is doubled and none is lost. A `UserError`, such as a prompt beyond the context, is the
     caller's own and asked of nobody else. One engine is guarded in the same way.
 
+    With ``again``, one that was lost comes back: it is started anew in its place, given the present weights, and asked
+    nothing until their fingerprints have proved that it holds them. The others do not wait for it. When the last one is
+    lost nobody is waited for.
+
     engines: by the name that people know them by; of one model.
     vocabulary_size: of that model; None checks token ids for being negative only.
-    warn: is told once of each engine that is lost, in one line.
+    warn: is told once of each engine that is lost, and when it is back, in one line.
+    again: returns a new engine for the name of a lost one; raises a GnomonError when it gives up. Snapshots must be
+        ones that lie somewhere (`Snapshot.stored`), as they are read again later.
     Ours: peers restart or end the run; deterministic keys make asking elsewhere exact.
     """
 
@@ -47,13 +54,18 @@ class EnginePool:
         timeout_seconds: float = 600.0,
         vocabulary_size: int | None = None,
         warn: Callable[[str], None] = _say,
+        again: Callable[[str], Awaitable[Engine]] | None = None,
     ) -> None:
         self._members = [Member(name, engine, timeout_seconds) for name, engine in engines.items()]
+        self._timeout_seconds = timeout_seconds
         self._vocabulary_size = vocabulary_size
         self._warn = warn
+        self._again = again
         self._is_closed = False
-        self._lost = self._asked_again = 0
-        self._told: set[str] = set()
+        self._lost = self._returned = self._asked_again = 0
+        self._told: set[Member] = set()
+        self._present: Snapshot | None = None
+        self._returning: set[asyncio.Task[None]] = set()
 
     @property
     def version(self) -> int:
@@ -90,6 +102,8 @@ class EnginePool:
 
         Raises: EngineError when none is left.
         """
+        if self._again is not None:
+            self._present = snapshot
         await self._everywhere(lambda member: self._load(member, snapshot))
 
     async def each(self, call: Callable[[Engine], Awaitable[T]]) -> dict[str, T]:
@@ -118,16 +132,20 @@ class EnginePool:
     async def close(self) -> None:
         """Close every engine, the lost ones too; one that hangs is left behind after a while."""
         self._is_closed = True
+        for task in self._returning:
+            task.cancel()
+        await asyncio.gather(*self._returning, return_exceptions=True)
         await asyncio.gather(*(member.close() for member in self._members))
 
     def metrics(self) -> Metrics:
-        """Return engines that work, and since the last call of this: engines lost, calls asked again elsewhere."""
+        """Return engines that work; since the last call of this: engines lost and back, calls asked again elsewhere."""
         measured: dict[str, Measure] = {
             "engines/alive": Last(len(self._alive())),
             "engines/lost": Sum(self._lost),
+            "engines/returned": Sum(self._returned),
             "engines/asked_again": Sum(self._asked_again),
         }
-        self._lost = self._asked_again = 0
+        self._lost = self._returned = self._asked_again = 0
         return Metrics.of(measured)
 
     async def _load(self, member: Member, snapshot: Snapshot) -> None:
@@ -167,14 +185,57 @@ class EnginePool:
 
     def _note(self, member: Member) -> None:
         """Tell of a member that was lost, once; closing the pool is no loss, and the last loss is an error."""
-        if member.cause is None or member.name in self._told or self._is_closed:
+        if member.cause is None or member in self._told or self._is_closed:
             return
-        self._told.add(member.name)
+        self._told.add(member)
         self._lost += 1
+        if self._again is not None:
+            task = asyncio.ensure_future(self._bring_back(member, self._again))
+            self._returning.add(task)
+            task.add_done_callback(self._returning.discard)
         left = len(self._alive())
         if left:
             others = f"{left} of {len(self._members)} engines go on, and are asked what it did not answer"
             self._warn(f"lost engine {member.name}: {member.cause}; {others}")
+
+    async def _bring_back(self, lost: Member, again: Callable[[str], Awaitable[Engine]]) -> None:
+        """Put an engine that was started anew in the place of a lost one, as soon as it has proved its weights."""
+        await lost.close()
+        while True:
+            try:
+                member = Member(lost.name, await again(lost.name), self._timeout_seconds)
+                try:
+                    await self._prove(member)
+                    self._members[self._members.index(lost)] = member
+                finally:
+                    if member not in self._members:
+                        await member.close()
+            except Lost:
+                continue
+            except GnomonError as error:
+                self._warn(f"engine {lost.name} does not come back: {error}")
+                return
+            self._returned += 1
+            self._warn(f"engine {lost.name} is back, and holds the weights of version {member.engine.version}")
+            return
+
+    async def _prove(self, member: Member) -> None:
+        """Let an engine that nobody asks yet hold the present weights, also when others came meanwhile.
+
+        Raises: Lost when it does not.
+        """
+        snapshot: Snapshot | None = None
+        while snapshot is not self._present:
+            snapshot = self._present
+            assert snapshot is not None, "a version is never taken back"
+            await self._load(member, snapshot)
+            held = await member.ask(lambda engine: engine.fingerprints())
+            if held is not None:
+                expected = await asyncio.to_thread(sent, snapshot, held)
+                wrong = differences(expected, held)
+                if wrong:
+                    member.lose(f"it does not hold the weights of version {snapshot.version}: {wrong[0]}")
+                    raise Lost(member.cause)
 
     def _alive(self) -> list[Member]:
         return [member for member in self._members if member.cause is None]

@@ -170,7 +170,7 @@ class Worker:
             return None
 
     def _load(self, message: Load, batcher: Batcher) -> Callable[[], None]:
-        problem = None if self._shared else _copy(message.snapshot, self._model)
+        problem = None if self._shared else _copy(message.snapshot, self._model, self.version)
         if problem is not None:
             return partial(message.waiter.fail, EngineError(problem))
         self.version = message.snapshot.version
@@ -201,18 +201,24 @@ class _Evaluating:
             self._model.train()
 
 
-def _copy(snapshot: Snapshot, model: nn.Module) -> str | None:
-    """Copy a snapshot into ``model`` in place, or return why it does not fit, having changed nothing."""
+def _copy(snapshot: Snapshot, model: nn.Module, version: int) -> str | None:
+    """Copy a snapshot into ``model``, which has weights of ``version``, in place.
+
+    Return None, or why it does not fit, having changed nothing.
+    """
+    if snapshot.since not in (None, version):
+        return f"snapshot {snapshot.version} has what changed since version {snapshot.since}; the engine has {version}"
     given: dict[str, Tensor] = dict(snapshot.tensors())
     own = dict(merged_tensors(model))
-    missing, extra = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
+    missing = [] if snapshot.since is not None else sorted(own.keys() - given.keys())
+    extra = sorted(given.keys() - own.keys())
     if missing or extra:
         return f"snapshot {snapshot.version} does not fit the engine's model: missing {missing}, unknown {extra}"
-    wrong = [f"{n} {tuple(given[n].shape)} for {tuple(own[n].shape)}" for n in own if own[n].shape != given[n].shape]
+    wrong = [f"{n} {tuple(t.shape)} for {tuple(own[n].shape)}" for n, t in given.items() if own[n].shape != t.shape]
     if wrong:
         return f"snapshot {snapshot.version} does not fit the engine's model: shapes {', '.join(wrong)}"
-    for name, tensor in own.items():
-        tensor.copy_(given[name])
+    for name, tensor in given.items():
+        own[name].copy_(tensor)
     return None
 
 

@@ -35,6 +35,12 @@ class Learner(Protocol):
         """
         ...
 
+    async def look(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities and entropies Float32[B T], nats, of the weights that are trained, as they are now;
+        0 where the mask is false. For showing: nothing is changed, and nothing counted.
+        """
+        ...
+
     async def update(self, minibatch: Batch, algorithm: Algorithm, step: int, rate: float = 1.0) -> Metrics:
         """Make one optimizer step on ``minibatch`` (weights filled), or none if no token is trainable.
 

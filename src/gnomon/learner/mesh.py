@@ -8,9 +8,9 @@ A process is on one mesh, as torch.distributed has one default group: `join` ent
 """
 
 import datetime
+import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -30,6 +30,7 @@ ELSEWHERE = "in another process of the learner"
 PATIENCE = datetime.timedelta(minutes=10)
 """How long a process waits for the others in one exchange; one that died is noticed at once, by `gang`."""
 _LONGEST_TEXT = 256
+_NETWORK = "tcp://"
 
 
 class Mesh(Protocol):
@@ -160,7 +161,7 @@ class Joined:
     Raises: whatever torch.distributed raises, in a process that waits for one that is gone.
     """
 
-    def __init__(self, meeting: Path, rank: int, size: int, device: torch.device, is_offloaded: bool = False) -> None:
+    def __init__(self, meeting: str, rank: int, size: int, device: torch.device, is_offloaded: bool = False) -> None:
         self.rank, self.size, self.is_whole = rank, size, False
         self.device: torch.device | None = device
         self._is_offloaded = is_offloaded
@@ -170,7 +171,7 @@ class Joined:
         distributed.init_process_group(
             # Small sums are made on the CPU whatever computes.
             "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
-            store=distributed.FileStore(str(meeting), size),  # type: ignore[attr-defined]
+            store=_store(meeting, size),
             rank=rank,
             world_size=size,
             timeout=PATIENCE,
@@ -304,11 +305,39 @@ class _Root(nn.Module):
         return result, [t for t in vars(result).values() if isinstance(t, Tensor) and t.requires_grad]
 
 
+def _store(meeting: str, size: int) -> Any:
+    if not meeting.startswith(_NETWORK):
+        return distributed.FileStore(meeting, size)  # type: ignore[attr-defined]
+    if meeting in _hosted:
+        return _hosted[meeting]
+    address, _, port = meeting.removeprefix(_NETWORK).rpartition(":")
+    return distributed.TCPStore(address, int(port), size, False, wait_for_workers=False)  # type: ignore[attr-defined]
+
+
 _joined: list[Mesh] = []
+_hosted: dict[str, Any] = {}
 
 
-def join(meeting: Path, rank: int, size: int, device: torch.device, is_offloaded: bool = False) -> Mesh:
-    """Enter the mesh of ``size`` processes that meet in the file ``meeting``, and return it once all are there."""
+def host(address: str, size: int) -> str:
+    """Open a place on the network where ``size`` processes can meet, this one among them, and return its name.
+
+    address: of this machine's, at which alone it can be reached. Whoever reaches it can disturb the meeting.
+    """
+    listening = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+    port = listening.getsockname()[1]
+    found = distributed.TCPStore(  # type: ignore[attr-defined]
+        address, port, size, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+    )
+    meeting = f"{_NETWORK}{address}:{port}"
+    _hosted[meeting] = found
+    return meeting
+
+
+def join(meeting: str, rank: int, size: int, device: torch.device, is_offloaded: bool = False) -> Mesh:
+    """Enter the mesh of ``size`` processes and return it once all are there.
+
+    meeting: where they find each other: a file's path on one machine, or what `host` returned in one of them.
+    """
     _joined[:] = [Joined(meeting, rank, size, device, is_offloaded)]
     return _joined[0]
 

@@ -1,10 +1,12 @@
-"""Values on their way between processes of one machine: a text, and a file in memory for the tensors. No pickle.
+"""Values on their way between processes: a text, and the bytes of the tensors beside it. No pickle.
 
 A value is made of what JSON has, tuples, frozen dataclasses and tensors. A dataclass says where it is found
 (``module:Name``) and what its fields are; it is made anew at the other end, so that it checks itself. A tensor is a
-number in the text; its bytes lie in the file, which the other end maps: nothing is copied there.
+number in the text; its bytes lie in a file in memory that the other end maps (`packed`), or in an array that a store of
+objects hands out (`boxed`): nothing is copied there.
 """
 
+import ctypes
 import json
 import math
 import mmap
@@ -15,13 +17,17 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gnomon.algorithms.imports import load_object, reference_of
 
 _CLASS, _TENSOR, _TUPLE = "@", "#", "()"
 _ALIGNED = 64
+
+Bytes = NDArray[np.uint8]
 
 
 @contextmanager
@@ -51,6 +57,52 @@ def unpacked(text: str, file: int) -> Any:
     os.close(file)
     tensors = [_read(memory, place) for place in said["tensors"]]
     return _made(said["value"], tensors)
+
+
+def boxed(value: Any) -> tuple[str, Bytes]:
+    """Return the text of ``value``, and one array with the bytes of its tensors.
+
+    Raises: TypeError for what cannot travel.
+
+    >>> unboxed(*boxed({"loss": torch.ones(2), "step": 3}))
+    {'loss': tensor([1., 1.]), 'step': 3}
+    """
+    tensors: list[Tensor] = []
+    plain = _plain(value, tensors)
+    whole = [tensor.detach().cpu().contiguous() for tensor in tensors]
+    places: list[list[Any]] = []
+    end = 0
+    for tensor in whole:
+        places.append([str(tensor.dtype).removeprefix("torch."), list(tensor.shape), end])
+        end += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
+    memory = np.empty(end, dtype=np.uint8)
+    for tensor, (_, _, start) in zip(whole, places, strict=True):
+        memory[start : start + tensor.nbytes] = tensor.flatten().view(torch.uint8).numpy()
+    return json.dumps({"value": plain, "tensors": places}), memory
+
+
+def unboxed(text: str, memory: Bytes) -> Any:
+    """Return the value that was boxed. Its tensors lie in ``memory``, which others may read: do not write to them."""
+    said = json.loads(text)
+    view = viewed(memory)
+    tensors = [
+        view[start : start + math.prod(shape) * vars(torch)[name].itemsize].view(vars(torch)[name]).view(shape)
+        for name, shape, start in said["tensors"]
+    ]
+    return _made(said["value"], tensors)
+
+
+def viewed(memory: Bytes) -> Tensor:
+    """Return the same bytes as a tensor, UInt8[n], which keeps them alive. Not to be written to, where they are shared.
+
+    torch warns of every array that is read-only, so it is shown the address.
+    """
+    if not memory.size:
+        return torch.empty(0, dtype=torch.uint8)
+    plain = np.ascontiguousarray(memory)
+    shown: Any = (ctypes.c_uint8 * plain.size).from_address(plain.ctypes.data)
+    shown.keeps = plain
+    return torch.frombuffer(shown, dtype=torch.uint8)
 
 
 def _plain(value: Any, tensors: list[Tensor]) -> Any:

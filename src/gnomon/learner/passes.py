@@ -85,11 +85,13 @@ class Passes:
 
     def logprobs(self, scorer: TokenScorer, batch: Batch) -> Tensor:
         """Return Float32[B T] of all rows that have a trained token, without gradient."""
-        result = torch.zeros(batch.mask.shape)
-        with torch.no_grad():
-            for index, cut in self.cuts(batch, batch.mask.any(1).nonzero()[:, 0], scorer):
-                result[index, : cut.width] = self.score(scorer, cut, with_entropy=False).logprobs.cpu()
-        return self.mesh.total(result)
+        return self._measured(scorer, batch, with_entropy=False)[0]
+
+    def look(self, scorer: TokenScorer, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return `logprobs`, and the entropies Float32[B T] of the same tokens; nothing is counted."""
+        with self.uncounted():
+            logprobs, entropy = self._measured(scorer, batch, with_entropy=True)
+        return logprobs, self.mesh.total(entropy)
 
     def routes(self, scorer: TokenScorer, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Return `logprobs` with free routers, and which experts Int16[B S L K] they chose; None if dense.
@@ -129,6 +131,16 @@ class Passes:
             saving = recomputing(model)
         with torch.enable_grad(), saving:
             yield
+
+    def _measured(self, scorer: TokenScorer, batch: Batch, with_entropy: bool) -> tuple[Tensor, Tensor]:
+        logprobs, entropy = torch.zeros(batch.mask.shape), torch.zeros(batch.mask.shape)
+        with torch.no_grad():
+            for index, cut in self.cuts(batch, batch.mask.any(1).nonzero()[:, 0], scorer):
+                scores = self.score(scorer, cut, with_entropy)
+                logprobs[index, : cut.width] = scores.logprobs.cpu()
+                if with_entropy:
+                    entropy[index, : cut.width] = scores.entropy.cpu()
+        return self.mesh.total(logprobs), entropy
 
     def _score(self, scorer: TokenScorer, cut: Batch, with_entropy: bool, routing: Routing | None) -> TokenScores:
         tensors = (cut.tokens, cut.prompt_lengths, cut.mask)

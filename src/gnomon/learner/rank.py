@@ -27,16 +27,17 @@ from gnomon.verifiers.worker import Channel
 
 
 class Rank:
-    """One process's learner, and what it can be told."""
+    """One process's learner, and what it can be told. learner: once the model was loaded."""
 
     def __init__(self) -> None:
         self._recipe: Recipe
-        self._learner: TorchLearner
+        self.learner: TorchLearner
         self.commands: Mapping[str, Callable[..., Any]] = {
             "join": self._join,
             "load": self._load,
             "score": self._score,
             "logprobs": self._logprobs,
+            "look": self._look,
             "update": self._update,
             "fit": self._fit,
             "weights": self._weights,
@@ -47,44 +48,55 @@ class Rank:
 
     def _join(self, recipe: Recipe, meeting: str, rank: int, size: int) -> None:
         self._recipe = recipe
-        mesh.join(Path(meeting), rank, size, resolve_device(recipe.device), recipe.plan.offload)
+        if recipe.plan.is_sharded:
+            mesh.join(meeting, rank, size, resolve_device(recipe.device), recipe.plan.offload)
 
     def _load(self) -> None:
         # Onto the CPU: parted, each goes to its device, which has no room for the whole.
-        cpu = torch.device("cpu")
-        self._learner = self._recipe.learner(self._recipe.network(cpu), cpu)
+        recipe, cpu = self._recipe, torch.device("cpu")
+        device = cpu if recipe.plan.is_sharded else resolve_device(recipe.device)
+        self.learner = recipe.learner(recipe.network(device), device)
 
     def _score(self, batch: Any, needs: list[Any]) -> Any:
-        return self._in_first(asyncio.run(self._learner.score(batch, set(needs))))
+        return self._in_first(asyncio.run(self.learner.score(batch, set(needs))))
 
     def _logprobs(self, batch: Any, version: int, weights: Mapping[str, Any] | None) -> Any:
         snapshot = None if weights is None else Snapshot(version, lambda: iter(weights.items()))
-        return self._in_first(asyncio.run(self._learner.logprobs(batch, snapshot)))
+        return self._in_first(asyncio.run(self.learner.logprobs(batch, snapshot)))
+
+    def _look(self, batch: Any) -> Any:
+        return self._in_first(asyncio.run(self.learner.look(batch)))
 
     def _update(self, minibatch: Any, algorithm: Any, step: int, rate: float) -> Any:
-        return asyncio.run(self._learner.update(minibatch, algorithm, step, rate))
+        return asyncio.run(self.learner.update(minibatch, algorithm, step, rate))
 
     def _fit(self, minibatch: Any, algorithm: Any, step: int | None, one_sided: bool) -> Any:
-        return asyncio.run(self._learner.fit(minibatch, algorithm, step, one_sided))
+        return asyncio.run(self.learner.fit(minibatch, algorithm, step, one_sided))
 
     def _weights(self) -> Any:
         is_first, found = mesh.here().rank == 0, {}
-        for name, tensor in self._learner.snapshot().tensors():
+        for name, tensor in self.learner.snapshot().tensors():
             if is_first:
                 found[name] = tensor.detach().to("cpu", copy=True)
         return found
 
     def _state(self) -> Any:
-        return self._in_first(self._learner.state())
+        return self._in_first(self.learner.state())
 
     def _restore(self, state: State) -> None:
-        self._learner.restore(state)
+        self.learner.restore(state)
 
     def _write(self, folder: str) -> None:
-        self._learner.write_model(Path(folder))
+        self.learner.write_model(Path(folder))
 
     def _in_first(self, value: Any) -> Any:
         return value if mesh.here().rank == 0 else None
+
+
+def fault_of(error: Exception) -> dict[str, str]:
+    """Return what is told of something that was raised; its trace goes to standard error."""
+    traceback.print_exception(error)
+    return {"kind": type(error).__name__, "said": str(error)}
 
 
 def serve(channel: Channel) -> None:
@@ -98,8 +110,7 @@ def serve(channel: Channel) -> None:
             arguments = unpacked(order["text"], files[0])
             value, error = rank.commands[order["do"]](**arguments), None
         except Exception as raised:
-            traceback.print_exc()
-            value, error = None, {"kind": type(raised).__name__, "said": str(raised)}
+            value, error = None, fault_of(raised)
         with packed(value) as (text, file):
             channel.send({"text": text, "error": error}, file)
 

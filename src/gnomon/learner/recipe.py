@@ -40,20 +40,8 @@ class Recipe:
         Raises: ConfigError.
         """
         plan, device = self.plan, resolve_device(self.device)
-        if plan.offload and device.type == "cpu":
-            raise ConfigError(
-                "learner.offload keeps weights in the machine's memory instead of a GPU's, and this run computes on "
-                "the CPU; set learner.offload = false"
-            )
-        if plan.processes == 1:
-            return
-        if self.algorithm.scope == "micro_batch":
-            raise ConfigError(
-                'algorithm.scope = "micro_batch" lets the loss depend on how a step is cut, and '
-                f"learner.processes = {plan.processes} cuts it otherwise than one process does; set "
-                'algorithm.scope = "step" or "lagged", or learner.processes = 1'
-            )
-        if device.type == "cpu":
+        self.check_cut(device)
+        if plan.processes == 1 or device.type == "cpu":
             return
         if ":" in self.device:
             raise ConfigError(
@@ -64,6 +52,21 @@ class Recipe:
             raise ConfigError(
                 f"learner.processes = {plan.processes} needs a GPU each, and there are {torch.cuda.device_count()} "
                 f"here; set learner.processes = {torch.cuda.device_count()}, or device = 'cpu'"
+            )
+
+    def check_cut(self, device: torch.device) -> None:
+        """Refuse what cannot be meant on such a device, wherever it is. Raises: ConfigError."""
+        plan = self.plan
+        if plan.offload and device.type == "cpu":
+            raise ConfigError(
+                "learner.offload keeps weights in the machine's memory instead of a GPU's, and this run computes on "
+                "the CPU; set learner.offload = false"
+            )
+        if plan.processes > 1 and self.algorithm.scope == "micro_batch":
+            raise ConfigError(
+                'algorithm.scope = "micro_batch" lets the loss depend on how a step is cut, and '
+                f"learner.processes = {plan.processes} cuts it otherwise than one process does; set "
+                'algorithm.scope = "step" or "lagged", or learner.processes = 1'
             )
 
     def network(self, device: torch.device) -> nn.Module:

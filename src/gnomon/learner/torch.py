@@ -109,11 +109,14 @@ class TorchLearner:
 
     async def logprobs(self, batch: Batch, weights: Snapshot | None = None) -> Tensor:
         """Return the log-probabilities of the trained weights, never of their average, or of ``weights``; no gradient.
-
         weights: a complete snapshot of this model, which it computes with for one pass, in its own precision. Not
         while an engine that shares the module generates.
         """
         return await self._run(lambda: self._logprobs(batch, weights))
+
+    async def look(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities and entropies of the trained weights, never of their average; no gradient."""
+        return await self._run(lambda: self._passes.look(self._scorer, batch))
 
     async def update(self, minibatch: Batch, algorithm: Algorithm, step: int, rate: float = 1.0) -> Metrics:
         """Make one optimizer step on the weighed ``minibatch``, or none if no row of it can have a gradient.

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gnomon.diagnosis.catalog import SEVERITIES, chosen
-from gnomon.diagnosis.diagnose import replay
+from gnomon.diagnosis.catalog import chosen
 from gnomon.diagnosis.doctor import Doctor
-from gnomon.diagnosis.finding import Finding
+from gnomon.diagnosis.finding import SEVERITIES, Finding
+from gnomon.diagnosis.recorded import groups_of, replay
+from gnomon.diagnosis.standing import Standing
 from gnomon.plans import DoctorPlan
 from gnomon.records.directory import RunDirectory
 from gnomon.records.jsonl import JsonLines, Warn
@@ -19,12 +20,14 @@ from gnomon.types import Group
 class Diagnosing:
     """Writes findings down when they are new or have become graver, says them once, and remembers which end the run.
 
-    stop_on: severities and rules. warn: is told of each finding that is no note, and again when it becomes severe.
-    go_on: the command that resumes the run. reason_to_stop: the first finding to stop for, in a sentence.
+    standing: the file of all findings as they are now. warn: is told of each finding that is no note, and again when it
+    becomes severe. stop_on: severities and rules. go_on: the command that resumes the run. reason_to_stop: the first
+    finding to stop for, in a sentence.
     """
 
     doctor: Doctor
     file: JsonLines
+    standing: Standing
     warn: Warn
     stop_on: Sequence[str] = ()
     go_on: str = ""
@@ -54,6 +57,7 @@ class Diagnosing:
                     f"the diagnosis found {finding.rule} ({finding.severity}), which doctor.stop_on names: "
                     f"{finding.summary}. Try: {finding.advice[0]}. To go on all the same: {self.go_on}"
                 )
+        self.standing.write(self.doctor.findings)
 
     def _is_reason(self, finding: Finding) -> bool:
         grave = [SEVERITIES.index(name) for name in self.stop_on if name in SEVERITIES]
@@ -69,5 +73,8 @@ def diagnosing(directory: RunDirectory, plan: DoctorPlan, warn: Warn) -> Diagnos
         return None
     record = RunRecord(directory.path)
     doctor = Doctor(record.experiment(), chosen(plan.rules))
-    replay(doctor, record.metrics(), record.evaluations())
-    return Diagnosing(doctor, JsonLines(directory.findings), warn, plan.stops, f"gnomon resume {directory.path}")
+    replay(doctor, record.metrics(), record.evaluations(), lambda step: groups_of(record.rollouts(step)))
+    standing = Standing(directory.diagnosis, warn)
+    standing.write(doctor.findings)
+    go_on = f"gnomon resume {directory.path}"
+    return Diagnosing(doctor, JsonLines(directory.findings), standing, warn, plan.stops, go_on)

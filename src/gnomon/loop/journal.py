@@ -15,6 +15,7 @@ from gnomon.records.console import Console
 from gnomon.records.jsonl import JsonLines, JsonlSink
 from gnomon.records.rollouts import RolloutLog
 from gnomon.records.sinks import Sink
+from gnomon.records.taught import Seen
 from gnomon.rollouts.measure import peak_memory_bytes
 from gnomon.rollouts.measure_turns import said_of_failures
 from gnomon.rollouts.stream import Round
@@ -45,8 +46,8 @@ class Journal:
     diagnosis: Diagnosing | None = None
     _is_warned: bool = False
 
-    def write(self, step: int, metrics: Metrics, finished: Round, batch: Batch) -> None:
-        """Write down what training step number ``step`` (from 1) measured."""
+    def write(self, step: int, metrics: Metrics, finished: Round, batch: Batch, seen: Seen | None) -> None:
+        """Write down what training step number ``step`` (from 1) measured. seen: of some of its answers' tokens."""
         absent = {name: Last(value) for name, value in UNTRAINED.items() if name not in set(metrics)}
         metrics += measure_answers(finished.generated)
         metrics += self.serving() + Metrics.of({**absent, "memory/peak_bytes": Max(peak_memory_bytes())})
@@ -55,7 +56,7 @@ class Journal:
             sink.write(step, values)
         reach("record")
         if self.rollouts is not None:
-            self.rollouts.write(step, finished.groups, finished.wasted, batch)
+            self.rollouts.write(step, finished.groups, finished.wasted, batch, seen)
         if self.batches is not None:
             ids = [r.task_id for group in finished.groups for r in group.rollouts]
             self.batches.write(step, batch, prompt_ids=ids)

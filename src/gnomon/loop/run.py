@@ -13,6 +13,7 @@ from gnomon.loop.arrival import Arrival, Unproved
 from gnomon.loop.budget import Meter
 from gnomon.loop.caution import Careless, Watch
 from gnomon.loop.evaluate import Evaluator
+from gnomon.loop.glimpse import Glimpse, Unseen
 from gnomon.loop.imitation import Imitation, Unpracticed
 from gnomon.loop.journal import Journal
 from gnomon.loop.mismatch import Mismatch, Unmeasured
@@ -67,6 +68,7 @@ class Run:
     arrival: Arrival = field(default=Unproved())
     caution: Watch = field(default=Careless())
     mismatch: Mismatch = field(default=Unmeasured())
+    glimpse: Glimpse = field(default=Unseen())
     valuing: Valuing = field(default=Unvalued())
     imitation: Imitation = field(default=Unpracticed())
     pretraining: ValuePretraining | None = None

@@ -26,16 +26,17 @@ async def train(run: Run) -> None:
             laps.mark("generate")
 
             batch = collate(finished.groups, run.temperature, run.tracking.baseline)
-            metrics = measure_round(finished, learner.version)
+            seen, metrics = None, measure_round(finished, learner.version)
             with run.caution.learning(step + 1) as lesson:
                 batch = (await learner.score(batch, algorithm.needs | run.admission.needs)).into(batch)
                 batch = lesson.check(batch, finished.groups)
                 finished, batch, trusted = run.admission.admit(finished, batch, learner.version)
                 mismatch = await run.mismatch.measure(batch, step)
+                seen, looking = await run.glimpse.look(batch, step)
                 batch, taught = await run.valuing.before(batch, step)
                 laps.mark("score")
 
-                learned = measure_round(finished, learner.version) + trusted + mismatch + taught
+                learned = measure_round(finished, learner.version) + trusted + mismatch + looking + taught
                 reach("advantages")
                 batch = lesson.check(algorithm.prepare(batch), finished.groups)
                 learned += measure_advantages(algorithm, batch)
@@ -59,5 +60,5 @@ async def train(run: Run) -> None:
             laps.mark("track")
 
             metrics += laps.metrics(finished.watch)
-            run.journal.write(step + 1, metrics + run.meter.count(metrics), finished, batch)
+            run.journal.write(step + 1, metrics + run.meter.count(metrics), finished, batch, seen)
             await run.maintain(step + 1)

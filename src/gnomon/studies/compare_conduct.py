@@ -1,11 +1,13 @@
 """A comparison from its design to its page: everything checked, then the runs, then what they say."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gnomon.assemble import questions
 from gnomon.errors import ConfigError, DatasetError, RunDirectoryError, RunError, Stopped
-from gnomon.experiment import Experiment
 from gnomon.launch import checked, is_finished, resolved
 from gnomon.models.device import resolve_device
 from gnomon.models.size import model_size
@@ -33,6 +35,7 @@ def conduct(design: Design, folder: Path, workers: int | None, console: Console)
     Raises: UserError before anything starts; RunError when no run of some algorithm finished; Stopped.
     """
     _refuse_other_study(design, folder)
+    _refuse_spent(design, console)
     plans = {entrant.name: _plan(design, entrant, console) for entrant in design.entrants}
     setting = _setting(design, plans)
     jobs = {(e.name, seed): design.job(e, seed, folder) for seed in design.seed_numbers() for e in design.entrants}
@@ -75,22 +78,41 @@ def _plan(design: Design, entrant: Entrant, console: Console) -> Plan:
     Raises: UserError naming the algorithm.
     """
     experiment = resolved(design.experiment(entrant))
-    try:
+    with _named(entrant.name):
         asked, _ = checked(experiment, console)
-    except (ConfigError, DatasetError) as error:
-        raise type(error)(f"{entrant.name}: {error}") from error
-    _refuse_spent(experiment, entrant, design, len(asked.split.train))
     return make_plan(experiment, asked, model_size(experiment.model, experiment.trust_remote_code))
 
 
-def _refuse_spent(experiment: Experiment, entrant: Entrant, design: Design, prompts: int) -> None:
-    """Refuse a budget of tokens that cannot last until the first step: each answer has a token at least."""
-    before = initial_answers(experiment, prompts)
-    if design.limit.unit == "tokens" and before >= design.limit.amount:
-        raise ConfigError(
-            f"{entrant.name}: {many(before, 'answer')} for initial values come before its first step and take all of "
-            f"{design.limit}; give more, or set algorithm.tracker.initial=prior in a file for it"
-        )
+def _refuse_spent(design: Design, console: Console) -> None:
+    """Refuse a budget of tokens that cannot last until the first step: each answer has a token at least.
+
+    Before anything but the questions is read; these are the same for every algorithm.
+    """
+    experiments = {entrant.name: resolved(design.experiment(entrant)) for entrant in design.entrants}
+    early = {name: experiment for name, experiment in experiments.items() if initial_answers(experiment, 1)}
+    if design.limit.unit != "tokens" or not early:
+        return
+    name, first = next(iter(early.items()))
+    with console.phase("preparing tasks"), _named(name):
+        prompts = len(questions(first).split.train)
+    for name, experiment in early.items():
+        answers = initial_answers(experiment, prompts)
+        if answers >= design.limit.amount:
+            most = answers * experiment.sampling.max_completion_length
+            raise ConfigError(
+                f"{name}: before its first step it asks {many(answers, 'answer')} for initial values, of one token or "
+                f"more each ({most:,} at most), so {design.limit} would be spent by then; give more, or set "
+                "algorithm.tracker.initial=prior in a file for it"
+            )
+
+
+@contextmanager
+def _named(algorithm: str) -> Iterator[None]:
+    """Say in an error which algorithm it is about."""
+    try:
+        yield
+    except (ConfigError, DatasetError) as error:
+        raise type(error)(f"{algorithm}: {error}") from error
 
 
 def _setting(design: Design, plans: dict[str, Plan]) -> Setting:

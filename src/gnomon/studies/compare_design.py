@@ -42,7 +42,8 @@ class Limit:
     def __post_init__(self) -> None:
         if not 0 < self.amount < math.inf:
             option = "--budget" if self.unit == "tokens" else f"--{self.unit}"
-            raise ConfigError(f"{option} must be above 0, got {self.amount:g}: what each run may spend")
+            wanted = "finite" if self.amount == math.inf else "a number above 0"
+            raise ConfigError(f"{option} must be {wanted}, got {self.amount:g}: what each run may spend")
 
     def __str__(self) -> str:
         what = "generated tokens" if self.unit == "tokens" else self.unit

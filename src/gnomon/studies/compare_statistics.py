@@ -13,7 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.errors import ConfigError
-from gnomon.statistics import POWER, RESAMPLES, SIGNIFICANCE, Interval, mean_interval, paired_difference
+from gnomon.statistics import (
+    POWER,
+    RESAMPLES,
+    SIGNIFICANCE,
+    Interval,
+    mean_interval,
+    paired_difference,
+    wilson_interval,
+)
 
 Floats = NDArray[np.float64]
 
@@ -74,7 +82,9 @@ def mean_over(scores: Floats, confidence: float = 0.95, resamples: int = RESAMPL
     Few values vary too little when they are drawn from themselves, so what the choice of seeds does is stretched by
     t sqrt(n / (n - 1)) / z, Student's t for n - 1 degrees of freedom against the normal z: with seeds alone and many of
     them nothing changes, with 3 it is 2.7 times as wide. That is ours. With one seed nothing is known of seeds, and the
-    interval is of prompts alone. Scores in [0, 1] give an interval in [0, 1].
+    interval is of prompts alone. Scores in [0, 1] give an interval in [0, 1]; where all prompts have the same mean over
+    seeds, as when nothing was ever right, it is no narrower than Wilson's for so many prompts: resampled, they say that
+    nothing varies.
     Source: two-way resampling, Owen 2007, arXiv 0712.1111 (the pigeonhole bootstrap).
 
     Raises: ConfigError unless there is a score for each of at least one seed and one prompt.
@@ -92,6 +102,9 @@ def mean_over(scores: Floats, confidence: float = 0.95, resamples: int = RESAMPL
     low, high = np.quantile(center + of_seeds + of_prompts, [(1 - confidence) / 2, (1 + confidence) / 2])
     if scores.min() >= 0 and scores.max() <= 1:
         low, high = max(0.0, low), min(1.0, high)
+        if bool(np.isclose(scores.mean(axis=0), center, rtol=0, atol=1e-12).all()):
+            unseen = wilson_interval(min(center, 1.0) * prompts, prompts, confidence)
+            low, high = min(low, unseen.low), max(high, unseen.high)
     return Interval(min(float(low), center), max(float(high), center))
 
 

@@ -119,7 +119,7 @@ async def measure(
 
     seed: of the draws. took: what an answer cost, in a unit of yours; seconds, as `answering_after` says them.
     """
-    asked, clock = _InOrder(), asyncio.get_running_loop().time
+    asked, clock = InOrder(), asyncio.get_running_loop().time
     asker = Asker(engine, _Free(), lambda ids: "", Sampling(), setting.generations, seed)
     stream = RolloutStream(
         asked,
@@ -131,7 +131,7 @@ async def measure(
         slack=setting.bound + 1 - setting.pool,
     )
     began, ages, costs = 0.0, list[int](), list[float]()
-    await engine.load(_weights(0))
+    await engine.load(weights(0))
     async with stream:
         for step in range(skipped + steps):
             if step == skipped:
@@ -141,12 +141,12 @@ async def measure(
                 ages += [step - rollout.oldest_version for rollout in rollouts]
                 costs += [took(rollout) for rollout in rollouts]
             await asyncio.sleep(setting.update_seconds)
-            await engine.load(_weights(step + 1))
+            await engine.load(weights(step + 1))
         waited = clock() - began
     return Waited(waited, len(ages), fmean(ages), max(ages), fmean(costs))
 
 
-class _InOrder:
+class InOrder:
     """Endlessly many tasks, each asked once."""
 
     name = "in order"
@@ -185,5 +185,6 @@ class _Free:
         return Grade(0.0)
 
 
-def _weights(version: int) -> Snapshot:
+def weights(version: int) -> Snapshot:
+    """Return a snapshot without any."""
     return Snapshot(version, lambda: iter(()))

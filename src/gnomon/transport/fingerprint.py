@@ -1,5 +1,6 @@
 """A number that says which weights these are, to the bit, at the speed of memory."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -27,6 +28,12 @@ class Fingerprint:
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)} {self.digest:032x}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        dtype: torch.dtype = vars(torch)[self.dtype]
+        return math.prod(self.shape) * dtype.itemsize
 
 
 def fingerprint(tensor: Tensor) -> Fingerprint:

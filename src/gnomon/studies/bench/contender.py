@@ -26,6 +26,7 @@ CONTENDERS: Mapping[str, Mapping[str, str]] = {
         "algorithms": "growth.algorithms",
         "recording": "growth.recording",
     },
+    "weights": {"gnomon": "weights.weights"},
     "start": {"gnomon": "steps.start"},
 }
 """Case -> contender -> the function that measures it, as module.name of this package."""

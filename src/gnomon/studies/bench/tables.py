@@ -15,6 +15,7 @@ TITLES = {
     "engine": "Generation, every answer of the whole budget",
     "update": "One update on made-up rollouts",
     "growth": "How cost grows",
+    "weights": "Weights on their way to engines, by seconds a GiB of model",
     "start": "From the command to the first token",
 }
 _NOISY = 0.25

@@ -1,0 +1,155 @@
+"""An engine in a process of the cluster: what runs there, and what it says to the run."""
+
+import asyncio
+import itertools
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gnomon.cluster.weights import Shelved
+from gnomon.engines.base import Engine, Sampling
+from gnomon.errors import EngineError, GnomonError
+from gnomon.transport.fingerprint import Fingerprint
+from gnomon.types import Snapshot
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What an engine says to one call.
+
+    number: of the reply, as it was made: replies can overtake each other. version, beats: of the engine then.
+    fault: name and text of the error that it raised, if it did.
+    """
+
+    value: Any
+    number: int
+    version: int
+    beats: int
+    fault: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What came with one load: bytes and tensors; seconds that it took, and those of them in which it also answered."""
+
+    size: int
+    tensors: int
+    seconds: float
+    overlapped: float
+
+
+@dataclass(frozen=True)
+class Order:
+    """How an engine is made.
+
+    make: returns it; called in the engine's own process. takes_parts: it can be given what changed alone
+    (`Snapshot.since`). threads: of arithmetic; None leaves them as they are.
+    """
+
+    make: Callable[[], Engine]
+    takes_parts: bool = False
+    threads: int | None = None
+
+
+class Answerer:
+    """Holds one engine, and answers for it; nothing that the engine raises is raised here.
+
+    New weights are fetched beside whatever it answers; only when they are all here are they exchanged, between two
+    tokens.
+    """
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._engine: Engine | None = None
+        self._taken: Mapping[str, Fingerprint] = {}
+        self._loading = asyncio.Lock()
+        self._numbers = itertools.count(1)
+        self._clock = _Clock()
+
+    async def open(self) -> Reply:
+        """Make the engine; say on which machine, in which process."""
+        return await self._said(asyncio.to_thread(self._make))
+
+    async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> Reply:
+        """Answer as `Engine.generate` does."""
+        with self._clock:
+            return await self._said(self._here().generate(prompt, keys, sampling))
+
+    async def score(self, prompt: Sequence[int], response: Sequence[int], temperature: float) -> Reply:
+        """Answer as `Engine.score` does."""
+        return await self._said(self._here().score(prompt, response, temperature))
+
+    async def load(self, shelved: Shelved) -> Reply:
+        """Fetch what this engine lacks, exchange it, and say what that was."""
+        return await self._said(self._load(shelved))
+
+    async def fingerprints(self) -> Reply:
+        """Answer as `Engine.fingerprints` does."""
+        return await self._said(self._here().fingerprints())
+
+    async def status(self) -> Reply:
+        """Say version and beats."""
+        return await self._said(asyncio.sleep(0))
+
+    def _make(self) -> tuple[str, int]:
+        if self._order.threads is not None:
+            torch.set_num_threads(self._order.threads)
+        self._engine = self._order.make()
+        return socket.gethostname(), os.getpid()
+
+    def _here(self) -> Engine:
+        assert self._engine is not None, "it is opened first"
+        return self._engine
+
+    async def _load(self, shelved: Shelved) -> Fetched:
+        async with self._loading:
+            engine = self._here()
+            is_part = self._order.takes_parts and bool(self._taken)
+            names = shelved.lacking(self._taken) if is_part else list(shelved.spots)
+            began, busy = time.perf_counter(), self._clock.seconds
+            tensors = await shelved.fetch(names)
+            seconds, overlapped = time.perf_counter() - began, self._clock.seconds - busy
+            since = engine.version if is_part else None
+            await engine.load(Snapshot(shelved.version, lambda: iter(tensors.items()), since=since))
+            self._taken = {name: spot.print for name, spot in shelved.spots.items()}
+            size = sum(tensor.nbytes for tensor in tensors.values())
+            return Fetched(size, len(tensors), seconds, min(seconds, overlapped))
+
+    async def _said(self, work: Awaitable[Any]) -> Reply:
+        value, fault = None, None
+        try:
+            value = await work
+        except GnomonError as error:
+            fault = (type(error).__name__, str(error))
+        except Exception as error:
+            fault = (EngineError.__name__, f"{type(error).__name__}: {error}")
+        version, beats = (-1, 0) if self._engine is None else (self._engine.version, self._engine.beats)
+        return Reply(value, next(self._numbers), version, beats, fault)
+
+
+class _Clock:
+    """Runs while anybody is inside of it."""
+
+    def __init__(self) -> None:
+        self._inside = 0
+        self._since = self._before = 0.0
+
+    def __enter__(self) -> None:
+        if self._inside == 0:
+            self._since = time.perf_counter()
+        self._inside += 1
+
+    def __exit__(self, *failure: Any) -> None:
+        self._inside -= 1
+        if self._inside == 0:
+            self._before += time.perf_counter() - self._since
+
+    @property
+    def seconds(self) -> float:
+        """Seconds so far in which somebody was inside."""
+        return self._before + (time.perf_counter() - self._since if self._inside else 0.0)

@@ -1,0 +1,298 @@
+"""Graders in a cluster: a pool of actors, each with a grading pool on its own machine."""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from gnomon.cluster.engines import Actors, cause_of, error_of
+from gnomon.cluster.weights import awaited
+from gnomon.errors import GnomonError, GradingError, UserError
+from gnomon.types import Grade
+from gnomon.verifiers import wire
+from gnomon.verifiers.base import Sample
+from gnomon.verifiers.grade import Grading, from_json, to_json
+from gnomon.verifiers.nursery import Limits
+from gnomon.verifiers.workers import GradingPool
+
+RETURNS = 3
+"""How often a grader is started anew in one run."""
+TRIES = 3
+"""Graders that may die over one sample; it is an error then, as it may be what they died of."""
+_LOOK_SECONDS = 10.0
+_SILENT_SECONDS = 20.0
+_STARTING_SECONDS = 120.0
+
+Said = tuple[Any, tuple[str, str] | None]
+"""What an actor returns: a value, and the name and text of the error that it has instead."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a grader is made of.
+
+    grading: as text. folder: the run's working directory. search: its path for imports. environment: those variables of
+    the run that ``limits`` lets rewards read.
+    """
+
+    grading: str
+    limits: Limits
+    folder: str
+    search: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, grading: Grading, limits: Limits) -> "Order":
+        """Return the order for this grading, with folder, path and environment of this process."""
+        environment = {name: os.environ[name] for name in limits.environment if name in os.environ}
+        return cls(to_json(grading), limits, os.getcwd(), tuple(p for p in sys.path if p), environment)
+
+
+class Grader:
+    """Holds a `GradingPool` in a process of the cluster; nothing that it raises is raised here.
+
+    Rewards are imported, and their sandbox is tried out, on this machine. Files of the user are found under the same
+    paths as on the machine of the run; relative ones from the same working directory, where there is one.
+    """
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._pool: GradingPool | None = None
+
+    async def open(self) -> Said:
+        """Import the rewards and fork the workers; say on which machine, in which process."""
+        order, home = self._order, (socket.gethostname(), os.getpid())
+        os.environ.update(order.environment)
+        if Path(order.folder).is_dir():
+            os.chdir(order.folder)
+        sys.path.extend(folder for folder in order.search if folder not in sys.path and Path(folder).exists())
+        try:
+            pool = GradingPool(from_json(order.grading), order.limits)
+            await pool.start()
+        except GnomonError as error:
+            return None, (type(error).__name__, f"on the cluster's machine {home[0]}: {error}")
+        self._pool = pool
+        return home, None
+
+    async def grade(self, sample: bytes) -> Said:
+        """Return the grade of a sample, one line of `verifiers.wire`."""
+        assert self._pool is not None, "it is opened first"
+        try:
+            return await self._pool.grade(wire.to_sample(wire.decode(sample))), None
+        except GnomonError as error:
+            return None, (type(error).__name__, str(error))
+
+    async def status(self) -> None:
+        """Show that it answers."""
+
+
+@dataclass(eq=False)
+class Desk:
+    """One grader. busy: samples on their way. cause: why nothing is asked of it, None while it works.
+
+    home: its machine and the number of its process. returns: how often it was started anew. is_out: whether it will not
+    come back.
+    """
+
+    place: int
+    actor: Any = None
+    home: tuple[str, int] | None = None
+    busy: int = 0
+    cause: str | None = "it was not started"
+    returns: int = 0
+    is_out: bool = False
+
+
+class Graders:
+    """Grades samples on a cluster, whoever has fewest on their way first; what `GradingPool` is on one machine.
+
+    A grader that dies, or for 20 s says not even that it lives, costs no sample: what it had is judged by another, and
+    it is started anew in its place, three times in a run. A sample over which three graders died is an error.
+
+    places: of the graders. warn: is told of each that is lost, and when none comes after it, in one line.
+    desks: one for each place.
+    """
+
+    def __init__(
+        self, actors: Actors, places: Sequence[int], grading: Grading, limits: Limits, warn: Callable[[str], None]
+    ) -> None:
+        self._actors = actors
+        self._order = Order.of(grading, limits)
+        self.desks = [Desk(place) for place in places]
+        self._warn = warn
+        self._changed = asyncio.Event()
+        self._successions: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    async def start(self) -> None:
+        """Start all, and wait until each has imported the rewards.
+
+        Raises: RewardError when a reward cannot be used on a machine of the cluster, which it names; GradingError when
+            no grader can be started.
+        """
+        try:
+            await asyncio.gather(*(self._begin(desk) for desk in self.desks))
+            await self._free()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """End every grader with all that it started. Twice is once."""
+        self._is_closed = True
+        for task in self._successions:
+            task.cancel()
+        await asyncio.gather(*self._successions, return_exceptions=True)
+        self._changed.set()
+        actors = [desk.actor for desk in self.desks if desk.actor is not None]
+        await asyncio.gather(*(asyncio.to_thread(self._actors.end, actor) for actor in actors))
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def grade(self, sample: Sample) -> Grade:
+        """Return a reward or an error; never raises for a bad sample.
+
+        Raises: GradingError naming each grader and its cause when none is left, or after `close`.
+        """
+        try:
+            line = wire.encode(wire.from_sample(sample))
+        except (TypeError, RecursionError) as error:
+            return Grade(None, error=f"the sample cannot be sent to a grading process: {error}")
+        cause = ""
+        for _ in range(TRIES):
+            desk = await self._free()
+            try:
+                grade: Grade = await self._ask(desk, line)
+                return grade
+            except _Gone as gone:
+                cause = str(gone)
+        return Grade(None, error=f"{TRIES} graders died while they judged it: {cause}")
+
+    async def _free(self) -> Desk:
+        """Return the grader with least to do; wait for one that is being started when there is no other."""
+        while True:
+            self._check()
+            working = [desk for desk in self.desks if desk.cause is None]
+            if working:
+                return min(working, key=lambda desk: desk.busy)
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _ask(self, desk: Desk, line: bytes) -> Any:
+        """Return what a grader says. Raises: _Gone when it died; as the grader raises it."""
+        actor = desk.actor
+        desk.busy += 1
+        asked = awaited(actor.grade.remote(line))
+        try:
+            while not asked.done():
+                await asyncio.wait({asked}, timeout=_LOOK_SECONDS)
+                if asked.done():
+                    break
+                if desk.actor is not actor:
+                    raise _Gone(desk.cause or "it was started anew")
+                await self._look(desk)
+            return _value(await _answer(asked))
+        except (_Gone, GradingError) as error:
+            self._lose(desk, actor, str(error))
+            raise _Gone(str(error)) from error
+        finally:
+            desk.busy -= 1
+            asked.cancel()
+
+    async def _look(self, desk: Desk) -> None:
+        """Ask a grader whether it answers at all. Raises: _Gone when it does not; GradingError without a cluster."""
+        self._check()
+        try:
+            await asyncio.wait_for(_answer(awaited(desk.actor.status.remote())), _SILENT_SECONDS)
+        except TimeoutError:
+            raise _Gone(f"it answered nothing for {_SILENT_SECONDS:g} s") from None
+
+    def _lose(self, desk: Desk, actor: Any, cause: str) -> None:
+        """Have another grader started in the place of one that is gone, once."""
+        if desk.actor is not actor or self._is_closed:
+            return
+        self._warn(f"lost the grader at place {desk.place}: {cause}; what it had is judged by others")
+        desk.actor, desk.cause = None, cause
+        task = asyncio.ensure_future(self._succeed(desk, actor))
+        self._successions.add(task)
+        task.add_done_callback(self._successions.discard)
+
+    async def _begin(self, desk: Desk) -> None:
+        """Start a grader for the first time. Raises: UserError when the rewards cannot be used there."""
+        try:
+            await self._hire(desk)
+        except _Gone as gone:
+            self._lose(desk, desk.actor, str(gone))
+
+    async def _succeed(self, desk: Desk, actor: Any) -> None:
+        """Start graders in the place of ``actor`` until one works, or as often as is allowed."""
+        while desk.returns < RETURNS and not self._actors.fault:
+            await asyncio.to_thread(self._actors.end, actor)
+            desk.returns += 1
+            try:
+                await self._hire(desk)
+                return
+            except _Gone as gone:
+                actor, desk.cause = desk.actor, str(gone)
+            except UserError as error:
+                desk.cause = str(error)
+                break
+        desk.is_out = True
+        self._changed.set()
+        self._warn(f"the grader at place {desk.place} does not come back: {desk.cause}")
+
+    async def _hire(self, desk: Desk) -> None:
+        """Start a grader at a desk, and wait until it works.
+
+        Raises: UserError when the rewards cannot be used there; _Gone when it dies, or cannot start its workers.
+        """
+        desk.actor = await asyncio.to_thread(self._actors.actor, desk.place, Grader, self._order)
+        try:
+            said = await asyncio.wait_for(_answer(awaited(desk.actor.open.remote())), _STARTING_SECONDS)
+            desk.home = _value(said)
+        except (GradingError, TimeoutError) as error:
+            raise _Gone(str(error) or f"it was not there after {_STARTING_SECONDS:g} s") from error
+        desk.cause = None
+        self._changed.set()
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise GradingError("the graders are closed")
+        if self._actors.fault:
+            raise GradingError(self._actors.fault)
+        if all(desk.is_out for desk in self.desks):
+            causes = "; ".join(f"place {desk.place}: {desk.cause}" for desk in self.desks)
+            raise GradingError(f"no grader is left in the cluster ({causes})")
+
+
+class _Gone(Exception):
+    """The grader died; ask another one."""
+
+
+async def _answer(asked: "asyncio.Future[Any]") -> Any:
+    """Return what was asked of an actor. Raises: _Gone when it is dead."""
+    import ray
+
+    try:
+        return await asked
+    except ray.exceptions.RayError as error:
+        raise _Gone(cause_of(error)) from error
+
+
+def _value(said: Said) -> Any:
+    value, fault = said
+    if fault is not None:
+        raise error_of(*fault)
+    return value

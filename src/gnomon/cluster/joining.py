@@ -1,0 +1,77 @@
+"""A Ray cluster that others started: how it is reached, and whether it asks who comes."""
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from gnomon.errors import ConfigError
+from gnomon.plans import ClusterPlan
+
+CLIENT = "ray://"
+_KNOCK_SECONDS = 5.0
+
+
+def knock(address: str) -> None:
+    """Raise ConfigError when nobody listens at "HOST:PORT" or "ray://HOST:PORT"."""
+    host, _, port = address.removeprefix(CLIENT).rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _KNOCK_SECONDS).close()
+    except OSError as error:
+        raise ConfigError(
+            f"cluster.address = '{address}': nobody answers there ({error.strerror or error}); start a cluster with "
+            "`ray start --head` and name the address that it prints, or leave cluster.address empty to start one here"
+        ) from error
+
+
+def join(ray: Any, plan: ClusterPlan, warn: Callable[[str], None]) -> None:
+    """Connect to a cluster. Its key is where Ray looks: RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, or ~/.ray/auth_token.
+
+    Raises: ConfigError when it is not there, does not let us in, or no node of it is this machine.
+    """
+    from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+
+    if ray.is_initialized():
+        raise ConfigError("this program uses a Ray cluster already; call ray.shutdown() first")
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    fault: list[Exception] = []
+
+    def connect() -> None:
+        try:
+            ray.init(address=plan.address, log_to_driver=False, logging_level=logging.ERROR, namespace="gnomon")
+        except Exception as error:
+            fault.append(error)
+
+    # In a thread, for Ray would take the signals of the main one; and it may wait for longer than we do.
+    connecting = threading.Thread(target=connect, name="gnomon-ray", daemon=True)
+    connecting.start()
+    connecting.join(plan.start_seconds)
+    if fault or connecting.is_alive():
+        why = f"{type(fault[0]).__name__}: {fault[0]}".strip() if fault else f"no answer in {plan.start_seconds:g} s"
+        key = "" if is_guarded() else ". No key was shown to it, for none was found"
+        raise ConfigError(f"cluster.address = '{plan.address}' cannot be joined: {why}{key}\n{_ADVICE}")
+    if not is_guarded():
+        warn(
+            "the Ray cluster asks nobody for a key: whoever reaches its ports can run programs on all its machines; "
+            "start it with RAY_AUTH_MODE=token, and give every node and this run its key (ray get-auth-token)"
+        )
+
+
+def is_guarded() -> bool:
+    """Whether this program shows a key to the cluster."""
+    from ray._private.authentication.authentication_utils import is_token_auth_enabled
+
+    return bool(is_token_auth_enabled())
+
+
+def head_of(ray: Any, address: str) -> str:
+    """Return "HOST:PORT" at which a cluster can be watched from here."""
+    return address.removeprefix(CLIENT) if address.startswith(CLIENT) else ray.get_runtime_context().gcs_address
+
+
+_ADVICE = (
+    "HOST:PORT is for a machine that is one of its nodes, ray://HOST:PORT for any other; all need the same versions of "
+    "Python and Ray, and the cluster's key in RAY_AUTH_TOKEN or ~/.ray/auth_token if it has one"
+)

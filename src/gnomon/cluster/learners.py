@@ -1,0 +1,207 @@
+"""The ranks of a learner as actors of a cluster, wherever it has room for them."""
+
+import re
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gnomon.cluster.ray import Cluster
+from gnomon.cluster.seat import Said, Seat, Whereabouts
+from gnomon.cluster.weights import Shelved
+from gnomon.errors import ConfigError, LearnerError
+from gnomon.learner.crew import Answer, Gone
+from gnomon.learner.local_crew import STILL_SECONDS
+from gnomon.learner.parcel import boxed, unboxed
+
+_LOOPBACK = "127.0.0.1"
+_STARTING_SECONDS = 300.0
+_BEAT_SECONDS = 5.0
+_PIECE_BYTES = 1 << 26
+_INLINE_BYTES = 1 << 16
+_PROBE = ".gnomon-probe"
+_DETAIL = "Worker exit detail:"
+_NAME = r"The actor [0-9a-f]{8,} is unavailable: "
+
+
+@dataclass
+class Member:
+    """One rank: its actor, where that is, and since when its last sign of life has been waited for."""
+
+    rank: int
+    actor: Any
+    at: Whereabouts | None = None
+    beat: Any = None
+    asked: float = field(default_factory=time.monotonic)
+
+    def __str__(self) -> str:
+        """Where it is, in brackets, once that is known."""
+        return "" if self.at is None else f" (on {self.at.address}, pid {self.at.number})"
+
+
+class RayCrew:
+    """Implements `Crew`: rank n in the n-th place for learners. What is sent is put into the store once, for all ranks.
+
+    Each actor has a thread that does nothing but answer. One that does not answer for 40 s is stopped, or its machine
+    is, or the network: it counts as dead. Ray itself notices one that died at once, and a machine within 20 s.
+
+    device: "cpu" or "cuda"; an actor sees its own GPU only.
+    """
+
+    is_shelving = True
+
+    def __init__(self, cluster: Cluster, device: str, still_seconds: float = STILL_SECONDS) -> None:
+        self._cluster = cluster
+        self._places = cluster.of("learner")
+        self.size, self.device, self.meeting = len(self._places), device, ""
+        self.turns: Sequence[Sequence[int]] = []
+        self.members: list[Member] = []
+        self.scratch = Path(tempfile.mkdtemp(prefix="gnomon-learner-"))
+        self._still_seconds = still_seconds
+        self._waiting: dict[int, Any] = {}
+        self._looked = time.monotonic()
+
+    def open(self) -> None:
+        """Start the actors, see that they are of one kind, and let rank 0 open the place where they meet.
+
+        Raises: ConfigError when machines have other versions; LearnerError when an actor cannot start.
+        """
+        threads = max(1, torch.get_num_threads() // self.size)
+        for rank, place in enumerate(self._places):
+            actor = self._cluster.actor(place, Seat, rank, self.size, [p for p in sys.path if p], threads)
+            self.members.append(Member(rank, actor))
+        for member in self.members:
+            member.at = self._asked(member, member.actor.where.remote(), _STARTING_SECONDS)
+        found: list[Whereabouts] = [member.at for member in self.members if member.at is not None]
+        _check_versions(found)
+        addresses = {at.address for at in found}
+        for member, at in zip(self.members, found, strict=True):
+            self._asked(member, member.actor.talk_by.remote(_LOOPBACK if len(addresses) == 1 else at.address))
+        there = _LOOPBACK if len(addresses) == 1 else found[0].address
+        self.meeting = self._asked(self.members[0], self.members[0].actor.host.remote(there))
+        nodes: dict[str, list[int]] = {}
+        for rank, where in enumerate(found):
+            nodes.setdefault(where.node, []).append(rank)
+        self.turns = [[r for r in turn if r is not None] for turn in zip_longest(*nodes.values())]
+
+    def tell(self, ranks: Collection[int], do: str, arguments: Mapping[str, Any]) -> None:
+        """Send it, boxed; where weights lie is sent as it is."""
+        lent = [value for value in arguments.values() if isinstance(value, Shelved)]
+        plain = {name: value for name, value in arguments.items() if not isinstance(value, Shelved)}
+        text, memory = boxed(plain)
+        self._cluster.check()
+        self._looked = time.monotonic()
+        sent = self._cluster.put(memory) if memory.nbytes > _INLINE_BYTES else memory
+        for rank in ranks:
+            member = self.members[rank]
+            member.beat, member.asked = None, time.monotonic()
+            self._waiting[rank] = member.actor.obey.remote(do, text, sent, *lent)
+
+    def heard(self, waiting: Collection[int], seconds: float) -> Mapping[int, Answer]:
+        """Return what was answered; raise when one died, or gives no sign of life."""
+        references = {self._waiting[rank]: rank for rank in waiting}
+        ready = self._cluster.ready(list(references), seconds)
+        found: dict[int, Answer] = {}
+        for reference in ready:
+            rank = references[reference]
+            said: Said = self._asked(self.members[rank], reference)
+            value = unboxed(said.text, said.memory) if said.shelved is None else said.shelved
+            found[rank] = Answer(value, said.error)
+        for rank in waiting:
+            if rank not in found:
+                self._feel(self.members[rank])
+        self._looked = time.monotonic()
+        return found
+
+    def room(self, folder: Path) -> str:
+        """Return the folder itself where rank 0 sees it, which is tried; otherwise one on the disk of rank 0."""
+        folder.mkdir(parents=True, exist_ok=True)
+        probe, wanted = folder.resolve() / _PROBE, secrets.token_hex(16)
+        probe.write_text(wanted, encoding="ascii")
+        try:
+            first = self.members[0]
+            room: str = self._asked(first, first.actor.room.remote(str(probe), wanted))
+            return room
+        finally:
+            probe.unlink()
+
+    def bring(self, written: str, folder: Path) -> None:
+        """Fetch the files of rank 0's disk piece by piece."""
+        if written == str(folder.resolve()):
+            return
+        first = self.members[0]
+        for name, size in self._asked(first, first.actor.written.remote()):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file:
+                for start in range(0, size, _PIECE_BYTES):
+                    count = min(_PIECE_BYTES, size - start)
+                    file.write(self._asked(first, first.actor.piece.remote(name, start, count)).data)
+        self._asked(first, first.actor.forget.remote())
+
+    def kill(self) -> None:
+        """End the actors."""
+        for member in self.members:
+            self._cluster.end(member.actor)
+
+    def close(self) -> None:
+        """End the actors; their places are free again."""
+        self.kill()
+        self.members = []
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def _asked(self, member: Member, reference: Any, seconds: float = STILL_SECONDS) -> Any:
+        """Return an answer. Raises: Gone when the actor died, or gives none; LearnerError when it raised something."""
+        from ray.exceptions import RayError, RayTaskError
+
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                return self._cluster.get(reference, seconds=1.0)
+            except TimeoutError:
+                if time.monotonic() > until:
+                    raise Gone(member.rank, f"gave no answer for {seconds:g} s{member}") from None
+            except RayTaskError as error:
+                raise LearnerError(f"process {member.rank} of the learner{member} failed: {error}") from error
+            except RayError as error:
+                raise Gone(member.rank, f"is gone{member}: {_end_of(error)}") from error
+
+    def _feel(self, member: Member) -> None:
+        """Ask for a sign of life now and then, and raise when there was none for too long."""
+        now = time.monotonic()
+        if now - self._looked > _BEAT_SECONDS:
+            # The run itself stood still.
+            member.asked = now
+        if member.beat is None:
+            if now - member.asked > _BEAT_SECONDS:
+                member.beat, member.asked = member.actor.beat.remote(), now
+        elif self._cluster.ready([member.beat], 0):
+            member.beat, member.asked = None, now
+        elif now - member.asked > self._still_seconds:
+            raise Gone(member.rank, f"stood still for {self._still_seconds:g} s{member}")
+
+
+def _check_versions(found: Sequence[Whereabouts]) -> None:
+    first = found[0]
+    for other in found[1:]:
+        if other.versions != first.versions:
+            differs = [name for name in first.versions if first.versions[name] != other.versions.get(name)]
+            raise ConfigError(
+                f"machines of the cluster differ in {', '.join(differs)}: {dict(first.versions)} on {first.address}, "
+                f"{dict(other.versions)} on {other.address}; install the same on all of them"
+            )
+
+
+def _end_of(error: Exception) -> str:
+    """Return what Ray says of an actor's end, without advice."""
+    text = " ".join(str(error).split())
+    said = text.partition(_DETAIL)[2] if _DETAIL in text else re.sub(_NAME, "", text)
+    return said.partition("Some common causes")[0].partition("The task may")[0].strip()

@@ -1,0 +1,260 @@
+"""A Ray cluster that a run starts on this machine, or joins: its places there, and whether it is still there.
+
+Only this room knows ray. It is imported when a cluster is opened, and reads its environment then.
+"""
+
+import atexit
+import contextlib
+import inspect
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any, Self
+
+from gnomon.cluster import joining, starting
+from gnomon.cluster.watch import Watch
+from gnomon.errors import ClusterError, ConfigError
+from gnomon.plans import ClusterPlan
+
+INSTALL = "pip install 'gnomon[cluster]'"
+_LOOK_SECONDS = 1.0
+_ENDING_SECONDS = 5.0
+_CLOSING_SECONDS = 15.0
+_MOST_CALLS = 10_000
+_SETTINGS = {
+    # Nobody outside is told anything.
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # It prints what happens to its workers on standard output, which belongs to the command's result.
+    "RAY_DEDUP_LOGS": "1",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "^",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Room for one actor. kind: "learner", "engine" or "grader". cpus, gpus: that it needs."""
+
+    kind: str
+    cpus: float = 1.0
+    gpus: float = 0.0
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """As Ray writes it."""
+        return {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
+
+
+def check_cluster(plan: ClusterPlan, places: Sequence[Place], gpus: int) -> None:
+    """Refuse a cluster that cannot be had, before anything is loaded. gpus: of this machine.
+
+    Raises: ConfigError when ray is not installed, nobody listens at the address, or this machine has too few GPUs.
+    """
+    if find_spec("ray") is None:
+        raise ConfigError(f'cluster.kind = "ray" needs Ray, which is not installed; {INSTALL}, or remove cluster')
+    needed = sum(place.gpus for place in places)
+    if not plan.address and needed > gpus:
+        raise ConfigError(
+            f"{asked(places)} need {needed:g} GPUs, and this machine has {gpus}; set learner.processes or engine.count "
+            "lower, join a larger cluster with cluster.address, or set device = 'cpu'"
+        )
+    if plan.address not in ("", "auto"):
+        joining.knock(plan.address)
+
+
+def library() -> Any:
+    """Return ray. Raises: ConfigError when it is not installed."""
+    os.environ.update(_SETTINGS)
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(f'cluster.kind = "ray" needs Ray, and it cannot be imported ({error}); {INSTALL}') from error
+    return ray
+
+
+class Cluster:
+    """Places on a Ray cluster, one actor each, held until `close`.
+
+    A cluster that was started here is this run's alone: it listens on the loopback interface only, asks whoever talks
+    to it for a key that this user alone can read, and ends with the run, however that ends (`sweeper`). Of one that was
+    joined, places and actors are given back.
+
+    places: in the order they were asked for. address: of its head. fault: "" while the cluster is there; otherwise one
+    line on what became of it, set by a watch of our own, since Ray's ends the program after a while.
+    """
+
+    def __init__(
+        self, ray: Any, plan: ClusterPlan, places: Sequence[Place], started: "starting.Started | None"
+    ) -> None:
+        self._ray, self._plan, self._started = ray, plan, started
+        self.places = tuple(places)
+        self.address = joining.head_of(ray, plan.address)
+        self._watch = Watch(self.address, ray.nodes)
+        self._group: Any = None
+        self._actors: list[Any] = []
+        self._is_closed = False
+
+    @classmethod
+    def open(cls, plan: ClusterPlan, places: Sequence[Place], warn: Callable[[str], None]) -> Self:
+        """Start or join the cluster, and take the places on it.
+
+        warn: is told of what is open to others.
+        Raises: ConfigError when it cannot be reached, or has no room within ``plan.start_seconds``.
+        """
+        ray, started = library(), None
+        if plan.address:
+            joining.join(ray, plan, warn)
+        else:
+            cpus = math.ceil(sum(place.cpus for place in places))
+            started = starting.start(ray, cpus, math.ceil(sum(place.gpus for place in places)), plan.start_seconds)
+        cluster = cls(ray, plan, places, started)
+        try:
+            cluster._take()
+        except BaseException:
+            cluster.close()
+            raise
+        return cluster
+
+    @property
+    def fault(self) -> str:
+        """What became of the cluster; "" while it is there."""
+        return self._watch.fault
+
+    @property
+    def nodes(self) -> int:
+        """Machines of the cluster that live."""
+        return sum(bool(node["Alive"]) for node in self._ray.nodes())
+
+    @property
+    def said(self) -> str:
+        """What a run's card says: how it was reached, how large it is, who is let in."""
+        how = "joined at " + self._plan.address if self._plan.address else "started for this run, on loopback alone"
+        nodes = self.nodes
+        lets = "token authentication on" if self._started or joining.is_guarded() else "NO authentication by token"
+        return f"Ray {version('ray')}, {how}: {nodes} node{'s' if nodes > 1 else ''}, {lets}"
+
+    def of(self, kind: str) -> list[int]:
+        """Return the numbers of the places of a kind."""
+        return [number for number, place in enumerate(self.places) if place.kind == kind]
+
+    def actor(self, place: int, cls: type, *arguments: Any) -> Any:
+        """Start an actor of ``cls`` in a place and return it at once; a place whose actor died can have another one."""
+        room = self.places[place]
+        strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, place)
+        options = {"num_cpus": room.cpus, "num_gpus": room.gpus, "max_restarts": 0, "max_task_retries": 0}
+        if any(inspect.iscoroutinefunction(method) for method in vars(cls).values()):
+            options["max_concurrency"] = _MOST_CALLS
+        actor = self._ray.remote(cls).options(scheduling_strategy=strategy, **options).remote(*arguments)
+        self._actors.append(actor)
+        return actor
+
+    def end(self, actor: Any) -> None:
+        """End an actor at once, whatever it does; one that is gone stays gone."""
+        self._actors = [other for other in self._actors if other is not actor]
+        self._within(_ENDING_SECONDS, lambda: self._ray.kill(actor, no_restart=True))
+
+    def put(self, value: Any) -> Any:
+        """Return a reference to ``value`` in the cluster's store of objects."""
+        return self._ray.put(value)
+
+    def ready(self, references: Sequence[Any], seconds: float) -> list[Any]:
+        """Return those that are there, waiting at most so long for the first one. Raises: ClusterError."""
+        self.check()
+        found, _ = self._ray.wait(list(references), num_returns=1, timeout=seconds)
+        if found and len(references) > 1:
+            found, _ = self._ray.wait(list(references), num_returns=len(references), timeout=0)
+        return list(found)
+
+    def get(self, reference: Any, seconds: float = math.inf) -> Any:
+        """Return what a reference stands for; blocks.
+
+        Raises: ClusterError when the cluster is gone; TimeoutError; whatever the actor raised, or Ray says of its end.
+        """
+        until = time.monotonic() + seconds
+        while not self.ready([reference], _LOOK_SECONDS):
+            if time.monotonic() > until:
+                raise TimeoutError
+        return self._ray.get(reference)
+
+    def check(self) -> None:
+        """Raise ClusterError when the cluster is gone."""
+        if self.fault:
+            raise ClusterError(
+                f"{self.fault}; nothing on it can be reached. Go on from the newest checkpoint with gnomon resume, "
+                "when it is there again"
+            )
+
+    def close(self) -> None:
+        """Give the places back with all that is in them; end the cluster if it was started here. Twice is once."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        actors, self._actors = self._actors, []
+
+        def leave() -> None:
+            for actor in actors:
+                self._ray.kill(actor, no_restart=True)
+            if self._group is not None:
+                self._ray.util.remove_placement_group(self._group)
+
+        self._within(_ENDING_SECONDS, leave)
+        self._watch.close()
+        if not self._within(_CLOSING_SECONDS, self._ray.shutdown, is_needed=True):
+            # It waits for what will not come, and would be called once more when the interpreter ends.
+            atexit.unregister(self._ray.shutdown)
+        if self._started is not None:
+            self._started.end()
+
+    def _within(self, seconds: float, work: Callable[[], object], is_needed: bool = False) -> bool:
+        """Do something in at most so long; return whether it was done. Without its head Ray waits, so do nothing then.
+
+        What waits is left alone in its thread.
+        """
+        if self.fault and not is_needed:
+            return False
+
+        def do() -> None:
+            with contextlib.suppress(Exception):
+                work()
+
+        working = threading.Thread(target=do, name="gnomon-ray-bounded", daemon=True)
+        working.start()
+        working.join(_ENDING_SECONDS if self.fault else seconds)
+        return not working.is_alive()
+
+    def _take(self) -> None:
+        bundles = [place.bundle for place in self.places]
+        self._group = self._ray.util.placement_group(bundles, strategy=self._plan.placement.upper())
+        until = time.monotonic() + self._plan.start_seconds
+        while not self._group.wait(_LOOK_SECONDS):
+            self.check()
+            if time.monotonic() > until:
+                raise ConfigError(
+                    f"{asked(self.places)} found no room on the cluster in {self._plan.start_seconds:g} s "
+                    f"(cluster.start_seconds): it has {self._room()}; set learner.processes, engine.count, "
+                    "cluster.graders or grading.workers lower, or join a larger cluster"
+                )
+
+    def _room(self) -> str:
+        every, free = self._ray.cluster_resources(), self._ray.available_resources()
+        parts = [f"{every.get(kind, 0):g} {kind}s ({free.get(kind, 0):g} free)" for kind in ("CPU", "GPU")]
+        return f"{' and '.join(parts)} on {self.nodes} node{'s' if self.nodes > 1 else ''}"
+
+
+def asked(places: Sequence[Place]) -> str:
+    """Return what was asked for, in words.
+
+    >>> asked([Place("learner"), Place("learner"), Place("grader", 2.0)])
+    '2 learners of 1 CPU, 1 grader of 2 CPUs'
+    """
+    found = []
+    for place in dict.fromkeys(places):
+        count, gpus = places.count(place), f" and {place.gpus:g} GPU" if place.gpus else ""
+        many, cpus = "s" if count > 1 else "", "s" if place.cpus != 1 else ""
+        found.append(f"{count} {place.kind}{many} of {place.cpus:g} CPU{cpus}{gpus}")
+    return ", ".join(found)

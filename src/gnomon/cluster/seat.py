@@ -1,0 +1,170 @@
+"""The actor in which one rank of a learner lives, on whatever machine of a cluster."""
+
+import asyncio
+import os
+import platform
+import shutil
+import socket
+import struct
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gnomon.cluster.ray import library
+from gnomon.cluster.weights import Shelf, Shelved
+from gnomon.learner import mesh
+from gnomon.learner.parcel import Bytes, boxed, unboxed
+from gnomon.learner.rank import Rank, fault_of
+from gnomon.records.card import installed
+from gnomon.transport.rounding import rounded
+
+_INTERFACE_ADDRESS = 0x8915
+_PACKAGES = ("gnomon", "torch", "transformers")
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """Where an actor is. node: Ray's name of the machine. address: of it. versions: of what computes there."""
+
+    node: str
+    address: str
+    number: int
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Said:
+    """An answer: a boxed value, or what was raised; or where weights lie, which only Ray can carry."""
+
+    text: str
+    memory: Bytes
+    error: Mapping[str, str] | None = None
+    shelved: Shelved | None = None
+
+
+class Seat:
+    """One rank, which does one thing after another in a thread of its own; another one answers whether it lives.
+
+    path: of the run's Python, so that what it can import can be imported here. threads: of torch.
+    """
+
+    def __init__(self, rank: int, size: int, path: list[str], threads: int) -> None:
+        sys.path.extend(entry for entry in path if entry not in sys.path)
+        self._number, self._size = rank, size
+        self._rank = Rank()
+        self._shelf = Shelf(rank, size)
+        self._commands: Mapping[str, Callable[..., Any]] = {
+            **self._rank.commands,
+            "shelve": self._shelve,
+            "logprobs": self._logprobs,
+        }
+        # Torch counts threads for each thread that asks.
+        self._thread = ThreadPoolExecutor(1, "rank", initializer=partial(torch.set_num_threads, threads))
+        self._written: Path | None = None
+
+    async def where(self) -> Whereabouts:
+        """Return where this is."""
+        ray: Any = library()
+        versions = {"python": platform.python_version(), **installed(_PACKAGES)}
+        node = ray.get_runtime_context().get_node_id()
+        return Whereabouts(node, ray.util.get_node_ip_address(), os.getpid(), versions)
+
+    async def host(self, address: str) -> str:
+        """Open the place where all ranks meet; see `mesh.host`."""
+        meeting: str = await self._in_thread(partial(mesh.host, address, self._size))
+        return meeting
+
+    async def talk_by(self, address: str) -> None:
+        """Let gloo and NCCL use the network interface with this address, which is the machine's."""
+        name = interface_of(address)
+        if name is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = name
+
+    async def beat(self) -> None:
+        """Answer: that is all there is to know."""
+
+    async def obey(self, do: str, text: str, memory: Bytes, shelved: Shelved | None = None) -> Said:
+        """Do what `Rank` can be told, or put weights where engines find them, and return what it says."""
+        said: Said = await self._in_thread(partial(self._obey, do, text, memory, shelved))
+        return said
+
+    async def room(self, probe: str, wanted: str) -> str:
+        """Return the folder of ``probe`` when this machine sees that file, with ``wanted`` in it, or one of its own."""
+        try:
+            if Path(probe).read_text(encoding="ascii") == wanted:
+                return str(Path(probe).parent)
+        except OSError:
+            pass
+        self._written = Path(tempfile.mkdtemp(prefix="gnomon-model-"))
+        return str(self._written)
+
+    async def written(self) -> list[tuple[str, int]]:
+        """Return the files in that folder, each with its size in bytes."""
+        assert self._written is not None, "asked for after `room`"
+        files = [path for path in sorted(self._written.rglob("*")) if path.is_file()]
+        return [(str(path.relative_to(self._written)), path.stat().st_size) for path in files]
+
+    async def piece(self, name: str, start: int, size: int) -> Bytes:
+        """Return so many bytes of one of them."""
+        assert self._written is not None, "asked for after `room`"
+        return np.fromfile(self._written / name, dtype=np.uint8, count=size, offset=start)
+
+    async def forget(self) -> None:
+        """Remove that folder."""
+        if self._written is not None:
+            shutil.rmtree(self._written, ignore_errors=True)
+            self._written = None
+
+    def _obey(self, do: str, text: str, memory: Bytes, shelved: Shelved | None) -> Said:
+        try:
+            arguments = unboxed(text, memory)
+            if shelved is not None:
+                arguments["weights"] = shelved
+            value = self._commands[do](**arguments)
+        except Exception as raised:
+            return Said(*boxed(None), error=fault_of(raised))
+        if isinstance(value, Shelved):
+            return Said(*boxed(None), shelved=value)
+        return Said(*boxed(value))
+
+    def _shelve(self, version: int, kind: Any, axes: Mapping[str, int]) -> Shelved:
+        snapshot = self._rank.learner.snapshot()
+        if kind != "none":
+            snapshot = rounded(snapshot, kind, axes)
+        return self._shelf.put(version, snapshot.tensors(), lasting=mesh.here().is_whole)
+
+    def _logprobs(self, batch: Any, version: int, weights: Any) -> Any:
+        lent = dict(weights.tensors()) if isinstance(weights, Shelved) else weights
+        return self._rank.commands["logprobs"](batch=batch, version=version, weights=lent)
+
+    async def _in_thread(self, work: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of the network interface with an IPv4 address; None where no interface says so.
+
+    >>> interface_of("127.0.0.1") in ("lo", None)
+    True
+    """
+    if sys.platform != "linux":
+        return None
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            try:
+                said = fcntl.ioctl(asking.fileno(), _INTERFACE_ADDRESS, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue
+            if socket.inet_ntoa(said[20:24]) == address:
+                return name
+    return None

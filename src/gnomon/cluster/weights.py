@@ -1,0 +1,180 @@
+"""Weights through a cluster's object store: put there once, in pieces, and fetched by every engine that lacks them.
+
+A piece is a list of whole tensors as bytes. On the machine where it was put, engines map the same memory and nothing is
+copied; to another machine the cluster moves it, several at a time, and there it is mapped likewise.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from gnomon.transport.fingerprint import Fingerprint, expected
+from gnomon.transport.stored import PIECE_BYTES, changed, from_bytes, share, to_bytes
+from gnomon.types import Snapshot
+
+Sending = Callable[[Snapshot], Snapshot]
+Item = tuple[str, Tensor, Fingerprint]
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Where a tensor lies: ``place`` in the piece that ``ref`` is of. print: which tensor it is."""
+
+    ref: Any
+    place: int
+    print: Fingerprint
+
+
+@dataclass(frozen=True)
+class Shelved:
+    """All weights of a version, by where they lie; implements `transport.stored.Stored` in any process of the cluster.
+
+    What it names lives as long as somebody has it, and the process that put it there.
+    """
+
+    version: int
+    spots: Mapping[str, Spot]
+
+    @classmethod
+    def joined(cls, parts: Sequence["Shelved"]) -> "Shelved":
+        """Return what several ranks put, as one."""
+        return cls(parts[0].version, {name: spot for part in parts for name, spot in part.spots.items()})
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield all tensors, in memory that nobody may write to; piece after piece is brought here."""
+        yield from self._read(self.spots)
+
+    def expected(self, held: Mapping[str, Fingerprint]) -> Mapping[str, Fingerprint]:
+        """Return the fingerprints of what lies here, in the precision of ``held``; see `transport.stored.Stored`."""
+        prints = {name: spot.print for name, spot in self.spots.items()}
+        cast = [name for name, print_ in prints.items() if name in held and held[name].dtype != print_.dtype]
+        return {**prints, **expected(self._read(cast), held)}
+
+    def lacking(self, taken: Mapping[str, Fingerprint]) -> list[str]:
+        """Return the names of tensors that are others than those that were ``taken``."""
+        return [name for name, spot in self.spots.items() if taken.get(name) != spot.print]
+
+    async def fetch(self, names: Collection[str]) -> dict[str, Tensor]:
+        """Return tensors, in memory that nobody may write to, once all of their pieces are on this machine."""
+        refs = list(dict.fromkeys(self.spots[name].ref for name in names))
+        pieces = dict(zip(refs, await asyncio.gather(*map(awaited, refs)), strict=True))
+        return {name: _tensor(self.spots[name], pieces[self.spots[name].ref]) for name in names}
+
+    def _read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        import ray
+
+        for ref, inside in _by_piece(self.spots, names).items():
+            piece = ray.get(ref)
+            yield from ((name, _tensor(self.spots[name], piece)) for name in inside)
+
+
+class Shelf:
+    """Puts weights where they are trained; what did not change since the last time is not put again.
+
+    After a layer was gathered every rank of a learner has all of it. So each puts a share, and looks for changes in
+    that share alone. What is replaced is given back as soon as no engine reads it any more. A piece of which less than
+    half is still in use is put anew without the rest, so at most twice the weights lie there, beside those of the
+    version before.
+
+    rank, size: of the learner's. piece_bytes: see `transport.stored.PIECE_BYTES`.
+    Ours: peers send everything, or adapters to an engine that computes with them; a fingerprint is needed for the proof
+    of arrival anyway.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, piece_bytes: int = PIECE_BYTES) -> None:
+        self._rank, self._size, self._piece_bytes = rank, size, piece_bytes
+        self._spots: dict[str, Spot] = {}
+        self._sizes: dict[Any, int] = {}
+
+    def put(self, version: int, named: Iterable[tuple[str, Tensor]], lasting: bool = True) -> Shelved:
+        """Put this rank's share of all weights, in any order that is the same in all ranks, and return where it lies.
+
+        lasting: tensors stay what they are until this returns; otherwise what changed is copied as it comes.
+        """
+        known = {name: spot.print for name, spot in self._spots.items()}
+        ours = share(named, self._rank, self._size, self._piece_bytes)
+        spots: dict[str, Spot] = {}
+        piece, size = list[Item](), 0
+        for name, tensor, print_, is_new in changed(ours, known):
+            if not is_new:
+                spots[name] = self._spots[name]
+                continue
+            piece.append((name, tensor if lasting else tensor.detach().to("cpu", copy=True), print_))
+            size += tensor.nbytes
+            if size >= self._piece_bytes:
+                spots |= self._put(piece)
+                piece, size = [], 0
+        spots |= self._put(piece)
+        self._spots = spots | self._put(self._left(spots))
+        in_use = {spot.ref for spot in self._spots.values()}
+        self._sizes = {ref: size for ref, size in self._sizes.items() if ref in in_use}
+        return Shelved(version, dict(self._spots))
+
+    def _put(self, piece: Sequence[Item]) -> dict[str, Spot]:
+        """Put a piece, and return where each of it lies."""
+        if not piece:
+            return {}
+        import ray
+
+        arrays = [to_bytes(tensor) for _, tensor, _ in piece]
+        ref = ray.put(arrays)
+        self._sizes[ref] = sum(array.nbytes for array in arrays)
+        return {name: Spot(ref, place, print_) for place, (name, _, print_) in enumerate(piece)}
+
+    def _left(self, spots: Mapping[str, Spot]) -> list[Item]:
+        """Return what is left in pieces that are mostly out of use."""
+        found: list[Item] = []
+        for ref, names in _by_piece(spots, spots).items():
+            if 2 * sum(spots[name].print.nbytes for name in names) < self._sizes[ref]:
+                left = Shelved(0, {name: spots[name] for name in names})
+                found += [(name, tensor, spots[name].print) for name, tensor in left.tensors()]
+        return found
+
+
+class Stock:
+    """One shelf in the run's own process, for all engines that are sent weights from here. Any thread."""
+
+    def __init__(self) -> None:
+        self._shelf = Shelf()
+        self._lock = threading.Lock()
+        self._latest: tuple[Snapshot, Shelved] | None = None
+
+    def of(self, snapshot: Snapshot) -> Shelved:
+        """Return where a snapshot lies; what lies nowhere yet is put there, once."""
+        if snapshot.stored is not None:
+            # Weights that a step did not change were put there under an earlier version.
+            shelved: Shelved = snapshot.stored()
+            return replace(shelved, version=snapshot.version)
+        with self._lock:
+            if self._latest is None or self._latest[0] is not snapshot:
+                self._latest = snapshot, self._shelf.put(snapshot.version, snapshot.tensors())
+            return self._latest[1]
+
+    def sending(self, sending: Sending | None = None) -> Sending:
+        """Return what puts a snapshot there as it is sent, after ``sending``."""
+
+        def send(snapshot: Snapshot) -> Snapshot:
+            snapshot = snapshot if sending is None else sending(snapshot)
+            return Snapshot(snapshot.version, snapshot.tensors, lambda: self.of(snapshot))
+
+        return send
+
+
+def awaited(ref: Any) -> "asyncio.Future[Any]":
+    """Return a future of this event loop for what ``ref`` is of. Raises, awaited: ray.exceptions.RayError."""
+    return asyncio.wrap_future(ref.future())
+
+
+def _by_piece(spots: Mapping[str, Spot], names: Iterable[str]) -> dict[Any, list[str]]:
+    found: dict[Any, list[str]] = {}
+    for name in names:
+        found.setdefault(spots[name].ref, []).append(name)
+    return found
+
+
+def _tensor(spot: Spot, piece: Sequence[Any]) -> Tensor:
+    return from_bytes(piece[spot.place], spot.print)

@@ -1,0 +1,193 @@
+"""Ranks in processes of this machine, reached through socket pairs; tensors lie in memory files that all map."""
+
+import math
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from gnomon.learner.crew import Answer, Gone
+from gnomon.learner.parcel import packed, unpacked
+from gnomon.models.device import resolve_device
+from gnomon.verifiers.nursery import obituary
+from gnomon.verifiers.worker import Channel
+
+STILL_SECONDS = 40.0
+"""A process that was stopped for so long counts as dead."""
+_EXIT_SECONDS = 5.0
+_TAIL = 1500
+
+
+@dataclass(frozen=True)
+class Member:
+    """One process: its rank, the program, the run's end of its socket, and the file with its standard error."""
+
+    rank: int
+    program: "subprocess.Popen[bytes]"
+    connection: socket.socket
+    channel: Channel
+    log: IO[bytes]
+
+    def is_stopped(self) -> bool:
+        """Whether the system lets it stand still, by a signal or a debugger; False where the system does not say.
+
+        Signs of life from the process itself would not do: one that waits for another gives none either.
+        """
+        try:
+            stat = Path(f"/proc/{self.program.pid}/stat").read_text(encoding="ascii", errors="replace")
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] in "tT"
+
+    def end(self, seconds: float = 0.0) -> str:
+        """Kill it, if it lives after so many seconds, and return how it ended, with the last lines that it wrote."""
+        try:
+            self.program.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.program.kill()
+            self.program.wait()
+        self.log.seek(0)
+        said = self.log.read()[-_TAIL:].decode(errors="replace").strip()
+        return obituary(self.program.returncode) + (f"; it said last:\n{said}" if said else "")
+
+
+class LocalCrew:
+    """Implements `Crew`. The processes end with `close`, or with the run, however that ends.
+
+    asked: a device, see `resolve_device`; each process has its own GPU, from that one on.
+    """
+
+    is_shelving = False
+
+    def __init__(self, size: int, asked: str = "cpu") -> None:
+        self.size = size
+        self.turns = [[rank] for rank in range(size)]
+        self.members: list[Member] = []
+        self._first = resolve_device(asked)
+        self.device = self._first.type
+        self._folder: Path | None = None
+        self._stopped: dict[int, float] = {}
+
+    @property
+    def meeting(self) -> str:
+        """The file in which they find each other."""
+        return str(self.scratch / "meeting")
+
+    @property
+    def scratch(self) -> Path:
+        """Where they meet and write what they say; the last of them removes it."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="gnomon-learner-"))
+        return self._folder
+
+    def open(self) -> None:
+        """Start the processes."""
+        for rank in range(self.size):
+            self.members.append(_start(rank, self.size, self._first, self.scratch))
+
+    def tell(self, ranks: Collection[int], do: str, arguments: Mapping[str, Any]) -> None:
+        """Send it to each, with one file for all."""
+        with packed(arguments) as (text, file):
+            for rank in ranks:
+                try:
+                    self.members[rank].channel.send({"do": do, "text": text}, file)
+                except OSError:
+                    raise self._lost(self.members[rank], "is gone") from None
+
+    def heard(self, waiting: Collection[int], seconds: float) -> Mapping[int, Answer]:
+        """Return what came through the sockets; look whether the others are stopped."""
+        members = {self.members[rank].connection: self.members[rank] for rank in waiting}
+        ready, _, _ = select.select(list(members), [], [], seconds)
+        found: dict[int, Answer] = {}
+        for connection in ready:
+            member = members.pop(connection)
+            answer, files = _heard(member)
+            if answer is None:
+                raise self._lost(member, "is gone")
+            found[member.rank] = Answer(unpacked(answer["text"], files[0]), answer["error"])
+        for member in members.values():
+            now = time.monotonic()
+            since = min(self._stopped.get(member.rank, math.inf), now) if member.is_stopped() else math.inf
+            self._stopped[member.rank] = since
+            if now - since > STILL_SECONDS:
+                raise self._lost(member, f"stood still for {STILL_SECONDS:g} s")
+        return found
+
+    def room(self, folder: Path) -> str:
+        """Return the folder itself."""
+        return str(folder.resolve())
+
+    def bring(self, written: str, folder: Path) -> None:
+        """Leave it where it is."""
+
+    def kill(self) -> None:
+        """Kill the processes."""
+        for member in self.members:
+            member.program.kill()
+
+    def close(self) -> None:
+        """Hang up, and wait until they are gone."""
+        for member in self.members:
+            member.connection.close()
+        for member in self.members:
+            member.end(_EXIT_SECONDS)
+            member.log.close()
+            if member.program.stdin is not None:
+                member.program.stdin.close()
+        self.members = []
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _lost(self, member: Member, how: str) -> Gone:
+        # One that hung up is on its way out, and its own end says more than a kill.
+        end = member.end(0.0 if member.is_stopped() else _EXIT_SECONDS)
+        return Gone(member.rank, f"{how}: it {end}")
+
+
+def _start(rank: int, size: int, device: torch.device, folder: Path) -> Member:
+    ours, theirs = socket.socketpair()
+    log = (folder / f"rank-{rank}.log").open("w+b", buffering=0)
+    with theirs:
+        program = subprocess.Popen(
+            [sys.executable, "-P", "-m", "gnomon.learner.rank", str(theirs.fileno()), str(folder)],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            env={**os.environ, **_environment(size, rank, device)},
+            # A signal from the keyboard is the run's, which stops after the step at hand.
+            start_new_session=True,
+        )
+    return Member(rank, program, ours, Channel(ours), log)
+
+
+def _heard(member: Member) -> tuple[dict[str, Any] | None, list[int]]:
+    try:
+        return member.channel.receive()
+    except OSError:
+        return None, []
+
+
+def _environment(processes: int, rank: int, device: torch.device) -> dict[str, str]:
+    """Return what a process is told by its environment: threads, its GPU, and to talk to the others on this machine."""
+    found = {
+        "OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // processes)),
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+    }
+    if sys.platform == "linux":
+        found |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    if device.type == "cuda":
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        number = (device.index or 0) + rank
+        found["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible else str(number)
+    return found

@@ -1,0 +1,134 @@
+"""Who computes where: learner, engines and graders in this process, in others of this machine, or on a cluster."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from gnomon.assemble import grading_limits
+from gnomon.cluster.answerer import Order
+from gnomon.cluster.engines import serve_remotely
+from gnomon.cluster.graders import Graders
+from gnomon.cluster.learners import RayCrew
+from gnomon.cluster.ray import Cluster, Place, check_cluster
+from gnomon.engines.pool import EnginePool
+from gnomon.errors import ConfigError
+from gnomon.experiment import Experiment
+from gnomon.learner.base import Writing
+from gnomon.learner.gang import Gang, Rounding
+from gnomon.learner.local_crew import LocalCrew
+from gnomon.loop.arrival import Sending
+from gnomon.metrics import Metrics
+from gnomon.models.decoder import vocabulary_size
+from gnomon.models.device import resolve_device
+from gnomon.models.linear import input_axes
+from gnomon.models.size import outline
+from gnomon.serving import device_of, load_network, one_engine, recipe_of, sending, serve
+from gnomon.types import Snapshot
+from gnomon.verifiers.grade import Grading
+from gnomon.verifiers.workers import GradingPool
+
+Warn = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The learner, the engines, and what becomes of weights on their way; measured is what the way itself measured."""
+
+    learner: Writing
+    engine: EnginePool
+    sent: Sending | None
+    measured: Callable[[], Metrics] = Metrics
+
+
+def places_of(experiment: Experiment) -> list[Place]:
+    """Return what a run takes of a cluster: for each learner, engine and grader an actor."""
+    gpus = 1.0 if device_of(experiment).type == "cuda" else 0.0
+    learners = [Place("learner", gpus=gpus)] * experiment.learner.processes
+    engines = [Place("engine", gpus=gpus)] * experiment.engine.count
+    return [*learners, *engines, *[Place("grader", float(experiment.grading.workers))] * experiment.cluster.graders]
+
+
+def check_staging(experiment: Experiment) -> None:
+    """Refuse what cannot be had or meant, before anything is loaded. Raises: ConfigError."""
+    recipe = recipe_of(experiment)
+    if experiment.cluster.kind == "none":
+        recipe.check()
+        return
+    device = device_of(experiment)
+    recipe.check_cut(device)
+    if ":" in experiment.device:
+        raise ConfigError(
+            f"device = '{experiment.device}' is one GPU of this machine, and a cluster deals its GPUs out itself; set "
+            "device = 'cuda'"
+        )
+    if experiment.engine.server or experiment.engine.python:
+        raise ConfigError(
+            "engine.server and engine.python are about servers, and on a cluster each engine is a process of its own; "
+            'remove them, or set cluster.kind = "none"'
+        )
+    check_cluster(experiment.cluster, places_of(experiment), torch.cuda.device_count() if device.type == "cuda" else 0)
+
+
+def opened(experiment: Experiment, warn: Warn) -> Cluster | None:
+    """Return the cluster that the experiment asks for, with room on it; None where it asks for none.
+
+    Raises: ConfigError.
+    """
+    if experiment.cluster.kind == "none":
+        return None
+    return Cluster.open(experiment.cluster, places_of(experiment), warn)
+
+
+def judging(experiment: Experiment, grading: Grading, cluster: Cluster | None, warn: Warn) -> GradingPool | Graders:
+    """Return what judges answers."""
+    limits = grading_limits(experiment)
+    if cluster is None:
+        return GradingPool(grading, limits)
+    return Graders(cluster, cluster.of("grader"), grading, limits, warn)
+
+
+def staged(experiment: Experiment, cluster: Cluster | None, warn: Warn) -> Stage:
+    """Return learner and engines, started, with the experiment's model.
+
+    warn: is told of every engine that is lost, in one line. Raises: UserError as loading does; LearnerError.
+    """
+    if cluster is not None:
+        return _on_cluster(experiment, cluster, warn)
+    recipe = recipe_of(experiment)
+    if not experiment.learner.is_sharded:
+        model = load_network(experiment)
+        learner = recipe.learner(model, resolve_device(experiment.device))
+        return Stage(learner, serve(experiment, model, warn), sending(experiment, model))
+    gang = Gang(recipe, LocalCrew(experiment.learner.processes, experiment.device))
+    gang.open()
+    try:
+        model = outline(experiment.model, experiment.trust_remote_code)
+        return Stage(gang, serve(experiment, model, warn), sending(experiment, model))
+    except BaseException:
+        gang.close()
+        raise
+
+
+def _on_cluster(experiment: Experiment, cluster: Cluster, warn: Warn) -> Stage:
+    device = device_of(experiment).type
+    model, plan = outline(experiment.model, experiment.trust_remote_code), experiment.engine
+    rounding = Rounding(plan.rounding, {} if plan.rounding == "none" else input_axes(model))
+    # While the learner loads its model, so do the engines.
+    order = Order(
+        partial(one_engine, replace(experiment, device=device)),
+        takes_parts=plan.kind == "local",
+        threads=max(1, torch.get_num_threads() // len(cluster.places)),
+    )
+    places = {f"engine-{n}": place for n, place in enumerate(cluster.of("engine"), start=1)}
+    engine, measured = serve_remotely(cluster, places, order, plan.timeout_seconds, vocabulary_size(model), warn)
+    gang = Gang(recipe_of(experiment), RayCrew(cluster, device), rounding)
+    gang.open()
+    # What is put where engines find it was rounded and merged there.
+    is_other = plan.rounding != "none" or experiment.lora is not None
+    return Stage(gang, engine, _as_it_is if is_other else None, measured)
+
+
+def _as_it_is(snapshot: Snapshot) -> Snapshot:
+    return snapshot

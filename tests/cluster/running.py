@@ -1,0 +1,81 @@
+"""Runs on a cluster of their own, started as a person starts them, and what of them is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+LAYOUT = ("learner.processes=2", "engine.count=2", "cluster.graders=2", "grading.workers=1", "device=cpu")
+MAIN = "import sys; from gnomon.cli.main import main; sys.exit(main())"
+STARTING_SECONDS = 280.0
+
+
+@contextmanager
+def running(
+    folder: Path, *overrides: str, cluster: str = "ray", environment: Mapping[str, str] | None = None
+) -> Iterator["subprocess.Popen[str]"]:
+    """`gnomon train tiny --cluster CLUSTER` in ``folder``, in a session of its own; ended with all it started."""
+    said = (folder.parent / f"{folder.name}.log").open("w+")
+    command = [sys.executable, "-c", MAIN, "train", "tiny", "--cluster", cluster, *LAYOUT, *overrides]
+    with said:
+        program = subprocess.Popen(
+            [*command, "--run-dir", str(folder)],
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, **(environment or {}), "OMP_NUM_THREADS": "1"},
+        )
+        try:
+            yield program
+        finally:
+            if program.poll() is None:
+                program.kill()
+            program.wait()
+            for number in family(program.pid):
+                os.kill(number, signal.SIGKILL)
+
+
+def said_by(folder: Path) -> str:
+    """What the run in ``folder`` wrote."""
+    return (folder.parent / f"{folder.name}.log").read_text()
+
+
+def until_step(folder: Path, program: "subprocess.Popen[str]", steps: int = 2) -> None:
+    """Wait until so many steps were made."""
+    until = time.monotonic() + STARTING_SECONDS
+    metrics = folder / "metrics.jsonl"
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < steps:
+        assert program.poll() is None, said_by(folder)
+        assert time.monotonic() < until, said_by(folder)
+        time.sleep(0.2)
+
+
+def family(session: int) -> dict[int, str]:
+    """Processes of a session that live, each with its command line."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session and fields[0] not in "ZX":
+                found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
+        except OSError:
+            continue
+    return found
+
+
+def numbers(session: int, title: str) -> list[int]:
+    """Those of them whose command line has ``title`` in it, in order."""
+    return sorted(number for number, line in family(session).items() if title in line)
+
+
+def until_alone(session: int, seconds: float) -> dict[int, str]:
+    """Wait until nobody of a session is left, or so long; return who is."""
+    until = time.monotonic() + seconds
+    while (left := family(session)) and time.monotonic() < until:
+        time.sleep(0.2)
+    return left

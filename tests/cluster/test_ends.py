@@ -1,0 +1,129 @@
+"""However a run on a cluster ends, it says why within a minute, and leaves nothing behind (F11, F17)."""
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from tests.cluster.nodes import Others, others
+from tests.cluster.running import family, numbers, running, said_by, until_alone, until_step
+
+from gnomon.records.checkpoints import Checkpoints
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+SECONDS = 60.0
+LONG = ("steps=100000", "checkpoints.every=2", "evaluation.before=false")
+
+ENDS = {
+    "a rank is killed": ("ray::Seat", signal.SIGKILL, "process [01] of the learner's 2 is gone .on 127.0.0.1"),
+    "a rank stands still": ("ray::Seat", signal.SIGSTOP, "process [01] of the learner's 2 stood still for 40 s"),
+    "the servers here die": ("raylet/raylet", signal.SIGKILL, "is gone|no engine is left|ended without a word"),
+    "the head dies": ("gcs/gcs_server", signal.SIGKILL, "the head of the Ray cluster at .* is gone"),
+    "the head stands still": ("gcs/gcs_server", signal.SIGSTOP, "has not answered for 30 s"),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_what_dies_or_stands_still_ends_the_run_in_words(name: str, tmp_path: Path):
+    """Within 60 s, with exit code 1, a typed error that says which and how, and no process left."""
+    title, number, said = ENDS[name]
+    folder = tmp_path / "run"
+    with running(folder, *LONG) as program:
+        until_step(folder, program)
+        os.kill(numbers(program.pid, title)[-1], number)
+        began = time.monotonic()
+        code = program.wait(SECONDS + 40)
+        took = time.monotonic() - began
+        left = until_alone(program.pid, 30)
+    print(f"{name}: {took:.1f} s\n{said_by(folder)[-1500:]}")
+
+    assert took < SECONDS
+    assert code == 1
+    assert re.search(said, said_by(folder))
+    assert "Traceback" not in said_by(folder)
+    assert left == {}
+
+
+def test_a_run_that_is_killed_leaves_nothing(tmp_path: Path):
+    """Within 60 s of SIGKILL nobody of its cluster lives, and its folder is gone."""
+    folder = tmp_path / "run"
+    before = set(Path("/tmp").glob("gnomon-ray-*"))
+    with running(folder, *LONG) as program:
+        until_step(folder, program)
+        program.kill()
+        program.wait()
+        began = time.monotonic()
+        left = until_alone(program.pid, SECONDS)
+        print(f"alone after {time.monotonic() - began:.1f} s")
+        assert left == {}
+    until = time.monotonic() + 20
+    while set(Path("/tmp").glob("gnomon-ray-*")) - before and time.monotonic() < until:
+        time.sleep(0.2)
+    assert set(Path("/tmp").glob("gnomon-ray-*")) - before == set()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_it_after_the_step_at_hand(number: signal.Signals, tmp_path: Path):
+    """From the keyboard it reaches everybody in the terminal; a checkpoint is published all the same."""
+    folder = tmp_path / "run"
+    with running(folder, *LONG) as program:
+        until_step(folder, program)
+        # A terminal sends its signal to everybody in it; a scheduler to the program that it started.
+        (os.killpg if number == signal.SIGINT else os.kill)(program.pid, number)
+        code = program.wait(SECONDS)
+        left = until_alone(program.pid, 30)
+    print(said_by(folder)[-600:])
+    steps = len((folder / "metrics.jsonl").read_text().splitlines())
+
+    assert code == 128 + number
+    assert "go on with: gnomon resume" in said_by(folder)
+    found = Checkpoints(folder / "checkpoints").newest()
+    assert found is not None
+    assert found.step == steps
+    assert left == {}
+
+
+@pytest.mark.parametrize("way", ["address", "client"])
+def test_a_run_on_a_cluster_of_others_leaves_it_as_it_was(way: str, tmp_path: Path):
+    """Killed, it leaves no actor there within 60 s; the next run finds all places free."""
+    with others(3, 4) as there:
+        where = {"address": there.address, "client": there.client}[way]
+        with running(tmp_path / "run", *LONG, cluster=where, environment=there.environment) as program:
+            until_step(tmp_path / "run", program)
+            assert actors(there)
+            program.kill()
+            program.wait()
+            began = time.monotonic()
+            while actors(there) and time.monotonic() - began < SECONDS:
+                time.sleep(0.2)
+            print(f"{way}: alone after {time.monotonic() - began:.1f} s")
+            assert actors(there) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_machine_that_is_gone_ends_the_run_in_words(number: signal.Signals, tmp_path: Path):
+    """All of the second node's processes at once; the run says which rank was there, within 60 s."""
+    with others(3, 4) as there:
+        layout = ("cluster.placement=spread", *LONG)
+        with running(tmp_path / "run", *layout, cluster=there.address, environment=there.environment) as program:
+            until_step(tmp_path / "run", program)
+            second = family(there.nodes[1].pid)
+            assert [line for line in second.values() if "ray::Seat" in line]
+            for one in second:
+                os.kill(one, number)
+            began = time.monotonic()
+            code = program.wait(SECONDS + 40)
+            took = time.monotonic() - began
+    print(f"{number.name}: {took:.1f} s\n{said_by(tmp_path / 'run')[-700:]}")
+
+    assert took < SECONDS
+    assert code == 1
+    assert re.search("process [01] of the learner's 2 (is gone|stood still for 40 s)", said_by(tmp_path / "run"))
+
+
+def actors(there: Others) -> list[str]:
+    """What gnomon has on the nodes."""
+    kinds = ("ray::Seat", "ray::Answerer", "ray::Grader")
+    return [line for node in there.nodes for line in family(node.pid).values() if line.startswith(kinds)]

@@ -1,0 +1,195 @@
+"""A learner whose ranks are actors of a cluster is the learner in one process."""
+
+import asyncio
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.learner.together import alone, apart, moved, recipe_for, together, walk
+
+from gnomon.algorithms import GRPO, PRESETS, Algorithm
+from gnomon.cluster.learners import RayCrew
+from gnomon.cluster.ray import Cluster, Place
+from gnomon.cluster.sweeper import users_of
+from gnomon.errors import LearnerError, NotFiniteError
+from gnomon.learner.gang import Gang, Rounding
+from gnomon.learner.torch import TorchLearner
+from gnomon.models.linear import input_axes
+from gnomon.models.size import outline
+from gnomon.plans import ClusterPlan
+from gnomon.transport.rounding import rounded
+from gnomon.types import Batch, State
+
+PPO, VAPO = PRESETS["ppo"], PRESETS["vapo"]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Room for two learners on this machine."""
+    found = Cluster.open(ClusterPlan(kind="ray", start_seconds=120.0), [Place("learner")] * 2, print)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def started(cluster: Cluster) -> Iterator[tuple[Gang, State]]:
+    """Ranks that every test shares, with a critic, and the state that they began with."""
+    with together(recipe_for(PPO), RayCrew(cluster, "cpu")) as gang:
+        yield gang, gang.state()
+
+
+@pytest.fixture
+def gang(started: tuple[Gang, State]) -> Gang:
+    """The ranks, as they began."""
+    gang, first = started
+    gang.restore(first)
+    return gang
+
+
+@pytest.fixture
+def single() -> TorchLearner:
+    """The same learner in this process."""
+    return alone(recipe_for(PPO))
+
+
+@pytest.fixture
+def batches(make_batch: Callable[..., Batch]) -> list[Batch]:
+    """Nine rows in three groups each, so that two ranks have unequal parts."""
+    return [make_batch(seed, 3, 3) for seed in range(3)]
+
+
+@pytest.mark.parametrize("algorithm", [GRPO, VAPO], ids=lambda a: a.name)
+def test_ranks_make_the_steps_of_one_process(algorithm: Algorithm, gang: Gang, single: TorchLearner, batches):
+    """Weights, moments and all that is measured, over three steps, to 1e-6 (P4)."""
+    first = single.state().tensors
+    mine, theirs = (walk(learner, algorithm, batches) for learner in (single, gang))
+
+    assert apart(gang.state().tensors, single.state().tensors) < 1e-6
+    assert moved(single.state().tensors, first) > 1e-3
+    for one, other in zip(mine, theirs, strict=True):
+        assert other == pytest.approx(one, rel=1e-4, abs=1e-6)
+
+
+def test_the_same_steps_are_the_same_bits(gang: Gang, started: tuple[Gang, State], batches):
+    """With the same ranks sums are made in the same order."""
+    found = []
+    for _ in range(2):
+        gang.restore(started[1])
+        found.append((walk(gang, GRPO, batches), gang.state().tensors))
+
+    assert found[0][0] == found[1][0]
+    assert apart(found[0][1], found[1][1]) == 0.0
+
+
+def test_weights_lie_where_engines_find_them(gang: Gang, single: TorchLearner, batches):
+    """A snapshot says where; it is the learner's weights, in any process, and can be lent back without passing here."""
+    batch, before = batches[0], gang.snapshot()
+    held = {name: tensor.clone() for name, tensor in before.tensors()}
+    walk(gang, GRPO, batches[:1])
+    walk(single, GRPO, batches[:1])
+    after = gang.snapshot()
+
+    assert before.stored is not None
+    assert after.stored is not None
+    assert apart(dict(after.tensors()), dict(single.snapshot().tensors())) < 1e-6
+    assert apart(dict(after.tensors()), held) > 1e-3
+    lent = asyncio.run(gang.logprobs(batch, after))
+    assert float((lent - asyncio.run(gang.logprobs(batch))).abs().max()) < 2e-6
+
+
+def test_the_model_comes_from_a_disk_that_the_run_does_not_see(gang: Gang, batches, tmp_path: Path):
+    """Rank 0 tells by a probe whether it sees the run's folder; if not, it keeps its files until they are fetched."""
+    walk(gang, GRPO, batches[:1])
+    gang.write_model(tmp_path / "seen")
+    crew = gang.crew
+    assert isinstance(crew, RayCrew)
+    first = crew.members[0]
+    room = crew._asked(first, first.actor.room.remote(str(tmp_path / "nothing"), "not this"))
+    gang._ask("write", folder=room)
+    crew.bring(room, tmp_path / "fetched")
+
+    files = {p.relative_to(tmp_path / "seen") for p in (tmp_path / "seen").rglob("*") if p.is_file()}
+    assert {p.relative_to(tmp_path / "fetched") for p in (tmp_path / "fetched").rglob("*") if p.is_file()} == files
+    for name in files:
+        assert (tmp_path / "seen" / name).read_bytes() == (tmp_path / "fetched" / name).read_bytes()
+    assert not Path(room).exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc who listens where")
+def test_nobody_outside_reaches_a_cluster_that_was_started_here(cluster: Cluster, gang: Gang):
+    """All of its processes, the ranks' too, listen on loopback alone; its key is readable by this user alone."""
+    assert cluster._started is not None
+    folder = cluster._started.folder
+    users = users_of(folder, ())
+    assert len(users) >= 6
+    links = [os.readlink(link) for user in users for link in Path(f"/proc/{user}/fd").iterdir() if link.is_symlink()]
+    own = {link[8:-1] for link in links if link.startswith("socket:[")}
+    lines = [
+        line.split() for kind in ("tcp", "tcp6") for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]
+    ]
+    listening = [line[1].rpartition(":")[0] for line in lines if line[3] == "0A" and line[9] in own]
+
+    assert len(listening) >= 6
+    # 127.0.0.1, the same as an IPv6 address, and ::1.
+    assert set(listening) <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "key").stat().st_mode) == 0o600
+
+
+@pytest.mark.slow
+def test_whoever_has_no_key_is_refused(cluster: Cluster):
+    """The head answers this run, and nobody without its key."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", cluster.address]
+    known = subprocess.run(command, env={**os.environ, "RAY_AUTH_MODE": "token"}, capture_output=True, check=False)
+    unknown = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    refused = subprocess.run(command, env={**unknown, "RAY_AUTH_MODE": "disabled"}, capture_output=True, check=False)
+
+    assert known.returncode == 0, known.stderr
+    assert refused.returncode != 0
+
+
+def test_what_is_not_finite_in_one_rank_changes_nothing_in_any(gang: Gang, make_batch):
+    """All raise, with the text of the one that has it, and the next step is as if it never was."""
+    state, minibatch = gang.state(), GRPO.weigh(GRPO.prepare(make_batch(0, 3, 3)))
+    minibatch.advantages[0] = minibatch.advantages[0] + float("nan")
+
+    with pytest.raises(NotFiniteError, match="not finite"):
+        asyncio.run(gang.update(minibatch, GRPO, 0))
+
+    assert apart(gang.state().tensors, state.tensors) == 0.0
+    walk(gang, GRPO, [make_batch(1, 3, 3)])
+
+
+def test_a_rank_that_dies_ends_the_learner_in_words(gang: Gang, make_batch):
+    """At once, with rank, machine and end; nothing more is asked. The last test here: nobody is left."""
+    crew = gang.crew
+    assert isinstance(crew, RayCrew)
+    numbers = [member.at.number for member in crew.members if member.at is not None]
+    os.kill(numbers[1], signal.SIGKILL)
+    began = time.monotonic()
+
+    with pytest.raises(LearnerError, match=r"(?s)process 1 of the learner's 2 is gone \(on 127.0.0.1, pid \d+\)"):
+        asyncio.run(gang.score(make_batch(0, 3, 3), {"proximal"}))
+
+    assert time.monotonic() - began < 20
+    with pytest.raises(LearnerError, match="go on from the newest checkpoint"):
+        gang.state()
+
+
+@pytest.mark.slow
+def test_a_place_is_free_again_when_its_actor_died(cluster: Cluster, make_batch):
+    """One rank is a learner too; weights are rounded where they lie. It needs the room that the dead ones had."""
+    axes = input_axes(outline("tiny"))
+    with together(recipe_for(GRPO), RayCrew(cluster, "cpu")) as gang:
+        gang._rounding = Rounding("int8", axes)
+        single = alone(recipe_for(GRPO))
+        sent = dict(rounded(single.snapshot(), "int8", axes).tensors())
+        assert apart(dict(gang.snapshot().tensors()), sent) == 0.0

@@ -1,0 +1,147 @@
+"""What is refused before anything is loaded or started, and in which words."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gnomon.cluster import watch
+from gnomon.cluster.ray import Place, check_cluster
+from gnomon.cluster.sweeper import FAREWELL
+from gnomon.cluster.watch import Watch
+from gnomon.errors import ConfigError
+from gnomon.experiment import load
+from gnomon.plans import ClusterPlan
+from gnomon.staging import check_staging, places_of
+
+MICRO = ("algorithm=p3o", "algorithm.scope=micro_batch")
+TINY = ("device=cpu", "cluster=ray")
+
+
+@pytest.mark.parametrize(
+    "address", ["head", "ray:/head:1", "head:port", "http://head:8265", "head:123456", ":1", "a b:1"]
+)
+def test_an_address_that_is_none_is_refused(address: str):
+    """The message says which forms there are."""
+    with pytest.raises(ConfigError, match=r"should be HOST:PORT .* ray://HOST:PORT"):
+        ClusterPlan("ray", address)
+
+
+@pytest.mark.parametrize(
+    "address", ["head:6379", "10.0.0.1:6379", "[::1]:6379", "ray://head.example:10001", "auto", ""]
+)
+def test_every_form_of_address_is_taken(address: str):
+    """A word alone stands for the table, on the command line and in TOML."""
+    plan = ClusterPlan("ray", address)
+    if address:
+        quoted = f'"{address}"' if address.startswith("[") else address
+        assert load("tiny", [f"cluster={quoted}"]).experiment.cluster == plan
+
+
+def test_settings_of_a_cluster_stay_when_its_address_is_named():
+    """`cluster=ray` does not undo what is said of it elsewhere."""
+    plan = load("tiny", ["cluster.graders=3", "cluster=ray://head:1", "cluster.placement=spread"]).experiment.cluster
+
+    assert plan == ClusterPlan("ray", "ray://head:1", graders=3, placement="spread")
+    with pytest.raises(ConfigError, match=r"needs cluster\.kind = 'ray'"):
+        load("tiny", ["cluster.address=head:1"])
+    with pytest.raises(ConfigError, match="graders >= 1"):
+        load("tiny", ["cluster=ray", "cluster.graders=0"])
+
+
+REFUSED = {
+    "a GPU by its number": (("cluster=ray", "device=cuda:1"), "PyTorch|is one GPU of this machine"),
+    "a server of vLLM's": (("engine.kind=vllm", "engine.server=start"), "each engine is a process of its own"),
+    "a loss that depends on the cut": (("learner.processes=2", *MICRO), "cuts it otherwise"),
+    "offloading to where it computes": (("learner.offload=true",), "set learner.offload = false"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_meant_on_a_cluster_is_refused(name: str):
+    """Before anything is loaded, with what to set instead."""
+    overrides, said = REFUSED[name]
+    with pytest.raises(ConfigError, match=said):
+        check_staging(load("tiny", [*TINY, *overrides]).experiment)
+
+
+def test_a_run_takes_a_place_for_each_of_its_parts():
+    """Graders take a CPU for each of their processes."""
+    experiment = load("tiny", [*TINY, "learner.processes=2", "engine.count=3", "grading.workers=4"]).experiment
+
+    assert places_of(experiment) == [Place("learner")] * 2 + [Place("engine")] * 3 + [Place("grader", 4.0)]
+
+
+def test_more_gpus_than_this_machine_has_are_refused():
+    """A cluster that is started here has what the machine has."""
+    with pytest.raises(ConfigError, match="2 learners of 1 CPU and 1 GPU need 2 GPUs, and this machine has 1"):
+        check_cluster(ClusterPlan("ray"), [Place("learner", gpus=1.0)] * 2, 1)
+
+
+def test_without_ray_the_extra_is_named():
+    """Exit code 2 and one message, where Ray cannot be imported; nothing else of gnomon needs it."""
+    code = (
+        "import sys; sys.modules['ray'] = None\n"
+        "from gnomon.cli.main import main\n"
+        "sys.exit(main(['train', 'tiny', '--cluster', 'ray', 'device=cpu']))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert ran.returncode == 2
+    assert "needs Ray, which is not installed; pip install 'gnomon[cluster]'" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])
+def test_an_address_where_nobody_listens_is_refused(form: str):
+    """At once, before Ray is imported."""
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        address = form.format(one.getsockname()[1])
+    with pytest.raises(ConfigError, match="nobody answers there"):
+        check_cluster(ClusterPlan("ray", address), [Place("learner")], 0)
+
+
+def test_a_head_that_is_gone_or_silent_is_noticed(monkeypatch: pytest.MonkeyPatch):
+    """Its port is closed, or it takes connections and does not answer; a moment is forgiven."""
+    monkeypatch.setattr(watch, "_PAUSE", 0.05)
+    monkeypatch.setattr(watch, "_ASK_SECONDS", 0.05)
+    monkeypatch.setattr(watch, "_CLOSED_SECONDS", 0.3)
+    monkeypatch.setattr(watch, "_SILENT_SECONDS", 0.6)
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        answering, silent = Watch(address, lambda: None), Watch(address, lambda: time.sleep(60))
+        time.sleep(1.2)
+        assert answering.fault == ""
+        assert "has not answered for 0.6 s" in silent.fault
+    time.sleep(0.8)
+    assert f"the head of the Ray cluster at {address} is gone" in answering.fault
+    answering.close()
+    silent.close()
+
+
+@pytest.mark.parametrize(("farewell", "is_said"), [(FAREWELL, False), (b"", True)])
+def test_whoever_has_a_file_open_in_the_folder_is_ended(farewell: bytes, is_said: bool, tmp_path: Path):
+    """When the run is gone; the folder is gone as well, and a run that did not take its leave is spoken of."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "log").write_text("")
+    code = f"import time; file = open({str(folder / 'log')!r}); print('open', flush=True); time.sleep(100)"
+    agent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    assert agent.stdout is not None
+    assert agent.stdout.readline() == b"open\n"
+    sweeper = subprocess.Popen(
+        [sys.executable, "-m", "gnomon.cluster.sweeper", str(folder)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    _, said = sweeper.communicate(farewell, 30)
+
+    assert agent.wait(5) != 0
+    agent.stdout.close()
+    assert not folder.exists()
+    assert (b"ended without a word" in said) == is_said

@@ -1,0 +1,100 @@
+"""A whole run on a cluster, as a person starts it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import tomli_w
+from tests.cluster.nodes import others
+from tests.cluster.running import LAYOUT, MAIN
+
+from gnomon.records.jsonl import read_rows
+
+
+def gnomon(*arguments: str, seconds: float = 280.0, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """What the command said, and its exit code."""
+    surroundings = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return subprocess.run(
+        [sys.executable, "-c", MAIN, *arguments],
+        env={**surroundings, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+
+
+def test_learners_engines_and_graders_on_a_cluster_of_this_machine(tmp_path: Path):
+    """Two of each train two steps; the card says what they were on; nothing but the result is on standard output."""
+    run = tmp_path / "run"
+    ran = gnomon("train", "tiny", "--cluster", "ray", *LAYOUT, "steps=2", "--json", "--run-dir", str(run))
+
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["steps"] == 2
+    card = json.loads((run / "run.json").read_text())
+    assert card["cluster"].startswith("Ray 2.60.0, started for this run, on loopback alone: 1 node, token auth")
+    assert card["reproducibility"].startswith("R2 lossless")
+    rows = list(read_rows(run / "metrics.jsonl"))
+    assert [row["step"] for row in rows] == [1, 2]
+    assert rows[-1]["engines/alive"] == 2
+    assert rows[-1]["rollout/error_fraction"] == 0.0
+    assert rows[-1]["mismatch/logprob_abs_mean_nats"] < 1e-5
+    assert (run / "checkpoints" / "step-2" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_goes_on_with_other_numbers_of_processes(tmp_path: Path):
+    """Begun with two learners on a cluster, it goes on with three, and then in one process without any cluster."""
+    run = tmp_path / "run"
+    begun = gnomon("train", "tiny", "--cluster", "ray", *LAYOUT, "steps=2", "--run-dir", str(run))
+    assert begun.returncode == 0, begun.stderr
+    for steps, processes, cluster in ((4, 3, "ray"), (6, 1, "none")):
+        table = tomllib.loads((run / "experiment.toml").read_text())
+        table["steps"] = steps
+        table["learner"]["processes"] = processes
+        table["cluster"]["kind"] = cluster
+        (run / "experiment.toml").write_text(tomli_w.dumps(table))
+        ran = gnomon("resume", str(run), "--json")
+        assert ran.returncode == 0, ran.stderr
+        assert json.loads(ran.stdout)["steps"] == steps
+    assert [row["step"] for row in read_rows(run / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("way", ["address", "client"])
+def test_a_cluster_of_others_is_joined_with_its_key(way: str, tmp_path: Path):
+    """From one of its machines or from outside, with two nodes; without the key nobody comes in."""
+    with others(2, 4) as there:
+        where = {"address": there.address, "client": there.client}[way]
+        command = ("train", "tiny", "--cluster", where, *LAYOUT, "cluster.placement=spread", "steps=1", "--run-dir")
+        key = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": there.key}
+        ran = gnomon(*command, str(tmp_path / "run"), **key)
+        assert ran.returncode == 0, ran.stderr
+        card = json.loads((tmp_path / "run" / "run.json").read_text())
+        assert card["cluster"] == f"Ray 2.60.0, joined at {where}: 2 nodes, token authentication on"
+        again = gnomon(*command, str(tmp_path / "again"), RAY_AUTH_MODE="disabled")
+        assert again.returncode == 2
+        assert re.search(f"cluster.address = '{where}' cannot be joined.*No key was shown", again.stderr)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_too_small_a_cluster_is_refused_with_what_was_asked_and_what_there_is(tmp_path: Path):
+    """One message, after as many seconds as were given, with exit code 2."""
+    with others(3) as there:
+        key = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": there.key}
+        command = ("train", "tiny", "--cluster", there.address, *LAYOUT, "cluster.start_seconds=8")
+        ran = gnomon(*command, "--run-dir", str(tmp_path / "run"), **key)
+
+    assert ran.returncode == 2
+    assert (
+        "2 learners of 1 CPU, 2 engines of 1 CPU, 2 graders of 1 CPU found no room on the cluster in 8 s" in ran.stderr
+    )
+    assert "it has 3 CPUs (3 free) and 0 GPUs (0 free) on 1 node; set learner.processes" in ran.stderr
