@@ -33,6 +33,8 @@ _SETTINGS = {
     "RAY_DEDUP_LOGS": "1",
     "RAY_DEDUP_LOGS_SKIP_REGEX": "^",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
+    # Whoever asks after the cluster has gone shall not be taken to another one.
+    "RAY_ENABLE_AUTO_CONNECT": "0",
 }
 
 
