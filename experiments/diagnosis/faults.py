@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 import gnomon.session
+import gnomon.staging
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.pool import EnginePool
@@ -47,9 +48,9 @@ def faulty(kind: str) -> Iterator[None]:
     def serve(experiment: Experiment, trained: nn.Module, warn: Callable[[str], None]) -> EnginePool:
         return EnginePool({kind: ENGINES[kind](load_network(experiment), shared=False)}, warn=warn)
 
-    kept = gnomon.session.serve, gnomon.session._arrival
-    gnomon.session.serve, gnomon.session._arrival = serve, lambda *given: Unproved()  # type: ignore[assignment]
+    kept = gnomon.staging.serve, gnomon.session._arrival
+    gnomon.staging.serve, gnomon.session._arrival = serve, lambda *given: Unproved()  # type: ignore[assignment]
     try:
         yield
     finally:
-        gnomon.session.serve, gnomon.session._arrival = kept
+        gnomon.staging.serve, gnomon.session._arrival = kept

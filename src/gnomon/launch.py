@@ -108,7 +108,11 @@ def train_experiment(loaded: Loaded, run_dir: Path | None = None, stop: StopRequ
         write_durably(directory.experiment, to_toml(experiment).encode())
         if asked.split.dropped:
             console.say(f"{asked.split.dropped:,} training questions are given up, because they are held out")
-        return _run(Session(experiment, asked, chosen, directory, console), None, stop or StopRequest())
+        try:
+            return _run(Session(experiment, asked, chosen, directory, console), None, stop or StopRequest())
+        except UserError:
+            directory.take_back()
+            raise
 
 
 def resume(run: str | Path, stop: StopRequest | None = None) -> Result:

@@ -9,6 +9,7 @@ import torch
 from gnomon.algorithms import Algorithm
 from gnomon.algorithms.plans import TrackerPlan
 from gnomon.assemble import Questions
+from gnomon.errors import ConfigError
 from gnomon.experiment import Experiment
 from gnomon.learner.plan import DEVICE_SHARE, token_budget
 from gnomon.learner.precision import Precision, dtype_of, resolve_precision
@@ -17,7 +18,7 @@ from gnomon.models.head import chunk_for
 from gnomon.models.size import ModelSize
 from gnomon.records.console import duration
 from gnomon.sentences import Costs, initial_answers, many, paragraphs, size_in_words
-from gnomon.serving import own_copies, said_of_serving
+from gnomon.serving import device_of, own_copies, said_of_serving
 
 GIB = 2**30
 _YEAR = 366 * 24 * 3600
@@ -60,6 +61,11 @@ def make_plan(experiment: Experiment, asked: Questions, size: ModelSize) -> Plan
 
     Raises: ConfigError when the experiment's device is not here.
     """
+    if device_of(experiment).type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "this plan measures what computes, and the cluster's GPUs are not here; plan with --hardware h100 --gpus "
+            "N, which needs none"
+        )
     algorithm, rollouts = experiment.algorithm, experiment.rollouts_per_step
     precision = resolve_precision(experiment.learner.precision, str(resolve_device(experiment.device)))
     prompt_tokens = _prompt_tokens(asked)

@@ -177,7 +177,7 @@ class ClusterPlan:
         if self.address and not _ADDRESS.fullmatch(self.address):
             raise ConfigError(
                 f"cluster.address = '{self.address}' should be HOST:PORT (from one of its machines), ray://HOST:PORT "
-                '(from any other), "auto", or nothing to start a cluster here'
+                '(from any other) or "auto"; to start a cluster here write cluster = "ray" and no address'
             )
         if self.kind == "none" and self.address:
             raise ConfigError(f"cluster.address = '{self.address}' needs cluster.kind = 'ray'; set it, or remove both")

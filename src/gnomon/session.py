@@ -276,7 +276,7 @@ def _valuing(experiment: Experiment, learner: Writing) -> Valuing:
 
 def _glimpse(experiment: Experiment, learner: Writing) -> Glimpse:
     plan = experiment.records
-    return Looking(learner, plan.tokens, experiment.steps - 1) if plan.rollouts and plan.tokens else Unseen()
+    return Looking(learner, plan.tokens) if plan.rollouts and plan.tokens else Unseen()
 
 
 def _imitation(experiment: Experiment, chosen: Choosing, learner: Writing) -> Imitation:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gnomon.cli.main import main
 from gnomon.cluster import watch
 from gnomon.cluster.ray import Place, check_cluster
 from gnomon.cluster.sweeper import FAREWELL
@@ -145,3 +146,21 @@ def test_whoever_has_a_file_open_in_the_folder_is_ended(farewell: bytes, is_said
     agent.stdout.close()
     assert not folder.exists()
     assert (b"ended without a word" in said) == is_said
+
+
+def test_a_place_that_is_not_named_is_refused(capsys: pytest.CaptureFixture[str]):
+    """A variable that is not set must not train on the machine at hand."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", "tiny", "--cluster", ""])
+    assert "--cluster needs a place" in capsys.readouterr().err
+
+
+def test_a_cluster_that_cannot_be_reached_leaves_no_run(tmp_path: Path):
+    """What listens is no Ray: nothing has happened, so the folder's name is free for the next try."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        code = main(
+            ["train", "tiny", "--cluster", address, "cluster.start_seconds=3", "--run-dir", str(tmp_path / "run")]
+        )
+    assert code == 2
+    assert not (tmp_path / "run").exists()

@@ -190,3 +190,26 @@ def test_what_is_no_run_cannot_be_resumed(tmp_path: Path):
         RunDirectory.reopen(tmp_path)
     with pytest.raises(RunDirectoryError, match="there is no run"):
         RunDirectory.reopen(tmp_path / "nowhere" / "run")
+
+
+def test_a_run_that_never_began_is_taken_back(tmp_path: Path):
+    """Its name is free again; one that has a card, or holds something else, stays."""
+    for name in ("new", "begun", "foreign"):
+        with RunDirectory.create(tmp_path / name) as run:
+            run.experiment.write_text("steps = 1\n")
+            if name == "begun":
+                run.card.write_text("{}")
+            if name == "foreign":
+                (run.path / "note").write_text("mine")
+            run.take_back()
+
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["begun", "foreign"]
+    assert (tmp_path / "begun" / "experiment.toml").exists()
+    assert [p.name for p in (tmp_path / "foreign").iterdir()] == ["note"]
+
+
+def test_an_empty_experiment_is_none(tmp_path: Path):
+    """A file cut to nothing says as little as one that cannot be read."""
+    (tmp_path / "experiment.toml").write_text("")
+    with pytest.raises(RunDirectoryError, match="cannot be read: it is empty"):
+        RunDirectory(tmp_path).table()

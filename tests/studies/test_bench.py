@@ -173,6 +173,7 @@ def test_a_case_measures_at_its_small_size(case: str, contender: str, names: set
     assert all(len(m.values) == 1 for m in result.measures)
 
 
+@pytest.mark.slow
 def test_a_bench_prints_one_object_with_limits_and_conditions(capsys: pytest.CaptureFixture[str]):
     """The fixed work in a process of its own: steps, their parts, tokens, memory, and the limit beside them."""
     code = main(["bench", "c1", "--quick", "--repeats", "2", "--json"])

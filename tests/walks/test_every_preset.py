@@ -17,6 +17,8 @@ from gnomon.launch import train_experiment
 
 BLIND = 0.1
 STEPS = 40
+QUICK = ("reinforce", "grpo", "dapo", "gspo", "p3o", "spo", "ppo", "vapo")
+"""One of each kind; the others, which are made of the same pieces, are slow together."""
 EXPERIMENT = f"""
 name = "copy"
 model = "tiny"
@@ -56,7 +58,9 @@ def copying(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in PRESETS]
+)
 def test_every_preset_learns_to_read_its_prompt(name: str, copying: Path, tmp_path: Path):
     """Over its last five steps each algorithm earns clearly more than the best answer that ignores the prompt."""
     experiment = load(str(copying), [f"algorithm={name}", *SETTINGS.get(name, ())])

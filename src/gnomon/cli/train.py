@@ -16,7 +16,9 @@ def run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--run-dir", type=Path, help="where to write the run (default: runs/NAME-DATE-TIME)")
     parser.add_argument(
-        "--cluster", metavar="WHERE", help='"ray" starts a Ray cluster here; HOST:PORT or ray://HOST:PORT joins one'
+        "--cluster",
+        metavar="WHERE",
+        help="ray starts a Ray cluster here; auto, HOST:PORT, ray://HOST:PORT join one",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end and nothing else")
     given = parser.parse_intermixed_args(arguments)
@@ -26,6 +28,8 @@ def run(arguments: Sequence[str]) -> int:
         from gnomon.experiment import load
         from gnomon.launch import train_experiment
 
+    if given.cluster == "":
+        parser.error("--cluster needs a place: ray, auto, HOST:PORT or ray://HOST:PORT")
     cluster = [] if given.cluster is None else [f'cluster="{given.cluster}"']
     result = train_experiment(load(given.experiment, [*given.overrides, *cluster]), run_dir=given.run_dir)
     return show(result, as_json=given.json)

@@ -117,6 +117,7 @@ class Cluster:
         cluster = cls(ray, plan, places, started)
         try:
             cluster._take()
+            cluster._say_idle(warn)
         except BaseException:
             cluster.close()
             raise
@@ -241,6 +242,11 @@ class Cluster:
                     f"(cluster.start_seconds): it has {self._room()}; set learner.processes, engine.count, "
                     "cluster.graders or grading.workers lower, or join a larger cluster"
                 )
+
+    def _say_idle(self, warn: Callable[[str], None]) -> None:
+        gpus = self._ray.cluster_resources().get("GPU", 0)
+        if gpus and not any(place.gpus for place in self.places):
+            warn(f"the cluster has {gpus:g} GPUs, and this run asks for none of them; set device = 'cuda' to use them")
 
     def _room(self) -> str:
         every, free = self._ray.cluster_resources(), self._ray.available_resources()

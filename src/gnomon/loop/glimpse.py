@@ -43,15 +43,13 @@ class Looking:
 
     learner: Learner
     most: int
-    last: int
     every: int = 8
     one_in: int = 8
 
     async def look(self, batch: Batch, step: int) -> tuple[Seen | None, Metrics]:
         """Look at the best, the worst, the most surprising, and the first answers."""
         began = time.perf_counter()
-        is_due = step % self.every == 0 or step == self.last
-        rows = telling_rows(batch, self.most, self.one_in) if is_due else []
+        rows = [] if step % self.every else telling_rows(batch, self.most, self.one_in)
         if not rows:
             return None, Metrics()
         logprobs, entropy = await self.learner.look(batch.rows(rows))

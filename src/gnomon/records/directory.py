@@ -9,6 +9,7 @@ import re
 import socket
 import time
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -115,9 +116,20 @@ class RunDirectory:
         Raises: RunDirectoryError when it cannot be read: without it nothing that was measured can be judged.
         """
         try:
-            return tomllib.loads(self.experiment.read_text(encoding="utf-8"))
+            table = tomllib.loads(self.experiment.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise RunDirectoryError(f"{self.experiment} cannot be read: {error}") from error
+        if not table:
+            raise RunDirectoryError(f"{self.experiment} cannot be read: it is empty")
+        return table
+
+    def take_back(self) -> None:
+        """Remove a new run whose session never began (it has no card), so that its name is free again."""
+        if not self.card.exists():
+            self.experiment.unlink(missing_ok=True)
+            (self.path / LOCK).unlink(missing_ok=True)
+            with suppress(OSError):
+                self.path.rmdir()
 
     @property
     def experiment(self) -> Path:
