@@ -4,7 +4,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from gnomon.loop.run import StopRequest
 from gnomon.models.critic import HEAD_FILE, check_critic
 from gnomon.records.answers import AnswerLog
 from gnomon.records.batches import BatchLog
-from gnomon.records.card import Card, questions_of, run_card, write_card
+from gnomon.records.card import Card, questions_of, run_card, write_card, write_end
 from gnomon.records.checkpoints import Checkpoints, Found
 from gnomon.records.console import Console
 from gnomon.records.copying import copy_files
@@ -351,6 +351,10 @@ def _run(session: Session, found: Found | None, stop: StopRequest) -> Result:
         except Stopped as stopped:
             said, number = stopped.args
             raise Stopped(f"{said}; go on with: gnomon resume {directory.path}", number) from stopped
+        except Exception as error:
+            with suppress(OSError):
+                write_end(directory.card, error)
+            raise
         finally:
             leave_page(directory, console)
     return result_of(directory)

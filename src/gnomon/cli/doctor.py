@@ -33,6 +33,7 @@ def run(arguments: Sequence[str]) -> int:
     with working("loading libraries", is_brief=True):
         from gnomon.diagnosis import diagnose
         from gnomon.diagnosis.finding import SEVERITIES
+        from gnomon.records.card import end_of
         from gnomon.records.console import Console
         from gnomon.records.damage import damaged, in_words
         from gnomon.records.reading import RunRecord
@@ -44,11 +45,12 @@ def run(arguments: Sequence[str]) -> int:
     last = rows[-1]["step"] if rows else 0
     if given.json:
         table = {"run": str(record.path), "step": last, "findings": [finding.as_row() for finding in findings]}
-        print(json.dumps(table | {"damaged": damage}))
+        print(json.dumps(table | {"damaged": damage, "ended": end_of(record.card())}))
     else:
         width = min(WIDEST, shutil.get_terminal_size().columns)
         found = _count(len(findings)) if rows else "there is no step to judge in metrics.jsonl; found nothing else"
         said = f"{given.run}: {found} after step {last} of {record.steps()}, {record.state()}"
+        said += f"\nIt ended with {ended}" if (ended := end_of(record.card())) else ""
         said += f"\n{in_words(damage)}" if damage else ""
         print(for_people("\n\n".join([said, *(describe(finding, width) for finding in findings)])))
     is_grave = any(

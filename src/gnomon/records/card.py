@@ -21,6 +21,7 @@ PACKAGES = (
     "gnomon", "torch", "transformers", "tokenizers", "safetensors", "numpy", "peft",
     "reasoning-gym", "math-verify", "datasets", "pyarrow", "ray",
 )  # fmt: skip
+_LONGEST_END = 2000
 EXACT = (
     "R0 exact: the same experiment on this processor, with these versions and this number of threads, gives the "
     "same metrics, sampled tokens and weights, bit for bit; also when it was stopped and resumed"
@@ -120,6 +121,29 @@ def write_card(path: Path, card: Card) -> None:
     first = _first(path)
     resumed = [] if first is None else first.get("resumed", [])
     write_json(path, own if first is None else {**first, "resumed": [*resumed, own]})
+
+
+def write_end(path: Path, error: Exception) -> None:
+    """Add to the newest session of a card, as "ended", the error that ended it; a session that is over without one was
+    stopped on purpose, came to its end, or was killed.
+    """
+    card = _first(path)
+    if card is not None:
+        newest = [card, *card.get("resumed", [])][-1]
+        newest["ended"] = f"{type(error).__name__}: {error}"[:_LONGEST_END]
+        write_json(path, card)
+
+
+def end_of(card: Mapping[str, Any]) -> str:
+    """Return the error that ended the newest session of a card that was read; "" where it says none.
+
+    >>> end_of({"ended": "LearnerError: gone", "resumed": [{"ended": "EngineError: lost"}, {}]})
+    ''
+    """
+    resumed = card.get("resumed")
+    newest = [card, *(resumed if isinstance(resumed, list) else [])][-1]
+    said = newest.get("ended") if isinstance(newest, Mapping) else None
+    return said if isinstance(said, str) else ""
 
 
 def questions_of(path: Path) -> str:

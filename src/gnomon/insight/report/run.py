@@ -10,6 +10,7 @@ from gnomon.insight.report import curves, facts
 from gnomon.insight.report.prompts import Prompts, prompts_of
 from gnomon.insight.report.scan import Scan, reward_intervals, scan
 from gnomon.loop.evaluate import Evaluation, Score, read_evaluations
+from gnomon.records.card import end_of
 from gnomon.records.console import duration
 from gnomon.records.damage import damaged, in_words
 from gnomon.records.reading import RunRecord, column
@@ -51,6 +52,7 @@ class Told:
     verdict: str
     figures: Sequence[Figure]
     damaged: str
+    ended: str
     findings: Sequence[Finding]
     parts: Sequence[Part]
     events: Sequence[tuple[int, str, str]]
@@ -101,6 +103,7 @@ def told(record: RunRecord, findings: Sequence[Finding], is_over: bool = False) 
         verdict=verdict(evaluations),
         figures=figures(rows, evaluations),
         damaged=in_words(damaged(record.files, seen.damaged)),
+        ended=end_of(record.card()),
         findings=sorted(findings, key=lambda f: (-SEVERITIES.index(f.severity), f.first_step))[:_MOST_FINDINGS],
         parts=[part for part in parts if part.panels],
         events=_events(evaluations, checkpoints, findings),

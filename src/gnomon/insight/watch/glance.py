@@ -58,7 +58,7 @@ class Glance:
     state: "absent" where there is no run. was_there: whether there was one before. holder: the process that works on
     it. table: the experiment. rows: of metrics, in order of steps, with the numbers that are shown. teaching: of value
     pre-training. findings: as they stand, the gravest first. checkpoint: the newest one's step, None without. written:
-    when the last row was. damaged: lines that were passed over, by file.
+    when the last row was. damaged: lines that were passed over, by file. ended: the error that ended it, if one did.
     """
 
     path: Path
@@ -75,6 +75,7 @@ class Glance:
     checkpoint: int | None = None
     written: float = 0.0
     damaged: Mapping[str, int] = field(default_factory=dict)
+    ended: str = ""
 
     @property
     def step(self) -> int:

@@ -14,6 +14,7 @@ from gnomon.records.phase import duration
 
 _BAR = 20
 _WIDE = 100
+_LONGEST_END = 160
 
 
 def head(glance: Glance, width: int) -> list[Text]:
@@ -71,7 +72,8 @@ def _alarm(glance: Glance) -> tuple[str, str, str]:
             return WARN, f"{path} is gone; what was read of it is shown no more. It is looked for every second.", ""
         return WARN, f"There is no run {path} yet: it has no experiment.toml. It is looked for every second.", ""
     if glance.state == "stopped":
-        done = f"It ended at step {glance.step} of {glance.steps}, and no process works on it."
+        why = f" with {one_line(glance.ended, _LONGEST_END)}" if glance.ended else ""
+        done = f"It ended at step {glance.step} of {glance.steps}{why}, and no process works on it."
         step = glance.checkpoint
         saved = "no checkpoint" if step is None else f"a checkpoint of step {step}"
         on = "begins again" if step is None else "goes on from there"

@@ -41,6 +41,7 @@ def as_row(glance: Glance) -> dict[str, Any]:
         "evaluations": [asdict(found) for found in glance.evaluations],
         "findings": [found.as_row() for found in glance.findings],
         "damaged": dict(glance.damaged),
+        "ended": glance.ended,
         "samples": asdict(glance.samples),
     }
 

@@ -14,10 +14,11 @@ from gnomon.diagnosis.standing import read_standing
 from gnomon.insight.watch.files import DamagedRollouts, Growing, Row, Unchanged
 from gnomon.insight.watch.glance import Glance, Scored, ended
 from gnomon.insight.watch.samples import Samples, read_samples
+from gnomon.records.card import end_of
 from gnomon.records.damage import ROLLOUTS
 from gnomon.records.directory import RunDirectory
 from gnomon.records.holder import holder_of
-from gnomon.records.jsonl import is_number, is_step
+from gnomon.records.jsonl import is_number, is_step, parsed
 
 _PREFIXES = ("rollout/", "reward/", "loss/", "learner/", "time/", "stream/", "engines/", "critic/", "tokens/", "waste/")
 _NAMES = ("seconds", "memory/peak_bytes", "mismatch/logprob_abs_mean_nats")
@@ -38,6 +39,7 @@ class Watcher:
         self._evaluations = Growing(files.evaluations, scored)
         self._findings = Growing(files.findings, Finding.of_row)
         self._standing: Unchanged[list[Finding] | None] = Unchanged(files.diagnosis, read_standing, None)
+        self._ended: Unchanged[str] = Unchanged(files.card, _ended, "")
         self._samples = Samples()
         self._damage = DamagedRollouts(files)
         self._was_there = False
@@ -70,6 +72,7 @@ class Watcher:
             checkpoint=checkpoints[-1] if checkpoints else None,
             written=_written(self._files.metrics),
             damaged=self._damaged(),
+            ended=self._ended.look(),
         )
 
     def _standing_findings(self) -> list[Finding]:
@@ -93,6 +96,11 @@ class Watcher:
             if path.is_file():
                 self._samples = read_samples(path, number)
                 break
+
+
+def _ended(text: bytes) -> str:
+    card = parsed(text)
+    return "" if card is None else end_of(card)
 
 
 class Names:
