@@ -113,3 +113,13 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     near.sort(key=lambda candidate: sorted(candidate) != sorted(name))
     hint = f"; did you mean '{near[0]}'?" if near else "."
     return f"unknown {kind} '{name}'{hint} Known: {', '.join(names)}"
+
+
+def named(kind: str, said: str) -> GnomonError | None:
+    """Return the error of that name, as it was raised in another process; None for one that is not gnomon's.
+
+    >>> named("EngineError", "gone"), named("ValueError", "bad")
+    (EngineError('gone'), None)
+    """
+    found = globals().get(kind)
+    return found(said) if isinstance(found, type) and issubclass(found, GnomonError) else None

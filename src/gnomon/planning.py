@@ -12,13 +12,13 @@ from gnomon.assemble import Questions
 from gnomon.errors import ConfigError
 from gnomon.experiment import Experiment
 from gnomon.learner.plan import DEVICE_SHARE, token_budget
-from gnomon.learner.precision import Precision, dtype_of, resolve_precision
+from gnomon.learner.precision import Precision, dtype_of
 from gnomon.models.device import describe_device, finish, memory_of, resolve_device
 from gnomon.models.head import chunk_for
 from gnomon.models.size import ModelSize
 from gnomon.records.console import duration
 from gnomon.sentences import Costs, initial_answers, many, paragraphs, size_in_words
-from gnomon.serving import device_of, own_copies, said_of_serving
+from gnomon.serving import device_of, own_copies, precision_of, said_of_serving
 
 GIB = 2**30
 _YEAR = 366 * 24 * 3600
@@ -67,7 +67,7 @@ def make_plan(experiment: Experiment, asked: Questions, size: ModelSize) -> Plan
             "N, which needs none"
         )
     algorithm, rollouts = experiment.algorithm, experiment.rollouts_per_step
-    precision = resolve_precision(experiment.learner.precision, str(resolve_device(experiment.device)))
+    precision = precision_of(experiment)
     prompt_tokens = _prompt_tokens(asked)
     costs = _costs(experiment, asked, size, precision)
     checkpoint = _checkpoint(experiment, size, precision)

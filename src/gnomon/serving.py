@@ -188,7 +188,7 @@ def _engines(experiment: Experiment, trained: nn.Module | None) -> Mapping[str, 
     if plan.kind == "vllm":
         from gnomon.engines.vllm import make_vllm
 
-        dtype = dtype_of(resolve_precision(experiment.learner.precision, str(resolve_device(experiment.device))))
+        dtype = dtype_of(precision_of(experiment))
         return {f"vllm-{n}": make_vllm(experiment.model, plan, dtype) for n in range(1, plan.count + 1)}
     if trained is not None and shares_weights(experiment):
         return {"local": LocalEngine(trained, plan.max_concurrent)}

@@ -16,7 +16,6 @@ from gnomon.engines.base import Engine
 from gnomon.engines.pool import EnginePool
 from gnomon.experiment import Experiment
 from gnomon.learner.base import Writing
-from gnomon.learner.precision import resolve_precision
 from gnomon.loop.admission import Trusted, Unlimited
 from gnomon.loop.arrival import FLOAT32_NATS, ROUGH_NATS, Arrival, Proved, Sending
 from gnomon.loop.budget import PART, Meter
@@ -47,7 +46,7 @@ from gnomon.rollouts.rollout import Asker, Stopwatch
 from gnomon.rollouts.stream import RolloutStream
 from gnomon.rollouts.turns import Conversation
 from gnomon.saving import Saver, check_counted, parts_of, restore
-from gnomon.serving import device_of, serve_alone
+from gnomon.serving import precision_of, serve_alone
 from gnomon.staging import judging, staged
 from gnomon.tasks.bridge import Bridge
 from gnomon.types import Grade, Group, Stateful
@@ -201,7 +200,7 @@ def _pretrains(algorithm: Algorithm) -> bool:
 def _arrival(session: Session, engine: EnginePool, sent: Sending | None) -> Arrival:
     """Return what proves that the engines answer with the weights that they are sent."""
     experiment = session.experiment
-    precision = resolve_precision(experiment.learner.precision, str(device_of(experiment)))
+    precision = precision_of(experiment)
     is_exact = precision == "fp32" and experiment.engine.kind == "local"
     limit = FLOAT32_NATS if is_exact else ROUGH_NATS
     return Proved(engine, session.asked.tokenizer.vocab_size, sent, limit)
@@ -211,9 +210,9 @@ async def _judge(
     experiment: Experiment, asked: Questions, console: Console, stack: AsyncExitStack, cluster: Cluster | None = None
 ) -> Judge:
     with console.phase("starting graders"):
-        pool = judging(experiment, asked.grading, cluster, console.warn)
-        stack.push_async_callback(pool.close)
-        await pool.start()
+        pool: GradingPool | Graders = await stack.enter_async_context(
+            judging(experiment, asked.grading, cluster, console.warn)
+        )
     return Judge(pool, ErrorBudget(experiment.grading.max_error_fraction))
 
 

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gnomon import errors
 from gnomon.cluster.answerer import Answerer, Fetched, Order, Reply
 from gnomon.cluster.weights import Stock, awaited
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.pool import EnginePool
-from gnomon.errors import EngineError, GnomonError
+from gnomon.errors import EngineError, named
 from gnomon.metrics import Mean, Metrics, Sum
 from gnomon.progress import working
 from gnomon.transport.fingerprint import Fingerprint
@@ -280,10 +279,7 @@ def serve_remotely(
 
 def error_of(kind: str, said: str) -> Exception:
     """Return the error of that name, as it was raised in another process."""
-    found = vars(errors).get(kind)
-    if isinstance(found, type) and issubclass(found, GnomonError):
-        return found(said)
-    return EngineError(f"{kind}: {said}")
+    return named(kind, said) or EngineError(f"{kind}: {said}")
 
 
 def cause_of(error: Exception) -> str:

@@ -21,10 +21,11 @@ import torch
 from gnomon.cluster.ray import library
 from gnomon.cluster.weights import Shelf, Shelved
 from gnomon.learner import mesh
-from gnomon.learner.parcel import Bytes, boxed, unboxed
+from gnomon.learner.parcel import boxed, unboxed
 from gnomon.learner.rank import Rank, fault_of
 from gnomon.records.card import installed
 from gnomon.transport.rounding import rounded
+from gnomon.transport.stored import Bytes
 
 _INTERFACE_ADDRESS = 0x8915
 _PACKAGES = ("gnomon", "torch", "transformers")

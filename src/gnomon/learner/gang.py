@@ -18,9 +18,8 @@ from typing import Any
 
 from torch import Tensor
 
-from gnomon import errors
 from gnomon.algorithms.algorithm import Algorithm, Need
-from gnomon.errors import ConfigError, GnomonError, LearnerError
+from gnomon.errors import ConfigError, LearnerError, named
 from gnomon.learner.crew import Crew, Gone
 from gnomon.learner.memory import is_out_of_memory
 from gnomon.learner.mesh import ELSEWHERE
@@ -260,9 +259,10 @@ class Gang:
 
 
 def _error(fault: Mapping[str, str]) -> Exception:
-    kind, said = vars(errors).get(fault["kind"]), fault["said"]
-    if isinstance(kind, type) and issubclass(kind, GnomonError):
-        return kind(said)
+    said = fault["said"]
+    own = named(fault["kind"], said)
+    if own is not None:
+        return own
     if fault["kind"] in ("OutOfMemoryError", "MemoryError") or is_out_of_memory(RuntimeError(said)):
         return LearnerError(
             f"a process of the learner is out of memory: {said}. Set learner.max_tokens_per_micro_batch lower, "

@@ -6,7 +6,6 @@ number in the text; its bytes lie in a file in memory that the other end maps (`
 objects hands out (`boxed`): nothing is copied there.
 """
 
-import ctypes
 import json
 import math
 import mmap
@@ -19,15 +18,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from gnomon.algorithms.imports import load_object, reference_of
+from gnomon.transport.stored import Bytes, viewed
 
 _CLASS, _TENSOR, _TUPLE = "@", "#", "()"
 _ALIGNED = 64
-
-Bytes = NDArray[np.uint8]
 
 
 @contextmanager
@@ -90,19 +87,6 @@ def unboxed(text: str, memory: Bytes) -> Any:
         for name, shape, start in said["tensors"]
     ]
     return _made(said["value"], tensors)
-
-
-def viewed(memory: Bytes) -> Tensor:
-    """Return the same bytes as a tensor, UInt8[n], which keeps them alive. Not to be written to, where they are shared.
-
-    torch warns of every array that is read-only, so it is shown the address.
-    """
-    if not memory.size:
-        return torch.empty(0, dtype=torch.uint8)
-    plain = np.ascontiguousarray(memory)
-    shown: Any = (ctypes.c_uint8 * plain.size).from_address(plain.ctypes.data)
-    shown.keeps = plain
-    return torch.frombuffer(shown, dtype=torch.uint8)
 
 
 def _plain(value: Any, tensors: list[Tensor]) -> Any:

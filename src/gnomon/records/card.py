@@ -129,7 +129,7 @@ def write_end(path: Path, error: Exception) -> None:
     """
     card = _first(path)
     if card is not None:
-        newest = [card, *card.get("resumed", [])][-1]
+        newest = sessions_of(card)[-1]
         newest["ended"] = f"{type(error).__name__}: {error}"[:_LONGEST_END]
         write_json(path, card)
 
@@ -140,10 +140,15 @@ def end_of(card: Mapping[str, Any]) -> str:
     >>> end_of({"ended": "LearnerError: gone", "resumed": [{"ended": "EngineError: lost"}, {}]})
     ''
     """
-    resumed = card.get("resumed")
-    newest = [card, *(resumed if isinstance(resumed, list) else [])][-1]
+    newest = sessions_of(card)[-1]
     said = newest.get("ended") if isinstance(newest, Mapping) else None
     return said if isinstance(said, str) else ""
+
+
+def sessions_of(card: Mapping[str, Any]) -> list[Any]:
+    """Return the sessions of a card that was read, the newest last; those that were resumed may be anything."""
+    resumed = card.get("resumed")
+    return [card, *(resumed if isinstance(resumed, list) else [])]
 
 
 def questions_of(path: Path) -> str:

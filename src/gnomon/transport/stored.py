@@ -1,9 +1,10 @@
 """Weights that lie where others fetch them: what changed since they were last put there, who puts what, and bytes."""
 
-import warnings
+import ctypes
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from gnomon.transport.fingerprint import Fingerprint, expected, fingerprint
 from gnomon.types import Snapshot
 
+Bytes = NDArray[np.uint8]
 PIECE_BYTES = 128 << 20
 """Tensors are put together until they are so large, and one that is larger goes alone."""
 
@@ -63,19 +65,26 @@ def changed(
         yield name, tensor, print_, known.get(name) != print_
 
 
-def to_bytes(tensor: Tensor) -> NDArray[Any]:
+def to_bytes(tensor: Tensor) -> Bytes:
     """Return the bytes of a tensor, UInt8[n]; the same memory where it is contiguous and on the CPU."""
-    array: NDArray[Any] = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
+    array: Bytes = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
     return array
 
 
-def from_bytes(array: NDArray[Any], print_: Fingerprint) -> Tensor:
+def from_bytes(array: Bytes, print_: Fingerprint) -> Tensor:
     """Return the tensor whose type and shape are ``print_``'s, in the memory of ``array``: nobody may write to it."""
     dtype: torch.dtype = vars(torch)[print_.dtype]
-    if array.size == 0:
-        return torch.empty(print_.shape, dtype=dtype)
-    with warnings.catch_warnings():
-        # Memory that several processes map; whoever gets the tensor is told so above.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        flat = torch.from_numpy(array)
-    return flat.view(dtype).view(print_.shape)
+    return viewed(array).view(dtype).view(print_.shape)
+
+
+def viewed(memory: Bytes) -> Tensor:
+    """Return the same bytes as a tensor, UInt8[n], which keeps them alive. Not to be written to, where they are shared.
+
+    torch warns of every array that is read-only, so it is shown the address.
+    """
+    if not memory.size:
+        return torch.empty(0, dtype=torch.uint8)
+    plain = np.ascontiguousarray(memory)
+    shown: Any = (ctypes.c_uint8 * plain.size).from_address(plain.ctypes.data)
+    shown.keeps = plain
+    return torch.frombuffer(shown, dtype=torch.uint8)

@@ -8,6 +8,7 @@ from gnomon.algorithms.configure import to_table as algorithm_table
 from gnomon.algorithms.presets import GRPO, PRESETS
 from gnomon.configuration import to_table
 from gnomon.experiment import Experiment
+from gnomon.records.card import sessions_of
 from gnomon.records.console import duration
 from gnomon.records.reading import RunRecord, column
 from gnomon.tasks.arithmetic import ArithmeticTask
@@ -166,8 +167,7 @@ def task_name(experiment: Mapping[str, Any]) -> str:
 
 def card_rows(card: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the run card as label and text; the newest session's, with the former ones counted."""
-    resumed = card.get("resumed")
-    sessions = [card, *(resumed if isinstance(resumed, list) else [])]
+    sessions = sessions_of(card)
     newest = sessions[-1] if isinstance(sessions[-1], Mapping) else card
     labels = {
         "reproducibility": "Reproducibility", "sandbox": "Sandbox", "device": "Device", "cpu": "Processor",
