@@ -161,7 +161,7 @@ def _recorded(device: torch.device) -> dict[str, Any]:
             seconds[name] = (time.perf_counter() - began) / 64
             logits[name] = found.float().cpu().clone()
     apart = {name: _relative(logits["plain"], each) for name, each in logits.items()}
-    wanted = "StaticDecoder" if device.type == "cuda" else "AlignedDecoder"
+    wanted = "StaticDecoder" if device.type == "cuda" else "LeanDecoder"
     is_right = chosen == wanted and max(apart.values()) < BOUND
     return {"holds": is_right, "chosen": chosen, "apart": apart, "seconds": seconds}
 

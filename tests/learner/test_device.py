@@ -17,9 +17,10 @@ from gnomon.errors import ConfigError
 from gnomon.experiment import from_table, to_toml
 from gnomon.launch import resolved
 from gnomon.learner.precision import resolve_precision
-from gnomon.models.decoder import AlignedDecoder, choose_decoder
+from gnomon.models.decoder import choose_decoder
 from gnomon.models.device import describe_device, memory_of, resolve_device
 from gnomon.models.head import chunk_for
+from gnomon.models.lean import LeanDecoder
 from gnomon.models.logprobs import TokenScorer
 from gnomon.models.static import Recorded, StaticDecoder, fastest_decoder
 
@@ -129,7 +130,7 @@ def test_a_recorded_step_gives_the_models_own_answers(make_model):
     """`StaticDecoder` passes the script by which ways of decoding are chosen; on a CPU it is not tried."""
     model = make_model()
     assert isinstance(choose_decoder(model, [StaticDecoder]), StaticDecoder)
-    assert type(fastest_decoder(model)) is AlignedDecoder
+    assert type(fastest_decoder(model)) is LeanDecoder
 
 
 def test_elsewhere_than_on_a_gpu_nothing_is_recorded():

@@ -2,17 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache, DynamicLayer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
-GROUPED = "gnomon_grouped_sdpa"
 _LEAST_ROOM = 64
 
 Prefix = Sequence[tuple[Tensor, Tensor]]
@@ -32,6 +27,22 @@ class Frame:
     end: int = 0
     capacity: int = 0
     columns: int = 0
+
+
+class Rows(Protocol):
+    """Keys and values of rows in slots 0 .. R - 1; see `AlignedCache`."""
+
+    def join(self, prefixes: Sequence[Prefix | None], counts: Sequence[int], room: int) -> None:
+        """Append rows."""
+        ...
+
+    def leave(self, slot: int) -> None:
+        """Remove a row; the last row takes its slot."""
+        ...
+
+    def release(self) -> None:
+        """Give back what is cheap to have again."""
+        ...
 
 
 class AlignedLayer(DynamicLayer):
@@ -146,21 +157,25 @@ class AlignedCache(Cache):
         columns = torch.arange(self.frame.end - self.frame.start, -1, -1)
         return lengths, (columns[None] <= lengths).long()
 
-    def after_step(self) -> None:
-        """Count the column that the step wrote."""
-        self.frame.end += 1
-        self.lengths = [n + 1 for n in self.lengths]
+    def reserve(self, columns: int, room: int) -> None:
+        """Have buffers for that many more columns, and room for what may follow."""
+        self._make_room(self.frame.rows, 0, room, columns)
+
+    def after_step(self, columns: int = 1) -> None:
+        """Count the columns that the step wrote."""
+        self.frame.end += columns
+        self.lengths = [n + columns for n in self.lengths]
 
     def _fit(self) -> None:
         self.frame.rows = len(self.lengths)
         self.frame.start = self.frame.end - max(self.lengths, default=0)
 
-    def _make_room(self, rows: int, longest: int, room: int) -> None:
-        """Have buffers for ``rows`` rows, a prefix of ``longest`` positions, and one more column."""
+    def _make_room(self, rows: int, longest: int, room: int, more: int = 1) -> None:
+        """Have buffers for ``rows`` rows, a prefix of ``longest`` positions, and ``more`` columns (at most 64)."""
         now = self.frame
         if not self.lengths:
             now.start = now.end = longest
-        fits = rows <= now.capacity and longest <= now.end < now.columns
+        fits = rows <= now.capacity and longest <= now.end <= now.columns - more
         if fits:
             return
         used = now.end - now.start
@@ -174,35 +189,3 @@ class AlignedCache(Cache):
 
 def _positions(prefix: Prefix | None) -> int:
     return 0 if not prefix else int(prefix[0][0].shape[1])
-
-
-def grouped_attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **settings: Any
-) -> tuple[Tensor, None]:
-    """Attend from one new position a row with the heads that share keys as query rows; otherwise plain SDPA.
-
-    transformers copies keys and values once per query head of a group (`repeat_kv`), which for a group of 3 triples
-    the memory that a decoding step touches. Same sums, other order: equal up to rounding.
-    """
-    rows, heads, length, size = query.shape
-    shared = key.shape[1]
-    has_bias = settings.get("position_bias") is not None
-    if length != 1 or heads == shared or has_bias or (attention_mask is not None and attention_mask.shape[1] != 1):
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
-    out = functional.scaled_dot_product_attention(
-        query.reshape(rows, shared, heads // shared, size),
-        key,
-        value,
-        attn_mask=attention_mask,
-        dropout_p=settings.get("dropout", 0.0),
-        scale=settings.get("scaling"),
-    )
-    return out.reshape(rows, 1, heads, value.shape[-1]), None
-
-
-def use_grouped_attention(model: Any) -> None:
-    """Make a model that uses SDPA use `grouped_attention` instead, which is SDPA for more than one new position."""
-    if model.config._attn_implementation == "sdpa":
-        AttentionInterface.register(GROUPED, grouped_attention)
-        AttentionMaskInterface.register(GROUPED, sdpa_mask)
-        model.set_attn_implementation(GROUPED)

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from gnomon.models.cache import AlignedCache, Prefix, use_grouped_attention
+from gnomon.models.attention import use_own_attention
+from gnomon.models.cache import AlignedCache, Prefix, Rows
 from gnomon.models.forward import Forward
 from gnomon.models.packed import PackedLinears
 from gnomon.models.tokenizer import context_of
@@ -82,10 +83,11 @@ class AlignedDecoder:
     joins = True
 
     def __init__(self, model: Any) -> None:
-        use_grouped_attention(model)
+        use_own_attention(model)
         self._forward = Forward(model)
         self._packed = PackedLinears(model)
-        self._cache = AlignedCache(len(DynamicCache(config=model.config).layers))
+        self._aligned = AlignedCache(len(DynamicCache(config=model.config).layers))
+        self._cache: Rows = self._aligned
         self._prefixes: dict[Prompt, Prefix | None] = {}
         self._prefix_experts: dict[Prompt, Tensor | None] = {}
         self._trace = Trace()
@@ -112,16 +114,16 @@ class AlignedDecoder:
 
     def step(self, tokens: Sequence[int], room: int) -> Tensor:
         """Feed one token a row and return the next logits."""
-        positions, mask = self._cache.before_step(room)
+        positions, mask = self._aligned.before_step(room)
         with self._packed:
             logits: Tensor = self._forward(
                 torch.tensor(tokens)[:, None],
                 attention_mask=mask,
                 position_ids=positions,
-                past_key_values=self._cache,
+                past_key_values=self._aligned,
                 use_cache=True,
             ).logits[:, -1]
-        self._cache.after_step()
+        self._aligned.after_step()
         self._trace.extend(self._forward.experts)
         return logits
 
@@ -303,9 +305,14 @@ def choose_decoder(model: nn.Module, first: Sequence[Callable[[nn.Module], Decod
     """
     makers: list[Callable[[nn.Module], Decoder]] = [AlignedDecoder] if _is_attention_only(model) else []
     for make in (*first, *makers, WaveDecoder):
-        if _agrees(make(model), RecomputeDecoder(model), _tolerance(model)):
+        if agrees(make, model):
             return make(model)
     return RecomputeDecoder(model)
+
+
+def agrees(make: Callable[[nn.Module], Decoder], model: nn.Module) -> bool:
+    """Whether a way of decoding gives this model's own answers on a short ragged batch."""
+    return _agrees(make(model), RecomputeDecoder(model), _tolerance(model))
 
 
 def context_length(model: Any) -> int | None:

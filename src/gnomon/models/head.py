@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
-from gnomon.models.device import memory_of
+from gnomon.models.device import memory_of, token_multiple
 
 _CACHED_ROWS = 16
 _CHUNK_TOKENS = 256
@@ -46,10 +47,14 @@ def chosen_logprobs(
     (-0.693147, 0.693147)
     """
     settings = (temperature, chunk_tokens, with_entropy)
-    result: tuple[Tensor, Tensor] = _ChosenLogprobs.apply(  # type: ignore[no-untyped-call]
+    count = len(hidden)
+    missing = -count % token_multiple(head.weight)
+    if missing:
+        hidden, targets = functional.pad(hidden, (0, 0, 0, missing)), functional.pad(targets, (0, missing))
+    logprobs, entropy = _ChosenLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, head.weight, head.bias, targets, settings
     )
-    return result
+    return logprobs[:count], entropy[:count]
 
 
 class _ChosenLogprobs(torch.autograd.Function):

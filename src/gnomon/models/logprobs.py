@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gnomon.errors import ConfigError
+from gnomon.models.attention import use_own_attention
+from gnomon.models.device import token_multiple
 from gnomon.models.head import chosen_logprobs, chunk_for
 from gnomon.models.prefix import Packed, can_share, pack, packed_hidden
 from gnomon.models.routing import Routing, pad_experts, routed
@@ -71,6 +73,9 @@ class TokenScorer:
         self.model: Any = model
         config: Any = model.config
         device = next(model.parameters()).device
+        if device.type == "cpu":
+            use_own_attention(self.model)
+        self._multiple = token_multiple(next(model.parameters()))
         self.chunk_tokens = chunk_tokens or chunk_for(device, config.get_text_config().vocab_size)
         self.is_split = _is_split(self.model)
         self.shares_prompts = self.is_split and _shares_prompts(self.model)
@@ -124,6 +129,8 @@ class TokenScorer:
         packed = self._packed(tokens, prompt_lengths, where) if self.shares_prompts else None
         placed = None if packed is None or replayed is None else packed.place(replayed)
         if packed is None or (replayed is not None and placed is None):
+            if routing is None:
+                tokens = nn.functional.pad(tokens, (0, -tokens.shape[1] % self._multiple))
             with routed(self.model, routing) as recorder:
                 hidden = _body(self.model, tokens)
             experts = None if recorder is None else recorder.experts(*tokens.shape)
@@ -138,7 +145,7 @@ class TokenScorer:
     def _packed(self, tokens: Tensor, prompt_lengths: Tensor, where: tuple[Tensor, Tensor]) -> Packed | None:
         rows, predicting = where
         ends = prompt_lengths.scatter_reduce(0, rows, predicting + 1, "amax")
-        return pack(tokens.cpu(), prompt_lengths.cpu(), ends.cpu())
+        return pack(tokens.cpu(), prompt_lengths.cpu(), ends.cpu(), self._multiple)
 
     def _whole(
         self,

@@ -33,8 +33,7 @@ class PackedLinears:
 
     def __init__(self, model: nn.Module) -> None:
         layers = [m for m in model.modules() if type(m) is nn.Linear and m.weight.numel() >= _LEAST_WEIGHTS]
-        is_small = sum(m.weight.numel() * m.weight.itemsize for m in layers) <= _memory_bytes() // _SHARE
-        self._layers = layers if layers and is_small and all(_can_pack(m.weight) for m in layers) else []
+        self._layers = layers if may_copy(layers) and all(_can_pack(m.weight) for m in layers) else []
         self._families: list[list[nn.Linear]] | None = None
         self._bundles: list[_Bundle] = []
         self._watched: list[tuple[nn.Linear, Tensor]] = []
@@ -73,15 +72,46 @@ class PackedLinears:
         return forward
 
 
+class Product:
+    """What linear layers make of one tensor, side by side, in one product with a copy of their weights.
+
+    layers: equal in their inputs; all have a bias, or none. order Int[inputs]: which input stands where in the tensors
+    that are given, if not in the layers' own order. The copy is packed where the CPU has kernels for that and the
+    weights are many; it is of the weights of now.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear], order: Tensor | None = None) -> None:
+        weight = layers[0].weight if len(layers) == 1 else torch.cat(tuple(layer.weight for layer in layers))
+        weight = (weight if order is None else weight[:, order]).detach()
+        biases = tuple(layer.bias.detach() for layer in layers if layer.bias is not None)
+        self._bias = torch.cat(biases) if biases else None
+        self._is_packed = min(layer.weight.numel() for layer in layers) >= _LEAST_WEIGHTS and _can_pack(weight)
+        self._weight: Tensor = (
+            torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT) if self._is_packed else weight
+        )
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Return the product Float[... outputs]."""
+        if not self._is_packed:
+            return functional.linear(inputs, self._weight, self._bias)
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self._weight, self._bias, "none", [], "")
+        return product
+
+    def plus(self, inputs: Tensor, other: Tensor) -> Tensor:
+        """Return ``other`` Float[... outputs] plus the product; packed weights round once, others twice."""
+        if not self._is_packed:
+            return functional.linear(inputs, self._weight, self._bias).add_(other)
+        total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(inputs, other, self._weight, self._bias, "add")
+        return total
+
+
 class _Bundle:
     """Layers that are given the same tensor, one after another: the first multiplies for all of them."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         self.layers = layers
         self.forwards = [self._forward(place) for place in range(len(layers))]
-        weight = layers[0].weight if len(layers) == 1 else torch.cat(tuple(layer.weight for layer in layers))
-        self._bias = None if layers[0].bias is None else torch.cat(tuple(layer.bias for layer in layers))
-        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS_HINT)
+        self._product = Product(layers)
         self._inputs: Tensor | None = None
         self._parts: Sequence[Tensor] = ()
 
@@ -91,7 +121,7 @@ class _Bundle:
         def first(inputs: Tensor) -> Tensor:
             if inputs.numel() > _MOST_ROWS * layer.in_features:
                 return functional.linear(inputs, layer.weight, layer.bias)
-            product = _multiply(inputs, self._packed, self._bias)
+            product = self._product(inputs)
             if is_last:
                 return product
             self._inputs = inputs
@@ -109,9 +139,9 @@ class _Bundle:
         return first if place == 0 else later
 
 
-def _multiply(inputs: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, packed, bias, "none", [], "")
-    return product
+def may_copy(layers: Sequence[nn.Linear]) -> bool:
+    """Whether copies of all their weights take at most a sixteenth of the machine's memory."""
+    return sum(m.weight.numel() * m.weight.itemsize for m in layers) <= _memory_bytes() // _SHARE
 
 
 def _families(calls: Sequence[tuple[nn.Linear, Tensor]]) -> list[list[nn.Linear]]:

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from gnomon.errors import ConfigError
+from gnomon.models.attention import use_own_attention
+from gnomon.models.device import token_multiple
 from gnomon.models.prefix import can_share, pack, packed_hidden
 
 
@@ -52,6 +54,10 @@ class ValueScorer:
     def __init__(self, trunk: nn.Module, head: nn.Linear) -> None:
         self.trunk: Any = trunk
         self.head = head
+        weight = next(trunk.parameters())
+        if weight.device.type == "cpu":
+            use_own_attention(self.trunk)
+        self._multiple = token_multiple(weight)
         self.shares_prompts = self._can_share()
 
     def __call__(
@@ -88,8 +94,10 @@ class ValueScorer:
         self, tokens: Tensor, prompt_lengths: Tensor, lengths: Tensor, wanted: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Return hidden states Float[N L d], and where in their flattened rows each wanted one is."""
-        packed = pack(tokens.cpu(), prompt_lengths.cpu(), lengths.cpu()) if self.shares_prompts else None
+        where = (tokens.cpu(), prompt_lengths.cpu(), lengths.cpu())
+        packed = pack(*where, self._multiple) if self.shares_prompts else None
         if packed is None:
+            tokens = nn.functional.pad(tokens, (0, -tokens.shape[1] % self._multiple))
             rows, positions = wanted
             return self._body(tokens), rows * tokens.shape[1] + positions
         hidden = packed_hidden(self.trunk, packed, tokens.device)

@@ -1,0 +1,66 @@
+"""Attention as gnomon's passes need it, behind transformers' own interface; everything else is plain SDPA."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from gnomon.models.branched import Branches, branched_attention
+
+OWN = "gnomon_sdpa"
+_ALTERING = ("position_bias", "softcap", "s_aux", "sliding_window")
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    branches: Branches | None = None,
+    **settings: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attend as transformers' SDPA does, faster in two cases; same sums in another order: equal up to rounding.
+
+    Packed rows, whose passes are given ``branches``: see `branched`. One new position a row: the heads that share keys
+    become query rows. transformers copies keys and values once per query head of a group (`repeat_kv`), which for a
+    group of 3 triples the memory that a decoding step touches.
+    """
+    is_plain = all(settings.get(name) is None for name in _ALTERING)
+    if branches is not None and is_plain and query.shape[0] * query.shape[2] == branches.positions:
+        return branched_attention(query, key, value, branches, settings.get("scaling")), None
+    rows, heads, length, size = query.shape
+    shared = key.shape[1]
+    is_masked_by_head = attention_mask is not None and attention_mask.shape[1] != 1
+    if length != 1 or heads == shared or settings.get("position_bias") is not None or is_masked_by_head:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
+    out = functional.scaled_dot_product_attention(
+        query.reshape(rows, shared, heads // shared, size),
+        key,
+        value,
+        attn_mask=attention_mask,
+        dropout_p=settings.get("dropout", 0.0),
+        scale=settings.get("scaling"),
+    )
+    return out.reshape(rows, 1, heads, value.shape[-1]), None
+
+
+def use_own_attention(model: Any) -> None:
+    """Make a model that uses SDPA use `attend` instead, its trunk too where that has a configuration of its own."""
+    AttentionInterface.register(OWN, attend)
+    AttentionMaskInterface.register(OWN, sdpa_mask)
+    for part in (model, model.get_decoder()):
+        if isinstance(part, PreTrainedModel) and part.config._attn_implementation == "sdpa":
+            part.set_attn_implementation(OWN)
+
+
+def attends_by_branches(model: Any) -> bool:
+    """Whether packed rows of this model are better told how they branch: on a processor, where SDPA's backward is slow.
+
+    model: of which `use_own_attention` was asked.
+    """
+    implementation: str = model.get_decoder().config._attn_implementation
+    return implementation == OWN and next(model.parameters()).device.type == "cpu"

@@ -1,0 +1,262 @@
+"""Attention over packed rows, where responses branch off a prompt: each looks at its prompt and at itself.
+
+A dense mask over the packed row multiplies every response with every other and throws the product away; SDPA's backward
+pass on a processor, at these sizes, runs at a tenth of a matrix product's speed. Here each response's queries meet the
+keys of its prompt and its own, laid out side by side, and the backward pass is a few matrix products:
+
+    keys of a response:  p p p p | r r r        queries: r r r
+
+Responses of about one length go together, padded to it. Scores are float32 in both directions, as in SDPA.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+_LEAST = 32
+_MOST_SCORES = 1 << 23
+"""Scores that exist at one time in a backward pass (32 MiB of float32); one response alone may have twice as many."""
+
+
+_Given = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Queries, keys, values, and the gradient of what they attend to."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """One packed row: its prompt's length, and where each response begins in the row and how long it is."""
+
+    prompt: int
+    responses: Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Prompts, or responses of about one length.
+
+    queries Int[G n], keys Int[G prefix + n]: positions in the flattened packed rows; the last n keys are the queries'
+    own, those before them the prompt's. is_query Bool[G n]: false for padding. bias Float32[G 1 n K]: 0 where a query
+    may look, -inf elsewhere. rows Int[G]: the packed row of each.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    is_query: Tensor
+    bias: Tensor
+    rows: Tensor
+    prefix: int
+
+
+@dataclass(frozen=True)
+class Branches:
+    """How the positions of packed rows [N L] attend. blocks: the prompts first, a row each."""
+
+    positions: int
+    blocks: tuple[Block, ...]
+    _known: dict[Any, Any] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def of(cls, spans: Sequence[Span], width: int) -> "Branches":
+        """Return the branches of packed rows of ``width`` positions."""
+        prompts = [(row, 0, span.prompt) for row, span in enumerate(spans)]
+        grouped: dict[int, list[tuple[int, int, int]]] = {}
+        for row, span in enumerate(spans):
+            for start, length in span.responses:
+                if length > 0:
+                    grouped.setdefault(rounded(length), []).append((row, start, length))
+        lengths = [span.prompt for span in spans]
+        prefix = rounded(max(lengths))
+        blocks = [_block(prompts, [0] * len(spans), prefix, 0, width)]
+        blocks += [
+            _block(members, [lengths[row] for row, _, _ in members], size, prefix, width)
+            for size, members in sorted(grouped.items())
+        ]
+        return cls(len(spans) * width, tuple(blocks))
+
+    def bias(self, number: int, repeats: int, dtype: torch.dtype) -> Tensor:
+        """Return the bias of a block for ``repeats`` query heads that share a key, [G 1 repeats * n K]."""
+        return self._once((number, repeats, dtype), lambda: self.blocks[number].bias.to(dtype).repeat(1, 1, repeats, 1))
+
+    def taking(self, number: int, heads: int, is_key: bool) -> Tensor:
+        """Return, for rows [N * L * heads, d], which to take so that a block's [G heads n d] (or its keys) come out."""
+        block = self.blocks[number]
+        where = block.keys if is_key else block.queries
+        return self._once(
+            (number, heads, is_key), lambda: (where[:, None] * heads + torch.arange(heads)[:, None]).flatten()
+        )
+
+    def homes(self, heads: int, is_key: bool) -> Tensor:
+        """Return the inverse: where in all blocks' rows [G * heads * n, d], one block after another, each position's
+        own row is, Int[N * L * heads]; behind the last one for padding.
+        """
+        return self._once((heads, is_key), lambda: self._find(heads, is_key))
+
+    def _find(self, heads: int, is_key: bool) -> Tensor:
+        sizes = [(len(b.queries), (b.keys if is_key else b.queries).shape[1]) for b in self.blocks]
+        homes = torch.full((self.positions, heads), sum(heads * items * each for items, each in sizes))
+        first = 0
+        for block, (items, each) in zip(self.blocks, sizes, strict=True):
+            places = torch.arange(first, first + items * heads * each).view(items, heads, each)
+            own = places[:, :, each - block.queries.shape[1] :].transpose(1, 2)
+            homes[block.queries[block.is_query]] = own[block.is_query]
+            first += places.numel()
+        return homes.flatten()
+
+    def _once(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
+        if key not in self._known:
+            self._known[key] = make()
+        found: Tensor = self._known[key]
+        return found
+
+
+def rounded(length: int) -> int:
+    """Return the padded length: few different ones, so that responses go together in few blocks.
+
+    Each new shape of a low-precision product costs milliseconds, and memory that is never given back.
+
+    >>> [rounded(n) for n in (1, 32, 33, 50, 65, 100, 300, 1000)]
+    [32, 32, 64, 64, 96, 128, 384, 1024]
+    """
+    size = _LEAST
+    while size < length:
+        # 32, 64, 96, 128, 192, 256, 384, ...
+        size = 2 * size if size == _LEAST else size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
+    return size
+
+
+def branched_attention(query: Tensor, key: Tensor, value: Tensor, branches: Branches, scale: float | None) -> Tensor:
+    """Return what each position of packed rows attends to, Float[N L H d].
+
+    query Float[N H L d]; key, value Float[N K L d] of K heads that H / K query heads share. scale: of the scores; None
+    is 1 / sqrt(d). Padding gets zeros. Same sums as SDPA with a dense mask, in another order: equal up to rounding.
+    """
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    result: Tensor = _Branched.apply(query, key, value, branches, factor)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Branched(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, branches: Branches, scale: float) -> Tensor:
+        rows, heads, length, _ = query.shape
+        repeats = heads // key.shape[1]
+        flat = _Flat(query, key, value, branches)
+        found = []
+        for number in range(len(branches.blocks)):
+            bias = branches.bias(number, repeats, query.dtype)
+            out = functional.scaled_dot_product_attention(*flat.of(number), attn_mask=bias, scale=scale)
+            found.append(out.flatten(0, 2))
+        ctx.save_for_backward(query, key, value)
+        ctx.branches, ctx.scale = branches, scale
+        return _brought_home(found, branches.homes(heads, False)).view(rows, length, heads, -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value = ctx.saved_tensors
+        branches: Branches = ctx.branches
+        heads, shared = query.shape[1], key.shape[1]
+        flat, to_out = _Flat(query, key, value, branches), gradient.reshape(-1, gradient.shape[-1])
+        of_query: list[Tensor] = []
+        of_keys: tuple[list[Tensor], list[Tensor]] = [], []
+        of_prompts: list[Tensor] = []
+        for number, block in enumerate(branches.blocks):
+            given = flat.of(number)
+            # A query of padding sees its own place alone, so whatever comes back to it reaches nobody.
+            out = to_out.index_select(0, branches.taking(number, heads, False)).view(*given[0].shape[:3], -1)
+            bias = branches.bias(number, heads // shared, torch.float32)
+            d_query, *d_keys = _gradients((*given, out), bias, ctx.scale)
+            of_query.append(d_query.flatten(0, 2))
+            for which, d_key in enumerate(d_keys):
+                of_keys[which].append(d_key.flatten(0, 2))
+                if number == 0:
+                    of_prompts.append(d_key.float())
+                else:
+                    of_prompts[which].index_add_(0, block.rows, d_key[:, :, : block.prefix].float())
+        for which, of_prompt in enumerate(of_prompts):
+            of_keys[which][0] = of_prompt.to(key.dtype).flatten(0, 2)
+        homes = branches.homes(heads, False), branches.homes(shared, True), branches.homes(shared, True)
+        d_query, d_key, d_value = (
+            _brought_home(parts, home).view(like.shape[0], like.shape[2], like.shape[1], -1).transpose(1, 2)
+            for parts, home, like in zip((of_query, *of_keys), homes, (query, key, value), strict=True)
+        )
+        return d_query, d_key, d_value, None, None
+
+
+class _Flat:
+    """Queries, keys and values of packed rows, a row for each position and head."""
+
+    def __init__(self, query: Tensor, key: Tensor, value: Tensor, branches: Branches) -> None:
+        self._heads, self._shared = query.shape[1], key.shape[1]
+        self._branches = branches
+        self._rows = [each.transpose(1, 2).reshape(-1, each.shape[-1]) for each in (query, key, value)]
+
+    def of(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return a block's queries Float[G K r * n d], query heads of a key one after another, keys and values."""
+        items = len(self._branches.blocks[number].queries)
+        queries, *others = self._rows
+        taken = queries.index_select(0, self._branches.taking(number, self._heads, False))
+        where = self._branches.taking(number, self._shared, True)
+        keys, values = (each.index_select(0, where).view(items, self._shared, -1, each.shape[-1]) for each in others)
+        return taken.view(items, self._shared, -1, queries.shape[-1]), keys, values
+
+
+def _brought_home(parts: Sequence[Tensor], homes: Tensor) -> Tensor:
+    """Return rows of ``parts`` where ``homes`` says; zeros behind the last one."""
+    return torch.cat([*parts, parts[0].new_zeros(1, parts[0].shape[1])]).index_select(0, homes)
+
+
+def _gradients(given: _Given, bias: Tensor, scale: float) -> tuple[Tensor, ...]:
+    """Return the gradients of queries, keys and values Float[G K . d]; ``given`` ends with that of the result."""
+    query, key = given[0], given[1]
+    each = query.shape[1] * query.shape[2] * key.shape[2]
+    if each > 2 * _MOST_SCORES:
+        return _recomputed(given, bias, scale)
+    items = max(1, _MOST_SCORES // each)
+    parts = [
+        _by_products((query[cut], key[cut], given[2][cut], given[3][cut]), bias[cut], scale)
+        for cut in (slice(first, first + items) for first in range(0, query.shape[0], items))
+    ]
+    return parts[0] if len(parts) == 1 else tuple(torch.cat(same) for same in zip(*parts, strict=True))
+
+
+def _by_products(given: _Given, bias: Tensor, scale: float) -> tuple[Tensor, ...]:
+    query, key, value, to_out = given
+    policy = torch.matmul(query.float(), key.float().transpose(-1, -2)).mul_(scale).add_(bias).softmax(-1)
+    rounded_policy = policy.to(query.dtype)
+    d_value = rounded_policy.transpose(-1, -2) @ to_out
+    d_policy = (to_out @ value.transpose(-1, -2)).float()
+    d_scores = torch._softmax_backward_data(d_policy, policy, -1, policy.dtype).mul_(scale).to(query.dtype)
+    return d_scores @ key, d_scores.transpose(-1, -2) @ query, d_value
+
+
+def _recomputed(given: _Given, bias: Tensor, scale: float) -> tuple[Tensor, ...]:
+    """The same for long responses, by SDPA, which never has all scores at once."""
+    query, key, value = (each.detach().requires_grad_() for each in given[:3])
+    with torch.enable_grad():
+        mask = bias.to(query.dtype)
+        out = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    return torch.autograd.grad(out, (query, key, value), given[3])
+
+
+def _block(
+    members: Sequence[tuple[int, int, int]], prompts: Sequence[int], size: int, prefix: int, width: int
+) -> Block:
+    """Return the block of ``members`` (row, start, length), padded to ``size``, behind prompts of these lengths."""
+    rows, starts, lengths = (torch.tensor(column) for column in zip(*members, strict=True))
+    steps, before = torch.arange(size), torch.arange(prefix)
+    is_query = steps < lengths[:, None]
+    queries = torch.where(is_query, rows[:, None] * width + starts[:, None] + steps, 0)
+    is_prompt = before < torch.tensor(prompts)[:, None]
+    of_prompt = torch.where(is_prompt, rows[:, None] * width + before, 0)
+    own = is_query[:, :, None] & is_query[:, None, :] & (steps <= steps[:, None])
+    # A query of padding looks at its own place only: no row of scores is empty, and it reaches nobody.
+    own |= ~is_query[:, :, None] & torch.eye(size, dtype=torch.bool)
+    sees = torch.cat([is_prompt[:, None, :] & is_query[:, :, None], own], -1)
+    bias = torch.zeros(sees.shape).masked_fill_(~sees, -torch.inf)[:, None]
+    return Block(queries, torch.cat([of_prompt, queries], 1), is_query, bias, rows, prefix)
