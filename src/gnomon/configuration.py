@@ -141,4 +141,5 @@ def _join(path: str, key: str) -> str:
 
 
 def _at(path: str, message: str) -> str:
-    return f"{path}: {message}" if path else message
+    is_said = not path or message.startswith(f"{path}.")
+    return message if is_said else f"{path}: {message}"

@@ -99,6 +99,26 @@ class Stopped(RunError):
     """The run was asked to stop by a signal, and did so after publishing a checkpoint. args: message, signal."""
 
 
+def check_bounds(where: str, piece: object, **bounds: tuple[bool, str]) -> None:
+    """Refuse ``piece`` when one of its fields is out of bounds, naming that field and its value alone.
+
+    where: what comes before the field's name, such as "learner.optimizer". bounds: for a field whether its bound holds,
+    and the bound in words. Raises: ConfigError.
+
+    >>> check_bounds("slice", slice(0, -1), start=(True, "at least 0"), stop=(False, "at least 0"))
+    Traceback (most recent call last):
+    ...
+    gnomon.errors.ConfigError: slice.stop must be at least 0, got -1
+    """
+    broken = [
+        f"{where}.{name} must be {bound}, got {getattr(piece, name)!r}"
+        for name, (holds, bound) in bounds.items()
+        if not holds
+    ]
+    if broken:
+        raise ConfigError("; ".join(broken))
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Return a sentence that says ``name`` is unknown and which known name is nearest.
 

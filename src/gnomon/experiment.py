@@ -15,7 +15,7 @@ from gnomon.algorithms.aliases import ALIASES as ALGORITHM_ALIASES
 from gnomon.algorithms.configure import to_table as algorithm_table
 from gnomon.configuration import build, set_path, to_table
 from gnomon.diagnosis.catalog import check_stops, chosen
-from gnomon.errors import ConfigError, unknown
+from gnomon.errors import ConfigError, check_bounds, unknown
 from gnomon.learner.plan import LearnerPlan
 from gnomon.models.device import check_device
 from gnomon.models.lora import LoraPlan
@@ -56,8 +56,12 @@ class EvaluationPlan:
     task: TaskConfig | None = None
 
     def __post_init__(self) -> None:
-        if self.every < 0 or self.samples < 1:
-            raise ConfigError(f"evaluation needs every >= 0 and samples >= 1, got {self}")
+        check_bounds(
+            "evaluation",
+            self,
+            every=(self.every >= 0, "at least 0"),
+            samples=(self.samples >= 1, "at least 1"),
+        )
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,8 @@
 """Experiments to runs, and runs to results: what the commands and the Python interface call."""
 
-import os
 import shutil
-import signal
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,8 @@ import torch
 from gnomon.algorithms import resolve
 from gnomon.assemble import Choosing, Questions, choosing, grading_limits, held_out_questions, questions, walls_of
 from gnomon.configuration import build
-from gnomon.errors import CheckpointError, DatasetError, RunDirectoryError, Stopped, UserError
+from gnomon.drift import changed_code, changes, is_begun, latest_session, other_experiment, sources_of
+from gnomon.errors import CheckpointError, DatasetError, RunDirectoryError, RunError, Stopped, UserError
 from gnomon.examination import NEWEST, Candidate, Exam, checkpoint_of
 from gnomon.experiment import Experiment, Loaded, anchored, load, to_toml
 from gnomon.failpoints import reach
@@ -39,6 +38,7 @@ from gnomon.sentences import foreign_code, starting_notes, trusted_models
 from gnomon.serving import check_serving, device_of, precision_of, said_of_device, weakened
 from gnomon.session import Session, grade_once, run_alone, walk
 from gnomon.staging import check_staging, opened
+from gnomon.stopping import stopping
 from gnomon.tasks.build import named
 from gnomon.tasks.contamination import overlap
 from gnomon.tasks.stamp import stamp
@@ -90,14 +90,14 @@ def train_experiment(loaded: Loaded, run_dir: Path | None = None, stop: StopRequ
     """
     tune_allocator()
     experiment = resolved(loaded.experiment)
-    if run_dir is not None and _is_begun(run_dir, anchored(experiment)):
+    if run_dir is not None and is_begun(run_dir, anchored(experiment)):
         return resume(run_dir, stop)
     with ExitStack() as stack:
         console = stack.enter_context(Console(experiment.steps))
         for note in loaded.notes:
             console.say(f"understood: {note}")
         if run_dir is not None:
-            RunDirectory.check_free(run_dir)
+            RunDirectory.check_free(run_dir, other_experiment(run_dir, anchored(experiment)))
         asked, chosen = checked(experiment, console)
         _say_whose_code(experiment, console)
         for note in (*asked.split.overlap.said, *starting_notes(experiment)):
@@ -130,6 +130,8 @@ def resume(run: str | Path, stop: StopRequest | None = None) -> Result:
         console = stack.enter_context(Console(experiment.steps))
         standing = _standing(directory, experiment, console)
         found, step = standing.found, standing.step
+        for said in changed_code(latest_session(directory.path), sources_of(experiment)):
+            console.warn(said)
         if found is not None and standing.batches is None and _is_last(found, experiment):
             spent = "" if step >= experiment.steps else ", and its budget is spent"
             console.say(f"{directory.path} is finished: {step} of {experiment.steps} steps{spent}")
@@ -276,14 +278,6 @@ def _is_last(found: Found, experiment: Experiment) -> bool:
     return Meter.of(experiment.budget, found.path).is_spent
 
 
-def _is_begun(run_dir: Path, experiment: Experiment) -> bool:
-    """Whether a run of this very experiment is there, so that the same command goes on with it."""
-    try:
-        return (run_dir / "experiment.toml").read_bytes() == to_toml(experiment).encode()
-    except OSError:
-        return False
-
-
 @dataclass(frozen=True)
 class _Standing:
     """Where a run stands.
@@ -342,10 +336,12 @@ def _run(session: Session, found: Found | None, stop: StopRequest) -> Result:
         if cluster is not None:
             stack.callback(cluster.close)
         card = replace(_card(session), cluster="" if cluster is None else cluster.said)
+        for said in changes(latest_session(directory.path), card):
+            console.warn(said)
         write_card(directory.card, card)
         console.say(f"run {directory.path}: {card.reproducibility}")
         reach("start")
-        stack.enter_context(stopping(stop))
+        stack.enter_context(stopping(stop, console.say, "the step at hand", f"gnomon resume {directory.path}"))
         try:
             run_alone(walk(replace(session, cluster=cluster), found, stop))
         except Stopped as stopped:
@@ -354,6 +350,11 @@ def _run(session: Session, found: Found | None, stop: StopRequest) -> Result:
         except Exception as error:
             with suppress(OSError):
                 write_end(directory.card, error)
+            if isinstance(error, RunError):
+                place = directory.path
+                console.say(
+                    f"what the run wrote is in {place}: gnomon doctor {place}; go on with: gnomon resume {place}"
+                )
             raise
         finally:
             leave_page(directory, console)
@@ -373,28 +374,7 @@ def _card(session: Session) -> Card:
     return replace(
         card,
         foreign_code=foreign_code(experiment),
+        sources=sources_of(experiment),
         trusted_models=trusted_models(experiment),
         questions=stamp(session.asked.split.train),
     )
-
-
-@contextmanager
-def stopping(stop: StopRequest) -> Iterator[None]:
-    """Turn the first SIGTERM or SIGINT into a request to stop at the next step; the second ends the process."""
-
-    def request(number: int, frame: object) -> None:
-        if stop.signal:
-            os._exit(128 + number)
-        stop.signal = number
-
-    try:
-        before = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
-    except ValueError:
-        # Not the main thread: whoever runs us there handles signals.
-        yield
-        return
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

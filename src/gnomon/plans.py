@@ -1,12 +1,13 @@
 """The small plans of an experiment: plain values, each checked when it is made."""
 
+import difflib
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gnomon.errors import ConfigError
+from gnomon.errors import ConfigError, check_bounds
 
 MOST_TOKENS = 64
 """Rollouts of a step that may be looked at token by token."""
@@ -100,8 +101,13 @@ class BudgetPlan:
     evaluations: int = 0
 
     def __post_init__(self) -> None:
-        if self.tokens < 0 or not 0 <= self.seconds < math.inf or self.evaluations < 0:
-            raise ConfigError(f"budget needs tokens, seconds and evaluations of 0 or more, got {self}")
+        check_bounds(
+            "budget",
+            self,
+            tokens=(self.tokens >= 0, "0 (no limit) or more"),
+            seconds=(0 <= self.seconds < math.inf, "0 (no limit) or more, and finite"),
+            evaluations=(self.evaluations >= 0, "0 or more"),
+        )
         if self.evaluations and not self.is_set:
             raise ConfigError("budget.evaluations are shares of a budget; set budget.tokens or budget.seconds")
 
@@ -125,8 +131,13 @@ class CheckpointPlan:
     asynchronous: bool = True
 
     def __post_init__(self) -> None:
-        if self.every < 0 or self.keep_last < 1 or self.keep_every < 0:
-            raise ConfigError(f"checkpoints needs every >= 0, keep_last >= 1 and keep_every >= 0, got {self}")
+        check_bounds(
+            "checkpoints",
+            self,
+            every=(self.every >= 0, "0 (at the end alone) or more steps"),
+            keep_last=(self.keep_last >= 1, "at least 1"),
+            keep_every=(self.keep_every >= 0, "0 (none) or more steps"),
+        )
 
 
 @dataclass(frozen=True)
@@ -146,12 +157,14 @@ class GradingPlan:
     max_error_fraction: float = 0.2
 
     def __post_init__(self) -> None:
-        is_right = self.workers >= 1 and self.deadline_seconds > 0 and self.memory_gib >= 0
-        if not is_right or not 0 <= self.max_error_fraction < 1:
-            raise ConfigError(
-                "grading needs workers >= 1, deadline_seconds > 0, memory_gib >= 0 and max_error_fraction in [0, 1), "
-                f"got {self}"
-            )
+        check_bounds(
+            "grading",
+            self,
+            workers=(self.workers >= 1, "at least 1"),
+            deadline_seconds=(self.deadline_seconds > 0, "above 0"),
+            memory_gib=(self.memory_gib >= 0, "0 (no limit) or more"),
+            max_error_fraction=(0 <= self.max_error_fraction < 1, "in [0, 1)"),
+        )
 
 
 _ADDRESS = re.compile(r"auto|(ray://)?(\[[0-9a-fA-F:.]+\]|[\w.-]+):[0-9]{1,5}")
@@ -175,9 +188,12 @@ class ClusterPlan:
 
     def __post_init__(self) -> None:
         if self.address and not _ADDRESS.fullmatch(self.address):
+            near = difflib.get_close_matches(self.address, ("ray", "auto", "none"), n=1, cutoff=0.5)
+            hint = f": did you mean '{near[0]}'? It" if near else ""
             raise ConfigError(
-                f"cluster.address = '{self.address}' should be HOST:PORT (from one of its machines), ray://HOST:PORT "
-                '(from any other) or "auto"; to start a cluster here write cluster = "ray" and no address'
+                f"cluster.address = '{self.address}'{hint} should be HOST:PORT (from one of its machines), "
+                'ray://HOST:PORT (from any other) or "auto"; to start a cluster here write cluster = "ray" and no '
+                "address"
             )
         if self.kind == "none" and self.address:
             raise ConfigError(f"cluster.address = '{self.address}' needs cluster.kind = 'ray'; set it, or remove both")

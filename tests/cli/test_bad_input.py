@@ -72,10 +72,14 @@ WRONG = {
     "temperature 0": (["sampling.temperature=0"], "temperature"),
     "top_p above 1": (["sampling.top_p=1.5"], "top_p"),
     "no room for an answer": (["sampling.max_completion_length=0"], "max_completion_length"),
-    "learning rate below 0": (["learner.optimizer.learning_rate=-1.0"], "learning_rate"),
+    "learning rate below 0": (
+        ["learner.optimizer.learning_rate=-1.0", "learner.optimizer.warmup_steps=-1"],
+        ": learner.optimizer.learning_rate must be > 0 and finite, got -1.0; learner.optimizer.warmup_steps must be "
+        ">= 0, got -1\n",
+    ),
     "staleness below 0": (["max_staleness=-1"], "max_staleness must be 0 (synchronous) or more steps, got -1"),
     "staleness without end": (["max_staleness=100000000000"], "set max_staleness = 1024 or less"),
-    "no graders": (["grading.workers=0"], "grading needs workers >= 1"),
+    "no graders": (["grading.workers=0"], ": grading.workers must be at least 1, got 0\n"),
     "unknown algorithm": (["algorithm=grop"], "unknown algorithm 'grop'; did you mean 'grpo'?"),
     "unknown piece": (["algorithm.aggregate=TokenMeen"], "did you mean 'TokenMean'?"),
     "unknown task": (["task=arithmetik"], "unknown task 'arithmetik'; did you mean 'arithmetic'?"),
@@ -285,8 +289,9 @@ def test_resume_evaluate_and_export_need_a_run(place: Path, capsys: Capture):
     assert "begun has no checkpoint yet; `gnomon resume begun`" in refused(capsys, "export", "begun", "model")
     assert "begun has no checkpoint yet; `gnomon resume begun`" in refused(capsys, "evaluate", "begun")
     assert "tiny is no run, so the task must be named" in refused(capsys, "evaluate", "tiny")
-    assert "samples >= 1" in refused(capsys, "evaluate", "tiny", "--task", "arithmetic", "--samples", "0")
-    assert "size must be >= 1" in refused(capsys, "evaluate", "tiny", "--task", "arithmetic", "--prompts", "0")
+    on = ("evaluate", "tiny", "--task", "arithmetic")
+    assert "evaluation.samples must be at least 1, got 0" in refused(capsys, *on, "--samples", "0")
+    assert "held_out.size must be at least 1, got 0" in refused(capsys, *on, "--prompts", "0")
 
 
 def test_unknown_verbs_and_algorithms(capsys: Capture):

@@ -23,7 +23,7 @@ Capture = pytest.CaptureFixture[str]
 OPTIONS = {
     "train": {"experiment", "key=value", "--run-dir", "--cluster", "--json"},
     "resume": {"run", "--json"},
-    "watch": {"run", "--plain", "--once", "--interval", "--json"},
+    "watch": {"run", "--plain", "--once", "--wait", "--interval", "--json"},
     "report": {"run", "--out", "--json"},
     "evaluate": {
         "model",
@@ -107,7 +107,7 @@ def test_help_and_version(capsys: Capture):
         (("train", "tiny", "--rundir", "x"), "unrecognized arguments: --rundir"),
         (("evaluate", "tiny", "--samples", "four"), "argument --samples: invalid int value: 'four'"),
         (("export", "run"), "the following arguments are required: folder"),
-        (("resume", "run", "steps=5"), "unrecognized arguments: steps=5"),
+        (("resume", "run", "--step", "5"), "unrecognized arguments: --step"),
         (("plan", "tiny", "--resolved", "--json"), "--json prints one object and --resolved an experiment"),
         (("bench", "--profile", "--repeats", "3"), "--profile measures one step of gnomon once: leave --repeats out"),
         (("reproduce", "toy", "--write", "--finished"), "--write runs nothing: leave --finished out"),
@@ -201,6 +201,18 @@ def test_train_resume_and_their_json(tmp_path: Path, capsys: Capture):
     assert [evaluation["step"] for evaluation in trained["evaluations"]] == [0, 2]
     assert parsed(capsys, "resume", folder) == trained
     assert f"gnomon resume {folder}" not in spoken(capsys, "resume", folder)
+
+
+def test_a_run_that_goes_on_cannot_be_given_other_settings(run: Path, tmp_path: Path, capsys: Capture):
+    """Exit code 2 with the command that starts another run with the change, and that command works."""
+    assert main(["resume", str(run), "steps=3"]) == 2
+    said = capsys.readouterr().err
+
+    assert "steps=3: a run goes on with the settings that it began with" in said
+    command = f"gnomon train {run}/experiment.toml steps=3 --run-dir "
+    assert command in said
+    words = [*command.split()[1:], str(tmp_path / "other"), f"model={run}/checkpoints/step-2", "--json"]
+    assert parsed(capsys, *words)["steps"] == 3
 
 
 def test_without_a_run_directory_one_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture):

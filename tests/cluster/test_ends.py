@@ -120,7 +120,9 @@ def test_a_machine_that_is_gone_ends_the_run_in_words(number: signal.Signals, tm
 
     assert took < SECONDS
     assert code == 1
-    assert re.search("process [01] of the learner's 2 (is gone|stood still for 40 s)", said_by(tmp_path / "run"))
+    said = said_by(tmp_path / "run")
+    assert re.search("process [01] of the learner's 2 (is gone|stood still for 40 s)", said)
+    assert "is gone" not in said or re.search(r"what it wrote is in /\S+\.err on \S+", said)
 
 
 def actors(there: Others) -> list[str]:

@@ -47,12 +47,12 @@ def slow(tmp_path: Path) -> Grading:
     return Grading((WeightedReward(UserFunction(f"{tmp_path / 'slow.py'}:score")),))
 
 
-def using(cluster: Cluster, grading: Grading, use: Callable[[Graders], Awaitable[Any]]) -> list[str]:
-    """Use graders in both places; return what was said of them."""
+def using(cluster: Cluster, grading: Grading, use: Callable[[Graders], Awaitable[Any]], count: int = 2) -> list[str]:
+    """Use graders in so many places; return what was said of them."""
     said: list[str] = []
 
     async def body() -> None:
-        async with Graders(cluster, cluster.of("grader"), grading, LIMITS, said.append) as graders:
+        async with Graders(cluster, cluster.of("grader")[:count], grading, LIMITS, said.append) as graders:
             await use(graders)
 
     asyncio.run(body())
@@ -94,7 +94,21 @@ def test_a_killed_grader_costs_no_sample(cluster: Cluster, monkeypatch: pytest.M
 
     assert len(said) == 1
     assert said[0].startswith("lost the grader at place 0: ")
+    assert said[0].endswith("; what it had is judged by the other one")
     asyncio.run(settled(lambda: not any(Path(f"/proc/{pid}").exists() for _, pid in homes)))
+
+
+def test_the_only_grader_is_followed_by_one_in_its_place(cluster: Cluster):
+    """Nobody else is spoken of where there is nobody else, and its samples are judged all the same."""
+
+    async def use(graders: Graders) -> None:
+        kill(graders.desks[0].home)
+        assert (await graders.grade(Sample("2 + 2 =", "4", columns={"answer": "4"}))).reward == 1.0
+
+    said = using(cluster, SUMS, use, count=1)
+
+    assert len(said) == 1
+    assert said[0].endswith("; what it had is judged by the one that is started in its place")
 
 
 def test_a_reward_that_is_not_there_is_told_with_its_machine(cluster: Cluster, tmp_path: Path):

@@ -169,14 +169,23 @@ def test_what_is_not_finite_in_one_rank_changes_nothing_in_any(gang: Gang, make_
 
 
 def test_a_rank_that_dies_ends_the_learner_in_words(gang: Gang, make_batch):
-    """At once, with rank, machine and end; nothing more is asked. The last test here: nobody is left."""
+    """At once, with rank, machine, end and what it wrote last; nothing more is asked. The last test here: nobody is
+    left.
+    """
+    minibatch = GRPO.weigh(GRPO.prepare(make_batch(0, 3, 3)))
+    minibatch.advantages[0] = minibatch.advantages[0] + float("nan")
+    with pytest.raises(NotFiniteError):
+        asyncio.run(gang.update(minibatch, GRPO, 0))
     crew = gang.crew
     assert isinstance(crew, RayCrew)
     numbers = [member.at.number for member in crew.members if member.at is not None]
     os.kill(numbers[1], signal.SIGKILL)
     began = time.monotonic()
 
-    with pytest.raises(LearnerError, match=r"(?s)process 1 of the learner's 2 is gone \(on 127.0.0.1, pid \d+\)"):
+    words = (
+        r"(?s)process 1 of the learner's 2 is gone \(on 127.0.0.1, pid \d+\): .*; it wrote last:\n.*NotFiniteError: "
+    )
+    with pytest.raises(LearnerError, match=words):
         asyncio.run(gang.score(make_batch(0, 3, 3), {"proximal"}))
 
     assert time.monotonic() - began < 20

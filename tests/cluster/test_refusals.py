@@ -32,6 +32,36 @@ def test_an_address_that_is_none_is_refused(address: str):
         ClusterPlan("ray", address)
 
 
+@pytest.mark.parametrize(("word", "meant"), [("rya", "ray"), ("Ray", "ray"), ("uato", "auto"), ("nnoe", "none")])
+def test_a_misspelt_word_for_a_cluster_is_told_the_nearest(word: str, meant: str):
+    """It is no address, and the word that it looks like is named."""
+    with pytest.raises(ConfigError, match=rf"^cluster\.address = '{word}': did you mean '{meant}'\? It should be HOST"):
+        load("tiny", [f"cluster={word}"])
+
+
+def test_auto_without_a_cluster_ends_at_once():
+    """One line of ours and none of Ray's, where no cluster runs, and where the last one that did is gone."""
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        gone = f"127.0.0.1:{one.getsockname()[1]}"
+    for address, words in (("", "no Ray cluster runs on this machine"), (gone, f"nobody answers at {gone}, which it")):
+        code = (
+            "import sys, ray._private.services as found; from gnomon.cluster.joining import join\n"
+            "from gnomon.errors import ConfigError; from gnomon.plans import ClusterPlan; import ray\n"
+            "found._find_address_from_flag = lambda flag: set()\n"
+            f"found.find_bootstrap_address = lambda folder: {address!r} or None\n"
+            "try: join(ray, ClusterPlan('ray', 'auto'), print)\n"
+            "except ConfigError as error: sys.exit(str(error))\n"
+        )
+        began = time.monotonic()
+        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+
+        assert ran.stdout == ""
+        assert ran.stderr.startswith(f"cluster.address = 'auto': {words}")
+        assert ran.stderr.count("\n") == 1
+        assert "`ray start --head`" in ran.stderr
+        assert time.monotonic() - began < 20
+
+
 @pytest.mark.parametrize(
     "address", ["head:6379", "10.0.0.1:6379", "[::1]:6379", "ray://head.example:10001", "auto", ""]
 )

@@ -19,8 +19,9 @@ def test_a_run_that_failed_says_with_what_everywhere(tmp_path: Path, capsys: Cap
     rewards = f'rewards=[{{kind="function", function="{tmp_path / "mine.py"}:reward"}}]'
     small = ("steps=2", "rollouts_per_step=16", "evaluation.before=false")
     assert main(["train", "tiny", *small, rewards, "--run-dir", str(run)]) == 1
-    capsys.readouterr()
+    said = capsys.readouterr().err
 
+    assert f"what the run wrote is in {run}: gnomon doctor {run}; go on with: gnomon resume {run}\n" in said
     assert end_of(json.loads((run / "run.json").read_text())).startswith("GradingError: ")
     assert main(["watch", str(run), "--json"]) == 0
     assert "no such unit" in json.loads(capsys.readouterr().out)["ended"]

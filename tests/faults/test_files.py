@@ -173,6 +173,22 @@ def test_nasty_contents_are_one_error(tmp_path: Path, name: str):
         tried(folder, name, content)
 
 
+@pytest.mark.parametrize("name", sorted(READERS.keys() - {"manifest", "states"}))
+@pytest.mark.parametrize("kind", ["folder", "endless link"])
+def test_what_cannot_be_opened_is_one_error(tmp_path: Path, name: str, kind: str):
+    """A folder in the place of a file, or a link that leads to itself, is refused or passed over as damage is."""
+    file, read, _ = READERS[name]
+    path = tmp_path / file
+    if kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(path)
+
+    _, error = outcome(lambda: read(path))
+
+    assert error is None or 0 < len(str(error)) < 20_000
+
+
 def _mutate(tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject) -> None:
     """Read bytes that are noise, or a sound file of which one place or byte is another."""
     sound = READERS[name][2]

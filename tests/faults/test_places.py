@@ -57,6 +57,35 @@ def test_a_dataset_that_changed_between_two_sessions_is_refused(tmp_path: Path, 
     assert resume(run).steps == 4
 
 
+def test_what_changed_between_two_sessions_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Versions of packages, threads and the user's own code: a warning each, and the run goes on; the third session,
+    in which nothing changed, says nothing.
+    """
+    reward = tmp_path / "mine.py"
+    reward.write_text("def pay(completion, **columns):\n    return float(len(completion) % 2)\n")
+    own = [*TINY, f"rewards=[{{kind='function', function='{reward}:pay'}}]"]
+    with pytest.raises(Exception, match="stopped after step 1 of 4"):
+        train_experiment(load("tiny", own), tmp_path / "run", StopRequest(15))
+    path = tmp_path / "run" / "run.json"
+    card = json.loads(path.read_text())
+    path.write_text(json.dumps({**card, "versions": {**card["versions"], "torch": "0.1", "transformers": "0.2"}}))
+    reward.write_text(f"{reward.read_text()}# corrected\n")
+    said = []
+    for step in (2, 3):
+        with pytest.raises(Exception, match=f"stopped after step {step} of 4"):
+            resume(tmp_path / "run", StopRequest(15))
+        said.append(capsys.readouterr().err)
+
+    versions = card["versions"]
+    assert (
+        f"since the last session torch went from 0.1 to {versions['torch']}, transformers went from 0.2 to "
+        f"{versions['transformers']}: numbers can come out otherwise than without\n"
+    ) in said[0]
+    assert f"warning: {reward} has changed since this run last used it: earlier steps were made with" in said[0]
+    assert "since the last session" not in said[1]
+    assert "has changed" not in said[1]
+
+
 def test_a_stamp_is_of_everything_that_is_asked():
     """Id, prompt tokens, text, columns, order and number."""
     tasks = [Task("a", (1, 2), "x", {"answer": 1}), Task("b", (3,), "y")]

@@ -133,8 +133,8 @@ def test_seconds_end_a_run(tmp_path: Path):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("budget.tokens=-1", "budget needs tokens, seconds and evaluations of 0 or more"),
-        ("budget.seconds=inf", "budget needs tokens, seconds and evaluations of 0 or more"),
+        ("budget.tokens=-1", r"budget\.tokens must be 0 \(no limit\) or more, got -1"),
+        ("budget.seconds=inf", r"budget\.seconds must be 0 \(no limit\) or more, and finite, got inf"),
         ("budget.evaluations=3", r"shares of a budget; set budget\.tokens or budget\.seconds"),
         ("budget.token=5", "unknown key 'token'; did you mean 'tokens'"),
     ],

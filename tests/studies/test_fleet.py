@@ -16,7 +16,7 @@ from gnomon.experiment import Loaded, read
 from gnomon.launch import is_finished, train_experiment
 from gnomon.records.console import Console
 from gnomon.records.reading import RunRecord
-from gnomon.studies.fleet import Job, cores, differences, run_fleet
+from gnomon.studies.fleet import Job, cores, run_fleet
 
 QUICK = ("task.size=60", "rollouts_per_step=16", "algorithm.num_generations=4", "evaluation.before=false")
 # A reward that is nobody's: the run fails before it starts.
@@ -98,18 +98,6 @@ def test_a_wrong_experiment_starts_nothing(tmp_path: Path):
     with pytest.raises(ConfigError, match="unknown key 'stepz'"):
         fleet([job(tmp_path, "a"), job(tmp_path, "b", "stepz=3")])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_differences_name_every_leaf():
-    """Nested keys by their path, what is on one side alone as nothing on the other; equal tables have none."""
-    there, asked = {"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 1, "c": 5}, "e": "x"}
-
-    assert differences(there, there) == []
-    assert differences(there, asked) == [
-        "a.c is 2 there and 5 here",
-        "d is 3 there and nothing here",
-        "e is nothing there and 'x' here",
-    ]
 
 
 def test_there_is_a_core():

@@ -98,7 +98,7 @@ def test_whatever_waits_the_bound_holds_and_every_step_is_full(
 
 def test_a_setting_that_does_not_fit_is_refused():
     """A pool of two batches cannot be at staleness 0, and a batch is made of whole groups."""
-    with pytest.raises(ConfigError, match="pool from 1 to bound"):
+    with pytest.raises(ConfigError, match=r"setting\.pool must be from 1 to bound \+ 1 = 1, got 2"):
         Setting(8, pool=2)
-    with pytest.raises(ConfigError, match="multiple of generations"):
+    with pytest.raises(ConfigError, match=r"setting\.batch must be a multiple of generations = "):
         Setting(8, generations=3)

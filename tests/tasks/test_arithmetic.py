@@ -50,12 +50,12 @@ def test_the_phrase_surrounds_the_expression() -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"terms": 0}, "terms must be >= 1"),
-        ({"lowest": 5, "highest": 4}, "lowest <= highest"),
+        ({"terms": 0}, "terms must be at least 1, got 0"),
+        ({"lowest": 5, "highest": 4}, "lowest must be from 0 to highest = 4, got 5"),
         ({"operators": ("/",)}, "operators must be some of"),
         ({"operators": ()}, "operators must be some of"),
-        ({"phrase": "?"}, "phrase must contain"),
-        ({"size": 0}, "size must be >= 1"),
+        ({"phrase": "?"}, "phrase must be a text with {} in it once, got"),
+        ({"size": 0}, "size must be at least 1, got 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, object], reason: str) -> None:

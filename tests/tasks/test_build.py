@@ -207,7 +207,10 @@ def test_settings_come_back_from_their_table_and_pickle(config: TaskConfig) -> N
 
 @pytest.mark.parametrize(
     ("parts", "size", "reason"),
-    [((), 10, "at least one part"), ((WeightedTask(WIDE),), 0, "size >= 1")],
+    [
+        ((), 10, "mixture.parts must be at least one task"),
+        ((WeightedTask(WIDE),), 0, "mixture.size must be at least 1, got 0"),
+    ],
 )
 def test_an_empty_mixture_is_refused(parts: tuple[WeightedTask, ...], size: int, reason: str) -> None:
     """A mixture has parts and a size."""

@@ -85,5 +85,5 @@ def test_too_small_a_table_is_refused() -> None:
 @pytest.mark.parametrize("settings", [{"size": 0}, {"fraction": 0.0}, {"fraction": 1.0}])
 def test_settings_that_hold_out_nothing_or_all_are_refused(settings: dict[str, float]) -> None:
     """The held-out size and fraction are positive, the fraction below one."""
-    with pytest.raises(ConfigError, match="size must be >= 1 and fraction in"):
+    with pytest.raises(ConfigError, match=r"held_out\.(size|fraction) must be (at least 1|above 0 and below 1)"):
         HeldOut(**settings)  # type: ignore[arg-type]

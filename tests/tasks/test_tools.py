@@ -246,7 +246,7 @@ def test_an_environment_of_ones_own_gets_what_it_names(mine: str):
         ({"kind": "tools", "tools": ("no/file.py:a",)}, RewardError, "tool 'no/file.py:a': there is no file"),
         ({"kind": "tools"}, ConfigError, 'kind = "tools" needs tools'),
         ({"use": "Own"}, ConfigError, "'Own' is named as path.py:name"),
-        ({"use": "a:B", "max_turns": 0}, ConfigError, "needs max_turns"),
+        ({"use": "a:B", "max_turns": 0}, ConfigError, "environment.max_turns must be at least 1, got 0"),
         ({"kind": "verifiers", "use": "x"}, ConfigError, "pip install verifiers==0.1.9"),
     ],
 )

@@ -169,7 +169,7 @@ def test_an_environment_that_never_begins_stops_the_run(place: Path, capsys: Cap
     [
         ("environment.use=mine.py:Legibel", "environment 'mine.py:Legibel': unknown class 'Legibel'; did you mean"),
         ("environment.settings={pay=2}", "environment.settings {'pay': 2} do not fit 'mine.py:Legible'"),
-        ("environment.max_turns=0", "environment: needs max_turns"),
+        ("environment.max_turns=0", "environment.max_turns must be at least 1, got 0"),
         ("environment.max_turn=3", "unknown key 'max_turn'; did you mean 'max_turns'"),
         ("environment.kind=tool", "environment.kind = 'tool': should be"),
     ],

@@ -116,8 +116,8 @@ def _clip_rule(sides: str) -> Rule:
     def rule(key: str, value: Any, base: Algorithm, table: Mapping[str, Any]) -> Changes:
         if not isinstance(base.surrogate, Pessimistic):
             raise ConfigError(
-                f"'{key}' is a clip, and '{base.name}' has none: it uses {base.surrogate!r}; set a field of "
-                "that instead, for example algorithm.surrogate.trust.cap, which is absolute (1 + epsilon_high)"
+                f"'{key}' is a clip, and '{base.name}' has none: it uses {type(base.surrogate).__name__}; set a field "
+                "of that instead, for example algorithm.surrogate.trust.cap, which is absolute (1 + epsilon_high)"
             )
         # TRL: epsilon is both sides, unless epsilon_high is given.
         is_high_given = any(_CLIPS.get(k) == "high" or k == "surrogate.trust.high" for k in table)
@@ -162,7 +162,7 @@ def _entropy(key: str, value: Any, base: Algorithm, table: Mapping[str, Any]) ->
 
 def _scale(key: str, value: Any, base: Algorithm, table: Mapping[str, Any]) -> Changes:
     if not isinstance(base.advantage, GroupRelative):
-        raise ConfigError(f"'{key}' scales group advantages, and '{base.name}' uses {base.advantage!r}")
+        raise ConfigError(f"'{key}' scales group advantages, and '{base.name}' uses {type(base.advantage).__name__}")
     if not isinstance(value, bool | str) or value not in _SCALES:
         raise ConfigError(f"{key} = {value!r}: expected true, false, 'group', 'batch' or 'none'")
     return {"advantage.scale": _SCALES[value]}

@@ -10,7 +10,7 @@ from torch import Tensor
 from gnomon.algorithms.plans import Updates
 from gnomon.algorithms.ratios import masked
 from gnomon.algorithms.statistics import average, fraction
-from gnomon.errors import ConfigError
+from gnomon.errors import ConfigError, check_bounds
 from gnomon.metrics import Metrics
 from gnomon.types import Batch
 
@@ -34,8 +34,12 @@ class Pretraining:
     frozen_trunk: bool = False
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.patience < 1:
-            raise ConfigError(f"Pretraining needs steps and patience of at least 1, got {self}")
+        check_bounds(
+            "Pretraining",
+            self,
+            steps=(self.steps >= 1, "at least 1"),
+            patience=(self.patience >= 1, "at least 1"),
+        )
         if self.explained_variance is not None and not 0 < self.explained_variance <= 1:
             raise ConfigError(f"Pretraining.explained_variance must be in (0, 1], got {self.explained_variance}")
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from gnomon.errors import ConfigError
+from gnomon.errors import ConfigError, check_bounds
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,12 @@ class Updates:
     minibatches: int = 1
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.minibatches < 1:
-            raise ConfigError(f"updates: epochs and minibatches must be at least 1, got {self}")
+        check_bounds(
+            "updates",
+            self,
+            epochs=(self.epochs >= 1, "at least 1"),
+            minibatches=(self.minibatches >= 1, "at least 1"),
+        )
 
     @property
     def total(self) -> int:
@@ -70,10 +74,19 @@ class Greso:
     target: float = 0.25
 
     def __post_init__(self) -> None:
-        if not 0 < self.lowest <= self.initial <= self.highest < 1:
-            raise ConfigError(f"Greso needs 0 < lowest <= initial <= highest < 1, got {self}")
-        if not 0 < self.floor <= 1 or self.step < 0 or not 0 <= self.target <= 1:
-            raise ConfigError(f"Greso needs 0 < floor <= 1, step >= 0 and target in [0, 1], got {self}")
+        check_bounds(
+            "Greso",
+            self,
+            lowest=(0 < self.lowest <= self.highest, f"above 0 and at most highest = {self.highest}"),
+            highest=(self.highest < 1, "below 1"),
+            initial=(
+                self.lowest <= self.initial <= self.highest,
+                f"from lowest = {self.lowest} to highest = {self.highest}",
+            ),
+            floor=(0 < self.floor <= 1, "in (0, 1]"),
+            step=(self.step >= 0, ">= 0"),
+            target=(0 <= self.target <= 1, "in [0, 1]"),
+        )
 
 
 @dataclass(frozen=True)
@@ -180,13 +193,14 @@ class Replay:
 
     def __post_init__(self) -> None:
         counts = {n: getattr(self, n) for n in ("capacity", "per_prompt", "every", "rows", "updates")}
-        low = [name for name, count in counts.items() if count < 1]
-        if low:
-            raise ConfigError(f"Replay: {', '.join(low)} must be at least 1, got {self}")
-        if not 0 < self.learning_rate_ratio < math.inf or not 0 <= self.value_coefficient < math.inf:
-            raise ConfigError(f"Replay needs finite learning_rate_ratio > 0 and value_coefficient >= 0, got {self}")
-        if not math.isfinite(self.above):
-            raise ConfigError(f"Replay.above must be a finite reward, got {self.above}")
+        check_bounds(
+            "Replay",
+            self,
+            **{name: (count >= 1, "at least 1") for name, count in counts.items()},
+            learning_rate_ratio=(0 < self.learning_rate_ratio < math.inf, "> 0 and finite"),
+            value_coefficient=(0 <= self.value_coefficient < math.inf, ">= 0 and finite"),
+            above=(math.isfinite(self.above), "a finite reward"),
+        )
 
 
 @dataclass(frozen=True)
@@ -220,5 +234,9 @@ class OverlongPenalty:
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.buffer <= 1 or self.factor < 0:
-            raise ConfigError(f"OverlongPenalty needs 0 < buffer <= 1 and factor >= 0, got {self}")
+        check_bounds(
+            "OverlongPenalty",
+            self,
+            buffer=(0 < self.buffer <= 1, "in (0, 1]"),
+            factor=(self.factor >= 0, ">= 0"),
+        )

@@ -34,7 +34,9 @@ class Pessimistic:
 
     def __post_init__(self) -> None:
         if not isinstance(self.trust, Clip):
-            raise ConfigError(f"Pessimistic compares with a Clip, got {self.trust!r}; caps belong to Score")
+            raise ConfigError(
+                f"Pessimistic compares with a Clip, got a {type(self.trust).__name__}; caps belong to Score"
+            )
         if self.dual is not None and self.dual <= 1:
             raise ConfigError(f"Pessimistic.dual must be > 1, got {self.dual}")
 

@@ -65,7 +65,7 @@ def _on_cluster(given: argparse.Namespace) -> int:
     """Print what the experiment would do on hardware that need not be here; returns the exit code."""
     with working("loading libraries", is_brief=True):
         from gnomon.experiment import load, to_toml
-        from gnomon.studies.capacity.place import place_of
+        from gnomon.studies.capacity.place import passed_over, place_of
         from gnomon.studies.capacity.words import forecast
 
     loaded = load(given.experiment, given.overrides)
@@ -78,10 +78,11 @@ def _on_cluster(given: argparse.Namespace) -> int:
     )
     with working("reckoning what a step takes"):
         found = forecast(place)
+    beside = list(filter(None, [passed_over(loaded.experiment, given.overrides)]))
     if given.json:
-        print(json.dumps({**found.as_row(), "notes": loaded.notes}, indent=2))
+        print(json.dumps({**found.as_row(), "notes": [*loaded.notes, *beside]}, indent=2))
         return 0
-    lines = [*(f"Understood: {note}." for note in loaded.notes), *found.sentences()]
+    lines = [*(f"Understood: {note}." for note in loaded.notes), *beside, *found.sentences()]
     print("\n".join(lines), file=sys.stderr if given.resolved else sys.stdout)
     if given.resolved:
         print(to_toml(loaded.experiment))

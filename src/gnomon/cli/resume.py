@@ -1,9 +1,11 @@
 """``gnomon resume RUN``: go on from the newest valid checkpoint."""
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from gnomon.errors import ConfigError
 from gnomon.progress import working
 
 
@@ -11,8 +13,16 @@ def run(arguments: Sequence[str]) -> int:
     """Resume a run; returns the exit code."""
     parser = argparse.ArgumentParser(prog="gnomon resume", description=__doc__)
     parser.add_argument("run", type=Path, help="a run directory")
+    parser.add_argument("overrides", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end and nothing else")
-    given = parser.parse_args(arguments)
+    given = parser.parse_intermixed_args(arguments)
+    if given.overrides:
+        said = shlex.join(given.overrides)
+        raise ConfigError(
+            f"{said}: a run goes on with the settings that it began with; start another one of the same experiment "
+            f"with this changed: gnomon train {given.run}/experiment.toml {said} --run-dir DIR (and model="
+            f"{given.run}/checkpoints/step-N to begin with its weights)"
+        )
 
     with working("loading libraries", is_brief=True):
         from gnomon.cli.results import show

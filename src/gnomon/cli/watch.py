@@ -14,19 +14,21 @@ from pathlib import Path
 def run(arguments: Sequence[str]) -> int:
     """Watch a run; returns the exit code: with --plain 1 when it ended before its last step."""
     parser = argparse.ArgumentParser(prog="gnomon watch", description=__doc__)
-    parser.add_argument("run", type=Path, help="a run directory, also one that does not exist yet")
+    parser.add_argument("run", type=Path, help="a run directory; with --wait also one that does not exist yet")
     parser.add_argument("--plain", action="store_true", help="lines for a log, until the run ends")
     parser.add_argument("--once", action="store_true", help="print how it stands, and end")
+    parser.add_argument("--wait", action="store_true", help="wait for a run that has not begun")
     parser.add_argument("--interval", type=float, metavar="SECONDS", help="between looks (default: 1; --plain: 5)")
     parser.add_argument("--json", action="store_true", help="print how it stands as one JSON object, and end")
     given = parser.parse_args(arguments)
     if given.interval is not None and not 0.05 <= given.interval <= 86_400:
         parser.error(f"--interval should be from 0.05 to 86400 seconds, got {given.interval:g}")
     is_one_look = given.once or given.json
-    if is_one_look and (given.plain or given.interval is not None):
-        looks, other = "--once" if given.once else "--json", "--plain" if given.plain else "--interval"
+    again = {"--plain": given.plain, "--wait": given.wait, "--interval": given.interval is not None}
+    if is_one_look and any(again.values()):
+        looks, other = "--once" if given.once else "--json", next(name for name, is_given in again.items() if is_given)
         parser.error(f"{looks} looks once and ends, and {other} is for looking again and again: leave one of them out")
-    _refuse_unreadable(given.run, is_one_look)
+    _refuse_unreadable(given.run, given.wait, is_one_look)
     if is_one_look:
         return _once(given.run, given.json)
     if given.plain or not _is_screen():
@@ -34,18 +36,29 @@ def run(arguments: Sequence[str]) -> int:
     return _live(given.run, given.interval or 1.0)
 
 
-def _refuse_unreadable(run: Path, is_one_look: bool) -> None:
-    """Refuse a run whose experiment cannot be read, as everybody else does, and none where it is not waited for.
+def _refuse_unreadable(run: Path, is_awaited: bool, is_one_look: bool) -> None:
+    """Refuse a run that is not there, unless it is waited for or being made at this moment, and one whose experiment or
+    rows cannot be read, as everybody else does.
 
     Raises: RunDirectoryError.
     """
+    from gnomon.errors import RunDirectoryError
     from gnomon.records.directory import RunDirectory
+    from gnomon.records.holder import holder_of
+    from gnomon.records.jsonl import read_rows
 
     files = RunDirectory(run)
-    if is_one_look:
+    if is_one_look or run.is_file():
         files.check(run)
+    if not is_awaited and holder_of(run) is None:
+        try:
+            files.check(run)
+        except RunDirectoryError as error:
+            raise RunDirectoryError(f"{error}; to wait until it begins: gnomon watch {run} --wait") from error
     if files.experiment.is_file():
         files.table()
+        for rows in (files.metrics, files.evaluations, files.findings):
+            next(read_rows(rows), None)
 
 
 def _once(run: Path, as_json: bool) -> int:

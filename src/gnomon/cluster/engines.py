@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gnomon.cluster.answerer import Answerer, Fetched, Order, Reply
+from gnomon.cluster.causes import cause_of
 from gnomon.cluster.weights import Stock, awaited
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.pool import EnginePool
@@ -23,8 +24,6 @@ RETURNS = 3
 _PAUSE_SECONDS = 2.0
 _LOOK_SECONDS = 1.0
 _LOOKS = 8
-_LONGEST_CAUSE = 500
-_CONJECTURES = "Some common causes include"
 
 
 class Actors(Protocol):
@@ -219,7 +218,7 @@ class Tally:
         return taken
 
 
-class Crew:
+class Engines:
     """The engines of a run: started in their places, and anew when they were lost."""
 
     def __init__(self, actors: Actors, places: Mapping[str, int], order: Order, look_seconds: float) -> None:
@@ -271,18 +270,12 @@ def serve_remotely(
 
     order: how each is made. timeout_seconds, vocabulary_size, warn: as `EnginePool` has them.
     """
-    crew = Crew(actors, places, order, min(_LOOK_SECONDS, timeout_seconds / _LOOKS))
-    engines = {name: crew.start(name) for name in places}
-    pool = EnginePool(engines, timeout_seconds, vocabulary_size, warn, crew.again)
-    return pool, crew.tally.take
+    engines = Engines(actors, places, order, min(_LOOK_SECONDS, timeout_seconds / _LOOKS))
+    started = {name: engines.start(name) for name in places}
+    pool = EnginePool(started, timeout_seconds, vocabulary_size, warn, engines.again)
+    return pool, engines.tally.take
 
 
 def error_of(kind: str, said: str) -> Exception:
     """Return the error of that name, as it was raised in another process."""
     return named(kind, said) or EngineError(f"{kind}: {said}")
-
-
-def cause_of(error: Exception) -> str:
-    """Return one line of what Ray says in many: without the fields that name actor and task."""
-    lines = [line.strip() for line in str(error).splitlines() if line and not line.startswith("\t")]
-    return " ".join(lines).partition(_CONJECTURES)[0].strip()[:_LONGEST_CAUSE]

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from gnomon.cluster.engines import Actors, cause_of, error_of
+from gnomon.cluster.causes import cause_of
+from gnomon.cluster.engines import Actors, error_of
 from gnomon.cluster.weights import awaited
 from gnomon.errors import GnomonError, GradingError, UserError
 from gnomon.types import Grade
@@ -223,11 +224,20 @@ class Graders:
         """Have another grader started in the place of one that is gone, once."""
         if desk.actor is not actor or self._is_closed:
             return
-        self._warn(f"lost the grader at place {desk.place}: {cause}; what it had is judged by others")
         desk.actor, desk.cause = None, cause
+        self._warn(f"lost the grader at place {desk.place}: {cause}; {self._heir(desk)}")
         task = asyncio.ensure_future(self._succeed(desk, actor))
         self._successions.add(task)
         task.add_done_callback(self._successions.discard)
+
+    def _heir(self, lost: Desk) -> str:
+        """Return who judges what a grader had that is lost."""
+        working = sum(desk.cause is None for desk in self.desks)
+        if working:
+            return f"what it had is judged by {'the other one' if working == 1 else 'the others'}"
+        if lost.returns < RETURNS:
+            return "what it had is judged by the one that is started in its place"
+        return "no other one works at the moment"
 
     async def _begin(self, desk: Desk) -> None:
         """Start a grader for the first time. Raises: UserError when the rewards cannot be used there."""

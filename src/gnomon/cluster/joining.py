@@ -11,18 +11,37 @@ from gnomon.plans import ClusterPlan
 
 CLIENT = "ray://"
 _KNOCK_SECONDS = 5.0
+_START = (
+    "start a cluster with `ray start --head` and name the address that it prints, or leave cluster.address empty "
+    '(cluster = "ray") to start one here'
+)
 
 
-def knock(address: str) -> None:
-    """Raise ConfigError when nobody listens at "HOST:PORT" or "ray://HOST:PORT"."""
+def knock(address: str, called: str = "") -> None:
+    """Raise ConfigError when nobody listens at "HOST:PORT" or "ray://HOST:PORT".
+
+    called: how the address was asked for, where that is another word.
+    """
     host, _, port = address.removeprefix(CLIENT).rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _KNOCK_SECONDS).close()
     except OSError as error:
+        there = f"at {address}, which it stands for" if called else "there"
         raise ConfigError(
-            f"cluster.address = '{address}': nobody answers there ({error.strerror or error}); start a cluster with "
-            "`ray start --head` and name the address that it prints, or leave cluster.address empty to start one here"
+            f"cluster.address = '{called or address}': nobody answers {there} ({error.strerror or error}); {_START}"
         ) from error
+
+
+def _knock_here() -> None:
+    """Raise ConfigError when "auto" stands for no cluster, or for one that is gone: Ray would wait for that one."""
+    from ray._private.services import get_ray_address_from_environment
+
+    try:
+        address: str = get_ray_address_from_environment("auto", None)
+    except ConnectionError as error:
+        raise ConfigError(f"cluster.address = 'auto': no Ray cluster runs on this machine; {_START}") from error
+    if ":" in address:
+        knock(address, "auto")
 
 
 def join(ray: Any, plan: ClusterPlan, warn: Callable[[str], None]) -> None:
@@ -34,6 +53,8 @@ def join(ray: Any, plan: ClusterPlan, warn: Callable[[str], None]) -> None:
 
     if ray.is_initialized():
         raise ConfigError("this program uses a Ray cluster already; call ray.shutdown() first")
+    if plan.address == "auto":
+        _knock_here()
     logging.getLogger("ray").setLevel(logging.ERROR)
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     fault: list[Exception] = []
@@ -49,7 +70,9 @@ def join(ray: Any, plan: ClusterPlan, warn: Callable[[str], None]) -> None:
     connecting.start()
     connecting.join(plan.start_seconds)
     if fault or connecting.is_alive():
-        why = f"{type(fault[0]).__name__}: {fault[0]}".strip() if fault else f"no answer in {plan.start_seconds:g} s"
+        why = (
+            f"{type(fault[0]).__name__}: {fault[0]}".strip(" .") if fault else f"no answer in {plan.start_seconds:g} s"
+        )
         key = "" if is_guarded() else ". No key was shown to it, for none was found"
         raise ConfigError(f"cluster.address = '{plan.address}' cannot be joined: {why}{key}\n{_ADVICE}")
     if not is_guarded():

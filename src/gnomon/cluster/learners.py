@@ -1,6 +1,5 @@
 """The ranks of a learner as actors of a cluster, wherever it has room for them."""
 
-import re
 import secrets
 import shutil
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from gnomon.cluster.causes import cause_of
 from gnomon.cluster.ray import Cluster
 from gnomon.cluster.seat import Said, Seat, Whereabouts
 from gnomon.cluster.weights import Shelved
@@ -28,8 +28,8 @@ _BEAT_SECONDS = 5.0
 _PIECE_BYTES = 1 << 26
 _INLINE_BYTES = 1 << 16
 _PROBE = ".gnomon-probe"
-_DETAIL = "Worker exit detail:"
-_NAME = r"The actor [0-9a-f]{8,} is unavailable: "
+_TAIL = 1500
+_MARKS = (":job_id:", ":actor_name:", ":task_name:")
 
 
 @dataclass
@@ -168,11 +168,26 @@ class RayCrew:
                 return self._cluster.get(reference, seconds=1.0)
             except TimeoutError:
                 if time.monotonic() > until:
-                    raise Gone(member.rank, f"gave no answer for {seconds:g} s{member}") from None
+                    how = f"gave no answer for {seconds:g} s{member}"
+                    raise Gone(member.rank, f"{how}{self._last_words(member)}") from None
             except RayTaskError as error:
                 raise LearnerError(f"process {member.rank} of the learner{member} failed: {error}") from error
             except RayError as error:
-                raise Gone(member.rank, f"is gone{member}: {_end_of(error)}") from error
+                raise Gone(member.rank, f"is gone{member}: {cause_of(error)}{self._last_words(member)}") from error
+
+    def _last_words(self, member: Member) -> str:
+        """Return what it wrote last; of a cluster that stays, which has its file, where that is."""
+        if member.at is None or not member.at.log:
+            return ""
+        if not self._cluster.is_own:
+            return f"; what it wrote is in {member.at.log} on {member.at.address}"
+        # The file is gone with the cluster, so it is read while it is there.
+        try:
+            lines = Path(member.at.log).read_bytes()[-_TAIL:].decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        said = "\n".join(line for line in lines if not line.startswith(_MARKS)).strip()
+        return f"; it wrote last:\n{said}" if said else "; it wrote nothing before"
 
     def _feel(self, member: Member) -> None:
         """Ask for a sign of life now and then, and raise when there was none for too long."""
@@ -186,7 +201,8 @@ class RayCrew:
         elif self._cluster.ready([member.beat], 0):
             member.beat, member.asked = None, now
         elif now - member.asked > self._still_seconds:
-            raise Gone(member.rank, f"stood still for {self._still_seconds:g} s{member}")
+            how = f"stood still for {self._still_seconds:g} s{member}"
+            raise Gone(member.rank, f"{how}{self._last_words(member)}")
 
 
 def _check_versions(found: Sequence[Whereabouts]) -> None:
@@ -198,10 +214,3 @@ def _check_versions(found: Sequence[Whereabouts]) -> None:
                 f"machines of the cluster differ in {', '.join(differs)}: {dict(first.versions)} on {first.address}, "
                 f"{dict(other.versions)} on {other.address}; install the same on all of them"
             )
-
-
-def _end_of(error: Exception) -> str:
-    """Return what Ray says of an actor's end, without advice."""
-    text = " ".join(str(error).split())
-    said = text.partition(_DETAIL)[2] if _DETAIL in text else re.sub(_NAME, "", text)
-    return said.partition("Some common causes")[0].partition("The task may")[0].strip()

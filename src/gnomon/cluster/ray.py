@@ -129,6 +129,11 @@ class Cluster:
         return self._watch.fault
 
     @property
+    def is_own(self) -> bool:
+        """Whether it was started for this run, on this machine, and ends with it."""
+        return self._started is not None
+
+    @property
     def nodes(self) -> int:
         """Machines of the cluster that live."""
         return sum(bool(node["Alive"]) for node in self._ray.nodes())

@@ -33,12 +33,16 @@ _PACKAGES = ("gnomon", "torch", "transformers")
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """Where an actor is. node: Ray's name of the machine. address: of it. versions: of what computes there."""
+    """Where an actor is. node: Ray's name of the machine. address: of it. versions: of what computes there.
+
+    log: the file on that machine with what it writes on standard error; "" where Ray does not say.
+    """
 
     node: str
     address: str
     number: int
     versions: Mapping[str, str]
+    log: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,8 @@ class Seat:
         ray: Any = library()
         versions = {"python": platform.python_version(), **installed(_PACKAGES)}
         node = ray.get_runtime_context().get_node_id()
-        return Whereabouts(node, ray.util.get_node_ip_address(), os.getpid(), versions)
+        log = ray._private.worker.global_worker.get_err_file_path()
+        return Whereabouts(node, ray.util.get_node_ip_address(), os.getpid(), versions, log)
 
     async def host(self, address: str) -> str:
         """Open the place where all ranks meet; see `mesh.host`."""

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from gnomon.errors import CheckpointError, ConfigError, NotFiniteError
+from gnomon.errors import CheckpointError, NotFiniteError, check_bounds
 from gnomon.failpoints import reach
 from gnomon.learner.mesh import Mesh, agree
 from gnomon.learner.precision import Masters
@@ -48,19 +48,18 @@ class OptimizerPlan:
     max_gradient_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        checks = {
-            "learning_rate must be > 0 and finite": 0 < self.learning_rate < math.inf,
-            "schedule must be constant, linear or cosine": self.schedule in ("constant", "linear", "cosine"),
-            "warmup_steps must be >= 0": self.warmup_steps >= 0,
-            "final_fraction must be in [0, 1]": 0 <= self.final_fraction <= 1,
-            "betas must be in [0, 1)": all(0 <= beta < 1 for beta in self.betas),
-            "epsilon must be > 0": self.epsilon > 0,
-            "weight_decay must be >= 0": self.weight_decay >= 0,
-            "max_gradient_norm must be > 0 (inf never clips)": self.max_gradient_norm > 0,
-        }
-        broken = [claim for claim, holds in checks.items() if not holds]
-        if broken:
-            raise ConfigError(f"optimizer: {'; '.join(broken)}; got {self}")
+        check_bounds(
+            "learner.optimizer",
+            self,
+            learning_rate=(0 < self.learning_rate < math.inf, "> 0 and finite"),
+            schedule=(self.schedule in ("constant", "linear", "cosine"), "constant, linear or cosine"),
+            warmup_steps=(self.warmup_steps >= 0, ">= 0"),
+            final_fraction=(0 <= self.final_fraction <= 1, "in [0, 1]"),
+            betas=(all(0 <= beta < 1 for beta in self.betas), "in [0, 1)"),
+            epsilon=(self.epsilon > 0, "> 0"),
+            weight_decay=(self.weight_decay >= 0, ">= 0"),
+            max_gradient_norm=(self.max_gradient_norm > 0, "> 0 (inf never clips)"),
+        )
 
     def learning_rate_at(self, step: int, steps: int) -> float:
         """Return the rate of training step ``step`` of ``steps``, counted from 0.

@@ -135,7 +135,7 @@ def read_answered(path: Path) -> tuple[Answered, ...]:
     try:
         found = tuple(row for line in read_rows(path) if (row := _answered(line)) is not None)
     except OSError as error:
-        raise DatasetError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise DatasetError(str(error)) from error
     if not found:
         raise DatasetError(
             f"{path} holds no answered prompts; a run writes them to evaluations/step-N.jsonl, "

@@ -10,7 +10,7 @@ import platform
 import secrets
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -67,8 +67,8 @@ class Card:
     the network's arithmetic. reproducibility, sandbox: the level, and what it means, in words.
     code: commit of gnomon's source and of the working directory, each with ``dirty`` when files differ from it;
     None where there is no repository. foreign_code: the user's functions that it runs. trusted_models: models whose own
-    code may run. questions: a stamp of what it is trained on. cluster: what it computes on beside this machine, and who
-    is let in there; "" for none.
+    code may run. sources: the user's files that it runs, each with its SHA-256. questions: a stamp of what it is
+    trained on. cluster: what it computes on beside this machine, and who is let in there; "" for none.
     """
 
     started: str
@@ -84,6 +84,7 @@ class Card:
     sandbox: str
     code: Mapping[str, Mapping[str, Any] | None]
     foreign_code: Sequence[str] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
     trusted_models: Sequence[str] = ()
     questions: str = ""
     cluster: str = ""
@@ -171,7 +172,7 @@ def _first(path: Path) -> dict[str, Any] | None:
         json.dumps(found, allow_nan=False)
         if isinstance(found, dict) and isinstance(found.get("resumed", []), list):
             return found
-    except (ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         pass
     path.rename(path.with_name(f"damaged-{secrets.token_hex(4)}-{path.name}"))
     return None

@@ -1,6 +1,7 @@
 """One run, one directory, one process that writes to it."""
 
 import datetime
+import difflib
 import errno
 import fcntl
 import json
@@ -18,6 +19,7 @@ from typing import Any, Self
 from gnomon.errors import RunDirectoryError, unknown
 
 LOCK = ".lock"
+_MOST_NAMED = 12
 _HELD: set[int] = set()
 
 
@@ -61,13 +63,16 @@ class RunDirectory:
         return made
 
     @classmethod
-    def check_free(cls, path: Path) -> None:
-        """Refuse a path at which no new run can be made; nothing is made yet. Raises: as `create`."""
+    def check_free(cls, path: Path, differs: str = "") -> None:
+        """Refuse a path at which no new run can be made; nothing is made yet.
+
+        differs: in what the run that is there, if there is one, is another one. Raises: as `create`.
+        """
         with _reported(path):
             if (path / LOCK).exists():
                 # Someone may be at work: say who, before saying what is there.
                 cls(path, _lock(path)).close()
-            _refuse_used(path)
+            _refuse_used(path, differs)
 
     @classmethod
     def named(cls, name: str, root: Path = Path("runs"), now: datetime.datetime | None = None) -> Self:
@@ -252,14 +257,15 @@ def _holder(note: bytes) -> str:
         return "another process"
 
 
-def _refuse_used(path: Path) -> None:
+def _refuse_used(path: Path, differs: str = "") -> None:
     if path.exists() and not path.is_dir():
         raise RunDirectoryError(f"{path} is a file, so no run can be written there; choose another --run-dir DIR")
     if path.is_dir() and any(entry.name != LOCK and not _is_torn(entry.name) for entry in path.iterdir()):
         is_run = (path / "experiment.toml").is_file()
         what, go_on = ("a run", f"go on with it: gnomon resume {path}; or ") if is_run else ("files", "")
+        other = f" of another experiment ({differs})" if differs else ""
         raise RunDirectoryError(
-            f"{path} holds {what} already, and nothing is overwritten; {go_on}start another with --run-dir DIR"
+            f"{path} holds {what} already{other}, and nothing is overwritten; {go_on}start another with --run-dir DIR"
         )
 
 
@@ -282,7 +288,9 @@ def _no_run(path: Path) -> str:
     if not path.exists():
         siblings = path.parent.iterdir() if path.parent.is_dir() else iter(())
         runs = [str(p) for p in siblings if (p / "experiment.toml").is_file()]
-        hint = unknown("run", str(path), runs) if runs else f"there is no run {path}"
+        # Of many runs those with the nearest names: a folder may hold hundreds.
+        near = difflib.get_close_matches(str(path), runs, n=_MOST_NAMED, cutoff=0.0)
+        hint = unknown("run", str(path), near) if near else f"there is no run {path}"
         return f"{hint}; `gnomon train EXPERIMENT` starts one"
     return f"{path} is no run: it has no experiment.toml; `gnomon train EXPERIMENT --run-dir DIR` starts one"
 

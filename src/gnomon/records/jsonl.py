@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from gnomon.errors import RunDirectoryError
 from gnomon.records.durable import keep_lines
 from gnomon.redaction import for_people, without_secrets
 
@@ -105,14 +106,20 @@ def finite(values: Mapping[str, float]) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file of JSON objects; none when there is no file. Torn and damaged lines are passed over."""
-    if not path.exists():
+    """Yield the rows of a file of JSON objects; none when there is no file. Torn and damaged lines are passed over.
+
+    Raises: RunDirectoryError when there is something that cannot be read as a file.
+    """
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                row = parsed(line)
+                if row is not None:
+                    yield row
+    except FileNotFoundError:
         return
-    with open(path, "rb") as file:
-        for line in file:
-            row = parsed(line)
-            if row is not None:
-                yield row
+    except OSError as error:
+        raise _unreadable(path, error) from error
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
@@ -146,8 +153,10 @@ def drop_after(path: Path, step: int) -> None:
     """Remove the rows of later steps: a run that resumes at ``step`` will make them again.
 
     Torn and damaged lines go too. The file is replaced at once, or untouched when nothing has to go.
+    Raises: RunDirectoryError as `read_rows` does.
     """
     if path.exists():
+        next(read_rows(path), None)
         keep_lines(path, lambda line: _step(line) <= step)
 
 
@@ -158,6 +167,13 @@ def sound(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [sound(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _unreadable(path: Path, error: OSError) -> RunDirectoryError:
+    return RunDirectoryError(
+        f"{path} cannot be read: {error.strerror or error}; it should be a file with one JSON object a line: bring it "
+        "back, or move away what is there"
+    )
 
 
 def _step(line: bytes) -> float:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.assemble import questions
+from gnomon.drift import differences
 from gnomon.errors import ConfigError, DatasetError, RunDirectoryError, RunError, Stopped
 from gnomon.launch import checked, is_finished, resolved
 from gnomon.models.device import resolve_device
@@ -20,7 +21,7 @@ from gnomon.studies.compare import Comparison, Setting, summarize
 from gnomon.studies.compare_design import MARKS, Design, Entrant
 from gnomon.studies.compare_page import page
 from gnomon.studies.compare_runs import Trained, read_trained
-from gnomon.studies.fleet import Job, cores, differences, run_fleet
+from gnomon.studies.fleet import Job, cores, run_fleet
 
 PAGE, NUMBERS, TERMS = "compare.html", "compare.json", "study.json"
 FORMAT = "gnomon-study/1"

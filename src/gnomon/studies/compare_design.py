@@ -12,10 +12,11 @@ from typing import Any
 from gnomon.algorithms import Uniform
 from gnomon.algorithms import to_table as algorithm_table
 from gnomon.configuration import to_table
+from gnomon.drift import differences
 from gnomon.errors import ConfigError
 from gnomon.experiment import Experiment, from_table, parse_override, read
 from gnomon.studies.compare_runs import Unit
-from gnomon.studies.fleet import Job, differences
+from gnomon.studies.fleet import Job
 
 MARKS = 8
 """Evaluations on the way, evenly over the budget, beside those before and after."""

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from gnomon.drift import differences, listed
 from gnomon.errors import ConfigError, RunDirectoryError, RunError, Stopped
 from gnomon.experiment import Experiment, anchored, from_table, to_toml
-from gnomon.launch import is_finished, resolved, stopping
+from gnomon.launch import is_finished, resolved
 from gnomon.loop.run import StopRequest
 from gnomon.records.console import Console
 from gnomon.records.durable import write_durably
+from gnomon.stopping import stopping
 
 # A process of its own group that dies with us, however we end: the kernel then closes the pipe that it reads.
 _BEGIN = """
@@ -35,7 +37,6 @@ sys.exit(main())
 _LOOK_SECONDS = 0.1
 _LAST_LINES = 8
 _LAST_BYTES = 4096
-_SHOWN_DIFFERENCES = 3
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,8 @@ def run_fleet(jobs: Sequence[Job], workers: int, console: Console) -> dict[str, 
         console.say(f"{len(jobs) - len(left)} of {len(jobs)} runs are finished already")
     threads = _threads(min(workers, len(jobs)))
     stop = StopRequest()
-    with _Crew() as crew, stopping(stop), console.phase("training", len(left)) as phase:
+    words = ("the step at hand of each run", "the same command")
+    with _Crew() as crew, stopping(stop, console.say, *words), console.phase("training", len(left)) as phase:
         while left or crew.working:
             while left and not stop.signal and len(crew.working) < workers:
                 crew.start(left.pop(0), threads)
@@ -227,25 +229,10 @@ def _refuse_other(folder: Path, experiment: Experiment) -> None:
         there = begun.read_text(encoding="utf-8")
         if there == asked:
             return
-        found = differences(tomllib.loads(there), tomllib.loads(asked))
+        found = listed(differences(tomllib.loads(there), tomllib.loads(asked))) or "in the form of its record"
     except (OSError, ValueError, RecursionError) as error:
         raise RunDirectoryError(f"{begun} cannot be read: {error}; name another folder") from error
-    shown = "; ".join(found[:_SHOWN_DIFFERENCES]) or "in the form of its record"
-    more = f", and {len(found) - _SHOWN_DIFFERENCES} more" if len(found) > _SHOWN_DIFFERENCES else ""
     raise RunDirectoryError(
-        f"{folder} holds a run of another experiment, which differs: {shown}{more}; go on with what it was begun with, "
+        f"{folder} holds a run of another experiment, which differs: {found}; go on with what it was begun with, "
         "or name another folder"
     )
-
-
-def differences(there: Any, asked: Any, path: str = "") -> list[str]:
-    """Return what differs between two tables, one sentence a leaf.
-
-    >>> differences({"a": {"b": 1}}, {"a": {"b": 2}, "c": "x"})
-    ['a.b is 1 there and 2 here', "c is nothing there and 'x' here"]
-    """
-    if isinstance(there, dict) and isinstance(asked, dict):
-        keys = sorted(there.keys() | asked.keys())
-        return [d for key in keys for d in differences(there.get(key), asked.get(key), f"{path}.{key}".lstrip("."))]
-    said = ["nothing" if value is None else repr(value) for value in (there, asked)]
-    return [] if there == asked else [f"{path} is {said[0]} there and {said[1]} here"]

@@ -10,7 +10,7 @@ from typing import Literal
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.draws import uniforms
 from gnomon.engines.scripted import ScriptedEngine
-from gnomon.errors import ConfigError
+from gnomon.errors import check_bounds
 from gnomon.metrics import Metrics
 from gnomon.rollouts.rollout import Asker
 from gnomon.rollouts.stream import RolloutStream
@@ -62,8 +62,12 @@ class Setting:
     update_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.batch % self.generations or not 1 <= self.pool <= self.bound + 1:
-            raise ConfigError(f"batch must be a multiple of generations, and pool from 1 to bound + 1, got {self}")
+        check_bounds(
+            "setting",
+            self,
+            batch=(self.batch % self.generations == 0, f"a multiple of generations = {self.generations}"),
+            pool=(1 <= self.pool <= self.bound + 1, f"from 1 to bound + 1 = {self.bound + 1}"),
+        )
 
 
 @dataclass(frozen=True)

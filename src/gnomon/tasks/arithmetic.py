@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-from gnomon.errors import ConfigError
+from gnomon.errors import check_bounds
 from gnomon.tasks.question import Question, digest
 
 _OPERATORS = "+-*"
@@ -38,17 +38,16 @@ class ArithmeticTask:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        checks = {
-            "terms must be >= 1": self.terms >= 1,
-            "0 <= lowest <= highest": 0 <= self.lowest <= self.highest,
-            f"operators must be some of {' '.join(_OPERATORS)}": bool(self.operators)
-            and all(len(o) == 1 and o in _OPERATORS for o in self.operators),
-            "phrase must contain {} once": self.phrase.count("{}") == 1,
-            "size must be >= 1": self.size >= 1,
-        }
-        broken = [claim for claim, holds in checks.items() if not holds]
-        if broken:
-            raise ConfigError(f"arithmetic: {'; '.join(broken)}; got {self}")
+        are_known = bool(self.operators) and all(len(o) == 1 and o in _OPERATORS for o in self.operators)
+        check_bounds(
+            "arithmetic",
+            self,
+            terms=(self.terms >= 1, "at least 1"),
+            lowest=(0 <= self.lowest <= self.highest, f"from 0 to highest = {self.highest}"),
+            operators=(are_known, f"some of {' '.join(_OPERATORS)}"),
+            phrase=(self.phrase.count("{}") == 1, "a text with {} in it once"),
+            size=(self.size >= 1, "at least 1"),
+        )
 
     @property
     def name(self) -> str:

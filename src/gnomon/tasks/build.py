@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-from gnomon.errors import ConfigError, DatasetError, unknown
+from gnomon.errors import ConfigError, DatasetError, check_bounds, unknown
 from gnomon.progress import counted
 from gnomon.tasks.arithmetic import ArithmeticTask
 from gnomon.tasks.base import Renderer, TaskSet
@@ -49,8 +49,12 @@ class MixtureTask:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.parts or self.size < 1:
-            raise ConfigError(f"mixture: needs at least one part and size >= 1, got {self}")
+        check_bounds(
+            "mixture",
+            self,
+            parts=(bool(self.parts), "at least one task"),
+            size=(self.size >= 1, "at least 1"),
+        )
 
     @property
     def name(self) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from gnomon.errors import ConfigError
+from gnomon.errors import ConfigError, check_bounds
 from gnomon.redaction import is_secret_setting
 from gnomon.verifiers.sandbox.selftest import Kind as Walls
 
@@ -89,12 +89,16 @@ class EnvironmentPlan:
     variables: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        whole = self.max_turns >= 1 and self.max_turn_tokens >= 0 and self.max_reply_tokens >= 1
-        if not whole or self.timeout_seconds <= 0 or self.max_concurrent < 1 or self.memory_gib < 0:
-            raise ConfigError(
-                "needs max_turns, max_reply_tokens and max_concurrent >= 1, max_turn_tokens and memory_gib >= 0, "
-                f"timeout_seconds > 0; got {self}"
-            )
+        check_bounds(
+            "environment",
+            self,
+            max_turns=(self.max_turns >= 1, "at least 1"),
+            max_turn_tokens=(self.max_turn_tokens >= 0, "at least 0"),
+            max_reply_tokens=(self.max_reply_tokens >= 1, "at least 1"),
+            timeout_seconds=(self.timeout_seconds > 0, "above 0"),
+            max_concurrent=(self.max_concurrent >= 1, "at least 1"),
+            memory_gib=(self.memory_gib >= 0, "at least 0"),
+        )
         has_use, has_tools = bool(self.use), bool(self.tools)
         fits = {
             "class": has_use and not has_tools,

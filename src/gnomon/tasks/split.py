@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic
 
-from gnomon.errors import ConfigError, DatasetError
+from gnomon.errors import ConfigError, DatasetError, check_bounds
 from gnomon.progress import counted
 from gnomon.tasks.question import Item, Items, comparison_key
 
@@ -32,8 +32,12 @@ class HeldOut:
     seed: int = RESERVED.start
 
     def __post_init__(self) -> None:
-        if self.size < 1 or not 0 < self.fraction < 1:
-            raise ConfigError(f"held_out: size must be >= 1 and fraction in (0, 1), got {self}")
+        check_bounds(
+            "held_out",
+            self,
+            size=(self.size >= 1, "at least 1"),
+            fraction=(0 < self.fraction < 1, "above 0 and below 1"),
+        )
 
 
 @dataclass(frozen=True)

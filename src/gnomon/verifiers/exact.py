@@ -1,11 +1,12 @@
 """Verifiers that are formulas: text equality, numbers, boxed answers, formats, lengths."""
 
+import math
 import re
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
-from gnomon.errors import ConfigError
+from gnomon.errors import ConfigError, check_bounds
 from gnomon.verifiers.base import Sample, Verifier, VerifierError, text_column
 from gnomon.verifiers.extract import Extract, Which, choose_number, extract, last_boxed
 from gnomon.verifiers.numbers import Number, exact, find_numbers, parse_number
@@ -211,9 +212,13 @@ class OverlongPenalty:
     max_length: int | None = None
 
     def __post_init__(self) -> None:
-        fits = self.max_length is None or self.buffer <= self.max_length
-        if not (self.buffer > 0 and fits and 0 <= self.factor < float("inf")):
-            raise ConfigError(f"OverlongPenalty needs 0 < buffer <= max_length tokens and factor >= 0, got {self}")
+        most = math.inf if self.max_length is None else self.max_length
+        check_bounds(
+            "OverlongPenalty",
+            self,
+            buffer=(0 < self.buffer <= most, f"above 0 and at most max_length = {self.max_length} tokens"),
+            factor=(0 <= self.factor < math.inf, ">= 0 and finite"),
+        )
 
     def __call__(self, sample: Sample) -> float:
         """Return the penalty, in [-factor, 0]."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from gnomon.configuration import to_table
-from gnomon.errors import ConfigError, GradingError, RewardError
+from gnomon.errors import ConfigError, GradingError, RewardError, check_bounds
 from gnomon.verifiers.grade import Grading
 from gnomon.verifiers.worker import Channel
 
@@ -48,11 +48,14 @@ class Limits:
     environment: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        positive = self.deadline_seconds > 0 and self.start_seconds > 0 and (self.memory_gib or 1) > 0
-        if self.workers < 1 or not positive or self.memory_gib == 0:
-            raise ConfigError(
-                f"grading needs workers >= 1 and deadline_seconds, start_seconds, memory_gib > 0, got {self}"
-            )
+        check_bounds(
+            "grading",
+            self,
+            workers=(self.workers >= 1, "at least 1"),
+            deadline_seconds=(self.deadline_seconds > 0, "above 0"),
+            start_seconds=(self.start_seconds > 0, "above 0"),
+            memory_gib=(self.memory_gib is None or self.memory_gib > 0, "above 0, or None for no limit"),
+        )
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 
 from gnomon.algorithms import resolve
 from gnomon.insight.report.compare import distinct
-from gnomon.insight.report.facts import default_differences, preset_differences, time_shares, waste_shares
+from gnomon.insight.report.facts import card_rows, default_differences, preset_differences, time_shares, waste_shares
 from gnomon.insight.report.prompts import prompts_of
 from gnomon.insight.report.rollouts import chosen
 from gnomon.insight.report.scan import Scan, Seen, Visit, reward_intervals, scan
@@ -28,6 +28,14 @@ def recorded(ratios: list[float], advantages: list[float], mask: list[bool] | No
     return RecordedRollout(
         1, 0, True, "q", rollout, Taught(tuple(advantages), tuple(-1.0 + math.log(r) for r in ratios))
     )
+
+
+def test_the_card_says_on_which_cluster_a_run_was():
+    """Beside the machine's own rows, of the newest session; a run without one has no such row."""
+    said = "Ray 2.60.0, joined at auto: 2 nodes, token authentication on"
+
+    assert ("Cluster", said) in card_rows({"device": "cpu", "cluster": "", "resumed": [{"cluster": said}]})
+    assert "Cluster" not in dict(card_rows({"device": "cpu", "cluster": ""}))
 
 
 def test_a_clip_stops_what_moved_far_enough_the_right_way():

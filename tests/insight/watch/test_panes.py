@@ -46,6 +46,17 @@ def every_pane(seen: Glance, width: int, height: int) -> list[list[Text]]:
     return [head(seen, width), overview(seen, width, height), *scrolled]
 
 
+def test_a_name_and_a_number_that_fill_their_columns_stay_apart(run: Path):
+    """An estimate of a KL may be below zero, and its minus sign is no part of the name."""
+    add_rows(run / "metrics.jsonl", [metrics(13, **{"loss/kl_behavior_nats": -5e-8})])
+
+    shown = plain(overview(glance(run), 78, 20))
+
+    assert "KL behavior -5.0e-08 " in shown
+    lines = [line for line in shown.splitlines() if line.startswith(("KL behavior", "mismatch"))]
+    assert len({line.index("│") for line in lines}) == 1
+
+
 def test_the_overview_has_it_all_at_80_by_24(run: Path):
     """20 lines of 78 cells: reward and health, stages, throughput, engines and queue, evaluation, samples, finding."""
     shown = plain(overview(glance(run), 78, 20))

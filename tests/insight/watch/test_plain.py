@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -130,12 +131,67 @@ def test_plain_says_by_its_exit_code_how_the_run_ended(tmp_path: Path, done: int
     assert capsys.readouterr().out == asked
 
 
-def test_what_is_no_run_is_refused_where_nothing_is_waited_for(tmp_path: Path, capsys: Capture):
-    """With --once and --json: exit code 2 and the nearest run."""
+@pytest.mark.parametrize("form", [["--once"], ["--json"], ["--plain"], []])
+def test_what_is_no_run_is_refused_where_nothing_is_waited_for(tmp_path: Path, capsys: Capture, form: list[str]):
+    """In every form: exit code 2 at once, and the nearest run; where it could be waited for, how to do that."""
     made_run(tmp_path / "run-1", done=1)
-    assert main(["watch", str(tmp_path / "run-2"), "--once"]) == 2
+    assert main(["watch", str(tmp_path / "run-2"), *form]) == 2
+    said = capsys.readouterr().err
 
-    assert f"did you mean '{tmp_path / 'run-1'}'?" in capsys.readouterr().err
+    assert f"did you mean '{tmp_path / 'run-1'}'?" in said
+    assert (f"to wait until it begins: gnomon watch {tmp_path / 'run-2'} --wait" in said) == (
+        form not in (["--once"], ["--json"])
+    )
+
+
+def test_a_folder_without_a_run_is_refused_and_one_that_is_being_made_is_not(tmp_path: Path, capsys: Capture):
+    """What a process holds is a run that begins in this moment; it is seen until its end."""
+    run = tmp_path / "run"
+    run.mkdir()
+    assert main(["watch", str(run), "--plain"]) == 2
+    assert "is no run: it has no experiment.toml" in capsys.readouterr().err
+
+    held = RunDirectory.create(run)
+
+    def begin() -> None:
+        for path in made_run(tmp_path / "made", done=20).iterdir():
+            if path.name != ".lock":
+                path.rename(run / path.name)
+        held.close()
+
+    threading.Timer(0.4, begin).start()
+    assert main(["watch", str(run), "--plain", "--interval", "0.1"]) == 0
+    assert "finished after step 20" in capsys.readouterr().out
+
+
+def test_a_run_that_has_not_begun_is_waited_for_when_asked(tmp_path: Path, capsys: Capture):
+    """--wait says that it is not there yet, and follows it once it is; a file can never be one."""
+    run = tmp_path / "run"
+    threading.Timer(0.5, lambda: made_run(tmp_path / "made", done=20).rename(run)).start()
+
+    assert main(["watch", str(run), "--plain", "--wait", "--interval", "0.1"]) == 0
+    said = capsys.readouterr().out
+    assert "not there yet" in said
+    assert "finished after step 20" in said
+    (tmp_path / "file").write_text("")
+    assert main(["watch", str(tmp_path / "file"), "--plain", "--wait"]) == 2
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "evaluations.jsonl"])
+def test_rows_that_cannot_be_read_are_one_error_for_everybody(name: str, tmp_path: Path, capsys: Capture):
+    """A folder in the place of a file: exit code 2, one line that names it and what to do, and no page."""
+    run = made_run(tmp_path / "run", done=2)
+    (run / name).unlink()
+    (run / name).mkdir()
+
+    for verb, *options in (["doctor"], ["report"], ["watch", "--once"], ["watch", "--plain"]):
+        assert main([verb, str(run), *options]) == 2
+        assert capsys.readouterr() == (
+            "",
+            f"gnomon {verb}: {run / name} cannot be read: Is a directory; it should be a file with one JSON object a "
+            "line: bring it back, or move away what is there\n",
+        )
+    assert not (run / "report.html").exists()
 
 
 @pytest.mark.parametrize("how", [["--once"], ["--json"], ["--plain"], []])
@@ -180,6 +236,7 @@ def test_damaged_lines_are_said_by_all_alike(tmp_path: Path, capsys: Capture):
         (["--plain", "--json"], "--json looks once and ends, and --plain is for looking again and again"),
         (["--plain", "--once"], "--once looks once and ends, and --plain is"),
         (["--json", "--interval", "5"], "--json looks once and ends, and --interval is"),
+        (["--once", "--wait"], "--once looks once and ends, and --wait is"),
     ],
 )
 def test_what_would_be_ignored_is_refused(options: list[str], said: str, capsys: Capture):

@@ -109,7 +109,7 @@ def test_a_real_run_from_before_its_beginning_to_after_its_death(training: Path)
     """Watched before it is there: it comes, it goes on, the window changes its size, it is killed with SIGKILL, and
     the view says so and how to go on; looked at while nobody works, nothing of it changes.
     """
-    with Terminal(["watch", str(training), "--interval", "0.3"]) as terminal:
+    with Terminal(["watch", str(training), "--wait", "--interval", "0.3"]) as terminal:
         terminal.wait_for("● live", "/100000", "answering", "best", "worst")
         frame(terminal)
         terminal.resize(120, 40)
@@ -139,9 +139,9 @@ def _worker(run: Path) -> int:
 
 @pytest.mark.slow
 def test_a_real_run_to_its_end_as_lines(tmp_path: Path):
-    """--plain beside a run of 8 steps: waits for it, says its steps, ends with it with exit code 0."""
+    """--plain --wait beside a run of 8 steps: waits for it, says its steps, ends with it with exit code 0."""
     run = tmp_path / "run"
-    with Terminal(["watch", str(run), "--plain", "--interval", "0.2"], 160, 50) as terminal:
+    with Terminal(["watch", str(run), "--plain", "--wait", "--interval", "0.2"], 160, 50) as terminal:
         program = started(run, "steps=8", "checkpoints.every=0")
         assert terminal.end() == 0
         assert program.wait() == 0

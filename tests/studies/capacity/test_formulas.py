@@ -209,5 +209,5 @@ def test_lengths_have_the_mean_that_was_asked_for(longest: int, share: float, si
 
 def test_lengths_that_cannot_be_are_refused():
     """A mean above the most that an answer may have."""
-    with pytest.raises(ConfigError, match="mean of 1 to 100 tokens"):
+    with pytest.raises(ConfigError, match=r"lengths\.mean must be from 1 to longest = 100 tokens, got 101"):
         Lengths(101, 100)

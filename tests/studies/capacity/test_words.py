@@ -1,6 +1,7 @@
 """What `gnomon plan --hardware` says, and that what it says can be used."""
 
 import json
+import re
 from collections.abc import Callable
 
 import pytest
@@ -32,7 +33,7 @@ def test_a_cluster_is_planned_in_words(capsys: Capture):
     said = capsys.readouterr().out
 
     for words in (
-        "qwen3-8b (8.2 billion parameters) on 8 h100 in 1 nodes",
+        "qwen3-8b (8.2 billion parameters) on 8 h100 in 1 node: ",
         "A step: 16 prompts of 512 tokens, 8 answers each of 256 on average and 512 at most",
         "Learner: ",
         "Engine: ",
@@ -45,6 +46,36 @@ def test_a_cluster_is_planned_in_words(capsys: Capture):
         "assumed: mixture 0.5",
     ):
         assert words in said
+
+
+def test_a_tiny_model_is_planned_in_units_that_fit_it(capsys: Capture):
+    """Kilobytes and milliseconds rather than zeros, one of a thing in the singular, and what is slowest: grading."""
+    assert main(["plan", "tiny", "--hardware", "h100", "--gpus", "2"]) == 0
+    said = capsys.readouterr().out
+
+    for words in (
+        "tiny (90,624 parameters) on 2 h100 in 1 node: 1 learns, 1 answers as 1 engine of 1; 2 processes grade",
+        "8 answers each of 1.5 on average and 3 at most; 192 tokens.",
+        "in 1 pass of ",
+        "publishes 362 kB, and brings 3.07 kB of answers",
+        "Bottleneck: grading.",
+        "Grading keeps 2.0 of 2 processes busy all the time if an answer takes 10 ms",
+    ):
+        assert words in said
+    assert not re.search(r"(?<![0-9.])0(\.0+)? (GB|s|billion|million)\b|e-0", said.partition("These are reckoned")[0])
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_settings_that_the_plan_chooses_itself_are_named(form: list[str], capsys: Capture):
+    """Whether they come from the experiment or the command line, and also where they are what is usual."""
+    settings = ["engine.count=2", "learner.processes=1"]
+    assert main([*ASKED, *settings, *form]) == 0
+    said = capsys.readouterr().out
+
+    words = "so it passes over learner.processes = 1 and engine.count = 2; what it chose is under Set."
+    assert words in (json.loads(said)["notes"][-1] if form else said.splitlines()[0])
+    assert main([*ASKED, *form]) == 0
+    assert "passes over" not in capsys.readouterr().out
 
 
 def test_a_cluster_is_planned_in_numbers(capsys: Capture):
@@ -92,7 +123,10 @@ def test_a_job_is_what_the_experiment_says():
         (("--gpus", "1"), "--gpus 1: learners and engines have devices of their own"),
         (("--gpus", "12"), "a node has 8, so above that a multiple of 8"),
         (("--prompt-tokens", "0"), "--prompt-tokens 0 must be above 0"),
-        (("--answer-tokens", "600"), "mean of 1 to 512 tokens"),
+        (("--prompt-tokens", "inf"), "--prompt-tokens inf must be above 0"),
+        (("--answer-tokens", "600"), "--answer-tokens 600 must be from 1 to 512, the most that an answer may have"),
+        (("--answer-tokens", "0"), "--answer-tokens 0 must be from 1 to 512"),
+        (("--answer-tokens", "-3"), "--answer-tokens -3 must be from 1 to 512"),
         (("model=qwen3-9b",), "unknown model 'qwen3-9b'"),
         (("model=qwen3-235b-a22b", "learner.precision=bf16"), "does not fit on 8 devices of 80 GB"),
     ],

@@ -172,8 +172,8 @@ def card_rows(card: Mapping[str, Any]) -> list[tuple[str, str]]:
     labels = {
         "reproducibility": "Reproducibility", "sandbox": "Sandbox", "device": "Device", "cpu": "Processor",
         "cpu_count": "Cores", "threads": "Threads", "precision": "Precision", "platform": "System", "seeds": "Seeds",
-        "started": "Started", "questions": "Stamp of the questions", "foreign_code": "Code of the user's",
-        "trusted_models": "Models whose code may run",
+        "cluster": "Cluster", "started": "Started", "questions": "Stamp of the questions",
+        "foreign_code": "Code of the user's", "trusted_models": "Models whose code may run",
     }  # fmt: skip
     rows = [(label, _said(newest[key])) for key, label in labels.items() if newest.get(key) not in (None, [], "", {})]
     versions, code = newest.get("versions"), newest.get("code")

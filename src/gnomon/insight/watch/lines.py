@@ -79,8 +79,9 @@ def joined(lines: Sequence[Text]) -> Text:
 
 
 def labeled(label: str, value: str, width: int, rest: Part = "", name: int = 11, number: int = 8) -> Text:
-    """Return "label  value  rest" in columns, the label quiet."""
-    made = line((filled(label, name), QUIET), value.rjust(number), "  ")
+    """Return "label  value  rest" in columns, the label quiet; a space is between them also where both are full."""
+    is_full = cell_len(label) >= name and cell_len(value) >= number
+    made = line((filled(label, name), QUIET), value.rjust(number + is_full), " " * (2 - is_full))
     shown = rest if isinstance(rest, str) else rest[0]
     left = width - cell_len(made.plain)
     made.append(cut(shown, left), None if isinstance(rest, str) else rest[1])

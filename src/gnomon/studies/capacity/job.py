@@ -6,7 +6,7 @@ from functools import cached_property
 from statistics import NormalDist
 
 from gnomon.algorithms import Algorithm
-from gnomon.errors import ConfigError
+from gnomon.errors import check_bounds
 from gnomon.experiment import Experiment
 from gnomon.planning import passes
 
@@ -28,10 +28,12 @@ class Lengths:
     sigma: float = SPREAD
 
     def __post_init__(self) -> None:
-        if not 1 <= self.mean <= self.longest or self.sigma < 0:
-            raise ConfigError(
-                f"answers need a mean of 1 to {self.longest} tokens, the most they may have, and sigma >= 0, got {self}"
-            )
+        check_bounds(
+            "lengths",
+            self,
+            mean=(1 <= self.mean <= self.longest, f"from 1 to longest = {self.longest} tokens"),
+            sigma=(self.sigma >= 0, ">= 0"),
+        )
 
     @cached_property
     def median(self) -> float:
@@ -180,7 +182,7 @@ def job_of(experiment: Experiment, prompt: float, answer: float | None = None) -
         prompts=experiment.prompts_per_step,
         generations=algorithm.num_generations,
         prompt=prompt,
-        answers=Lengths(answer or max(1.0, longest / 2), longest),
+        answers=Lengths(max(1.0, longest / 2) if answer is None else answer, longest),
         staleness=experiment.staleness_bound,
         slack=experiment.staleness.slack,
         is_dropping=experiment.staleness.stragglers == "drop",

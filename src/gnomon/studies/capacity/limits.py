@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from gnomon.studies.capacity.layout import GIGABYTE, concurrency, host_memory, trained
+from gnomon.studies.capacity.layout import concurrency, host_memory, trained
 from gnomon.studies.capacity.place import Place
+from gnomon.studies.capacity.quantities import seconds, size
 from gnomon.studies.capacity.search import Found, layouts, reckoned
 from gnomon.studies.capacity.stages import stages
 from gnomon.studies.capacity.traffic import gathering
@@ -44,7 +45,7 @@ def _saving(place: Place, found: Found) -> Iterator[str]:
     each = 12 * trained(place.shape, place.job) / place.shape.parameters + place.job.item
     if needed > _MUCH * room:
         yield (
-            f"Saving gathers everything in the memory of one node: {_size(needed)} of {_size(room)}; it breaks at "
+            f"Saving gathers everything in the memory of one node: {size(needed)} of {size(room)}; it breaks at "
             f"{room / each / 1e9:.0f} billion parameters{', trained as here' if place.job.rank else ''}."
         )
 
@@ -53,19 +54,19 @@ def _weights(place: Place, found: Found) -> Iterator[str]:
     needed, room = host_memory(place, found.layout)["published weights"], place.hardware.host_memory
     if needed > _MUCH * room:
         yield (
-            f"Every node of engines holds published weights in memory, two versions at a time: {_size(needed)} of "
-            f"{_size(room)}."
+            f"Every node of engines holds published weights in memory, two versions at a time: {size(needed)} of "
+            f"{size(room)}."
         )
 
 
 def _undoing(place: Place, found: Found) -> Iterator[str]:
     needed, room = host_memory(place, found.layout)["a step that is undone"], place.hardware.host_memory
     if needed > _MUCH * room or (needed and found.layout.learners > 1):
-        seconds = needed / (place.hardware.host_link * place.reached.links)
+        copying = needed / (place.hardware.host_link * place.reached.links)
         yield (
             "A step of several updates, or with a critic, is copied before it, so that it can be refused: "
-            f"{_size(needed)} collected in the memory of one node, {seconds:.0f} s a step; algorithm.updates of 1, or "
-            "adapters, avoid it."
+            f"{size(needed)} collected in the memory of one node, {seconds(copying)} a step; algorithm.updates of 1, "
+            "or adapters, avoid it."
         )
 
 
@@ -75,7 +76,7 @@ def _driving(place: Place, found: Found) -> Iterator[str]:
         rate = 1 / place.reached.driver_token
         yield (
             f"The run's own process takes {place.reached.driver_token * 1e6:.2g} us for each token of an answer "
-            f"(collate, advantages, records), one after the other: {found.stages.driving:.0f} s a step. It cannot "
+            f"(collate, advantages, records), one after the other: {seconds(found.stages.driving)} a step. It cannot "
             f"pass on more than {rate:,.0f} tokens a second, whatever the number of GPUs; records.rollouts = false "
             "takes some of it away."
         )
@@ -84,7 +85,7 @@ def _driving(place: Place, found: Found) -> Iterator[str]:
 def _rollouts(place: Place, found: Found) -> Iterator[str]:
     needed, room = host_memory(place, found.layout)["rollouts on their way"], place.hardware.host_memory
     if needed > _MUCH * room:
-        yield f"Rollouts on their way are Python objects in the run's own process: {_size(needed)} of {_size(room)}."
+        yield f"Rollouts on their way are Python objects in the run's own process: {size(needed)} of {size(room)}."
     if place.job.rows > _MOST_ROLLOUTS:
         yield f"rollouts_per_step is {_MOST_ROLLOUTS:,} at most."
 
@@ -92,8 +93,8 @@ def _rollouts(place: Place, found: Found) -> Iterator[str]:
 def _publishing(place: Place, found: Found) -> Iterator[str]:
     if found.stages.publishing > _MUCH * found.flow.step_seconds:
         yield (
-            f"Weights travel through the machines' memory and TCP: {found.stages.publishing:.0f} s a step; from "
-            f"device to device by NCCL it would be {found.stages.by_nccl:.2g} s."
+            f"Weights travel through the machines' memory and TCP: {seconds(found.stages.publishing)} a step; from "
+            f"device to device by NCCL it would be {seconds(found.stages.by_nccl)}."
         )
 
 
@@ -116,7 +117,7 @@ def _experts(place: Place, found: Found) -> Iterator[str]:
     yield (
         f"The learner has no expert parallelism: for {shape.active_parameters / 1e9:.0f} billion parameters that a "
         f"token meets, {shape.parameters / 1e9:.0f} billion are gathered, three times a pass; a layer takes "
-        f"{_size(shape.layer * place.job.item)} on every device while it computes, and communicating takes "
+        f"{size(shape.layer * place.job.item)} on every device while it computes, and communicating takes "
         f"{found.stages.communicating / max(found.stages.computing, 1e-9):.0%} of the time of computing."
     )
 
@@ -128,7 +129,3 @@ def _waiting(place: Place, found: Found) -> Iterator[str]:
             f"{1 - found.flow.answering:.0%} of the time engines have nothing to do, {1 - found.flow.learning:.0%} "
             "learners. There is no engine that shares the GPUs of a learner of several processes."
         )
-
-
-def _size(number: float) -> str:
-    return f"{number / 1e12:.2g} TB" if number >= 1e12 else f"{number / GIGABYTE:,.3g} GB"

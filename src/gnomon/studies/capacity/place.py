@@ -1,15 +1,26 @@
 """An experiment, put onto hardware."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from gnomon.errors import ConfigError
-from gnomon.experiment import Experiment
+from gnomon.experiment import Experiment, parse_override
+from gnomon.learner.plan import LearnerPlan
+from gnomon.plans import EnginePlan
 from gnomon.studies.capacity.efficiencies import PUBLISHED, Efficiencies
 from gnomon.studies.capacity.hardware import Hardware, hardware_of
 from gnomon.studies.capacity.job import Job, job_of
 from gnomon.studies.capacity.shapes import Shape, shape_of
 
 _MOST_DEVICES = 100_000
+_CHOSEN = {
+    "learner.processes": LearnerPlan().processes,
+    "learner.gradient_checkpointing": LearnerPlan().gradient_checkpointing,
+    "engine.count": EnginePlan().count,
+}
+"""What a plan sets, and what it is where nobody did."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,26 @@ def place_of(
         )
     if devices > found.node and devices % found.node:
         raise ConfigError(f"--gpus {devices}: a node has {found.node}, so above that a multiple of {found.node}")
-    if prompt_tokens <= 0:
+    longest = experiment.sampling.max_completion_length
+    if not 0 < prompt_tokens < math.inf:
         raise ConfigError(f"--prompt-tokens {prompt_tokens:g} must be above 0")
+    if answer_tokens is not None and not 1 <= answer_tokens <= longest:
+        raise ConfigError(
+            f"--answer-tokens {answer_tokens:g} must be from 1 to {longest}, the most that an answer may have "
+            "(sampling.max_completion_length)"
+        )
     job = job_of(experiment, prompt_tokens, answer_tokens)
     return Place(shape_of(experiment.model), found, job, PUBLISHED, devices)
+
+
+def passed_over(experiment: Experiment, overrides: Sequence[str] = ()) -> str:
+    """Return in one sentence which settings were given that a plan chooses itself; "" where there are none."""
+    named = {parse_override(override)[0] for override in overrides}
+    values = {key: attrgetter(key)(experiment) for key in _CHOSEN}
+    given = [
+        f"{key} = {str(values[key]).lower()}" for key, usual in _CHOSEN.items() if key in named or values[key] != usual
+    ]
+    if not given:
+        return ""
+    said = " and ".join(given)
+    return f"The plan chooses how the GPUs are parted, so it passes over {said}; what it chose is under Set."

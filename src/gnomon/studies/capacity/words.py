@@ -1,12 +1,15 @@
 """A plan for a cluster, in words and numbers."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
+from gnomon.sentences import many
 from gnomon.studies.capacity.efficiencies import SOURCES
 from gnomon.studies.capacity.layout import GIGABYTE, Held, concurrency, engine_memory, host_memory, learner_memory
 from gnomon.studies.capacity.limits import limits
 from gnomon.studies.capacity.place import Place
+from gnomon.studies.capacity.quantities import count, seconds, size
 from gnomon.studies.capacity.search import Found, best_layout
 from gnomon.studies.capacity.traffic import micro_batches, traffic
 
@@ -74,16 +77,19 @@ def forecast(place: Place) -> ClusterForecast:
     return ClusterForecast(
         place,
         found,
-        bottleneck(found),
+        bottleneck(place, found),
         tuple(_settings(place, found)),
         tuple(_advice(place, found)),
         limits(place, found),
     )
 
 
-def bottleneck(found: Found) -> str:
+def bottleneck(place: Place, found: Found) -> str:
     """Return which stage decides, and what would change it."""
     stages, flow = found.stages, found.flow
+    grading = _grading(place, found) / place.job.graders
+    if grading > max(flow.answering, flow.learning, 0.5):
+        return "grading"
     inside = {
         "updating": stages.updating,
         "publishing weights": stages.publishing,
@@ -107,17 +113,21 @@ def _layout(place: Place, found: Found) -> Iterator[str]:
     left = place.devices - layout.learners - answering
     mixture = f", {place.shape.active_parameters / 1e9:.0f} of them for a token" if place.shape.experts else ""
     yield (
-        f"{place.shape.name} ({place.shape.parameters / 1e9:.1f} billion parameters{mixture}) on {place.devices} "
-        f"{hardware.name} in {hardware.nodes(place.devices)} nodes: {layout.learners} learn, {answering} answer as "
-        f"{layout.engines} engines of {layout.parts}{f', {left} are idle' if left else ''}; {job.graders} processes "
-        "grade, on processors."
+        f"{place.shape.name} ({count(place.shape.parameters)} parameters{mixture}) on {place.devices} "
+        f"{hardware.name} in {many(hardware.nodes(place.devices), 'node')}: {layout.learners} "
+        f"{'learns' if layout.learners == 1 else 'learn'}, {answering} {'answers' if answering == 1 else 'answer'} as "
+        f"{many(layout.engines, 'engine')} of {layout.parts}{_idle(left)}; "
+        f"{many(job.graders, 'process grades', 'processes grade')}, on processors."
     )
     yield (
-        f"A step: {job.prompts} prompts of {job.prompt:.0f} tokens, {job.generations} answers each of "
-        f"{job.answers.mean:.0f} on average and {job.answers.longest} at most; {job.answered / 1e6:.2f} million "
-        "tokens. "
+        f"A step: {many(job.prompts, 'prompt')} of {job.prompt:.0f} tokens, {many(job.generations, 'answer')} each of "
+        f"{job.answers.mean:.3g} on average and {job.answers.longest} at most; {count(job.answered)} tokens. "
         + ("Synchronous." if job.staleness == 0 else f"At most {job.staleness} steps old, {job.slack} of slack.")
     )
+
+
+def _idle(devices: int) -> str:
+    return f", {devices} {'is' if devices == 1 else 'are'} idle" if devices else ""
 
 
 def _memory(place: Place, found: Found) -> Iterator[str]:
@@ -132,25 +142,26 @@ def _memory(place: Place, found: Found) -> Iterator[str]:
         yield f"A node's memory, of {place.hardware.host_memory / GIGABYTE:,.0f} GB: {_list(host)}."
     moved = traffic(place, layout)
     yield (
-        f"A step moves {moved.gathered / GIGABYTE:,.0f} GB of weights and {moved.reduced / GIGABYTE:,.0f} GB of "
-        f"gradients into each learner in {micro_batches(place, layout)} passes of {layout.micro:,} tokens, publishes "
-        f"{moved.published / GIGABYTE:,.3g} GB, and brings {moved.answers / GIGABYTE:.2g} GB of answers and "
-        f"{moved.batch / GIGABYTE:.2g} GB of batch through the run's own process."
+        f"A step moves {size(moved.gathered)} of weights and {size(moved.reduced)} of gradients into each learner in "
+        f"{many(micro_batches(place, layout), 'pass', 'passes')} of {layout.micro:,} tokens, publishes "
+        f"{size(moved.published)}, and brings {size(moved.answers)} of answers and {size(moved.batch)} of batch "
+        "through the run's own process."
     )
 
 
 def _seconds(place: Place, found: Found) -> Iterator[str]:
     stages, flow = found.stages, found.flow
     yield (
-        f"Each stage by itself: answering {stages.answering:.1f} s ({stages.flowing:.1f} s by engines that are always "
-        f"full), grading {stages.grading:.2g} s, the run's own process {stages.driving:.1f} s, updating "
-        f"{stages.updating:.1f} s (computing {stages.computing:.1f}, communicating {stages.communicating:.1f}), "
-        f"publishing {stages.publishing:.1f} s (by NCCL {stages.by_nccl:.1f})."
+        f"Each stage by itself: answering {seconds(stages.answering)} ({seconds(stages.flowing)} by engines that are "
+        f"always full), grading one prompt's answers {seconds(stages.grading)}, the run's own process "
+        f"{seconds(stages.driving)}, updating {seconds(stages.updating)} (computing {seconds(stages.computing)}, "
+        f"communicating {seconds(stages.communicating)}), publishing {seconds(stages.publishing)} (by NCCL "
+        f"{seconds(stages.by_nccl)})."
     )
     yield (
-        f"Together, simulated: {flow.step_seconds:.1f} s a step, {flow.tokens_per_second:,.0f} trained tokens a second "
-        f"({flow.tokens_per_second / place.devices:,.0f} a device). Engines work {flow.answering:.0%} of the time, "
-        f"learners {flow.learning:.0%}; answers are {flow.staleness_mean:.2f} steps old on average, "
+        f"Together, simulated: {seconds(flow.step_seconds)} a step, {flow.tokens_per_second:,.0f} trained tokens a "
+        f"second ({flow.tokens_per_second / place.devices:,.0f} a device). Engines work {flow.answering:.0%} of the "
+        f"time, learners {flow.learning:.0%}; answers are {flow.staleness_mean:.2f} steps old on average, "
         f"{flow.staleness_max} at most."
     )
 
@@ -171,18 +182,24 @@ def _advice(place: Place, found: Found) -> Iterator[str]:
     job = place.job
     if job.staleness == 0:
         yield "With max_staleness = 1 nobody waits for the other side; answers are a step older then."
-    if bottleneck(found) == LONGEST:
+    if bottleneck(place, found) == LONGEST:
         yield (
-            f"The last of a step's answers comes after {found.stages.answering:.0f} s, and engines that were always "
-            f"full would take {found.stages.flowing:.0f} s: let answers be more steps on their way (max_staleness), "
+            f"The last of a step's answers comes after {seconds(found.stages.answering)}, and engines that were always "
+            f"full would take {seconds(found.stages.flowing)}: let answers be more steps on their way (max_staleness), "
             "ask more a step, or take groups apart (an algorithm without groups)."
         )
-    busy = job.rows * place.reached.grade / found.flow.step_seconds
+    busy = _grading(place, found)
     if busy > job.graders / 2:
         yield (
-            f"Graders: {busy:.0f} are busy all the time if an answer takes {place.reached.grade:g} s; set "
-            f"cluster.graders times grading.workers to {2 * busy:.0f} or more, it is {job.graders}."
+            f"Grading keeps {busy:.1f} of {many(job.graders, 'process', 'processes')} busy all the time if an answer "
+            f"takes {seconds(place.reached.grade)}; set cluster.graders times grading.workers to "
+            f"{math.ceil(2 * busy)} or more."
         )
+
+
+def _grading(place: Place, found: Found) -> float:
+    """Return how many processes grading keeps busy."""
+    return place.job.rows * place.reached.grade / found.flow.step_seconds
 
 
 def _assumed(place: Place) -> Iterator[str]:

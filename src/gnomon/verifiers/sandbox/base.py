@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from gnomon.errors import ConfigError
+from gnomon.errors import check_bounds
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,13 @@ class Bounds:
     threads: int = 64
 
     def __post_init__(self) -> None:
-        counts = (self.cpu_seconds, self.output_kib, self.files_mib, self.threads)
-        if self.wall_seconds <= 0 or min(counts) < 1 or self.memory_mib < 64:
-            raise ConfigError(f"a sandbox's bounds are > 0, and memory_mib >= 64, got {self}")
+        check_bounds(
+            "sandbox",
+            self,
+            wall_seconds=(self.wall_seconds > 0, "above 0"),
+            cpu_seconds=(self.cpu_seconds >= 1, "at least 1"),
+            memory_mib=(self.memory_mib >= 64, "at least 64"),
+            output_kib=(self.output_kib >= 1, "at least 1"),
+            files_mib=(self.files_mib >= 1, "at least 1"),
+            threads=(self.threads >= 1, "at least 1"),
+        )

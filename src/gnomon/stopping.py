@@ -1,0 +1,52 @@
+"""Signals that end a run: the first lets it finish and save, the second does not wait."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+
+from gnomon.loop.run import StopRequest
+
+_CURSOR = "\x1b[?25h"
+
+
+@contextmanager
+def stopping(stop: StopRequest, say: Callable[[str], None], what: str, go_on: str) -> Iterator[None]:
+    """Turn the first SIGTERM or SIGINT into a request to stop, and say so at once; the second ends the process.
+
+    what: is finished and saved first, such as "the step at hand". go_on: the command that goes on with it.
+    """
+    asked: SimpleQueue[int] = SimpleQueue()
+
+    def request(number: int, frame: object) -> None:
+        if stop.signal:
+            # Written without a lock, for whoever has one stands still while this is done; a live line hid the cursor.
+            shown = _CURSOR if os.isatty(2) else ""
+            os.write(2, f"{shown}\nstopped at once, and nothing was saved; go on with: {go_on}\n".encode())
+            os._exit(128 + number)
+        stop.signal = number
+        asked.put(number)
+
+    def answer() -> None:
+        # A thread of its own: what prints may be at work where the signal comes, and may not be entered twice.
+        if number := asked.get():
+            again = "Ctrl-C" if number == signal.SIGINT else "the signal"
+            say(f"stopping: {what} is finished and saved first; {again} once more stops at once, without saving")
+
+    try:
+        before = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
+    except ValueError:
+        # Not the main thread: whoever runs us there handles signals.
+        yield
+        return
+    answering = threading.Thread(target=answer, name="gnomon-stopping", daemon=True)
+    answering.start()
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        asked.put(0)
+        answering.join()
