@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gnomon.errors import ConfigError
+from gnomon.errors import ConfigError, check_bounds
 from gnomon.transport.fingerprint import Fingerprint
 from gnomon.types import Completion, Snapshot
 
@@ -32,16 +32,15 @@ class Sampling:
     record_routing: bool = False
 
     def __post_init__(self) -> None:
-        checks = {
-            "temperature must be > 0": self.temperature > 0,
-            "top_p must be in (0, 1]": 0 < self.top_p <= 1,
-            "top_k must be >= 0 (0 keeps every token)": self.top_k >= 0,
-            "min_p must be in [0, 1)": 0 <= self.min_p < 1,
-            "max_completion_length must be > 0": self.max_completion_length > 0,
-        }
-        broken = [claim for claim, holds in checks.items() if not holds]
-        if broken:
-            raise ConfigError(f"sampling: {'; '.join(broken)}; got {self}")
+        check_bounds(
+            "sampling",
+            self,
+            temperature=(self.temperature > 0, "> 0"),
+            top_p=(0 < self.top_p <= 1, "in (0, 1]"),
+            top_k=(self.top_k >= 0, ">= 0 (0 keeps every token)"),
+            min_p=(0 <= self.min_p < 1, "in [0, 1)"),
+            max_completion_length=(self.max_completion_length > 0, "> 0"),
+        )
 
     @property
     def is_truncated(self) -> bool:
