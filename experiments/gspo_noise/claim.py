@@ -136,7 +136,7 @@ CLAIM = Claim(
             "clipped over not",
             above=1.0,
         ),
-        Level("GSPO's share is below 1% everywhere it was measured, long", ARM, "responses (GSPO), long", below=0.01),
+        Level("GSPO's share is below 1% on long answers", ARM, "responses (GSPO), long", below=0.01),
     ),
     figure=draw,
     remarks=(

@@ -65,7 +65,7 @@ CLAIM = Claim(
         "Stretches of the alphabet (answers of 2 to 20 letters), a model that is right 40% of the time, 20 steps of 64 "
         "answers, three seeds with models of their own. All arms have the same advantages, the mean over tokens and "
         "the same learning rate, so that only the bound differs. A clip acts on updates after a step's first one "
-        "alone; so there are two regimes, four updates a step (each answer used once) and twelve (each used four "
+        "alone; so there are two regimes, four updates a step (each answer used once) and twelve (each used three "
         "times), where the policy moves much further from what sampled. Which width is best is chosen by the mean over "
         "the same seeds, which favors GRPO a little."
     ),

@@ -84,7 +84,7 @@ class Expectation(Protocol):
 
 @dataclass(frozen=True)
 class Level:
-    """A number of one arm is expected between ``above`` and ``below``.
+    """A number of one arm is expected between ``above`` and ``below``; ``is_rate``: each seed says 0 or 1 (`rate`).
 
     >>> found = Measured({"grpo": {"wasted": {0: 0.7, 1: 0.72, 2: 0.71}}})
     >>> Level("most is wasted", "grpo", "wasted", above=0.6)(found)
@@ -96,10 +96,12 @@ class Level:
     number: str
     above: float = -math.inf
     below: float = math.inf
+    is_rate: bool = False
 
     def __call__(self, measured: Measured) -> Outcome:
         """Compare the interval with the bounds."""
-        return _compared(lambda: measured.estimate(self.arm, self.number), self.arm, self.above, self.below)
+        find = measured.rate if self.is_rate else measured.estimate
+        return _compared(lambda: find(self.arm, self.number), self.arm, self.above, self.below)
 
 
 @dataclass(frozen=True)

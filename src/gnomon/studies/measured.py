@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gnomon.errors import ConfigError
+from gnomon.statistics.intervals import wilson_interval
 
 Points = Sequence[tuple[float, float]]
 Cells = Mapping[str, Mapping[str, Mapping[int, Any]]]
@@ -107,6 +108,18 @@ class Measured:
     def estimate(self, arm: str, name: str) -> Estimate:
         """Return mean and interval over seeds. Raises: NotMeasured."""
         return estimate(self.values(arm, name))
+
+    def rate(self, arm: str, name: str) -> Estimate:
+        """Return the share of seeds of which a yes-or-no number is 1, with Wilson's 95 % interval.
+
+        Student's would be [0, 0] where nobody said yes, as if no seed ever could.
+        Raises: NotMeasured as `values` does; ConfigError for another number than 0 or 1.
+        """
+        values = self.values(arm, name)
+        if not set(values) <= {0.0, 1.0}:
+            raise ConfigError(f"'{name}' of '{arm}' is no yes-or-no number: {', '.join(map(written, values))}")
+        found = wilson_interval(sum(values), len(values))
+        return Estimate(statistics.fmean(values), found.low, found.high, len(values))
 
     def gain(self, first: str, second: str, name: str) -> Estimate:
         """Return ``second`` minus ``first``, paired by seed: both had the same model and the same prompts.
