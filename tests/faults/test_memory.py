@@ -57,7 +57,10 @@ def test_a_step_without_memory_is_made_in_halves(message: str):
     assert metrics["learner/halved_micro_batches"] == 2
     assert halved.keys() == small.keys() == whole.keys()
     assert all(torch.equal(halved[name], small[name]) for name in halved)
-    assert max(float((halved[name] - whole[name]).abs().max()) for name in halved) < 1e-6
+    apart = torch.cat([(halved[name] - whole[name]).abs().flatten() for name in halved])
+    # Adam's first step divides a gradient by its own size: one near epsilon (1e-8) moves by a rounding of itself.
+    assert float(apart.max()) < 1e-5
+    assert float((apart > 1e-6).double().mean()) < 1e-4
 
 
 def test_three_halvings_are_enough():

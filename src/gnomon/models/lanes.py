@@ -130,7 +130,7 @@ def choose_width(counts: Sequence[int]) -> int:
     """Return how many lanes blocks get for groups of so many rows: 4 or 2 where three quarters of them are used, or 1.
 
     >>> [choose_width(counts) for counts in ([8, 8], [3], [2, 2], [1, 1, 4])]
-    [4, 4, 2, 1]
+    [4, 4, 2, 2]
     """
     width = _WIDEST
     while width > 1 and sum(counts) < _LEAST_USE * width * sum(-(-count // width) for count in counts):
