@@ -11,7 +11,7 @@ from gnomon.algorithms.plans import TrackerPlan
 from gnomon.assemble import Questions
 from gnomon.errors import ConfigError
 from gnomon.experiment import Experiment
-from gnomon.learner.plan import DEVICE_SHARE, token_budget
+from gnomon.learner.plan import DEVICE_SHARE, kept_numbers, token_budget
 from gnomon.learner.precision import Precision, dtype_of
 from gnomon.models.device import describe_device, finish, memory_of, resolve_device
 from gnomon.models.head import chunk_for
@@ -233,7 +233,7 @@ def _memory(experiment: Experiment, size: ModelSize, precision: Precision, promp
     rows = experiment.engine.max_concurrent * max(1, own_copies(experiment))
     cache = rows * length * size.cache_bytes_per_token * (item / 2)
     budget = experiment.learner.max_tokens_per_micro_batch or token_budget(
-        size.layers, size.width, item, size.parameters, memory_of(device) // DEVICE_SHARE
+        kept_numbers(size.layers, size.width), item, size.parameters, memory_of(device) // DEVICE_SHARE
     )
     micro = max(budget, length)
     activations = micro * size.layers * size.width * 40 * item / (8 if experiment.learner.gradient_checkpointing else 1)

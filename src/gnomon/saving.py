@@ -143,7 +143,7 @@ STATELESS: Mapping[type, str] = {
     Graders: "judge each answer by itself",
     Cluster: "is where others compute",
     ErrorBudget: "counts the latest failures in order to end a run; no reward depends on it",
-    Proved: "measures what an engine may differ by anew for each engine",
+    Proved: "is a part where it allows more than float32 does; else it allows what is fixed",
     Caution: "counts refused steps in a row again from the metrics",
     Journal: "writes; its files are cut back to the checkpoint",
     Console: "shows",

@@ -121,6 +121,7 @@ async def walk(session: Session, found: Found | None, stop: StopRequest) -> None
         stack.callback(journal.close)
         caution = caution_of(learner, experiment.algorithm, session.directory, console.warn)
         pretraining = _pretraining(session, saver, stream, parts, caution)
+        arrival = _arrival(session, engine, stage.sent, parts)
         if found is not None:
             restore(parts, found)
         run = Run(
@@ -137,7 +138,7 @@ async def walk(session: Session, found: Found | None, stop: StopRequest) -> None
             meter=meter,
             save=saver.save,
             check=background.check,
-            arrival=_arrival(session, engine, stage.sent),
+            arrival=arrival,
             caution=caution,
             mismatch=TakenApart(engine, learner, stage.sent, experiment.algorithm.proximal is not None),
             glimpse=_glimpse(experiment, learner),
@@ -197,13 +198,19 @@ def _pretrains(algorithm: Algorithm) -> bool:
     return algorithm.critic is not None and algorithm.critic.pretraining is not None
 
 
-def _arrival(session: Session, engine: EnginePool, sent: Sending | None) -> Arrival:
-    """Return what proves that the engines answer with the weights that they are sent."""
+def _arrival(session: Session, engine: EnginePool, sent: Sending | None, parts: dict[str, Stateful]) -> Arrival:
+    """Return what proves that the engines answer with the weights that they are sent.
+
+    It becomes one of the ``parts`` where it measures what engines may differ by.
+    """
     experiment = session.experiment
     precision = precision_of(experiment)
     is_exact = precision == "fp32" and experiment.engine.kind == "local"
     limit = FLOAT32_NATS if is_exact else ROUGH_NATS
-    return Proved(engine, session.asked.tokenizer.vocab_size, sent, limit)
+    arrival = Proved(engine, session.asked.tokenizer.vocab_size, sent, limit)
+    if not is_exact:
+        parts["arrival"] = arrival
+    return arrival
 
 
 async def _judge(

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from gnomon.algorithms import GRPO
 from gnomon.learner.microbatches import Prompts, Sharing, cut_rows, micro_batches, trim
 from gnomon.learner.passes import Passes
-from gnomon.learner.plan import LearnerPlan, token_budget
+from gnomon.learner.plan import LearnerPlan, kept_numbers, token_budget
 from gnomon.models.logprobs import TokenScorer
 from gnomon.models.tiny import TinyConfig, tiny_model
 from gnomon.types import Batch
@@ -210,11 +210,11 @@ def test_replayed_routing_counts_rows_whole():
 
 def test_a_larger_model_gets_more_memory_for_activations():
     """24 x 30 x 576 x 4 bytes a token are 1.66 MB: half a GiB holds 323 of them, 4 bytes for 10^9 weights 2,411."""
-    assert token_budget(30, 576, 4, parameters=10**8) == 323
-    assert token_budget(30, 576, 4, parameters=10**9) == 2411
-    assert token_budget(30, 576, 2, parameters=10**9) == 4822
-    assert token_budget(100, 10_000, 4, parameters=10**9) == 256
-    assert token_budget(30, 576, 4, parameters=10**8, available=2**34) == 10_356
+    assert token_budget(kept_numbers(30, 576), 4, parameters=10**8) == 323
+    assert token_budget(kept_numbers(30, 576), 4, parameters=10**9) == 2411
+    assert token_budget(kept_numbers(30, 576), 2, parameters=10**9) == 4822
+    assert token_budget(kept_numbers(100, 10_000), 4, parameters=10**9) == 256
+    assert token_budget(kept_numbers(30, 576), 4, parameters=10**8, available=2**34) == 10_356
 
 
 def test_a_cut_is_as_wide_as_its_longest_row(make_minibatch):

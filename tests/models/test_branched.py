@@ -57,7 +57,8 @@ def both(shape: list[tuple[int, list[int]]], dtype: torch.dtype) -> list[list[to
         return out.transpose(1, 2) * inside[:, :, None, None]
 
     def ours(*leaves: torch.Tensor) -> torch.Tensor:
-        return branched_attention(*leaves, Branches.of(spans, width), 0.3)
+        made = torch.cat([each.transpose(1, 2) for each in leaves], 2).flatten(0, 1)
+        return branched_attention(made, HEADS, Branches.of(spans, width), 0.3).view(len(spans), width, HEADS, SIZE)
 
     found = []
     for attend in (ours, dense):

@@ -5,8 +5,9 @@ import torch
 import transformers as hf
 
 from gnomon.models.decoder import AlignedDecoder, RecomputeDecoder, choose_decoder
-from gnomon.models.lean import LeanDecoder, is_standard
+from gnomon.models.lean import LeanDecoder
 from gnomon.models.lora import LoraPlan, adapt
+from gnomon.models.standard import is_standard_head
 from gnomon.models.static import fastest_decoder
 from gnomon.models.tiny import TinyConfig, tiny_model
 
@@ -178,7 +179,7 @@ def test_any_other_model_is_decoded_by_its_own_code(make):
     """Whatever is not accounted for makes it another model, and the next decoder is asked."""
     model = build(make)
 
-    assert not is_standard(model)
+    assert not is_standard_head(model)
     assert not isinstance(fastest_decoder(model), LeanDecoder)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Gemma2Config, Gemma2ForCausalLM, MambaConfig, MambaForCausalLM
 
-from gnomon.models import prefix
+from gnomon.models import trunk
 from gnomon.models.logprobs import TokenScorer
 from gnomon.models.prefix import crossing_tokens, number_prompts, pack, pieces
 from gnomon.models.tiny import tiny_model
@@ -46,7 +46,7 @@ def test_shared_prompts_change_no_number():
     assert torch.allclose(shared.logprobs, plain.logprobs, atol=1e-6)
     assert torch.allclose(shared.entropy, plain.entropy, atol=1e-6)
     for ours, theirs in zip(shared_gradients, plain_gradients, strict=True):
-        assert torch.allclose(ours, theirs, rtol=0, atol=1e-6 * float(theirs.abs().max()))
+        assert torch.allclose(ours, theirs, rtol=0, atol=2e-6 * float(theirs.abs().max()))
     assert shared.computed < plain.computed
 
 
@@ -66,7 +66,8 @@ def test_a_token_sees_its_prompt_and_its_own_response_only():
 @pytest.mark.parametrize(("is_told", "count"), [(True, 0), (False, 1)])
 def test_all_layers_share_one_mask(monkeypatch, is_told, count):
     """What a forward pass keeps has no mask of the packed rows where attention is told how they branch, else one."""
-    monkeypatch.setattr(prefix, "attends_by_branches", lambda _: is_told)
+    monkeypatch.setattr(trunk, "attends_by_branches", lambda _: is_told)
+    monkeypatch.setattr(trunk, "may_write_out", lambda _: False)
     model = tiny_model(0)
     kept: dict[int, torch.Tensor] = {}
 

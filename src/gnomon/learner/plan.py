@@ -8,6 +8,7 @@ import torch
 from gnomon.errors import ConfigError
 from gnomon.learner.optimizer import OptimizerPlan
 from gnomon.models.device import memory_of
+from gnomon.models.trunk import kept_for_backward
 
 _LEAST_BYTES = 2**29
 _BYTES_PER_PARAMETER = 4
@@ -56,22 +57,31 @@ class LearnerPlan:
         return self.processes > 1 or self.offload
 
 
-def token_budget(layers: int, width: int, item_bytes: int, parameters: int, available: int = 0) -> int:
+def token_budget(kept: int, item_bytes: int, parameters: int, available: int = 0) -> int:
     """Return how many tokens of a micro-batch keep the planned bytes for the backward pass, at least 256.
+
+    kept: numbers of a token that are kept, each of ``item_bytes``.
 
     Those are ``available``, or without it 4 bytes a parameter and at least half a GiB: a quarter of what weights,
     gradients and moments take in float32. More tokens make products no faster on a CPU, and one more micro-batch costs
     no more than adding its gradients up.
 
-    A layer of width d keeps about 24 d numbers of a token: 10 d around attention and norms, and four times the inner
-    width of the feed-forward part, which is 2.7 to 4 d. (Measured: 20.8 d for SmolLM2, 1.44 MB a token in float32.)
     Fewer than 256 tokens would make products slow.
 
-    >>> token_budget(layers=30, width=576, item_bytes=4, parameters=134_515_008)
+    >>> token_budget(kept_numbers(layers=30, width=576), item_bytes=4, parameters=134_515_008)
     324
     """
     budget = available or max(_LEAST_BYTES, _BYTES_PER_PARAMETER * parameters)
-    return max(_LEAST_TOKENS, budget // (_KEPT * layers * width * item_bytes))
+    return max(_LEAST_TOKENS, budget // (kept * item_bytes))
+
+
+def kept_numbers(layers: int, width: int) -> int:
+    """Return about how many numbers of a token a model's own code keeps for the backward pass.
+
+    A layer of width d keeps 24 d: 10 d around attention and norms, and four times the inner width of the feed-forward
+    part, which is 2.7 to 4 d. (Measured: 20.8 d for SmolLM2, 1.44 MB a token in float32.)
+    """
+    return _KEPT * layers * width
 
 
 def default_budget(model: Any, device: torch.device | None = None) -> int:
@@ -82,4 +92,5 @@ def default_budget(model: Any, device: torch.device | None = None) -> int:
     config, parameter = model.config.get_text_config(), next(model.parameters())
     available = memory_of(device or parameter.device) // DEVICE_SHARE
     size = sum(p.numel() for p in model.parameters())
-    return token_budget(config.num_hidden_layers, config.hidden_size, parameter.dtype.itemsize, size, available)
+    kept = kept_for_backward(model) or kept_numbers(config.num_hidden_layers, config.hidden_size)
+    return token_budget(kept, parameter.dtype.itemsize, size, available)

@@ -17,7 +17,7 @@ from gnomon.metrics import Last, Mean, Metrics
 from gnomon.progress import working
 from gnomon.transport.fingerprint import Fingerprint, differences
 from gnomon.transport.stored import sent
-from gnomon.types import Batch, Snapshot
+from gnomon.types import Batch, Snapshot, State
 
 Sending = Callable[[Snapshot], Snapshot]
 """What becomes of a snapshot on its way: adapters are merged, matrices rounded."""
@@ -61,6 +61,9 @@ class Proved:
     that is 1e-4; in bfloat16 0.025 to 0.25, since rounding is a matter of luck at first and grows with the logits.
     Weights that are others differ by more, or are told apart by their fingerprints.
 
+    A resumed run goes on with the d0 that it began with, unless its engines, on another machine perhaps, differ by more
+    than that allows when they get their first weights: then that difference is d0.
+
     engines: all of them. sending: what becomes of the learner's weights on their way; None when engines get the very
     same numbers. vocabulary_size: canary ids are below it. limit: nats; `FLOAT32_NATS` where learner and engine both
     compute in float32, else `ROUGH_NATS`.
@@ -72,6 +75,7 @@ class Proved:
     sending: Sending | None = None
     limit: float = FLOAT32_NATS
     _first: float | None = field(default=None, init=False)
+    _is_begun: bool = field(default=False, init=False)
 
     async def deliver(self, engine: Engine, learner: Learner) -> Metrics:
         """Load the learner's weights into every engine and prove that they arrived.
@@ -99,12 +103,14 @@ class Proved:
             raise NotFiniteError(_useless(snapshot.version))
         said = await self.engines.each(lambda e: e.score(prompt, response, 1.0))
         apart = {name: _apart(own[0].tolist(), scores) for name, scores in said.items()}
-        allowed = self._allowed()
+        allowed = self._allowed() if self._is_begun else self.limit
         for name, differs in apart.items():
             if not differs <= allowed:
                 raise ArrivalError(_otherwise(name, snapshot.version, differs, allowed))
         largest = max(apart.values(), default=0.0)
-        self._first = largest if self._first is None else self._first
+        if not self._is_begun and (self._first is None or largest > self._allowed()):
+            self._first = largest
+        self._is_begun = True
         return Metrics.of(
             {
                 "arrival/canary_abs_mean_nats": Last(largest),
@@ -112,6 +118,15 @@ class Proved:
                 "time/arrival_seconds": Mean(time.perf_counter() - began, 1),
             }
         )
+
+    def state(self) -> State:
+        """Return what the engines differed by at first."""
+        return State(values={"first": self._first})
+
+    def restore(self, state: State) -> None:
+        """Allow what was allowed before."""
+        first = state.values["first"]
+        self._first = None if first is None else float(first)
 
     def _allowed(self) -> float:
         if self._first is None:

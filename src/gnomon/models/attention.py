@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
@@ -31,7 +32,7 @@ def attend(
     """
     is_plain = all(settings.get(name) is None for name in _ALTERING)
     if branches is not None and is_plain and query.shape[0] * query.shape[2] == branches.positions:
-        return branched_attention(query, key, value, branches, settings.get("scaling")), None
+        return _by_branches(query, key, value, branches, settings.get("scaling")), None
     rows, heads, length, size = query.shape
     shared = key.shape[1]
     is_masked_by_head = attention_mask is not None and attention_mask.shape[1] != 1
@@ -46,6 +47,13 @@ def attend(
         scale=settings.get("scaling"),
     )
     return out.reshape(rows, 1, heads, value.shape[-1]), None
+
+
+def _by_branches(query: Tensor, key: Tensor, value: Tensor, branches: Branches, scale: float | None) -> Tensor:
+    rows, heads, length, size = query.shape
+    made = torch.cat([each.transpose(1, 2) for each in (query, key, value)], dim=2).flatten(0, 1)
+    mixed = branched_attention(made, heads, branches, size**-0.5 if scale is None else scale)
+    return mixed.view(rows, length, heads, size)
 
 
 def use_own_attention(model: Any) -> None:

@@ -82,30 +82,31 @@ class Branches:
         """Return the bias of a block for ``repeats`` query heads that share a key, [G 1 repeats * n K]."""
         return self._once((number, repeats, dtype), lambda: self.blocks[number].bias.to(dtype).repeat(1, 1, repeats, 1))
 
-    def taking(self, number: int, heads: int, is_key: bool) -> Tensor:
-        """Return, for rows [N * L * heads, d], which to take so that a block's [G heads n d] (or its keys) come out."""
+    def taking(self, number: int, columns: "Columns", heads: "Heads") -> Tensor:
+        """Return, for rows [P * total, d], which to take so that a block's [G n d] of these heads come out."""
         block = self.blocks[number]
-        where = block.keys if is_key else block.queries
-        return self._once(
-            (number, heads, is_key), lambda: (where[:, None] * heads + torch.arange(heads)[:, None]).flatten()
-        )
+        where = block.keys if columns.is_key else block.queries
+        own = torch.arange(columns.first, columns.first + columns.count)[:, None]
+        return self._once((number, columns, heads), lambda: (where[:, None] * heads.total + own).flatten())
 
-    def homes(self, heads: int, is_key: bool) -> Tensor:
-        """Return the inverse: where in all blocks' rows [G * heads * n, d], one block after another, each position's
-        own row is, Int[N * L * heads]; behind the last one for padding.
+    def homes(self, parts: "Sequence[Columns]", total: int) -> Tensor:
+        """Return the inverse: where in all blocks' rows [G * n, d], ``parts`` of one block after another, each
+        position's own row of each of ``total`` heads is, Int[P * total]; behind the last one for padding.
         """
-        return self._once((heads, is_key), lambda: self._find(heads, is_key))
+        return self._once((*parts, total), lambda: self._find(parts, total))
 
-    def _find(self, heads: int, is_key: bool) -> Tensor:
-        sizes = [(len(b.queries), (b.keys if is_key else b.queries).shape[1]) for b in self.blocks]
-        homes = torch.full((self.positions, heads), sum(heads * items * each for items, each in sizes))
+    def _find(self, parts: "Sequence[Columns]", total: int) -> Tensor:
+        homes = torch.zeros(self.positions, total, dtype=torch.long) - 1
         first = 0
-        for block, (items, each) in zip(self.blocks, sizes, strict=True):
-            places = torch.arange(first, first + items * heads * each).view(items, heads, each)
-            own = places[:, :, each - block.queries.shape[1] :].transpose(1, 2)
-            homes[block.queries[block.is_query]] = own[block.is_query]
-            first += places.numel()
-        return homes.flatten()
+        for block in self.blocks:
+            items, own = block.queries.shape
+            for part in parts:
+                each = block.keys.shape[1] if part.is_key else own
+                places = torch.arange(first, first + items * part.count * each).view(items, part.count, each)
+                found = places[:, :, each - own :].transpose(1, 2)[block.is_query]
+                homes[block.queries[block.is_query], part.first : part.first + part.count] = found
+                first += places.numel()
+        return torch.where(homes < 0, first, homes).flatten()
 
     def _once(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
         if key not in self._known:
@@ -129,81 +130,93 @@ def rounded(length: int) -> int:
     return size
 
 
-def branched_attention(query: Tensor, key: Tensor, value: Tensor, branches: Branches, scale: float | None) -> Tensor:
-    """Return what each position of packed rows attends to, Float[N L H d].
+def branched_attention(made: Tensor, heads: int, branches: Branches, scale: float) -> Tensor:
+    """Return what each position of packed rows attends to, Float[P H d].
 
-    query Float[N H L d]; key, value Float[N K L d] of K heads that H / K query heads share. scale: of the scores; None
-    is 1 / sqrt(d). Padding gets zeros. Same sums as SDPA with a dense mask, in another order: equal up to rounding.
+    made Float[P (H + 2 K) d]: the queries of H heads, then keys and values of K heads that H / K query heads share, of
+    all P positions of the packed rows. scale: of the scores. Padding gets zeros. Same sums as SDPA with a dense mask,
+    in another order: equal up to rounding.
     """
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
-    result: Tensor = _Branched.apply(query, key, value, branches, factor)  # type: ignore[no-untyped-call]
+    result: Tensor = _Branched.apply(made, heads, branches, scale)  # type: ignore[no-untyped-call]
     return result
+
+
+@dataclass(frozen=True)
+class Columns:
+    """``count`` heads from ``first`` on, of queries or (``is_key``) of keys or values."""
+
+    first: int
+    count: int
+    is_key: bool
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Which heads of a position are what: ``queries`` of them, then as many keys as values."""
+
+    total: int
+    queries: int
+
+    @property
+    def shared(self) -> int:
+        """Heads of keys, and of values."""
+        return (self.total - self.queries) // 2
+
+    @property
+    def parts(self) -> tuple[Columns, Columns, Columns]:
+        """Queries, keys, values."""
+        count = self.shared
+        keys = Columns(self.queries, count, True)
+        return Columns(0, self.queries, False), keys, Columns(self.queries + count, count, True)
 
 
 class _Branched(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, branches: Branches, scale: float) -> Tensor:
-        rows, heads, length, _ = query.shape
-        repeats = heads // key.shape[1]
-        flat = _Flat(query, key, value, branches)
+    def forward(ctx: Any, made: Tensor, queries: int, branches: Branches, scale: float) -> Tensor:
+        heads = Heads(made.shape[1], queries)
         found = []
         for number in range(len(branches.blocks)):
-            bias = branches.bias(number, repeats, query.dtype)
-            out = functional.scaled_dot_product_attention(*flat.of(number), attn_mask=bias, scale=scale)
-            found.append(out.flatten(0, 2))
-        ctx.save_for_backward(query, key, value)
-        ctx.branches, ctx.scale = branches, scale
-        return _brought_home(found, branches.homes(heads, False)).view(rows, length, heads, -1)
+            bias = branches.bias(number, queries // heads.shared, made.dtype)
+            given = _block_of(made, number, branches, heads)
+            found.append(functional.scaled_dot_product_attention(*given, attn_mask=bias, scale=scale).flatten(0, 2))
+        ctx.save_for_backward(made)
+        ctx.heads, ctx.branches, ctx.scale = heads, branches, scale
+        return _brought_home(found, branches.homes(heads.parts[:1], queries)).view(len(made), queries, -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value = ctx.saved_tensors
+        (made,) = ctx.saved_tensors
+        heads: Heads = ctx.heads
         branches: Branches = ctx.branches
-        heads, shared = query.shape[1], key.shape[1]
-        flat, to_out = _Flat(query, key, value, branches), gradient.reshape(-1, gradient.shape[-1])
-        of_query: list[Tensor] = []
-        of_keys: tuple[list[Tensor], list[Tensor]] = [], []
+        alone = Heads(heads.queries, heads.queries)
+        to_out = gradient.reshape(-1, gradient.shape[-1])
+        found: list[Tensor] = []
         of_prompts: list[Tensor] = []
         for number, block in enumerate(branches.blocks):
-            given = flat.of(number)
+            given = _block_of(made, number, branches, heads)
             # A query of padding sees its own place alone, so whatever comes back to it reaches nobody.
-            out = to_out.index_select(0, branches.taking(number, heads, False)).view(*given[0].shape[:3], -1)
-            bias = branches.bias(number, heads // shared, torch.float32)
+            out = to_out.index_select(0, branches.taking(number, heads.parts[0], alone)).view(*given[0].shape[:3], -1)
+            bias = branches.bias(number, heads.queries // heads.shared, torch.float32)
             d_query, *d_keys = _gradients((*given, out), bias, ctx.scale)
-            of_query.append(d_query.flatten(0, 2))
-            for which, d_key in enumerate(d_keys):
-                of_keys[which].append(d_key.flatten(0, 2))
-                if number == 0:
-                    of_prompts.append(d_key.float())
-                else:
-                    of_prompts[which].index_add_(0, block.rows, d_key[:, :, : block.prefix].float())
-        for which, of_prompt in enumerate(of_prompts):
-            of_keys[which][0] = of_prompt.to(key.dtype).flatten(0, 2)
-        homes = branches.homes(heads, False), branches.homes(shared, True), branches.homes(shared, True)
-        d_query, d_key, d_value = (
-            _brought_home(parts, home).view(like.shape[0], like.shape[2], like.shape[1], -1).transpose(1, 2)
-            for parts, home, like in zip((of_query, *of_keys), homes, (query, key, value), strict=True)
-        )
-        return d_query, d_key, d_value, None, None
+            if number == 0:
+                of_prompts = [d_key.float() for d_key in d_keys]
+            else:
+                for of_prompt, d_key in zip(of_prompts, d_keys, strict=True):
+                    of_prompt.index_add_(0, block.rows, d_key[:, :, : block.prefix].float())
+            found += [each.flatten(0, 2) for each in (d_query, *d_keys)]
+        found[1:3] = [of_prompt.to(made.dtype).flatten(0, 2) for of_prompt in of_prompts]
+        return _brought_home(found, branches.homes(heads.parts, heads.total)).view_as(made), None, None, None
 
 
-class _Flat:
-    """Queries, keys and values of packed rows, a row for each position and head."""
-
-    def __init__(self, query: Tensor, key: Tensor, value: Tensor, branches: Branches) -> None:
-        self._heads, self._shared = query.shape[1], key.shape[1]
-        self._branches = branches
-        self._rows = [each.transpose(1, 2).reshape(-1, each.shape[-1]) for each in (query, key, value)]
-
-    def of(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a block's queries Float[G K r * n d], query heads of a key one after another, keys and values."""
-        items = len(self._branches.blocks[number].queries)
-        queries, *others = self._rows
-        taken = queries.index_select(0, self._branches.taking(number, self._heads, False))
-        where = self._branches.taking(number, self._shared, True)
-        keys, values = (each.index_select(0, where).view(items, self._shared, -1, each.shape[-1]) for each in others)
-        return taken.view(items, self._shared, -1, queries.shape[-1]), keys, values
+def _block_of(made: Tensor, number: int, branches: Branches, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a block's queries Float[G K r * n d], query heads of a key one after another, keys and values."""
+    rows, items = made.view(-1, made.shape[-1]), len(branches.blocks[number].queries)
+    query, key, value = (
+        rows.index_select(0, branches.taking(number, part, heads)).view(items, heads.shared, -1, rows.shape[-1])
+        for part in heads.parts
+    )
+    return query, key, value
 
 
 def _brought_home(parts: Sequence[Tensor], homes: Tensor) -> Tensor:

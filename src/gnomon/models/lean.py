@@ -6,57 +6,20 @@ siblings multiply as one, the residual is added inside a product, and what all l
 """
 
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from transformers.cache_utils import DynamicCache
 
 from gnomon.models.cache import AlignedLayer
 from gnomon.models.decoder import AlignedDecoder
 from gnomon.models.lanes import LaneCache, Layout
-from gnomon.models.packed import Product, may_copy
-from gnomon.models.prefix import attends_fully
+from gnomon.models.packed import Product
+from gnomon.models.standard import has_inner_norms
 
 _ROWS_STEP = 16
-_TRIED_LAYERS = 2
-_SOURCES = frozenset(f"transformers.models.{n}.modeling_{n}" for n in ("llama", "mistral", "qwen2", "qwen3"))
-_ACTIVATIONS = frozenset({"transformers.activations", "torch.nn.modules.activation"})
-_PLAIN = (nn.Linear, nn.Embedding, nn.ModuleList)
-
-
-def is_standard(model: Any) -> bool:
-    """Whether every module of the model is one that `LeanDecoder` computes, untouched, on a CPU with room for copies.
-
-    Adapters, experts, windows, norms of other kinds, hooks and subclasses make it another model.
-    """
-    modules = list(model.modules())
-    kinds = {(p.device.type, p.dtype) for p in model.parameters()}
-    return (
-        all(_is_known(m) for m in modules)
-        and type(model).__name__.endswith("ForCausalLM")
-        and len(kinds) == 1
-        and next(iter(kinds))[0] == "cpu"
-        and attends_fully(model)
-        and may_copy([m for m in modules if isinstance(m, nn.Linear)])
-    )
-
-
-def beginning(model: Any) -> Any:
-    """Return embedding, first layers and head of a model that `is_standard`, in float32."""
-    config = deepcopy(model.config)
-    config.num_hidden_layers = min(_TRIED_LAYERS, config.num_hidden_layers)
-    if vars(config).get("layer_types"):
-        config.layer_types = config.layer_types[: config.num_hidden_layers]
-    with torch.device("meta"):
-        made = type(model)(config)
-    own = model.state_dict()
-    made.load_state_dict({name: own[name].float() for name in made.state_dict()}, assign=True)
-    made.model.rotary_emb = deepcopy(model.model.rotary_emb)
-    made.tie_weights()
-    return made.requires_grad_(False).eval()
 
 
 class LeanDecoder(AlignedDecoder):
@@ -133,7 +96,9 @@ class _Layer:
         self._scale = float(attention.scaling)
         self._before = _Norm([layer.input_layernorm])
         self._between = _Norm([layer.post_attention_layernorm])
-        norms = [attention.q_norm] * self._heads + [attention.k_norm] * self._shared if _has_norms(attention) else []
+        norms = (
+            [attention.q_norm] * self._heads + [attention.k_norm] * self._shared if has_inner_norms(attention) else []
+        )
         self._inside = _Norm(norms) if norms else None
         self._attend = Product([attention.q_proj, attention.k_proj, attention.v_proj])
         # Attention's results lie in memory with the heads that share keys outside: the weights follow them.
@@ -218,14 +183,3 @@ def round_rows(rows: int) -> int:
     [16, 16, 32]
     """
     return -(-rows // _ROWS_STEP) * _ROWS_STEP
-
-
-def _has_norms(attention: Any) -> bool:
-    return "q_norm" in dict(attention.named_children())
-
-
-def _is_known(module: nn.Module) -> bool:
-    kind = type(module)
-    is_activation = kind.__module__ in _ACTIVATIONS and not list(module.parameters())
-    is_untouched = not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
-    return is_untouched and (kind in _PLAIN or is_activation or kind.__module__ in _SOURCES)

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gnomon.errors import ConfigError
-from gnomon.models.attention import use_own_attention
-from gnomon.models.device import token_multiple
 from gnomon.models.head import chosen_logprobs, chunk_for
-from gnomon.models.prefix import Packed, can_share, pack, packed_hidden
+from gnomon.models.prefix import Packed, pack
 from gnomon.models.routing import Routing, pad_experts, routed
+from gnomon.models.trunk import Trunk
 
 
 @dataclass(frozen=True)
@@ -73,12 +72,10 @@ class TokenScorer:
         self.model: Any = model
         config: Any = model.config
         device = next(model.parameters()).device
-        if device.type == "cpu":
-            use_own_attention(self.model)
-        self._multiple = token_multiple(next(model.parameters()))
+        self._trunk = Trunk(model)
         self.chunk_tokens = chunk_tokens or chunk_for(device, config.get_text_config().vocab_size)
         self.is_split = _is_split(self.model)
-        self.shares_prompts = self.is_split and _shares_prompts(self.model)
+        self.shares_prompts = self.is_split and self._trunk.can_share(_two_rows(self.model))
         self._keeps = "logits_to_keep" in inspect.signature(self.model.forward).parameters
 
     def __call__(
@@ -129,14 +126,12 @@ class TokenScorer:
         packed = self._packed(tokens, prompt_lengths, where) if self.shares_prompts else None
         placed = None if packed is None or replayed is None else packed.place(replayed)
         if packed is None or (replayed is not None and placed is None):
-            if routing is None:
-                tokens = nn.functional.pad(tokens, (0, -tokens.shape[1] % self._multiple))
             with routed(self.model, routing) as recorder:
-                hidden = _body(self.model, tokens)
+                hidden = self._trunk.plain(tokens) if routing is None else _body(self.model, tokens)
             experts = None if recorder is None else recorder.experts(*tokens.shape)
-            return _Hidden(hidden, rows * tokens.shape[1] + predicting, experts)
+            return _Hidden(hidden, rows * hidden.shape[1] + predicting, experts)
         with routed(self.model, None if routing is None else Routing(placed)) as recorder:
-            hidden = packed_hidden(self.model, packed, tokens.device)
+            hidden = self._trunk.packed(packed, tokens.device)
         experts = None if recorder is None else recorder.experts(*packed.tokens.shape)
         at = (rows.cpu(), predicting.cpu())
         index = packed.rows[at] * hidden.shape[1] + packed.columns[at]
@@ -145,7 +140,7 @@ class TokenScorer:
     def _packed(self, tokens: Tensor, prompt_lengths: Tensor, where: tuple[Tensor, Tensor]) -> Packed | None:
         rows, predicting = where
         ends = prompt_lengths.scatter_reduce(0, rows, predicting + 1, "amax")
-        return pack(tokens.cpu(), prompt_lengths.cpu(), ends.cpu(), self._multiple)
+        return pack(tokens.cpu(), prompt_lengths.cpu(), ends.cpu(), self._trunk.multiple)
 
     def _whole(
         self,
@@ -200,11 +195,10 @@ def _body(model: Any, tokens: Tensor) -> Tensor:
     return hidden
 
 
-def _shares_prompts(model: Any) -> bool:
+def _two_rows(model: Any) -> Tensor:
     weight = model.get_output_embeddings().weight
-    tokens = torch.tensor([[3, 5, 7, 11, 13, 17], [3, 5, 7, 11, 19, 23]], device=weight.device) % weight.shape[0]
-    with torch.no_grad():
-        return can_share(model, _body(model, tokens), tokens)
+    tokens = torch.tensor([[3, 5, 7, 11, 13, 17], [3, 5, 7, 11, 19, 23]], device=weight.device)
+    return tokens % int(weight.shape[0])
 
 
 def _is_split(model: Any) -> bool:

@@ -78,5 +78,11 @@ def recomputing(model: nn.Module) -> Iterator[None]:
             del layer.forward
 
 
+def is_recomputed(module: nn.Module) -> bool:
+    """Whether `recomputing` is at work on this layer."""
+    forward = vars(module).get("forward")
+    return isinstance(forward, partial) and forward.func is checkpoint
+
+
 def _routed_again(layer: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     return nullcontext(), Resumed(layer)

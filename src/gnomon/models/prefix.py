@@ -13,7 +13,6 @@ cost grows with the square of the row, that of everything else with its length. 
 begins to cost more than computing the prompt again.
 """
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -22,14 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnomon.models.attention import attends_by_branches
 from gnomon.models.branched import Branches, Span
 
 _ATTENTION_ONLY = {"full_attention"}
-_RELATIVE = {torch.float32: 1e-4, torch.float64: 1e-8}
-_RELATIVE_ROUGH = 0.1
-"""Of a response's hidden states, in length: two ways through SmolLM2's 30 layers of bfloat16 are 0.01 to 0.02 apart, a
-wrong mask or position 0.15 to 0.29."""
 
 
 @dataclass(frozen=True)
@@ -166,55 +160,6 @@ def pieces(prompt: int, responses: Sequence[int], max_tokens: int, crossing: flo
             break
         best, least = [row for row in rows if row], cost  # empty responses leave a row without members
     return best
-
-
-def packed_hidden(model: Any, packed: Packed, device: torch.device) -> Tensor:
-    """Return the body's hidden states Float[N L d] of packed rows.
-
-    The mask goes in as 0 and -inf in the model's precision: one copy for all layers. From a boolean one attention would
-    make, and keep for the backward pass, a copy of its own in every layer.
-    """
-    body = model.get_decoder()
-    mask = packed.mask.to(device)
-    added = torch.zeros(mask.shape, dtype=next(body.parameters()).dtype, device=device).masked_fill_(~mask, -torch.inf)
-    known = {"branches": packed.branches} if attends_by_branches(model) and _takes_more(body) else {}
-    hidden: Tensor = body(
-        input_ids=packed.tokens.to(device),
-        position_ids=packed.positions.to(device),
-        attention_mask=added,
-        use_cache=False,
-        **known,
-    ).last_hidden_state
-    return hidden
-
-
-def _takes_more(body: Any) -> bool:
-    """Whether the body hands arguments that it does not know on to its layers, as transformers' newer ones do."""
-    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(body.forward).parameters.values())
-
-
-def can_share(model: Any, plain: Tensor, tokens: Tensor) -> bool:
-    """Whether packed rows give the hidden states that rows of their own give; found by trying.
-
-    plain Float[2 S d]: the body's hidden states of ``tokens`` Int[2 S], two rows with one prompt of S - 2 tokens.
-    Models that look through windows, or that carry a state instead of attending, cannot be packed.
-    """
-    if not attends_fully(model):
-        return False
-    length = tokens.shape[1] - 2
-    ends = torch.full((2,), tokens.shape[1])
-    packed = pack(tokens, torch.full((2,), length), ends)
-    if packed is None:
-        return False
-    try:
-        shared = packed_hidden(model, packed, plain.device)
-    except (RuntimeError, ValueError, TypeError, IndexError):
-        return False
-    found, own = shared[packed.rows, packed.columns].float(), plain.float()
-    if plain.dtype not in _RELATIVE:
-        found, own = found[:, length:], own[:, length:]
-        return bool(((found - own).norm(dim=-1) <= _RELATIVE_ROUGH * own.norm(dim=-1)).all())
-    return bool(((found - own).abs() <= _RELATIVE[plain.dtype] * own.abs().max()).all())
 
 
 def attends_fully(model: Any) -> bool:

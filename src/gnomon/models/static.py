@@ -15,9 +15,10 @@ from transformers.cache_utils import DynamicCache
 
 from gnomon.models.cache import AlignedCache, AlignedLayer, Frame, Prefix
 from gnomon.models.decoder import AlignedDecoder, Decoder, agrees, choose_decoder
-from gnomon.models.lean import LeanDecoder, beginning, is_standard
+from gnomon.models.lean import LeanDecoder
 from gnomon.models.prefix import attends_fully
 from gnomon.models.routing import expert_count
+from gnomon.models.standard import beginning, is_standard_head
 
 _ROWS_STEP = 32
 _COLUMNS_STEP = 256
@@ -238,7 +239,7 @@ def fastest_decoder(model: nn.Module) -> Decoder:
     Not for mixtures of experts: how many tokens an expert gets is read back, which cannot be recorded. A recording that
     fails, or does not give the model's own answers, is given up with a warning.
     """
-    if is_standard(model) and agrees(LeanDecoder, beginning(model)):
+    if is_standard_head(model) and agrees(LeanDecoder, beginning(model)):
         return LeanDecoder(model)
     is_on_gpu = next(model.parameters()).device.type == "cuda"
     if not is_on_gpu or not attends_fully(model) or expert_count(model) > 1:

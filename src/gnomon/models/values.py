@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from gnomon.errors import ConfigError
-from gnomon.models.attention import use_own_attention
-from gnomon.models.device import token_multiple
-from gnomon.models.prefix import can_share, pack, packed_hidden
+from gnomon.models.prefix import pack
+from gnomon.models.trunk import Trunk
 
 
 class ValueHead(nn.Linear):
@@ -54,10 +53,7 @@ class ValueScorer:
     def __init__(self, trunk: nn.Module, head: nn.Linear) -> None:
         self.trunk: Any = trunk
         self.head = head
-        weight = next(trunk.parameters())
-        if weight.device.type == "cpu":
-            use_own_attention(self.trunk)
-        self._multiple = token_multiple(weight)
+        self._body = Trunk(trunk)
         self.shares_prompts = self._can_share()
 
     def __call__(
@@ -95,23 +91,16 @@ class ValueScorer:
     ) -> tuple[Tensor, Tensor]:
         """Return hidden states Float[N L d], and where in their flattened rows each wanted one is."""
         where = (tokens.cpu(), prompt_lengths.cpu(), lengths.cpu())
-        packed = pack(*where, self._multiple) if self.shares_prompts else None
+        packed = pack(*where, self._body.multiple) if self.shares_prompts else None
         if packed is None:
-            tokens = nn.functional.pad(tokens, (0, -tokens.shape[1] % self._multiple))
-            rows, positions = wanted
-            return self._body(tokens), rows * tokens.shape[1] + positions
-        hidden = packed_hidden(self.trunk, packed, tokens.device)
+            hidden, (rows, positions) = self._body.plain(tokens), wanted
+            return hidden, rows * hidden.shape[1] + positions
+        hidden = self._body.packed(packed, tokens.device)
         at = (wanted[0].cpu(), wanted[1].cpu())
         return hidden, (packed.rows[at] * hidden.shape[1] + packed.columns[at]).to(tokens.device)
-
-    def _body(self, tokens: Tensor) -> Tensor:
-        # Padding is on the right and the trunk causal: no position that is read looks at it, so no mask is needed.
-        hidden: Tensor = self.trunk.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
-        return hidden
 
     def _can_share(self) -> bool:
         embedding = self.trunk.get_input_embeddings().weight
         tokens = torch.tensor([[3, 5, 7, 11, 13, 17], [3, 5, 7, 11, 19, 23]], device=embedding.device)
         tokens %= embedding.shape[0]
-        with torch.no_grad():
-            return can_share(self.trunk, self._body(tokens), tokens)
+        return self._body.can_share(tokens)

@@ -1,0 +1,248 @@
+"""A standard model's body on a CPU, written out with backward passes of its own.
+
+The same sums as the model's own code (Llama, Mistral, Qwen2, Qwen3; see `standard`) in fewer passes over
+memory, which on a CPU cost as much as the products do: siblings multiply as one, a residual is added inside a product,
+and what is cheap to make again is not kept. A layer keeps of each token, with width d, H and K heads of size s, and an
+inner width f:
+
+    2 d + (2 H + 2 K) s + 2 f        SmolLM2: 10 d; its own code keeps 21 d
+
+Statistics of norms are float32 in both directions. In low precision a residual and what is added to it round once.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from gnomon.models.branched import Branches, branched_attention
+from gnomon.models.modes import is_recomputed
+from gnomon.models.standard import has_inner_norms
+
+Turn = tuple[Tensor, Tensor]
+"""Cosines and signed sines Float[P H s]."""
+
+
+def body_states(body: Any, tokens: Tensor, positions: Tensor, branches: Branches) -> Tensor:
+    """Return the hidden states Float[N L d] of packed rows, after the last norm.
+
+    body: `is_standard`. tokens, positions Int[N L]; branches: how they attend.
+    """
+    states = functional.embedding(tokens.flatten(), body.embed_tokens.weight)
+    turn = _turn(body, states, positions)
+    for layer in body.layers:
+        given = (layer, states, turn, branches)
+        if is_recomputed(layer) and torch.is_grad_enabled():
+            states = checkpoint(_layer, *given, use_reentrant=False, preserve_rng_state=False)
+        else:
+            states = _layer(*given)
+    return normed(states, body.norm).view(*tokens.shape, -1)
+
+
+def kept_numbers(body: Any) -> int:
+    """Return how many numbers of each token `body_states` keeps for the backward pass."""
+    total = 0
+    for layer in body.layers:
+        attention, feed = layer.self_attn, layer.mlp
+        queries, keys = attention.q_proj.out_features, attention.k_proj.out_features
+        total += 2 * attention.q_proj.in_features + 2 * queries + 2 * keys + 2 * feed.gate_proj.out_features
+        total += queries + keys if has_inner_norms(attention) else 0
+    return total
+
+
+def _layer(layer: Any, states: Tensor, turn: Turn, branches: Branches) -> Tensor:
+    attention, feed = layer.self_attn, layer.mlp
+    siblings = [attention.q_proj, attention.k_proj, attention.v_proj]
+    made = normed_product(states, layer.input_layernorm, siblings).unflatten(1, (-1, attention.head_dim))
+    heads = attention.q_proj.out_features // attention.head_dim
+    if has_inner_norms(attention):
+        made = _normed_heads(made, attention, heads)
+    made = _Turned.apply(made, *turn)  # type: ignore[no-untyped-call]
+    mixed = branched_attention(made, heads, branches, float(attention.scaling)).flatten(1)
+    states = _Plus.apply(states, mixed, attention.o_proj.weight, attention.o_proj.bias)  # type: ignore[no-untyped-call]
+    opened = normed_product(states, layer.post_attention_layernorm, [feed.gate_proj, feed.up_proj])
+    down = feed.down_proj
+    closed: Tensor = _Gated.apply(states, opened, down.weight, down.bias, feed.act_fn)  # type: ignore[no-untyped-call]
+    return closed
+
+
+def normed(states: Tensor, norm: Any) -> Tensor:
+    """Return x / sqrt(mean(x^2) + epsilon) * weight over the last axis of ``states``."""
+    result: Tensor = _Normed.apply(states, norm.weight, norm.variance_epsilon)  # type: ignore[no-untyped-call]
+    return result
+
+
+def normed_product(states: Tensor, norm: Any, layers: Sequence[nn.Linear]) -> Tensor:
+    """Return what linear layers that are given one normed tensor make of it, side by side, Float[P outputs].
+
+    states Float[P d], of which nothing but itself is kept.
+    """
+    has_bias = layers[0].bias is not None
+    tensors = [layer.weight for layer in layers] + [layer.bias for layer in layers if has_bias]
+    settings = (norm.variance_epsilon, len(layers))
+    result: Tensor = _NormedProduct.apply(states, norm.weight, settings, *tensors)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Normed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, scale: Tensor, epsilon: float) -> Tensor:
+        factor = _factor(states, epsilon)
+        ctx.save_for_backward(states, scale, factor)
+        return _times(states, factor) * scale
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        states, scale, factor = ctx.saved_tensors
+        return *_through_norm(gradient, _times(states, factor), factor, scale), None
+
+
+class _NormedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, scale: Tensor, settings: tuple[float, int], *tensors: Tensor) -> Tensor:
+        epsilon, count = settings
+        factor = _factor(states, epsilon)
+        ctx.save_for_backward(states, scale, factor, *tensors)
+        ctx.count = count
+        bias = torch.cat(tensors[count:]) if len(tensors) > count else None
+        return functional.linear(_times(states, factor).mul_(scale), torch.cat(tensors[:count]), bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        states, scale, factor, *tensors = ctx.saved_tensors
+        weights = tensors[: ctx.count]
+        sizes = [len(weight) for weight in weights]
+        found: list[Tensor | None] = [None] * len(tensors)
+        unit = _times(states, factor)
+        if any(ctx.needs_input_grad[3:]):
+            found[: ctx.count] = (gradient.T @ (unit * scale)).split(sizes)
+            if len(tensors) > ctx.count:
+                found[ctx.count :] = gradient.sum(0).split(sizes)
+        return *_through_norm(gradient @ torch.cat(weights), unit, factor, scale), None, *found
+
+
+class _Turned(torch.autograd.Function):
+    """Rotary positions: halves (x, y) of queries and keys become (x cos - y sin, y cos + x sin); values stay."""
+
+    @staticmethod
+    def forward(ctx: Any, made: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turned(made, cos, sin, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        return _turned(gradient, cos, sin, -1), None, None
+
+
+class _Plus(torch.autograd.Function):
+    """What a linear layer makes of ``inputs``, added to ``states``."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        return _plus(states, inputs, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight = ctx.saved_tensors
+        _, _, for_weight, for_bias = ctx.needs_input_grad
+        d_weight = gradient.T @ inputs if for_weight else None
+        return gradient, gradient @ weight, d_weight, gradient.sum(0) if for_bias else None
+
+
+class _Gated(torch.autograd.Function):
+    """The end of a gated feed-forward part, added to ``states``: down(activation(gate) * up)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, states: Tensor, opened: Tensor, weight: Tensor, bias: Tensor | None, activation: nn.Module
+    ) -> Tensor:
+        ctx.save_for_backward(opened, weight)
+        ctx.activation = activation
+        gate, up = opened.chunk(2, dim=-1)
+        return _plus(states, activation(gate) * up, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        opened, weight = ctx.saved_tensors
+        _, _, for_weight, for_bias, _ = ctx.needs_input_grad
+        gate, up = opened.detach().chunk(2, dim=-1)
+        with torch.enable_grad():
+            gate.requires_grad_()
+            active = ctx.activation(gate)
+        open_gate = active.detach()
+        d_weight = gradient.T @ (open_gate * up) if for_weight else None
+        d_product = gradient @ weight
+        d_opened = torch.empty_like(opened)
+        to_gate, to_up = d_opened.chunk(2, dim=-1)
+        torch.mul(d_product, open_gate, out=to_up)
+        to_gate.copy_(torch.autograd.grad(active, gate, d_product.mul_(up))[0])
+        return gradient, d_opened, d_weight, gradient.sum(0) if for_bias else None, None
+
+
+def _factor(states: Tensor, epsilon: float) -> Tensor:
+    """Return 1 / sqrt(mean(x^2) + epsilon), Float32[... 1] (Float64 of float64)."""
+    kind = torch.promote_types(states.dtype, torch.float32)
+    size = torch.linalg.vector_norm(states, dim=-1, keepdim=True, dtype=kind)
+    factor: Tensor = size.square_().div_(states.shape[-1]).add_(epsilon).rsqrt_()
+    return factor
+
+
+def _times(states: Tensor, factor: Tensor) -> Tensor:
+    """Return the product, rounded once to the precision of ``states``."""
+    return torch.mul(states, factor, out=torch.empty_like(states))
+
+
+def _through_norm(gradient: Tensor, unit: Tensor, factor: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of states and scale, from that of unit * scale.
+
+    With u = x r and r = 1 / sqrt(mean(x^2) + epsilon):  dx = r (du - u mean(du u)).
+    """
+    d_scale = (gradient * unit).flatten(0, -1 - scale.ndim).sum(0, dtype=factor.dtype).to(scale.dtype)
+    d_unit = gradient * scale
+    share = (d_unit * unit).mean(-1, keepdim=True, dtype=factor.dtype)
+    return (unit * share.neg_()).add_(d_unit).mul_(factor).to(unit.dtype), d_scale
+
+
+def _plus(states: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    total = torch.addmm(states, inputs, weight.T)
+    return total if bias is None else total.add_(bias)
+
+
+def _turn(body: Any, states: Tensor, positions: Tensor) -> Turn:
+    """Return cosines and sines for each query and key head, the sines of first halves negated."""
+    cos, sin = body.rotary_emb(states, positions.reshape(1, -1))
+    half = sin.shape[-1] // 2
+    sin = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
+    attention = body.layers[0].self_attn
+    turned = (attention.q_proj.out_features + attention.k_proj.out_features) // attention.head_dim
+    cos, sin = (each[0][:, None].expand(-1, turned, -1).contiguous() for each in (cos, sin))
+    return cos, sin
+
+
+def _turned(made: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+    turned, half = cos.shape[1], cos.shape[2] // 2
+    given = made[:, :turned]
+    result = torch.empty_like(made)
+    swapped = torch.cat((given[..., half:], given[..., :half]), dim=-1)
+    torch.mul(given, cos, out=result[:, :turned]).addcmul_(swapped, sin, value=sign)
+    result[:, turned:] = made[:, turned:]
+    return result
+
+
+def _normed_heads(made: Tensor, attention: Any, heads: int) -> Tensor:
+    turned = heads + attention.k_proj.out_features // attention.head_dim
+    queries, keys = attention.q_norm, attention.k_norm
+    scale = torch.cat((queries.weight.expand(heads, -1), keys.weight.expand(turned - heads, -1)))
+    own: Tensor = _Normed.apply(made[:, :turned], scale, queries.variance_epsilon)  # type: ignore[no-untyped-call]
+    return torch.cat((own, made[:, turned:]), dim=1)

@@ -1,0 +1,136 @@
+"""A model below its head: from tokens to hidden states, by the fastest way that gives the model's own numbers."""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gnomon.models.attention import OWN, attends_by_branches, use_own_attention
+from gnomon.models.body import body_states, kept_numbers
+from gnomon.models.branched import Branches, Span
+from gnomon.models.device import token_multiple
+from gnomon.models.prefix import Packed, attends_fully, pack
+from gnomon.models.standard import first_layers, is_standard
+
+_RELATIVE = {torch.float32: 1e-4, torch.float64: 1e-8}
+_RELATIVE_ROUGH = 0.1
+"""Of a response's hidden states, in length: two ways through SmolLM2's 30 layers of bfloat16 are 0.01 to 0.02 apart, a
+wrong mask or position 0.15 to 0.29."""
+_LONGEST = 2048
+"""Tokens of a row whose attention may be laid out as a square; longer ones go through SDPA."""
+
+
+class Trunk:
+    """The hidden states of one model, which are its own up to rounding.
+
+    Padding is on the right and the model causal: no position that is read looks at it, so no mask is needed.
+
+    model: of transformers, in eval mode; on a CPU its attention becomes ours (`use_own_attention`). ``multiple``: what
+    lengths are best rounded up to.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        parameter = next(model.parameters())
+        if parameter.device.type == "cpu":
+            use_own_attention(self._model)
+        self.multiple = token_multiple(parameter)
+        self._is_tried = may_write_out(self._model) and _reproduces(self._model.get_decoder())
+
+    def plain(self, tokens: Tensor) -> Tensor:
+        """Return the hidden states Float[B S' d] of ``tokens`` Int[B S], where S' is S rounded up."""
+        tokens = nn.functional.pad(tokens, (0, -tokens.shape[1] % self.multiple))
+        rows, length = tokens.shape
+        if length <= _LONGEST and self._is_written():
+            branches = Branches.of([Span(length, [])] * rows, length)
+            return body_states(self._model.get_decoder(), tokens, torch.arange(length).expand(rows, -1), branches)
+        hidden: Tensor = self._model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+        return hidden
+
+    def packed(self, packed: Packed, device: torch.device) -> Tensor:
+        """Return the hidden states Float[N L d] of packed rows.
+
+        The mask goes in as 0 and -inf in the model's precision: one copy for all layers. From a boolean one attention
+        would make, and keep for the backward pass, a copy of its own in every layer.
+        """
+        body = self._model.get_decoder()
+        if self._is_written():
+            return body_states(body, packed.tokens, packed.positions, packed.branches)
+        mask = packed.mask.to(device)
+        added = torch.zeros(mask.shape, dtype=next(body.parameters()).dtype, device=device).masked_fill_(
+            ~mask, -torch.inf
+        )
+        is_told = attends_by_branches(self._model) and _takes_more(body)
+        hidden: Tensor = body(
+            input_ids=packed.tokens.to(device),
+            position_ids=packed.positions.to(device),
+            attention_mask=added,
+            use_cache=False,
+            **({"branches": packed.branches} if is_told else {}),
+        ).last_hidden_state
+        return hidden
+
+    def can_share(self, tokens: Tensor) -> bool:
+        """Whether packed rows give the hidden states that rows of their own give; found by trying.
+
+        tokens Int[2 S]: two rows with one prompt of S - 2 tokens. Models that look through windows, or that carry a
+        state instead of attending, cannot be packed.
+        """
+        if not attends_fully(self._model):
+            return False
+        length = tokens.shape[1] - 2
+        packed = pack(tokens.cpu(), torch.full((2,), length), torch.full((2,), tokens.shape[1]), self.multiple)
+        if packed is None:
+            return False
+        with torch.no_grad():
+            own = self.plain(tokens)[:, : tokens.shape[1]]
+            try:
+                shared = self.packed(packed, own.device)
+            except (RuntimeError, ValueError, TypeError, IndexError):
+                return False
+        return _is_close(shared[packed.rows, packed.columns], own, length)
+
+    def _is_written(self) -> bool:
+        """Whether the model is still what was tried: not parted, no adapters, nothing that computes a layer again."""
+        return self._is_tried and may_write_out(self._model)
+
+
+def may_write_out(model: Any) -> bool:
+    """Whether a model below its head may go through `body_states`: eager attention, which somebody asked for, stays."""
+    body = model.get_decoder()
+    is_sdpa = body is not model and body.config._attn_implementation in (OWN, "sdpa")
+    return is_sdpa and is_standard(body)
+
+
+def kept_for_backward(model: Any) -> int:
+    """Return how many numbers of a token are kept for a backward pass through `body_states`; 0 if it is not used."""
+    return kept_numbers(model.get_decoder()) if may_write_out(model) else 0
+
+
+def _reproduces(body: Any) -> bool:
+    """Whether `body_states` gives what the first layers of ``body`` give, alone and packed, in float32."""
+    first = first_layers(body)
+    tokens = torch.tensor([[3, 5, 7, 11, 13, 17], [3, 5, 7, 11, 19, 23]]) % first.config.vocab_size
+    packed = pack(tokens, torch.full((2,), 4), torch.full((2,), 6))
+    with torch.no_grad():
+        own = first(input_ids=tokens, use_cache=False).last_hidden_state
+        branches = Branches.of([Span(6, [])] * 2, 6)
+        alone = body_states(first, tokens, torch.arange(6).expand(2, -1), branches)
+        if packed is None:
+            return _is_close(alone, own, 0)
+        shared = body_states(first, packed.tokens, packed.positions, packed.branches)
+    return _is_close(alone, own, 0) and _is_close(shared[packed.rows, packed.columns], own, 0)
+
+
+def _is_close(found: Tensor, own: Tensor, prompt: int) -> bool:
+    found, exact = found.float(), own.float()
+    if own.dtype not in _RELATIVE:
+        found, exact = found[:, prompt:], exact[:, prompt:]
+        return bool(((found - exact).norm(dim=-1) <= _RELATIVE_ROUGH * exact.norm(dim=-1)).all())
+    return bool(((found - exact).abs() <= _RELATIVE[own.dtype] * exact.abs().max()).all())
+
+
+def _takes_more(body: Any) -> bool:
+    """Whether the body hands arguments that it does not know on to its layers, as transformers' newer ones do."""
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(body.forward).parameters.values())
