@@ -15,7 +15,7 @@ from torch import Tensor
 from gnomon.engines.base import Reach, Sampling
 from gnomon.engines.draws import uniforms
 from gnomon.engines.vllm_build import build, exchange_weights, tear_down
-from gnomon.engines.vllm_draws import ROW, Row
+from gnomon.engines.vllm_draws import ROW, Row, noted
 from gnomon.engines.worker import Close, Load, Waiter
 from gnomon.errors import EngineError, ModelError
 from gnomon.models.spelling import Spelling
@@ -61,16 +61,20 @@ class VllmThread:
     and a row's prompt is computed by the weights that its first token is drawn from. There is one place more, for a row
     that is scored: it overtakes whoever waits, since the proof of new weights, and with it the whole run, waits for it.
 
-    folder: the model, in the Hugging Face layout, or a hub name. spelling: its weights' names.
+    folder: the model, in the Hugging Face layout, or a hub name. spelling: its weights' names. parts: processes that
+    hold it together; see `vllm_build.build`.
     taken: fingerprints of the weights that came with the last load, in the precision in which vLLM keeps them.
     Raises: what vLLM raises when it cannot be built.
     """
 
-    def __init__(self, folder: str, dtype: torch.dtype, max_concurrent: int, spelling: Spelling) -> None:
+    def __init__(
+        self, folder: str, dtype: torch.dtype, max_concurrent: int, spelling: Spelling, parts: int = 1
+    ) -> None:
         self.version = -1
         self.beats = 0
         self.taken: dict[str, Fingerprint] = {}
-        self._make: Callable[[], Any] = lambda: build(folder, dtype, max_concurrent + 1)
+        self._make: Callable[[], Any] = lambda: build(folder, dtype, max_concurrent + 1, parts)
+        self._is_apart = parts > 1
         self._dtype = dtype
         self._most = max_concurrent
         self._spelling = spelling
@@ -189,7 +193,7 @@ class VllmThread:
             answer = self._waiting.popleft()
             # A name of its own each time: vLLM may still be putting the aborted one away.
             self._count += 1
-            answer.name = str(self._count)
+            answer.name = answer.row.name = str(self._count)
             call, sampling = answer.call, answer.call.sampling
             parameters = SamplingParams(
                 temperature=0,
@@ -207,7 +211,10 @@ class VllmThread:
             self._active[answer.name] = answer
 
     def _step(self) -> None:
-        for output in self._engine.step():
+        outputs = self._engine.step()
+        if self._is_apart:
+            self._fetch([output.request_id for output in outputs if output.finished])
+        for output in outputs:
             answer = self._active.get(output.request_id)
             if answer is None:
                 continue
@@ -217,6 +224,14 @@ class VllmThread:
             if output.finished:
                 self._finish(answer)
                 del self._active[output.request_id]
+
+    def _fetch(self, names: list[str]) -> None:
+        """Bring what was noted of rows that are finished from the process that drew them."""
+        if names:
+            found = self._engine.collective_rpc(noted, args=(names,))[0]
+            for name in set(names) & self._active.keys():
+                row = self._active[name].row
+                row.logprobs, row.full_logprobs = found[name]
 
     def _finish(self, answer: Answer) -> None:
         call, row, count = answer.call, answer.row, len(answer.tokens)
