@@ -10,12 +10,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.vllm_server import VllmServerEngine, check_address
-from gnomon.engines.vllm_thread import Call, VllmThread
+from gnomon.engines.vllm_thread import Call, Transfer, VllmThread
 from gnomon.engines.worker import Load, Waiter
 from gnomon.errors import ConfigError, EngineError
 from gnomon.models.spelling import Spelling, as_folder
@@ -101,11 +102,19 @@ class VllmEngine:
     One at a time in a process. Beside a learner that computes at the same time, a server is the better choice.
 
     model: a folder, a hub name or a built-in name. max_concurrent: rows in vLLM at once. tensor_parallel: processes
-    that hold the model together, each on a GPU of its own where there are any; one is this process.
+    that hold the model together, each on a GPU of its own where there are any; one is this process. receives: the
+    name of the weight transfer by which a learner can send it weights from device to device; "" is none.
     Raises: ConfigError when another one is open, vLLM refuses the model, or would answer wrongly.
     """
 
-    def __init__(self, model: str, dtype: torch.dtype, max_concurrent: int = 64, tensor_parallel: int = 1) -> None:
+    def __init__(
+        self,
+        model: str,
+        dtype: torch.dtype,
+        max_concurrent: int = 64,
+        tensor_parallel: int = 1,
+        receives: str = "",
+    ) -> None:
         spelling = Spelling(model)
         # Measured with vLLM 0.32: right when it starts, wrong after the same weights were put in again.
         if spelling.has_experts and not torch.cuda.is_available():
@@ -118,7 +127,7 @@ class VllmEngine:
         try:
             with working("starting vLLM"), tempfile.TemporaryDirectory(prefix="gnomon-vllm-") as made:
                 folder = as_folder(model, Path(made))
-                self._thread = VllmThread(folder, dtype, max_concurrent, spelling, tensor_parallel)
+                self._thread = VllmThread(folder, dtype, max_concurrent, spelling, tensor_parallel, receives)
         except Exception as error:
             _one_at_a_time.release()
             raise ConfigError(f"vLLM cannot serve '{model}': {type(error).__name__}: {error}") from error
@@ -181,6 +190,17 @@ class VllmEngine:
         self._check_open()
         waiter = Waiter.here()
         self._thread.send(Load(snapshot, waiter))
+        await waiter.future
+
+    async def transfer(self, what: str, told: Mapping[str, Any], version: int) -> None:
+        """Do one part of a weight transfer that a learner leads (`vllm_transfer.Sender`).
+
+        version: of the weights that come. Nothing is answered between its beginning and its end.
+        Raises: EngineError when vLLM fails over it.
+        """
+        self._check_open()
+        waiter = Waiter.here()
+        self._thread.send(Transfer(what, told, version, waiter))
         await waiter.future
 
     async def fingerprints(self) -> Mapping[str, Fingerprint] | None:
