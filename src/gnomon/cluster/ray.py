@@ -175,7 +175,12 @@ class Cluster:
         """Start an actor of ``cls`` in a place and return it at once; a place whose actor died can have another one."""
         room = self.places[place]
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, place)
-        options = {"num_cpus": room.cpus, "num_gpus": room.gpus, "max_restarts": 0, "max_task_retries": 0}
+        options: dict[str, Any] = {
+            "num_cpus": room.cpus,
+            "num_gpus": room.gpus,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+        }
         if any(inspect.iscoroutinefunction(method) for method in vars(cls).values()):
             options["max_concurrency"] = _MOST_CALLS
         if room.python:

@@ -133,12 +133,13 @@ def _in_groups_of_their_own() -> Iterator[None]:
     """
     from ray._private import services
 
-    plain = services.ConsolePopen
-    services.ConsolePopen = functools.partial(plain, process_group=0)
+    here = vars(services)
+    plain = here["ConsolePopen"]
+    here["ConsolePopen"] = functools.partial(plain, process_group=0)
     try:
         yield
     finally:
-        services.ConsolePopen = plain
+        here["ConsolePopen"] = plain
 
 
 def _reachable(is_by_others: bool) -> None:

@@ -139,7 +139,8 @@ def _source(named: Callable[[], Iterator[tuple[str, Tensor]]]) -> Any:
 def note(worker: Any) -> None:
     """Let a worker of vLLM's note the fingerprints of what is loaded from now on."""
     model = worker.model_runner.get_model()
-    load, prints = model.load_weights, {}
+    load = model.load_weights
+    prints: dict[str, Fingerprint] = {}
 
     def noting(weights: Any) -> Any:
         return load(_noted(weights, prints))

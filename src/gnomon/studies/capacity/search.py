@@ -66,7 +66,8 @@ def layouts(place: Place) -> Iterator[Layout]:
         ahead = place.job.prompts * (place.job.staleness + 1 - place.job.slack)
         layout = passes_for(place, Layout(learners, min(engines, ahead), parts))
         if isinstance(layout, str):
-            reason = f"{learners} learning: {layout}"
+            # Larger engines leave fewer devices to learn, so the smallest say by how much it does not fit.
+            reason = f"{learners} learning: {layout}" if parts == fewest else reason
             continue
         count += 1
         yield layout
