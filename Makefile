@@ -79,7 +79,7 @@ test-full: lint peers vllm ## the same with the slow tests, other implementation
 	@$(PYTEST)
 	@echo "[test] against verl, TRL and verifiers (a minute)"
 	@$(PEERS)/bin/python -m pytest tests/peers tests/tasks/test_prime.py
-	@echo "[test] the vLLM engine (three minutes)"
+	@echo "[test] the vLLM engine, alone, in two processes and on a Ray cluster (eight minutes)"
 	@OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/engines/test_conformance.py tests/engines/vllm
 
 peers: $(PEERS)/.gnomon-setup ## make .venv-peers, with the implementations that gnomon is compared with (once)

@@ -38,7 +38,9 @@ class EnginePlan:
     timeout_seconds: an engine that neither finishes nor draws anything for so long counts as dead; a server that was
     started has ten minutes to load its model.
     server: for "vllm": "" is in this process, "start" a server of its own, otherwise the address of one that runs.
-    python: the interpreter that has vLLM, for ``server = "start"``; "" is this one.
+    python: the interpreter that has vLLM, for ``server = "start"`` and for a cluster's engines; "" is this one.
+    tensor_parallel: for "vllm": GPUs (on a CPU processes) of one machine that hold the model of one engine together,
+    of each layer a part each. The heads of the model's attention must be a multiple of it.
     """
 
     kind: Literal["local", "vllm"] = "local"
@@ -48,6 +50,7 @@ class EnginePlan:
     timeout_seconds: float = 40.0
     server: str = ""
     python: str = ""
+    tensor_parallel: int = 1
 
     def __post_init__(self) -> None:
         if self.max_concurrent < 1:
@@ -58,6 +61,19 @@ class EnginePlan:
             raise ConfigError(f"engine.timeout_seconds must be > 0, got {self.timeout_seconds}")
         if self.kind == "local" and (self.server or self.python):
             raise ConfigError('engine.server and engine.python are for engine.kind = "vllm"')
+        if self.tensor_parallel < 1:
+            raise ConfigError(f"engine.tensor_parallel must be at least 1, got {self.tensor_parallel}")
+        if self.tensor_parallel > 1 and self.kind == "local":
+            raise ConfigError(
+                f"engine.tensor_parallel = {self.tensor_parallel}, and gnomon's own engine holds its model on one "
+                'device; set engine.kind = "vllm", or engine.tensor_parallel = 1'
+            )
+        if self.tensor_parallel > 1 and self.server not in ("", "start"):
+            raise ConfigError(
+                f"engine.tensor_parallel = {self.tensor_parallel} says how an engine is built, and the one at "
+                f"engine.server = '{self.server}' is there already; start it with --tensor-parallel, and set "
+                "engine.tensor_parallel = 1"
+            )
 
 
 @dataclass(frozen=True)

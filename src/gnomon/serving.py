@@ -57,7 +57,10 @@ def check_serving(experiment: Experiment) -> None:
         )
     from gnomon.engines.vllm import check_vllm
 
-    check_vllm(plan)
+    is_actor = experiment.cluster.kind != "none"
+    # The machines of a cluster that is joined have an interpreter of their own, which is asked there.
+    if not (is_actor and experiment.cluster.address and plan.python):
+        check_vllm(plan, is_actor)
 
 
 def shares_weights(experiment: Experiment) -> bool:
@@ -97,7 +100,8 @@ def said_of_serving(experiment: Experiment) -> str:
         who = f"{many(plan.count, 'vLLM engine')} in this process"
     each = "each with weights of its own" if plan.count > 1 else "with weights of its own"
     rounding = "" if plan.rounding == "none" else f", rounded to {plan.rounding} whenever they are sent"
-    return f"They are drawn by {who}, {each}{rounding}, at most {plan.max_concurrent} at once by each."
+    parts = f" in {plan.tensor_parallel} parts (tensor parallel)" if plan.tensor_parallel > 1 else ""
+    return f"They are drawn by {who}, {each}{parts}{rounding}, at most {plan.max_concurrent} at once by each."
 
 
 def weakened(experiment: Experiment) -> str | None:

@@ -18,6 +18,7 @@ from gnomon.experiment import Experiment
 from gnomon.learner.base import Writing
 from gnomon.loop.admission import Trusted, Unlimited
 from gnomon.loop.arrival import FLOAT32_NATS, ROUGH_NATS, Arrival, Proved, Sending
+from gnomon.loop.beside import beside
 from gnomon.loop.budget import PART, Meter
 from gnomon.loop.caution import Caution, caution_of
 from gnomon.loop.diagnosing import diagnosing
@@ -158,7 +159,7 @@ async def walk(session: Session, found: Found | None, stop: StopRequest) -> None
         )
         check_counted(run, parts, [session.asked.split.train, session.asked.split.held_out])
         console.start(experiment.steps, learner.version)
-        await train(run)
+        await beside(stage.watch(), train(run))
 
 
 def grade_once(experiment: Experiment, asked: Questions, console: Console, step: int = 0) -> Evaluation:

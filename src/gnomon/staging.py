@@ -1,8 +1,10 @@
 """Who computes where: learner, engines and graders in this process, in others of this machine, or on a cluster."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -32,21 +34,30 @@ from gnomon.verifiers.workers import GradingPool
 Warn = Callable[[str], None]
 
 
+async def _forever() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
 @dataclass(frozen=True)
 class Stage:
-    """The learner, the engines, and what becomes of weights on their way; measured is what the way itself measured."""
+    """The learner, the engines, and what becomes of weights on their way; measured is what the way itself measured.
+
+    watch: raises when a part of the learner is lost, also between two calls; never returns.
+    """
 
     learner: Writing
     engine: EnginePool
     sent: Sending | None
     measured: Callable[[], Metrics] = Metrics
+    watch: Callable[[], Coroutine[Any, Any, None]] = _forever
 
 
 def places_of(experiment: Experiment) -> list[Place]:
     """Return what a run takes of a cluster: for each learner, engine and grader an actor."""
-    gpus = 1.0 if device_of(experiment).type == "cuda" else 0.0
+    gpus, plan = 1.0 if device_of(experiment).type == "cuda" else 0.0, experiment.engine
     learners = [Place("learner", gpus=gpus)] * experiment.learner.processes
-    engines = [Place("engine", gpus=gpus)] * experiment.engine.count
+    parts = float(plan.tensor_parallel)
+    engines = [Place("engine", parts, parts * gpus, plan.python)] * plan.count
     return [*learners, *engines, *[Place("grader", float(experiment.grading.workers))] * experiment.cluster.graders]
 
 
@@ -63,10 +74,10 @@ def check_staging(experiment: Experiment) -> None:
             f"device = '{experiment.device}' is one GPU of this machine, and a cluster deals its GPUs out itself; set "
             "device = 'cuda'"
         )
-    if experiment.engine.server or experiment.engine.python:
+    if experiment.engine.server:
         raise ConfigError(
-            "engine.server and engine.python are about servers, and on a cluster each engine is a process of its own; "
-            'remove them, or set cluster.kind = "none"'
+            "engine.server is about servers, and on a cluster each engine is a process of its own; "
+            'remove it, or set cluster.kind = "none"'
         )
     check_cluster(experiment.cluster, places_of(experiment), torch.cuda.device_count() if device.type == "cuda" else 0)
 
@@ -105,7 +116,7 @@ def staged(experiment: Experiment, cluster: Cluster | None, warn: Warn) -> Stage
     gang.open()
     try:
         model = outline(experiment.model, experiment.trust_remote_code)
-        return Stage(gang, serve(experiment, model, warn), sending(experiment, model))
+        return Stage(gang, serve(experiment, model, warn), sending(experiment, model), watch=gang.watch)
     except BaseException:
         gang.close()
         raise
@@ -127,7 +138,7 @@ def _on_cluster(experiment: Experiment, cluster: Cluster, warn: Warn) -> Stage:
     gang.open()
     # What is put where engines find it was rounded and merged there.
     is_other = plan.rounding != "none" or experiment.lora is not None
-    return Stage(gang, engine, _as_it_is if is_other else None, measured)
+    return Stage(gang, engine, _as_it_is if is_other else None, measured, gang.watch)
 
 
 def _as_it_is(snapshot: Snapshot) -> Snapshot:

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,28 @@ def test_what_dies_or_stands_still_ends_the_run_in_words(name: str, tmp_path: Pa
     assert left == {}
 
 
+def test_a_rank_that_dies_while_answers_are_awaited_ends_the_run(tmp_path: Path):
+    """Nothing is asked of the learner, and the only engine draws nothing for ten minutes: within 60 s all the same."""
+    folder = tmp_path / "run"
+    with running(folder, *LONG, "engine.count=1", "engine.timeout_seconds=600") as program:
+        until_step(folder, program)
+        os.kill(numbers(program.pid, "ray::Answerer")[0], signal.SIGSTOP)
+        time.sleep(8)
+        steps = (folder / "metrics.jsonl").read_text()
+        os.kill(numbers(program.pid, "ray::Seat")[-1], signal.SIGKILL)
+        began = time.monotonic()
+        code = program.wait(SECONDS + 40)
+        took = time.monotonic() - began
+        left = until_alone(program.pid, 30)
+    print(f"{took:.1f} s\n{said_by(folder)[-1500:]}")
+
+    assert took < SECONDS
+    assert code == 1
+    assert re.search("process [01] of the learner's 2 is gone .on 127.0.0.1", said_by(folder))
+    assert (folder / "metrics.jsonl").read_text() == steps
+    assert left == {}
+
+
 def test_a_run_that_is_killed_leaves_nothing(tmp_path: Path):
     """Within 60 s of SIGKILL nobody of its cluster lives, and its folder is gone."""
     folder = tmp_path / "run"
@@ -64,14 +87,19 @@ def test_a_run_that_is_killed_leaves_nothing(tmp_path: Path):
     assert set(Path("/tmp").glob("gnomon-ray-*")) - before == set()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_it_after_the_step_at_hand(number: signal.Signals, tmp_path: Path):
-    """From the keyboard it reaches everybody in the terminal; a checkpoint is published all the same."""
+@pytest.mark.parametrize(
+    ("number", "send"),
+    [(signal.SIGTERM, os.kill), (signal.SIGTERM, os.killpg), (signal.SIGINT, os.killpg)],
+    ids=["to the program", "to its group", "from the keyboard"],
+)
+def test_a_signal_stops_it_after_the_step_at_hand(
+    number: signal.Signals, send: Callable[[int, int], None], tmp_path: Path
+):
+    """Whether it reaches the program alone or everybody in its group: a checkpoint is published all the same."""
     folder = tmp_path / "run"
     with running(folder, *LONG) as program:
         until_step(folder, program)
-        # A terminal sends its signal to everybody in it; a scheduler to the program that it started.
-        (os.killpg if number == signal.SIGINT else os.kill)(program.pid, number)
+        send(program.pid, number)
         code = program.wait(SECONDS)
         left = until_alone(program.pid, 30)
     print(said_by(folder)[-600:])

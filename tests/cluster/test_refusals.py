@@ -11,7 +11,7 @@ import pytest
 
 from gnomon.cli.main import main
 from gnomon.cluster import watch
-from gnomon.cluster.ray import Place, check_cluster
+from gnomon.cluster.ray import Place, asked, check_cluster
 from gnomon.cluster.sweeper import FAREWELL
 from gnomon.cluster.watch import Watch
 from gnomon.errors import ConfigError
@@ -105,6 +105,20 @@ def test_a_run_takes_a_place_for_each_of_its_parts():
     experiment = load("tiny", [*TINY, "learner.processes=2", "engine.count=3", "grading.workers=4"]).experiment
 
     assert places_of(experiment) == [Place("learner")] * 2 + [Place("engine")] * 3 + [Place("grader", 4.0)]
+
+
+def test_an_engine_of_several_parts_takes_them_of_one_machine():
+    """A CPU each, and where there are GPUs, one each; said in words, and refused where it makes no sense."""
+    plan = load("tiny", [*TINY, "engine=vllm", "engine.tensor_parallel=2", "engine.count=2"]).experiment
+
+    assert places_of(plan)[1:3] == [Place("engine", 2.0)] * 2
+    assert asked([Place("engine", 2.0, 2.0)] * 2) == "2 engines of 2 CPUs and 2 GPUs"
+    with pytest.raises(ConfigError, match="gnomon's own engine holds its model on one device"):
+        load("tiny", ["engine.tensor_parallel=2"])
+    with pytest.raises(ConfigError, match="is there already; start it with --tensor-parallel"):
+        load("tiny", ["engine=vllm", "engine.tensor_parallel=2", "engine.server=http://127.0.0.1:8777"])
+    with pytest.raises(ConfigError, match="must be at least 1, got 0"):
+        load("tiny", ["engine=vllm", "engine.tensor_parallel=0"])
 
 
 def test_more_gpus_than_this_machine_has_are_refused():

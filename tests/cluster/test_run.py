@@ -87,13 +87,15 @@ def test_a_cluster_of_others_is_joined_with_its_key(way: str, tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_too_small_a_cluster_is_refused_with_what_was_asked_and_what_there_is(tmp_path: Path):
-    """One message, after as many seconds as were given, with exit code 2."""
+    """One message, after as many seconds as were given, with exit code 2; and what no node could hold."""
     with others(3) as there:
         key = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": there.key}
         command = ("train", "tiny", "--cluster", there.address, *LAYOUT, "cluster.start_seconds=8")
         ran = gnomon(*command, "--run-dir", str(tmp_path / "run"), **key)
+        wide = gnomon(*command, "grading.workers=4", "--run-dir", str(tmp_path / "wide"), **key)
 
-    assert ran.returncode == 2
+    assert (ran.returncode, wide.returncode) == (2, 2)
+    assert "on 1 node, and no node has room for 1 grader of 4 CPUs; set learner.processes" in wide.stderr
     assert (
         "2 learners of 1 CPU, 2 engines of 1 CPU, 2 graders of 1 CPU found no room on the cluster in 8 s" in ran.stderr
     )

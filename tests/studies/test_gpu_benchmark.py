@@ -41,3 +41,14 @@ def test_a_part_that_is_late_leaves_the_others_and_a_report(tmp_path):
     report = json.loads((tmp_path / "gpu.json").read_text())
     assert "no time was left" in report["parts"]["small"]["error"]
     assert "| small | stopped | no time was left |" in (tmp_path / "gpu.md").read_text()
+
+
+def test_a_transfer_that_cannot_be_tried_says_why():
+    """Without vLLM, or with fewer than two GPUs: one JSON object, and an exit code of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "benchmarks.gpu.transfer"]
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+
+    assert ran.returncode == 2, ran.stderr
+    assert json.loads(ran.stdout)["holds"] is None
+    assert "vLLM is not installed" in ran.stdout or "it takes two GPUs" in ran.stdout

@@ -121,6 +121,15 @@ class RayCrew:
         self._looked = time.monotonic()
         return found
 
+    def look(self) -> None:
+        """Ask each for a sign of life; one that died answers with its end. Raises: ClusterError, too."""
+        self._cluster.check()
+        for member in self.members:
+            if member.beat is not None and self._cluster.ready([member.beat], 0):
+                self._asked(member, member.beat)
+            self._feel(member)
+        self._looked = time.monotonic()
+
     def room(self, folder: Path) -> str:
         """Return the folder itself where rank 0 sees it, which is tried; otherwise one on the disk of rank 0."""
         folder.mkdir(parents=True, exist_ok=True)

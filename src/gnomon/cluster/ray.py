@@ -8,6 +8,8 @@ import contextlib
 import inspect
 import math
 import os
+import platform
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +28,7 @@ _LOOK_SECONDS = 1.0
 _ENDING_SECONDS = 5.0
 _CLOSING_SECONDS = 15.0
 _MOST_CALLS = 10_000
+_ASK = "import platform; from importlib.metadata import version; print(version('ray'), platform.python_version())"
 _SETTINGS = {
     # Nobody outside is told anything.
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -40,11 +43,15 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class Place:
-    """Room for one actor. kind: "learner", "engine" or "grader". cpus, gpus: that it needs."""
+    """Room for one actor. kind: "learner", "engine" or "grader". cpus, gpus: that it needs, of one machine.
+
+    python: the interpreter that runs it, on whatever machine it is; "" is the cluster's own.
+    """
 
     kind: str
     cpus: float = 1.0
     gpus: float = 0.0
+    python: str = ""
 
     @property
     def bundle(self) -> dict[str, float]:
@@ -67,6 +74,20 @@ def check_cluster(plan: ClusterPlan, places: Sequence[Place], gpus: int) -> None
         )
     if plan.address not in ("", "auto"):
         joining.knock(plan.address)
+    if not plan.address:
+        for python in {place.python for place in places} - {""}:
+            _check_python(python)
+
+
+def _check_python(python: str) -> None:
+    """Raise ConfigError when another interpreter has not this Ray, or another Python: both talk to each other."""
+    ran = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, check=False, timeout=60)
+    found, wanted = ran.stdout.strip(), f"{version('ray')} {platform.python_version()}"
+    if found != wanted:
+        raise ConfigError(
+            f"engine.python = '{python}' runs engines of a cluster, so it needs Ray and Python as they are "
+            f"here ({wanted}), and has {found or 'no Ray'}; install them there (pip install ray=={version('ray')})"
+        )
 
 
 def library() -> Any:
@@ -154,9 +175,16 @@ class Cluster:
         """Start an actor of ``cls`` in a place and return it at once; a place whose actor died can have another one."""
         room = self.places[place]
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, place)
-        options = {"num_cpus": room.cpus, "num_gpus": room.gpus, "max_restarts": 0, "max_task_retries": 0}
+        options: dict[str, Any] = {
+            "num_cpus": room.cpus,
+            "num_gpus": room.gpus,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+        }
         if any(inspect.iscoroutinefunction(method) for method in vars(cls).values()):
             options["max_concurrency"] = _MOST_CALLS
+        if room.python:
+            options["runtime_env"] = {"py_executable": room.python}
         actor = self._ray.remote(cls).options(scheduling_strategy=strategy, **options).remote(*arguments)
         self._actors.append(actor)
         return actor
@@ -244,14 +272,22 @@ class Cluster:
             if time.monotonic() > until:
                 raise ConfigError(
                     f"{asked(self.places)} found no room on the cluster in {self._plan.start_seconds:g} s "
-                    f"(cluster.start_seconds): it has {self._room()}; set learner.processes, engine.count, "
-                    "cluster.graders or grading.workers lower, or join a larger cluster"
+                    f"(cluster.start_seconds): it has {self._room()}{self._too_wide()}; set learner.processes, "
+                    "engine.count, cluster.graders or grading.workers lower, or join a larger cluster"
                 )
 
     def _say_idle(self, warn: Callable[[str], None]) -> None:
         gpus = self._ray.cluster_resources().get("GPU", 0)
         if gpus and not any(place.gpus for place in self.places):
             warn(f"the cluster has {gpus:g} GPUs, and this run asks for none of them; set device = 'cuda' to use them")
+
+    def _too_wide(self) -> str:
+        """Return what no machine has room for, since an actor is on one; "" where each fits somewhere."""
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        for place in self.places:
+            if not any(all(node.get(kind, 0) >= count for kind, count in place.bundle.items()) for node in nodes):
+                return f", and no node has room for {asked([place])}"
+        return ""
 
     def _room(self) -> str:
         every, free = self._ray.cluster_resources(), self._ray.available_resources()
@@ -267,7 +303,8 @@ def asked(places: Sequence[Place]) -> str:
     """
     found = []
     for place in dict.fromkeys(places):
-        count, gpus = places.count(place), f" and {place.gpus:g} GPU" if place.gpus else ""
+        count, many_gpus = places.count(place), "s" if place.gpus > 1 else ""
+        gpus = f" and {place.gpus:g} GPU{many_gpus}" if place.gpus else ""
         many, cpus = "s" if count > 1 else "", "s" if place.cpus != 1 else ""
         found.append(f"{count} {place.kind}{many} of {place.cpus:g} CPU{cpus}{gpus}")
     return ", ".join(found)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,18 +109,37 @@ def start(ray: Any, cpus: int, gpus: int, seconds: float) -> Started:
 
 def _initialize(ray: Any, cpus: int, gpus: int, folder: Path) -> None:
     _reachable(False)
-    ray.init(
-        address="local",
-        num_cpus=cpus,
-        num_gpus=gpus,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        namespace="gnomon",
-        _node_ip_address=_LOOPBACK,
-        _temp_dir=str(folder),
-        _system_config=_WATCHED,
-    )
+    with _in_groups_of_their_own():
+        ray.init(
+            address="local",
+            num_cpus=cpus,
+            num_gpus=gpus,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            namespace="gnomon",
+            _node_ip_address=_LOOPBACK,
+            _temp_dir=str(folder),
+            _system_config=_WATCHED,
+        )
+
+
+@contextlib.contextmanager
+def _in_groups_of_their_own() -> Iterator[None]:
+    """Let each server that Ray starts be the head of a process group.
+
+    A signal to the run's group, such as SIGTERM by a scheduler, is the run's: it finishes the step at hand and saves,
+    for which it needs them. They end with the run all the same.
+    """
+    from ray._private import services
+
+    here = vars(services)
+    plain = here["ConsolePopen"]
+    here["ConsolePopen"] = functools.partial(plain, process_group=0)
+    try:
+        yield
+    finally:
+        here["ConsolePopen"] = plain
 
 
 def _reachable(is_by_others: bool) -> None:

@@ -10,12 +10,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.vllm_server import VllmServerEngine, check_address
-from gnomon.engines.vllm_thread import Call, VllmThread
+from gnomon.engines.vllm_thread import Call, Transfer, VllmThread
 from gnomon.engines.worker import Load, Waiter
 from gnomon.errors import ConfigError, EngineError
 from gnomon.models.spelling import Spelling, as_folder
@@ -43,21 +44,28 @@ _PATIENCE_SECONDS = 5.0
 _one_at_a_time = threading.Lock()
 
 
-def check_vllm(plan: EnginePlan) -> None:
+def check_vllm(plan: EnginePlan, is_actor: bool = False) -> None:
     """Refuse a plan that vLLM cannot serve, before anything is loaded.
 
+    is_actor: each engine is a process of a cluster, whose machines are like this one.
     Raises: ConfigError when vLLM is missing or of a version that was never tested, with the command that installs it;
-        when several engines are asked for in one process; when a server's address is not on this machine, or nobody
-        listens there.
+        when several engines are asked for in one process, or more GPUs than there are; when a server's address is not
+        on this machine, or nobody listens there.
     """
     if plan.server not in ("", "start"):
         _knock(plan.server)
         return
-    if plan.server == "" and plan.python:
+    if plan.server == "" and plan.python and not is_actor:
         raise ConfigError('engine.python is the interpreter of a server of its own; set engine.server = "start" too')
-    if plan.server == "" and plan.count > 1:
+    if plan.server == "" and plan.count > 1 and not is_actor:
         raise ConfigError(
             f'vLLM keeps one engine a process, and engine.count = {plan.count}; set engine.server = "start"'
+        )
+    gpus = torch.cuda.device_count()
+    if not is_actor and 0 < gpus < plan.tensor_parallel:
+        raise ConfigError(
+            f"engine.tensor_parallel = {plan.tensor_parallel}, and GPUs on this machine: {gpus}; set "
+            f"engine.tensor_parallel = {gpus} or less"
         )
     where = plan.python or sys.executable
     found = _version_of(plan.python) if plan.python else _version_here()
@@ -78,7 +86,7 @@ def make_vllm(model: str, plan: EnginePlan, dtype: torch.dtype) -> Engine:
     """
     check_vllm(plan)
     if plan.server == "":
-        return VllmEngine(model, dtype, plan.max_concurrent)
+        return VllmEngine(model, dtype, plan.max_concurrent, plan.tensor_parallel)
     if plan.server == "start":
         return VllmServerEngine.start(model, plan, dtype)
     return VllmServerEngine.attach(plan)
@@ -93,11 +101,20 @@ class VllmEngine:
 
     One at a time in a process. Beside a learner that computes at the same time, a server is the better choice.
 
-    model: a folder, a hub name or a built-in name. max_concurrent: rows in vLLM at once.
+    model: a folder, a hub name or a built-in name. max_concurrent: rows in vLLM at once. tensor_parallel: processes
+    that hold the model together, each on a GPU of its own where there are any; one is this process. receives: the
+    name of the weight transfer by which a learner can send it weights from device to device; "" is none.
     Raises: ConfigError when another one is open, vLLM refuses the model, or would answer wrongly.
     """
 
-    def __init__(self, model: str, dtype: torch.dtype, max_concurrent: int = 64) -> None:
+    def __init__(
+        self,
+        model: str,
+        dtype: torch.dtype,
+        max_concurrent: int = 64,
+        tensor_parallel: int = 1,
+        receives: str = "",
+    ) -> None:
         spelling = Spelling(model)
         # Measured with vLLM 0.32: right when it starts, wrong after the same weights were put in again.
         if spelling.has_experts and not torch.cuda.is_available():
@@ -109,7 +126,8 @@ class VllmEngine:
             raise ConfigError("this process has a vLLM engine already; close it first, or use servers")
         try:
             with working("starting vLLM"), tempfile.TemporaryDirectory(prefix="gnomon-vllm-") as made:
-                self._thread = VllmThread(as_folder(model, Path(made)), dtype, max_concurrent, spelling)
+                folder = as_folder(model, Path(made))
+                self._thread = VllmThread(folder, dtype, max_concurrent, spelling, tensor_parallel, receives)
         except Exception as error:
             _one_at_a_time.release()
             raise ConfigError(f"vLLM cannot serve '{model}': {type(error).__name__}: {error}") from error
@@ -172,6 +190,17 @@ class VllmEngine:
         self._check_open()
         waiter = Waiter.here()
         self._thread.send(Load(snapshot, waiter))
+        await waiter.future
+
+    async def transfer(self, what: str, told: Mapping[str, Any], version: int) -> None:
+        """Do one part of a weight transfer that a learner leads (`vllm_transfer.Sender`).
+
+        version: of the weights that come. Nothing is answered between its beginning and its end.
+        Raises: EngineError when vLLM fails over it.
+        """
+        self._check_open()
+        waiter = Waiter.here()
+        self._thread.send(Transfer(what, told, version, waiter))
         await waiter.future
 
     async def fingerprints(self) -> Mapping[str, Fingerprint] | None:

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnomon.engines.vllm_draws import draws_processor
+from gnomon.engines.vllm_draws import PROCESSOR
 from gnomon.errors import EngineError
+from gnomon.transport.file import lent, read
 
 # Read when vLLM is imported. Stepping in this process is what lets weights change between two tokens; custom logits
 # processors exist in its first model runner only; nobody outside this machine is told anything.
@@ -21,12 +22,18 @@ FIXED = {
     "VLLM_USE_V2_MODEL_RUNNER": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_DO_NOT_TRACK": "1",
+    # Processes that hold a model together: this one has threads of its own, so they cannot be its forks.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
-USUAL = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_HOST_IP": "127.0.0.1"}
+# Bound to cores, engines of one machine would all be bound to the same ones.
+USUAL = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_HOST_IP": "127.0.0.1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
-def build(folder: str, dtype: torch.dtype, max_concurrent: int) -> Any:
+def build(folder: str, dtype: torch.dtype, max_concurrent: int, parts: int = 1, transfer: str = "") -> Any:
     """Return an ``LLMEngine`` of the model in ``folder``, to be stepped by the thread that calls this.
+
+    parts: processes, beside this one, that hold the model together (tensor parallel); one is this process itself.
+    transfer: the name of the weight transfer that it can be told to receive by (`vllm_transfer`); "" is none.
 
     Compiled on an accelerator; not on a CPU, where compiling took 70 to 86 s and made decoding 1.2 times faster.
 
@@ -52,8 +59,12 @@ def build(folder: str, dtype: torch.dtype, max_concurrent: int) -> Any:
             use_tqdm_on_load=False,
             async_scheduling=False,
             generation_config="vllm",
-            logits_processors=[draws_processor()],
+            logits_processors=[PROCESSOR],
             disable_log_stats=True,
+            tensor_parallel_size=parts,
+            weight_transfer_config={"backend": transfer} if transfer else None,
+            # Never Ray's, although an engine may be one of its actors: all parts are in its own place.
+            distributed_executor_backend="mp" if parts > 1 else "uni",
             # Only checked against what is free; the real amount is set below, once the model's shape is known.
             kv_cache_memory_bytes=1,
         )
@@ -77,10 +88,25 @@ def exchange_weights(engine: Any, tensors: Mapping[str, Tensor]) -> None:
 
     Raises: EngineError naming the weights of its own that vLLM left as they were, which it tells its log alone.
     """
-    for passed_over in engine.collective_rpc(_reload, args=(tensors,)):
+    if engine.vllm_config.parallel_config.world_size == 1:
+        missed = engine.collective_rpc(_reload, args=(tensors,))
+    else:
+        # Each process reads all of them and keeps its part; a message to it would be another copy for each.
+        with lent(tensors.items()) as path:
+            missed = engine.collective_rpc(_reload_file, args=(path,))
+    for passed_over in missed:
         if passed_over:
             raise EngineError(f"it took no new numbers for {', '.join(passed_over)}")
+    pack(engine)
+
+
+def pack(engine: Any) -> None:
+    """Let every layer compute with the weights that it was given, once all are there."""
     engine.collective_rpc(_pack_tied)
+
+
+def _reload_file(worker: Any, path: str) -> list[str]:
+    return _reload(worker, dict(read(path)))
 
 
 def _reload(worker: Any, tensors: Mapping[str, Tensor]) -> list[str]:
@@ -140,7 +166,9 @@ def _check_heads(size: int) -> None:
 def _cache_bytes(config: Any, max_concurrent: int) -> int:
     model = config.model_config
     block = int(config.cache_config.block_size or 16)
-    heads, width = model.get_total_num_kv_heads(), model.get_head_size()
+    # Each part keeps its own heads; where there are fewer heads than parts, parts keep the same one.
+    parts, width = config.parallel_config.tensor_parallel_size, model.get_head_size()
+    heads = max(1, model.get_total_num_kv_heads() // parts)
     token = int(2 * model.hf_text_config.num_hidden_layers * heads * width * model.dtype.itemsize)
     # One block more an answer, for its last one is seldom full; vLLM keeps one block for itself.
     tokens = int(max_concurrent * (-(-model.max_model_len // block) + 1) * block + 2 * block)

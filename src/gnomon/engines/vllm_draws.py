@@ -1,6 +1,7 @@
 """How vLLM comes to draw gnomon's tokens: its model makes the logits, our sampler chooses."""
 
 import functools
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,8 @@ from gnomon.engines.sampler import draw
 
 ROW = "gnomon_row"
 """Under this name a request of vLLM carries its `Row`."""
+PROCESSOR = f"{__name__}:Draws"
+"""What vLLM imports, in whatever process holds its model; see `draws_processor`."""
 
 
 @dataclass(eq=False)
@@ -21,13 +24,15 @@ class Row:
     """One sequence in vLLM, and what was drawn for it.
 
     uniforms: for the token at each position; empty for a row that is given its tokens.
-    given: the tokens of a row that is only scored. logprobs, full_logprobs: by position, as `Completion` has them.
+    given: the tokens of a row that is only scored. name: by which it is found again in another process.
+    logprobs, full_logprobs: by position, as `Completion` has them.
     A position may be drawn again (a prompt that goes through in pieces, a row that vLLM paused): same u, same token.
     """
 
     sampling: Sampling
     uniforms: NDArray[np.float64]
     given: tuple[int, ...] = ()
+    name: str = ""
     logprobs: dict[int, float] = field(default_factory=dict)
     full_logprobs: dict[int, float] = field(default_factory=dict)
 
@@ -80,6 +85,22 @@ def draws_processor() -> type:
             return logits
 
     return Draws
+
+
+def __getattr__(name: str) -> type:
+    if name == PROCESSOR.partition(":")[2]:
+        return draws_processor()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def noted(worker: Any, names: Collection[str]) -> dict[str, tuple[dict[int, float], dict[int, float]]]:
+    """Return what was noted of rows in the process that holds the model: both log-probabilities, by the rows' names.
+
+    worker: vLLM's, which knows a row until the step after its last token.
+    """
+    states = [state.sampling_params for state in worker.model_runner.requests.values()]
+    rows = [(one.extra_args or {}).get(ROW) for one in states if one is not None]
+    return {row.name: (row.logprobs, row.full_logprobs) for row in rows if row is not None and row.name in names}
 
 
 def choose(logits: Tensor, rows: dict[int, tuple[Row, list[int]]]) -> None:

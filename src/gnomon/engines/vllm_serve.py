@@ -17,13 +17,12 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from gnomon.engines.base import Engine
 from gnomon.engines.vllm_wire import (
@@ -33,7 +32,8 @@ from gnomon.engines.vllm_wire import (
     reply,
     sampling_from,
 )
-from gnomon.errors import ConfigError, EngineError, UserError
+from gnomon.errors import ConfigError, UserError
+from gnomon.transport.file import read
 from gnomon.types import Snapshot
 
 KEY = "GNOMON_ENGINE_KEY"
@@ -120,17 +120,7 @@ class Service:
         return {"logprobs": await self._engine.score(body["prompt"], body["response"], body["temperature"])}
 
     async def _load(self, body: Any) -> Any:
-        path = str(body["path"])
-
-        def tensors() -> Iterator[tuple[str, Tensor]]:
-            try:
-                with safe_open(path, framework="pt") as file:
-                    for name in file.keys():  # noqa: SIM118, for a safetensors file is no mapping
-                        yield name, file.get_tensor(name)
-            except (OSError, SafetensorError) as error:
-                raise EngineError(f"the weights in {path} cannot be read: {error}") from error
-
-        await self._engine.load(Snapshot(int(body["version"]), tensors))
+        await self._engine.load(Snapshot(int(body["version"]), partial(read, str(body["path"]))))
         return {"version": self._engine.version}
 
     async def _fingerprints(self, body: Any) -> Any:
@@ -148,6 +138,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("model")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--max-concurrent", type=int, default=64)
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="processes that hold the model together")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--port", type=int)
     where.add_argument("--socket", type=int, help="the number of an inherited socket that listens")
@@ -163,7 +154,7 @@ def main(arguments: list[str] | None = None) -> None:
     from gnomon.engines.vllm import VllmEngine
 
     try:
-        engine = VllmEngine(asked.model, getattr(torch, asked.dtype), asked.max_concurrent)
+        engine = VllmEngine(asked.model, getattr(torch, asked.dtype), asked.max_concurrent, asked.tensor_parallel)
     except UserError as error:
         sys.exit(f"{type(error).__name__}: {error}")
     print(f"serving {asked.model} on http://{LOOPBACK}:{listening.getsockname()[1]}", flush=True)

@@ -25,25 +25,15 @@ from gnomon.engines.vllm_wire import completion_from, exchange, fingerprint_from
 from gnomon.errors import ConfigError, EngineError
 from gnomon.plans import EnginePlan
 from gnomon.progress import working
+from gnomon.transport import file
 from gnomon.transport.fingerprint import Fingerprint
 from gnomon.types import Completion, Snapshot
 
-_SHARED_MEMORY = Path("/dev/shm")
 _LAST_LINES = 15
 _STARTING_SECONDS = 600.0
 """How long a server that we started may load its model."""
 _LOOKS = 8
 """How often a silent server is asked whether it works before its time is over."""
-# The server's interpreter finds this gnomon, and of what else is installed beside this gnomon nothing.
-_BEGIN = """
-import importlib.util, sys
-place = sys.argv[1]
-spec = importlib.util.spec_from_file_location("gnomon", place + "/__init__.py", submodule_search_locations=[place])
-sys.modules["gnomon"] = gnomon = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(gnomon)
-from gnomon.engines.vllm_serve import main
-main(sys.argv[2:])
-"""
 
 
 def check_address(server: str) -> tuple[str, int]:
@@ -128,15 +118,15 @@ class VllmServerEngine:
         folder, key = Path(tempfile.mkdtemp(prefix="gnomon-vllm-")), secrets.token_hex(16)
         # Ours before it is the server's: nobody can take the port between, and calls queue until it accepts them.
         with socket.create_server((LOOPBACK, 0), backlog=1024) as listening, (folder / "server.log").open("wb") as log:
-            place = Path(__file__).parents[1]
             settings = ["--dtype", str(dtype).removeprefix("torch."), "--max-concurrent", str(plan.max_concurrent)]
+            settings += ["--tensor-parallel", str(plan.tensor_parallel)]
             settings += ["--socket", str(listening.fileno()), "--guarded"]
             program = subprocess.Popen(
-                [plan.python or sys.executable, "-P", "-c", _BEGIN, str(place), model, *settings],
+                [plan.python or sys.executable, "-P", "-m", "gnomon.engines.vllm_serve", model, *settings],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, KEY: key},
+                env={**os.environ, KEY: key, "PYTHONPATH": _path(folder)},
                 pass_fds=(listening.fileno(),),
                 start_new_session=True,
             )
@@ -165,12 +155,12 @@ class VllmServerEngine:
     async def load(self, snapshot: Snapshot) -> None:
         """Answer with these weights from now on; see `VllmEngine.load`."""
         self._check_open()
-        path = await asyncio.to_thread(_write, snapshot)
+        path = await asyncio.to_thread(file.write, snapshot.tensors())
         try:
             with working("starting the vLLM server" if self._is_starting else "loading weights into the vLLM server"):
                 await self._call("/load", {"path": str(path), "version": snapshot.version})
         finally:
-            shutil.rmtree(path.parent, ignore_errors=True)
+            file.remove(path)
         self.version = snapshot.version
 
     async def fingerprints(self) -> Mapping[str, Fingerprint] | None:
@@ -261,26 +251,8 @@ class VllmServerEngine:
             raise EngineError("the engine is closed")
 
 
-def _write(snapshot: Snapshot) -> Path:
-    """Write weights as a file, where it costs a copy in memory if there is room, else on disk; nobody else may read it.
-
-    Tensors that share memory are written one by one.
-    """
-    from safetensors.torch import save_file
-
-    tensors: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in snapshot.tensors():
-        here = tensor.detach().to("cpu").contiguous()
-        storage = here.untyped_storage().data_ptr()
-        tensors[name] = here.clone() if storage in seen else here
-        seen.add(storage)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    has_room = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > 1.1 * size
-    folder = Path(tempfile.mkdtemp(prefix="gnomon-weights-", dir=_SHARED_MEMORY if has_room else None))
-    try:
-        save_file(tensors, folder / "weights.safetensors")
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return folder / "weights.safetensors"
+def _path(folder: Path) -> str:
+    """Return where a server's interpreter finds this gnomon, and of what else is installed beside it nothing."""
+    (folder / "path").mkdir()
+    (folder / "path" / "gnomon").symlink_to(Path(__file__).parents[1], target_is_directory=True)
+    return os.pathsep.join(filter(None, (str(folder / "path"), os.environ.get("PYTHONPATH", ""))))

@@ -3,7 +3,7 @@
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -14,8 +14,10 @@ from torch import Tensor
 
 from gnomon.engines.base import Reach, Sampling
 from gnomon.engines.draws import uniforms
-from gnomon.engines.vllm_build import build, exchange_weights, tear_down
-from gnomon.engines.vllm_draws import ROW, Row
+from gnomon.engines.vllm_build import build, exchange_weights, pack, tear_down
+from gnomon.engines.vllm_draws import ROW, Row, noted
+from gnomon.engines.vllm_transfer import BEGIN, FINISH, note
+from gnomon.engines.vllm_transfer import noted as prints_of
 from gnomon.engines.worker import Close, Load, Waiter
 from gnomon.errors import EngineError, ModelError
 from gnomon.models.spelling import Spelling
@@ -42,6 +44,16 @@ class Call:
     completions: dict[int, Completion] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Transfer:
+    """One call of `VllmEngine.transfer`."""
+
+    what: str
+    told: Mapping[str, Any]
+    version: int
+    waiter: Waiter
+
+
 @dataclass(eq=False)
 class Answer:
     """One row of a call. name: what vLLM calls it. versions: of the weights that drew each token."""
@@ -61,20 +73,31 @@ class VllmThread:
     and a row's prompt is computed by the weights that its first token is drawn from. There is one place more, for a row
     that is scored: it overtakes whoever waits, since the proof of new weights, and with it the whole run, waits for it.
 
-    folder: the model, in the Hugging Face layout, or a hub name. spelling: its weights' names.
+    folder: the model, in the Hugging Face layout, or a hub name. spelling: its weights' names. parts: processes that
+    hold it together, transfer: how it can receive weights; see `vllm_build.build`.
     taken: fingerprints of the weights that came with the last load, in the precision in which vLLM keeps them.
     Raises: what vLLM raises when it cannot be built.
     """
 
-    def __init__(self, folder: str, dtype: torch.dtype, max_concurrent: int, spelling: Spelling) -> None:
+    def __init__(
+        self,
+        folder: str,
+        dtype: torch.dtype,
+        max_concurrent: int,
+        spelling: Spelling,
+        parts: int = 1,
+        transfer: str = "",
+    ) -> None:
         self.version = -1
         self.beats = 0
         self.taken: dict[str, Fingerprint] = {}
-        self._make: Callable[[], Any] = lambda: build(folder, dtype, max_concurrent + 1)
+        self._make: Callable[[], Any] = lambda: build(folder, dtype, max_concurrent + 1, parts, transfer)
+        self._is_apart = parts > 1
+        self._is_receiving = False
         self._dtype = dtype
         self._most = max_concurrent
         self._spelling = spelling
-        self._inbox: SimpleQueue[Call | Load | Close] = SimpleQueue()
+        self._inbox: SimpleQueue[Call | Load | Transfer | Close] = SimpleQueue()
         self._waiting: deque[Answer] = deque()
         self._active: dict[str, Answer] = {}
         self._count = self._loads = 0
@@ -85,7 +108,7 @@ class VllmThread:
         self._thread.start()
         self.reach = ready.result()
 
-    def send(self, message: Call | Load) -> None:
+    def send(self, message: Call | Load | Transfer) -> None:
         """Queue a message; it is looked at between two tokens."""
         self._inbox.put(message)
 
@@ -118,18 +141,21 @@ class VllmThread:
         self._fail_all(EngineError("the engine was closed"))
         tear_down(self._engine)
 
-    def _next(self) -> Call | Load | Close | None:
-        """Return the next message; wait for one when there is nothing else to do."""
+    def _next(self) -> Call | Load | Transfer | Close | None:
+        """Return the next message; wait for one when there is nothing else to do, or only half of the weights."""
+        is_idle = not self._active and not self._waiting
         try:
-            return self._inbox.get(block=not self._active and not self._waiting)
+            return self._inbox.get(block=is_idle or self._is_receiving)
         except Empty:
             return None
 
-    def _take(self, message: Call | Load) -> None:
+    def _take(self, message: Call | Load | Transfer) -> None:
         if self._broken is not None:
             message.waiter.fail(self._broken)
         elif isinstance(message, Load):
             self._load(message)
+        elif isinstance(message, Transfer):
+            self._transfer(message)
         elif message.given:
             self._enqueue(message, 0, Row(message.sampling, uniforms(0, 0), message.given))
         else:
@@ -159,15 +185,39 @@ class VllmThread:
             message.waiter.fail(EngineError(f"snapshot {message.snapshot.version} does not fit the engine: {error}"))
             return
         try:
-            begun = [answer for answer in self._active.values() if not answer.tokens]
-            self._leave(begun)
-            self._waiting.extendleft(reversed(begun))
+            self._put_back()
             exchange_weights(self._engine, tensors)
         except Exception as error:
             message.waiter.fail(self._break(error))
             return
         self._loads += 1
         self.version, self.taken = message.snapshot.version, taken
+        message.waiter.answer(None)
+
+    def _put_back(self) -> None:
+        """Let rows without a token start afresh."""
+        begun = [answer for answer in self._active.values() if not answer.tokens]
+        self._leave(begun)
+        self._waiting.extendleft(reversed(begun))
+
+    def _transfer(self, message: Transfer) -> None:
+        """Do one part of a weight transfer. From its beginning to its end no token is drawn; then as after `_load`."""
+        try:
+            if message.what == BEGIN:
+                self._put_back()
+                self._is_receiving = True
+                self._engine.collective_rpc(note)
+            self._engine.collective_rpc(message.what, kwargs=dict(message.told))
+            if message.what == FINISH:
+                self.taken = self._engine.collective_rpc(prints_of)[0]
+                pack(self._engine)
+                self._is_receiving = False
+                self._loads += 1
+                self.version = message.version
+        except Exception as error:
+            self._is_receiving = False
+            message.waiter.fail(self._break(error))
+            return
         message.waiter.answer(None)
 
     def _drop_unwanted(self) -> None:
@@ -189,7 +239,7 @@ class VllmThread:
             answer = self._waiting.popleft()
             # A name of its own each time: vLLM may still be putting the aborted one away.
             self._count += 1
-            answer.name = str(self._count)
+            answer.name = answer.row.name = str(self._count)
             call, sampling = answer.call, answer.call.sampling
             parameters = SamplingParams(
                 temperature=0,
@@ -207,7 +257,10 @@ class VllmThread:
             self._active[answer.name] = answer
 
     def _step(self) -> None:
-        for output in self._engine.step():
+        outputs = self._engine.step()
+        if self._is_apart:
+            self._fetch([output.request_id for output in outputs if output.finished])
+        for output in outputs:
             answer = self._active.get(output.request_id)
             if answer is None:
                 continue
@@ -217,6 +270,14 @@ class VllmThread:
             if output.finished:
                 self._finish(answer)
                 del self._active[output.request_id]
+
+    def _fetch(self, names: list[str]) -> None:
+        """Bring what was noted of rows that are finished from the process that drew them."""
+        if names:
+            found = self._engine.collective_rpc(noted, args=(names,))[0]
+            for name in set(names) & self._active.keys():
+                row = self._active[name].row
+                row.logprobs, row.full_logprobs = found[name]
 
     def _finish(self, answer: Answer) -> None:
         call, row, count = answer.call, answer.row, len(answer.tokens)

@@ -58,6 +58,10 @@ class Crew(Protocol):
         """Return what was answered meanwhile, by rank; wait at most so long for the first. Raises: Gone."""
         ...
 
+    def look(self) -> None:
+        """See whether every rank lives, while nothing is asked of them. Raises: Gone."""
+        ...
+
     def room(self, folder: Path) -> str:
         """Return the folder in which rank 0 shall write what is to be in ``folder`` in the end."""
         ...

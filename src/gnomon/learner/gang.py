@@ -29,6 +29,7 @@ from gnomon.types import Batch, Scores, Snapshot, State
 
 _GRACE_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
+_WATCH_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,27 @@ class Gang:
             copy.rmdir()
 
         return move
+
+    async def watch(self) -> None:
+        """Look after the processes, also while nothing is asked of them; never return.
+
+        Raises: LearnerError when one is gone or stands still, within seconds of when the crew can tell.
+        """
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            await asyncio.to_thread(self._look)
+
+    def _look(self) -> None:
+        # While something is asked of them, whoever asks finds out.
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if not self._fault:
+                self.crew.look()
+        except Gone as gone:
+            raise self._lost(gone) from None
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         """End the processes."""

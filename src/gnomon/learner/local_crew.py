@@ -116,12 +116,15 @@ class LocalCrew:
                 raise self._lost(member, "is gone")
             found[member.rank] = Answer(unpacked(answer["text"], files[0]), answer["error"])
         for member in members.values():
-            now = time.monotonic()
-            since = min(self._stopped.get(member.rank, math.inf), now) if member.is_stopped() else math.inf
-            self._stopped[member.rank] = since
-            if now - since > STILL_SECONDS:
-                raise self._lost(member, f"stood still for {STILL_SECONDS:g} s")
+            self._feel(member)
         return found
+
+    def look(self) -> None:
+        """Ask the system of each process."""
+        for member in self.members:
+            if member.program.poll() is not None:
+                raise self._lost(member, "is gone")
+            self._feel(member)
 
     def room(self, folder: Path) -> str:
         """Return the folder itself."""
@@ -147,6 +150,14 @@ class LocalCrew:
         self.members = []
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _feel(self, member: Member) -> None:
+        """Raise Gone when it has been stopped for too long."""
+        now = time.monotonic()
+        since = min(self._stopped.get(member.rank, math.inf), now) if member.is_stopped() else math.inf
+        self._stopped[member.rank] = since
+        if now - since > STILL_SECONDS:
+            raise self._lost(member, f"stood still for {STILL_SECONDS:g} s")
 
     def _lost(self, member: Member, how: str) -> Gone:
         # One that hung up is on its way out, and its own end says more than a kill.

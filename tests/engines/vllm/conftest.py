@@ -19,7 +19,15 @@ from gnomon.types import Snapshot
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 if not HAS_VLLM:
-    collect_ignore = ["test_arrival.py", "test_engine.py", "test_program.py", "test_walk.py"]
+    collect_ignore = [
+        "test_arrival.py",
+        "test_engine.py",
+        "test_on_cluster.py",
+        "test_parallel.py",
+        "test_program.py",
+        "test_transfer.py",
+        "test_walk.py",
+    ]
 
 # Heads of 32: vLLM's kernels for CPUs know none smaller.
 CONFIG = TinyConfig(width=128, context_length=96)
@@ -61,7 +69,7 @@ def engine(folder: Path):
     from gnomon.engines.vllm import VllmEngine
 
     torch.set_num_threads(1)
-    made = VllmEngine(str(folder), torch.float32, max_concurrent=3)
+    made = VllmEngine(str(folder), torch.float32, max_concurrent=3, receives="nccl")
     yield made
     asyncio.run(made.close())
 

@@ -60,7 +60,7 @@ def test_what_is_served_is_what_the_engine_says():
 
 def test_weights_arrive_through_a_file_that_is_gone_afterwards(tmp_path, monkeypatch):
     """The snapshot's tensors arrive to the bit, those that share memory too; nobody else may read the file."""
-    monkeypatch.setattr("gnomon.engines.vllm_server._SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr("gnomon.transport.file._SHARED_MEMORY", tmp_path)
     seen = []
 
     class Watching(LocalEngine):
@@ -202,12 +202,15 @@ def test_a_dead_address_is_an_error_at_once():
     asyncio.run(body())
 
 
-def test_a_server_that_cannot_start_says_its_last_words(monkeypatch):
+def test_a_server_that_cannot_start_says_its_last_words(tmp_path):
     """Without vLLM the program ends; the first call gives its exit code and the end of its log, and close cleans up."""
-    monkeypatch.setattr("gnomon.engines.vllm_server._BEGIN", "print('no such thing')\nraise SystemExit(3)")
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho no such thing\nexit 3\n")
+    broken.chmod(0o755)
 
     async def body():
-        client = VllmServerEngine.start("tiny", EnginePlan(kind="vllm", server="start"), torch.float32)
+        plan = EnginePlan(kind="vllm", server="start", python=str(broken))
+        client = VllmServerEngine.start("tiny", plan, torch.float32)
         with pytest.raises(EngineError, match=r"process \d+ exited with code 3; it last said:\nno such thing"):
             await client.generate(PROMPT, [0], SAMPLING)
         folder = client._started.folder

@@ -12,7 +12,8 @@ from gnomon.studies.capacity.efficiencies import SOURCES
 from gnomon.studies.capacity.job import Lengths, job_of
 from gnomon.studies.capacity.limits import limits
 from gnomon.studies.capacity.place import Place
-from gnomon.studies.capacity.search import best_layout
+from gnomon.studies.capacity.search import best_layout, engine_parts, layouts, reckoned
+from gnomon.studies.capacity.stages import stages
 from gnomon.studies.capacity.words import forecast
 
 Capture = pytest.CaptureFixture[str]
@@ -150,22 +151,24 @@ def test_options_that_do_not_go_together(arguments: tuple[str, ...], said: str, 
     assert said in capsys.readouterr().err
 
 
-def test_a_model_that_one_device_cannot_serve_is_said_to_be_beyond_the_engines(make_place: Callable[..., Place]):
-    """235 billion in bfloat16 are 470 GB: engines of eight, which gnomon has not."""
-    place = make_place("qwen3-235b-a22b", devices=256, prompts=32, staleness=1, rank=16)
-    found = best_layout(place)
+def test_a_model_that_one_device_cannot_serve_gets_engines_of_several(make_place: Callable[..., Place]):
+    """235 billion in bfloat16 are 470 GB: engines of eight, set by name."""
+    plan = forecast(make_place("qwen3-235b-a22b", devices=256, prompts=32, staleness=1, rank=16))
 
-    assert found.layout.parts == 8
-    assert "holds 35 billion parameters and no answer; this plan needs engines of 8" in " ".join(limits(place, found))
+    assert plan.found.layout.parts == 8
+    assert {"engine.kind=vllm", "engine.tensor_parallel=8"} <= set(plan.settings)
 
 
-def test_a_device_with_room_for_few_answers_is_said_to_want_a_second(make_place: Callable[..., Place]):
-    """66 GB of weights leave 4 of 72 for keys and values: engines of two would do better, and are no setting."""
+def test_a_device_with_room_for_few_answers_gets_a_second(make_place: Callable[..., Place]):
+    """66 GB of weights leave 4 of 72 for keys and values: engines of more than one are reckoned to be faster."""
     place = make_place("qwen3-32b", devices=32, prompts=16, staleness=1, answers=Lengths(2000, 8000), generations=16)
-    found = best_layout(place)
+    alone = [layout for layout in layouts(place) if layout.parts == 1]
 
-    assert found.layout.parts == 1
-    assert "with engines of two a step would take 0." in " ".join(limits(place, found))
+    best = best_layout(place)
+
+    assert engine_parts(place) == 1
+    assert best.layout.parts > 1
+    assert reckoned(place, best.stages) < min(reckoned(place, stages(place, layout)) for layout in alone)
 
 
 def test_parts_that_break_say_at_which_number(make_place: Callable[..., Place]):

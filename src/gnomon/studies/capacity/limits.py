@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-from gnomon.studies.capacity.layout import concurrency, host_memory, trained
+from gnomon.studies.capacity.layout import host_memory, trained
 from gnomon.studies.capacity.place import Place
 from gnomon.studies.capacity.quantities import seconds, size
-from gnomon.studies.capacity.search import Found, layouts, reckoned
-from gnomon.studies.capacity.stages import stages
+from gnomon.studies.capacity.search import Found
 from gnomon.studies.capacity.traffic import gathering
 
 _MUCH = 0.2
@@ -17,27 +16,8 @@ _HALF = 0.5
 
 def limits(place: Place, found: Found) -> tuple[str, ...]:
     """Return one sentence for each part that breaks, or that takes much of a step."""
-    parts = (_tensor_parallel, _saving, _weights, _undoing, _driving, _rollouts, _publishing, _ring, _experts, _waiting)
+    parts = (_saving, _weights, _undoing, _driving, _rollouts, _publishing, _ring, _experts, _waiting)
     return tuple(said for part in parts for said in part(place, found))
-
-
-def _tensor_parallel(place: Place, found: Found) -> Iterator[str]:
-    parts, hardware = found.layout.parts, place.hardware
-    if parts > 1:
-        most = (hardware.memory * place.reached.memory - place.reached.libraries) / place.job.item / 1e9
-        yield (
-            f"Engines of a cluster have one GPU each, which holds {most:.0f} billion parameters and no answer; this "
-            f"plan needs engines of {parts}. A vLLM server of that size, started by hand, can be named in "
-            "engine.server: one for a run."
-        )
-    elif place.devices > 2:
-        now = reckoned(place, found.stages)
-        pairs = min((reckoned(place, stages(place, layout)) for layout in layouts(place, 2)), default=now)
-        if pairs < _QUICKER * now:
-            yield (
-                f"Engines of a cluster have one GPU each, where {concurrency(place, found.layout)} answers fit at "
-                f"once; with engines of two a step would take {pairs / now:.2f} of the time, by the formulas."
-            )
 
 
 def _saving(place: Place, found: Found) -> Iterator[str]:

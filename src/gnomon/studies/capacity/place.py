@@ -19,6 +19,7 @@ _CHOSEN = {
     "learner.processes": LearnerPlan().processes,
     "learner.gradient_checkpointing": LearnerPlan().gradient_checkpointing,
     "engine.count": EnginePlan().count,
+    "engine.tensor_parallel": EnginePlan().tensor_parallel,
 }
 """What a plan sets, and what it is where nobody did."""
 

@@ -52,14 +52,13 @@ def reckoned(place: Place, taken: Stages) -> float:
     return taken.overlapped(depth) if depth > 0 else taken.synchronous()
 
 
-def layouts(place: Place, parts: int = 0) -> Iterator[Layout]:
-    """Yield every split that fits, with engines of ``parts`` devices, 0 for the fewest that hold the model.
-
-    Raises: ConfigError when there is none.
+def layouts(place: Place) -> Iterator[Layout]:
+    """Yield every split that fits, with engines of each number of devices that can be meant. Raises: ConfigError when
+    there is none.
     """
-    parts = parts or engine_parts(place)
-    count, reason = 0, f"one engine alone takes {parts}"
-    for learners in _shares(place):
+    fewest = engine_parts(place)
+    count, reason = 0, f"one engine alone takes {fewest}"
+    for learners, parts in ((learners, parts) for parts in widths(place, fewest) for learners in _shares(place)):
         engines = (place.devices - learners) // parts
         if engines < 1:
             continue
@@ -67,7 +66,8 @@ def layouts(place: Place, parts: int = 0) -> Iterator[Layout]:
         ahead = place.job.prompts * (place.job.staleness + 1 - place.job.slack)
         layout = passes_for(place, Layout(learners, min(engines, ahead), parts))
         if isinstance(layout, str):
-            reason = f"{learners} learning: {layout}"
+            # Larger engines leave fewer devices to learn, so the smallest say by how much it does not fit.
+            reason = f"{learners} learning: {layout}" if parts == fewest else reason
             continue
         count += 1
         yield layout
@@ -77,6 +77,16 @@ def layouts(place: Place, parts: int = 0) -> Iterator[Layout]:
             f"however they are parted ({reason}); use more of them, larger ones, adapters (lora.rank), "
             "learner.offload = true, or shorter answers"
         )
+
+
+def widths(place: Place, fewest: int) -> Iterator[int]:
+    """Yield how many devices of a node an engine can have: twice as many each time, as far as its heads can be dealt
+    out, which vLLM asks for.
+    """
+    parts = fewest
+    while parts == fewest or (parts <= place.hardware.node and place.shape.heads % parts == 0):
+        yield parts
+        parts *= 2
 
 
 def engine_parts(place: Place) -> int:

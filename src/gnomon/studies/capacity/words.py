@@ -174,6 +174,9 @@ def _settings(place: Place, found: Found) -> Iterator[str]:
     yield f"learner.max_tokens_per_micro_batch={layout.micro}"
     yield f"learner.gradient_checkpointing={'true' if layout.is_recomputed else 'false'}"
     yield f"engine.count={layout.engines}"
+    if layout.parts > 1:
+        yield "engine.kind=vllm"
+        yield f"engine.tensor_parallel={layout.parts}"
     yield f"engine.max_concurrent={concurrency(place, layout)}"
 
 

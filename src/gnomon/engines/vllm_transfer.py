@@ -1,0 +1,162 @@
+"""Weights from the learner's device to vLLM's without a detour, by vLLM's own weight transfer.
+
+The learner's rank 0 and every process that holds a part of an engine meet in one group of NCCL's, and each publication
+is one broadcast: rank 0 sends tensor after tensor, as it is gathered, and vLLM loads each as it comes. What is asked of
+engines beside that (meet, begin, receive, finish) goes by whatever way the engines are reached.
+
+Nothing is looked at twice: both ends compute a tensor's fingerprint while they have it.
+
+Source: vLLM 0.32, ``vllm.distributed.weight_transfer``. Ours: the fingerprints; engines that are no data-parallel
+copies of one, which vLLM's own client would all give the same ranks.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from torch import Tensor
+
+from gnomon.transport.fingerprint import Fingerprint, fingerprint
+
+BACKEND = "nccl"
+MEET, BEGIN, RECEIVE, FINISH = (
+    "init_weight_transfer_engine",
+    "start_weight_update",
+    "update_weights",
+    "finish_weight_update",
+)
+"""What vLLM's workers can be told, in this order; the last three once a publication."""
+
+Call = Callable[[str, Mapping[str, Any]], None]
+"""Tells one engine something, with arguments by name, and waits until it was done."""
+
+
+def meeting(address: str, port: int, parts: Sequence[int], rank: int = 0) -> Any:
+    """Return vLLM's description of a group: this learner's rank 0, and so many processes of each engine."""
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+    return NCCLTrainerInitInfo(address, port, 1 + sum(parts), rank=rank)
+
+
+class Sender:
+    """The learner's end. Made, and asked to `send`, in every rank: all gather, rank 0 sends.
+
+    told: of `meeting`. engines: how each is told something. parts: processes of each. named: yields all weights by the
+    names of the model's files, the same names, types and shapes in the same order each time; a tensor is read before
+    the next is asked for.
+    """
+
+    def __init__(
+        self,
+        told: Any,
+        engines: Sequence[Call],
+        parts: Sequence[int],
+        named: Callable[[], Iterator[tuple[str, Tensor]]],
+    ) -> None:
+        from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+
+        self._source = _source(named)
+        self._end = WeightTransferTrainerFactory.trainer_init(told, client=Engines(engines, parts), source=self._source)
+
+    def send(self) -> Mapping[str, Fingerprint]:
+        """Let all engines answer with the weights as they are now; return the fingerprints of what was sent.
+
+        Blocks until all have them. An engine that dies meanwhile leaves the others and this one waiting: whoever calls
+        must end the processes of all.
+        """
+        self._source.prints = {}
+        self._end.send_weights()
+        return dict(self._source.prints)
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._end.shutdown()
+
+
+class Engines:
+    """What vLLM's sending end tells engines, told to all of them at the same time; implements its sync client.
+
+    A call returns when all have done it, and raises what the first one raised.
+    """
+
+    def __init__(self, calls: Sequence[Call], parts: Sequence[int]) -> None:
+        self._calls, self._parts = calls, parts
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Let them meet: the ranks of each engine come after those of the one before."""
+        first, told = init_info["rank_offset"], []
+        for count in self._parts:
+            told.append({"init_info": {**init_info, "rank_offset": first}})
+            first += count
+        self._tell(MEET, told)
+
+    def start_weight_update(self) -> None:
+        """Let them answer nothing until they were told to finish."""
+        self._tell(BEGIN, [{}] * len(self._calls))
+
+    def update_weights(self, update_info: Any) -> None:
+        """Let them receive."""
+        self._tell(RECEIVE, [{"update_info": update_info}] * len(self._calls))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Let them answer with what they received."""
+        self._tell(FINISH, [{}] * len(self._calls))
+
+    def _tell(self, what: str, told: Sequence[Mapping[str, Any]]) -> None:
+        with ThreadPoolExecutor(max_workers=max(1, len(self._calls))) as threads:
+            asked = [threads.submit(call, what, one) for call, one in zip(self._calls, told, strict=True)]
+            for one in asked:
+                one.result()
+
+
+def _source(named: Callable[[], Iterator[tuple[str, Tensor]]]) -> Any:
+    """Return vLLM's view of weights. What comes is read once, and known from then on: gathering is all ranks' work.
+
+    A class made in a function, for its base exists only where vLLM is installed.
+    """
+    from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
+
+    class Source(WeightSource):  # type: ignore[misc]
+        """Notes the fingerprint of each tensor that passes."""
+
+        def __init__(self) -> None:
+            self.prints: dict[str, Fingerprint] = {}
+            self._known: list[Any] = []
+
+        def metadata(self) -> list[Any]:
+            """Return names, types and shapes."""
+            self._known = self._known or [ParamMeta(n, t.dtype, tuple(t.shape)) for n, t in named()]
+            return self._known
+
+        def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+            for name, tensor in named():
+                self.prints[name] = fingerprint(tensor)
+                yield name, tensor
+
+    return Source()
+
+
+def note(worker: Any) -> None:
+    """Let a worker of vLLM's note the fingerprints of what is loaded from now on."""
+    model = worker.model_runner.get_model()
+    load = model.load_weights
+    prints: dict[str, Fingerprint] = {}
+
+    def noting(weights: Any) -> Any:
+        return load(_noted(weights, prints))
+
+    model.load_weights, model.gnomon_prints = noting, prints
+
+
+def noted(worker: Any) -> dict[str, Fingerprint]:
+    """Return them, and note no more."""
+    model = worker.model_runner.get_model()
+    prints: dict[str, Fingerprint] = model.gnomon_prints
+    del model.load_weights, model.gnomon_prints
+    return prints
+
+
+def _noted(weights: Any, prints: dict[str, Fingerprint]) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in weights:
+        prints[name] = fingerprint(tensor)
+        yield name, tensor

@@ -1,0 +1,138 @@
+"""Weights by vLLM's own weight transfer: all of it but NCCL itself, in whose place two sockets carry the tensors."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from gnomon.engines.base import Sampling
+from gnomon.engines.local import LocalEngine
+from gnomon.engines.vllm_transfer import BEGIN, FINISH, MEET, RECEIVE, Engines, Sender, meeting
+from gnomon.errors import EngineError
+from gnomon.models.tiny import tiny_model
+from gnomon.transport.fingerprint import fingerprints
+
+# vLLM imports and computes with what is deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+PROMPT = [256, 50, 43, 50, 61]
+
+
+@dataclass
+class Wire:
+    """What vLLM asks of NCCL, over TCP."""
+
+    group: Any
+
+    @classmethod
+    def opened(cls, info: Any, rank: int) -> "Wire":
+        from vllm.distributed.utils import StatelessProcessGroup
+
+        return cls(StatelessProcessGroup.create(info.master_address, info.master_port, rank, info.world_size))
+
+    def broadcast(self, tensor: torch.Tensor, src: int, stream: object) -> None:
+        if self.group.rank == src:
+            self.group.broadcast_obj(tensor.clone(), src)
+        else:
+            tensor.copy_(self.group.broadcast_obj(None, src))
+
+    def destroy(self) -> None:
+        self.group = None
+
+
+@pytest.fixture
+def wired(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A group of one sender and one engine's only process, as `meeting` describes it."""
+    from vllm.distributed.weight_transfer import nccl_engine
+
+    monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", lambda info: Wire.opened(info, 0))
+    monkeypatch.setattr(
+        nccl_engine, "worker_init_process_group", lambda info, config: Wire.opened(info, config.rank + info.rank_offset)
+    )
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    # Packed, tensors are put together by kernels for GPUs.
+    return replace(meeting("127.0.0.1", port, [1]), packed=False)
+
+
+def test_what_is_sent_answers(engine: Any, snapshot: Callable[..., Any], wired: Any):
+    """Twice, with other weights: fingerprints at both ends are those of the weights, and the answers are theirs."""
+    seed = [3]
+    sampling = Sampling(max_completion_length=12)
+
+    async def body() -> None:
+        loop, version = asyncio.get_running_loop(), [0]
+
+        def tell(what: str, told: Any) -> None:
+            asyncio.run_coroutine_threadsafe(engine.transfer(what, told, version[0]), loop).result(60)
+
+        await engine.load(snapshot(0))
+        sender = await asyncio.to_thread(Sender, wired, [tell], [1], lambda: snapshot(0, seed[0]).tensors())
+        for number, given in ((7, 3), (8, 4)):
+            version[0], seed[0] = number, given
+            asking = asyncio.ensure_future(engine.generate(PROMPT, range(3), Sampling(max_completion_length=60)))
+            await asyncio.sleep(0.05)
+            sent = await asyncio.to_thread(sender.send)
+            assert {done.newest_version for done in await asking} == {number}
+
+            wanted = fingerprints(snapshot(0, given).tensors())
+            assert sent == wanted
+            assert await engine.fingerprints() == wanted
+            local = LocalEngine(tiny_model(given, _config()), max_concurrent=3, shared=False)
+            mine, theirs = [await one.generate(PROMPT, range(3), sampling) for one in (local, engine)]
+            await local.close()
+            assert [done.tokens for done in theirs] == [done.tokens for done in mine]
+            assert [p for d in theirs for p in d.logprobs] == pytest.approx(
+                [p for d in mine for p in d.logprobs], abs=1e-4
+            )
+            assert engine.version == number
+        sender.close()
+
+    asyncio.run(body())
+
+
+def _config() -> Any:
+    from tests.engines.vllm.conftest import CONFIG
+
+    return CONFIG
+
+
+def test_ranks_of_engines_follow_each_other(engine: Any):
+    """Three engines of one, two and one process behind rank 0: each is told where its own begin."""
+    told: list[tuple[int, str, Any]] = []
+    calls = [lambda what, said, n=n: told.append((n, what, said)) for n in range(3)]
+    engines = Engines(calls, [1, 2, 1])
+    info = meeting("10.0.0.1", 1234, [1, 2, 1])
+    engines.init_weight_transfer_engine({**asdict(info), "rank_offset": 1})
+
+    assert info.world_size == 5
+    assert {n: said["init_info"]["rank_offset"] for n, _, said in told} == {0: 1, 1: 2, 2: 4}
+    assert {what for _, what, _ in told} == {MEET}
+
+
+def test_one_engine_that_fails_is_heard():
+    """What it raised is raised, when the others are through."""
+
+    def fail(what: str, told: Any) -> None:
+        raise EngineError("no")
+
+    with pytest.raises(EngineError, match="no"):
+        Engines([lambda what, told: None, fail], [1, 1]).start_weight_update()
+
+
+def test_vllm_has_the_interface_that_is_used(engine: Any):
+    """The installed version's workers can be told each of the four, and its client's protocol is ours."""
+    from vllm.distributed.weight_transfer import nccl_engine
+    from vllm.distributed.weight_transfer.base import VLLMWeightSyncClient
+    from vllm.v1.worker.gpu_worker import Worker
+
+    assert isinstance(Engines([], []), VLLMWeightSyncClient)
+    assert all(callable(getattr(Worker, name)) for name in (MEET, BEGIN, RECEIVE, FINISH))
+    told = nccl_engine.NCCLWeightTransferUpdateInfo(names=["a"], dtype_names=["float32"], shapes=[[1, 2]])
+    assert asdict(told).keys() == {"names", "dtype_names", "shapes"}

@@ -1,0 +1,77 @@
+"""A learner's processes are looked after while nothing is asked of them."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from tests.learner.together import recipe_for, together
+
+from gnomon.algorithms import GRPO
+from gnomon.errors import LearnerError
+from gnomon.learner import gang as module
+from gnomon.learner.gang import Gang
+from gnomon.loop.beside import beside
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_WATCH_SECONDS", 0.2)
+    monkeypatch.setattr("gnomon.learner.local_crew.STILL_SECONDS", 1.0)
+
+
+def hit(gang: Gang, number: signal.Signals) -> None:
+    """Send a signal to the second process."""
+    os.kill(gang.crew.members[1].program.pid, number)
+
+
+def test_deaths_between_two_calls_are_noticed():
+    """Killed, it is named, the others are ended, the wait for answers is cut short, and later calls say the same."""
+    with together(recipe_for(GRPO)) as gang:
+        programs = [member.program for member in gang.crew.members]
+
+        async def wait() -> None:
+            asyncio.get_running_loop().call_later(1.0, hit, gang, signal.SIGKILL)
+            await beside(gang.watch(), asyncio.sleep(60))
+
+        began = time.monotonic()
+        with pytest.raises(LearnerError, match="process 1 of the learner's 2 is gone: it was killed"):
+            asyncio.run(wait())
+        assert time.monotonic() - began < 10
+        with pytest.raises(LearnerError, match="process 1 of the learner's 2 is gone"):
+            gang.state()
+    assert None not in [program.poll() for program in programs]
+
+
+def test_one_that_is_stopped_between_two_calls_is_noticed():
+    """The system says that it stands still."""
+    with together(recipe_for(GRPO)) as gang:
+        hit(gang, signal.SIGSTOP)
+        with pytest.raises(LearnerError, match="process 1 of the learner's 2 stood still for 1 s"):
+            asyncio.run(beside(gang.watch(), asyncio.sleep(60)))
+
+
+def test_looking_is_in_nobodys_way(tmp_path: Path):
+    """While all live nothing comes of it, whatever is asked meanwhile; and it ends with the work."""
+    with together(recipe_for(GRPO)) as gang:
+
+        async def work() -> str:
+            for number in range(3):
+                await asyncio.to_thread(gang.write_model, tmp_path / str(number))
+                await asyncio.sleep(0.3)
+            return "done"
+
+        assert asyncio.run(beside(gang.watch(), work())) == "done"
+    assert (tmp_path / "2" / "model.safetensors").is_file()
+
+
+def test_what_the_work_itself_meets_says_more():
+    """Both fail in the same moment: the work's own error is raised."""
+
+    async def fail(error: Exception) -> None:
+        raise error
+
+    with pytest.raises(LearnerError, match="its own"):
+        asyncio.run(beside(fail(ValueError("watched")), fail(LearnerError("its own"))))
