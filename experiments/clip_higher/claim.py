@@ -122,7 +122,7 @@ CLAIM = Claim(
         "There must be many right choices most of which are rare. A question lists eight letters, and right are any "
         "three of them; a two-layer model was taught to name the k-th with a weight of 1 / k^1.5 and to be right about "
         f"half of the time. GRPO with token mean, {STEPS} steps of 8 prompts of 8 answers, 8 updates a step (2 passes "
-        f"of 4), so that ratios leave the bounds, learning rate {RATE}; six seeds. Bounds 0.2/0.2, 0.2/0.28, 0.2/0.4, "
+        f"of 4), so that ratios leave the bounds, learning rate {RATE}; five seeds. Bounds 0.2/0.2, 0.2/0.28, 0.2/0.4, "
         "0.2/10 (which binds next to nothing above), and the other way round 0.4/0.2; and one update a step, where "
         "every ratio is 1. The setting was chosen by the symmetric arm alone, one seed at 3e-4 and 6e-4 (clipped above "
         "0.9% and 4.2% of tokens, reward from 0.36 to 0.80, entropy at 0.58 of its beginning): the latter, since "
@@ -141,7 +141,7 @@ CLAIM = Claim(
             "reward, last 10": last("rollout/reward_mean", WINDOW),
         },
         curves={"entropy": smooth("loss/entropy_nats", 5), "reward": smooth("rollout/reward_mean", 5)},
-        seeds=tuple(range(6)),
+        seeds=tuple(range(5)),
     ),
     checks=(
         Level(

@@ -22,7 +22,7 @@ STEPS, EARLY, LATE, BUDGET = 40, 5, 10, 32
 LONGEST = 15
 HELD_OUT = HeldOut(size=64, fraction=0.2)
 TOSSES, TOSSED, HAZARD, ROOM = 30, HeldOut(size=8, fraction=0.1), 1 / 8, 64
-SEEDS = (0, 1, 2, 3, 4)
+SEEDS = (0, 1, 2, 3)
 SEQUENCE, CONSTANT, GAP = "sequence mean", "constant length (Dr. GRPO)", "wrong minus right"
 SHOWN = ("yes", "no")  # as in coin.py
 COIN = str(Path(__file__).resolve().parent / "coin.py") + ":Coin"
@@ -188,7 +188,7 @@ CLAIM = Claim(
         "the answer comes first and may be followed by up to 15 dots, then '!', and only the number is graded; a model "
         f"that is right at about 0.5, {STEPS} steps of 16 prompts of 8 answers at 5e-4. Both with one update a "
         "step, so "
-        "that nothing is clipped, and five seeds; no pilot was run. GRPO as it is; the same without the group's "
+        "that nothing is clipped, and four seeds; no pilot was run. GRPO as it is; the same without the group's "
         "standard deviation, so that only the aggregate differs from the two after it; token mean; constant length. "
         "Change of length: mean over the last ten steps less that over the first five, in tokens."
     ),
