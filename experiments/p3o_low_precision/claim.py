@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-from gnomon.records.reading import RunRecord
 from gnomon.studies.arms import Arm, Curve, Runs, smooth, whole
 from gnomon.studies.claims import Claim, Gain, Level
-from gnomon.studies.families import family_experiment
-from gnomon.studies.stretches import held_out_at, lowest_after_best
+from gnomon.studies.stretches import held_out_at, lowest_after_best, stretch_experiment
 
-STEPS, EARLY = 120, 30
+STEPS = 32
+HALF = STEPS // 2
 FOUR = "algorithm.updates.minibatches=4"
 TOKENS = "algorithm.aggregate=TokenMean"
 WIDTH = ("algorithm.surrogate.trust.low=0.4", "algorithm.surrogate.trust.high=0.4")
@@ -16,27 +15,20 @@ GRPO = ("algorithm=grpo", FOUR, TOKENS, *WIDTH, "algorithm.ratio.anchor=behavior
 P3O = ("algorithm=p3o", FOUR)
 LONG = (
     f"steps={STEPS}",
-    "rollouts_per_step=64",
-    "evaluation.samples=1",
-    f"checkpoints.keep_every={EARLY}",
-    f"checkpoints.every={EARLY}",
+    "learner.optimizer.learning_rate=6e-4",
+    f"checkpoints.keep_every={HALF}",
+    f"checkpoints.every={HALF}",
 )
-kept = lowest_after_best("rollout/reward_mean", 10)
 
 
 def arms(folder: Path, seed: int) -> list[Arm]:
     """Both with answers in fp8, and in int4, which is much coarser."""
-    base = family_experiment("sorting", folder, rate=0.4)
+    base = stretch_experiment(folder, seed)
     return [
         Arm(f"{name}, {kind}", base, (*algorithm, *LONG, f"engine.rounding={kind}"))
         for kind in ("fp8", "int4")
         for name, algorithm in (("grpo", GRPO), ("p3o", P3O))
     ]
-
-
-def collapsed(record: RunRecord) -> float:
-    """Return 1.0 for a run that lost more than half of its best reward, or did not come to its end."""
-    return float(record.state() != "finished" or kept(record) < 0.5)
 
 
 CLAIM = Claim(
@@ -48,46 +40,53 @@ CLAIM = Claim(
     ),
     source="P3O, arXiv 2605.12380, its article's sections on FP8 rollouts and held-out benchmarks (iterations 15, 30).",
     protocol=(
-        f"Sorting two to five letters, a two-layer model that is right 40% of the time, {STEPS} steps of 8 prompts "
-        "of 8 "
-        "answers, four minibatches a step, learning rate 5e-4, four seeds. Weights are rounded before they are sent to "
-        "the engine, to fp8 (e4m3, a scale a channel) and to int4, whose error is some ten times as large, since a "
-        "model of two layers has no depth in which fp8's could add up. GRPO has a width of 0.4 and its ratio against "
-        "what sampled, as in the source; P3O has its own; both take the mean over tokens. *Kept of the best* is the "
-        "lowest mean reward of ten steps after the best ten, divided by that: a collapse is below one half. Held-out "
-        f"rates are those of the learner's own weights, exact, after {EARLY} and {STEPS} steps. The earlier form "
-        "ran 32 "
-        "steps on stretches of the alphabet, too few for a collapse that comes late. No pilot was run."
+        f"Stretches of the alphabet, a model that is right 40% of the time, {STEPS} steps of 64 answers, four "
+        "minibatches a step, learning rate 6e-4, three seeds (120 steps at 3e-4 were planned, and cut for time "
+        "before anything was run; the rate was doubled to make up for some of it). Weights are rounded before they "
+        "are sent to the engine, to fp8 (e4m3, a scale a channel) and to int4, whose error is some ten times as "
+        "large, since a model of two layers has no depth in which fp8's could add up. GRPO has a width of 0.4 and "
+        "its ratio against what sampled, as in the source; P3O has its own; both take the mean over tokens. *Kept "
+        "of the best* is the lowest mean reward of ten steps after the best ten, divided by that: a collapse is "
+        f"below one half. Held-out rates are those of the learner's own weights, exact, after {HALF} and {STEPS} "
+        "steps."
     ),
     measure=Runs(
         arms,
         numbers={
-            "collapsed": collapsed,
-            "kept of the best": kept,
-            "held out, early": held_out_at(EARLY),
+            "kept of the best": lowest_after_best("rollout/reward_mean", 10),
+            "held out, half": held_out_at(HALF),
             "held out, end": held_out_at(STEPS),
-            "held out, change": lambda record: held_out_at(STEPS)(record) - held_out_at(EARLY)(record),
             "mismatch, nats": whole("mismatch/total_abs_nats"),
             "effective size": whole("loss/ess_fraction"),
             "reward, all steps": whole("rollout/reward_mean"),
         },
         curves={"reward": smooth("rollout/reward_mean", 6)},
-        seeds=(0, 1, 2, 3),
         is_partial=True,
     ),
-    checks=(
-        Level("GRPO improves first: held out above 0.45 early, from 0.4", "grpo, fp8", "held out, early", above=0.45),
-        Level("int4 is felt: 0.05 nats a token or more", "grpo, int4", "mismatch, nats", above=0.05),
-    ),
     expectations=(
-        Level("most of GRPO's runs collapse in fp8", "grpo, fp8", "collapsed", above=0.5, is_rate=True),
-        Level("and in int4", "grpo, int4", "collapsed", above=0.5, is_rate=True),
-        Level("most of P3O's do not in fp8", "p3o, fp8", "collapsed", below=0.5, is_rate=True),
-        Level("nor in int4", "p3o, int4", "collapsed", below=0.5, is_rate=True),
-        Gain("at the end P3O is 0.1 above GRPO held out, in fp8", "grpo, fp8", "p3o, fp8", "held out, end", above=0.1),
+        Level(
+            "GRPO collapses in fp8: it loses more than half of its best reward",
+            "grpo, fp8",
+            "kept of the best",
+            below=0.5,
+        ),
+        Level("it does in int4", "grpo, int4", "kept of the best", below=0.5),
+        Level("P3O keeps nine tenths of its best in fp8", "p3o, fp8", "kept of the best", above=0.9),
+        Level("and in int4", "p3o, int4", "kept of the best", above=0.9),
+        Gain(
+            "at the end P3O is above GRPO held out by 0.1, in fp8", "grpo, fp8", "p3o, fp8", "held out, end", above=0.1
+        ),
         Gain("and in int4", "grpo, int4", "p3o, int4", "held out, end", above=0.1),
-        Level("between the two checkpoints P3O does not fall in fp8", "p3o, fp8", "held out, change", above=-0.02),
-        Level("and GRPO does, by 0.1 or more", "grpo, fp8", "held out, change", below=-0.1),
     ),
     figure=Curve("reward", "Reward with answers in fp8 and in int4", "reward"),
+    remarks=(
+        "**What we make of it.** Nothing collapsed, in fp8 or in int4, so nothing can be said of who prevents it. "
+        "Rounding to fp8 moves a token's log-probability by 0.012 nats here, to int4 by 0.07: within GRPO's width "
+        "of 0.4 by a wide margin, and the effective size stays at 0.99 and 0.94 or more. Two layers have no depth "
+        "in which such errors grow, and answers of 20 letters no length over which a ratio drifts; the source's "
+        "policy goes from 0.499 to 0.029 between iterations 15 and 30 with a model of many layers. Of the two, "
+        "GRPO keeps all of its best reward in int4 and P3O 0.88 of it, though P3O earns more on the way (0.463 "
+        "against 0.407, intervals that meet). Held out they end alike. A collapse that comes late would not be "
+        "seen in 32 steps."
+    ),
 )
