@@ -165,4 +165,15 @@ CLAIM = Claim(
         Gain("0.28 above is not 0.02 less often right", SYMMETRIC, "0.2, 0.28", "reward, last 10", above=-0.02),
     ),
     figure=Lines("Entropy under each pair of bounds", "nats a token", tuple(Line(name, "entropy") for name in BOUNDS)),
+    remarks=(
+        "**What we make of it.** The cause is here: a quarter of the letters in right answers is rare, 4% of "
+        "tokens are "
+        "clipped above, and half of the entropy goes while the reward rises to 0.85. Yet the upper bound does nothing "
+        "for entropy: 0.28, 0.4 and hardly any bound leave 0.79 to 0.83 nats beside 0.84 with 0.2, and as many "
+        "different right answers. What it does is speed: 0.02 more is right. It is the lower bound that acts: with "
+        "0.4 below entropy ends 0.13 nats lower than with 0.2, so the one comparison that holds is that bound's doing "
+        "and not the upper one's. A token that is pushed up is as often a likely one as a rare one, and what pushing "
+        "wrong tokens down further frees goes to what is likely. The source's runs are a hundred times as long; a "
+        "slow effect would not be seen in 40 steps."
+    ),
 )
