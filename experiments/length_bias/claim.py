@@ -136,10 +136,7 @@ CLAIM = Claim(
         },
         curves={"wrong": lengths(0.0), "right": lengths(1.0)},
     ),
-    expectations=(
-        Level("sequence mean: wrong answers grow", "sequence mean", "wrong, change", above=0.0),
-        Level("sequence mean: right answers shrink", "sequence mean", "right, change", below=0.0),
-        Level("GRPO as it is: wrong answers grow more than right ones", "GRPO", "wrong minus right", above=0.0),
+    checks=(
         Level(
             "constant length: no bias beyond 1.5 tokens",
             "constant length (Dr. GRPO)",
@@ -148,6 +145,11 @@ CLAIM = Claim(
             below=1.5,
         ),
         Level("token mean: no bias beyond 1.5 tokens", "token mean", "wrong minus right", above=-1.5, below=1.5),
+    ),
+    expectations=(
+        Level("sequence mean: wrong answers grow", "sequence mean", "wrong, change", above=0.0),
+        Level("sequence mean: right answers shrink", "sequence mean", "right, change", below=0.0),
+        Level("GRPO as it is: wrong answers grow more than right ones", "GRPO", "wrong minus right", above=0.0),
         Gain(
             "sequence mean is biased more than constant length",
             "constant length (Dr. GRPO)",

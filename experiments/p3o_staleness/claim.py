@@ -3,13 +3,14 @@
 from pathlib import Path
 
 from gnomon.insight.svg import Series, chart
-from gnomon.studies.arms import Arm, Runs, smooth, whole
-from gnomon.studies.claims import Claim, Derived, Gain
-from gnomon.studies.measured import Estimate, Measured, estimate
-from gnomon.studies.stretches import held_out_at, stretch_experiment
+from gnomon.studies.arms import Arm, Runs, last, smooth, whole
+from gnomon.studies.claims import Claim, Gain, Level
+from gnomon.studies.exact import pass_at
+from gnomon.studies.families import family_experiment
+from gnomon.studies.measured import Measured
 
-STEPS = 20
-BOUNDS = {"0": 0, "4": 4, "16": 16, "unbounded": STEPS}
+STEPS, RATE = 32, "1e-3"
+BOUNDS = {"0": 0, "1": 1, "2": 2, "4": 4, "8": 8, "16": 16, "unbounded": STEPS}
 FOUR = "algorithm.updates.minibatches=4"
 TOKENS = "algorithm.aggregate=TokenMean"
 BEHAVIOR = "algorithm.ratio.anchor=behavior"
@@ -19,13 +20,14 @@ METHODS = {
     "gspo": ("algorithm=gspo", BEHAVIOR),
     "p3o": ("algorithm=p3o", FOUR),
 }
+GIVEN = (f"steps={STEPS}", f"learner.optimizer.learning_rate={RATE}", "rollouts_per_step=64", "evaluation.samples=1")
 
 
 def arms(folder: Path, seed: int) -> list[Arm]:
     """Each method at each bound; without staleness decoupled is naive."""
-    base = stretch_experiment(folder, seed)
+    base = family_experiment("sorting", folder, rate=0.4)
     return [
-        Arm(f"{method}, {bound}", base, (*overrides, f"max_staleness={steps}", f"steps={STEPS}"))
+        Arm(f"{method}, {bound}", base, (*overrides, *GIVEN, f"max_staleness={steps}"))
         for method, overrides in METHODS.items()
         for bound, steps in BOUNDS.items()
         if (method, bound) != ("decoupled", "0")
@@ -44,10 +46,15 @@ def as_good(method: str, bound: str, margin: float) -> Gain:
     return Gain(says, fresh, f"{method}, {bound}", "held out", above=-margin)
 
 
-def lost(measured: Measured) -> Estimate:
-    """Return what P3O loses up to 16 less what naive loses."""
-    rows = [[measured.values(f"{m}, {b}", "held out") for b in ("0", "16")] for m in ("p3o", "naive")]
-    return estimate([(p16 - p0) - (n16 - n0) for p0, p16, n0, n16 in zip(*rows[0], *rows[1], strict=True)])
+def above(method: str, bound: str, margin: float, other: str = "naive") -> Gain:
+    """A method ends above another at the same bound, by a margin."""
+    says = (
+        f"at {bound} {method} ends {margin} above {other} or more"
+        if margin > 0
+        else f"at {bound} {method} ends above {other}"
+    )
+    says = says if margin >= 0 else f"at {bound} {method} is not {-margin} below {other}"
+    return Gain(says, f"{other}, {bound}", f"{method}, {bound}", "held out", above=margin)
 
 
 def draw(measured: Measured) -> str:
@@ -71,45 +78,61 @@ CLAIM = Claim(
     ),
     source="AReaL, arXiv 2505.24298, its table of staleness; P3O, arXiv 2605.12380; GSPO, arXiv 2507.18071, eq. 5.",
     protocol=(
-        "Stretches of the alphabet, a model that is right 40% of the time, 20 steps of 64 answers, four minibatches a "
-        "step, three seeds. *Naive* is GRPO whose ratio and clip (0.2) are against what sampled; *decoupled* clips "
-        "against the policy at the beginning of the step and weighs with the rest, truncated at 5; *GSPO* has its "
-        "response ratio against what sampled; *P3O* as published. Naive, decoupled and P3O take the mean over tokens. "
-        "Bounds of 0, 4 and 16 steps, and 20 of 20 steps, which binds nothing: all prompts are on their way from the "
-        "beginning. How old answers really were is measured, since asking and training overlap. Without staleness "
-        "naive and decoupled are the same, which is run once."
+        f"Sorting two to five letters, a two-layer model that is right 40% of the time; {STEPS} steps of 8 prompts "
+        "of 8 "
+        f"answers, four minibatches a step, learning rate {RATE}, three seeds. *Naive* is GRPO whose ratio and clip "
+        "(0.2) are against what sampled; *decoupled* clips against the policy at the beginning of the step and weighs "
+        "with the rest, truncated at 5; *GSPO* has its response ratio against what sampled; *P3O* as published. Naive, "
+        f"decoupled and P3O take the mean over tokens. Bounds of 0, 1, 2, 4, 8 and 16 steps, and {STEPS} of {STEPS} "
+        "steps, which binds nothing: all answers are on their way from the beginning. Without staleness naive and "
+        "decoupled are the same, which is run once. An earlier form (stretches of the alphabet at 3e-4, 20 steps) "
+        "could not show the effect: the naive objective survived everything. The setting was therefore chosen by the "
+        "naive arm alone, at bounds 0 and 16 with one seed, 40 steps: at 1e-3 it ends at 0.63 without staleness and "
+        "at 0.22 with, the effective size of its ratios at 0.57; at 3e-3 it fails without staleness too. The other "
+        "methods and bounds were not looked at. *Held out* is the exact chance of the right answer on 96 questions."
     ),
     measure=Runs(
         arms,
         numbers={
-            "held out": held_out_at(),
-            "reward, all steps": whole("rollout/reward_mean"),
+            "held out": pass_at(1),
+            "reward, last 8": last("rollout/reward_mean", 8),
             "staleness, steps": whole("stream/staleness_steps_mean"),
             "effective size": whole("loss/ess_fraction"),
             "clipped or capped": whole("loss/clipped_fraction"),
         },
         curves={"reward": smooth("rollout/reward_mean", 4)},
+        seeds=(0, 1, 2),
+    ),
+    checks=(
+        Level("naive learns without staleness: above 0.45, from 0.4", "naive, 0", "held out", above=0.45),
+        Level("at 16 its ratios are far from 1: effective size below 0.8", "naive, 16", "effective size", below=0.8),
+        less("naive, 0", "naive, 16", -0.1, "at 16 it is hurt: 0.1 lower or more"),
     ),
     expectations=(
         less("naive, 0", "naive, 4", -0.1, "naive loses 0.1 or more at 4 (AReaL: nearly half)"),
-        less("naive, 0", "naive, 16", -0.1, "and at 16"),
         as_good("decoupled", "4", 0.05),
+        as_good("decoupled", "8", 0.05),
         as_good("p3o", "4", 0.05),
-        Derived("up to 16 P3O loses at least 0.1 less than naive", lost, "difference of losses", above=0.1),
-        Gain("without any bound P3O ends above naive", "naive, unbounded", "p3o, unbounded", "held out", above=0.0),
-        Gain("and not 0.05 below decoupled", "decoupled, unbounded", "p3o, unbounded", "held out", above=-0.05),
-        Gain("its effective size falls with age", "p3o, 0", "p3o, 16", "effective size", below=-0.02),
+        as_good("p3o", "8", 0.05),
+        above("decoupled", "16", 0.05),
+        above("p3o", "16", 0.05),
+        above("decoupled", "unbounded", 0.0),
+        above("p3o", "unbounded", 0.0),
+        above("p3o", "8", -0.05, "decoupled"),
+        above("p3o", "16", -0.05, "decoupled"),
     ),
     figure=draw,
     remarks=(
-        "**What we make of it.** Answers that are 3 or 7 steps old on average slow all four objectives down by 0.05 "
-        "to 0.1 of a reward, and break none: naive clipping at a bound of 4 ends where it ends without staleness "
-        "(-0.015, where AReaL lost nearly half), and at 16 or without a bound 0.05 lower, as the others do. Without a "
-        "bound is the same as 16 here, since 20 steps do not let an answer grow older. At this learning rate the "
-        "policy does not go far enough for the naive objective to fail (the effective size of its ratios stays at "
-        "0.95), so the breakdown that the others are to prevent did not happen, and nothing can be said of who "
-        "prevents it. What P3O measures behaves as it should, the effective size falls to 0.82; but its policy is "
-        "further from what sampled than naive's, since no clip holds it. A learning rate at which naive fails should "
-        "be looked for first."
+        "**What we make of it.** Ratios are far from 1 now (naive: effective size 0.6 from a bound of 4 on; in "
+        "the earlier form 0.95), and answers two steps old or more leave most arms lower than fresh ones; but "
+        "seeds lie 0.1 to 0.2 apart at this "
+        "learning rate, so that three do not decide whether the naive objective is hurt by 0.1 (0.13 at 4, 0.17 at 8, "
+        "0.06 at 16: the pilot's 0.41 was one seed's). What is decided goes against the claim: the decoupled objective "
+        "loses 0.25 at 4, and at 16 ends 0.21 below the naive one. A reason would be that the naive clip is against "
+        "what sampled and so stops tokens that have gone far, while the decoupled one is against the policy at the "
+        "beginning of the step and lets them go on from there, weighted by up to 5. P3O is no better than either. "
+        "GSPO, "
+        "which clips 54 to 73% of tokens, moves least and keeps most (0.42 to 0.56 at every bound). To decide the rest "
+        "takes some ten seeds, or a lower rate over more steps."
     ),
 )

@@ -15,6 +15,7 @@ from gnomon.studies.arms import Curve, Line, Lines
 from gnomon.studies.claim_folders import ClaimFolder, chosen, claim_folders, experiments_folder
 from gnomon.studies.claim_pages import TABLE, page, table
 from gnomon.studies.claims import Claim, Derived, Expectation, Gain, Level, Outcome, judge, ratio
+from gnomon.studies.fleet import Job
 from gnomon.studies.measured import Measured, NotMeasured, estimate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +32,7 @@ TOY = '''
 """A toy."""
 
 from gnomon.studies.claims import Claim, Gain, Workplace
+from gnomon.studies.fleet import Job
 from gnomon.studies.measured import Measured
 
 
@@ -181,6 +183,28 @@ def test_the_rule_of_the_verdict(words: list[str], verdict: str):
     assert judge([_Fixed(word) for word in words], surely).word == verdict
 
 
+@pytest.mark.parametrize(
+    ("checks", "words", "verdict"),
+    [
+        (["holds"], ["holds"], "reproduced"),
+        (["holds", "holds"], ["fails"], "not"),
+        (["holds"], ["undecided"], "open"),
+        (["fails"], ["holds", "holds"], "open"),
+        (["holds", "fails"], ["fails"], "open"),
+        (["undecided"], ["holds"], "partly"),
+        (["not run"], ["holds"], "partly"),
+        (["undecided"], ["fails"], "not"),
+    ],
+)
+def test_checks_never_count_and_one_that_fails_leaves_the_claim_open(checks: list[str], words: list[str], verdict: str):
+    """Whether the setting has the effect's cause is no part of the claim, but without it nothing can be concluded."""
+    found = judge([_Fixed(word) for word in words], FOUND, [_Fixed(word) for word in checks])
+
+    assert found.word == verdict
+    assert found.is_setting_unfit == ("fails" in checks)
+    assert ([o.word for o in found.outcomes], [o.word for o in found.checks]) == (words, checks)
+
+
 class _Fixed:
     """An expectation whose outcome is known."""
 
@@ -219,6 +243,34 @@ def test_a_claim_is_measured_judged_and_written_down(tmp_path: Path, capsys: pyt
     assert (
         "| [A toy](../experiments/toy/README.md) (`toy`) | partly | 1 | 1 | 0 | 0 |" in (tmp_path / TABLE).read_text()
     )
+
+
+def test_a_page_tells_checks_from_what_is_expected(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A check that b is above 9 fails, so the claim is open, and page, table and command say so."""
+    check = 'checks=(Level("b is large", "b", "x", above=9.0), Level("a is there", "a", "x", above=0.0)),'
+    source = TOY.replace("expectations=", check + " expectations=").replace("import Claim,", "import Claim, Level,")
+    root = clone(tmp_path, source=source)
+    assert main(["reproduce", "toy", "--experiments", str(root), "--work", str(tmp_path / "work")]) == 0
+    printed = capsys.readouterr().out
+    results = json.loads((root / "toy" / "results.json").read_text())
+    readme = (root / "toy" / "README.md").read_text()
+
+    assert "fails     check: b is large" in printed
+    assert (results["verdict"], [c["outcome"] for c in results["checks"]]) == ("open", ["fails", "holds"])
+    assert "**Verdict: open: a check fails, so the setting does not show the effect's cause.**" in readme
+    assert "| check of the setting, not of the claim | measured | |" in readme
+    assert "| open | 1 | 1 | 0 | 0 | 1 of 2 |" in (tmp_path / TABLE).read_text()
+
+
+def test_what_runs_cost_is_kept(tmp_path: Path):
+    """Two processes worked on one run, for 60 and 30 seconds; who wrote nothing down leaves it unknown."""
+    job = Job("grpo", {}, (), tmp_path / "grpo")
+    assert job.cpu_seconds() is None
+    job.beside(".cpu").write_text("60.00\n30.00\n")
+
+    assert job.cpu_seconds() == 90.0
+    assert Measured(cpu_seconds=90.0).merged(Measured(cpu_seconds=1.0)).cpu_seconds == 91.0
+    assert Measured(cpu_seconds=90.0).merged(Measured(cpu_seconds=None)).cpu_seconds is None
 
 
 def test_the_list_shows_last_verdicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -323,6 +375,8 @@ def test_a_claim_trains_and_measures(tmp_path: Path):
     assert "nothing" not in results["numbers"]["GRPO"] or results["numbers"]["GRPO"]["nothing"] == {}
     assert len(results["failures"]) == 2
     assert results["failures"][0].startswith("refused, seed 0: ended after")
+    assert 0 < results["cpu_minutes"] < 5
+    assert "CPU minutes there." in (root / "toy" / "README.md").read_text()
     assert [e["outcome"] for e in results["expectations"]] == ["holds", "not run"]
     assert len(before) == 2
     assert [path.stat().st_mtime_ns for path in written if "grpo" in str(path)] == before
@@ -338,6 +392,7 @@ def test_every_claim_says_what_its_results_say(name: str):
 
     assert recorded["verdict"] == folder.verdict().word
     assert recorded["expectations"] == folder.row(tested)["expectations"]
+    assert recorded["checks"] == folder.row(tested)["checks"]
     if not claim.is_own_page:
         assert (folder.path / "README.md").read_text() == page(name, claim, tested)
         assert (folder.path / "figure.svg").is_file() == (claim.figure is not None and tested is not None)
@@ -355,3 +410,18 @@ def test_every_claim_is_told_whole(name: str):
 def test_the_table_of_claims_is_up_to_date():
     """`gnomon reproduce --list --write` writes it."""
     assert (ROOT / TABLE).read_text() == table(claim_folders(EXPERIMENTS))
+
+
+@pytest.mark.slow
+def test_kept_runs_of_other_defaults_are_refused_with_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A kept run whose experiment reads otherwise now is not trained over: --finished, --work or its folder."""
+    root = clone(tmp_path, source=RUNS)
+    arguments = ["reproduce", "toy", "--experiments", str(root), "--work", str(tmp_path / "work"), "--workers", "1"]
+    assert main(arguments) == 0
+    (kept, *_) = sorted((tmp_path / "work").rglob("grpo/*/experiment.toml"))
+    kept.write_text(kept.read_text().replace("steps = 2", "steps = 3", 1))
+    capsys.readouterr()
+
+    assert main(arguments) == 2
+    assert "--finished measures them as they are" in capsys.readouterr().err
+    assert main([*arguments, "--finished"]) == 0

@@ -1,7 +1,9 @@
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +11,7 @@ from gnomon.errors import ConfigError, GradingError, RewardError
 from gnomon.verifiers.exact import Numeric
 from gnomon.verifiers.function import UserFunction
 from gnomon.verifiers.grade import Grading, WeightedReward
-from gnomon.verifiers.nursery import Limits, check
+from gnomon.verifiers.nursery import Limits, Nursery, check
 
 
 def by(function: str) -> Grading:
@@ -42,6 +44,27 @@ def test_importing_that_ends_the_process_shows_what_it_said(tmp_path: Path):
 
     with pytest.raises(GradingError, match=r"ended while it imported the rewards: out of licenses"):
         check(by(f"{tmp_path}/gone.py:score"))
+
+
+def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(monkeypatch: pytest.MonkeyPatch):
+    """A nursery that was stopped when it should end a worker still forks the next one when it goes on."""
+    nursery = Nursery(Grading((WeightedReward(Numeric()),)), Limits())
+    nursery.open()
+    program: Any = nursery._program
+    try:
+        first, talk = nursery.fork()
+        monkeypatch.setattr("gnomon.verifiers.nursery._ANSWER_SECONDS", 0.3)
+        program.send_signal(signal.SIGSTOP)
+        assert nursery.end(first) == "ended with the nursery"
+        program.send_signal(signal.SIGCONT)
+        monkeypatch.undo()
+        second, other = nursery.fork()
+        talk.close()
+        other.close()
+        assert second != first
+    finally:
+        program.send_signal(signal.SIGCONT)
+        nursery.close()
 
 
 def test_importing_may_print(tmp_path: Path, capfd: pytest.CaptureFixture[str]):

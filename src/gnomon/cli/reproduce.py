@@ -75,7 +75,7 @@ def _list(folders: dict[str, "ClaimFolder"], as_json: bool, is_written: bool) ->
         _write(list(folders.values()))
     rows = [_row(folder) for folder in folders.values()]
     if as_json:
-        short = ("claim", "title", "verdict", "expectations", "date", "error")
+        short = ("claim", "title", "verdict", "checks", "expectations", "cpu_minutes", "date", "error")
         print(json.dumps({"claims": [{key: row[key] for key in short if key in row} for row in rows]}, allow_nan=False))
         return 0
     if not rows:
@@ -102,7 +102,8 @@ def _show(folder: "ClaimFolder", as_json: bool) -> int:
         print(json.dumps({key: value for key, value in row.items() if key != "curves"}, allow_nan=False))
         return 0
     print(row["title"])
-    for found in row["expectations"]:
+    checks = [{**found, "says": f"check: {found['says']}"} for found in row["checks"]]
+    for found in [*checks, *row["expectations"]]:
         print(f"  {found['outcome']:<10}{found['says']}")
         if found["measured"]:
             print(f"{'':<12}{found['measured']}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gnomon.errors import RunError, Stopped
+from gnomon.errors import RunDirectoryError, RunError, Stopped
 from gnomon.insight.svg import Series, chart
 from gnomon.records.reading import RunRecord, column
 from gnomon.studies.claims import Workplace
@@ -29,7 +29,13 @@ class Arm:
 
 def in_processes(jobs: Sequence[Job], place: Workplace) -> None:
     """Train each job in a `gnomon train` process of its own, those that are not finished yet."""
-    run_fleet(jobs, place.workers, place.console)
+    try:
+        run_fleet(jobs, place.workers, place.console)
+    except RunDirectoryError as error:
+        raise RunDirectoryError(
+            f"{error}. Runs of claims are kept: --finished measures them as they are (a key that is new since then "
+            "changes nothing of what was run), --work DIR trains all of them anew, and without that folder it alone"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,8 @@ class Runs:
             if is_whole or (self.is_partial and record.metrics()):
                 _fill(numbers.setdefault(name, {}), self.numbers, record, seed)
                 _fill(curves.setdefault(name, {}), self.curves, record, seed)
-        return Measured(numbers, curves, failures)
+        spent = [job.cpu_seconds() for job in jobs.values()]
+        return Measured(numbers, curves, failures, None if None in spent else sum(filter(None, spent)))
 
 
 def _how_far(record: RunRecord) -> str:

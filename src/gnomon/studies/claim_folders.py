@@ -5,7 +5,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from gnomon.errors import ConfigError, unknown
 from gnomon.records.card import PACKAGES, cpu_name, installed
 from gnomon.records.console import Console
 from gnomon.records.durable import write_durably, write_json
-from gnomon.studies.claims import Claim, Verdict, Workplace
+from gnomon.studies.claims import Claim, Expectation, Outcome, Verdict, Workplace
 from gnomon.studies.measured import Measured
 
 CODE, RESULTS, FIGURE, PAGE = "claim.py", "results.json", "figure.svg", "README.md"
@@ -26,7 +26,8 @@ class Tested:
     """What a claim's folder records of the last time that it was measured.
 
     date: ISO, of the day. machine: processor and cores, in words. seconds: that it took this last time; runs that were
-    finished before are not in it.
+    finished before are not in it. cpu_minutes: of one core, that all runs took, and what was measured of them; None
+    where that is not known.
     """
 
     measured: Measured
@@ -34,6 +35,7 @@ class Tested:
     machine: str
     versions: Mapping[str, str]
     seconds: float
+    cpu_minutes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class ClaimFolder:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"{path} cannot be read ({error}); remove it and reproduce the claim again") from error
-        return Tested(Measured.of_row(row), **said)
+        return Tested(Measured.of_row(row), **said, cpu_minutes=row.get("cpu_minutes"))
 
     def verdict(self) -> Verdict:
         """Return the verdict on what was measured the last time; nothing measured leaves it open."""
@@ -80,7 +82,8 @@ class ClaimFolder:
 
     def reproduce(self, work: Path, console: Console, workers: int, is_training: bool = True) -> Tested:
         """Measure the claim as `Workplace` says, and write what came of it into ``results.json``."""
-        began = time.perf_counter()
+        began, spent = time.perf_counter(), time.process_time()
+        earlier = self.tested()
         measured = self.claim().measure(Workplace(work, self.path, console, workers, is_training))
         tested = Tested(
             # Judged as it is written down, so that whoever reads the file comes to the same words.
@@ -89,6 +92,7 @@ class ClaimFolder:
             machine=machine(),
             versions={"python": platform.python_version()} | installed(PACKAGES[:6]),
             seconds=round(time.perf_counter() - began, 1),
+            cpu_minutes=_cost(measured.cpu_seconds, time.process_time() - spent, earlier),
         )
         write_json(self.path / RESULTS, self.row(tested))
         return tested
@@ -97,17 +101,18 @@ class ClaimFolder:
         """Return one JSON object with verdict, outcomes and numbers."""
         claim = self.claim()
         verdict = claim.judge(Measured() if tested is None else tested.measured)
-        pairs = zip(claim.expectations, verdict.outcomes, strict=True)
         row: dict[str, Any] = {
             "claim": self.name,
             "title": claim.title,
             "verdict": verdict.word,
-            "expectations": [{"says": e.says, "outcome": o.word, "measured": o.measured} for e, o in pairs],
+            "checks": _told(claim.checks, verdict.checks),
+            "expectations": _told(claim.expectations, verdict.outcomes),
         }
         if tested is None:
             return row
         facts = {"date": tested.date, "machine": tested.machine, "versions": dict(tested.versions)}
-        return row | facts | {"seconds": tested.seconds} | tested.measured.as_row()
+        cost = {} if tested.cpu_minutes is None else {"cpu_minutes": tested.cpu_minutes}
+        return row | facts | {"seconds": tested.seconds} | cost | tested.measured.as_row()
 
     def write_figure(self, tested: Tested | None) -> None:
         """Draw the figure again, where the claim has one and something was measured."""
@@ -116,6 +121,18 @@ class ClaimFolder:
             from gnomon.insight.svg import write_svg
 
             write_svg(self.path / FIGURE, claim.figure(tested.measured))
+
+
+def _cost(runs: float | None, own: float, earlier: Tested | None) -> float | None:
+    """Return the minutes of runs and of measuring them; what was known earlier where it is not known now."""
+    if runs is None:
+        return earlier.cpu_minutes if earlier else None
+    return round((runs + own) / 60, 1)
+
+
+def _told(expectations: Sequence[Expectation], outcomes: Sequence[Outcome]) -> list[dict[str, str]]:
+    pairs = zip(expectations, outcomes, strict=True)
+    return [{"says": e.says, "outcome": o.word, "measured": o.measured} for e, o in pairs]
 
 
 def claim_folders(root: Path) -> dict[str, ClaimFolder]:

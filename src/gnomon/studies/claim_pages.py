@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gnomon.studies.claim_folders import FIGURE, PAGE, ClaimFolder, Tested, write_text
-from gnomon.studies.claims import Claim, Verdict
+from gnomon.studies.claims import Claim, Expectation, Outcome, Verdict
 from gnomon.studies.measured import Measured, NotMeasured
 
 VERDICTS = {
@@ -33,9 +33,11 @@ def page(name: str, claim: Claim, tested: Tested | None) -> str:
         f"**Claim.** {claim.claim}",
         f"**Source.** {claim.source}",
         f"**Protocol.** {claim.protocol}",
-        f"**Verdict: {VERDICTS[verdict.word]}.**",
-        "\n".join(_expected(claim, verdict)),
+        f"**Verdict: {_verdict(verdict)}.**",
     ]
+    if claim.checks:
+        parts.append("\n".join(_expected("check of the setting, not of the claim", claim.checks, verdict.checks)))
+    parts.append("\n".join(_expected("expected", claim.expectations, verdict.outcomes)))
     if measured.names:
         seeds = sorted({len(s) for found in measured.numbers.values() for s in found.values()})
         spoken = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
@@ -59,10 +61,13 @@ def table(folders: Mapping[str, ClaimFolder]) -> str:
         "[experiments](../experiments) with its protocol, its numbers, a figure and the rule of its verdict, which was "
         "written before the numbers were seen. An expectation *holds* or *fails* when Student's 95% interval over "
         "seeds lies wholly on one side, and is *undecided* otherwise. All that hold make *reproduced*, some *partly*, "
-        "none *not*; *open* is what was not run, or decided nothing.",
+        "none *not*; *open* is what was not run, or decided nothing. *Checks* ask whether the setting has the cause of "
+        "the effect at all and never count: one that fails leaves the claim open, one that is undecided allows no more "
+        "than partly. *CPU minutes* are what all runs of the command took, on one core of the machine that its page "
+        "names.",
         "",
-        "| claim | verdict | holds | fails | undecided | not run | measured |",
-        "|---|---|---|---|---|---|---|",
+        "| claim | verdict | holds | fails | undecided | not run | checks that hold | CPU minutes | measured |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, folder in folders.items():
         claim, tested = folder.claim(), folder.tested()
@@ -70,7 +75,8 @@ def table(folders: Mapping[str, ClaimFolder]) -> str:
         words = [outcome.word for outcome in verdict.outcomes]
         counts = " | ".join(str(words.count(word)) for word in ("holds", "fails", "undecided", "not run"))
         where = f"[{claim.title}](../experiments/{name}/{PAGE})"
-        lines.append(f"| {where} (`{name}`) | {verdict.word} | {counts} | {tested.date if tested else ''} |")
+        said = (_checked(verdict), _minutes(tested), tested.date if tested else "")
+        lines.append(f"| {where} (`{name}`) | {verdict.word} | {counts} | {' | '.join(said)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -79,9 +85,21 @@ def _missing(failures: Sequence[str], most: int = 12) -> str:
     return f"**Not in these numbers.** {'; '.join(failures[:most])}{more}."
 
 
-def _expected(claim: Claim, verdict: Verdict) -> list[str]:
-    lines = ["| expected | measured | |", "|---|---|---|"]
-    for expectation, outcome in zip(claim.expectations, verdict.outcomes, strict=True):
+def _verdict(verdict: Verdict) -> str:
+    if verdict.is_setting_unfit:
+        return "open: a check fails, so the setting does not show the effect's cause"
+    return VERDICTS[verdict.word]
+
+
+def _checked(verdict: Verdict) -> str:
+    """Return how many checks hold, of how many."""
+    held = sum(outcome.word == "holds" for outcome in verdict.checks)
+    return f"{held} of {len(verdict.checks)}" if verdict.checks else ""
+
+
+def _expected(head: str, expectations: Sequence[Expectation], outcomes: Sequence[Outcome]) -> list[str]:
+    lines = [f"| {head} | measured | |", "|---|---|---|"]
+    for expectation, outcome in zip(expectations, outcomes, strict=True):
         lines.append(f"| {_cell(expectation.says)} | {_cell(outcome.measured)} | {outcome.word} |")
     return lines
 
@@ -105,7 +123,16 @@ def _when(tested: Tested | None) -> str:
     if tested is None:
         return "Not run yet."
     versions = ", ".join(f"{package} {number}" for package, number in tested.versions.items())
-    return f"Last run on {tested.date}, on {tested.machine}; {versions}."
+    cost = _minutes(tested)
+    took = f" All of its runs take about {cost} CPU minutes there." if cost else ""
+    return f"Last run on {tested.date}, on {tested.machine}; {versions}.{took}"
+
+
+def _minutes(tested: Tested | None) -> str:
+    """Return the CPU minutes of all runs as they are said: one digit below 10; nothing where they are not known."""
+    if tested is None or tested.cpu_minutes is None:
+        return ""
+    return f"{tested.cpu_minutes:.0f}" if tested.cpu_minutes >= 1 else f"{tested.cpu_minutes:.1f}"
 
 
 def _cell(text: str) -> str:

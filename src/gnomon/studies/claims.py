@@ -12,6 +12,7 @@ A claim is a folder ``experiments/NAME`` with a ``claim.py`` that says ``CLAIM =
     CLAIM = Claim(
         title="...", claim="...", source="...", protocol="...",
         measure=Runs(arms, numbers={"wasted": last("tokens/wasted_fraction", 10)}, curves={"wasted": trace(...)}),
+        checks=(Level("GRPO learns, so that its groups can fall silent", "grpo", "reward, rise", above=0.1),),
         expectations=(Level("GRPO wastes most of it", "grpo", "wasted", above=0.6),
                       Gain("SPO wastes less", "grpo", "spo", "wasted", below=0.0)),
         figure=Lines("Tokens without gradient", "share", (Line("grpo", "wasted"), Line("spo", "wasted"))),
@@ -171,23 +172,35 @@ def _compared(find: Callable[[], Estimate], name: str, above: float, below: floa
 
 @dataclass(frozen=True)
 class Verdict:
-    """What may be said of a claim, and of each expectation in order."""
+    """What may be said of a claim, of each expectation in order, and of each check of its setting."""
 
     word: Word
     outcomes: tuple[Outcome, ...]
+    checks: tuple[Outcome, ...] = ()
+
+    @property
+    def is_setting_unfit(self) -> bool:
+        """Whether a check fails: what should bring the effect about is not there, so nothing can be concluded."""
+        return any(outcome.word == "fails" for outcome in self.checks)
 
 
-def judge(expectations: Sequence[Expectation], measured: Measured) -> Verdict:
+def judge(expectations: Sequence[Expectation], measured: Measured, checks: Sequence[Expectation] = ()) -> Verdict:
     """Return the verdict: the same rule for every claim.
 
     "reproduced" when every expectation holds; "partly" when some do; "not" when none does and at least one fails;
-    "open" when nothing was decided, or nothing run.
+    "open" when nothing was decided, or nothing run. Checks never count towards it: whether the setting has the cause of
+    the effect is no part of the claim. One that fails leaves the claim open, one that is undecided or not run allows no
+    more than "partly".
     """
     outcomes = tuple(expectation(measured) for expectation in expectations)
+    checked = tuple(check(measured) for check in checks)
     words = {outcome.word for outcome in outcomes}
+    if any(outcome.word == "fails" for outcome in checked):
+        return Verdict("open", outcomes, checked)
     if "holds" in words:
-        return Verdict("reproduced" if words == {"holds"} else "partly", outcomes)
-    return Verdict("not" if "fails" in words else "open", outcomes)
+        is_all = words | {outcome.word for outcome in checked} == {"holds"}
+        return Verdict("reproduced" if is_all else "partly", outcomes, checked)
+    return Verdict("not" if "fails" in words else "open", outcomes, checked)
 
 
 @dataclass(frozen=True)
@@ -196,6 +209,8 @@ class Claim:
 
     title: a few words. claim: in our own words. source: paper, section, numbers. protocol: what is run, and why an
     effect can be told from its opposite there. measure: does it. expectations: written before any number is seen.
+    checks: what must hold for the setting to show the effect's cause at all (manipulation checks, controls); written
+    beforehand too, and may be looked at in short pilots, as the difference that the claim is about may not.
     figure: the picture. remarks: what we make of the numbers, written afterwards; a verdict never depends on it.
     is_own_page: the README is written by hand and left alone.
     """
@@ -209,7 +224,8 @@ class Claim:
     figure: Callable[[Measured], str] | None = None
     remarks: str = ""
     is_own_page: bool = False
+    checks: tuple[Expectation, ...] = ()
 
     def judge(self, measured: Measured) -> Verdict:
         """Return what may be said of it."""
-        return judge(self.expectations, measured)
+        return judge(self.expectations, measured, self.checks)

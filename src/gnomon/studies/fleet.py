@@ -22,8 +22,15 @@ from gnomon.records.durable import write_durably
 from gnomon.stopping import stopping
 
 # A process of its own group that dies with us, however we end: the kernel then closes the pipe that it reads.
+# What it spent is added to the file that its first argument names.
 _BEGIN = """
-import os, signal, sys, threading
+import atexit, os, signal, sys, threading
+
+def spent(path):
+    with open(path, "a") as file:
+        file.write(f"{sum(os.times()[:4]):.2f}\\n")
+
+atexit.register(spent, sys.argv.pop(1))
 
 def watch():
     while os.read(0, 1):
@@ -34,6 +41,7 @@ threading.Thread(target=watch, daemon=True).start()
 from gnomon.cli.main import main
 sys.exit(main())
 """
+CPU = ".cpu"
 _LOOK_SECONDS = 0.1
 _LAST_LINES = 8
 _LAST_BYTES = 4096
@@ -44,7 +52,8 @@ class Job:
     """One experiment of a study.
 
     name: of its own in the study. table, overrides: as `gnomon.experiment.from_table` takes them. folder: of the run;
-    FOLDER.toml beside it is what the process is given, FOLDER.log what it said.
+    FOLDER.toml beside it is what the process is given, FOLDER.log what it said, FOLDER.cpu the processor's seconds that
+    each process took which worked on it.
     """
 
     name: str
@@ -55,6 +64,13 @@ class Job:
     def experiment(self) -> Experiment:
         """Return the experiment as its run will write it down. Raises: UserError."""
         return anchored(resolved(from_table(self.table, self.overrides).experiment))
+
+    def cpu_seconds(self) -> float | None:
+        """Return what the run took of one core, start and end of its processes included; None where nobody wrote it."""
+        try:
+            return sum(map(float, self.beside(CPU).read_text().split()))
+        except (OSError, ValueError):
+            return None
 
     def beside(self, suffix: str) -> Path:
         """Return the file beside the run's folder that has its name and this suffix."""
@@ -138,7 +154,8 @@ class _Crew:
 
     def start(self, job: Job, threads: int) -> None:
         """Begin the job's run, or go on with it."""
-        command = [sys.executable, "-P", "-c", _BEGIN, "train", str(job.beside(".toml")), "--run-dir", str(job.folder)]
+        command = [sys.executable, "-P", "-c", _BEGIN, str(job.beside(CPU).resolve()), "train"]
+        command += [str(job.beside(".toml")), "--run-dir", str(job.folder)]
         with job.beside(".log").open("ab") as log:
             began = log.tell()
             program = subprocess.Popen(

@@ -84,12 +84,14 @@ class Measured:
     ((0.5, 0.7), -0.4)
 
     numbers: arm -> name -> seed -> value. curves: arm -> name -> seed -> (x, y) pairs.
-    failures: what did not finish, and why, one line each.
+    failures: what did not finish, and why, one line each. cpu_seconds: what the runs behind it took of one core, those
+    that were finished before included; None where that is not known of all.
     """
 
     numbers: Mapping[str, Mapping[str, Mapping[int, float]]] = field(default_factory=dict)
     curves: Mapping[str, Mapping[str, Mapping[int, Points]]] = field(default_factory=dict)
     failures: Sequence[str] = ()
+    cpu_seconds: float | None = 0.0
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -146,6 +148,7 @@ class Measured:
             _merged(self.numbers, other.numbers),
             _merged(self.curves, other.curves),
             (*self.failures, *other.failures),
+            None if self.cpu_seconds is None or other.cpu_seconds is None else self.cpu_seconds + other.cpu_seconds,
         )
 
     def as_row(self) -> dict[str, Any]:

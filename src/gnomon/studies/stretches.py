@@ -25,6 +25,7 @@ from gnomon.tasks.table import TableTask
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 SHORTEST, LONGEST, EACH = 2, 20, 17
 HELD_OUT = HeldOut(size=48, fraction=0.2)
+MARKED_HELD_OUT = replace(HELD_OUT, size=40)
 RATE, STEPS = 0.4, 30
 
 
@@ -66,7 +67,7 @@ def stretch_experiment(
     its own for each ``seed``; a fifth of the questions is held out. shape: of the model. is_marked: see
     `write_stretches`.
     """
-    task, held_out = write_stretches(folder, is_marked), replace(HELD_OUT, size=40) if is_marked else HELD_OUT
+    task, held_out = write_stretches(folder, is_marked), MARKED_HELD_OUT if is_marked else HELD_OUT
     model = warm_model(task, folder, RATE, shape, Warming(seed=seed), held_out)
     return {
         "model": str(model),

@@ -89,6 +89,7 @@ class Nursery:
         self._program: subprocess.Popen[bytes] | None = None
         self._said: IO[bytes] | None = None
         self._forked: set[int] = set()
+        self._owed = 0
 
     def open(self) -> None:
         """Start the nursery and have it import the rewards.
@@ -152,7 +153,7 @@ class Nursery:
     def _open(self, warm: bool) -> int:
         """Start the program and return how many threads it has after its imports."""
         ours, theirs = socket.socketpair()
-        self._control, self._channel = ours, Channel(ours)
+        self._control, self._channel, self._owed = ours, Channel(ours), 0
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 # closed in `close`
         with theirs:
             self._program = subprocess.Popen(
@@ -208,16 +209,20 @@ class Nursery:
         self._forked.add(pid)
         return pid, ours
 
-    def _ask(
-        self, message: Mapping[str, Any], seconds: float = _ANSWER_SECONDS, file: int | None = None
-    ) -> dict[str, Any]:
+    def _ask(self, message: Mapping[str, Any], seconds: float | None = None, file: int | None = None) -> dict[str, Any]:
+        """Return the nursery's answer, which comes in the order of asking: one that came too late is passed over."""
         if self._control is None or self._channel is None:
             raise EOFError("the nursery is closed")
-        self._control.settimeout(seconds)
+        self._control.settimeout(_ANSWER_SECONDS if seconds is None else seconds)
         self._channel.send(dict(message), file)
-        answer, _ = self._channel.receive()
-        if answer is None:
-            raise EOFError("the nursery closed its socket")
+        self._owed += 1
+        answer: dict[str, Any] | None = None
+        while self._owed:
+            answer, _ = self._channel.receive()
+            if answer is None:
+                raise EOFError("the nursery closed its socket")
+            self._owed -= 1
+        assert answer is not None, "one answer was owed at least"
         return answer
 
     def _environment(self) -> dict[str, str]:
