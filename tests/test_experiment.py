@@ -10,6 +10,7 @@ from gnomon.algorithms import PRESETS, Truncated
 from gnomon.errors import ConfigError
 from gnomon.experiment import anchored, built_in, from_table, load, read, to_toml
 from gnomon.plans import EnginePlan
+from gnomon.tasks.table import TableTask
 
 
 @pytest.mark.parametrize("name", sorted(built_in()))
@@ -141,3 +142,14 @@ def test_an_engine_may_be_named_by_a_text(overrides: tuple[str, ...]):
     assert from_table(table, ["engine=local"]).experiment.engine == EnginePlan()
     with pytest.raises(ConfigError, match=r"engine\.kind = 'vlm'"):
         load("tiny", ["engine=vlm"])
+
+
+def test_another_kind_of_task_leaves_the_keys_of_the_recipe_behind():
+    """`task.kind=table` is no mistake about `lowest`, which the recipe says; what is left out is told."""
+    for more in (["task.kind=table", "task.path=a.jsonl"], ["task.path=a.jsonl", "task.kind=table"]):
+        loaded = load("tiny", more)
+        assert loaded.experiment.task == TableTask("a.jsonl")
+        assert any("so lowest, highest of that are left out" in note for note in loaded.notes)
+    with pytest.raises(ConfigError, match="task: missing path"):
+        load("tiny", ["task.kind=table"])
+    assert load("tiny", ["task.kind=arithmetic"]).experiment.task == load("tiny").experiment.task

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from gnomon.algorithms.algorithm import LossView, PieceResult
 from gnomon.experiment import load
@@ -44,7 +45,9 @@ def test_a_critic_of_its_own_is_counted_and_said():
     written = alone.parameters * 16
 
     assert taught.checkpoint_bytes - alone.checkpoint_bytes == written
-    assert taught.memory_bytes - alone.memory_bytes == network + written
+    # The state of both networks, which is put back when a step is refused.
+    assert taught.undo_bytes == 2 * network
+    assert taught.memory_bytes - alone.memory_bytes == network + written + taught.undo_bytes
     assert "Critic: It is a network of its own, 1 MiB with its moments; it makes 4 updates a step of its own" in said
     assert "Before step 1 it alone learns from 100 batches of 16 answers of the unchanged policy" in said
     assert taught.steps == 10
@@ -155,9 +158,39 @@ def test_every_other_network_is_in_memory(overrides: tuple[str, ...], bytes_each
     waiting = planned(fp32, *overrides, "checkpoints.asynchronous=false")
 
     expected = (bytes_each + written) * alone.parameters
-    assert more.memory_bytes - alone.memory_bytes == pytest.approx(expected, abs=1)
+    assert more.memory_bytes - more.undo_bytes - alone.memory_bytes == pytest.approx(expected, abs=1)
     assert more.memory_bytes - waiting.memory_bytes == pytest.approx(more.checkpoint_bytes, abs=1)
     assert more.checkpoint_bytes - alone.checkpoint_bytes == written * alone.parameters
+
+
+@pytest.mark.parametrize(
+    ("overrides", "bytes_each"),
+    [
+        ((), 0),
+        (("algorithm.updates.minibatches=2",), 12),
+        (("algorithm.updates.minibatches=2", "algorithm.proximal=Ewma"), 16),
+        (("algorithm.replay=Replay",), 12),
+        (("algorithm=ppo",), 24),
+    ],
+    ids=["one update", "minibatches", "average", "imitation", "critic"],
+)
+def test_the_copy_that_a_step_is_undone_with_is_counted(overrides: tuple[str, ...], bytes_each: int):
+    """Masters and moments, an average's masters, a critic's as well, in float32; one update a step keeps no copy."""
+    plan, said = planned("learner.precision=fp32", *overrides), "is a copy that undoes a step of several updates"
+
+    assert plan.undo_bytes == bytes_each * plan.parameters
+    assert any(said in sentence for sentence in plan.sentences) == bool(bytes_each)
+
+
+def test_the_copy_that_is_counted_is_the_one_that_is_kept(tmp_path: Path):
+    """What a learner's state holds after a step has as many bytes as the plan says, but for counts of steps."""
+    # A first letter in half of the alphabet is rewarded, so that there is something to learn, and moments of it.
+    learnable = "rewards=[{kind='format', pattern='[!-P].*'}]"
+    several = (*TINY, learnable, "algorithm.updates.minibatches=2", "steps=1", "evaluation.before=false")
+    run = train_experiment(load("tiny", several), tmp_path / "run")
+    kept = load_file(run.model / "state" / "learner.safetensors")
+
+    assert sum(tensor.nbytes for tensor in kept.values()) == pytest.approx(planned(*several).undo_bytes, rel=0.01)
 
 
 def test_a_time_that_nobody_waits_for_is_said_as_such():

@@ -288,7 +288,9 @@ def test_a_full_disk_ends_the_run_with_74_and_loses_nothing(tmp_path: Path):
 def test_a_stopped_run_is_saved_when_it_says_so(tmp_path: Path):
     """The signal's checkpoint is written in the background as well, and `Stopped` comes after it has its name."""
     with pytest.raises(Stopped, match="stopped after step 1 of 4, and saved"):
-        train_experiment(load("tiny", [*QUICK, "checkpoints.every=0"]), tmp_path / "run", StopRequest(signal.SIGTERM))
+        train_experiment(
+            load("tiny", [*QUICK, "checkpoints.every=0"]), tmp_path / "run", StopRequest(signal.SIGTERM, after=1)
+        )
 
     assert (tmp_path / "run" / "checkpoints" / "step-1" / "manifest.json").is_file()
 
@@ -298,6 +300,6 @@ def test_a_stop_whose_checkpoint_fails_does_not_say_that_it_is_saved(tmp_path: P
     failpoints.arm("checkpoint-manifest:1:full")
     try:
         with pytest.raises(OSError, match="no space for the checkpoint of step 1"):
-            train_experiment(load("tiny", QUICK), tmp_path / "run", StopRequest(signal.SIGTERM))
+            train_experiment(load("tiny", QUICK), tmp_path / "run", StopRequest(signal.SIGTERM, after=1))
     finally:
         failpoints.arm("")

@@ -26,22 +26,18 @@ from gnomon.models.load import Tokenizer, check_model, load_tokenizer
 from gnomon.progress import counted, working
 from gnomon.rollouts.hosts import describe
 from gnomon.rollouts.replay import ReplayBuffer
-from gnomon.tasks.arithmetic import ArithmeticTask
 from gnomon.tasks.base import TaskSet
-from gnomon.tasks.benchmarks import BenchmarkTask
 from gnomon.tasks.bridge import Bridge, tells_tools
-from gnomon.tasks.build import MixtureTask, Split, build_held_out, build_split, check_context
+from gnomon.tasks.build import Split, build_held_out, build_split, check_context, own_rewards
 from gnomon.tasks.calls import describe_tools
 from gnomon.tasks.chat import ChatRenderer
 from gnomon.tasks.environment import PYTHON
-from gnomon.tasks.reasoning import ReasoningGymTask
 from gnomon.types import Group
 from gnomon.verifiers.code import Code
 from gnomon.verifiers.environment import EnvironmentReward
-from gnomon.verifiers.exact import Numeric, OverlongPenalty
+from gnomon.verifiers.exact import OverlongPenalty
 from gnomon.verifiers.grade import Grading, WeightedReward
 from gnomon.verifiers.nursery import Limits
-from gnomon.verifiers.reasoning import Reasoning
 from gnomon.verifiers.sandbox.selftest import enforced_by
 
 
@@ -124,7 +120,7 @@ def grading_of(experiment: Experiment) -> Grading:
     if penalty is not None:
         overlong = OverlongPenalty(max(1, round(penalty.buffer * budget)), penalty.factor, budget)
     gives = experiment.environment is not None and experiment.environment.is_rewarding
-    rewards = experiment.rewards or ((WeightedReward(EnvironmentReward()),) if gives else _own_rewards(experiment))
+    rewards = experiment.rewards or ((WeightedReward(EnvironmentReward()),) if gives else own_rewards(experiment.task))
     keep, parts = experiment.algorithm.keep, [reward.part for reward in rewards]
     if keep is not None and keep.part and keep.part not in parts:
         raise ConfigError(f"algorithm.keep.part: {unknown('component of the reward', keep.part, parts)}")
@@ -157,21 +153,6 @@ def grading_limits(experiment: Experiment) -> Limits:
         deadline_seconds=plan.deadline_seconds,
         memory_gib=plan.memory_gib or None,
         environment=plan.environment,
-    )
-
-
-def _own_rewards(experiment: Experiment) -> tuple[WeightedReward, ...]:
-    tasks = experiment.task
-    if isinstance(tasks, BenchmarkTask):
-        return tasks.rewards
-    singles = [part.task for part in tasks.parts] if isinstance(tasks, MixtureTask) else [tasks]
-    if all(isinstance(single, ArithmeticTask) for single in singles):
-        return (WeightedReward(Numeric(), name="answer"),)
-    if all(isinstance(single, ReasoningGymTask) for single in singles):
-        return (WeightedReward(Reasoning(extract="last_line"), name="answer"),)
-    raise ConfigError(
-        f"the task '{tasks.name}' has no reward of its own; name at least one, such as "
-        '[[rewards]] kind = "numeric", or kind = "function" with your own'
     )
 
 

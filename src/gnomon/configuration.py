@@ -65,6 +65,28 @@ def set_path(table: dict[str, Any], path: str, value: Any) -> None:
     node[_key(node, last, path)] = value
 
 
+def let_go(table: dict[str, Any], path: str, kind: Any) -> list[str]:
+    """Empty the table whose ``kind`` is at ``path`` if it is of another kind, for its keys mean nothing there.
+
+    Returns: a note that says which were left out, if any were.
+
+    >>> table = {"task": {"kind": "arithmetic", "lowest": 0}}
+    >>> let_go(table, "task.kind", "table"), table
+    (['task.kind = table is another kind than arithmetic, so lowest of that is left out'], {'task': {}})
+    """
+    node: Any = table
+    for name in path.split(".")[:-1]:
+        node = node.get(name) if isinstance(node, dict) else None
+    if not isinstance(node, dict) or node.get("kind", kind) == kind:
+        return []
+    before, keys = node["kind"], [name for name in node if name != "kind"]
+    node.clear()
+    verb = "is" if len(keys) == 1 else "are"
+    return (
+        [f"{path} = {kind} is another kind than {before}, so {', '.join(keys)} of that {verb} left out"] if keys else []
+    )
+
+
 def _key(node: Any, key: str, path: str) -> Any:
     if not isinstance(node, list):
         return key

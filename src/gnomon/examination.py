@@ -5,14 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gnomon.errors import CheckpointError, ConfigError, RunDirectoryError
+from gnomon.configuration import to_table
+from gnomon.errors import CheckpointError, ConfigError, RunDirectoryError, UserError
 from gnomon.experiment import Experiment, from_table, read
+from gnomon.models.load import BUILT_IN
 from gnomon.records.checkpoints import Checkpoints
 from gnomon.records.directory import RunDirectory
 from gnomon.records.manifest import verify
 from gnomon.tasks.benchmarks import BenchmarkTask
-from gnomon.tasks.build import named
+from gnomon.tasks.build import named, own_rewards
 from gnomon.tasks.table import TableTask
+from gnomon.verifiers.reasoning import Reasoning
 
 PROMPTS = 200
 """Questions of a named task, unless something else is said."""
@@ -77,9 +80,7 @@ class Exam:
         """
         leader = next((c for c in candidates if c.is_run), None)
         if self.task is None and leader is None:
-            raise ConfigError(
-                f"{candidates[0].model} is no run, so the task must be named: --task arithmetic, a file, or a generator"
-            )
+            raise _no_task(candidates[0])
         begun: Mapping[str, Any] = {"algorithm": "grpo"} if leader is None else read(_experiment(leader))
         return [(self._experiment(begun, weights), weights) for weights in map(find_weights, candidates)]
 
@@ -93,7 +94,37 @@ class Exam:
             table |= {"task": self.task, "held_out": {**table.get("held_out", {}), "size": size}, "evaluation": {}}
             if not isinstance(asked, TableTask):
                 table.pop("rewards", None)
+            elif not table.get("rewards"):
+                table["rewards"] = _judges(begun)
         return from_table(table, [f"evaluation.samples={self.samples}", *self.overrides]).experiment
+
+
+def _no_task(candidate: Candidate) -> UserError:
+    """Return what is wrong with evaluating what is no run without naming a task; a missing folder is said first."""
+    name, wanted = str(candidate.model), "the task must be named: --task arithmetic, a file, or a generator"
+    if name in BUILT_IN or Path(name).is_dir():
+        return ConfigError(f"{name} is no run, so {wanted}")
+    try:
+        RunDirectory.check(Path(name))  # which names the nearest run
+    except RunDirectoryError as error:
+        return RunDirectoryError(f"there is no folder {name}: {error}; for a model of the hub {wanted}")
+    return ConfigError(f"{name} is no run, so {wanted}")
+
+
+def _judges(begun: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what judges a file of questions when a run names no reward: what judges the run's own task, if it can.
+
+    Nothing where it cannot, where an environment gives the reward, or where there is no run: whoever evaluates is then
+    asked to name one.
+    """
+    if "task" not in begun or "environment" in begun:
+        return []
+    try:
+        rewards = own_rewards(from_table(begun).experiment.task)
+    except ConfigError:
+        return []
+    # A generator's scorer knows that generator's questions alone.
+    return [to_table(reward) for reward in rewards if not isinstance(reward.verifier, Reasoning)]
 
 
 def find_weights(candidate: Candidate) -> Weights:

@@ -13,7 +13,7 @@ import tomli_w
 from gnomon.algorithms import Algorithm, Updates, resolve_with_notes
 from gnomon.algorithms.aliases import ALIASES as ALGORITHM_ALIASES
 from gnomon.algorithms.configure import to_table as algorithm_table
-from gnomon.configuration import build, set_path, to_table
+from gnomon.configuration import build, let_go, set_path, to_table
 from gnomon.diagnosis.catalog import check_stops, chosen
 from gnomon.errors import ConfigError, check_bounds, unknown
 from gnomon.learner.plan import LearnerPlan
@@ -37,8 +37,8 @@ from gnomon.tasks.split import HeldOut
 from gnomon.verifiers.grade import WeightedReward
 
 OVERRIDE_HINT = "an override is key=value, such as steps=50 or algorithm.num_generations=4"
-_STALEST = 1024
-_LONGEST_KEY = 1000
+_STALEST, _LONGEST_KEY = 1024, 1000
+_KINDS = ("task.kind", "evaluation.task.kind")
 _OPENING = ("{", "[", '"', "'")
 
 
@@ -250,8 +250,9 @@ def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loa
         whole["engine"] = {"kind": whole["engine"]}
     if isinstance(whole.get("cluster"), str):
         whole["cluster"] = ClusterPlan.named(whole["cluster"])
-    # The shorter paths first: a whole algorithm or task does not undo what is said of its parts.
-    for key, value in sorted(overrides, key=lambda parsed: parsed[0].count(".")):
+    # A whole algorithm or task, or its kind, does not undo what is said of its parts.
+    for key, value in sorted(overrides, key=lambda parsed: (parsed[0].count("."), parsed[0] not in _KINDS)):
+        notes += let_go(whole, key, value) if key in _KINDS else []
         if key == "task":
             whole.pop("task", None)
         if key == "cluster" and isinstance(value, str):
@@ -268,8 +269,7 @@ def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loa
     resolution = resolve_with_notes(spec)
     preset = spec.get("preset", "") if isinstance(spec, dict) else spec
     notes += [f"the algorithm is your code, which was run: {preset}"] if ":" in str(preset) else []
-    notes += resolution.notes
-    notes += _translate(whole, resolution.algorithm)
+    notes += [*resolution.notes, *_translate(whole, resolution.algorithm)]
     whole["algorithm"] = resolution.algorithm
     rewards = whole.get("rewards", [])
     if not isinstance(rewards, list):

@@ -99,7 +99,6 @@ def train_experiment(loaded: Loaded, run_dir: Path | None = None, stop: StopRequ
         if run_dir is not None:
             RunDirectory.check_free(run_dir, other_experiment(run_dir, anchored(experiment)))
         asked, chosen = checked(experiment, console)
-        _say_whose_code(experiment, console)
         for note in (*asked.split.overlap.said, *starting_notes(experiment)):
             console.warn(note)
         experiment = anchored(experiment)
@@ -137,7 +136,6 @@ def resume(run: str | Path, stop: StopRequest | None = None) -> Result:
             console.say(f"{directory.path} is finished: {step} of {experiment.steps} steps{spent}")
             return result_of(directory)
         asked, chosen = _prepared(experiment, console)
-        _say_whose_code(experiment, console)
         _refuse_other_questions(directory, asked)
         _rewind(directory, standing)
         console.say(f"resuming {directory.path} at step {step} of {experiment.steps}{standing.said}")
@@ -189,6 +187,7 @@ def evaluate_each(candidates: Sequence[Candidate], exam: Exam) -> tuple[Evaluati
     for experiment, weights in [(resolved(e), w) for e, w in exam.experiments(candidates)]:
         check_serving(experiment)
         with Console() as console:
+            say_whose_code(experiment, console)
             with console.phase("preparing tasks"):
                 asked = questions(experiment) if exam.task is None else held_out_questions(experiment)
             if exam.task is not None and weights.run is not None and weights.step > 0:
@@ -227,8 +226,8 @@ def _refuse_other_questions(directory: RunDirectory, asked: Questions) -> None:
         )
 
 
-def _say_whose_code(experiment: Experiment, console: Console) -> None:
-    """Say what code that is not gnomon's this run runs."""
+def say_whose_code(experiment: Experiment, console: Console) -> None:
+    """Say what code that is not gnomon's is about to run. What an algorithm names was said when that was loaded."""
     for code in foreign_code(experiment):
         console.say(f"runs your code: {code}")
     for model in trusted_models(experiment):
@@ -236,6 +235,7 @@ def _say_whose_code(experiment: Experiment, console: Console) -> None:
 
 
 def _prepared(experiment: Experiment, console: Console) -> tuple[Questions, Choosing]:
+    say_whose_code(experiment, console)
     check_sinks(experiment.records.sinks)
     check_serving(experiment)
     check_staging(experiment)

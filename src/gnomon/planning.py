@@ -45,6 +45,7 @@ class Plan:
     parameters: int
     precision: str
     memory_bytes: int
+    undo_bytes: int
     checkpoint_bytes: int
     disk_bytes: int
     step_seconds: float
@@ -86,6 +87,7 @@ def make_plan(experiment: Experiment, asked: Questions, size: ModelSize) -> Plan
         parameters=size.parameters,
         precision=precision,
         memory_bytes=_memory(experiment, size, precision, prompt_tokens, costs),
+        undo_bytes=_undo(experiment, size),
         checkpoint_bytes=checkpoint,
         disk_bytes=checkpoint * _kept(experiment) + records,
         step_seconds=seconds,
@@ -143,6 +145,8 @@ def _price(experiment: Experiment, plan: Plan) -> Iterator[str]:
         f"Memory at most about {memory}; a checkpoint is {checkpoint}, and at most {_kept(experiment)} exist at once, "
         f"with the records {disk} on disk."
     )
+    if plan.undo_bytes:
+        yield f"Of that memory {size_in_words(plan.undo_bytes)} is a copy that undoes a step of several updates."
     device = resolve_device(experiment.device)
     own = memory_of(device) * experiment.learner.processes
     if experiment.learner.is_sharded:
@@ -221,6 +225,16 @@ def _checkpoint(experiment: Experiment, size: ModelSize, precision: Precision) -
     return size.parameters * item + 12 * trained + critic + average
 
 
+def _undo(experiment: Experiment, size: ModelSize) -> int:
+    """Return the copy that a step of several updates can be undone with: masters and moments, critic, average."""
+    algorithm, trained = experiment.algorithm, _trained(experiment, size)
+    if not algorithm.updates_repeatedly:
+        return 0
+    has_critic = algorithm.critic is not None and algorithm.critic.trunk == "separate"
+    average = 4 * trained if algorithm.proximal is not None else 0
+    return 12 * trained + (12 * size.parameters if has_critic else 0) + average
+
+
 def _memory(experiment: Experiment, size: ModelSize, precision: Precision, prompt_tokens: float, costs: Costs) -> int:
     item, device = dtype_of(precision).itemsize, resolve_device(experiment.device)
     masters = 16 if item < 4 else 12
@@ -229,6 +243,7 @@ def _memory(experiment: Experiment, size: ModelSize, precision: Precision, promp
     weights += own_copies(experiment) * size.parameters * item
     # Steps go on beside the copy that is written.
     weights += _checkpoint(experiment, size, precision) if experiment.checkpoints.asynchronous else 0
+    weights += _undo(experiment, size)
     length = prompt_tokens + experiment.sampling.max_completion_length
     rows = experiment.engine.max_concurrent * max(1, own_copies(experiment))
     cache = rows * length * size.cache_bytes_per_token * (item / 2)

@@ -104,7 +104,8 @@ async def walk(session: Session, found: Found | None, stop: StopRequest) -> None
     async with AsyncExitStack() as stack:
         judge = await _judge(experiment, session.asked, console, stack, session.cluster)
         with console.phase(f"loading {experiment.model}"):
-            stage = await asyncio.to_thread(staged, experiment, session.cluster, console.warn)
+            logs = session.directory.learner_logs
+            stage = await asyncio.to_thread(staged, experiment, session.cluster, console.warn, logs)
         learner, engine = stage.learner, stage.engine
         stack.callback(learner.close)
         stack.push_async_callback(engine.close)

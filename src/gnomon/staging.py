@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -100,10 +101,11 @@ def judging(experiment: Experiment, grading: Grading, cluster: Cluster | None, w
     return Graders(cluster, cluster.of("grader"), grading, limits, warn)
 
 
-def staged(experiment: Experiment, cluster: Cluster | None, warn: Warn) -> Stage:
+def staged(experiment: Experiment, cluster: Cluster | None, warn: Warn, logs: Path | None = None) -> Stage:
     """Return learner and engines, started, with the experiment's model.
 
-    warn: is told of every engine that is lost, in one line. Raises: UserError as loading does; LearnerError.
+    warn: is told of every engine that is lost, in one line. logs: where what lost learners wrote is kept.
+    Raises: UserError as loading does; LearnerError.
     """
     if cluster is not None:
         return _on_cluster(experiment, cluster, warn)
@@ -112,7 +114,7 @@ def staged(experiment: Experiment, cluster: Cluster | None, warn: Warn) -> Stage
         model = load_network(experiment)
         learner = recipe.learner(model, resolve_device(experiment.device))
         return Stage(learner, serve(experiment, model, warn), sending(experiment, model))
-    gang = Gang(recipe, LocalCrew(experiment.learner.processes, experiment.device))
+    gang = Gang(recipe, LocalCrew(experiment.learner.processes, experiment.device, logs))
     gang.open()
     try:
         model = outline(experiment.model, experiment.trust_remote_code)

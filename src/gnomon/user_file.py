@@ -2,8 +2,33 @@
 
 import importlib.util
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+
+_TOLD: list[Callable[[str], None]] = []
+
+
+@contextmanager
+def told_before_code(tell: Callable[[str], None]) -> Iterator[None]:
+    """Have ``tell`` told, during the block, what code of the user's is about to be imported.
+
+    >>> with told_before_code(print):
+    ...     announce("mine.py:OWN")
+    mine.py:OWN
+    """
+    _TOLD.append(tell)
+    try:
+        yield
+    finally:
+        _TOLD.remove(tell)
+
+
+def announce(named: str) -> None:
+    """Tell that ``named`` is about to be imported, before any of it has run; nobody need listen."""
+    if _TOLD:
+        _TOLD[-1](named)
 
 
 def run_as_module(path: Path, name: str) -> ModuleType:

@@ -289,6 +289,7 @@ def test_resume_evaluate_and_export_need_a_run(place: Path, capsys: Capture):
     assert "begun has no checkpoint yet; `gnomon resume begun`" in refused(capsys, "export", "begun", "model")
     assert "begun has no checkpoint yet; `gnomon resume begun`" in refused(capsys, "evaluate", "begun")
     assert "tiny is no run, so the task must be named" in refused(capsys, "evaluate", "tiny")
+    assert "there is no folder NOTHERE: " in refused(capsys, "evaluate", "NOTHERE")
     on = ("evaluate", "tiny", "--task", "arithmetic")
     assert "evaluation.samples must be at least 1, got 0" in refused(capsys, *on, "--samples", "0")
     assert "held_out.size must be at least 1, got 0" in refused(capsys, *on, "--prompts", "0")

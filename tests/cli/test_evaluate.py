@@ -137,6 +137,21 @@ def test_a_benchmark_copy_is_asked_whole(tmp_path: Path, capsys: Capture):
     assert {"answer", "format"} <= set(found["scores"])
 
 
+def test_a_file_is_judged_by_what_judges_the_run(run: Path, tmp_path: Path, capsys: Capture):
+    """The run names no reward, so its task's own judges: the last number. Means of two samples are no 0-or-1 pairs."""
+    rows = [{"prompt": f"{a} + {a} = ", "answer": str(2 * a)} for a in range(5)]
+    (tmp_path / "b.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    task = ["--task", str(tmp_path / "b.jsonl")]
+
+    found = parsed(capsys, str(run), *task)
+    assert (found["task"], found["prompts"], list(found["scores"])) == ("b", 5, ["answer", "reward"])
+    both = parsed(capsys, str(run), "--checkpoint", "0", "--checkpoint", "newest", "--samples", "2")
+    assert both["differences"]["avg"]["test"] == "exact sign-flip test"
+    refusal = refused(capsys, "tiny", *task)
+    assert "the task 'b' has no reward of its own" in refusal
+    assert "'rewards=[{kind=\"numeric\"}]'" in refusal
+
+
 def test_what_cannot_be_meant_is_refused(run: Path, capsys: Capture):
     """Before anything is loaded, with what to do instead."""
     assert "two are compared at most, got a, b, c" in refused(capsys, "a", "b", "c")

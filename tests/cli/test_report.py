@@ -63,7 +63,7 @@ def test_every_run_leaves_a_page(tmp_path: Path, capsys: Capture):
 def test_a_run_that_was_stopped_has_a_page_too(tmp_path: Path):
     """It says so."""
     with pytest.raises(Stopped, match="stopped after step 1 of 3"):
-        train_experiment(load("tiny", ["steps=3", *SMALL]), tmp_path / "run", StopRequest(15))
+        train_experiment(load("tiny", ["steps=3", *SMALL]), tmp_path / "run", StopRequest(15, after=1))
 
     assert "1 of 3 steps, stopped" in (tmp_path / "run" / "report.html").read_text()
 

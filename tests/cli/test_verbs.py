@@ -40,7 +40,7 @@ OPTIONS = {
     | {"--hardware", "--gpus", "--prompt-tokens", "--answer-tokens"},
     "algorithms": {"name", "--json"},
     "compare": {"experiment", "key=value", "--algorithms", "--seeds", "--json"}
-    | {"--budget", "--seconds", "--steps", "--workers", "--study-dir"},
+    | {"--budget", "--seconds", "--steps", "--workers", "--out"},
     "dissect": {"batch", "key=value", "--algorithms", "--rows", "--verify", "--json"},
     "reproduce": {"claim", "--list", "--write", "--finished", "--experiments", "--work", "--workers", "--json"},
     "doctor": {"run", "--fail-on", "--json"},

@@ -32,11 +32,11 @@ def filled(folder: Path, sizes: list[int]) -> list[dict[str, Any]]:
     assert ran.returncode == 0, ran.stderr
     found = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
     for end in found:
-        assert end["code"] in (0, 74) or (end["code"] == 2 and not end["steps"]), (end, ran.stderr)
+        assert end["code"] in (0, 74) or (end["code"] == 2 and not end["steps"]), end
         assert end["left"] == [], end
         # Lines are whole and in order; where the disk was full they may be missing, and a resumed run writes on.
         assert end["steps"] == sorted(set(end["steps"])), end
-        assert end["again"] in (0, None), (end, ran.stderr)
+        assert end["again"] in (0, None), end
         if end["newest"] is not None:
             assert {"learner", "curriculum", "stream"} <= set(end["parts"]), end
         if end["code"] == 0:

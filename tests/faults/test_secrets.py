@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +184,55 @@ def test_a_model_s_own_code_is_printed_and_recorded(tmp_path: Path, capsys: Any)
         assert card["trusted_models"] == (["tiny"] if trusted == "true" else [])
         assert ("the own code of the model tiny may run" in capsys.readouterr().err) == (trusted == "true")
     assert load("tiny").experiment.trust_remote_code is False
+
+
+# Keeps what a person had been shown by the time that it was imported first.
+NOSY = """
+import pathlib
+try:
+    with open({seen!r}, "x") as seen:
+        seen.write(pathlib.Path({shown!r}).read_text())
+except FileExistsError:
+    pass
+"""
+SCORE = "def score(completion, **more):\n    return 1.0\n"
+SMALL = ["tiny", "steps=0", "task.size=20", "held_out.size=2", "rollouts_per_step=8", "grading.workers=1"]
+
+
+@pytest.fixture
+def nosy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Return a function that runs a verb, and returns what was shown before the user's file was imported."""
+    seen, shown = tmp_path / "seen", tmp_path / "shown"
+    (tmp_path / "nosy.py").write_text(
+        NOSY.format(seen=str(seen), shown=str(shown)) + SCORE + "from gnomon.algorithms import GRPO as OWN\n"
+    )
+
+    def run(*verb: str) -> str:
+        seen.unlink(missing_ok=True)
+        with shown.open("w", buffering=1) as stream, monkeypatch.context() as patched:
+            patched.setattr(sys, "stderr", stream)
+            assert main(list(verb)) == 0
+        return seen.read_text()
+
+    return run
+
+
+def test_own_code_is_named_before_any_of_it_runs(nosy: Callable[..., str], tmp_path: Path):
+    """The line is on standard error before the reward's module is imported for the first time; so with every verb."""
+    named, run = f"{tmp_path}/nosy.py:score", str(tmp_path / "run")
+    small = [*SMALL, f"rewards=[{{kind='function', function='{named}'}}]"]
+
+    for verb in (["plan", *small], ["train", *small, "--run-dir", run], ["evaluate", run]):
+        assert f"runs your code: reward {named}\n" in nosy(*verb), verb
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    assert f"runs your code: reward {named}\n" in nosy("resume", run)
+
+
+def test_an_algorithm_of_ones_own_is_named_before_it_runs(nosy: Callable[..., str], tmp_path: Path):
+    """A file that an experiment names for its algorithm is said before its first line is run."""
+    named = f"{tmp_path}/nosy.py:OWN"
+
+    assert f"runs your code: {named}\n" in nosy("plan", *SMALL, f"algorithm={named}")
 
 
 def test_own_pieces_tools_and_environments_are_named_at_start(tmp_path: Path, capsys: Any):

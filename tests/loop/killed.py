@@ -8,7 +8,7 @@ from gnomon import failpoints
 from gnomon.experiment import load
 from gnomon.launch import train_experiment
 
-SECONDS = 120
+SECONDS = 300
 # A server that has imported everything and started no thread; each run is a fork of it, so it begins in milliseconds.
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["gnomon.launch", "transformers.models.llama.modeling_llama", __name__])

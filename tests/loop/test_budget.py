@@ -62,11 +62,11 @@ def test_a_resumed_run_ends_at_the_same_step(limited: Path, tmp_path: Path):
     run, steps = tmp_path / "run", len(tokens_of(limited))
     experiment = load("tiny", [*COMMON, "steps=50", f"budget.tokens={TOKENS}"])
     with pytest.raises(Stopped, match="stopped after step 1 of 50"):
-        train_experiment(experiment, run, StopRequest(signal.SIGTERM))
+        train_experiment(experiment, run, StopRequest(signal.SIGTERM, after=1))
     assert not is_finished(run, experiment.experiment)
     for _ in range(2, steps):
         with pytest.raises(Stopped, match="stopped after step"):
-            resume(run, StopRequest(signal.SIGTERM))
+            resume(run, StopRequest(signal.SIGTERM, after=1))
     ended = resume(run)
 
     same(trace(run, steps), trace(limited, steps))

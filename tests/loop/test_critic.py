@@ -70,13 +70,13 @@ def test_a_run_that_is_stopped_wherever_it_can_be_is_the_uninterrupted_run(
 ):
     """One session for each batch of pre-training and each step: the same metrics, rollouts, critic and policy."""
     run = tmp_path / "run"
-    phases = ["batch 1 of 2 of value pre-training", "value pre-training, before the first step"]
-    stops = [*(phases if algorithm in PRETRAINING else []), "step 1 of 3", "step 2 of 3"]
-    with pytest.raises(Stopped, match=f"stopped after {stops[0]}, and saved; go on with: gnomon resume"):
-        train_experiment(load("tiny", overrides(algorithm)), run, StopRequest(signal.SIGTERM))
+    phases = ["after batch 1 of 2 of value pre-training", "before step 1 of 3"]
+    stops = [*(phases if algorithm in PRETRAINING else []), "after step 1 of 3", "after step 2 of 3"]
+    with pytest.raises(Stopped, match=f"stopped {stops[0]}, and saved; go on with: gnomon resume"):
+        train_experiment(load("tiny", overrides(algorithm)), run, StopRequest(signal.SIGTERM, after=1))
     for stop in stops[1:]:
-        with pytest.raises(Stopped, match=f"stopped after {stop}, and saved"):
-            resume(run, StopRequest(signal.SIGTERM))
+        with pytest.raises(Stopped, match=f"stopped {stop}, and saved"):
+            resume(run, StopRequest(signal.SIGTERM, after=1))
     resume(run)
 
     same(trace(run, STEPS), trace(whole(algorithm), STEPS))
@@ -140,7 +140,7 @@ def test_a_crash_in_value_pretraining_changes_nothing(
     """It goes on after the batch saved last, removes rows of later ones, and evaluates nothing twice."""
     run = tmp_path / "run"
     with pytest.raises(Stopped, match="after batch 1"):
-        train_experiment(load("tiny", overrides("separate-after")), run, StopRequest(signal.SIGTERM))
+        train_experiment(load("tiny", overrides("separate-after")), run, StopRequest(signal.SIGTERM, after=1))
     with open(run / "pretraining.jsonl", "a") as file:
         file.write('{"step": 2, "seconds": 1.0, "critic/explained_variance": 0.5}\n')
     resume(run)

@@ -21,12 +21,15 @@ from gnomon.launch import resume, train_experiment
 from gnomon.records.manifest import write_manifest
 from gnomon.records.rollouts import read_rollouts
 
+pytestmark = pytest.mark.timeout(1200)
 STEPS = 3
+# A machine that stands still for a while, or is stopped, must not look like a verifier that hangs: that is F5.
+PATIENT = ("grading.deadline_seconds=600", "engine.timeout_seconds=600")
 # A reward that an untrained model earns now and then, so that each step has something to learn.
 REWARD = "rewards=[{kind='format', pattern='[!-P].*'}]"
 COMMON = (
     REWARD, "task.size=40", "rollouts_per_step=8", "held_out.size=4", "evaluation.every=2", "grading.workers=1",
-    "checkpoints.every=1", "checkpoints.keep_last=1",
+    "checkpoints.every=1", "checkpoints.keep_last=1", *PATIENT,
 )  # fmt: skip
 PRETRAINED = "algorithm.critic.pretraining.steps=2"
 TAUGHT_TWICE = "algorithm.critic.updates.minibatches=2"
@@ -181,6 +184,7 @@ def test_a_checkpoint_is_a_model_as_it_lies(whole: Callable[[str], Path], preset
 OVERLAPPED = [
     REWARD, "task.size=80", "held_out.size=2", "rollouts_per_step=8", "algorithm.num_generations=4", "steps=4",
     "max_staleness=2", "evaluation.before=false", "grading.workers=1", "checkpoints.every=1", "checkpoints.keep_last=1",
+    *PATIENT,
 ]  # fmt: skip
 
 

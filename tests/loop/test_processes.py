@@ -1,6 +1,7 @@
 """Whole runs whose learner is several processes: the run of one, begun again with any number, and never a hang."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -70,8 +71,11 @@ def test_a_learner_that_dies_ends_the_run(point: str, tmp_path: Path, monkeypatc
 
     with pytest.raises(
         LearnerError, match=r"(?s)process \d of the learner's 2 is gone: it was killed by SIGKILL.*resume"
-    ):
+    ) as lost:
         train(tmp_path / "run", 2)
+    # What each wrote is kept with the run, and the message says where; a checkpoint goes on beside it.
+    assert {p.name for p in (tmp_path / "run" / "learner").iterdir()} == {"process-0.log", "process-1.log"}
+    assert re.search(rf"all that it wrote is in {tmp_path}/run/learner/process-\d.log", str(lost.value))
 
     monkeypatch.delenv(failpoints.VARIABLE)
     train(tmp_path / "run", 2)

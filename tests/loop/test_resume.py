@@ -68,10 +68,10 @@ def test_a_run_that_is_stopped_after_every_step_is_the_uninterrupted_run(
     """One session for each step gives the same metrics, tokens, log-probabilities, evaluations and weights."""
     run = tmp_path / "run"
     with pytest.raises(Stopped, match=rf"stopped after step 1 of {STEPS}, and saved; go on with: gnomon resume"):
-        train_experiment(load("tiny", overrides(algorithm)), run, StopRequest(signal.SIGTERM))
+        train_experiment(load("tiny", overrides(algorithm)), run, StopRequest(signal.SIGTERM, after=1))
     for step in range(2, STEPS):
         with pytest.raises(Stopped, match=f"stopped after step {step} of"):
-            resume(run, StopRequest(signal.SIGTERM))
+            resume(run, StopRequest(signal.SIGTERM, after=1))
     resume(run)
 
     same(trace(run, STEPS), trace(whole(algorithm), STEPS))

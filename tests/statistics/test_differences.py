@@ -86,6 +86,14 @@ def test_one_sample_a_prompt_is_mcnemars_test():
     assert not difference.is_noise
 
 
+def test_means_whose_differences_are_whole_are_no_mcnemar():
+    """Of two samples 1/2 stayed 1/2, and 0 became 1: differences of 0 and 1, but no pairs of single answers."""
+    difference = paired_difference([0.5, 0.0, 0.0, 0.0], [0.5, 1.0, 1.0, 1.0])
+
+    assert difference.test == "exact sign-flip test"
+    assert difference.p_value == approx(2 / 2**3)
+
+
 def test_many_prompts_are_counted_exactly():
     """1,000 prompts of 16 samples, no enumeration possible: as the normal approximation within a few percent."""
     random = np.random.default_rng(0)

@@ -24,7 +24,7 @@ def asked(
     folder: Path, *more: str, algorithms: str = "grpo,p3o", limit: tuple[str, str] = ("--budget", "300")
 ) -> list[str]:
     """Return the command that compares."""
-    return ["compare", *TINY, *more, "--algorithms", algorithms, *limit, "--study-dir", str(folder), "--json"]
+    return ["compare", *TINY, *more, "--algorithms", algorithms, *limit, "--out", str(folder), "--json"]
 
 
 def parsed(capsys: Capture, command: list[str]) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path, capsys: Capture):
     (tmp_path / "thesis.tex").write_text("mine")
 
     assert main(asked(tmp_path)) == 2
-    assert "holds something that is no comparison; name another folder: --study-dir DIR" in capsys.readouterr().err
+    assert "holds something that is no comparison; name another folder: --out FOLDER" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 

@@ -119,7 +119,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_draws(place: Path, capsys:
     two_steps = load("tiny", options("Legible", 2, "rollouts_per_step=16", "held_out.size=2"))
     train_experiment(two_steps, place / "whole")
     with pytest.raises(Stopped, match="stopped after step 1"):
-        train_experiment(two_steps, place / "run", StopRequest(signal.SIGTERM))
+        train_experiment(two_steps, place / "run", StopRequest(signal.SIGTERM, after=1))
     resume(place / "run")
 
     same = ("response", "mask", "reward", "turns", "ended_by", "oldest_version")

@@ -212,6 +212,11 @@ class Algorithm:
             needs |= {"routing"}
         return needs
 
+    @property
+    def updates_repeatedly(self) -> bool:
+        """Whether a step may change weights more than once, so that undoing it takes a copy of what was before it."""
+        return self.updates.total > 1 or self.critic is not None or self.replay is not None
+
     def prepare(self, batch: Batch) -> Batch:
         """Return the scored rollout batch with advantages and returns; only here are groups whole.
 

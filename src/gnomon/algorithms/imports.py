@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from gnomon.errors import ConfigError, unknown
-from gnomon.user_file import run_as_module
+from gnomon.user_file import announce, run_as_module
 
 _PREFIX = "gnomon_user_"
 
@@ -39,6 +39,8 @@ def reference_of(cls: type) -> str:
 
 
 def _load_module(place: str, reference: str) -> ModuleType:
+    if place not in sys.modules:
+        announce(reference)
     try:
         return importlib.import_module(place)
     except Exception as error:  # whatever a user's module raises is a wrong name or wrong code of theirs
@@ -52,6 +54,7 @@ def _load_file(path: Path, reference: str) -> ModuleType:
     name = f"{_PREFIX}{resolved.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
+    announce(reference)
     try:
         return run_as_module(resolved, name)
     except Exception as error:  # as above

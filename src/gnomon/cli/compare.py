@@ -27,7 +27,9 @@ def run(arguments: Sequence[str]) -> int:
     limit.add_argument("--seconds", type=float, help="seconds that each run trains; depends on the machine")
     limit.add_argument("--steps", type=int, help="steps that each run makes")
     parser.add_argument("--workers", type=int, help="runs at a time (default: what cores and memory bear)")
-    parser.add_argument("--study-dir", type=Path, help="where it is kept (default: runs/compare-NAME-TERMS)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="where it is kept (default: runs/compare-NAME-TERMS)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     given = parser.parse_intermixed_args(arguments)
 
@@ -46,7 +48,7 @@ def run(arguments: Sequence[str]) -> int:
     )
     (chosen,) = [Limit(amount, unit) for unit, amount in asked if amount is not None]
     design = Design.of(given.experiment, given.overrides, given.algorithms.split(","), given.seeds, chosen)
-    folder = given.study_dir or folder_of(design, given.experiment)
+    folder = given.out or folder_of(design, given.experiment)
     with Console() as console:
         found = conduct(design, folder, given.workers, console)
     if given.json:

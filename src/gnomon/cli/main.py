@@ -12,6 +12,7 @@ from types import TracebackType
 from gnomon.errors import GnomonError, Stopped, UserError, unknown
 from gnomon.progress import Steps, shown_by
 from gnomon.redaction import for_people
+from gnomon.user_file import told_before_code
 
 VERBS = {
     "train": "train an experiment: a TOML file or the name of a built-in one",
@@ -77,7 +78,7 @@ def _chosen(given: Sequence[str]) -> int:
 
 def _run(verb: str, rest: Sequence[str]) -> int:
     try:
-        with shown_by(_on_standard_error):
+        with shown_by(_on_standard_error), told_before_code(_say_whose_code):
             return int(importlib.import_module(f"gnomon.cli.{verb}").run(rest))
     except UserError as error:
         return _say(f"gnomon {verb}: {error}", WRONG_INPUT)
@@ -105,6 +106,10 @@ def _on_standard_error(text: str, total: int, unit: str, is_brief: bool, /) -> I
 def _show_unforeseen(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print the traceback of an error that nobody foresaw, without secrets: it is to be shown to others."""
     print(for_people("".join(traceback.format_exception(kind, error, trace))), file=sys.stderr, end="")
+
+
+def _say_whose_code(named: str) -> None:
+    print(for_people(f"runs your code: {named}"), file=sys.stderr, flush=True)
 
 
 def _say(message: str, code: int) -> int:

@@ -19,6 +19,7 @@ import torch
 from gnomon.learner.crew import Answer, Gone
 from gnomon.learner.parcel import packed, unpacked
 from gnomon.models.device import resolve_device
+from gnomon.redaction import without_secrets
 from gnomon.verifiers.nursery import obituary
 from gnomon.verifiers.worker import Channel
 
@@ -26,6 +27,7 @@ STILL_SECONDS = 40.0
 """A process that was stopped for so long counts as dead."""
 _EXIT_SECONDS = 5.0
 _TAIL = 1500
+_LOG = "process-{}.log"
 
 
 @dataclass(frozen=True)
@@ -64,13 +66,14 @@ class Member:
 class LocalCrew:
     """Implements `Crew`. The processes end with `close`, or with the run, however that ends.
 
-    asked: a device, see `resolve_device`; each process has its own GPU, from that one on.
+    asked: a device, see `resolve_device`; each process has its own GPU, from that one on. kept: where what the
+    processes wrote is kept when one of them is lost, a file each; None keeps nothing.
     """
 
     is_shelving = False
 
-    def __init__(self, size: int, asked: str = "cpu") -> None:
-        self.size = size
+    def __init__(self, size: int, asked: str = "cpu", kept: Path | None = None) -> None:
+        self.size, self._kept = size, kept
         self.turns = [[rank] for rank in range(size)]
         self.members: list[Member] = []
         self._first = resolve_device(asked)
@@ -162,12 +165,25 @@ class LocalCrew:
     def _lost(self, member: Member, how: str) -> Gone:
         # One that hung up is on its way out, and its own end says more than a kill.
         end = member.end(0.0 if member.is_stopped() else _EXIT_SECONDS)
-        return Gone(member.rank, f"{how}: it {end}")
+        return Gone(member.rank, f"{how}: it {end}{self._keep_logs(member)}")
+
+    def _keep_logs(self, lost: Member) -> str:
+        """Keep what all of them wrote, for the cause may be with another one; say where, of the one that was lost."""
+        if self._kept is None:
+            return ""
+        try:
+            self._kept.mkdir(parents=True, exist_ok=True)
+            for member in self.members:
+                said = (self.scratch / _LOG.format(member.rank)).read_text(encoding="utf-8", errors="replace")
+                (self._kept / _LOG.format(member.rank)).write_text(without_secrets(said), encoding="utf-8")
+        except OSError as error:
+            return f"\nwhat the processes wrote could not be kept: {error}"
+        return f"\nall that it wrote is in {self._kept / _LOG.format(lost.rank)}, with those of the others beside it"
 
 
 def _start(rank: int, size: int, device: torch.device, folder: Path) -> Member:
     ours, theirs = socket.socketpair()
-    log = (folder / f"rank-{rank}.log").open("w+b", buffering=0)
+    log = (folder / _LOG.format(rank)).open("w+b", buffering=0)
     with theirs:
         program = subprocess.Popen(
             [sys.executable, "-P", "-m", "gnomon.learner.rank", str(theirs.fileno()), str(folder)],

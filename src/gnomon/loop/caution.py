@@ -117,9 +117,8 @@ Watch = Caution | Careless
 
 def caution_of(learner: Learner, algorithm: Algorithm, directory: RunDirectory, warn: Warn) -> Caution:
     """Return the caution of a run, which remembers what its metrics say of the steps before."""
-    is_undone = algorithm.updates.total > 1 or algorithm.critic is not None or algorithm.replay is not None
-    streak = refused_in_a_row(list(read_rows(directory.metrics)))
-    return Caution(learner, algorithm.name, BatchLog(directory.batches, warn), warn, is_undone, streak=streak)
+    streak, log = refused_in_a_row(list(read_rows(directory.metrics))), BatchLog(directory.batches, warn)
+    return Caution(learner, algorithm.name, log, warn, algorithm.updates_repeatedly, streak=streak)
 
 
 def refused_in_a_row(rows: Sequence[Mapping[str, Any]]) -> int:

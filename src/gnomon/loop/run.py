@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from gnomon.algorithms.algorithm import Algorithm
 from gnomon.curriculum.base import Curriculum
@@ -26,9 +27,21 @@ from gnomon.rollouts.stream import RolloutStream
 
 @dataclass
 class StopRequest:
-    """The number of the signal that asked the run to stop, 0 for none; read between steps."""
+    """The number of the signal that asked the run to stop, 0 for none; read between steps.
+
+    after: steps, or batches of value pre-training, that a session makes first, whenever it was asked: with
+    ``StopRequest(signal.SIGTERM, after=1)`` a program takes a run one step further.
+
+    >>> StopRequest(15, after=1).is_due(made=0), StopRequest(15, after=1).is_due(made=1), StopRequest().is_due(made=9)
+    (False, True, False)
+    """
 
     signal: int = 0
+    after: int = 0
+
+    def is_due(self, made: int) -> bool:
+        """Whether to stop, when this session has made so many steps and batches."""
+        return self.signal != 0 and made >= self.after
 
 
 async def _nothing() -> bool:
@@ -48,7 +61,8 @@ class Run:
     once or while the run goes on. check: raises what a save met that has failed meanwhile. initialize: what comes
     before the first step; returns whether it changed anything. is_initialized, is_evaluated: whether that, and the
     first evaluation, were done before.
-    pretraining: the critic's own phase before the first step, None without one.
+    pretraining: the critic's own phase before the first step, None without one. made: steps, and batches of that
+    phase, since this session began.
     """
 
     algorithm: Algorithm
@@ -81,6 +95,12 @@ class Run:
     is_evaluated: bool = False
     stop: StopRequest = field(default_factory=StopRequest)
     best: float = float("-inf")
+    made: int = field(default=0, init=False)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it was asked to stop, and has made in this session what it was to make first."""
+        return self.stop.is_due(self.made)
 
     def steps_left(self) -> Iterator[int]:
         """Yield the steps that are to be made, from 0, each when the one before is done, until the budget is spent."""
@@ -94,42 +114,56 @@ class Run:
     async def begin(self) -> None:
         """Do what comes before the first step: initial values, the evaluation that others compare with, the critic.
 
-        Raises: Stopped.
+        Before each of these, and before whatever step comes next, the run stops when it was asked to. Raises: Stopped.
         """
-        if self.learner.version > 0:
-            return
-        phase = None if self.pretraining is None or self.pretraining.is_done else self.pretraining
-        is_changed = not self.is_initialized and await self.initialize()
-        if is_changed and phase is not None:
-            phase.save(0)
-        elif is_changed:
-            self.save(0, False)
-        if self.evaluate_before and not self.is_evaluated:
-            await self.evaluate(0)
-        if phase is not None:
-            await self._pretrain(phase)
-        elif self.steps == 0 and not is_changed:
-            self.save(0, False)
+        if self.is_stopping:
+            # A checkpoint without initial values would be resumed without them.
+            is_saved = self.learner.version > 0 or self.is_initialized
+            self._stop_early(", and saved" if is_saved else "; nothing was made yet that could be saved")
+        if self.learner.version == 0 and await self._prepare():
+            self._stop_early(", and saved")
 
-    async def _pretrain(self, phase: ValuePretraining) -> None:
+    async def _prepare(self) -> bool:
+        """Return whether it was asked to stop in time to be saved; what comes later is seen after the first step."""
+        phase = None if self.pretraining is None or self.pretraining.is_done else self.pretraining
+        save = partial(self.save, 0, False) if phase is None else partial(phase.save, 0)
+        is_changed = not self.is_initialized and await self.initialize()
+        if is_changed:
+            save()
+        if self.evaluate_before and not self.is_evaluated and not (self.is_stopping and self.steps):
+            await self.evaluate(0)
+        stops = self.is_stopping
+        if (stops or (self.steps == 0 and phase is None)) and not is_changed and not self.is_initialized:
+            save()
+        return await self._pretrain(phase, stops) if phase is not None else stops
+
+    def _stop_early(self, saved: str) -> None:
+        if self.learner.version < self.steps and not self.meter.is_spent:
+            raise Stopped(f"stopped before step {self.learner.version + 1} of {self.steps}{saved}", self.stop.signal)
+
+    async def _pretrain(self, phase: ValuePretraining, stops: bool) -> bool:
         """Teach the critic until its phase is over, and publish step 0; save when due, and stop here when asked to.
 
+        stops: before its first batch, which is saved. Returns: whether it was asked to stop when all was taught.
         Raises: Stopped.
         """
+        if stops:
+            raise Stopped("stopped before value pre-training went on, and saved", self.stop.signal)
         with self.journal.pretraining(phase.plan.steps, phase.batches) as write:
             while not phase.is_done:
                 batch, metrics = phase.batches + 1, await phase.step()
+                self.made += 1
                 write(batch, metrics + self.meter.count(metrics))
                 self.check()
-                if not phase.is_done and (self.stop.signal or _is_due(phase.batches, self.checkpoint_every)):
+                stops = self.is_stopping
+                if not phase.is_done and (stops or _is_due(phase.batches, self.checkpoint_every)):
                     phase.save(phase.batches)
-                if not phase.is_done and self.stop.signal:
+                if not phase.is_done and stops:
                     number = f"{phase.batches} of {phase.plan.steps}"
                     raise Stopped(f"stopped after batch {number} of value pre-training, and saved", self.stop.signal)
         self.save(0, False)
         phase.discard()
-        if self.stop.signal and self.steps:
-            raise Stopped("stopped after value pre-training, before the first step, and saved", self.stop.signal)
+        return stops
 
     async def evaluate(self, step: int) -> bool:
         """Evaluate the weights after ``step`` steps, write it down, and return whether they are the best so far."""
@@ -147,15 +181,16 @@ class Run:
 
         Raises: Stopped; DiagnosedError when a finding is one to stop for.
         """
+        self.made += 1
         self.check()
         is_end = done == self.steps or self.meter.is_spent
         is_best = False
         if is_end or self.meter.is_at_mark or _is_due(done, self.evaluate_every):
             is_best = await self.evaluate(done)
-        reason = self.journal.reason_to_stop
-        if is_end or is_best or self.stop.signal or reason or _is_due(done, self.checkpoint_every):
+        reason, stops = self.journal.reason_to_stop, self.is_stopping
+        if is_end or is_best or stops or reason or _is_due(done, self.checkpoint_every):
             self.save(done, is_best)
-        if self.stop.signal and not is_end:
+        if stops and not is_end:
             raise Stopped(f"stopped after step {done} of {self.steps}, and saved", self.stop.signal)
         if reason and not is_end:
             raise DiagnosedError(f"stopped after step {done} of {self.steps}, and saved: {reason}")

@@ -147,6 +147,11 @@ class RunDirectory:
         return self.path / "run.json"
 
     @property
+    def learner_logs(self) -> Path:
+        """What the learner's processes wrote, where one of them was lost."""
+        return self.path / "learner"
+
+    @property
     def metrics(self) -> Path:
         """One object per step."""
         return self.path / "metrics.jsonl"

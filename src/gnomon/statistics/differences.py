@@ -28,6 +28,7 @@ POWER = 0.8
 """The chance of finding a difference that is there which `prompts_needed` asks for."""
 FEWEST = 6
 """With fewer prompts no sign-flip test reaches 5%: 2 / 2^5 > 0.05 >= 2 / 2^6."""
+MCNEMAR, SIGN_FLIP = "McNemar's exact test", "exact sign-flip test"
 # A mean over k samples is a multiple of 1/k; so are differences of two such means of some common k.
 _LARGEST_DENOMINATOR = 4096
 _MOST_COUNTED = 200_000_000
@@ -128,7 +129,8 @@ def paired_difference(
     interval = _constant(gains, confidence)
     if interval is None:
         interval = percentiles(resampled_means(gains, resamples, random), confidence)
-    p_value, test = _sign_flip(gains, resamples, random)
+    is_binary = bool(np.isin(before, (0.0, 1.0)).all() and np.isin(after, (0.0, 1.0)).all())
+    p_value, test = _sign_flip(gains, resamples, random, is_binary)
     return Difference(
         mean=float(gains.mean()),
         interval=interval,
@@ -200,19 +202,18 @@ def _constant(gains: Floats, confidence: float) -> Interval | None:
     return Interval(common - unseen * (1 + common), common + unseen * (1 - common))
 
 
-def _sign_flip(gains: Floats, resamples: int, random: np.random.Generator) -> tuple[float, str]:
-    """Return the p-value and the test's name."""
+def _sign_flip(gains: Floats, resamples: int, random: np.random.Generator, is_binary: bool) -> tuple[float, str]:
+    """Return the p-value and the test's name; is_binary: whether all scores are 0 or 1."""
     steps = _steps(gains)
     if steps is not None:
-        is_binary = bool(np.isin(gains, (-1.0, 0.0, 1.0)).all())
-        return _counted(steps), "McNemar's exact test" if is_binary else "exact sign-flip test"
+        return _counted(steps), MCNEMAR if is_binary else SIGN_FLIP
     count, observed = len(gains), abs(float(gains.sum()))
     # Sums of the same numbers in another order differ by rounding; without slack a tie would be lost.
     bar = observed - 1e-12 * max(1.0, float(np.abs(gains).sum()))
     if count < 63 and 2**count <= resamples:
         codes = np.arange(2**count, dtype=np.int64)[:, None]
         signs = 1 - 2 * ((codes >> np.arange(count)) & 1)
-        return float((np.abs(signs @ gains) >= bar).mean()), "exact sign-flip test"
+        return float((np.abs(signs @ gains) >= bar).mean()), SIGN_FLIP
     hits = 0
     for size in blocks(resamples, count):
         signs = 1 - 2 * random.integers(0, 2, size=(size, count), dtype=np.int8)

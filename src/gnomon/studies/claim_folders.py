@@ -17,6 +17,7 @@ from gnomon.records.console import Console
 from gnomon.records.durable import write_durably, write_json
 from gnomon.studies.claims import Claim, Expectation, Outcome, Verdict, Workplace
 from gnomon.studies.measured import Measured
+from gnomon.user_file import told_before_code
 
 CODE, RESULTS, FIGURE, PAGE = "claim.py", "results.json", "figure.svg", "README.md"
 
@@ -53,7 +54,9 @@ class ClaimFolder:
         """Run ``claim.py`` and return its CLAIM. Raises: ConfigError saying what is wrong with the file."""
         source = self.path / CODE
         try:
-            found = load_object(f"{source}:CLAIM")
+            # Of a claim nothing is named by an experiment of the user's: it is what the verb is about.
+            with told_before_code(lambda named: None):
+                found = load_object(f"{source}:CLAIM")
         except ConfigError as error:
             why = error.__cause__
             if why is None:

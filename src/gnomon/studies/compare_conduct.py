@@ -9,7 +9,7 @@ from typing import Any
 from gnomon.assemble import questions
 from gnomon.drift import differences
 from gnomon.errors import ConfigError, DatasetError, RunDirectoryError, RunError, Stopped
-from gnomon.launch import checked, is_finished, resolved
+from gnomon.launch import checked, is_finished, resolved, say_whose_code
 from gnomon.models.device import resolve_device
 from gnomon.models.size import model_size
 from gnomon.planning import Plan, make_plan
@@ -94,6 +94,7 @@ def _refuse_spent(design: Design, console: Console) -> None:
     if design.limit.unit != "tokens" or not early:
         return
     name, first = next(iter(early.items()))
+    say_whose_code(first, console)
     with console.phase("preparing tasks"), _named(name):
         prompts = len(questions(first).split.train)
     for name, experiment in early.items():
@@ -155,9 +156,9 @@ def _refuse_other_study(design: Design, folder: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         terms = None
     if not isinstance(terms, dict):
-        raise RunDirectoryError(f"{folder} holds something that is no comparison; name another folder: --study-dir DIR")
+        raise RunDirectoryError(f"{folder} holds something that is no comparison; name another folder: --out FOLDER")
     other = differences(terms, design.terms())
     if other:
         raise RunDirectoryError(
-            f"{folder} holds another comparison: {'; '.join(other[:3])}; name another folder with --study-dir DIR"
+            f"{folder} holds another comparison: {'; '.join(other[:3])}; name another folder with --out FOLDER"
         )

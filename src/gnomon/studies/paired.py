@@ -12,6 +12,7 @@ from dataclasses import replace
 from gnomon.errors import ConfigError
 from gnomon.records.answers import Answered, read_answered, write_answered
 from gnomon.statistics import Difference, paired_difference
+from gnomon.statistics.differences import MCNEMAR, SIGN_FLIP
 
 __all__ = ["Answered", "Difference", "compare", "read_answered", "write_answered"]
 
@@ -42,4 +43,7 @@ def compare(first: Sequence[Answered], second: Sequence[Answered], measure: str 
             "shared); evaluate both on the same prompts, with as many samples as the measure needs"
         )
     found = paired_difference([a for a, _ in both], [b for _, b in both])
+    if found.test == MCNEMAR and measure == "avg" and any(row.samples > 1 for row in (*first, *second)):
+        # Means that happen to be 0 or 1 are no pairs of single answers: one name for one procedure.
+        found = replace(found, test=SIGN_FLIP)
     return replace(found, left_out=len(left.keys() | right.keys()) - len(both))

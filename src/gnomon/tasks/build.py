@@ -17,6 +17,9 @@ from gnomon.tasks.reasoning import ReasoningGymTask, generators
 from gnomon.tasks.sources import is_file_name
 from gnomon.tasks.split import RESERVED, Filtered, HeldOut, by_content, check_disjoint, disjoint, first, unique
 from gnomon.tasks.table import TableTask
+from gnomon.verifiers.exact import Numeric
+from gnomon.verifiers.grade import WeightedReward
+from gnomon.verifiers.reasoning import Reasoning
 
 _Sides = tuple[QuestionSet, Filtered[Question]]
 SingleTask = ArithmeticTask | ReasoningGymTask | TableTask
@@ -126,6 +129,26 @@ def named(name: str) -> TaskConfig:
         return ReasoningGymTask(generator)
     names = [*NAMED, *BENCHMARKS, *known]
     raise ConfigError(unknown("task", name, names) + "; or a file ending in .jsonl, .json or .parquet")
+
+
+def own_rewards(task: TaskConfig) -> tuple[WeightedReward, ...]:
+    """Return what judges a task where the experiment names no reward. Raises: ConfigError where nothing does.
+
+    >>> [reward.part for reward in own_rewards(named("arithmetic"))]
+    ['answer']
+    """
+    if isinstance(task, BenchmarkTask):
+        return task.rewards
+    singles = [part.task for part in task.parts] if isinstance(task, MixtureTask) else [task]
+    if all(isinstance(single, ArithmeticTask) for single in singles):
+        return (WeightedReward(Numeric(), name="answer"),)
+    if all(isinstance(single, ReasoningGymTask) for single in singles):
+        return (WeightedReward(Reasoning(extract="last_line"), name="answer"),)
+    raise ConfigError(
+        f"the task '{task.name}' has no reward of its own; name at least one, such as "
+        '[[rewards]] kind = "numeric", or kind = "function" with your own; on the command line '
+        "'rewards=[{kind=\"numeric\"}]'"
+    )
 
 
 def named_held_out(name: str) -> TaskConfig:

@@ -28,7 +28,7 @@ from gnomon.loop.run import StopRequest
 folder, overrides = Path(sys.argv[1]), json.loads(sys.argv[2])
 train_experiment(load("tiny", [*overrides, "engine=local"]), folder / "local")
 try:
-    train_experiment(load("tiny", [*overrides, "engine=vllm"]), folder / "vllm", StopRequest(signal.SIGTERM))
+    train_experiment(load("tiny", [*overrides, "engine=vllm"]), folder / "vllm", StopRequest(signal.SIGTERM, after=1))
 except Stopped as stopped:
     print(stopped)
 resume(folder / "vllm")

@@ -193,7 +193,7 @@ def job_of(experiment: Experiment, prompt: float, answer: float | None = None) -
         has_reference="reference" in algorithm.needs and experiment.lora is None,
         has_critic=critic is not None and critic.trunk == "separate",
         has_average=algorithm.proximal is not None,
-        is_undone=algorithm.updates.total > 1 or critic is not None,
+        is_undone=algorithm.updates_repeatedly,
         item=4 if plan.precision == "fp32" else 2,
         is_offloaded=plan.offload,
         micro=plan.max_tokens_per_micro_batch or 0,
