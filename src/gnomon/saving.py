@@ -10,6 +10,7 @@ from pathlib import Path
 from gnomon.assemble import Choosing, Questions
 from gnomon.cluster.graders import Graders
 from gnomon.cluster.ray import Cluster
+from gnomon.curriculum.drift import Unmeasured
 from gnomon.engines.pool import EnginePool
 from gnomon.errors import CheckpointError, ConfigError
 from gnomon.experiment import Experiment
@@ -108,7 +109,9 @@ def parts_of(learner: Writing, chosen: Choosing, stream: RolloutStream, seed: in
     """Return everything that changes from step to step, by the name it has in a checkpoint."""
     parts: dict[str, Stateful] = {"learner": learner, "curriculum": chosen.curriculum, "stream": stream}
     if chosen.tracker is not None:
-        parts |= {"tracker": chosen.tracker, "drift": chosen.drift}
+        parts["tracker"] = chosen.tracker
+        if not isinstance(chosen.drift, Unmeasured):
+            parts["drift"] = chosen.drift
     if chosen.replay is not None:
         parts["replay"] = chosen.replay
     parts["generators"] = Generators(seed)
@@ -143,7 +146,7 @@ STATELESS: Mapping[type, str] = {
     Graders: "judge each answer by itself",
     Cluster: "is where others compute",
     ErrorBudget: "counts the latest failures in order to end a run; no reward depends on it",
-    Proved: "is a part where it allows more than float32 does; else it allows what is fixed",
+    Proved: "asks; what it measures is a part, or never changes",
     Caution: "counts refused steps in a row again from the metrics",
     Journal: "writes; its files are cut back to the checkpoint",
     Console: "shows",

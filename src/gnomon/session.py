@@ -17,7 +17,7 @@ from gnomon.engines.pool import EnginePool
 from gnomon.experiment import Experiment
 from gnomon.learner.base import Writing
 from gnomon.loop.admission import Trusted, Unlimited
-from gnomon.loop.arrival import FLOAT32_NATS, ROUGH_NATS, Arrival, Proved, Sending
+from gnomon.loop.arrival import Arrival, Fixed, Measured, Proved, Sending
 from gnomon.loop.beside import beside
 from gnomon.loop.budget import PART, Meter
 from gnomon.loop.caution import Caution, caution_of
@@ -208,11 +208,10 @@ def _arrival(session: Session, engine: EnginePool, sent: Sending | None, parts: 
     experiment = session.experiment
     precision = precision_of(experiment)
     is_exact = precision == "fp32" and experiment.engine.kind == "local"
-    limit = FLOAT32_NATS if is_exact else ROUGH_NATS
-    arrival = Proved(engine, session.asked.tokenizer.vocab_size, sent, limit)
-    if not is_exact:
-        parts["arrival"] = arrival
-    return arrival
+    allowance = Fixed() if is_exact else Measured()
+    if isinstance(allowance, Measured):
+        parts["arrival"] = allowance
+    return Proved(engine, session.asked.tokenizer.vocab_size, sent, allowance)
 
 
 async def _judge(

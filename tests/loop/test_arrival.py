@@ -16,7 +16,7 @@ from gnomon.engines.pool import EnginePool
 from gnomon.errors import ArrivalError
 from gnomon.learner.plan import LearnerPlan
 from gnomon.learner.torch import TorchLearner
-from gnomon.loop.arrival import FLOAT32_NATS, ROUGH_NATS, Proved, Sending
+from gnomon.loop.arrival import FLOAT32_NATS, ROUGH_NATS, Allowance, Fixed, Measured, Proved, Sending
 from gnomon.metrics import Metrics
 from gnomon.models.linear import input_axes
 from gnomon.models.lora import LoraPlan, adapt
@@ -104,14 +104,14 @@ def swapped(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def deliveries(
-    engine: Engine, model: nn.Module, sending: Sending | None = None, limit: float = FLOAT32_NATS, count: int = 3
+    engine: Engine, model: nn.Module, sending: Sending | None = None, allowance: Allowance | None = None, count: int = 3
 ) -> list[Metrics]:
     """Return what so many deliveries measured, with an update between one and the next."""
 
     async def body() -> list[Metrics]:
         torch.manual_seed(1)
         learner, pool = learner_of(model), EnginePool({"one": engine})
-        arrival, measured = Proved(pool, VOCABULARY, sending, limit), []
+        arrival, measured = Proved(pool, VOCABULARY, sending, allowance or Fixed()), []
         try:
             for _ in range(count):
                 measured.append(await arrival.deliver(pool, learner))
@@ -156,12 +156,28 @@ def test_merged_adapters_are_believed():
 def test_what_bfloat16_may_differ_by_is_measured_first():
     """An engine that casts is no mistake; its first difference decides what later ones may be."""
     engine = LocalEngine(tiny_model(5, dtype=torch.bfloat16), shared=False)
-    first, second, _ = deliveries(engine, tiny_model(), limit=ROUGH_NATS)
+    first, second, _ = deliveries(engine, tiny_model(), allowance=Measured())
 
     assert first["arrival/canary_allowed_nats"] == ROUGH_NATS
     assert 1e-4 < first["arrival/canary_abs_mean_nats"] < 0.05
     allowed = max(ROUGH_NATS / 10, 8 * first["arrival/canary_abs_mean_nats"])
     assert second["arrival/canary_allowed_nats"] == pytest.approx(allowed)
+
+
+def test_a_resumed_run_allows_what_it_allowed_before():
+    """Unless engines of another machine differ by more when they get their first weights: then that decides."""
+    allowance = Measured()
+    allowance.saw(0.01)
+    again, elsewhere = Measured(), Measured()
+    for resumed, difference in ((again, 0.06), (elsewhere, 0.1)):
+        resumed.restore(allowance.state())
+        assert resumed.nats == ROUGH_NATS
+        resumed.saw(difference)
+        resumed.saw(0.2)
+
+    assert again.nats == allowance.nats == pytest.approx(0.08)
+    assert elsewhere.nats == ROUGH_NATS
+    assert again.state() == allowance.state()
 
 
 FAULTS = {

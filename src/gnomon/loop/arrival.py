@@ -47,6 +47,66 @@ class Unproved:
         return Metrics()
 
 
+class Allowance(Protocol):
+    """What an engine's log-probabilities of the canary may differ by from the learner's."""
+
+    @property
+    def nats(self) -> float:
+        """The largest mean absolute difference that proves the weights."""
+        ...
+
+    def saw(self, difference: float) -> None:
+        """Take note of what engines differ by whose weights were just proved."""
+        ...
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The same for ever: where both compute in float32, 1e-4."""
+
+    nats: float = FLOAT32_NATS
+
+    def saw(self, difference: float) -> None:
+        """Take no note."""
+
+
+class Measured:
+    """What may differ is measured by the first delivery, when fingerprints have just proved the weights.
+
+    Its difference d0 must not exceed 0.25 nats, and later ones not max(0.025, min(0.25, 8 d0)): in bfloat16 rounding is
+    a matter of luck at first, and grows with the logits. It is `Stateful`: a resumed run goes on with the d0 that it
+    began with, unless its engines, on another machine perhaps, differ by more than that allows when they get their
+    first weights; then that difference is d0.
+    """
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+        self._is_begun = False
+
+    @property
+    def nats(self) -> float:
+        """The largest mean absolute difference that proves the weights."""
+        return self._later() if self._is_begun else ROUGH_NATS
+
+    def saw(self, difference: float) -> None:
+        """Take note of a first delivery."""
+        if not self._is_begun and (self._first is None or difference > self._later()):
+            self._first = difference
+        self._is_begun = True
+
+    def state(self) -> State:
+        """Return what engines differed by at first."""
+        return State(values={"first": self._first})
+
+    def restore(self, state: State) -> None:
+        """Allow what was allowed before."""
+        first = state.values["first"]
+        self._first = None if first is None else float(first)
+
+    def _later(self) -> float:
+        return ROUGH_NATS if self._first is None else min(ROUGH_NATS, max(ROUGH_NATS / 10, GROWTH * self._first))
+
+
 @dataclass
 class Proved:
     """Loads, then asks each engine that works two things.
@@ -55,27 +115,19 @@ class Proved:
     shares the learner's module has nothing to compare.
 
     **What do you say?** A canary: 12 fixed tokens after 4, log-probabilities at temperature 1 by `Engine.score`
-    against the learner's own with the weights as they were sent, so that only arithmetic may differ. What may differ
-    is measured by the first delivery, when the fingerprints have just proved the weights: the mean absolute difference
-    d0 must not exceed ``limit``, and later ones not max(1e-4, min(``limit``, max(``limit`` / 10, 8 d0))). In float32
-    that is 1e-4; in bfloat16 0.025 to 0.25, since rounding is a matter of luck at first and grows with the logits.
-    Weights that are others differ by more, or are told apart by their fingerprints.
-
-    A resumed run goes on with the d0 that it began with, unless its engines, on another machine perhaps, differ by more
-    than that allows when they get their first weights: then that difference is d0.
+    against the learner's own with the weights as they were sent, so that only arithmetic may differ: in the mean by no
+    more than ``allowance`` says. Weights that are others differ by more, or are told apart by their fingerprints.
 
     engines: all of them. sending: what becomes of the learner's weights on their way; None when engines get the very
-    same numbers. vocabulary_size: canary ids are below it. limit: nats; `FLOAT32_NATS` where learner and engine both
-    compute in float32, else `ROUGH_NATS`.
+    same numbers. vocabulary_size: canary ids are below it. allowance: `Fixed` where learner and engine
+    both compute in float32, else `Measured`.
     Ours: peers check a version number, or nothing.
     """
 
     engines: EnginePool
     vocabulary_size: int
     sending: Sending | None = None
-    limit: float = FLOAT32_NATS
-    _first: float | None = field(default=None, init=False)
-    _is_begun: bool = field(default=False, init=False)
+    allowance: Allowance = field(default=Fixed())
 
     async def deliver(self, engine: Engine, learner: Learner) -> Metrics:
         """Load the learner's weights into every engine and prove that they arrived.
@@ -103,14 +155,12 @@ class Proved:
             raise NotFiniteError(_useless(snapshot.version))
         said = await self.engines.each(lambda e: e.score(prompt, response, 1.0))
         apart = {name: _apart(own[0].tolist(), scores) for name, scores in said.items()}
-        allowed = self._allowed() if self._is_begun else self.limit
+        allowed = self.allowance.nats
         for name, differs in apart.items():
             if not differs <= allowed:
                 raise ArrivalError(_otherwise(name, snapshot.version, differs, allowed))
         largest = max(apart.values(), default=0.0)
-        if not self._is_begun and (self._first is None or largest > self._allowed()):
-            self._first = largest
-        self._is_begun = True
+        self.allowance.saw(largest)
         return Metrics.of(
             {
                 "arrival/canary_abs_mean_nats": Last(largest),
@@ -118,20 +168,6 @@ class Proved:
                 "time/arrival_seconds": Mean(time.perf_counter() - began, 1),
             }
         )
-
-    def state(self) -> State:
-        """Return what the engines differed by at first."""
-        return State(values={"first": self._first})
-
-    def restore(self, state: State) -> None:
-        """Allow what was allowed before."""
-        first = state.values["first"]
-        self._first = None if first is None else float(first)
-
-    def _allowed(self) -> float:
-        if self._first is None:
-            return self.limit
-        return max(FLOAT32_NATS, min(self.limit, max(self.limit / 10, GROWTH * self._first)))
 
     async def _compare(self, name: str, held: Mapping[str, Fingerprint], snapshot: Snapshot) -> None:
         expected = await asyncio.to_thread(sent, snapshot, held)

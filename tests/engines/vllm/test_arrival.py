@@ -14,7 +14,7 @@ from gnomon.engines.pool import EnginePool
 from gnomon.errors import ArrivalError, EngineError
 from gnomon.learner.plan import LearnerPlan
 from gnomon.learner.torch import TorchLearner
-from gnomon.loop.arrival import ROUGH_NATS, Proved
+from gnomon.loop.arrival import Measured, Proved
 from gnomon.models.linear import input_axes
 from gnomon.models.tiny import tiny_model
 from gnomon.transport.rounding import rounded
@@ -62,7 +62,7 @@ def proved(engine: Engine, model: torch.nn.Module, is_rounded: bool = False) -> 
     learner = TorchLearner(model, LearnerPlan(precision="fp32"), steps=9)
     axes = input_axes(model)
     sending = (lambda snapshot: rounded(snapshot, "fp8", axes)) if is_rounded else None
-    arrival = Proved(EnginePool({"vllm": engine}), 259, sending, ROUGH_NATS)
+    arrival = Proved(EnginePool({"vllm": engine}), 259, sending, Measured())
 
     async def deliveries() -> list[dict[str, float]]:
         first = await arrival.deliver(arrival.engines, learner)

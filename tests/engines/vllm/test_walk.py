@@ -41,7 +41,7 @@ from gnomon.engines.vllm import VllmEngine
 from gnomon.errors import GnomonError
 from gnomon.learner.plan import LearnerPlan
 from gnomon.learner.torch import TorchLearner
-from gnomon.loop.arrival import ROUGH_NATS, Proved
+from gnomon.loop.arrival import Measured, Proved
 from gnomon.models.tiny import TinyConfig, tiny_model
 
 def plant(worker):
@@ -52,7 +52,7 @@ def plant(worker):
 async def main():
     engine = VllmEngine(sys.argv[1], torch.float32)
     learner = TorchLearner(tiny_model(0, TinyConfig(width=128, context_length=96)), LearnerPlan(precision="fp32"), 9)
-    arrival = Proved(EnginePool({"vllm": engine}), 259, None, ROUGH_NATS)
+    arrival = Proved(EnginePool({"vllm": engine}), 259, None, Measured())
     await arrival.deliver(arrival.engines, learner)
     engine._thread._engine.collective_rpc(plant)
     learner.advance()
