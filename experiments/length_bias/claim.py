@@ -1,13 +1,16 @@
 """Dr. GRPO's length bias, and what a token-level loss does about it."""
 
 import json
+import math
 import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 
 from gnomon.configuration import to_table
+from gnomon.records.durable import write_durably
 from gnomon.records.reading import RunRecord
-from gnomon.studies.arms import Arm, Line, Lines, Runs, last
+from gnomon.studies.arms import Arm, Line, Lines, Runs, last, whole
 from gnomon.studies.claims import Claim, Gain, Level
 from gnomon.studies.families import sums
 from gnomon.studies.measured import NotMeasured, Points
@@ -18,23 +21,37 @@ from gnomon.tasks.table import TableTask
 STEPS, EARLY, LATE, BUDGET = 40, 5, 10, 32
 LONGEST = 15
 HELD_OUT = HeldOut(size=64, fraction=0.2)
-AGGREGATES = {
-    "GRPO": ("algorithm=grpo",),
-    "sequence mean": ("algorithm=grpo", "algorithm.advantage.scale=none"),
-    "token mean": ("algorithm=grpo", "algorithm.advantage.scale=none", "algorithm.aggregate=TokenMean"),
-    "constant length (Dr. GRPO)": ("algorithm=dr-grpo", f"algorithm.aggregate.length={BUDGET}"),
-}
+TOSSES, TOSSED, HAZARD, ROOM = 30, HeldOut(size=8, fraction=0.1), 1 / 8, 64
+SEEDS = (0, 1, 2, 3)
+SEQUENCE, CONSTANT, GAP = "sequence mean", "constant length (Dr. GRPO)", "wrong minus right"
+SHOWN = ("yes", "no")  # as in coin.py
+COIN = str(Path(__file__).resolve().parent / "coin.py") + ":Coin"
 
 
-def table_of(folder: Path, size: int) -> TableTask:
+def aggregates(length: int) -> dict[str, tuple[str, ...]]:
+    """Return each normalization of the length, by name."""
+    return {
+        "GRPO": ("algorithm=grpo",),
+        SEQUENCE: ("algorithm=grpo", "algorithm.advantage.scale=none"),
+        "token mean": ("algorithm=grpo", "algorithm.advantage.scale=none", "algorithm.aggregate=TokenMean"),
+        CONSTANT: ("algorithm=dr-grpo", f"algorithm.aggregate.length={length}"),
+    }
+
+
+def write(path: Path, rows: Sequence[Mapping[str, object]]) -> TableTask:
+    """Write a table and return it as a task."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(path, "".join(json.dumps(row) + "\n" for row in rows).encode(), is_synced=False)
+    return TableTask(str(path), answer_column="answer")
+
+
+def sums_table(folder: Path, size: int) -> TableTask:
     """Write sums whose answer may be followed by any number of dots from none to 15; return them as a task.
 
     A sum comes several times, with other numbers of dots.
     """
-    path, random = folder / f"dotted-{size}.jsonl", Random("dotted")
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row_of(random)) + "\n" for _ in range(size)))
-    return TableTask(str(path), answer_column="answer")
+    random = Random("dotted")
+    return write(folder / f"dotted-{size}.jsonl", [row_of(random) for _ in range(size)])
 
 
 def row_of(random: Random) -> dict[str, object]:
@@ -55,23 +72,56 @@ def row_of(random: Random) -> dict[str, object]:
     }
 
 
+def coin_table(folder: Path, shown: Sequence[str]) -> TableTask:
+    """Write questions without meaning, each with what the coin shows behind it, and return them as a task.
+
+    Answers are dots, of which each is the last with the same chance, and '!'.
+    """
+    random, rows = Random("coin"), []
+
+    def dots() -> str:
+        return "." * min(ROOM - 8, int(random.expovariate(-math.log1p(-HAZARD)))) + "!"
+
+    for text in shown:
+        for number in range(500):
+            question = f"{number:03d}:" + (f"\n{text}\n" if text else "")
+            rows.append({"question": question, "answer": dots(), "wrong": [dots() for _ in range(8)], "difficulty": 1})
+    return write(folder / f"coin-{len(shown)}.jsonl", rows)
+
+
 def arms(folder: Path, seed: int) -> list[Arm]:
-    """Return GRPO with each normalization of the length, one update a step."""
-    model = warm_model(table_of(folder, 4000), folder, 0.5, plan=Warming(steps=600), held_out=HELD_OUT)
-    table = {
-        "model": str(model),
-        "task": to_table(table_of(folder, 1000)),
+    """Return GRPO with each normalization of the length, one update a step, after a coin and on sums."""
+    taught = coin_table(folder, SHOWN)
+    coin = {
+        "model": str(warm_model(taught, folder, 0.5, plan=Warming(steps=400), held_out=TOSSED)),
+        "task": to_table(coin_table(folder, ("",))),
+        "held_out": to_table(TOSSED),
+        "environment": {"use": COIN, "max_turns": 1},
+        "rollouts_per_step": 64,
+        "sampling": {"max_completion_length": ROOM},
+        "learner": {"precision": "fp32", "optimizer": {"learning_rate": 1e-3}},
+        "steps": TOSSES,
+    }
+    plain = {
+        "model": str(warm_model(sums_table(folder, 4000), folder, 0.5, plan=Warming(steps=600), held_out=HELD_OUT)),
+        "task": to_table(sums_table(folder, 1000)),
         "held_out": to_table(HELD_OUT),
         "rewards": [{"kind": "numeric", "which": "first", "column": "right"}],
         "rollouts_per_step": 128,
         "sampling": {"max_completion_length": BUDGET},
         "learner": {"precision": "fp32", "optimizer": {"learning_rate": 5e-4}},
+        "steps": STEPS,
+    }
+    shared = {
         "evaluation": {"samples": 1, "before": False},
         "checkpoints": {"every": 0},
         "grading": {"workers": 1},
-        "steps": STEPS,
     }
-    return [Arm(name, table, said) for name, said in AGGREGATES.items()]
+    return [
+        Arm(f"{setting}{name}", {**table, **shared}, said)
+        for setting, table, length in (("coin: ", coin, ROOM), ("sums: ", plain, BUDGET))
+        for name, said in aggregates(length).items()
+    ]
 
 
 def lengths(reward: float):
@@ -104,6 +154,16 @@ def gap(record: RunRecord) -> float:
     return change(0.0)(record) - change(1.0)(record)
 
 
+def spread(record: RunRecord) -> float:
+    """Return the standard deviation of the lengths of the first step's answers."""
+    return statistics.stdev(len(one.rollout.response) for one in record.rollouts(1))
+
+
+def more(says: str, setting: str, other: str) -> Gain:
+    """With the mean over sequences wrong answers grow more beside right ones than with another aggregate."""
+    return Gain(says, f"{setting}{other}", f"{setting}{SEQUENCE}", GAP, above=0.0)
+
+
 CLAIM = Claim(
     title="Length bias: sequence mean, token mean, constant length",
     claim=(
@@ -117,12 +177,18 @@ CLAIM = Claim(
         "2503.14476, section 3.3."
     ),
     protocol=(
-        "Sums whose answer comes first and may be followed by any number of dots, then '!': only the number is graded, "
-        "so length is free and decided when the answer is already there, right or wrong. In such a state the advantage "
-        "A is the same for every length, so an unbiased gradient of the length is A E[grad log p(length)] = 0, while "
-        "dividing by the length L leaves A grad E[1 / L]: longer where A < 0, shorter where A > 0. A two-layer model "
-        "that is right at about 0.5 and stops after 0 to 15 dots at random is trained for 40 steps of 16 prompts of 8 "
-        "answers, one update a step, so that nothing is clipped; 3 seeds. GRPO as it is; the same without the group's "
+        "The length must be decided by a policy that knows whether it is right, and being wrong must not go away. The "
+        "earlier form of this experiment (*sums*, below) had neither for certain, so that nothing was decided. *Coin*: "
+        "a coin is tossed for each answer and shown before it (`coin.py`, an environment), and is its reward whatever "
+        "is said: half of the answers are wrong for ever, no length is better than another, and the policy knows. It "
+        "was taught to answer with dots, of which each is the last with a chance of one in eight, so answers are of 1 "
+        "to 64 tokens and can grow without end. In such a state the advantage A is the same for every length, so an "
+        "unbiased gradient of the length is A E[grad log p(length)] = 0, while dividing by the length L leaves A grad "
+        f"E[1 / L]: longer where A < 0, shorter where A > 0. {TOSSES} steps of 8 prompts of 8 answers at 1e-3. *Sums*: "
+        "the answer comes first and may be followed by up to 15 dots, then '!', and only the number is graded; a model "
+        f"that is right at about 0.5, {STEPS} steps of 16 prompts of 8 answers at 5e-4. Both with one update a "
+        "step, so "
+        "that nothing is clipped, and four seeds; no pilot was run. GRPO as it is; the same without the group's "
         "standard deviation, so that only the aggregate differs from the two after it; token mean; constant length. "
         "Change of length: mean over the last ten steps less that over the first five, in tokens."
     ),
@@ -132,45 +198,51 @@ CLAIM = Claim(
             "wrong, change": change(0.0),
             "right, change": change(1.0),
             "wrong minus right": gap,
+            "spread of lengths at first": spread,
+            "wrong share": lambda record: 1 - whole("rollout/reward_mean")(record),
             "reward, last 10": last("rollout/reward_mean", LATE),
         },
         curves={"wrong": lengths(0.0), "right": lengths(1.0)},
+        seeds=SEEDS,
     ),
     checks=(
+        Level("coin: wrong answers stay: half of all", f"coin: {SEQUENCE}", "wrong share", above=0.45, below=0.55),
         Level(
-            "constant length: no bias beyond 1.5 tokens",
-            "constant length (Dr. GRPO)",
-            "wrong minus right",
-            above=-1.5,
-            below=1.5,
+            "coin: lengths are spread at first: standard deviation of 4 or more",
+            f"coin: {SEQUENCE}",
+            "spread of lengths at first",
+            above=4.0,
         ),
-        Level("token mean: no bias beyond 1.5 tokens", "token mean", "wrong minus right", above=-1.5, below=1.5),
+        Level("coin, constant length: no bias beyond 2 tokens", f"coin: {CONSTANT}", GAP, above=-2.0, below=2.0),
     ),
     expectations=(
-        Level("sequence mean: wrong answers grow", "sequence mean", "wrong, change", above=0.0),
-        Level("sequence mean: right answers shrink", "sequence mean", "right, change", below=0.0),
-        Level("GRPO as it is: wrong answers grow more than right ones", "GRPO", "wrong minus right", above=0.0),
-        Gain(
-            "sequence mean is biased more than constant length",
-            "constant length (Dr. GRPO)",
-            "sequence mean",
-            "wrong minus right",
-            above=0.0,
-        ),
-        Gain("and more than token mean", "token mean", "sequence mean", "wrong minus right", above=0.0),
-    ),
-    remarks=(
-        "**What we make of it.** Nothing is decided in the direction of the bias, and the size of an effect is "
-        "bounded: wrong answers grew less than 1.7 tokens more than right ones under every aggregate. Lengths did "
-        "move (by two tokens downwards in some seeds), but those of right and wrong answers together: this model, "
-        "right in under half of its answers, does not know in the state after its answer whether it was right. "
-        "There A has the mean zero, whatever it is divided by. So the bias needs what the derivation takes for "
-        "granted, a policy that can tell its wrong answers from its right ones; a task where that can be seen, "
-        "and more steps, would be the next thing to try."
+        Level("coin, sequence mean: wrong answers grow", f"coin: {SEQUENCE}", "wrong, change", above=0.0),
+        Level("coin, sequence mean: right answers shrink", f"coin: {SEQUENCE}", "right, change", below=0.0),
+        Level("coin, GRPO as it is: wrong answers grow more than right ones", "coin: GRPO", GAP, above=0.0),
+        more("coin: sequence mean is biased more than constant length", "coin: ", CONSTANT),
+        more("coin: and more than token mean", "coin: ", "token mean"),
+        Level("coin, token mean: no bias beyond 2 tokens", "coin: token mean", GAP, above=-2.0, below=2.0),
+        Level("sums, GRPO as it is: wrong answers grow more than right ones", "sums: GRPO", GAP, above=0.0),
+        more("sums: sequence mean is biased more than constant length", "sums: ", CONSTANT),
+        more("sums: and more than token mean", "sums: ", "token mean"),
     ),
     figure=Lines(
-        "Length of wrong answers",
+        "Length of right and wrong answers after a coin",
         "tokens",
-        tuple(Line(name, "wrong") for name in AGGREGATES),
+        (
+            Line(f"coin: {SEQUENCE}", "wrong", "wrong, sequence mean"),
+            Line(f"coin: {SEQUENCE}", "right", "right, sequence mean"),
+            Line(f"coin: {CONSTANT}", "wrong", "wrong, constant length"),
+            Line(f"coin: {CONSTANT}", "right", "right, constant length"),
+        ),
+    ),
+    remarks=(
+        "**What we make of it.** With the cause present the effect is as large as the source says: dividing by an "
+        "answer's length makes wrong answers 15 tokens longer and right ones 5 shorter within 30 steps, whether or "
+        "not the group's standard deviation divides too; with token mean or a constant length both drift by the same "
+        "2 to 3 tokens, and their difference is 0.4 and 0.2. That these two are within 2 tokens of no bias is not "
+        "decided: four seeds lie 1.5 tokens apart. On the sums nothing moves, and it should not: there a policy does "
+        "not know whether it is wrong when it decides how long to be, so the early form of this experiment could not "
+        "have shown anything. The bias needs a policy that knows."
     ),
 )
