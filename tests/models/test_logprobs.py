@@ -120,7 +120,8 @@ def test_values_and_gradients_are_the_plain_ones(name, temperature):
     assert found_gradients.keys() == wanted_gradients.keys()
     for parameter, gradient in wanted_gradients.items():
         scale = max(1.0, float(gradient.abs().max()))
-        torch.testing.assert_close(found_gradients[parameter] / scale, gradient / scale, rtol=0, atol=3e-5)
+        # With weights as wild as these, float32's plain gradients are themselves 1.3e-5 from float64's.
+        torch.testing.assert_close(found_gradients[parameter] / scale, gradient / scale, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

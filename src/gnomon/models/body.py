@@ -193,9 +193,7 @@ class _Gated(torch.autograd.Function):
 def _factor(states: Tensor, epsilon: float) -> Tensor:
     """Return 1 / sqrt(mean(x^2) + epsilon), Float32[... 1] (Float64 of float64)."""
     kind = torch.promote_types(states.dtype, torch.float32)
-    size = torch.linalg.vector_norm(states, dim=-1, keepdim=True, dtype=kind)
-    factor: Tensor = size.square_().div_(states.shape[-1]).add_(epsilon).rsqrt_()
-    return factor
+    return (states.to(kind).square().mean(-1, keepdim=True) + epsilon).rsqrt()
 
 
 def _times(states: Tensor, factor: Tensor) -> Tensor:
