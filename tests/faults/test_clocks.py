@@ -86,6 +86,7 @@ def test_a_budget_of_seconds_is_of_seconds_that_passed(jumping: dict[str, str], 
     json.loads(looked.stdout)
 
 
+@pytest.mark.slow
 def test_a_verifier_that_hangs_is_ended_in_time(jumping: dict[str, str], tmp_path: Path):
     """After its own seconds, neither at once nor a day later; SIGTERM is answered as ever."""
     (tmp_path / "score.py").write_text(

@@ -45,6 +45,7 @@ def test_deaths_between_two_calls_are_noticed():
     assert None not in [program.poll() for program in programs]
 
 
+@pytest.mark.slow
 def test_one_that_is_stopped_between_two_calls_is_noticed():
     """The system says that it stands still."""
     with together(recipe_for(GRPO)) as gang:
@@ -53,6 +54,7 @@ def test_one_that_is_stopped_between_two_calls_is_noticed():
             asyncio.run(beside(gang.watch(), asyncio.sleep(60)))
 
 
+@pytest.mark.slow
 def test_looking_is_in_nobodys_way(tmp_path: Path):
     """While all live nothing comes of it, whatever is asked meanwhile; and it ends with the work."""
     with together(recipe_for(GRPO)) as gang:

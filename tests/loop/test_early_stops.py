@@ -79,6 +79,7 @@ def test_a_stop_is_noticed_before_the_first_step_too(
     assert look >= 4
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_the_first_step_makes_none(tmp_path: Path):
     """While the first evaluation is under way: that is finished and saved, no step is made, exit code 130."""
     run = tmp_path / "run"

@@ -7,6 +7,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from gnomon.records.jsonl import JsonlSink, drop_after, read_rows
 from gnomon.records.rollouts import RolloutLog, read_rollouts
 from gnomon.types import Grade, Group, Rollout, Task
@@ -32,6 +34,7 @@ def _write_on(folder: Path, first: int) -> None:
         step += 1
 
 
+@pytest.mark.slow
 def test_a_hundred_kills_while_it_writes(tmp_path: Path):
     """Each at another moment: every row there is whole and in order, every rollout file has all of its rows.
 
