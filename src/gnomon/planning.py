@@ -206,33 +206,36 @@ def _costs(experiment: Experiment, asked: Questions, size: ModelSize, precision:
     algorithm, item = experiment.algorithm, dtype_of(precision).itemsize
     masters = 4 if item < 4 else 0
     has_reference = "reference" in algorithm.needs and experiment.lora is None
-    has_critic = algorithm.critic is not None and algorithm.critic.trunk == "separate"
     return Costs(
         training_prompts=len(asked.split.train),
         reference_bytes=size.parameters * item if has_reference else 0,
         average_bytes=_trained(experiment, size) * (item + masters) if algorithm.proximal is not None else 0,
-        critic_bytes=size.parameters * (item + masters + 8) if has_critic else 0,
+        critic_bytes=size.parameters * (item + masters + 8) if _has_own_critic(experiment) else 0,
         is_mixture=size.experts > 1,
     )
 
 
 def _checkpoint(experiment: Experiment, size: ModelSize, precision: Precision) -> int:
     """Return the model as it computes, and masters and two moments in float32 of what is trained; critic, average."""
-    algorithm, item, trained = experiment.algorithm, dtype_of(precision).itemsize, _trained(experiment, size)
-    has_critic = algorithm.critic is not None and algorithm.critic.trunk == "separate"
-    critic = size.parameters * (item + 12) if has_critic else 0
-    average = 4 * trained if algorithm.proximal is not None else 0
-    return size.parameters * item + 12 * trained + critic + average
+    models = 2 if _has_own_critic(experiment) else 1
+    return models * size.parameters * dtype_of(precision).itemsize + _states(experiment, size)
 
 
 def _undo(experiment: Experiment, size: ModelSize) -> int:
-    """Return the copy that a step of several updates can be undone with: masters and moments, critic, average."""
-    algorithm, trained = experiment.algorithm, _trained(experiment, size)
-    if not algorithm.updates_repeatedly:
-        return 0
-    has_critic = algorithm.critic is not None and algorithm.critic.trunk == "separate"
-    average = 4 * trained if algorithm.proximal is not None else 0
-    return 12 * trained + (12 * size.parameters if has_critic else 0) + average
+    """Return the copy that a step of several updates can be undone with."""
+    return _states(experiment, size) if experiment.algorithm.updates_repeatedly else 0
+
+
+def _states(experiment: Experiment, size: ModelSize) -> int:
+    """Return masters and two moments in float32 of what is trained, and of a critic, and an average."""
+    trained = _trained(experiment, size)
+    average = 4 * trained if experiment.algorithm.proximal is not None else 0
+    return 12 * trained + (12 * size.parameters if _has_own_critic(experiment) else 0) + average
+
+
+def _has_own_critic(experiment: Experiment) -> bool:
+    critic = experiment.algorithm.critic
+    return critic is not None and critic.trunk == "separate"
 
 
 def _memory(experiment: Experiment, size: ModelSize, precision: Precision, prompt_tokens: float, costs: Costs) -> int:

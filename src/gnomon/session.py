@@ -208,10 +208,11 @@ def _arrival(session: Session, engine: EnginePool, sent: Sending | None, parts: 
     experiment = session.experiment
     precision = precision_of(experiment)
     is_exact = precision == "fp32" and experiment.engine.kind == "local"
-    allowance = Fixed() if is_exact else Measured()
-    if isinstance(allowance, Measured):
-        parts["arrival"] = allowance
-    return Proved(engine, session.asked.tokenizer.vocab_size, sent, allowance)
+    vocabulary_size = session.asked.tokenizer.vocab_size
+    if is_exact:
+        return Proved(engine, vocabulary_size, sent, Fixed())
+    parts["arrival"] = measured = Measured()
+    return Proved(engine, vocabulary_size, sent, measured)
 
 
 async def _judge(

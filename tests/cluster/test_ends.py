@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,13 @@ ENDS = {
 }
 
 
+def ended(program: "subprocess.Popen[str]") -> tuple[int, float, dict[int, str]]:
+    """Wait for the end of a run; return its exit code, the seconds that it took, and who of it is left."""
+    began = time.monotonic()
+    code = program.wait(SECONDS + 40)
+    return code, time.monotonic() - began, until_alone(program.pid, 30)
+
+
 @pytest.mark.parametrize("name", ENDS)
 def test_what_dies_or_stands_still_ends_the_run_in_words(name: str, tmp_path: Path):
     """Within 60 s, with exit code 1, a typed error that says which and how, and no process left."""
@@ -34,10 +42,7 @@ def test_what_dies_or_stands_still_ends_the_run_in_words(name: str, tmp_path: Pa
     with running(folder, *LONG) as program:
         until_step(folder, program)
         os.kill(numbers(program.pid, title)[-1], number)
-        began = time.monotonic()
-        code = program.wait(SECONDS + 40)
-        took = time.monotonic() - began
-        left = until_alone(program.pid, 30)
+        code, took, left = ended(program)
     print(f"{name}: {took:.1f} s\n{said_by(folder)[-1500:]}")
 
     assert took < SECONDS
@@ -56,10 +61,7 @@ def test_a_rank_that_dies_while_answers_are_awaited_ends_the_run(tmp_path: Path)
         time.sleep(8)
         steps = (folder / "metrics.jsonl").read_text()
         os.kill(numbers(program.pid, "ray::Seat")[-1], signal.SIGKILL)
-        began = time.monotonic()
-        code = program.wait(SECONDS + 40)
-        took = time.monotonic() - began
-        left = until_alone(program.pid, 30)
+        code, took, left = ended(program)
     print(f"{took:.1f} s\n{said_by(folder)[-1500:]}")
 
     assert took < SECONDS

@@ -5,51 +5,29 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from tests.models.architectures import SHAPE, llama, mistral, qwen2, qwen3
 
-from gnomon.models.body import kept_numbers
+from gnomon.models.body import kept_per_token
 from gnomon.models.logprobs import TokenScorer
 from gnomon.models.lora import LoraPlan, adapt
 from gnomon.models.modes import recomputing
 from gnomon.models.tiny import TinyConfig, tiny_model
 from gnomon.models.trunk import Trunk, kept_for_backward, may_write_out
 
-SHAPE = {
-    "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 3, "initializer_range": 0.1, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 256, "pad_token_id": 0,
-}  # fmt: skip
+CHANGES = {"num_hidden_layers": 3, "initializer_range": 0.1}
 LENGTHS = (31, 4, 20, 17, 1, 9)
 
 
-def llama():
-    """Biases everywhere, an untied head."""
-    return hf.LlamaForCausalLM(hf.LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True))
-
-
-def gelu():
+def gelu(**changes: Any) -> Any:
     """One key and value head, tied embeddings, another activation."""
-    shape = {**SHAPE, "num_key_value_heads": 1}
+    shape = SHAPE | changes | {"num_key_value_heads": 1}
     return hf.LlamaForCausalLM(hf.LlamaConfig(**shape, tie_word_embeddings=True, hidden_act="gelu"))
-
-
-def mistral():
-    """No window; heads wider than the model divided among them."""
-    return hf.MistralForCausalLM(hf.MistralConfig(**SHAPE, sliding_window=None, head_dim=16))
-
-
-def qwen2():
-    """Biases on queries, keys and values alone."""
-    return hf.Qwen2ForCausalLM(hf.Qwen2Config(**SHAPE))
-
-
-def qwen3():
-    """Norms on queries and keys."""
-    return hf.Qwen3ForCausalLM(hf.Qwen3Config(**SHAPE, head_dim=8))
 
 
 def made(make: Any) -> Any:
     """Return a model whose norms and biases are not what they begin as."""
     torch.manual_seed(3)
-    model = make().eval()
+    model = make(**CHANGES).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
@@ -124,7 +102,7 @@ def test_what_is_kept_is_counted():
     found = sum(size for place, size in kept.items() if place not in shared) - turns - last
 
     # Each of the seven norms keeps one number of a token, and the embedding its number in 8 bytes.
-    assert kept_for_backward(model) == kept_numbers(model.get_decoder()) == found - 7 - 2
+    assert kept_for_backward(model) == kept_per_token(model.get_decoder()) == found - 7 - 2
 
 
 def test_layers_are_computed_again_where_that_is_asked_for():

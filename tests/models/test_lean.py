@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers as hf
+from tests.models.architectures import SHAPE, llama, mistral, qwen2, qwen3
 
 from gnomon.models.decoder import AlignedDecoder, RecomputeDecoder, choose_decoder
 from gnomon.models.lean import LeanDecoder
@@ -11,17 +12,8 @@ from gnomon.models.standard import is_standard_head
 from gnomon.models.static import fastest_decoder
 from gnomon.models.tiny import TinyConfig, tiny_model
 
-SHAPE = {
-    "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 256, "pad_token_id": 0,
-}  # fmt: skip
 FIRST = [(3, 1, 4, 1, 5), (3, 1, 4, 1, 5), (9,), (9, 2, 6)]
 LATER = [(5, 3, 5, 8, 9, 7, 9, 3, 2, 3), (9, 2, 6), (9, 2, 6)]
-
-
-def llama():
-    """Biases everywhere, an untied head."""
-    return hf.LlamaForCausalLM(hf.LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True))
 
 
 def packed():
@@ -34,21 +26,6 @@ def scaled():
     """Rotary frequencies that are stretched."""
     rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
     return hf.LlamaForCausalLM(hf.LlamaConfig(**SHAPE, rope_parameters=rope))
-
-
-def mistral():
-    """No window; heads wider than the model divided among them."""
-    return hf.MistralForCausalLM(hf.MistralConfig(**SHAPE, sliding_window=None, head_dim=16))
-
-
-def qwen2():
-    """Biases on queries, keys and values alone."""
-    return hf.Qwen2ForCausalLM(hf.Qwen2Config(**SHAPE))
-
-
-def qwen3():
-    """Norms on queries and keys."""
-    return hf.Qwen3ForCausalLM(hf.Qwen3Config(**SHAPE, head_dim=8))
 
 
 def mistral_with_window():

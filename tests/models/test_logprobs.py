@@ -1,5 +1,6 @@
 """Log-probabilities and entropies of responses, against the plain formula."""
 
+from statistics import geometric_mean
 from typing import Any
 
 import pytest
@@ -63,9 +64,9 @@ MODELS: dict[str, tuple[Any, Any, bool]] = {
 }  # fmt: skip
 
 
-def build(name: str, dtype: torch.dtype = torch.float32) -> Any:
+def build(name: str, dtype: torch.dtype = torch.float32, seed: int = 7) -> Any:
     architecture, config, _ = MODELS[name]
-    torch.manual_seed(7)
+    torch.manual_seed(seed)
     return architecture(config).to(dtype).eval()
 
 
@@ -81,11 +82,16 @@ def micro_batch() -> tuple[Tensor, Tensor, Tensor]:
     return tokens, prompts, mask
 
 
+def distance(found: Tensor, exact: Tensor) -> float:
+    """The largest difference, relative to the largest number if that is above 1."""
+    return float((found.double() - exact).abs().max().detach() / exact.detach().abs().max().clamp(min=1.0))
+
+
 def plain(model: Any, tokens: Tensor, prompts: Tensor, mask: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Row by row, no padding, every logit: what the definition says."""
-    logprobs, entropy = torch.zeros(mask.shape), torch.zeros(mask.shape)
+    logprobs, entropy = (torch.zeros(mask.shape, dtype=model.dtype) for _ in range(2))
     for row in range(len(tokens)):
-        policy = (model(input_ids=tokens[row : row + 1]).logits[0].float() / temperature).log_softmax(-1)
+        policy = (model(input_ids=tokens[row : row + 1]).logits[0] / temperature).log_softmax(-1)
         for column in range(mask.shape[1]):
             if mask[row, column]:
                 at = int(prompts[row]) + column
@@ -102,26 +108,35 @@ def gradients(model: Any, logprobs: Tensor, entropy: Tensor) -> dict[str, Tensor
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
+def rounding(name: str, temperature: float, seed: int) -> list[tuple[float, float]]:
+    """How far values and gradients are from float64's: the scorer's, and the plain formula's in float32."""
+    model, batch = build(name, seed=seed), micro_batch()
+    found = TokenScorer(model, chunk_tokens=4)(*batch, temperature)
+    ways = [(found.logprobs, found.entropy), plain(model, *batch, temperature)]
+    slopes = [gradients(model, *way) for way in ways]
+    exact = plain(model.double(), *batch, temperature)
+    wanted = gradients(model, *exact)
+    assert all(slope.keys() == wanted.keys() for slope in slopes)
+    return [
+        (
+            max(distance(result, value) for result, value in zip(way, exact, strict=True)),
+            max(distance(slope[weight], gradient) for weight, gradient in wanted.items()),
+        )
+        for way, slope in zip(ways, slopes, strict=True)
+    ]
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("name", MODELS)
 def test_values_and_gradients_are_the_plain_ones(name, temperature):
-    """Log-probability, entropy and every gradient are those of full log-softmax, for any architecture."""
-    model = build(name)
-    batch = micro_batch()
-    scorer = TokenScorer(model, chunk_tokens=4)
+    """Log-probability, entropy and every gradient are those of full log-softmax, as near to float64 as float32 gets.
 
-    wanted = plain(model, *batch, temperature)
-    wanted_gradients = gradients(model, *wanted)
-    scores = scorer(*batch, temperature)
-    found_gradients = gradients(model, scores.logprobs, scores.entropy)
+    Weights as wild as these make one draw's rounding anything from 1e-6 to 2e-5, so eight draws are compared.
+    """
+    found, own = zip(*(rounding(name, temperature, seed) for seed in range(8)), strict=True)
 
-    torch.testing.assert_close(scores.logprobs, wanted[0], rtol=1e-6, atol=2e-6)
-    torch.testing.assert_close(scores.entropy, wanted[1], rtol=1e-6, atol=2e-6)
-    assert found_gradients.keys() == wanted_gradients.keys()
-    for parameter, gradient in wanted_gradients.items():
-        scale = max(1.0, float(gradient.abs().max()))
-        # With weights as wild as these, float32's plain gradients are themselves 1.3e-5 from float64's.
-        torch.testing.assert_close(found_gradients[parameter] / scale, gradient / scale, rtol=0, atol=2e-5)
+    assert max(value for value, _ in found) <= 2e-6
+    assert geometric_mean(slope for _, slope in found) <= 2 * geometric_mean(slope for _, slope in own)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -43,7 +43,7 @@ def body_states(body: Any, tokens: Tensor, positions: Tensor, branches: Branches
     return normed(states, body.norm).view(*tokens.shape, -1)
 
 
-def kept_numbers(body: Any) -> int:
+def kept_per_token(body: Any) -> int:
     """Return how many numbers of each token `body_states` keeps for the backward pass."""
     total = 0
     for layer in body.layers:

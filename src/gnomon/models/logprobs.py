@@ -18,7 +18,7 @@ from gnomon.errors import ConfigError
 from gnomon.models.head import chosen_logprobs, chunk_for
 from gnomon.models.prefix import Packed, pack
 from gnomon.models.routing import Routing, pad_experts, routed
-from gnomon.models.trunk import Trunk
+from gnomon.models.trunk import Trunk, own_states
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class TokenScorer:
         self._trunk = Trunk(model)
         self.chunk_tokens = chunk_tokens or chunk_for(device, config.get_text_config().vocab_size)
         self.is_split = _is_split(self.model)
-        self.shares_prompts = self.is_split and self._trunk.can_share(_two_rows(self.model))
+        self.shares_prompts = self.is_split and self._trunk.can_share()
         self._keeps = "logits_to_keep" in inspect.signature(self.model.forward).parameters
 
     def __call__(
@@ -127,15 +127,14 @@ class TokenScorer:
         placed = None if packed is None or replayed is None else packed.place(replayed)
         if packed is None or (replayed is not None and placed is None):
             with routed(self.model, routing) as recorder:
-                hidden = self._trunk.plain(tokens) if routing is None else _body(self.model, tokens)
+                hidden = self._trunk.plain(tokens) if routing is None else own_states(self.model, tokens)
             experts = None if recorder is None else recorder.experts(*tokens.shape)
             return _Hidden(hidden, rows * hidden.shape[1] + predicting, experts)
         with routed(self.model, None if routing is None else Routing(placed)) as recorder:
             hidden = self._trunk.packed(packed, tokens.device)
         experts = None if recorder is None else recorder.experts(*packed.tokens.shape)
-        at = (rows.cpu(), predicting.cpu())
-        index = packed.rows[at] * hidden.shape[1] + packed.columns[at]
-        return _Hidden(hidden, index.to(tokens.device), None if experts is None else packed.take(experts))
+        index = packed.index(rows, predicting)
+        return _Hidden(hidden, index, None if experts is None else packed.take(experts))
 
     def _packed(self, tokens: Tensor, prompt_lengths: Tensor, where: tuple[Tensor, Tensor]) -> Packed | None:
         rows, predicting = where
@@ -190,17 +189,6 @@ class TokenScorer:
         return chosen, -(log_policy.exp() * log_policy).sum(-1), experts
 
 
-def _body(model: Any, tokens: Tensor) -> Tensor:
-    hidden: Tensor = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
-    return hidden
-
-
-def _two_rows(model: Any) -> Tensor:
-    weight = model.get_output_embeddings().weight
-    tokens = torch.tensor([[3, 5, 7, 11, 13, 17], [3, 5, 7, 11, 19, 23]], device=weight.device)
-    return tokens % int(weight.shape[0])
-
-
 def _is_split(model: Any) -> bool:
     """Whether the model is its body, then one linear layer, then nothing."""
     head = model.get_output_embeddings()
@@ -220,6 +208,6 @@ def _is_split(model: Any) -> bool:
             logits = model(input_ids=tokens, use_cache=False).logits
         finally:
             hook.remove()
-        hidden = _body(model, tokens)
+        hidden = own_states(model, tokens)
     passes_through = logits.shape[-1] == ramp.numel() and bool((logits.float() == ramp.float()).all())
     return passes_through and len(given) == 1 and torch.equal(given[0], hidden)

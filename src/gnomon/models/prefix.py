@@ -42,6 +42,11 @@ class Packed:
     is_placed: Tensor
     branches: Branches
 
+    def index(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Return where positions of original rows are in the flattened packed ones, Int[M] each, on their device."""
+        at = (rows.cpu(), positions.cpu())
+        return (self.rows[at] * self.tokens.shape[1] + self.columns[at]).to(rows.device)
+
     def place(self, experts: Tensor) -> Tensor | None:
         """Return ``experts`` Int[B S L K] of the original rows as Int[N L' L K] of the packed ones, -1 where none went.
 

@@ -14,7 +14,6 @@ from gnomon.models.packed import may_copy
 from gnomon.models.prefix import attends_fully
 
 _TRIED_LAYERS = 2
-_TRIED_TOKENS = 32
 _SOURCES = frozenset(f"transformers.models.{n}.modeling_{n}" for n in ("llama", "mistral", "qwen2", "qwen3"))
 _ACTIVATIONS = frozenset({"transformers.activations", "torch.nn.modules.activation"})
 _PLAIN = (nn.Linear, nn.Embedding, nn.ModuleList)
@@ -41,35 +40,25 @@ def is_standard_head(model: Any) -> bool:
     return is_causal and is_standard(model) and may_copy([m for m in model.modules() if isinstance(m, nn.Linear)])
 
 
-def beginning(model: Any) -> Any:
-    """Return embedding, first layers and head of a model that `is_standard`, in float32."""
-    config = deepcopy(model.config)
+def beginning(network: Any, tokens: int | None = None) -> Any:
+    """Return the first layers of a network that `is_standard`, with its head where it has one, in float32.
+
+    tokens: of the vocabulary that it then knows; None is all.
+    """
+    config = deepcopy(network.config)
     config.num_hidden_layers = min(_TRIED_LAYERS, config.num_hidden_layers)
     if vars(config).get("layer_types"):
         config.layer_types = config.layer_types[: config.num_hidden_layers]
+    if tokens is not None:
+        config.vocab_size, config.pad_token_id = min(tokens, config.vocab_size), None
     with torch.device("meta"):
-        made = type(model)(config)
-    own = model.state_dict()
-    made.load_state_dict({name: own[name].float() for name in made.state_dict()}, assign=True)
-    made.model.rotary_emb = deepcopy(model.model.rotary_emb)
+        made = type(network)(config)
+    own = network.state_dict()
+    # Only what has a row a token is longer than it shall be.
+    kept = {name: own[name][: len(like)].float() for name, like in made.state_dict().items()}
+    made.load_state_dict(kept, assign=True)
+    made.get_decoder().rotary_emb = deepcopy(network.get_decoder().rotary_emb)
     made.tie_weights()
-    return made.requires_grad_(False).eval()
-
-
-def first_layers(body: Any) -> Any:
-    """Return a body of the first layers of one that `is_standard`, and of its first tokens, in float32."""
-    config = deepcopy(body.config)
-    config.num_hidden_layers, config.pad_token_id = min(_TRIED_LAYERS, config.num_hidden_layers), None
-    config.vocab_size = min(_TRIED_TOKENS, config.vocab_size)
-    if vars(config).get("layer_types"):
-        config.layer_types = config.layer_types[: config.num_hidden_layers]
-    with torch.device("meta"):
-        made = type(body)(config)
-    own = body.state_dict()
-    state = {name: own[name] for name in made.state_dict()}
-    state["embed_tokens.weight"] = state["embed_tokens.weight"][: config.vocab_size]
-    made.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)
-    made.rotary_emb = deepcopy(body.rotary_emb)
     return made.requires_grad_(False).eval()
 
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from gnomon.models.attention import OWN, attends_by_branches, use_own_attention
-from gnomon.models.body import body_states, kept_numbers
+from gnomon.models.body import body_states, kept_per_token
 from gnomon.models.branched import Branches, Span
 from gnomon.models.device import token_multiple
 from gnomon.models.prefix import Packed, attends_fully, pack
-from gnomon.models.standard import first_layers, is_standard
+from gnomon.models.standard import beginning, is_standard
 
 _RELATIVE = {torch.float32: 1e-4, torch.float64: 1e-8}
 _RELATIVE_ROUGH = 0.1
@@ -19,6 +19,9 @@ _RELATIVE_ROUGH = 0.1
 wrong mask or position 0.15 to 0.29."""
 _LONGEST = 2048
 """Tokens of a row whose attention may be laid out as a square; longer ones go through SDPA."""
+_ROWS, _PROMPT = ((3, 5, 7, 11, 13, 17), (3, 5, 7, 11, 19, 23)), 4
+"""What a model is tried on: two rows with one prompt."""
+_TRIED_TOKENS = 32
 
 
 class Trunk:
@@ -41,12 +44,9 @@ class Trunk:
     def plain(self, tokens: Tensor) -> Tensor:
         """Return the hidden states Float[B S' d] of ``tokens`` Int[B S], where S' is S rounded up."""
         tokens = nn.functional.pad(tokens, (0, -tokens.shape[1] % self.multiple))
-        rows, length = tokens.shape
-        if length <= _LONGEST and self._is_written():
-            branches = Branches.of([Span(length, [])] * rows, length)
-            return body_states(self._model.get_decoder(), tokens, torch.arange(length).expand(rows, -1), branches)
-        hidden: Tensor = self._model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
-        return hidden
+        if tokens.shape[1] <= _LONGEST and self._is_written():
+            return _alone(self._model.get_decoder(), tokens)
+        return own_states(self._model, tokens)
 
     def packed(self, packed: Packed, device: torch.device) -> Tensor:
         """Return the hidden states Float[N L d] of packed rows.
@@ -71,29 +71,32 @@ class Trunk:
         ).last_hidden_state
         return hidden
 
-    def can_share(self, tokens: Tensor) -> bool:
+    def can_share(self) -> bool:
         """Whether packed rows give the hidden states that rows of their own give; found by trying.
 
-        tokens Int[2 S]: two rows with one prompt of S - 2 tokens. Models that look through windows, or that carry a
-        state instead of attending, cannot be packed.
+        Models that look through windows, or that carry a state instead of attending, cannot be packed.
         """
-        if not attends_fully(self._model):
-            return False
-        length = tokens.shape[1] - 2
-        packed = pack(tokens.cpu(), torch.full((2,), length), torch.full((2,), tokens.shape[1]), self.multiple)
-        if packed is None:
+        embedding = self._model.get_input_embeddings().weight
+        tokens, packed = _tried(len(embedding), self.multiple)
+        if packed is None or not attends_fully(self._model):
             return False
         with torch.no_grad():
-            own = self.plain(tokens)[:, : tokens.shape[1]]
+            own = self.plain(tokens.to(embedding.device))[:, : tokens.shape[1]]
             try:
                 shared = self.packed(packed, own.device)
             except (RuntimeError, ValueError, TypeError, IndexError):
                 return False
-        return _is_close(shared[packed.rows, packed.columns], own, length)
+        return _is_close(shared[packed.rows, packed.columns], own, _PROMPT)
 
     def _is_written(self) -> bool:
         """Whether the model is still what was tried: not parted, no adapters, nothing that computes a layer again."""
         return self._is_tried and may_write_out(self._model)
+
+
+def own_states(model: Any, tokens: Tensor) -> Tensor:
+    """Return the hidden states Float[B S d] of ``tokens`` Int[B S] by the model's own code."""
+    hidden: Tensor = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+    return hidden
 
 
 def may_write_out(model: Any) -> bool:
@@ -105,22 +108,33 @@ def may_write_out(model: Any) -> bool:
 
 def kept_for_backward(model: Any) -> int:
     """Return how many numbers of a token are kept for a backward pass through `body_states`; 0 if it is not used."""
-    return kept_numbers(model.get_decoder()) if may_write_out(model) else 0
+    return kept_per_token(model.get_decoder()) if may_write_out(model) else 0
 
 
 def _reproduces(body: Any) -> bool:
     """Whether `body_states` gives what the first layers of ``body`` give, alone and packed, in float32."""
-    first = first_layers(body)
-    tokens = torch.tensor([[3, 5, 7, 11, 13, 17], [3, 5, 7, 11, 19, 23]]) % first.config.vocab_size
-    packed = pack(tokens, torch.full((2,), 4), torch.full((2,), 6))
+    first = beginning(body, _TRIED_TOKENS)
+    tokens, packed = _tried(first.config.vocab_size)
     with torch.no_grad():
         own = first(input_ids=tokens, use_cache=False).last_hidden_state
-        branches = Branches.of([Span(6, [])] * 2, 6)
-        alone = body_states(first, tokens, torch.arange(6).expand(2, -1), branches)
+        alone = _alone(first, tokens)
         if packed is None:
             return _is_close(alone, own, 0)
         shared = body_states(first, packed.tokens, packed.positions, packed.branches)
     return _is_close(alone, own, 0) and _is_close(shared[packed.rows, packed.columns], own, 0)
+
+
+def _tried(vocabulary: int, multiple: int = 1) -> tuple[Tensor, Packed | None]:
+    """Return the rows that a model of so many tokens is tried on, Int[2 S], and the same packed."""
+    tokens = torch.tensor(_ROWS) % vocabulary
+    return tokens, pack(tokens, torch.full((2,), _PROMPT), torch.full((2,), tokens.shape[1]), multiple)
+
+
+def _alone(body: Any, tokens: Tensor) -> Tensor:
+    """Return the hidden states of rows that share nothing, by `body_states`."""
+    rows, length = tokens.shape
+    branches = Branches.of([Span(length, [])] * rows, length)
+    return body_states(body, tokens, torch.arange(length).expand(rows, -1), branches)
 
 
 def _is_close(found: Tensor, own: Tensor, prompt: int) -> bool:

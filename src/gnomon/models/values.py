@@ -54,7 +54,7 @@ class ValueScorer:
         self.trunk: Any = trunk
         self.head = head
         self._body = Trunk(trunk)
-        self.shares_prompts = self._can_share()
+        self.shares_prompts = self._body.can_share()
 
     def __call__(
         self, tokens: Tensor, prompt_lengths: Tensor, lengths: Tensor, mask: Tensor, is_trunk_frozen: bool = False
@@ -95,12 +95,4 @@ class ValueScorer:
         if packed is None:
             hidden, (rows, positions) = self._body.plain(tokens), wanted
             return hidden, rows * hidden.shape[1] + positions
-        hidden = self._body.packed(packed, tokens.device)
-        at = (wanted[0].cpu(), wanted[1].cpu())
-        return hidden, (packed.rows[at] * hidden.shape[1] + packed.columns[at]).to(tokens.device)
-
-    def _can_share(self) -> bool:
-        embedding = self.trunk.get_input_embeddings().weight
-        tokens = torch.tensor([[3, 5, 7, 11, 13, 17], [3, 5, 7, 11, 19, 23]], device=embedding.device)
-        tokens %= embedding.shape[0]
-        return self._body.can_share(tokens)
+        return self._body.packed(packed, tokens.device), packed.index(*wanted)
