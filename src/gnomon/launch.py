@@ -68,7 +68,7 @@ class Result:
         }
 
 
-def train(experiment: str | Path | Experiment, run_dir: Path | None = None, **overrides: Any) -> Result:
+def train(experiment: str | Path | Experiment, run_dir: str | Path | None = None, **overrides: Any) -> Result:
     """Train an experiment: a TOML file, a built-in name, or an `Experiment`; keywords replace its fields.
 
     >>> train("quickstart", steps=50)  # doctest: +SKIP
@@ -79,7 +79,8 @@ def train(experiment: str | Path | Experiment, run_dir: Path | None = None, **ov
     if isinstance(overrides.get("task"), str):
         overrides["task"] = named(overrides["task"])
     table = {f.name: getattr(loaded.experiment, f.name) for f in fields(Experiment)}
-    return train_experiment(replace(loaded, experiment=build(Experiment, table | overrides)), run_dir)
+    directory = None if run_dir is None else Path(run_dir)
+    return train_experiment(replace(loaded, experiment=build(Experiment, table | overrides)), directory)
 
 
 def train_experiment(loaded: Loaded, run_dir: Path | None = None, stop: StopRequest | None = None) -> Result:

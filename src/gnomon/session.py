@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from gnomon.algorithms import Algorithm
@@ -50,6 +51,7 @@ from gnomon.saving import Saver, check_counted, parts_of, restore
 from gnomon.serving import precision_of, serve_alone
 from gnomon.staging import judging, staged
 from gnomon.tasks.bridge import Bridge
+from gnomon.threads import elsewhere
 from gnomon.types import Grade, Group, Stateful
 from gnomon.verifiers.base import Sample
 from gnomon.verifiers.budget import ErrorBudget
@@ -105,7 +107,7 @@ async def walk(session: Session, found: Found | None, stop: StopRequest) -> None
         judge = await _judge(experiment, session.asked, console, stack, session.cluster)
         with console.phase(f"loading {experiment.model}"):
             logs = session.directory.learner_logs
-            stage = await asyncio.to_thread(staged, experiment, session.cluster, console.warn, logs)
+            stage = await elsewhere(partial(staged, experiment, session.cluster, console.warn, logs))
         learner, engine = stage.learner, stage.engine
         stack.callback(learner.close)
         stack.push_async_callback(engine.close)
@@ -170,7 +172,7 @@ def grade_once(experiment: Experiment, asked: Questions, console: Console, step:
         async with AsyncExitStack() as stack:
             judge = await _judge(experiment, asked, console, stack)
             with console.phase(f"loading {experiment.model}"):
-                engine = await asyncio.to_thread(serve_alone, experiment, console.warn)
+                engine = await elsewhere(partial(serve_alone, experiment, console.warn))
             stack.push_async_callback(engine.close)
             asker = await _asker(experiment, asked, engine, judge, stack)
             evaluator = _evaluator(experiment, asked, asker)

@@ -297,7 +297,7 @@ def test_an_exported_model_is_a_model_for_everyone(run: Path, tmp_path: Path, ca
 
 def test_training_from_python(tmp_path: Path):
     """Keywords replace fields; an algorithm is a value, a name or a table's worth of pieces."""
-    result = gnomon.train("tiny", tmp_path / "run", steps=1, rollouts_per_step=32, algorithm=gnomon.SPO)
+    result = gnomon.train("tiny", str(tmp_path / "run"), steps=1, rollouts_per_step=32, algorithm=gnomon.SPO)
 
     assert result.steps == 1
     assert result.model == tmp_path / "run" / "checkpoints" / "step-1"

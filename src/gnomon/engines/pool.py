@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from gnomon.engines.base import Engine, Sampling
@@ -11,6 +12,7 @@ from gnomon.engines.garbage import Expected, fault_of_logprobs
 from gnomon.engines.member import Lost, Member
 from gnomon.errors import EngineError, GnomonError
 from gnomon.metrics import Last, Measure, Metrics, Sum
+from gnomon.threads import elsewhere
 from gnomon.transport.fingerprint import Fingerprint, differences
 from gnomon.transport.stored import sent
 from gnomon.types import Completion, Snapshot
@@ -231,7 +233,7 @@ class EnginePool:
             await self._load(member, snapshot)
             held = await member.ask(lambda engine: engine.fingerprints())
             if held is not None:
-                expected = await asyncio.to_thread(sent, snapshot, held)
+                expected = await elsewhere(partial(sent, snapshot, held))
                 wrong = differences(expected, held)
                 if wrong:
                     member.lose(f"it does not hold the weights of version {snapshot.version}: {wrong[0]}")

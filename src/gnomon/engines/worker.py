@@ -16,6 +16,7 @@ from gnomon.errors import EngineError
 from gnomon.failpoints import reach
 from gnomon.models.lora import merged_tensors
 from gnomon.models.static import fastest_decoder
+from gnomon.threads import alone, dismiss_helpers
 from gnomon.types import Snapshot
 
 
@@ -107,6 +108,7 @@ class Worker:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="gnomon-engine", daemon=True)
             self._thread.start()
+        dismiss_helpers()
         self._inbox.put(message)
 
     def stop(self) -> None:
@@ -122,7 +124,7 @@ class Worker:
             message = self._inbox.get()
             outbox: _Outbox = []
             with _Evaluating(self._model, self._shared):
-                goes_on = self._serve(message, outbox)
+                goes_on = alone(self._serve)(message, outbox)
             # Only now, with the training mode of a shared module restored, may the last callers go on.
             _deliver(outbox)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gnomon.learner.mesh import Alone, Mesh
+from gnomon.models.sums import add
 
 Precision = Literal["fp32", "bf16"]
 
@@ -126,7 +127,7 @@ def _folding_into(master: nn.Parameter) -> Callable[[Tensor], None]:
         if master.grad is None:
             master.grad = parameter.grad.float()
         else:
-            master.grad += parameter.grad
+            add(master.grad, parameter.grad)
         parameter.grad = None
 
     return fold

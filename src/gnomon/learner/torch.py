@@ -1,6 +1,5 @@
 """A learner in this process: one module, one optimizer, exact sums over micro-batches."""
 
-import asyncio
 from collections.abc import Callable, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -30,6 +29,7 @@ from gnomon.metrics import Last, Mean, Metrics, Sum
 from gnomon.models.load import merged_tensors, model_writer, trainable
 from gnomon.models.modes import has_adapters, without_adapters
 from gnomon.models.routing import can_record
+from gnomon.threads import elsewhere
 from gnomon.types import Batch, Scores, Snapshot, State
 
 T = TypeVar("T")
@@ -215,7 +215,7 @@ class TorchLearner:
         return sum(parameter.nbytes for parameter in self._model.parameters())
 
     async def _run(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, within_memory, self._passes, work)
+        return await elsewhere(lambda: within_memory(self._passes, work), self._thread)
 
     def _score(self, batch: Batch, needs: Set[Need]) -> Scores:
         proximal = reference = values = bootstrap = routing = free_routing = None

@@ -1,9 +1,9 @@
 """Weights on their way to engines, and the proof that they arrived before what they sample is trained on."""
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -15,6 +15,7 @@ from gnomon.failpoints import reach
 from gnomon.learner.base import Learner
 from gnomon.metrics import Last, Mean, Metrics
 from gnomon.progress import working
+from gnomon.threads import elsewhere
 from gnomon.transport.fingerprint import Fingerprint, differences
 from gnomon.transport.stored import sent
 from gnomon.types import Batch, Snapshot, State
@@ -138,7 +139,7 @@ class Proved:
         snapshot = learner.snapshot() if self.sending is None else self.sending(learner.snapshot())
         if snapshot.stored is not None:
             # A learner that fails over it is no fault of an engine.
-            await asyncio.to_thread(snapshot.stored)
+            await elsewhere(snapshot.stored)
         elif self.sending is not None:
             snapshot = await _kept(snapshot)
         with working("sending weights", is_brief=True):
@@ -170,7 +171,7 @@ class Proved:
         )
 
     async def _compare(self, name: str, held: Mapping[str, Fingerprint], snapshot: Snapshot) -> None:
-        expected = await asyncio.to_thread(sent, snapshot, held)
+        expected = await elsewhere(partial(sent, snapshot, held))
         wrong = differences(expected, held)
         if wrong:
             raise ArrivalError(_missing(name, snapshot.version, wrong, len(expected)))
@@ -178,7 +179,7 @@ class Proved:
 
 async def _kept(snapshot: Snapshot) -> Snapshot:
     """Return the snapshot with its tensors in memory: rounded once, and read by several."""
-    tensors = await asyncio.to_thread(lambda: list(snapshot.tensors()))
+    tensors = await elsewhere(lambda: list(snapshot.tensors()))
     return Snapshot(snapshot.version, lambda: iter(tensors))
 
 

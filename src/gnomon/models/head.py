@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from gnomon.models.device import memory_of, token_multiple
+from gnomon.models.sums import add
 
 _CACHED_ROWS = 16
 _CHUNK_TOKENS = 256
@@ -191,4 +192,4 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     if left.dtype == total.dtype:
         total.addmm_(left, right)
         return
-    total += left @ right
+    add(total, left @ right)

@@ -12,6 +12,7 @@ from typing import Self
 from gnomon.errors import DiagnosedError, Stopped
 from gnomon.metrics import Metrics, Sum
 from gnomon.progress import working
+from gnomon.threads import alone
 
 _NICENESS = 10
 
@@ -39,7 +40,7 @@ class Background:
         """
         self.settle()
         if self.is_asynchronous and not is_waited_for:
-            self._under_way = self._thread.submit(_timed, work)
+            self._under_way = self._thread.submit(alone(_timed), work)
             return
         seconds = _timed(work)
         self._waited += seconds
