@@ -177,3 +177,21 @@ ANSWERS = (
 )  # fmt: skip
 
 ALL = RESOURCES + FILES + NETWORK + PROCESSES + KERNEL + SECRETS + ANSWERS
+
+# A link that exists already would stop the next one, so these come in this order; and calls of 32 bits, which may end
+# the program, come last.
+_AT_START = (
+    "a hard link out", "a symbolic link out", "passwords", "the home folder", "the package", "the run",
+    "every folder of the root", "write beside", "dots", "memory of the parent", "memory of all", "root of the parent",
+    "descriptors of the parent", "its own root", "inherited descriptors", "a file by its handle", "unshare",
+    "enter a namespace", "TCP", "TCP by IPv6", "UDP", "names", "listen", "a socket in a folder", "an abstract socket",
+    "an abstract socket from a pair", "netlink", "raw", "the host of a virtual machine", "kill another",
+    "kill by descriptor", "trace", "read another's memory", "leave the group", "a shell", "a program", "become root",
+    "go first", "io_uring", "bpf", "performance events", "keys", "user faults", "another personality",
+    "allow itself to be traced", "the second table of calls", "the environment", "the environment as it was",
+    "keys in the environment", "modules of the grader", "import the grader", "calls of 32 bits",
+)  # fmt: skip
+_BY_NAME = {probe.name: probe for probe in ALL}
+MORE = tuple(_BY_NAME[name] for name in _AT_START)
+"""What is tried at start once the nine were stopped: quick, one after the other in one program, and of what is outside
+they touch nothing but their targets."""

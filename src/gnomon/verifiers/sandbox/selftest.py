@@ -12,9 +12,10 @@ from gnomon.errors import ConfigError
 from gnomon.progress import working
 from gnomon.verifiers.sandbox import bubblewrap
 from gnomon.verifiers.sandbox.base import Bounds
+from gnomon.verifiers.sandbox.hostile import MORE
 from gnomon.verifiers.sandbox.monty import Monty
 from gnomon.verifiers.sandbox.own import OwnSandbox
-from gnomon.verifiers.sandbox.probes import NINE, OPEN, SECRET, Target, targets
+from gnomon.verifiers.sandbox.probes import NINE, OPEN, SECRET, Probe, Target, targets
 
 Kind = Literal["auto", "own", "bubblewrap", "monty", "none"]
 AnySandbox = OwnSandbox | Monty
@@ -80,33 +81,46 @@ def enforced_by(kinds: Iterable[Kind]) -> str:
 
 
 def try_walls(sandbox: AnySandbox) -> Enforced:
-    """Run the hostile probes and report which were stopped.
+    """Run hostile programs and report which were stopped.
+
+    First the nine, which do no harm where nothing stands; where all of them are stopped, fifty more that need walls to
+    be tried at all. (A sandbox that runs a part of Python stops those by not knowing what they call, and is spared.)
+    """
+    patient = replace(sandbox, bounds=replace(sandbox.bounds, wall_seconds=_PATIENCE, memory_mib=512))
+    stopped = _stopped(patient, NINE)
+    tried: tuple[Probe, ...] = NINE
+    if len(stopped) == len(NINE) and not isinstance(sandbox, Monty):
+        stopped, tried = stopped + _stopped(patient, MORE), NINE + MORE
+    left = tuple(probe.name for probe in tried if probe.name not in stopped)
+    return Enforced(sandbox.name, patient.standing(), stopped, left)
+
+
+def _stopped(sandbox: AnySandbox, probes: tuple[Probe, ...]) -> tuple[str, ...]:
+    """Return the names of probes that were stopped, tried together: one start instead of many.
 
     One that was not run to its end counts as open, and so do all when one of them left a mark outside.
     """
-    patient = replace(sandbox, bounds=replace(sandbox.bounds, wall_seconds=_PATIENCE, memory_mib=512))
     was = os.environ.get(SECRET)
     os.environ[SECRET] = "x"
     try:
         with targets() as target:
-            said = patient.run_now(_together(target)).stdout
+            said = sandbox.run_now(_together(probes, target)).stdout
             is_marked = bool(target.marks())
     finally:
         if was is None:
             del os.environ[SECRET]
     reports = dict(part.partition("\n")[::2] for part in said.split(_HEAD)[1:])
-    tried = [p.name for p in NINE if p.name in reports]
-    is_whole = len(tried) == len(NINE) and not is_marked
-    stopped = tuple(name for name in tried if is_whole and OPEN not in reports[name])
-    return Enforced(sandbox.name, patient.standing(), stopped, tuple(p.name for p in NINE if p.name not in stopped))
+    if is_marked or any(probe.name not in reports for probe in probes):
+        return ()
+    return tuple(probe.name for probe in probes if OPEN not in reports[probe.name])
 
 
-def _together(target: Target) -> str:
-    """Return one program that tries all probes, one after the other: one start instead of nine."""
+def _together(probes: Iterable[Probe], target: Target) -> str:
+    """Return one program that tries all probes, one after the other."""
     parts = [
         f"print({_HEAD + probe.name!r}, flush=True)\ntry:\n{indent(target.aim(probe), '    ')}\n"
         "except BaseException:\n    pass\n"
-        for probe in NINE
+        for probe in probes
     ]
     return "".join(parts)
 
