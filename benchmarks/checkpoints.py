@@ -4,6 +4,10 @@ Two programs train the same experiment with the same seed, so their steps do the
 every ``--every`` steps, the other never. They take turns of ``--every`` steps: whoever is not on turn is stopped by
 SIGSTOP, so both meet the same machine, and what a checkpoint does in the background falls into the turn that begins
 with it. The first turn of each is thrown away: libraries and memory are new then.
+
+What a checkpoint costs hangs on the model, not on how long a step is, so short steps (``rollouts_per_step=16``) give
+more pairs of turns in the same time, and less of what both runs share to scatter. Let a turn be longer than a
+checkpoint is written: it says so when one was not through in its turn.
 """
 
 import argparse
@@ -17,6 +21,9 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from gnomon.experiment import load
+from gnomon.studies.compare_statistics import student_quantile
 
 _LOOK_SECONDS = 0.005
 _START_SECONDS = 300.0
@@ -76,7 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("experiment", nargs="?", default="quickstart")
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value")
     parser.add_argument("--every", type=int, default=8, metavar="STEPS", help="between checkpoints, and of a turn")
-    parser.add_argument("--seconds", type=float, default=150.0, help="in all, starting included")
+    parser.add_argument("--pairs", type=int, default=0, help="of turns that count; 0: as many as the seconds allow")
+    parser.add_argument("--seconds", type=float, default=150.0, help="in all, starting included, at least for a pair")
+    parser.add_argument("--step-seconds", type=float, metavar="S", help="of a step whose share is asked for: as here")
     given = parser.parse_intermixed_args(arguments)
     end = time.monotonic() + given.seconds
     # Evaluation would come into the first turn alone; what is learned would change how long answers are.
@@ -89,22 +98,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             for folder, every in zip(folders, (given.every, 0), strict=True):
                 contenders.append(Contender(folder, same, every))
-            turns = _measured(contenders, given.every, end)
+            turns = _measured(contenders, given.every, given.pairs, end)
             rows = contenders[0].rows()
         finally:
             for contender in contenders:
                 contender.end()
-    print(json.dumps(_said(turns, rows, given.every), indent=1))
+    asked = load(given.experiment, given.overrides).experiment.checkpoints.every
+    said = _said(turns, rows, given.every)
+    print(json.dumps(said | _share(said, asked, given.step_seconds), indent=1))
     return 0
 
 
-def _measured(contenders: Sequence[Contender], every: int, end: float) -> list[tuple[float, float]]:
-    """Return the seconds of each pair of turns; a turn begins where the step ends that is saved."""
+def _measured(contenders: Sequence[Contender], every: int, pairs: int, end: float) -> list[tuple[float, float]]:
+    """Return the seconds of each pair of turns; a turn begins where the step ends that is saved.
+
+    pairs: that count, which the first does not; 0 for as many as there is time for until ``end``.
+    """
     saving, plain = contenders
     # The first row is there; now up to the end of the step after which the first checkpoint is due.
     saving.steps(every - 1), plain.steps(every - 1)
     turns: list[tuple[float, float]] = []
-    while not turns or time.monotonic() + sum(turns[-1]) < end:
+    while len(turns) < 2 or (len(turns) <= pairs if pairs else time.monotonic() + sum(turns[-1]) < end):
         if len(turns) % 2:
             without, cost = plain.steps(every), saving.steps(every)
         else:
@@ -114,22 +128,45 @@ def _measured(contenders: Sequence[Contender], every: int, end: float) -> list[t
 
 
 def _said(taken: Sequence[tuple[float, float]], rows: Sequence[dict[str, float]], every: int) -> dict[str, object]:
-    turns = taken[1:] if len(taken) > 1 else taken
+    """Return what the turns (seconds with a checkpoint, seconds without) come to; the first pair does not count."""
+    turns = taken[1:]
     costs = [saving - plain for saving, plain in turns]
-    step = statistics.mean(plain for _, plain in turns) / every
-    mean = statistics.mean(costs)
-    error = statistics.stdev(costs) / len(costs) ** 0.5 if len(costs) > 1 else float("nan")
-    copies = [row["time/checkpoint_copy_seconds"] for row in rows if row.get("time/checkpoint_copy_seconds", 0) > 0]
+    mean, count = statistics.mean(costs), len(costs)
+    half = student_quantile(0.975, count - 1) * statistics.stdev(costs) / count**0.5 if count > 1 else None
     return {
         "turns": [[round(seconds, 2) for seconds in pair] for pair in taken],
+        "pairs": count,
         "steps_between": every,
-        "step_seconds": round(step, 3),
+        "step_seconds": round(statistics.mean(plain for _, plain in turns) / every, 3),
         "checkpoint_seconds": round(mean, 2),
-        "standard_error": round(error, 2),
-        "share_here": round(mean / (step * every), 4),
-        "copy_seconds": [round(seconds, 2) for seconds in copies],
+        "checkpoint_seconds_median": round(statistics.median(costs), 2),
+        # Student's interval of the mean, 95%.
+        "checkpoint_seconds_within": None if half is None else [round(mean - half, 2), round(mean + half, 2)],
+        **{f"{name}_seconds": _spent(rows, name) for name in ("copy", "wait", "write")},
         "cores": os.cpu_count(),
     }
+
+
+def _spent(rows: Sequence[dict[str, float]], name: str) -> list[float]:
+    """Return the run's own account of each checkpoint. wait: what is not 0 was not through in its turn."""
+    seconds = [row.get(f"time/checkpoint_{name}_seconds", 0.0) for row in rows]
+    return [round(spent, 2) for spent in seconds if spent >= 0.005]
+
+
+def _share(said: dict[str, object], every: int, step_seconds: float | None) -> dict[str, object]:
+    """Return the share of step time that a checkpoint takes where one is made after ``every`` steps.
+
+    step_seconds: of such a step; as long as one here when not given.
+    """
+    step, mean, within = said["step_seconds"], said["checkpoint_seconds"], said["checkpoint_seconds_within"]
+    assert isinstance(step, float)
+    assert isinstance(mean, float)
+    step = step if step_seconds is None else step_seconds
+    if every == 0:
+        return {}
+    ends = None if not isinstance(within, list) else [round(end / (every * step), 5) for end in within]
+    share = round(mean / (every * step), 5)
+    return {"share": share, "share_within": ends, "share_every": every, "share_step_seconds": step}
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from gnomon.records.directory import RunDirectory
 from gnomon.records.reading import RunRecord
 from gnomon.redaction import shortened
 from gnomon.sentences import foreign_code
+from gnomon.toml import parse_toml
 
 _MOST_DIFFERENCES, _LONGEST_VALUE = 5, 80
 _COMMIT = 12
@@ -29,7 +30,7 @@ def is_begun(run_dir: Path, experiment: Experiment) -> bool:
 def other_experiment(run_dir: Path, experiment: Experiment) -> str:
     """Return what differs between the experiment of the run that is there and this one; "" where none can be read."""
     try:
-        there = tomllib.loads(RunDirectory(run_dir).experiment.read_text(encoding="utf-8"))
+        there = parse_toml(RunDirectory(run_dir).experiment.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return ""
     return listed(differences(there, tomllib.loads(to_toml(experiment)))) if there else ""

@@ -203,6 +203,16 @@ def test_train_resume_and_their_json(tmp_path: Path, capsys: Capture):
     assert f"gnomon resume {folder}" not in spoken(capsys, "resume", folder)
 
 
+@pytest.mark.parametrize(("setting", "level"), [("seed=0", "R0 exact"), ("max_staleness=1", "R2 lossless")])
+def test_what_is_promised_is_printed_at_the_start(setting: str, level: str, tmp_path: Path, capsys: Capture):
+    """The level and what it means, word for word as the run's card has them."""
+    assert main(["train", "tiny", "steps=0", setting, *QUICK, "--run-dir", str(tmp_path / "run")]) == 0
+
+    promised = json.loads((tmp_path / "run" / "run.json").read_text())["reproducibility"]
+    assert promised.startswith(f"{level}: ")
+    assert f"run {tmp_path / 'run'}: {promised}" in capsys.readouterr().err
+
+
 def test_a_run_that_goes_on_cannot_be_given_other_settings(run: Path, tmp_path: Path, capsys: Capture):
     """Exit code 2 with the command that starts another run with the change, and that command works."""
     assert main(["resume", str(run), "steps=3"]) == 2

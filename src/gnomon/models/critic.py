@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gnomon.errors import ModelError
 from gnomon.models.load import TINY, load_model, merged_tensors, model_config, model_writer
+from gnomon.models.parsed import parsed
 from gnomon.models.quiet import no_bars
 from gnomon.models.tiny import tiny_model
 from gnomon.models.values import ValueHead
@@ -179,10 +180,8 @@ def _hint(folder: Path) -> str:
 def _config(folder: Path, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig
 
-    try:
+    with parsed(f"critic.initial: transformers cannot read '{folder / 'config.json'}'"):
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"critic.initial: transformers cannot read '{folder / 'config.json'}': {error}") from error
 
 
 def _check_files(folder: Path) -> None:
@@ -223,7 +222,8 @@ def _check_vocabulary(name: str, config: Any, folder: Path, trust_remote_code: b
         )
     if not (folder / "tokenizer.json").is_file():
         return
-    known = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code).get_vocab()
+    with parsed(f"critic.initial: transformers cannot read the tokenizer in '{folder}'"):
+        known = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code).get_vocab()
     for token, number in load_tokenizer(name, trust_remote_code).backend.get_vocab().items():
         if known.get(token) != number:
             raise ModelError(
@@ -253,14 +253,10 @@ def _classifier(policy: Any) -> nn.Module | None:
 def _from_pretrained(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> nn.Module:
     from transformers import AutoModelForSequenceClassification
 
-    try:
-        with no_bars():
-            network, loading = AutoModelForSequenceClassification.from_pretrained(
-                folder, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
-            )
-    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"critic.initial: '{folder}' cannot be loaded: {first}") from error
+    with parsed(f"critic.initial: '{folder}' cannot be loaded"), no_bars():
+        network, loading = AutoModelForSequenceClassification.from_pretrained(
+            folder, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
+        )
     if loading["missing_keys"]:
         raise ModelError(
             f"critic.initial: '{folder}' lacks weights that its config asks for: {sorted(loading['missing_keys'])}"
@@ -282,10 +278,11 @@ def _has_head(network: nn.Module) -> bool:
 
 def _read_head(path: Path, width: int) -> ValueHead:
     head = ValueHead(width)
-    weight: Tensor = load_file(path)["score.weight"]
+    with parsed(f"critic.initial: the value head '{path}' cannot be read"):
+        weight: Tensor = load_file(path)["score.weight"]
     if weight.shape != head.weight.shape:
         raise ModelError(
-            f"critic.initial: the value head in '{path.parent}' reads {weight.shape[1]} numbers, its trunk has {width}"
+            f"critic.initial: the value head in '{path.parent}' reads {weight.numel()} numbers, its trunk has {width}"
         )
     with torch.no_grad():
         head.weight.copy_(weight)

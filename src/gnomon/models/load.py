@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from gnomon.errors import ModelError, unknown
 from gnomon.models import default
 from gnomon.models.lora import LoraPlan, adapt, check_lora, merged_tensors, trainable
+from gnomon.models.parsed import first_line, parsed
 from gnomon.models.quiet import no_bars
 from gnomon.models.tiny import TINY, TINY_MODELS, tiny_model, tiny_tokenizer
 from gnomon.models.tokenizer import Tokenizer, wrap
@@ -58,7 +58,8 @@ def check_model(name: str, trust_remote_code: bool = False) -> None:
     folder = Path(name).expanduser()
     if folder.is_dir():
         _check_folder(folder)
-        _check_causal(_read_config(str(folder), trust_remote_code), name, trust_remote_code)
+        with parsed(f"model '{name}': its config cannot be used"):
+            _check_causal(_read_config(str(folder), trust_remote_code), name, trust_remote_code)
         return
     if folder.exists():
         raise ModelError(f"model '{name}' is a file; give the folder that holds config.json and the weights")
@@ -99,11 +100,9 @@ def load_tokenizer(name: str, trust_remote_code: bool = False) -> Tokenizer:
         return tiny_tokenizer(TINY_MODELS[name])
     check_model(name, trust_remote_code)
     place = _place(name)
-    try:
+    with parsed(f"model '{name}' has no tokenizer that transformers can load"):
         backend = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, ImportError) as error:
-        raise ModelError(f"model '{name}' has no tokenizer that transformers can load: {_first_line(error)}") from error
-    return wrap(backend, _read_config(place, trust_remote_code), _generation_eos(place))
+        return wrap(backend, _read_config(place, trust_remote_code), _generation_eos(place))
 
 
 def write_model(
@@ -171,8 +170,9 @@ def _check_folder(folder: Path) -> None:
             f"model folder '{folder}' has no weights; looked for {', '.join(WEIGHTS)}; it holds: {_listing(folder)}"
         )
     for index in folder.glob("*.index.json"):
-        shards = set(json.loads(index.read_text())["weight_map"].values())
-        lost = sorted(shard for shard in shards if not (folder / shard).is_file())
+        with parsed(f"model folder '{folder}' has an {index.name} that cannot be read"):
+            shards = set(json.loads(index.read_text())["weight_map"].values())
+            lost = sorted(shard for shard in shards if not (folder / shard).is_file())
         if lost:
             raise ModelError(f"model folder '{folder}' lacks weights that {index.name} lists: {', '.join(lost)}")
 
@@ -185,10 +185,10 @@ def _listing(folder: Path, most: int = 8) -> str:
 def _read_config(place: str, trust_remote_code: bool, local_files_only: bool = False) -> Any:
     from transformers import AutoConfig
 
-    try:
+    # What the hub cannot give is said by whoever asked it.
+    passing = () if Path(place).is_dir() else (OSError,)
+    with parsed(f"model '{place}': transformers cannot read its config", *passing):
         return AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code, local_files_only=local_files_only)
-    except (ValueError, KeyError) as error:
-        raise ModelError(f"model '{place}': transformers cannot read its config: {_first_line(error)}") from error
 
 
 def _hub_config(name: str, trust_remote_code: bool) -> Any:
@@ -210,14 +210,14 @@ def _hub_config(name: str, trust_remote_code: bool) -> Any:
     except Exception as error:
         raise ModelError(
             f"{hint}; it is no folder here, not in the local hub cache, and the hub could not be reached "
-            f"({_first_line(error)}). Give a local folder or a built-in name"
+            f"({first_line(error)}). Give a local folder or a built-in name"
         ) from error
     try:
         return _read_config(name, trust_remote_code)
     except ModelError:
         raise
     except OSError as error:
-        raise ModelError(f"{hint}; the hub would not give it: {_first_line(error)}") from error
+        raise ModelError(f"{hint}; the hub would not give it: {first_line(error)}") from error
 
 
 def _check_causal(config: Any, name: str, trust_remote_code: bool) -> None:
@@ -252,15 +252,13 @@ def _from_pretrained(place: str, dtype: torch.dtype, trust_remote_code: bool) ->
                 place, dtype=dtype, trust_remote_code=trust_remote_code, **attention
             )
 
-    try:
+    with parsed(f"model '{place}' cannot be loaded"):
         try:
             model: Any = load(attn_implementation="sdpa")
         except ValueError as error:
             if "scaled_dot_product_attention" not in str(error):
                 raise
             model = load()
-    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
-        raise ModelError(f"model '{place}' cannot be loaded: {_first_line(error)}") from error
     loaded: nn.Module = model.eval()
     return loaded
 
@@ -271,12 +269,9 @@ def _generation_eos(place: str) -> list[int]:
     try:
         eos = GenerationConfig.from_pretrained(place).eos_token_id
     except OSError:
+        if (Path(place) / "generation_config.json").exists():
+            raise
         return []
     if eos is None:
         return []
     return [eos] if isinstance(eos, int) else list(eos)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 from gnomon.errors import ConfigError, DatasetError
 from gnomon.records.durable import step_files, write_durably
-from gnomon.records.jsonl import Warn, read_rows, warn_on_stderr
+from gnomon.records.jsonl import Warn, is_number, read_rows, warn_on_stderr
 from gnomon.redaction import without_secrets
 from gnomon.statistics import maj_at_k, pass_at_k
 from gnomon.types import Group
@@ -153,7 +152,7 @@ def _answered(line: Mapping[str, Any]) -> Answered | None:
     is_sound = (
         isinstance(row.prompt_id, str)
         and isinstance(row.question, str)
-        and all(type(score) in (int, float) and math.isfinite(score) for score in scores)
+        and all(is_number(score) for score in scores)
         and all(answer is None or isinstance(answer, str) for answer in answers)
         and all(type(count) is int and count >= 0 for count in (*lengths, row.truncated, row.errors))
         and len(scores) == len(answers)

@@ -114,10 +114,10 @@ class Checkpoints:
         """Return the checkpoint that was last saved as the best, if it is still there."""
         try:
             step = int(json.loads((self.directory / BEST).read_text(encoding="utf-8"))["step"])
+            path = self.directory / f"step-{step}"
+            return path if path.is_dir() else None  # which raises for a name of hundreds of digits
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
-        path = self.directory / f"step-{step}"
-        return path if path.is_dir() else None
 
     def sweep(self) -> None:
         """Remove what an interrupted save or removal left behind. Only the process that writes may do this."""

@@ -9,7 +9,6 @@ import os
 import re
 import socket
 import time
-import tomllib
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gnomon.errors import RunDirectoryError, unknown
+from gnomon.toml import parse_toml
 
 LOCK = ".lock"
 _MOST_NAMED = 12
@@ -121,7 +121,7 @@ class RunDirectory:
         Raises: RunDirectoryError when it cannot be read: without it nothing that was measured can be judged.
         """
         try:
-            table = tomllib.loads(self.experiment.read_text(encoding="utf-8"))
+            table = parse_toml(self.experiment.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise RunDirectoryError(f"{self.experiment} cannot be read: {error}") from error
         if not table:

@@ -20,6 +20,7 @@ from gnomon.loop.run import StopRequest
 from gnomon.records.console import Console
 from gnomon.records.durable import write_durably
 from gnomon.stopping import stopping
+from gnomon.toml import parse_toml
 
 # A process of its own group that dies with us, however we end: the kernel then closes the pipe that it reads.
 # What it spent is added to the file that its first argument names.
@@ -246,7 +247,7 @@ def _refuse_other(folder: Path, experiment: Experiment) -> None:
         there = begun.read_text(encoding="utf-8")
         if there == asked:
             return
-        found = listed(differences(tomllib.loads(there), tomllib.loads(asked))) or "in the form of its record"
+        found = listed(differences(parse_toml(there), tomllib.loads(asked))) or "in the form of its record"
     except (OSError, ValueError, RecursionError) as error:
         raise RunDirectoryError(f"{begun} cannot be read: {error}; name another folder") from error
     raise RunDirectoryError(

@@ -12,6 +12,7 @@ from gnomon.insight.report.plots import GROUPS, LEARNING, POLICY, STALENESS, TIM
 from gnomon.insight.scale import thinned
 from gnomon.insight.svg import Mark, Series, chart, number_of
 from gnomon.loop.evaluate import Evaluation
+from gnomon.records.jsonl import is_number
 from gnomon.records.reading import column
 
 Rows = Sequence[Mapping[str, Any]]
@@ -151,7 +152,7 @@ def everything(rows: Rows) -> list[Measured]:
     columns: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         for name, value in row.items():
-            if type(value) in (int, float) and -math.inf < value < math.inf:
+            if is_number(value):
                 columns.setdefault(name, []).append((row["step"], value))
     return [
         Measured(name, sparkline(points), points[0][1], points[-1][1], *_ends([y for _, y in points]))

@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +25,7 @@ from gnomon.insight.svg import COLORS, DARK
 from gnomon.records.console import Console
 from gnomon.records.directory import RunDirectory
 from gnomon.records.durable import write_durably
+from gnomon.records.jsonl import is_number
 from gnomon.records.reading import RunRecord
 from gnomon.redaction import for_people
 
@@ -188,7 +188,7 @@ def _measured(value: Any) -> str:
     >>> _measured(0.25), _measured(1234567.0), _measured(3e-05), _measured(2.0)
     ('0.25', '1,234,567', '3e-05', '2')
     """
-    if type(value) not in (int, float) or not math.isfinite(value):
+    if not is_number(value):
         return str(value)
     number = float(value)
     return f"{number:,.0f}" if number == round(number) and abs(number) < 1e15 else f"{number:.4g}"

@@ -2,7 +2,6 @@
 
 import re
 import time
-import tomllib
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +18,7 @@ from gnomon.records.damage import ROLLOUTS
 from gnomon.records.directory import RunDirectory
 from gnomon.records.holder import holder_of
 from gnomon.records.jsonl import is_number, is_step, parsed
+from gnomon.toml import parse_toml
 
 _PREFIXES = ("rollout/", "reward/", "loss/", "learner/", "time/", "stream/", "engines/", "critic/", "tokens/", "waste/")
 _NAMES = ("seconds", "memory/peak_bytes", "mismatch/logprob_abs_mean_nats")
@@ -146,7 +146,7 @@ def scored(row: Row) -> Scored | None:
 
 def _table(content: bytes) -> Mapping[str, Any]:
     try:
-        return tomllib.loads(content.decode(errors="replace"))
+        return parse_toml(content.decode(errors="replace"))
     except (ValueError, RecursionError):
         return {}
 
