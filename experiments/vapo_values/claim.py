@@ -47,9 +47,9 @@ CLAIM = Claim(
         "a critic that had not seen the batch, for each quarter of the responses, in the first three training steps "
         "and in the last ten. Only what is written in the response so far can be known: whether a letter was wrong. "
         "In an earlier setting, with critics that began at zero and learned faster, a third of the last quarter was "
-        "known from the start, and targets of short sums gave the better critic."
+        "known from the start, and targets of short sums gave the better critic. Three seeds were planned, five run."
     ),
-    measure=Runs(critic_arms(NAMES), numbers=NUMBERS, curves={}),
+    measure=Runs(critic_arms(NAMES), numbers=NUMBERS, curves={}, seeds=tuple(range(5))),
     checks=(
         Level(
             "without pre-training it knows nothing of the last quarter at the start",
@@ -71,4 +71,13 @@ CLAIM = Claim(
         Gain("and the last quarter much the same", "no decoupling", FULL, "end, last quarter", above=-0.1, below=0.1),
     ),
     figure=draw,
+    remarks=(
+        "**What we make of it.** At the start it is as the claim has it: pre-trained, a critic that began as a reward "
+        "model explains nothing of the first quarter, 0.13 and 0.28 of the next two and 0.40 of the last; without "
+        "pre-training it is worse than a constant in all four. At the end all of that is gone: critics of every kind "
+        "explain nothing in any quarter, those with whole returns as targets less than nothing. So the expectations "
+        "about the end compare what is not there. The same as in the earlier setting: targets of short sums, which "
+        "were to keep the critic ignorant of early tokens, do it no harm, and here they are the steadier ones "
+        "(0.13 higher in the first quarter)."
+    ),
 )

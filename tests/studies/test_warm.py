@@ -186,9 +186,10 @@ class _Listed(list[Task]):
     name = "listed"
 
 
+@pytest.mark.slow
 def test_a_reward_model_judges_finished_answers(warm: Path, tmp_path: Path):
     """It says about 1 after a right answer and its end, about 0 after a wrong one, and is made once."""
-    folder = reward_model(warm, COPIES, tmp_path, FEW, steps=60)
+    folder = reward_model(warm, COPIES, tmp_path, FEW, steps=200)
     critic = load_critic(str(warm), str(folder))
     head: Any = critic.score
     tokenizer = tiny_tokenizer()
@@ -202,4 +203,4 @@ def test_a_reward_model_judges_finished_answers(warm: Path, tmp_path: Path):
     right, wrong = ValueScorer(critic, head)(tokens, prompts, lengths, mask).bootstrap.tolist()
 
     assert right > wrong + 0.4
-    assert reward_model(warm, COPIES, tmp_path, FEW, steps=60) == folder
+    assert reward_model(warm, COPIES, tmp_path, FEW, steps=200) == folder
