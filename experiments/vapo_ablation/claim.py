@@ -108,8 +108,8 @@ CLAIM = Claim(
         arms=(FULL, "no value pre-training", "no length adaptation", "ppo", "grpo", "dapo"),
     ),
     remarks=(
-        "**What we make of it.** The cause is there now: pre-trained, the critic explains 0.40 of the last quarter from "
-        "the first step, without it -0.11, and PPO loses what the model could do (0.22 held out, VAPO 0.45). Yet value "
+        "**What we make of it.** The cause is there now: pre-trained, the critic explains 0.40 of the last quarter "
+        "from the first step, without it -0.11, and PPO loses what the model could do (0.22 held out, VAPO 0.45). Yet value "
         "pre-training is not what prevents it: without it VAPO ends 0.02 [-0.08, 0.12] higher, where the source falls "
         "from 60 to 11. So what PPO lacks is one or several of the rest, or all of them together; one lambda of 0.5 "
         "for both, as PPO has it, costs 0.07 alone, undecided. Reward over all steps, which is less noisy and which "
@@ -117,7 +117,7 @@ CLAIM = Claim(
         "-0.02]) and clip-higher (-0.04 [-0.08, -0.00]): the order of the source, without its first two. One answer a "
         "prompt instead of groups is better, not worse: +0.12 [0.08, 0.16] in reward; more questions a step, and a "
         "critic that explains three times as much. VAPO is no better than DAPO, which has no critic. Why pre-training "
-        "does not pay: after some fifteen steps no critic here explains anything (`vapo_values`), pre-trained or not; "
+        "does not pay: from step 15 on none of the three critics of `vapo_values` explains anything, pre-trained or not; "
         "at this rate the policy changes faster than a critic with one pass over 64 answers can follow, so a good "
         "beginning is soon forgotten. Three checks are undecided (GRPO and VAPO hardly rise above 0.4), and held-out "
         "rates of single seeds lie 0.1 to 0.2 apart."
