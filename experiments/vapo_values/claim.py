@@ -7,7 +7,7 @@ from gnomon.studies.measured import Estimate, Measured, estimate
 from gnomon.studies.valued import FULL, QUARTERS, critic_arms, explained
 
 NAMES = (FULL, "no value pre-training", "no decoupling")
-WINDOWS = {"start": (1, 3), "end": (11, 20)}
+WINDOWS = {"start": (1, 3), "end": (15, 24)}
 NUMBERS = {
     f"{window}, {quarter} quarter": explained(place, *steps)
     for window, steps in WINDOWS.items()
@@ -45,9 +45,11 @@ CLAIM = Claim(
     protocol=(
         "The runs of `vapo_ablation` with recorded batches. Explained variance, 1 - Var(R - V) / Var(R), of values by "
         "a critic that had not seen the batch, for each quarter of the responses, in the first three training steps "
-        "and in the last ten. Only what is written in the response so far can be known: whether a letter was wrong."
+        "and in the last ten. Only what is written in the response so far can be known: whether a letter was wrong. "
+        "In an earlier setting, with critics that began at zero and learned faster, a third of the last quarter was "
+        "known from the start, and targets of short sums gave the better critic. Three seeds were planned, five run."
     ),
-    measure=Runs(critic_arms(NAMES), numbers=NUMBERS, curves={}),
+    measure=Runs(critic_arms(NAMES), numbers=NUMBERS, curves={}, seeds=tuple(range(5))),
     checks=(
         Level(
             "without pre-training it knows nothing of the last quarter at the start",
@@ -70,12 +72,12 @@ CLAIM = Claim(
     ),
     figure=draw,
     remarks=(
-        "**What we make of it.** By place it is as expected: of the last quarter a pre-trained critic knows a third "
-        "from the first step on, of the first quarter hardly anything, and without pre-training the critic is worse "
-        "than a constant while it learns (at five times the policy's learning rate). What is not as expected is the "
-        "end: targets of short sums, which were to keep the critic ignorant of early tokens, give a better critic in "
-        "every quarter. Returns of 0 and 1 are the noisiest targets there are, and over 20 tokens sums of values carry "
-        "the reward well enough. And all critics know less at the end than at the start: the policy that they follow "
-        "slips ever less often, so that little is left to be explained."
+        "**What we make of it.** At the start it is as the claim has it: pre-trained, a critic that began as a reward "
+        "model explains nothing of the first quarter, 0.13 and 0.28 of the next two and 0.40 of the last; without "
+        "pre-training it is worse than a constant in all four. At the end all of that is gone: critics of every kind "
+        "explain nothing in any quarter, those with whole returns as targets less than nothing. So the expectations "
+        "about the end compare what is not there. The same as in the earlier setting: targets of short sums, which "
+        "were to keep the critic ignorant of early tokens, do it no harm, and here they are the steadier ones "
+        "(0.13 higher in the first quarter)."
     ),
 )

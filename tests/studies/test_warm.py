@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -11,13 +12,16 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from gnomon.errors import ConfigError
+from gnomon.models.critic import load_critic
 from gnomon.models.tiny import tiny_model, tiny_tokenizer
-from gnomon.studies.exact import success_rates
+from gnomon.models.values import ValueScorer
+from gnomon.studies.exact import answer_of, success_rates
 from gnomon.studies.families import FAMILIES, write_family
 from gnomon.studies.lessons import Lesson, spoil
+from gnomon.studies.reward_model import reward_model
 from gnomon.studies.warm import Warming, warm_model, warmth
 from gnomon.tasks.arithmetic import ArithmeticTask
-from gnomon.tasks.build import build
+from gnomon.tasks.build import build, build_split
 from gnomon.tasks.chat import ChatRenderer
 from gnomon.tasks.split import HeldOut
 from gnomon.tasks.table import TableTask
@@ -180,3 +184,23 @@ class _Listed(list[Task]):
     """Tasks in memory; implements `TaskSet`."""
 
     name = "listed"
+
+
+@pytest.mark.slow
+def test_a_reward_model_judges_finished_answers(warm: Path, tmp_path: Path):
+    """It says about 1 after a right answer and its end, about 0 after a wrong one, and is made once."""
+    folder = reward_model(warm, COPIES, tmp_path, FEW, steps=200)
+    critic = load_critic(str(warm), str(folder))
+    head: Any = critic.score
+    tokenizer = tiny_tokenizer()
+    questions = build_split(COPIES, FEW, ChatRenderer(tokenizer)).train
+    task, other = questions[0], questions[1]
+    rows = [[*task.prompt, *tokenizer.encode_plain(answer_of(t)), tokenizer.stop_ids[0]] for t in (task, other)]
+    width = max(map(len, rows))
+    tokens = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
+    lengths, prompts = torch.tensor([len(row) for row in rows]), torch.tensor([len(task.prompt)] * 2)
+    mask = torch.arange(width)[None] + prompts[:, None] < lengths[:, None]
+    right, wrong = ValueScorer(critic, head)(tokens, prompts, lengths, mask).bootstrap.tolist()
+
+    assert right > wrong + 0.4
+    assert reward_model(warm, COPIES, tmp_path, FEW, steps=200) == folder

@@ -15,15 +15,16 @@ from gnomon.records.reading import RunRecord
 from gnomon.studies.arms import Arm, Number, whole
 from gnomon.studies.exact import checkpoint_rates
 from gnomon.studies.measured import NotMeasured
-from gnomon.studies.stretches import held_out_at, stretch_experiment
+from gnomon.studies.reward_model import reward_model
+from gnomon.studies.stretches import MARKED_HELD_OUT, held_out_at, stretch_experiment, write_stretches
 
-ALPHA, FIXED, STEPS = 0.5, 0.5, 20
+ALPHA, FIXED, STEPS, LEARNING_RATE = 0.5, 0.5, 24, 1e-3
+OTHERS = ("grpo", "dapo", "the review's")
 FULL = "vapo"
 QUARTERS = ("first", "second", "third", "last")
 _FOUR = "algorithm.updates.minibatches=4"
-_TEACHING = "algorithm.critic.updates={epochs=2, minibatches=4}"
-_CRITIC = (_TEACHING, "algorithm.critic.learning_rate_ratio=5.0")
-_TAUGHT = "algorithm.critic.pretraining.steps=16"
+_CRITIC = ("algorithm.critic.updates.minibatches=4", "algorithm.critic.learning_rate_ratio=2.0")
+_TAUGHT = "algorithm.critic.pretraining.steps=24"
 _LENGTH = f"algorithm.advantage.policy_lambda.alpha={ALPHA}"
 _REPLAY = 'algorithm.replay={piece="Replay", every=4, rows=64, capacity=256}'
 
@@ -55,15 +56,21 @@ CRITIC_ARMS: Mapping[str, tuple[str, ...]] = {
     "imitation by replay": _vapo("algorithm.regularizers=[]", _REPLAY),
     "the review's": ("algorithm=vapo-review", _FOUR, "algorithm.critic.updates.minibatches=4", _TAUGHT),
 }
-"""Name to overrides. VAPO's parts are taken out one by one; the last three are other forms of two of them."""
+"""Name to overrides. VAPO's parts are taken out one by one; the last three are other forms of two of them.
+
+A critic with a trunk of its own begins as a reward model; the arms of `OTHERS` have none."""
 
 
 def critic_arms(names: Sequence[str]) -> Callable[[Path, int], list[Arm]]:
     """Return what makes these arms for a seed; seeds share three warm models."""
 
     def arms(folder: Path, seed: int) -> list[Arm]:
-        base = {**stretch_experiment(folder, seed % 3, is_marked=True), "steps": STEPS, "records": {"batches": True}}
-        return [Arm(name, base, CRITIC_ARMS[name]) for name in names]
+        base = {**stretch_experiment(folder, seed % 3, is_marked=True), "steps": STEPS}
+        base["records"] = {"batches": True}
+        base["learner"] = {"precision": "fp32", "optimizer": {"learning_rate": LEARNING_RATE}}
+        first = reward_model(Path(base["model"]), write_stretches(folder, True), folder, MARKED_HELD_OUT)
+        begins = (f"algorithm.critic.initial={first}",)
+        return [Arm(name, base, CRITIC_ARMS[name] + (() if name in OTHERS else begins)) for name in names]
 
     return arms
 
