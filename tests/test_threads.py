@@ -8,7 +8,7 @@ import pytest
 COUNTING = """
 import asyncio, os, sys, threading, torch
 from concurrent.futures import ThreadPoolExecutor
-from gnomon.threads import alone, dismiss_helpers, elsewhere
+from gnomon.threads import alone, dismiss_team, elsewhere
 
 torch.set_num_threads(3)
 large = torch.randn(2000, 2000)
@@ -41,10 +41,10 @@ def says(program: str) -> str:
 def test_helpers_go_and_come_back():
     """The thread's own, as often as it calculates; a thread without any has nobody to send away."""
     program = """
-assert dismiss_helpers() and helpers() == before
+assert dismiss_team() and helpers() == before
 calculate()
 assert helpers() == before + 2
-assert dismiss_helpers() and dismiss_helpers() and helpers() == before
+assert dismiss_team() and dismiss_team() and helpers() == before
 """
     assert says(program) == ""
 
@@ -78,9 +78,9 @@ import tempfile
 import gnomon
 from gnomon import threads
 
-dismiss_helpers()
+dismiss_team()
 seen, had = [], []
-own = threads.dismiss_helpers
+own = threads.dismiss_team
 
 
 def watched():
@@ -90,7 +90,7 @@ def watched():
     return done
 
 
-threads.dismiss_helpers = watched
+threads.dismiss_team = watched
 with tempfile.TemporaryDirectory() as folder:
     gnomon.train("tiny", folder + "/run", steps=2, rollouts_per_step=512)
 print(max(had), max(seen))

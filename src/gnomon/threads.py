@@ -1,9 +1,9 @@
-"""Threads that calculate together: a thread that has done calculating sends its helpers away.
+"""Threads that calculate together: a thread that has done calculating sends its team away.
 
-libgomp, torch's OpenMP on Linux, gives each thread that calculates helpers of its own, which wait for its next
-operation: awake for a moment (`gnomon.SPIN`), then asleep. Once helpers of all threads together are more than the
+libgomp, torch's OpenMP on Linux, gives each thread that calculates a team of its own, which waits for its next
+operation: awake for a moment (`gnomon.SPIN`), then asleep. Once all teams together have more threads than there are
 processors, they sleep at once, and each small operation of whoever works costs a wake-up: on two processors, where an
-engine and a learner take turns, one decoding step of 64 rows took 104 ms so, and 74 ms where the others' are away.
+engine and a learner take turns, one decoding step of 64 rows took 104 ms so, and 69 ms where the others' are away.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ _MAPS = Path("/proc/self/maps")
 _PAUSE_SOFT = 1  # omp_pause_soft: what is asked for again is made again
 
 
-def dismiss_helpers() -> bool:
-    """End the calling thread's helpers, who come back with its next parallel operation; return whether it was done.
+def dismiss_team() -> bool:
+    """End the calling thread's team, which comes back with its next parallel operation; return whether it was done.
 
     False where torch calculates without libgomp. Costs as much as making a thread, at that next operation. It changes
     no number that is computed.
@@ -34,21 +34,21 @@ def dismiss_helpers() -> bool:
 
 
 def alone(function: Callable[P, T]) -> Callable[P, T]:
-    """Return ``function`` so that it leaves no helpers behind in the thread that it is called in."""
+    """Return ``function`` so that it leaves no team behind in the thread that it is called in."""
 
     @functools.wraps(function)
     def call(*arguments: P.args, **settings: P.kwargs) -> T:
         try:
             return function(*arguments, **settings)
         finally:
-            dismiss_helpers()
+            dismiss_team()
 
     return call
 
 
 async def elsewhere(work: Callable[[], T], thread: Executor | None = None) -> T:
-    """Return what ``work`` returns in another thread, one of ``thread`` or of the loop's own; no helpers are left."""
-    dismiss_helpers()
+    """Return what ``work`` returns in another thread, one of ``thread`` or of the loop's own; no team is left."""
+    dismiss_team()
     context = contextvars.copy_context()
     return await asyncio.get_running_loop().run_in_executor(thread, context.run, alone(work))
 

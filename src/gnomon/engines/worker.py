@@ -16,7 +16,7 @@ from gnomon.errors import EngineError
 from gnomon.failpoints import reach
 from gnomon.models.lora import merged_tensors
 from gnomon.models.static import fastest_decoder
-from gnomon.threads import alone, dismiss_helpers
+from gnomon.threads import alone, dismiss_team
 from gnomon.types import Snapshot
 
 
@@ -108,7 +108,7 @@ class Worker:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="gnomon-engine", daemon=True)
             self._thread.start()
-        dismiss_helpers()
+        dismiss_team()
         self._inbox.put(message)
 
     def stop(self) -> None:
