@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libgomp is torch's OpenMP on Linux only")
+
 COUNTING = """
 import asyncio, os, sys, threading, torch
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +39,6 @@ def says(program: str) -> str:
     return done.stdout
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="libgomp is torch's OpenMP on Linux only")
 def test_helpers_go_and_come_back():
     """The thread's own, as often as it calculates; a thread without any has nobody to send away."""
     program = """
@@ -49,7 +50,6 @@ assert dismiss_team() and dismiss_team() and helpers() == before
     assert says(program) == ""
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="libgomp is torch's OpenMP on Linux only")
 def test_work_elsewhere_leaves_none_on_either_side():
     """Neither in the thread that handed it over nor in the one that did it, when it failed too."""
     program = """
@@ -70,7 +70,6 @@ asyncio.run(both())
     assert says(program) == "0\n"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="libgomp is torch's OpenMP on Linux only")
 def test_no_two_threads_of_a_run_have_helpers():
     """Looked at whenever an engine's or a learner's thread hands back: a run's threads calculate one at a time."""
     program = """

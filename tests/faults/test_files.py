@@ -181,6 +181,17 @@ def changed(value: Any, place: tuple[Any, ...], odd: Any) -> Any:
     return copy
 
 
+def odd_somewhere(value: Any, data: st.DataObject) -> bytes:
+    """Return the value as JSON, with something odd at any place."""
+    return json.dumps(changed(value, data.draw(st.sampled_from(places(value))), data.draw(ODD))).encode()
+
+
+def spliced(content: bytes, data: st.DataObject, end: int | None = None) -> bytes:
+    """Return the bytes with up to three others in the place of up to three, at most ``end`` from the start."""
+    at = data.draw(st.integers(0, len(content) if end is None else min(len(content), end)))
+    return content[:at] + data.draw(st.binary(max_size=3)) + content[at + data.draw(st.integers(0, 3)) :]
+
+
 @pytest.mark.parametrize("name", READERS)
 def test_nasty_contents_are_one_error(tmp_path: Path, name: str):
     """Nothing, no text, nesting without end, numbers beyond every type, and the wrong kind of file."""
@@ -215,10 +226,9 @@ def _mutate(tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataOb
         return
     content = sound
     if not isinstance(sound, bytes):
-        content = json.dumps(changed(sound, data.draw(st.sampled_from(places(sound))), data.draw(ODD))).encode()
+        content = odd_somewhere(sound, data)
     if isinstance(sound, bytes) or data.draw(st.booleans()):
-        at = data.draw(st.integers(0, len(content)))
-        content = content[:at] + data.draw(st.binary(max_size=3)) + content[at + data.draw(st.integers(0, 3)) :]
+        content = spliced(content, data)
     tried(folder, name, content)
 
 

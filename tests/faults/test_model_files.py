@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.faults.test_files import NASTY, ODD, changed, places
+from tests.faults.test_files import NASTY, odd_somewhere, spliced
 
 from gnomon.errors import ModelError
 from gnomon.models.critic import HEAD_FILE, check_critic, load_critic, write_critic
@@ -99,12 +99,7 @@ def _mutate(folder: Path, sound: Path, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from([*WRITTEN, HEAD_FILE]))
     content = (sound / name).read_bytes()
     is_value = name.endswith(".json") and data.draw(st.booleans())
-    if is_value:
-        table = json.loads(content)
-        content = json.dumps(changed(table, data.draw(st.sampled_from(places(table))), data.draw(ODD))).encode()
-    else:
-        at = data.draw(st.integers(0, min(len(content), 4000)))
-        content = content[:at] + data.draw(st.binary(max_size=3)) + content[at + data.draw(st.integers(0, 3)) :]
+    content = odd_somewhere(json.loads(content), data) if is_value else spliced(content, data, end=4000)
     # A value may be the size of a model, which is built before it is compared with the weights that are there.
     tried(with_file(sound, folder, name, content), is_loaded=name != "config.json")
 

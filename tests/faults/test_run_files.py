@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.faults.test_files import NASTY, ODD, changed, places
+from tests.faults.test_files import NASTY, ODD, changed, odd_somewhere, places, spliced
 from tests.insight.made_runs import finding, made_run
 
 from gnomon.diagnosis import diagnose
@@ -115,12 +115,10 @@ def _mutate(run: Path, sound: Path, data: st.DataObject) -> None:
     if name != "experiment.toml" and data.draw(st.booleans()):
         lines = content.splitlines()
         at = data.draw(st.integers(0, len(lines) - 1))
-        row = json.loads(lines[at])
-        lines[at] = json.dumps(changed(row, data.draw(st.sampled_from(places(row))), data.draw(ODD))).encode()
+        lines[at] = odd_somewhere(json.loads(lines[at]), data)
         content = b"\n".join(lines) + b"\n"
     else:
-        at = data.draw(st.integers(0, len(content)))
-        content = content[:at] + data.draw(st.binary(max_size=3)) + content[at + data.draw(st.integers(0, 3)) :]
+        content = spliced(content, data)
     look(with_file(sound, run, name, content))
 
 

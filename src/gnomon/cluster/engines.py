@@ -14,6 +14,7 @@ from gnomon.engines.pool import EnginePool
 from gnomon.errors import EngineError, named
 from gnomon.metrics import Mean, Metrics, Sum
 from gnomon.progress import working
+from gnomon.threads import elsewhere
 from gnomon.transport.fingerprint import Fingerprint
 from gnomon.types import Completion, Snapshot
 
@@ -105,7 +106,7 @@ class RemoteEngine:
         Raises: as `generate` does.
         """
         self._check_open()
-        shelved = await asyncio.to_thread(self._stock.of, snapshot)
+        shelved = await elsewhere(lambda: self._stock.of(snapshot))
         with working("loading weights into an engine" if self.home else "starting an engine", is_brief=True):
             self._fetched(await self._call(self._actor.load, shelved))
 

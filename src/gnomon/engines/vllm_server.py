@@ -25,6 +25,7 @@ from gnomon.engines.vllm_wire import completion_from, exchange, fingerprint_from
 from gnomon.errors import ConfigError, EngineError
 from gnomon.plans import EnginePlan
 from gnomon.progress import working
+from gnomon.threads import elsewhere
 from gnomon.transport import file
 from gnomon.transport.fingerprint import Fingerprint
 from gnomon.types import Completion, Snapshot
@@ -155,7 +156,7 @@ class VllmServerEngine:
     async def load(self, snapshot: Snapshot) -> None:
         """Answer with these weights from now on; see `VllmEngine.load`."""
         self._check_open()
-        path = await asyncio.to_thread(file.write, snapshot.tensors())
+        path = await elsewhere(lambda: file.write(snapshot.tensors()))
         try:
             with working("starting the vLLM server" if self._is_starting else "loading weights into the vLLM server"):
                 await self._call("/load", {"path": str(path), "version": snapshot.version})

@@ -25,6 +25,7 @@ from gnomon.learner.memory import is_out_of_memory
 from gnomon.learner.mesh import ELSEWHERE
 from gnomon.learner.recipe import Recipe
 from gnomon.metrics import Metrics
+from gnomon.threads import elsewhere
 from gnomon.types import Batch, Scores, Snapshot, State
 
 _GRACE_SECONDS = 10.0
@@ -207,7 +208,7 @@ class Gang:
         self._thread.shutdown(wait=False)
 
     async def _run(self, work: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await elsewhere(work, self._thread)
 
     async def _change(self, do: str, **arguments: Any) -> Metrics:
         self._weights = None

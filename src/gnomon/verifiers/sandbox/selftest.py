@@ -83,7 +83,7 @@ def enforced_by(kinds: Iterable[Kind]) -> str:
 def try_walls(sandbox: AnySandbox) -> Enforced:
     """Run hostile programs and report which were stopped.
 
-    First the nine, which do no harm where nothing stands; where all of them are stopped, fifty more that need walls to
+    First the nine, which do no harm where nothing stands; where all of them are stopped, `MORE`, which need walls to
     be tried at all. (A sandbox that runs a part of Python stops those by not knowing what they call, and is spared.)
     """
     patient = replace(sandbox, bounds=replace(sandbox.bounds, wall_seconds=_PATIENCE, memory_mib=512))
