@@ -264,6 +264,25 @@ class Scores:
 
 
 @dataclass(frozen=True)
+class Adapted:
+    """A weight that adapters changed: base + scale * up @ down, which `models.merging.merged` makes one tensor of.
+
+    base: [outputs, inputs], or [inputs, outputs] where ``is_transposed``. up: [outputs, rank]. down: [rank, inputs].
+    """
+
+    base: Tensor
+    up: Tensor
+    down: Tensor
+    scale: float
+    is_transposed: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weight once it is merged."""
+        return self.base.nbytes
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """Weights on their way to an engine.
 
@@ -271,12 +290,14 @@ class Snapshot:
     stored: returns where they lie for engines of other machines, a `transport.stored.Stored`; reading ``tensors`` would
         bring them here first. None where they lie here.
     since: only tensors come that are others than in that version, whose weights the engine must hold; None: all come.
+    parts: yields the same weights, those with adapters not merged; None where nothing is merged, or more is done to it.
     """
 
     version: int
     tensors: Callable[[], Iterator[tuple[str, Tensor]]]
     stored: Callable[[], Any] | None = None
     since: int | None = None
+    parts: Callable[[], Iterator[tuple[str, Tensor | Adapted]]] | None = None
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from gnomon.cluster.ray import Cluster, Place
 from gnomon.cluster.weights import Shelf, Shelved, Stock
 from gnomon.engines.base import Sampling
 from gnomon.errors import ConfigError, GradingError
-from gnomon.models.lora import LoraPlan, adapt, merged_tensors
+from gnomon.models.lora import LoraPlan, adapt, merged_tensors, parts
 from gnomon.models.tiny import tiny_model
 from gnomon.transport.fingerprint import fingerprints
 from gnomon.types import Snapshot
@@ -98,23 +98,47 @@ def test_an_engine_elsewhere_answers_as_one_here(served: Served):
     served.runner.run(work(served.engine))
 
 
-def test_adapters_send_what_they_change(served: Served):
-    """After the first time only the merged weights of the layers that have adapters travel: no embedding, no norm."""
-    model = adapt(tiny_model(0, CONFIG), LoraPlan(rank=2, targets=("q_proj",)))
+def test_adapters_travel_alone(served: Served):
+    """After the first time nothing comes but A and B of the layers that have them; the engine merges, to the bit.
 
-    async def work(engine: RemoteEngine) -> None:
-        await engine.load(Snapshot(3, lambda: merged_tensors(model)))
+    An engine that is made anew gets everything, and no base twice afterwards.
+    """
+    model = adapt(tiny_model(0, CONFIG), LoraPlan(rank=2, targets=("q_proj",)))
+    versions = iter(range(100, 200))
+
+    def moving() -> Snapshot:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                if "lora_B" in name:
+                if "lora_" in name:
                     parameter.add_(0.1)
-        await engine.load(Snapshot(4, lambda: merged_tensors(model)))
-        assert await engine.fingerprints() == fingerprints(merged_tensors(model))
-        adapted = [tensor.nbytes for name, tensor in merged_tensors(model) if "q_proj" in name]
-        latest = served.fetched[-1]
-        assert (latest.tensors, latest.size) == (len(adapted), sum(adapted)) == (2, latest.size)
+        return Snapshot(next(versions), lambda: merged_tensors(model), parts=lambda: parts(model))
+
+    async def work(engine: RemoteEngine) -> None:
+        adapters = [parameter.nbytes for name, parameter in model.named_parameters() if "lora_" in name]
+        await engine.load(moving())
+        for _ in range(2):
+            snapshot = moving()
+            await engine.load(snapshot)
+            assert await engine.fingerprints() == fingerprints(snapshot.tensors())
+            latest = served.fetched[-1]
+            assert (latest.tensors, latest.size) == (2 * 2, sum(adapters))
 
     served.runner.run(work(served.engine))
+
+
+def test_weights_to_be_merged_are_read_merged_by_anybody(cluster: Cluster):
+    """Put by two ranks, an adapter's weight is the merged one for whoever reads it, in another precision too."""
+    model = adapt(tiny_model(0, CONFIG), LoraPlan(rank=2))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.01)
+    whole = dict(merged_tensors(model))
+    shelved = Shelved.joined([Shelf(rank, 2, piece_bytes=4000).put(1, parts(model)) for rank in range(2)])
+
+    assert {name: tensor.tolist() for name, tensor in shelved.tensors()} == {n: t.tolist() for n, t in whole.items()}
+    assert shelved.expected({}) == fingerprints(whole.items())
+    halves = fingerprints((name, tensor.bfloat16()) for name, tensor in whole.items())
+    assert shelved.expected(halves) == halves
 
 
 def test_weights_lie_as_they_were_put(cluster: Cluster):

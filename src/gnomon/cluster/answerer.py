@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from gnomon.cluster.weights import Shelved
+from gnomon.cluster.weights import Shelved, Spot
 from gnomon.engines.base import Engine, Sampling
 from gnomon.errors import EngineError, GnomonError
 from gnomon.transport.fingerprint import Fingerprint
@@ -67,6 +68,7 @@ class Answerer:
         self._order = order
         self._engine: Engine | None = None
         self._taken: Mapping[str, Fingerprint] = {}
+        self._bases: Mapping[Spot, Tensor] = {}
         self._loading = asyncio.Lock()
         self._numbers = itertools.count(1)
         self._clock = _Clock()
@@ -112,13 +114,14 @@ class Answerer:
             is_part = self._order.takes_parts and bool(self._taken)
             names = shelved.lacking(self._taken) if is_part else list(shelved.spots)
             began, busy = time.perf_counter(), self._clock.seconds
-            tensors = await shelved.fetch(names)
+            brought = await shelved.fetch(names, self._bases)
             seconds, overlapped = time.perf_counter() - began, self._clock.seconds - busy
             since = engine.version if is_part else None
-            await engine.load(Snapshot(shelved.version, lambda: iter(tensors.items()), since=since))
+            await engine.load(Snapshot(shelved.version, lambda: iter(brought.weights.items()), since=since))
             self._taken = {name: spot.print for name, spot in shelved.spots.items()}
-            size = sum(tensor.nbytes for tensor in tensors.values())
-            return Fetched(size, len(tensors), seconds, min(seconds, overlapped))
+            # What somebody has stays in this machine's store.
+            self._bases = shelved.bases({**self._bases, **brought.bases})
+            return Fetched(brought.size, brought.tensors, seconds, min(seconds, overlapped))
 
     async def _said(self, work: Awaitable[Any]) -> Reply:
         value, fault = None, None

@@ -145,7 +145,7 @@ class Seat:
         snapshot = self._rank.learner.snapshot()
         if kind != "none":
             snapshot = rounded(snapshot, kind, axes)
-        return self._shelf.put(version, snapshot.tensors(), lasting=mesh.here().is_whole)
+        return self._shelf.put(version, (snapshot.parts or snapshot.tensors)(), lasting=mesh.here().is_whole)
 
     def _logprobs(self, batch: Any, version: int, weights: Any) -> Any:
         lent = dict(weights.tensors()) if isinstance(weights, Shelved) else weights

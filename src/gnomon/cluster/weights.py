@@ -7,17 +7,20 @@ copied; to another machine the cluster moves it, several at a time, and there it
 import asyncio
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
-from gnomon.transport.fingerprint import Fingerprint, expected
+from gnomon.models.merging import merged
+from gnomon.transport.fingerprint import Fingerprint, expected, fingerprint
 from gnomon.transport.stored import PIECE_BYTES, changed, from_bytes, share, to_bytes
-from gnomon.types import Snapshot
+from gnomon.types import Adapted, Snapshot
 
 Sending = Callable[[Snapshot], Snapshot]
 Item = tuple[str, Tensor, Fingerprint]
+_Sum = tuple[float, bool, Fingerprint]
+_BASE, _UP, _DOWN = "|base", "|up", "|down"
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,36 @@ class Spot:
 
 
 @dataclass(frozen=True)
+class Sum:
+    """Where a weight's base and adapter lie, which whoever needs the weight merges. print: which tensor that gives."""
+
+    base: Spot
+    up: Spot
+    down: Spot
+    scale: float
+    is_transposed: bool
+    print: Fingerprint
+
+    @property
+    def spots(self) -> tuple[Spot, Spot, Spot]:
+        """All three."""
+        return self.base, self.up, self.down
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What was fetched: the weights, and of those that were merged their bases, in memory that nobody may write to.
+
+    size, tensors: bytes and number of what was brought here for it, without bases that were here.
+    """
+
+    weights: Mapping[str, Tensor]
+    bases: Mapping[Spot, Tensor] = field(default_factory=dict)
+    size: int = 0
+    tensors: int = 0
+
+
+@dataclass(frozen=True)
 class Shelved:
     """All weights of a version, by where they lie; implements `transport.stored.Stored` in any process of the cluster.
 
@@ -37,7 +70,7 @@ class Shelved:
     """
 
     version: int
-    spots: Mapping[str, Spot]
+    spots: Mapping[str, Spot | Sum]
 
     @classmethod
     def joined(cls, parts: Sequence["Shelved"]) -> "Shelved":
@@ -58,27 +91,51 @@ class Shelved:
         """Return the names of tensors that are others than those that were ``taken``."""
         return [name for name, spot in self.spots.items() if taken.get(name) != spot.print]
 
-    async def fetch(self, names: Collection[str]) -> dict[str, Tensor]:
-        """Return tensors, in memory that nobody may write to, once all of their pieces are on this machine."""
-        refs = list(dict.fromkeys(self.spots[name].ref for name in names))
+    def bases(self, known: Mapping[Spot, Tensor]) -> dict[Spot, Tensor]:
+        """Return of what is ``known`` the bases that adapters of this version are merged with."""
+        wanted = {spot.base for spot in self.spots.values() if isinstance(spot, Sum)}
+        return {spot: tensor for spot, tensor in known.items() if spot in wanted}
+
+    async def fetch(self, names: Collection[str], kept: Mapping[Spot, Tensor] | None = None) -> Brought:
+        """Return weights, once all of their pieces are on this machine, those with adapters merged.
+
+        kept: bases that are here already.
+        """
+        kept = {} if kept is None else kept
+        wanted = [self.spots[name] for name in names]
+        sums = [spot for spot in wanted if isinstance(spot, Sum)]
+        needed = [spot for spot in dict.fromkeys(_single(wanted)) if spot not in kept]
+        refs = list(dict.fromkeys(spot.ref for spot in needed))
         pieces = dict(zip(refs, await asyncio.gather(*map(awaited, refs)), strict=True))
-        return {name: _tensor(self.spots[name], pieces[self.spots[name].ref]) for name in names}
+        found = {**kept, **{spot: _tensor(spot, pieces[spot.ref]) for spot in needed}}
+        # Engines answer meanwhile, in a thread of their own.
+        weights = await asyncio.to_thread(lambda: {name: _weight(self.spots[name], found) for name in names})
+        bases = {one.base: found[one.base] for one in sums}
+        return Brought(weights, bases, sum(spot.print.nbytes for spot in needed), len(needed))
 
     def _read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield weights: plain ones, and bases of those to be merged, piece after piece; adapters are small."""
         import ray
 
+        names = list(names)
+        sums = [spot for name in names if isinstance(spot := self.spots[name], Sum)]
+        small = {spot.ref: ray.get(spot.ref) for one in sums for spot in (one.up, one.down)}
+        adapters = {spot: _tensor(spot, small[spot.ref]) for one in sums for spot in (one.up, one.down)}
         for ref, inside in _by_piece(self.spots, names).items():
             piece = ray.get(ref)
-            yield from ((name, _tensor(self.spots[name], piece)) for name in inside)
+            for name in inside:
+                spot = _first(self.spots[name])
+                yield name, _weight(self.spots[name], {**adapters, spot: _tensor(spot, piece)})
 
 
 class Shelf:
     """Puts weights where they are trained; what did not change since the last time is not put again.
 
     After a layer was gathered every rank of a learner has all of it. So each puts a share, and looks for changes in
-    that share alone. What is replaced is given back as soon as no engine reads it any more. A piece of which less than
-    half is still in use is put anew without the rest, so at most twice the weights lie there, beside those of the
-    version before.
+    that share alone. Of a weight with an adapter the base is put once and then the adapter alone, beside the
+    fingerprint of what they merge to, which has the same bits wherever it is merged. What is replaced is given back as
+    soon as no engine reads it any more. A piece of which less than half is still in use is put anew without the rest,
+    so at most twice the weights lie there, beside those of the version before.
 
     rank, size: of the learner's. piece_bytes: see `transport.stored.PIECE_BYTES`.
     Ours: peers send everything, or adapters to an engine that computes with them; a fingerprint is needed for the proof
@@ -90,16 +147,17 @@ class Shelf:
         self._spots: dict[str, Spot] = {}
         self._sizes: dict[Any, int] = {}
 
-    def put(self, version: int, named: Iterable[tuple[str, Tensor]], lasting: bool = True) -> Shelved:
+    def put(self, version: int, named: Iterable[tuple[str, Tensor | Adapted]], lasting: bool = True) -> Shelved:
         """Put this rank's share of all weights, in any order that is the same in all ranks, and return where it lies.
 
         lasting: tensors stay what they are until this returns; otherwise what changed is copied as it comes.
         """
         known = {name: spot.print for name, spot in self._spots.items()}
+        sums: dict[str, _Sum] = {}
         ours = share(named, self._rank, self._size, self._piece_bytes)
         spots: dict[str, Spot] = {}
         piece, size = list[Item](), 0
-        for name, tensor, print_, is_new in changed(ours, known):
+        for name, tensor, print_, is_new in changed(_apart(ours, sums), known):
             if not is_new:
                 spots[name] = self._spots[name]
                 continue
@@ -112,7 +170,16 @@ class Shelf:
         self._spots = spots | self._put(self._left(spots))
         in_use = {spot.ref for spot in self._spots.values()}
         self._sizes = {ref: size for ref, size in self._sizes.items() if ref in in_use}
-        return Shelved(version, dict(self._spots))
+        return Shelved(version, self._together(sums))
+
+    def _together(self, sums: Mapping[str, _Sum]) -> dict[str, Spot | Sum]:
+        """Return where each weight lies."""
+        parts = {name + part for name in sums for part in (_BASE, _UP, _DOWN)}
+        found: dict[str, Spot | Sum] = {name: spot for name, spot in self._spots.items() if name not in parts}
+        for name, how in sums.items():
+            base, up, down = (self._spots[name + part] for part in (_BASE, _UP, _DOWN))
+            found[name] = Sum(base, up, down, *how)
+        return found
 
     def _put(self, piece: Sequence[Item]) -> dict[str, Spot]:
         """Put a piece, and return where each of it lies."""
@@ -151,7 +218,8 @@ class Stock:
             return replace(shelved, version=snapshot.version)
         with self._lock:
             if self._latest is None or self._latest[0] is not snapshot:
-                self._latest = snapshot, self._shelf.put(snapshot.version, snapshot.tensors())
+                named = (snapshot.parts or snapshot.tensors)()
+                self._latest = snapshot, self._shelf.put(snapshot.version, named)
             return self._latest[1]
 
     def sending(self, sending: Sending | None = None) -> Sending:
@@ -159,7 +227,7 @@ class Stock:
 
         def send(snapshot: Snapshot) -> Snapshot:
             snapshot = snapshot if sending is None else sending(snapshot)
-            return Snapshot(snapshot.version, snapshot.tensors, lambda: self.of(snapshot))
+            return replace(snapshot, stored=lambda: self.of(snapshot))
 
         return send
 
@@ -169,11 +237,37 @@ def awaited(ref: Any) -> "asyncio.Future[Any]":
     return asyncio.wrap_future(ref.future())
 
 
-def _by_piece(spots: Mapping[str, Spot], names: Iterable[str]) -> dict[Any, list[str]]:
+def _apart(named: Iterable[tuple[str, Tensor | Adapted]], sums: dict[str, _Sum]) -> Iterator[tuple[str, Tensor]]:
+    """Yield tensors, a weight with an adapter as its three, and note in ``sums`` what they merge to."""
+    for name, weight in named:
+        if isinstance(weight, Tensor):
+            yield name, weight
+            continue
+        sums[name] = weight.scale, weight.is_transposed, fingerprint(merged(weight))
+        yield from ((name + _BASE, weight.base), (name + _UP, weight.up), (name + _DOWN, weight.down))
+
+
+def _by_piece(spots: Mapping[str, Spot | Sum], names: Iterable[str]) -> dict[Any, list[str]]:
     found: dict[Any, list[str]] = {}
     for name in names:
-        found.setdefault(spots[name].ref, []).append(name)
+        found.setdefault(_first(spots[name]).ref, []).append(name)
     return found
+
+
+def _first(spot: Spot | Sum) -> Spot:
+    return spot.base if isinstance(spot, Sum) else spot
+
+
+def _single(spots: Iterable[Spot | Sum]) -> Iterator[Spot]:
+    for spot in spots:
+        yield from spot.spots if isinstance(spot, Sum) else (spot,)
+
+
+def _weight(spot: Spot | Sum, found: Mapping[Spot, Tensor]) -> Tensor:
+    if isinstance(spot, Spot):
+        return found[spot]
+    base, up, down = (found[one] for one in spot.spots)
+    return merged(Adapted(base, up, down, spot.scale, spot.is_transposed))
 
 
 def _tensor(spot: Spot, piece: Sequence[Any]) -> Tensor:

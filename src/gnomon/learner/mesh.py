@@ -20,8 +20,10 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.tensor import DTensor
 
 from gnomon.errors import NotFiniteError
-from gnomon.models.lora import merged_tensors, plain_name
+from gnomon.models.lora import parts, plain_name
+from gnomon.models.merging import whole
 from gnomon.models.modes import has_adapters, layers_of, with_weights, without_adapters
+from gnomon.types import Adapted
 
 T = TypeVar("T")
 
@@ -83,8 +85,8 @@ class Mesh(Protocol):
         """Return the length of the whole gradient, of its parts here."""
         ...
 
-    def published(self, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-        """Yield names and whole tensors as the model computes with them, adapters merged; read each before the next."""
+    def published(self, model: nn.Module) -> Iterator[tuple[str, Tensor | Adapted]]:
+        """Yield names and whole weights as the model computes with them (`lora.parts`); read each before the next."""
         ...
 
     def lending(self, model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> AbstractContextManager[None]:
@@ -137,9 +139,9 @@ class Alone:
         """Return the length of all of them together."""
         return torch.nn.utils.get_total_norm([gradient for _, gradient in gradients])
 
-    def published(self, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    def published(self, model: nn.Module) -> Iterator[tuple[str, Tensor | Adapted]]:
         """Yield the live tensors, nothing copied."""
-        return merged_tensors(model)
+        return parts(model)
 
     def lending(self, model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> AbstractContextManager[None]:
         """Point at them, and back."""
@@ -265,16 +267,16 @@ class Joined:
         squares = self.total(_square(parted)) + _square(whole)
         return squares.sqrt().float()
 
-    def published(self, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    def published(self, model: nn.Module) -> Iterator[tuple[str, Tensor | Adapted]]:
         """Yield group by group: so much is whole at a time."""
         marked = {id(layer) for layer in layers_of(model)}
         layers = {name: module for name, module in model.named_modules() if id(module) in marked}
         for name, layer in layers.items():
             with _gathered(layer):
-                yield from ((f"{plain_name(name)}.{own}", tensor) for own, tensor in merged_tensors(layer))
+                yield from ((f"{plain_name(name)}.{own}", weight) for own, weight in parts(layer))
         inside = tuple(f"{plain_name(name)}." for name in layers)
         with _gathered(self._roots[model]):
-            yield from merged_tensors(model, lambda name: not name.startswith(inside))
+            yield from parts(model, lambda name: not name.startswith(inside))
 
     @contextmanager
     def lending(self, model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[None]:
@@ -361,9 +363,9 @@ def agree(mesh: Mesh, fault: str) -> None:
 
 
 def copies(mesh: Mesh, model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return copies, on the CPU, of what ``mesh`` publishes of a model: all of them in rank 0, none elsewhere."""
+    """Return copies, on the CPU, of what ``mesh`` publishes of a model, merged: all in rank 0, none elsewhere."""
     found = []
-    for name, tensor in mesh.published(model):
+    for name, tensor in whole(mesh.published(model)):
         if mesh.rank == 0:
             found.append((name, tensor.detach().to("cpu", copy=True)))
     return found

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +27,8 @@ from gnomon.learner.plan import LearnerPlan
 from gnomon.learner.states import join, part
 from gnomon.learner.tally import LossTally, Work
 from gnomon.metrics import Last, Mean, Metrics, Sum
-from gnomon.models.load import merged_tensors, model_writer, trainable
+from gnomon.models.load import model_writer, trainable
+from gnomon.models.merging import whole
 from gnomon.models.modes import has_adapters, without_adapters
 from gnomon.models.routing import can_record
 from gnomon.threads import elsewhere
@@ -40,17 +42,15 @@ _PLAIN = {"critic": "no critic", "proximal": "no averaged proximal policy"}
 class TorchLearner:
     """Implements `Learner` on one device.
 
-    The module may be shared with an engine in the same process: its tensors are only written in place, and
-    only while `update` or `restore` runs. It is put in eval mode and stays there: dropout would make the
-    ratio of two equal policies differ from one.
+    The module may be shared with an engine in the same process: its tensors are only written in place, and only while
+    `update` or `restore` runs. It is put in eval mode for good: dropout would make the ratio of two equal policies
+    differ from one.
 
-    model: a causal language model, in the precision that it shall compute in. Parameters in less than
-        float32 get float32 masters here; those that need no gradient (all but the adapters, with LoRA) are
-        never touched.
+    model: a causal language model, in the precision that it shall compute in. Parameters in less than float32 get
+        float32 masters here; those that need no gradient (all but the adapters, with LoRA) are never touched.
     plan: see `LearnerPlan`; its ``precision`` was acted on when the model was loaded.
     steps: training steps of the whole run, which schedules end at.
-    reference: a frozen copy for the reference policy. With adapters none is needed: it is the model without
-        them.
+    reference: a frozen copy for the reference policy. With adapters none is needed: it is the model without them.
     critic: a value model with a trunk of its own (`load_critic`), which gets an optimizer of its own; or a `ValueHead`
         on the model's trunk (`head_for`). On the same device.
     proximal: keeps a moving average of the weights for the proximal policy, in a second module; without it that policy
@@ -71,7 +71,7 @@ class TorchLearner:
         self._steps = steps
         self._mesh = mesh = here()
         self._passes = Passes(plan, model, mesh)
-        # Whoever looks at a model's weights, or tries it out, does so before they are parted.
+        # Whoever looks at weights, or tries a model out, does so before they are parted.
         self._scorer = scorer_on(mesh, model)
         self._is_mixture = can_record(model)
         self._reference = None if reference is None else scorer_on(mesh, reference.eval().requires_grad_(False))
@@ -88,11 +88,10 @@ class TorchLearner:
         if critic is not None and values is not None:
             self._critic = CriticLearner(critic, values, self._optimizer, self._passes)
         self._lag = Lag()
-        self._version = 0
         # Optimizer steps made on the policy's weights, and made when `score` was last asked for the proximal policy.
-        self._updates = 0
+        self._version = self._updates = 0
         self._scored_at: int | None = None
-        # One thread for all calls: they never overlap, and OpenMP keeps one team of threads.
+        # One thread for all calls: they never overlap, and OpenMP keeps one team.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
 
     @property
@@ -142,8 +141,9 @@ class TorchLearner:
         self._version += 1
 
     def snapshot(self) -> Snapshot:
-        """Return the module's own tensors, adapters merged; read them before the next update."""
-        return Snapshot(self._version, lambda: self._mesh.published(self._model))
+        """Return the module's own tensors; read them before the next update."""
+        parts = partial(self._mesh.published, self._model)
+        return Snapshot(self._version, lambda: whole(parts()), parts=parts)
 
     def state(self) -> State:
         """Return copies of masters and moments; the version; which frozen weights they belong to; uncounted work.
@@ -196,7 +196,7 @@ class TorchLearner:
         for optimizer in {self._optimizer, *(() if self._critic is None else (self._critic.optimizer,))}:
             optimizer.check_finite()
         is_lent = self._mesh.is_whole and not is_copied
-        tensors = list(merged_tensors(self._model)) if is_lent else copies(self._mesh, self._model)
+        tensors = list(self.snapshot().tensors()) if is_lent else copies(self._mesh, self._model)
         critic = None if self._critic is None else self._critic.writer()
         if self._mesh.rank > 0:
             return lambda folder: None
@@ -247,8 +247,8 @@ class TorchLearner:
             return self._passes.logprobs(self._reference, batch)
         if not has_adapters(self._model):
             raise ConfigError(
-                "the algorithm needs a reference policy, but the learner was given none; "
-                "give TorchLearner(reference=...) a frozen copy of the initial model"
+                "the algorithm needs a reference policy, but the learner was given none; give "
+                "TorchLearner(reference=...) a frozen copy of the initial model"
             )
         with without_adapters(self._model):
             return self._passes.logprobs(self._scorer, batch)
@@ -390,8 +390,8 @@ class TorchLearner:
         saved, mine = state.values["frozen"], self._frozen.fingerprints()
         if saved != mine:
             raise CheckpointError(
-                f"the checkpoint was made on other frozen weights: it says {saved}, this run has "
-                f"{mine}; resume with the model and reference that the run began with"
+                f"the checkpoint was made on other frozen weights: it says {saved}, this run has {mine}; "
+                "resume with the model and reference that the run began with"
             )
         self._optimizer.check(state)
         if self._critic is not None:

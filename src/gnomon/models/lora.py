@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from gnomon.errors import ConfigError, unknown
+from gnomon.models.merging import whole
+from gnomon.types import Adapted
 
 ALL_LINEAR = "all-linear"
 _ADAPTER = "default"
@@ -109,18 +111,28 @@ def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 def merged_tensors(
     model: nn.Module, is_wanted: Callable[[str], bool] = lambda name: True
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield ``(name, tensor)`` in the names of the plain Hugging Face model, adapters merged.
+    """Yield ``(name, tensor)`` in the names of the plain Hugging Face model, adapters merged; see `parts`.
 
-    A merged weight is W + scale * B A computed in float32 and given in W's precision; a weight without adapter is
-    the live tensor itself, nothing copied. Weights that share memory (a tied head) come once, under the first name.
-    Buffers that belong to the model's state come too. Of names that are not wanted nothing is computed.
+    A merged weight is W + scale * B A computed in float32 and given in W's precision (`merging.merged`).
+    """
+    return whole(parts(model, is_wanted))
+
+
+def parts(
+    model: nn.Module, is_wanted: Callable[[str], bool] = lambda name: True
+) -> Iterator[tuple[str, Tensor | Adapted]]:
+    """Yield weights in the names of the plain Hugging Face model, those with an adapter not merged yet.
+
+    A weight without adapter is the live tensor itself, nothing copied; one of experts, whose adapters peft folds, comes
+    merged. Weights that share memory (a tied head) come once, under the first name. Buffers that belong to the model's
+    state come too. Of names that are not wanted nothing is computed.
     """
     adapted = {_adapted_name(n, module): module for n, module in model.named_modules() if _has_adapter(module)}
     for name, parameter in model.named_parameters():
         plain = plain_name(name)
         if "lora_" in name or not is_wanted(plain):
             continue
-        yield plain, _merge(adapted[plain], parameter) if plain in adapted else parameter.detach()
+        yield plain, _adapted(adapted[plain], parameter) if plain in adapted else parameter.detach()
     kept = set(model.state_dict(keep_vars=True))
     for name, buffer in model.named_buffers():
         if name in kept and is_wanted(plain_name(name)):
@@ -144,16 +156,14 @@ def _has_adapter(module: nn.Module) -> bool:
     return "lora_A" in children and "base_layer" in children
 
 
-def _merge(layer: Any, weight: Tensor) -> Tensor:
+def _adapted(layer: Any, weight: Tensor) -> Tensor | Adapted:
     from peft.tuners.lora.layer import ParamWrapper
 
-    with torch.no_grad():
-        if isinstance(layer, ParamWrapper):
-            stacked: Tensor = weight.detach().float() + layer.get_delta_weight(_ADAPTER).float()
+    base = weight.detach()
+    if isinstance(layer, ParamWrapper):
+        with torch.no_grad():
+            stacked: Tensor = base.float() + layer.get_delta_weight(_ADAPTER).float()
             return stacked.to(weight.dtype)
-        a, b = layer.lora_A[_ADAPTER].weight.float(), layer.lora_B[_ADAPTER].weight.float()
-        update = (b @ a) * layer.scaling[_ADAPTER]
-        # A Conv1D (GPT-2) stores its weight transposed.
-        update = update.T if layer.fan_in_fan_out else update
-        merged: Tensor = (weight.detach().float() + update).to(weight.dtype)
-        return merged
+    down, up = layer.lora_A[_ADAPTER].weight.detach(), layer.lora_B[_ADAPTER].weight.detach()
+    # A Conv1D (GPT-2) stores its weight transposed.
+    return Adapted(base, up, down, layer.scaling[_ADAPTER], layer.fan_in_fan_out)

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gnomon.transport.fingerprint import Fingerprint, expected, fingerprint
-from gnomon.types import Snapshot
+from gnomon.types import Adapted, Snapshot
 
 Bytes = NDArray[np.uint8]
+Weight = TypeVar("Weight", bound=Tensor | Adapted)
 PIECE_BYTES = 128 << 20
 """Tensors are put together until they are so large, and one that is larger goes alone."""
 
@@ -38,8 +39,8 @@ def sent(snapshot: Snapshot, held: Mapping[str, Fingerprint]) -> Mapping[str, Fi
 
 
 def share(
-    named: Iterable[tuple[str, Tensor]], rank: int, size: int, piece_bytes: int = PIECE_BYTES
-) -> Iterator[tuple[str, Tensor]]:
+    named: Iterable[tuple[str, Weight]], rank: int, size: int, piece_bytes: int = PIECE_BYTES
+) -> Iterator[tuple[str, Weight]]:
     """Yield the tensors that are this rank's to put, of those that all of ``size`` ranks have in one order.
 
     They are dealt in turn by the place at which they begin, a piece's worth to each; all are read, since reading may be
