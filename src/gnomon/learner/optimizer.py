@@ -1,6 +1,7 @@
 """AdamW on float32 masters, clipping by global norm, and learning-rate schedules."""
 
 import math
+import mmap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -194,5 +195,16 @@ class Optimizer:
 
 def _moments(parameter: Tensor) -> dict[str, Tensor]:
     """Return what Adam keeps of a parameter, before its first step."""
-    first, second = torch.zeros_like(parameter), torch.zeros_like(parameter)
+    first, second = _zeros_like(parameter), _zeros_like(parameter)
     return {"step": torch.zeros((), device=parameter.device), "exp_avg": first, "exp_avg_sq": second}
+
+
+def _zeros_like(parameter: Tensor) -> Tensor:
+    """Return zeros. On a CPU they are pages of their own, which the system makes when they are first written to.
+
+    A gigabyte of zeros that somebody writes is half a second of a run's start.
+    """
+    if parameter.device.type != "cpu" or not parameter.is_contiguous() or not parameter.numel():
+        return torch.zeros_like(parameter)
+    pages = mmap.mmap(-1, parameter.nbytes)
+    return torch.frombuffer(pages, dtype=parameter.dtype).view(parameter.shape)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import enum
+import functools
 import re
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -99,7 +100,8 @@ def _inner(item: object) -> Iterator[tuple[str, object]]:
     elif isinstance(item, partial):
         yield from [("function", item.func), *_inner(item.args), *item.keywords.items()]
     elif isinstance(item, Mapping):
-        yield from ((str(key), value) for key, value in item.items())
+        # The text of a tensor would be its numbers.
+        yield from ((str(k) if isinstance(k, _CONSTANT) else type(k).__name__, v) for k, v in item.items())
     elif isinstance(item, list | tuple | set | frozenset):
         yield from ((str(place), value) for place, value in enumerate(item))
     yield from _attributes(item)
@@ -108,12 +110,15 @@ def _inner(item: object) -> Iterator[tuple[str, object]]:
 def _attributes(item: object) -> Iterator[tuple[str, object]]:
     if isinstance(item, types.FunctionType | types.MethodType | partial):
         return
-    values = {name: value for name in _slots(type(item)) if (value := _slot(item, name)) is not None}
+    kind: Any = type(item)
+    for name in _slots(kind):
+        if (value := _slot(item, name)) is not None:
+            yield name, value
     with contextlib.suppress(TypeError):
-        values |= vars(item)
-    yield from values.items()
+        yield from vars(item).items()
 
 
+@functools.cache
 def _slots(kind: type) -> tuple[str, ...]:
     stated = [parent.__dict__.get("__slots__", ()) for parent in kind.__mro__]
     return tuple(name for names in stated for name in ([names] if isinstance(names, str) else names))
