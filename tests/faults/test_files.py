@@ -53,7 +53,7 @@ EVALUATION = {
     "maj_at": {}, "length_tokens_mean": 2.0, "truncated_fraction": 0.0, "errors": 0, "seconds": 1.0,
 }  # fmt: skip
 ROW = {"step": 1, "seconds": 0.5, "learner/refused_steps": 0, "not_finite": ["a"], "a": None}
-MANIFEST = {"format": "gnomon-checkpoint/1", "step": 5, "files": {"a": {"bytes": 1, "sha256": "0"}}, "sha256": "0"}
+MANIFEST = {"format": "gnomon-checkpoint/2", "step": 5, "files": {"a": {"bytes": 1, "sha256": "0"}}, "sha256": "0"}
 TABLE = [{"prompt": "1+1=", "answer": "2", "id": "a"}, {"prompt": [{"role": "user", "content": "x"}], "answer": 3}]
 
 

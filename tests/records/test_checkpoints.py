@@ -1,6 +1,7 @@
 """A checkpoint is complete and unchanged, or it is not used."""
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from safetensors.torch import save_file
 
 from gnomon.errors import CheckpointError
 from gnomon.records.checkpoints import Checkpoints, load
-from gnomon.records.manifest import find_damage
+from gnomon.records.manifest import find_damage, write_manifest
 from gnomon.types import State
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -80,7 +81,7 @@ def test_the_manifest_lists_every_file_with_size_and_hash(tmp_path: Path):
     """And its format, so that a later version knows what it reads."""
     manifest = json.loads((saved(tmp_path, 1).directory / "step-1" / "manifest.json").read_text())
 
-    assert manifest["format"] == "gnomon-checkpoint/1"
+    assert manifest["format"] == "gnomon-checkpoint/2"
     assert manifest["step"] == 1
     assert set(manifest["files"]) == {
         "config.json", "model.safetensors", "state/curriculum.json", "state/curriculum.safetensors",
@@ -89,6 +90,31 @@ def test_the_manifest_lists_every_file_with_size_and_hash(tmp_path: Path):
     # sha256 of "{}"
     empty_object = "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
     assert manifest["files"]["config.json"] == {"bytes": 2, "sha256": empty_object}
+
+
+def test_a_large_file_has_a_faster_hash_that_sees_every_bit(tmp_path: Path):
+    """Beyond 1 MiB it is XXH3, and any flipped bit is seen; what was written with SHA-256 alone is still read."""
+    folder = tmp_path / "step-3"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(bytes(range(256)) * 4097)
+    (folder / "config.json").write_bytes(b"{}")
+    write_manifest(folder, 3)
+    manifest = folder / "manifest.json"
+    body = json.loads(manifest.read_text())
+    assert set(body["files"]["model.safetensors"]) == {"bytes", "xxh3_128"}
+    assert find_damage(folder) is None
+    earlier = {"format": "gnomon-checkpoint/1", "step": 3, "files": {}}
+    for path in (folder / "config.json", folder / "model.safetensors"):
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        earlier["files"][path.name] = {"bytes": path.stat().st_size, "sha256": digest}
+    own = hashlib.sha256(json.dumps(earlier, sort_keys=True).encode()).hexdigest()
+    for content in (manifest.read_text(), json.dumps({**earlier, "sha256": own}, indent=2, sort_keys=True) + "\n"):
+        manifest.write_text(content)
+        assert find_damage(folder) is None
+        for bit in (0, 8 * 500_000 + 3, 8 * 256 * 4097 - 1):
+            flip(folder / "model.safetensors", bit)
+            assert "is not what was written" in str(find_damage(folder))
+            flip(folder / "model.safetensors", bit)
 
 
 def test_no_checkpoint_is_no_error(tmp_path: Path):
