@@ -5,8 +5,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import xxhash
+from typing import Any
 
 from gnomon.errors import CheckpointError
 from gnomon.progress import working
@@ -116,10 +115,16 @@ def _entry(path: Path) -> dict[str, int | str]:
 
 
 def _hashed(path: Path, kind: str, report: Callable[[int], None] = lambda count: None) -> str:
-    digest = hashlib.sha256() if kind == _SHA256 else xxhash.xxh3_128()
+    digest = hashlib.sha256() if kind == _SHA256 else _xxh3()
     block = memoryview(bytearray(_BLOCK_BYTES))
     with open(path, "rb", buffering=0) as file:
         while count := file.readinto(block):
             digest.update(block[:count])
             report(count)
     return digest.hexdigest()
+
+
+def _xxh3() -> Any:
+    import xxhash
+
+    return xxhash.xxh3_128()
