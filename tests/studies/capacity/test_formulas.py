@@ -125,6 +125,17 @@ def test_two_copies_of_the_weights_and_one_of_the_gradients_travel_a_pass(make_p
     assert moved.published == 2 * place.shape.parameters
 
 
+def test_adapters_travel_alone_and_are_merged_on_each_node(make_place: Maker):
+    """Float32 A and B are put and fetched; the whole weights are merged at 8 GB/s and go to the devices."""
+    whole, place = make_place(), make_place(rank=32)
+    layout = Layout(8, 8)
+    adapters, size = 4 * place.shape.adapters(32), 2 * place.shape.parameters
+
+    assert traffic(place, layout).published == adapters < size / 20
+    assert publishing(place, layout)["store"] < publishing(whole, layout)["store"]
+    assert publishing(place, layout)["store"] > size / 8e9
+
+
 def test_a_step_of_decoding_by_hand(make_place: Maker):
     """One row of the 8-billion model: 1.4 ms, and 15.1 GB of layers and head at 0.75 of 3.35 TB/s are 6.0 ms."""
     pace = pace_of(make_place(), Layout(8, 8))

@@ -17,7 +17,7 @@ class Efficiencies:
     parallelism, two of which each layer makes. hop_inside, hop_between: of one of the n - 1 steps of a ring, in a node
     and between nodes. driver_token: of the run's own process, for each token of an answer. grade: of judging an answer.
     Rates, bytes a second: store: into or out of an object store in the machine's memory. tcp: from node to node through
-    it. Bytes: libraries: of each device that no formula sees.
+    it. merging: of weights that a node merges with adapters. Bytes: libraries: of each device that no formula sees.
     """
 
     training: float = 0.33
@@ -36,6 +36,7 @@ class Efficiencies:
     grade: float = 0.01
     store: float = 3e9
     tcp: float = 2.5e9
+    merging: float = 8e9
     libraries: float = 2e9
 
 
@@ -58,6 +59,7 @@ SOURCES: Mapping[str, tuple[Kind, str]] = {
     "grade": ("assumed", "a comparison of two numbers takes 0.1 ms, a program in a sandbox half a second"),
     "store": ("assumed", "copying and fingerprinting in one process"),
     "tcp": ("assumed", "one stream of 25 Gb/s Ethernet or better"),
+    "merging": ("assumed", "eight threads; one of an AMD EPYC merges 1.0 GB/s of bfloat16 at ranks 8 and 16"),
     "libraries": ("assumed", "CUDA, NCCL's buffers, kernels"),
 }  # fmt: skip
 """Of every efficiency: what kind of knowledge it is, and where it is from."""

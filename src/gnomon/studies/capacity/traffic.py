@@ -9,8 +9,9 @@ from gnomon.studies.capacity.place import Place
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of one step. gathered, reduced: into each device that learns. published: weights, once. answers: tokens and
-    log-probabilities from engines to the run's process. batch: from there to the learners, all of them together.
+    """Bytes of one step. gathered, reduced: into each device that learns. published: weights, once, or adapters.
+    answers: tokens and log-probabilities from engines to the run's process. batch: from there to the learners, all of
+    them together.
     """
 
     gathered: float
@@ -30,10 +31,17 @@ def traffic(place: Place, layout: Layout) -> Traffic:
     return Traffic(
         gathered=share * whole * (2 * passes_ + scored),
         reduced=share * 4 * trained(place.shape, job) * passes_,
-        published=float(whole),
+        published=sent(place),
         answers=job.answered * 16,
         batch=job.rows * job.longest * _BATCH_BYTES * n,
     )
+
+
+def sent(place: Place) -> float:
+    """Return the bytes of one publication: of adapters alone in float32, where experts have none (`models.lora`)."""
+    shape, job = place.shape, place.job
+    is_alone = job.rank > 0 and not shape.experts
+    return float(4 * shape.adapters(job.rank) if is_alone else shape.parameters * job.item)
 
 
 _BATCH_BYTES = 40
@@ -75,16 +83,19 @@ def publishing(place: Place, layout: Layout) -> dict[str, float]:
 
     Either way they are gathered first. By the store: every learner copies its share to its machine's memory and puts it
     into the store; each node of engines fetches all of it, and nodes that have it serve others; each device takes in
-    its part. By NCCL: one device sends, all others take in.
+    its part. With adapters those alone are put and fetched, and each node of engines merges. By NCCL: one device sends,
+    all others take in.
     """
     hardware, reached, size = place.hardware, place.reached, place.shape.parameters * place.job.item
+    moved = sent(place)
+    merged = size / reached.merging if moved < size else size / reached.store
     n, answering = layout.learners, layout.engines * layout.parts
     gathered = gathering(place, n, size, place.shape.layers + 1)
     sources, nodes = hardware.nodes(n), hardware.nodes(answering)
     is_one_node = hardware.nodes(n + answering) == 1
-    put = size / n / (hardware.host_link * reached.links) + size / (min(n, _WRITERS * sources) * reached.store)
-    fetched = 0.0 if is_one_node else (1 + math.log2(max(1.0, nodes / sources))) * size / reached.tcp
-    taken = size / reached.store + size / (layout.parts * hardware.host_link * reached.links)
+    put = moved / n / (hardware.host_link * reached.links) + moved / (min(n, _WRITERS * sources) * reached.store)
+    fetched = 0.0 if is_one_node else (1 + math.log2(max(1.0, nodes / sources))) * moved / reached.tcp
+    taken = merged + size / (layout.parts * hardware.host_link * reached.links)
     rate = hardware.link if is_one_node else hardware.net
     return {"store": gathered + put + fetched + taken, "nccl": gathered + size / (rate * reached.broadcast)}
 
