@@ -1,6 +1,5 @@
 """The actor in which one rank of a learner lives, on whatever machine of a cluster."""
 
-import asyncio
 import os
 import platform
 import shutil
@@ -24,6 +23,7 @@ from gnomon.learner import mesh
 from gnomon.learner.parcel import boxed, unboxed
 from gnomon.learner.rank import Rank, fault_of
 from gnomon.records.card import installed
+from gnomon.threads import elsewhere
 from gnomon.transport.rounding import rounded
 from gnomon.transport.stored import Bytes
 
@@ -152,7 +152,7 @@ class Seat:
         return self._rank.commands["logprobs"](batch=batch, version=version, weights=lent)
 
     async def _in_thread(self, work: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await elsewhere(work, self._thread)
 
 
 def interface_of(address: str) -> str | None:

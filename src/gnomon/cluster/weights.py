@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from gnomon.models.merging import merged
+from gnomon.threads import elsewhere
 from gnomon.transport.fingerprint import Fingerprint, expected, fingerprint
 from gnomon.transport.stored import PIECE_BYTES, changed, from_bytes, share, to_bytes
 from gnomon.types import Adapted, Snapshot
@@ -109,7 +110,7 @@ class Shelved:
         pieces = dict(zip(refs, await asyncio.gather(*map(awaited, refs)), strict=True))
         found = {**kept, **{spot: _tensor(spot, pieces[spot.ref]) for spot in needed}}
         # Engines answer meanwhile, in a thread of their own.
-        weights = await asyncio.to_thread(lambda: {name: _weight(self.spots[name], found) for name in names})
+        weights = await elsewhere(lambda: {name: _weight(self.spots[name], found) for name in names})
         bases = {one.base: found[one.base] for one in sums}
         return Brought(weights, bases, sum(spot.print.nbytes for spot in needed), len(needed))
 
