@@ -67,8 +67,9 @@ class Card:
     the network's arithmetic. reproducibility, sandbox: the level, and what it means, in words.
     code: commit of gnomon's source and of the working directory, each with ``dirty`` when files differ from it;
     None where there is no repository. foreign_code: the user's functions that it runs. trusted_models: models whose own
-    code may run. sources: the user's files that it runs, each with its SHA-256. questions: a stamp of what it is
-    trained on. cluster: what it computes on beside this machine, and who is let in there; "" for none.
+    code may run, each with what tells that code from any other. sources: the user's files that it runs, each with its
+    SHA-256. questions: a stamp of what it is trained on. cluster: what it computes on beside this machine, and who is
+    let in there; "" for none.
     """
 
     started: str
@@ -85,7 +86,7 @@ class Card:
     code: Mapping[str, Mapping[str, Any] | None]
     foreign_code: Sequence[str] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
-    trusted_models: Sequence[str] = ()
+    trusted_models: Mapping[str, str] = field(default_factory=dict)
     questions: str = ""
     cluster: str = ""
 
