@@ -76,7 +76,9 @@ def changes(before: Mapping[str, Any], now: Card) -> list[str]:
     there = versions if isinstance(versions, Mapping) else {}
     found = [_went(name, there[name], now.versions[name]) for name in now.versions if name in there]
     found += [_went(called, before[key], getattr(now, key)) for key, called in _MACHINE.items() if key in before]
-    found.append(_went("gnomon's source", _commit(before.get("code")), _commit(now.code)))
+    # Files that were changed, or an installed copy, have no commit of their own.
+    source = _went("gnomon's source", _short(before.get("source")), _short(now.source))
+    found.append(_went("gnomon's source", _commit(before.get("code")), _commit(now.code)) or source)
     said = [change for change in found if change]
     return [f"since the last session {', '.join(said)}: numbers can come out otherwise than without"] if said else []
 
@@ -129,4 +131,8 @@ def _went(what: str, there: Any, here: Any) -> str:
 def _commit(code: Any) -> str | None:
     own = code.get("gnomon") if isinstance(code, Mapping) else None
     commit = own.get("commit") if isinstance(own, Mapping) else None
-    return commit[:_COMMIT] if isinstance(commit, str) else None
+    return _short(commit)
+
+
+def _short(said: Any) -> str | None:
+    return said[:_COMMIT] if isinstance(said, str) and said else None
