@@ -16,7 +16,8 @@ REWARD = "rewards=[{{kind='function', function='{}:pay'}}]"
 
 def card(**other: object) -> Card:
     """Return a card of two threads on a processor of that name."""
-    made = replace(run_card("cpu", 2, {"run": 0}, "fp32"), cpu="A", versions={"torch": "2.0", "gnomon": "1"}, code={})
+    made = run_card("cpu", 2, {"run": 0}, "fp32")
+    made = replace(made, cpu="A", versions={"torch": "2.0", "gnomon": "1"}, code={}, source="c" * 64)
     return replace(made, **other)  # type: ignore[arg-type]
 
 
@@ -43,6 +44,10 @@ def test_versions_machine_and_source_that_changed_are_one_line(tmp_path: Path):
 
     assert changes(before, card(code={"gnomon": {"commit": "a" * 40, "dirty": True}})) == []
     assert changes(before, card(versions={"gnomon": "1", "ray": "3"})) == []
+    assert changes(before, card(source="d" * 64)) == [
+        "since the last session gnomon's source went from cccccccccccc to dddddddddddd: numbers can come out otherwise "
+        "than without"
+    ]
     now = card(versions={"torch": "2.1", "gnomon": "1"}, threads=1, code={"gnomon": {"commit": "b" * 40}})
     assert changes(before, now) == [
         "since the last session torch went from 2.0 to 2.1, the number of threads went from 2 to 1, gnomon's source "

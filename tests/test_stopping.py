@@ -43,7 +43,9 @@ def busy(*arguments: str) -> "subprocess.Popen[str]":
     return program
 
 
-@pytest.mark.parametrize(("number", "again"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "the signal")])
+@pytest.mark.parametrize(
+    ("number", "again"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "the signal"), (signal.SIGUSR1, "the signal")]
+)
 def test_the_first_signal_is_answered_and_the_second_does_not_wait(number: signal.Signals, again: str):
     """In the middle of a step: one line on what happens now, and after the second 128 + signal and how to go on."""
     program = busy()

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gnomon.errors import ModelError
 from gnomon.experiment import Experiment, to_toml
+from gnomon.models.own_code import revision
 from gnomon.records.card import Card, sessions_of
 from gnomon.records.directory import RunDirectory
 from gnomon.records.reading import RunRecord
 from gnomon.redaction import shortened
-from gnomon.sentences import foreign_code
+from gnomon.sentences import foreign_code, trusted_models
 from gnomon.toml import parse_toml
 
 _MOST_DIFFERENCES, _LONGEST_VALUE = 5, 80
@@ -74,7 +76,9 @@ def changes(before: Mapping[str, Any], now: Card) -> list[str]:
     there = versions if isinstance(versions, Mapping) else {}
     found = [_went(name, there[name], now.versions[name]) for name in now.versions if name in there]
     found += [_went(called, before[key], getattr(now, key)) for key, called in _MACHINE.items() if key in before]
-    found.append(_went("gnomon's source", _commit(before.get("code")), _commit(now.code)))
+    # Files that were changed, or an installed copy, have no commit of their own.
+    source = _went("gnomon's source", _short(before.get("source")), _short(now.source))
+    found.append(_went("gnomon's source", _commit(before.get("code")), _commit(now.code)) or source)
     said = [change for change in found if change]
     return [f"since the last session {', '.join(said)}: numbers can come out otherwise than without"] if said else []
 
@@ -84,6 +88,27 @@ def sources_of(experiment: Experiment) -> dict[str, str]:
     files = {code.partition(" ")[2].rpartition(":")[0] for code in foreign_code(experiment)}
     there = {name: Path(name) for name in sorted(files) if name.endswith(".py") and Path(name).is_file()}
     return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in there.items()}
+
+
+def own_code_of(experiment: Experiment) -> dict[str, str]:
+    """Return the models whose own code may run, each with what tells that code from any other; see `revision`."""
+    return {model: revision(model) for model in trusted_models(experiment)}
+
+
+def refuse_other_code(before: Mapping[str, Any], now: Mapping[str, str]) -> None:
+    """Refuse a model's own code that is not what ran in the session before: nobody has said that it is trusted.
+
+    Raises: ModelError, before any of it runs.
+    """
+    known = before.get("trusted_models")
+    there = known if isinstance(known, Mapping) else {}
+    for model, own in now.items():
+        if there.get(model, own) != own:
+            raise ModelError(
+                f"the own code of the model {model} is not what this run trusted so far: that was "
+                f"{there[model] or 'none'}, and it is {own or 'none'} now; bring the former back, or read the new one "
+                "and start another run with --run-dir DIR"
+            )
 
 
 def changed_code(before: Mapping[str, Any], sources: Mapping[str, str]) -> list[str]:
@@ -106,4 +131,8 @@ def _went(what: str, there: Any, here: Any) -> str:
 def _commit(code: Any) -> str | None:
     own = code.get("gnomon") if isinstance(code, Mapping) else None
     commit = own.get("commit") if isinstance(own, Mapping) else None
-    return commit[:_COMMIT] if isinstance(commit, str) else None
+    return _short(commit)
+
+
+def _short(said: Any) -> str | None:
+    return said[:_COMMIT] if isinstance(said, str) and said else None

@@ -12,7 +12,16 @@ import torch
 from gnomon.algorithms import resolve
 from gnomon.assemble import Choosing, Questions, choosing, grading_limits, held_out_questions, questions, walls_of
 from gnomon.configuration import build
-from gnomon.drift import changed_code, changes, is_begun, latest_session, other_experiment, sources_of
+from gnomon.drift import (
+    changed_code,
+    changes,
+    is_begun,
+    latest_session,
+    other_experiment,
+    own_code_of,
+    refuse_other_code,
+    sources_of,
+)
 from gnomon.errors import CheckpointError, DatasetError, RunDirectoryError, RunError, Stopped, UserError
 from gnomon.examination import NEWEST, Candidate, Exam, checkpoint_of
 from gnomon.experiment import Experiment, Loaded, anchored, load, to_toml
@@ -34,7 +43,7 @@ from gnomon.records.durable import write_durably
 from gnomon.records.jsonl import drop_after
 from gnomon.records.rollouts import RolloutLog
 from gnomon.records.sinks import check_sinks
-from gnomon.sentences import foreign_code, starting_notes, trusted_models
+from gnomon.sentences import foreign_code, starting_notes
 from gnomon.serving import check_serving, device_of, precision_of, said_of_device, weakened
 from gnomon.session import Session, grade_once, run_alone, walk
 from gnomon.staging import check_staging, opened
@@ -132,6 +141,7 @@ def resume(run: str | Path, stop: StopRequest | None = None) -> Result:
         found, step = standing.found, standing.step
         for said in changed_code(latest_session(directory.path), sources_of(experiment)):
             console.warn(said)
+        refuse_other_code(latest_session(directory.path), own_code_of(experiment))
         if found is not None and standing.batches is None and _is_last(found, experiment):
             spent = "" if step >= experiment.steps else ", and its budget is spent"
             console.say(f"{directory.path} is finished: {step} of {experiment.steps} steps{spent}")
@@ -231,8 +241,8 @@ def say_whose_code(experiment: Experiment, console: Console) -> None:
     """Say what code that is not gnomon's is about to run. What an algorithm names was said when that was loaded."""
     for code in foreign_code(experiment):
         console.say(f"runs your code: {code}")
-    for model in trusted_models(experiment):
-        console.warn(f"the own code of the model {model} may run (trust_remote_code)")
+    for model, own in own_code_of(experiment).items():
+        console.warn(f"the own code of the model {model} may run (trust_remote_code): {own or 'it brings none'}")
 
 
 def _prepared(experiment: Experiment, console: Console) -> tuple[Questions, Choosing]:
@@ -242,7 +252,7 @@ def _prepared(experiment: Experiment, console: Console) -> tuple[Questions, Choo
     check_staging(experiment)
     critic = experiment.algorithm.critic
     if critic is not None:
-        check_critic(experiment.model, critic.initial, experiment.trust_remote_code)
+        check_critic(experiment.model, critic.initial, experiment.trust_remote_code, critic.trust_remote_code)
     with console.phase("preparing tasks"):
         asked = questions(experiment)
         return asked, choosing(experiment.algorithm, asked.split.train, experiment.seed)
@@ -376,6 +386,6 @@ def _card(session: Session) -> Card:
         card,
         foreign_code=foreign_code(experiment),
         sources=sources_of(experiment),
-        trusted_models=trusted_models(experiment),
+        trusted_models=own_code_of(experiment),
         questions=stamp(session.asked.split.train),
     )

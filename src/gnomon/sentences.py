@@ -70,12 +70,11 @@ def foreign_code(experiment: Experiment) -> tuple[str, ...]:
 
 
 def trusted_models(experiment: Experiment) -> tuple[str, ...]:
-    """Return the models whose own code may run: none unless ``trust_remote_code`` says so."""
-    if not experiment.trust_remote_code:
-        return ()
+    """Return the models whose own code may run: of policy and critic each, where its ``trust_remote_code`` says so."""
     critic = experiment.algorithm.critic
-    own = [] if critic is None or critic.initial == "policy" else [critic.initial]
-    return (experiment.model, *own)
+    trusted = [experiment.model] if experiment.trust_remote_code else []
+    trusted += [critic.initial] if critic is not None and critic.trust_remote_code else []
+    return tuple(dict.fromkeys(trusted))
 
 
 def _own_pieces(node: Any) -> Iterator[str]:

@@ -10,11 +10,13 @@ from queue import SimpleQueue
 from gnomon.loop.run import StopRequest
 
 _CURSOR = "\x1b[?25h"
+# SIGUSR1 is what schedulers send a while before they end a job: `sbatch --signal=USR1@300`.
+_ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 @contextmanager
 def stopping(stop: StopRequest, say: Callable[[str], None], what: str, go_on: str) -> Iterator[None]:
-    """Turn the first SIGTERM or SIGINT into a request to stop, and say so at once; the second ends the process.
+    """Turn the first SIGTERM, SIGINT or SIGUSR1 into a request to stop, and say so; the second ends the process.
 
     what: is finished and saved first, such as "the step at hand". go_on: the command that goes on with it.
     """
@@ -36,7 +38,7 @@ def stopping(stop: StopRequest, say: Callable[[str], None], what: str, go_on: st
             say(f"stopping: {what} is finished and saved first; {again} once more stops at once, without saving")
 
     try:
-        before = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {number: signal.signal(number, request) for number in _ASKING}
     except ValueError:
         # Not the main thread: whoever runs us there handles signals.
         yield

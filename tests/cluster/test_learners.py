@@ -138,6 +138,9 @@ def test_nobody_outside_reaches_a_cluster_that_was_started_here(cluster: Cluster
     listening = [line[1].rpartition(":")[0] for line in lines if line[3] == "0A" and line[9] in own]
 
     assert len(listening) >= 6
+    assert isinstance(gang.crew, RayCrew)
+    assert gang.crew.meeting == str(gang.crew.scratch / "meeting")
+    assert stat.S_IMODE(gang.crew.scratch.stat().st_mode) == 0o700
     # 127.0.0.1, the same as an IPv6 address, and ::1.
     assert set(listening) <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700

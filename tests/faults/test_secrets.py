@@ -181,7 +181,7 @@ def test_a_model_s_own_code_is_printed_and_recorded(tmp_path: Path, capsys: Any)
         run = tmp_path / name
         assert main(["train", "tiny", *tiny, f"trust_remote_code={trusted}", "--run-dir", str(run)]) == 0
         card = json.loads((run / "run.json").read_text())
-        assert card["trusted_models"] == (["tiny"] if trusted == "true" else [])
+        assert card["trusted_models"] == ({"tiny": ""} if trusted == "true" else {})
         assert ("the own code of the model tiny may run" in capsys.readouterr().err) == (trusted == "true")
     assert load("tiny").experiment.trust_remote_code is False
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.records.jsonl import read_rows
+from gnomon.records.manifest import write_manifest
 
 
 def trace(run: Path, steps: int) -> dict[str, Any]:
@@ -34,6 +35,18 @@ def same(left: dict[str, Any], right: dict[str, Any]) -> None:
     """Assert that two traces are equal, naming what is not."""
     assert left.keys() == right.keys()
     assert [name for name in left if left[name] != right[name]] == []
+
+
+def left_out(run: Path, step: int, part: str, fresh: Path) -> None:
+    """Put the part of a checkpoint of a run that made no step in the place of the one after ``step``.
+
+    fresh: the folder with that state. The learner keeps its number of steps, so that only its weights and moments are
+    another's.
+    """
+    checkpoint = run / "checkpoints" / f"step-{step}"
+    for ending in ("safetensors",) if part == "learner" else ("safetensors", "json"):
+        shutil.copy2(fresh / f"{part}.{ending}", checkpoint / "state" / f"{part}.{ending}")
+    write_manifest(checkpoint, step)
 
 
 def broken_off(run: Path, copy: Path, step: int) -> Path:

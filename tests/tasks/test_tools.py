@@ -95,7 +95,10 @@ def talk(plan: EnvironmentPlan, *answers: str, **columns: Any) -> list[dict[str,
     """What an environment says to a reset, to each answer, and at its end."""
     host = Hosting(plan)
     host.prepare()
-    requests = [{"do": "reset", "prompt": "q", "columns": columns}, *({"do": "step", "text": a} for a in answers)]
+    requests = [
+        {"do": "reset", "luck": 0, "prompt": "q", "columns": columns},
+        *({"do": "step", "text": a} for a in answers),
+    ]
     return [host.answer(request) for request in [*requests, {"do": "close"}]]
 
 

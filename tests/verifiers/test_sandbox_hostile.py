@@ -8,15 +8,28 @@ from collections.abc import Iterator
 import pytest
 
 from gnomon.errors import ConfigError
+from gnomon.verifiers.base import Sample
+from gnomon.verifiers.code import Code
 from gnomon.verifiers.sandbox.audit import BOUNDS, attack, audit
-from gnomon.verifiers.sandbox.hostile import ALL, ANSWERS, FILES, KERNEL, NETWORK, PROCESSES, RESOURCES, SECRETS
+from gnomon.verifiers.sandbox.hostile import (
+    ALL,
+    ANSWERS,
+    FILES,
+    KERNEL,
+    NETWORK,
+    PROCESSES,
+    RESOURCES,
+    SECRETS,
+    TIMING,
+)
 from gnomon.verifiers.sandbox.own import OwnSandbox
 from gnomon.verifiers.sandbox.probes import NINE, SECRET, Probe, Target, targets
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="our own walls are Linux's")
 
+KINDS = (RESOURCES, FILES, NETWORK, PROCESSES, KERNEL, SECRETS, ANSWERS, TIMING)
 # Every third one of each kind, so that the quick tests stay quick; the slow ones try all.
-QUICK = [probe for kind in (RESOURCES, FILES, NETWORK, PROCESSES, KERNEL, SECRETS, ANSWERS) for probe in kind[::3]]
+QUICK = [probe for kind in KINDS for probe in kind[::3]]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +48,7 @@ def name(probe: Probe) -> str:
 
 def test_there_are_many():
     """At least forty of our own besides the nine, each with a name of its own within its kind."""
-    assert len(ALL) >= 100
+    assert len(ALL) + len(NINE) == 138
     assert len({(probe.name, probe.source) for probe in (*NINE, *ALL)}) == len(ALL) + len(NINE)
 
 
@@ -76,3 +89,32 @@ def test_the_attacks_are_real(probe, target):
     finding = attack(OwnSandbox(BOUNDS, ("none",)), probe, target)
 
     assert finding.reached or os.geteuid() != 0
+
+
+# None of these does harm: they read. Where there are no namespaces the number of another process means something.
+@pytest.mark.parametrize(
+    "probe", [p for p in TIMING if p.name.endswith(("'s clock", "clock is")) and "wait" not in p.name], ids=name
+)
+def test_clocks_of_others_are_there_to_be_read(probe, target):
+    """Without the filter of calls a program knows how long the grader computed; with it, with no walls else, not."""
+    found = attack(OwnSandbox(BOUNDS, ("none",)), probe, target)
+    walled = attack(OwnSandbox(BOUNDS, ("seccomp",)), probe, target)
+
+    assert found.reached
+    assert walled.reached == ()
+
+
+@pytest.mark.parametrize(
+    "source", ["import time; time.sleep(600)", "import atexit, time; atexit.register(time.sleep, 9)"]
+)
+def test_a_right_answer_that_stalls_is_not_right(source):
+    """What was said before the time was up counts for nothing: the program did not end by itself."""
+    grade = Code(case_seconds=0.5, total_seconds=1.0)(
+        Sample(
+            "",
+            f"```python\nprint(int(input()) + 1, flush=True)\n{source}\n```",
+            columns={"tests": [{"input": "1\n", "output": "2\n"}]},
+        )
+    )
+
+    assert grade == 0.0

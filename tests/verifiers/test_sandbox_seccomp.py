@@ -46,7 +46,9 @@ def test_what_is_listed_is_allowed_and_the_rest_is_not(machine):
     column = MACHINES.index(machine)
     listed = {numbers[column] for numbers in ALLOWED.values()} - {None}
     conditional = (
-        {56, 62, 234, 302, 72, 16, 157, 53, 44} if column == 0 else {220, 129, 131, 261, 25, 29, 167, 199, 206}
+        {56, 62, 234, 302, 72, 16, 157, 53, 44, 228, 229, 230}
+        if column == 0
+        else {220, 129, 131, 261, 25, 29, 167, 199, 206, 113, 114, 115}
     )
     passed = {n for n in range(600) if verdict(machine, n, 0xFFFF, 0xFFFF, 0, 0, 1) == ALLOW}
 
@@ -71,6 +73,16 @@ def test_signals_reach_only_oneself(machine, kill, tgkill):
     assert verdict(machine, kill, SELF) == verdict(machine, tgkill, SELF) == ALLOW
     for target in (1, 0, 2**32 - 1, SELF + 1):
         assert verdict(machine, kill, target) == verdict(machine, tgkill, target) == REFUSE
+
+
+@pytest.mark.parametrize(("machine", "calls"), [("x86_64", (228, 229, 230)), ("aarch64", (113, 114, 115))])
+def test_only_the_machine_s_clocks_and_its_own_can_be_read(machine, calls):
+    """What another process has computed so far is a clock too, by the negative of its number: of the grader, say."""
+    for call in calls:
+        assert [clock for clock in range(64) if verdict(machine, call, clock) == ALLOW] == [*range(8), 11]
+        for process in (1, SELF, 12345):
+            for clock in (~process << 3 | 2, ~process << 3 | 6):
+                assert verdict(machine, call, clock % 2**32) == verdict(machine, call, clock % 2**64) == REFUSE
 
 
 @pytest.mark.parametrize(("machine", "pair", "send"), [("x86_64", 53, 44), ("aarch64", 199, 206)])

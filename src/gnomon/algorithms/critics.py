@@ -59,6 +59,7 @@ class CriticPlan:
     updates: the critic's own, on each rollout batch. clip: > 0, in rewards, or none.
     order: "after", advantages are of the critic that had not seen the batch; "before", the critic is taught the batch
         first, and what is left of its error, already partly explained away, becomes the advantage.
+    trust_remote_code: lets the own code of the model in ``initial`` run; only for one that you have read.
     Source: PPO, arXiv 1707.06347; VAPO, arXiv 2504.05118; shared trunk and "before" are those of a review of it.
     """
 
@@ -69,6 +70,7 @@ class CriticPlan:
     clip: float | None = None
     order: Literal["after", "before"] = "after"
     pretraining: Pretraining | None = None
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.learning_rate_ratio < math.inf:
@@ -79,6 +81,11 @@ class CriticPlan:
             raise ConfigError(
                 f"a shared trunk is the policy's, so it cannot begin as '{self.initial}'; set trunk = 'separate', or "
                 "initial = 'policy'"
+            )
+        if self.trust_remote_code and self.initial == "policy":
+            raise ConfigError(
+                "this critic begins as the policy, whose own code the experiment's trust_remote_code is about; remove "
+                "algorithm.critic.trust_remote_code, or name a folder as initial"
             )
         if self.trunk == "shared" and self.pretraining is not None and not self.pretraining.frozen_trunk:
             raise ConfigError(

@@ -27,7 +27,7 @@ _STARTING_SECONDS = 300.0
 _BEAT_SECONDS = 5.0
 _PIECE_BYTES = 1 << 26
 _INLINE_BYTES = 1 << 16
-_PROBE = ".gnomon-probe"
+_PROBE, _MEETING = ".gnomon-probe", "meeting"
 _TAIL = 1500
 _MARKS = (":job_id:", ":actor_name:", ":task_name:")
 
@@ -70,7 +70,7 @@ class RayCrew:
         self._looked = time.monotonic()
 
     def open(self) -> None:
-        """Start the actors, see that they are of one kind, and let rank 0 open the place where they meet.
+        """Start the actors, see that they are of one kind, and choose the place where they meet.
 
         Raises: ConfigError when machines have other versions; LearnerError when an actor cannot start.
         """
@@ -85,12 +85,28 @@ class RayCrew:
         addresses = {at.address for at in found}
         for member, at in zip(self.members, found, strict=True):
             self._asked(member, member.actor.talk_by.remote(_LOOPBACK if len(addresses) == 1 else at.address))
-        there = _LOOPBACK if len(addresses) == 1 else found[0].address
-        self.meeting = self._asked(self.members[0], self.members[0].actor.host.remote(there))
+        self.meeting = self._meeting_place(_LOOPBACK if len(addresses) == 1 else found[0].address)
         nodes: dict[str, list[int]] = {}
         for rank, where in enumerate(found):
             nodes.setdefault(where.node, []).append(rank)
         self.turns = [[r for r in turn if r is not None] for turn in zip_longest(*nodes.values())]
+
+    def _meeting_place(self, address: str) -> str:
+        """Return a file in the run's own folder, which is this user's alone, where every rank sees that.
+
+        Elsewhere a port of rank 0's at ``address``, which asks nobody for a key.
+        """
+        probe, wanted = self.scratch / _PROBE, secrets.token_hex(16)
+        probe.write_text(wanted, encoding="ascii")
+        try:
+            asked = [(member, member.actor.sees.remote(str(probe), wanted)) for member in self.members]
+            if all(self._asked(member, reference) for member, reference in asked):
+                return str(self.scratch / _MEETING)
+        finally:
+            probe.unlink()
+        first = self.members[0]
+        place: str = self._asked(first, first.actor.host.remote(address))
+        return place
 
     def tell(self, ranks: Collection[int], do: str, arguments: Mapping[str, Any]) -> None:
         """Send it, boxed; where weights lie is sent as it is."""

@@ -83,6 +83,13 @@ class Seat:
         log = ray._private.worker.global_worker.get_err_file_path()
         return Whereabouts(node, ray.util.get_node_ip_address(), os.getpid(), versions, log)
 
+    async def sees(self, probe: str, wanted: str) -> bool:
+        """Say whether this process sees that file, with ``wanted`` in it."""
+        try:
+            return Path(probe).read_text(encoding="ascii") == wanted
+        except OSError:
+            return False
+
     async def host(self, address: str) -> str:
         """Open the place where all ranks meet; see `mesh.host`."""
         meeting: str = await self._in_thread(partial(mesh.host, address, self._size))
@@ -104,11 +111,8 @@ class Seat:
 
     async def room(self, probe: str, wanted: str) -> str:
         """Return the folder of ``probe`` when this machine sees that file, with ``wanted`` in it, or one of its own."""
-        try:
-            if Path(probe).read_text(encoding="ascii") == wanted:
-                return str(Path(probe).parent)
-        except OSError:
-            pass
+        if await self.sees(probe, wanted):
+            return str(Path(probe).parent)
         self._written = Path(tempfile.mkdtemp(prefix="gnomon-model-"))
         return str(self._written)
 

@@ -221,6 +221,7 @@ def _copy(snapshot: Snapshot, model: nn.Module, version: int) -> str | None:
         return f"snapshot {snapshot.version} does not fit the engine's model: shapes {', '.join(wrong)}"
     for name, tensor in given.items():
         own[name].copy_(tensor)
+        reach("exchange")
     return None
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from gnomon.failpoints import reach
 from gnomon.learner import mesh
 from gnomon.learner.parcel import packed, unpacked
 from gnomon.learner.recipe import Recipe
@@ -78,6 +79,7 @@ class Rank:
         for name, tensor in self.learner.snapshot().tensors():
             if is_first:
                 found[name] = tensor.detach().to("cpu", copy=True)
+            reach("collect")
         return found
 
     def _state(self) -> Any:

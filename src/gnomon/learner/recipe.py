@@ -97,4 +97,5 @@ class Recipe:
         plan = self.algorithm.critic
         if plan is None or plan.trunk == "shared":
             return None if plan is None else head_for(policy)
-        return load_critic(self.model, plan.initial, self._dtype, self.trust_remote_code, device)
+        trusts = plan.trust_remote_code
+        return load_critic(self.model, plan.initial, self._dtype, self.trust_remote_code, device, trusts)

@@ -137,11 +137,13 @@ class Proved:
             is left; NotFiniteError when these weights give log-probabilities that are no numbers.
         """
         snapshot = learner.snapshot() if self.sending is None else self.sending(learner.snapshot())
+        # A learner that fails over its weights is no fault of an engine, so they are read before one is asked.
         if snapshot.stored is not None:
-            # A learner that fails over it is no fault of an engine.
             await elsewhere(snapshot.stored)
         elif self.sending is not None:
             snapshot = await _kept(snapshot)
+        else:
+            await elsewhere(lambda: next(iter(snapshot.tensors()), None))
         with working("sending weights", is_brief=True):
             await self.engines.load(snapshot)
         reach("deliver")

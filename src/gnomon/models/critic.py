@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gnomon.errors import ModelError
 from gnomon.models.load import TINY, load_model, merged_tensors, model_config, model_writer
-from gnomon.models.parsed import parsed
+from gnomon.models.parsed import parsed, untrusted
 from gnomon.models.quiet import no_bars
 from gnomon.models.tiny import tiny_model
 from gnomon.models.values import ValueHead
@@ -53,19 +53,20 @@ class CausalCritic(nn.Module):
         return embeddings
 
 
-def check_critic(name: str, initial: str, trust_remote_code: bool = False) -> None:
+def check_critic(name: str, initial: str, trust_remote_code: bool = False, trusts_initial: bool = False) -> None:
     """Check that ``initial`` can be the critic of a run of the model ``name``, without reading a weight.
 
+    trust_remote_code: lets the own code of ``name`` run. trusts_initial: that of ``initial``.
     Raises: ModelError when it is neither "policy" nor a folder with a value model: one label, and the run's vocabulary.
     """
     if initial == POLICY:
         return
     folder = _folder(initial)
-    config = _config(folder, trust_remote_code)
+    config = _config(folder, trusts_initial)
     if _head_file(folder) is None:
         _check_classifier(config, folder)
     _check_files(folder)
-    _check_vocabulary(name, config, folder, trust_remote_code)
+    _check_vocabulary(name, config, folder, trust_remote_code, trusts_initial)
 
 
 def load_critic(
@@ -74,26 +75,27 @@ def load_critic(
     dtype: torch.dtype = torch.float32,
     trust_remote_code: bool = False,
     device: torch.device | str = "cpu",
+    trusts_initial: bool = False,
 ) -> nn.Module:
     """Return a value model with a trunk of its own, on ``device``, in eval mode; ``critic.score`` is its head.
 
     initial: "policy", the model ``name`` with a head of zeros; or a folder: a critic that a run has saved, a reward
         model (sequence classification with one label), whose head is kept, or a policy saved with its value head.
-    dtype: of the trunk; the head is float32.
+    dtype: of the trunk; the head is float32. trust_remote_code, trusts_initial: as in `check_critic`.
     The result is transformers' sequence classification form of the architecture where there is one. Its head is
     linear, and here it is read at every position (`ValueScorer`), not at the last one only.
     Raises: ModelError as `check_critic` does, or when the weights do not fit the config.
     """
-    check_critic(name, initial, trust_remote_code)
+    check_critic(name, initial, trust_remote_code, trusts_initial)
     if initial == POLICY:
         policy = load_model(name, dtype, trust_remote_code=trust_remote_code)
         return (_classifier(policy) or CausalCritic(policy, head_for(policy))).eval().to(device)
     folder = _folder(initial)
     head = _head_file(folder)
     if head is not None:
-        model = load_model(str(folder), dtype, trust_remote_code=trust_remote_code)
+        model = load_model(str(folder), dtype, trust_remote_code=trusts_initial)
         return CausalCritic(model, _read_head(head, _width(model))).eval().to(device)
-    return _from_pretrained(folder, dtype, trust_remote_code).to(device)
+    return _from_pretrained(folder, dtype, trusts_initial).to(device)
 
 
 def head_for(policy: nn.Module) -> ValueHead:
@@ -180,7 +182,8 @@ def _hint(folder: Path) -> str:
 def _config(folder: Path, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig
 
-    with parsed(f"critic.initial: transformers cannot read '{folder / 'config.json'}'"):
+    said = f"critic.initial: transformers cannot read '{folder / 'config.json'}'"
+    with untrusted(f"the critic '{folder}'", "algorithm.critic.trust_remote_code"), parsed(said):
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
 
 
@@ -206,7 +209,7 @@ def _check_classifier(config: Any, folder: Path) -> None:
         raise ModelError(f"critic.initial: '{folder}' has {config.num_labels} labels; a value is one number: one label")
 
 
-def _check_vocabulary(name: str, config: Any, folder: Path, trust_remote_code: bool) -> None:
+def _check_vocabulary(name: str, config: Any, folder: Path, trust_remote_code: bool, trusts_initial: bool) -> None:
     """Refuse ids that the critic has no row for, and, where it brings a tokenizer, ids that mean something else."""
     from transformers import AutoTokenizer
 
@@ -223,7 +226,7 @@ def _check_vocabulary(name: str, config: Any, folder: Path, trust_remote_code: b
     if not (folder / "tokenizer.json").is_file():
         return
     with parsed(f"critic.initial: transformers cannot read the tokenizer in '{folder}'"):
-        known = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code).get_vocab()
+        known = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_initial).get_vocab()
     for token, number in load_tokenizer(name, trust_remote_code).backend.get_vocab().items():
         if known.get(token) != number:
             raise ModelError(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gnomon.errors import ModelError, unknown
 from gnomon.models import default
 from gnomon.models.lora import LoraPlan, adapt, check_lora, merged_tensors, trainable
-from gnomon.models.parsed import first_line, parsed
+from gnomon.models.parsed import first_line, parsed, untrusted
 from gnomon.models.quiet import no_bars
 from gnomon.models.tiny import TINY, TINY_MODELS, tiny_model, tiny_tokenizer
 from gnomon.models.tokenizer import Tokenizer, wrap
@@ -187,7 +187,8 @@ def _read_config(place: str, trust_remote_code: bool, local_files_only: bool = F
 
     # What the hub cannot give is said by whoever asked it.
     passing = () if Path(place).is_dir() else (OSError,)
-    with parsed(f"model '{place}': transformers cannot read its config", *passing):
+    said = f"model '{place}': transformers cannot read its config"
+    with untrusted(f"the model '{place}'", "trust_remote_code"), parsed(said, *passing):
         return AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code, local_files_only=local_files_only)
 
 

@@ -21,6 +21,20 @@ def parsed(said: str, *passing: type[Exception]) -> Iterator[None]:
         raise ModelError(f"{said}: {first_line(error)}") from error
 
 
+@contextmanager
+def untrusted(who: str, key: str) -> Iterator[None]:
+    """Say of a model whose own code was not run which ``key`` would let it; any other error passes."""
+    try:
+        yield
+    except ModelError as error:
+        # transformers says so in words alone.
+        if "custom code" not in str(error):
+            raise
+        raise ModelError(
+            f"{who} brings its own code, which is not run; read it, and set {key} = true if you trust it"
+        ) from error
+
+
 def first_line(error: BaseException) -> str:
     """Return an error's kind and the first line of what it says.
 

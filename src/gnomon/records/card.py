@@ -4,6 +4,8 @@ Only what is listed here is written: no environment variable, no token, no comma
 """
 
 import datetime
+import functools
+import hashlib
 import json
 import os
 import platform
@@ -66,9 +68,10 @@ class Card:
     device: as torch names it, with the processor's own name. threads: of torch; sums depend on it. precision: of
     the network's arithmetic. reproducibility, sandbox: the level, and what it means, in words.
     code: commit of gnomon's source and of the working directory, each with ``dirty`` when files differ from it;
-    None where there is no repository. foreign_code: the user's functions that it runs. trusted_models: models whose own
-    code may run. sources: the user's files that it runs, each with its SHA-256. questions: a stamp of what it is
-    trained on. cluster: what it computes on beside this machine, and who is let in there; "" for none.
+    None where there is no repository. source: SHA-256 of gnomon's own Python files, in a repository or not.
+    foreign_code: the user's functions that it runs. trusted_models: models whose own code may run, each with what tells
+    that code from any other. sources: the user's files that it runs, each with its SHA-256. questions: a stamp of what
+    it is trained on. cluster: what it computes on beside this machine, and who is let in there; "" for none.
     """
 
     started: str
@@ -85,7 +88,8 @@ class Card:
     code: Mapping[str, Mapping[str, Any] | None]
     foreign_code: Sequence[str] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
-    trusted_models: Sequence[str] = ()
+    trusted_models: Mapping[str, str] = field(default_factory=dict)
+    source: str = ""
     questions: str = ""
     cluster: str = ""
 
@@ -113,6 +117,7 @@ def run_card(
         reproducibility=level,
         sandbox=sandbox,
         code={"gnomon": _own_commit(), "working_directory": commit_of(Path.cwd())},
+        source=_own_source(),
     )
 
 
@@ -213,6 +218,14 @@ def _own_commit() -> dict[str, Any] | None:
     source = Path(__file__).resolve()
     tracked = _git(source.parent, "ls-files", "--error-unmatch", source.name)
     return None if tracked is None else commit_of(source.parent)
+
+
+@functools.cache
+def _own_source() -> str:
+    package, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -45,9 +45,9 @@ class Host:
     obituary: Callable[[Worker], "asyncio.Future[str]"]
     is_sound: bool = True
 
-    async def reset(self, prompt: str, columns: Mapping[str, Any]) -> Answer:
-        """Return its first observation. Raises: HostFault."""
-        return await self._ask({"do": "reset", "prompt": prompt, "columns": dict(columns)})
+    async def reset(self, prompt: str, columns: Mapping[str, Any], seed: int) -> Answer:
+        """Return its first observation; what it draws from now on begins with ``seed``. Raises: HostFault."""
+        return await self._ask({"do": "reset", "prompt": prompt, "columns": dict(columns), "luck": seed})
 
     async def step(self, text: str) -> Answer:
         """Return its reply to an answer. Raises: HostFault."""

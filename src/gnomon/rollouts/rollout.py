@@ -65,7 +65,7 @@ class Asker:
         keys = [draw_key(self.seed, round_number, task.id, sample) for sample in range(self.generations)]
         completions = await self.engine.generate(task.prompt, keys, self.sampling)
         watch.generated(sum(len(c.tokens) for c in completions))
-        rollouts = await asyncio.gather(*(self._grade(task, c) for c in completions))
+        rollouts = await asyncio.gather(*(self._grade(task, c, key) for c, key in zip(completions, keys, strict=True)))
         watch.graded()
         return Group(task, tuple(rollouts))
 
@@ -89,7 +89,7 @@ class Asker:
         watch.graded()
         return Group(task, tuple(rollouts))
 
-    async def _grade(self, task: Task, completion: Completion) -> Rollout:
+    async def _grade(self, task: Task, completion: Completion, key: int) -> Rollout:
         reach("grade")
         text = self.decode(completion.tokens)
         sample = Sample(
@@ -99,6 +99,7 @@ class Asker:
             is_truncated=completion.stop == "length",
             max_completion_length=self.sampling.max_completion_length,
             columns=task.columns,
+            seed=key,
         )
         return Rollout(
             task_id=task.id,

@@ -25,7 +25,8 @@ class Trajectory:
 
     prompt: the question, with what the environment showed before the first answer. tokens: all that follows, with
     ``mask`` true where the policy chose, and log-probabilities 0.0 where it did not. said: answers and replies as
-    messages. reward: the environment's, added up. error: why it cannot be trained on; None when it can.
+    messages. reward: the environment's, added up. seed: of what environment and rewards draw. error: why it cannot be
+    trained on; None when it can.
     """
 
     prompt: tuple[int, ...]
@@ -38,6 +39,7 @@ class Trajectory:
     said: list[dict[str, str]] = field(default_factory=list)
     reward: float = 0.0
     text: str = ""
+    seed: int = 0
     ending: Ending = Ending(0, "fault")
     error: str | None = None
 
@@ -78,6 +80,7 @@ class Trajectory:
             is_truncated=self.ending.is_budget,
             max_completion_length=sampling.max_completion_length,
             columns={**task.columns, **further},
+            seed=self.seed,
         )
 
     def rollout(self, task: Task, grade: Grade) -> Rollout:
@@ -147,10 +150,10 @@ class Conversation:
 
         key: turn to the key of its draws.
         """
-        path = Trajectory(task.prompt, self.engine.version)
+        path = Trajectory(task.prompt, self.engine.version, seed=key(0))
         async with self.hosts.open() as host:
             try:
-                first = await host.reset(task.text, {"seed": key(0) % 2**63, **task.columns})
+                first = await host.reset(task.text, {"seed": path.seed % 2**63, **task.columns}, path.seed)
                 room = self._show(path, first, sampling.max_completion_length)
             except HostFault as fault:
                 path.error = f"environment: reset: {fault.cause}"

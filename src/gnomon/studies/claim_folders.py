@@ -71,12 +71,11 @@ class ClaimFolder:
         path = self.path / RESULTS
         try:
             row = json.loads(path.read_text(encoding="utf-8"))
-            said = {name: row[name] for name in ("date", "machine", "versions", "seconds")}
+            return _tested(row)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"{path} cannot be read ({error}); remove it and reproduce the claim again") from error
-        return Tested(Measured.of_row(row), **said, cpu_minutes=row.get("cpu_minutes"))
 
     def verdict(self) -> Verdict:
         """Return the verdict on what was measured the last time; nothing measured leaves it open."""
@@ -124,6 +123,20 @@ class ClaimFolder:
             from gnomon.insight.svg import write_svg
 
             write_svg(self.path / FIGURE, claim.figure(tested.measured))
+
+
+def _tested(row: Mapping[str, Any]) -> Tested:
+    """Return what a row says. Raises: KeyError, TypeError, ConfigError where it is something else."""
+    wanted: Mapping[str, tuple[type, ...]] = {
+        "date": (str,), "machine": (str,), "versions": (dict,), "seconds": (int, float),
+    }  # fmt: skip
+    for name, kinds in wanted.items():
+        if type(row[name]) not in kinds:
+            raise TypeError(f"{name} is {type(row[name]).__name__}")
+    minutes = row.get("cpu_minutes")
+    if type(minutes) not in (int, float, type(None)) or not all(type(v) is str for v in row["versions"].values()):
+        raise TypeError("cpu_minutes is no number, or a version no text")
+    return Tested(Measured.of_row(row), row["date"], row["machine"], row["versions"], row["seconds"], minutes)
 
 
 def _cost(runs: float | None, own: float, earlier: Tested | None) -> float | None:

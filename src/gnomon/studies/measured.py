@@ -162,7 +162,7 @@ class Measured:
             numbers = _read(row["numbers"], float)
             curves = _read(row["curves"], lambda points: [(float(x), float(y)) for x, y in points])
             return cls(numbers, curves, tuple(map(str, row["failures"])))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ConfigError(f"these are no measured numbers: {type(error).__name__}: {error}") from error
 
     def _by_seed(self, arm: str, name: str) -> Mapping[int, float]:

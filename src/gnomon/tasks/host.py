@@ -15,6 +15,7 @@ from gnomon.tasks.partner import Own, Partner, Said, check_class
 from gnomon.tasks.prime import Prime, check_prime
 from gnomon.tasks.tools import ToolRaised, Tools, check_tools
 from gnomon.verifiers.cause import cause, shorten
+from gnomon.verifiers.luck import begin_with
 from gnomon.verifiers.worker import run_program
 
 LONGEST_REPLY = 80_000
@@ -61,6 +62,7 @@ class Hosting:
                 return {"fault": None, "schemas": list(self._made().schemas)}
             case "reset":
                 self._partner = None
+                begin_with(request["luck"], "environment")
                 return _told(self._run(self._made().begin(request["prompt"], request["columns"])))
             case "step":
                 return _told(self._run(self._made().reply(request["text"])))

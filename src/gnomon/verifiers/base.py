@@ -29,6 +29,7 @@ class Sample:
     completion_tokens: how many tokens were sampled. is_truncated: whether the budget ended the answer.
     max_completion_length: that budget, in tokens.
     columns: the dataset's other columns by name; JSON values, tuples and keys that are no text included.
+    seed: of whatever a reward draws, see `luck.begin_with`; no two samples of a run have the same.
     """
 
     prompt: str
@@ -37,6 +38,7 @@ class Sample:
     is_truncated: bool = False
     max_completion_length: int | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
 
 
 @dataclass(frozen=True)

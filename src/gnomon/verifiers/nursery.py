@@ -229,7 +229,8 @@ class Nursery:
         passed = {k: os.environ[k] for k in (*_ENVIRONMENT, *self._limits.environment) if k in os.environ}
         source = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(p for p in (source, passed.get("PYTHONPATH", "")) if p)
-        return {**dict.fromkeys(_ONE_THREAD, "1"), **passed, "PYTHONPATH": path}
+        # The order of a set of texts must not be another one in the next session.
+        return {**dict.fromkeys(_ONE_THREAD, "1"), "PYTHONHASHSEED": "0", **passed, "PYTHONPATH": path}
 
 
 def check(grading: Grading, limits: Limits | None = None) -> None:

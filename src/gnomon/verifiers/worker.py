@@ -29,6 +29,7 @@ from gnomon.errors import UserError
 from gnomon.verifiers import wire
 from gnomon.verifiers.base import Verdict
 from gnomon.verifiers.grade import Grading, from_json
+from gnomon.verifiers.luck import begin_with
 
 _SET_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 BURIAL_SECONDS = 5.0
@@ -189,7 +190,9 @@ def work(channel: Channel, labor: Labor, nursery: int, warm: bool) -> NoReturn:
 
 def _judge(grading: Grading, request: dict[str, Any]) -> Verdict:
     try:
-        return grading(wire.to_sample(request["sample"]))
+        sample = wire.to_sample(request["sample"])
+        begin_with(sample.seed, "reward")
+        return grading(sample)
     except BaseException as error:  # KeyboardInterrupt, or an exception whose text cannot be made
         return Verdict(None, error=f"grading raised {type(error).__name__}")
 

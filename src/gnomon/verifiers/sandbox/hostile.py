@@ -176,7 +176,51 @@ ANSWERS = (
           "os._exit = sys.exit = lambda *a: None\nint.__dict__", (None,)),
 )  # fmt: skip
 
-ALL = RESOURCES + FILES + NETWORK + PROCESSES + KERNEL + SECRETS + ANSWERS
+# The clock of another process: what clock_getcpuclockid(3) makes of its number.
+_CLOCK_OF = "(~{} << 3) | 2"
+
+TIMING = (
+    Probe("a busy loop in pieces", "import time\nwhile True:\n    sum(range(1000)); time.sleep(0.001)", ("time",)),
+    Probe("sleep in pieces", "import time\nwhile True: time.sleep(0.01)", ("time",)),
+    Probe("a call that no signal interrupts", "x = 9 ** 9 ** 9", ("time", "memory")),
+    Probe("a pattern without end", "import re; re.match('(a+)+$', 'a' * 64 + 'b')", ("time",)),
+    Probe("drip output", "import time\nwhile True:\n    print('x', flush=True); time.sleep(0.02)", ("time",)),
+    Probe("drip errors and output",
+          "import sys, time\nwhile True:\n    sys.stderr.write('x'); sys.stderr.flush()\n"
+          "    print(end='x', flush=True); time.sleep(0.02)", ("time",)),
+    Probe("answer and stall", "import time; print(42, flush=True); time.sleep(600)", ("time",)),
+    Probe("stall at exit", "import atexit, time; atexit.register(time.sleep, 600); print(42)", ("time",)),
+    Probe("stall in a thread at exit",
+          "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start()\nprint(42)", ("time",)),
+    Probe("stall in a finalizer",
+          "import time\nclass A:\n    def __del__(self): time.sleep(600)\na = A()\nprint(42)", ("time",)),
+    Probe("exit from every signal",
+          "import os, signal, time\nfor n in range(1, 65):\n"
+          "    try: signal.signal(n, lambda *_: os._exit(0))\n    except (OSError, ValueError): pass\n"
+          "while True: time.sleep(0.01)", ("time",)),
+    Probe("ask for the alarm again and again",
+          "import signal\nsignal.signal(14, lambda *_: None); signal.setitimer(0, 0.001, 0.001)\n"
+          "while True: signal.pause()", ("time",)),
+    Probe("many threads that are busy",
+          "import threading\nthreading.stack_size(1 << 16)\ndef f():\n    while True: pass\n"
+          "for _ in range(32): threading.Thread(target=f, daemon=True).start()\nf()", ("time",)),
+    Probe("the grader's clock", f"import time; print('OPEN', time.clock_gettime({_CLOCK_OF.format('{process}')}))"),
+    Probe("another's clock", f"import time; print('OPEN', time.clock_gettime({_CLOCK_OF.format('{bystander}')}))"),
+    Probe("how fine the grader's clock is",
+          f"import time; print('OPEN', time.clock_getres({_CLOCK_OF.format('{process}')}))"),
+    Probe("wait for the grader's clock",
+          _call(f"C.syscall(230 if X else 115, {_CLOCK_OF.format('{process}')}, 0, (ctypes.c_long * 2)(0, 1), None)")),
+    Probe("the grader's scheduling", "print('OPEN', open('/proc/{process}/schedstat').read())"),
+    Probe("the machine's scheduling", "print('OPEN', open('/proc/stat').read() + open('/proc/loadavg').read())"),
+    Probe("real time", "import os; os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)); print('OPEN')"),
+    Probe("the grader's processor",
+          "import os; os.sched_setaffinity({process}, os.sched_getaffinity({process})); print('OPEN')"),
+    Probe("a timer that outlives it", _call("C.syscall(222 if X else 107, 0, None, (ctypes.c_int * 1)())")),
+    Probe("a timer as a file", _call("C.syscall(283 if X else 85, 1, 0)")),
+    Probe("slow the clock down", _call("C.adjtimex(bytes(256))")),
+)  # fmt: skip
+
+ALL = RESOURCES + FILES + NETWORK + PROCESSES + KERNEL + SECRETS + ANSWERS + TIMING
 
 # A link that exists already would stop the next one, so these come in this order; and calls of 32 bits, which may end
 # the program, come last.
@@ -189,7 +233,9 @@ _AT_START = (
     "kill by descriptor", "trace", "read another's memory", "leave the group", "a shell", "a program", "become root",
     "go first", "io_uring", "bpf", "performance events", "keys", "user faults", "another personality",
     "allow itself to be traced", "the second table of calls", "the environment", "the environment as it was",
-    "keys in the environment", "modules of the grader", "import the grader", "calls of 32 bits",
+    "keys in the environment", "modules of the grader", "import the grader", "the grader's clock",
+    "another's clock", "the grader's scheduling", "the machine's scheduling", "real time", "the grader's processor",
+    "a timer that outlives it", "a timer as a file", "calls of 32 bits",
 )  # fmt: skip
 _BY_NAME = {probe.name: probe for probe in ALL}
 MORE = tuple(_BY_NAME[name] for name in _AT_START)

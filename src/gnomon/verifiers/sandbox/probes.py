@@ -6,6 +6,7 @@ Each program prints ``OPEN`` when it reached what it should not reach.
 import os
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,6 +16,8 @@ from pathlib import Path
 SECRET = "GNOMON_PROBE_SECRET"
 OPEN = "OPEN"
 _PACKAGE = str(Path(__file__).resolve().parents[2])
+# It waits for the end of what it reads, and so goes with whoever asks, however that goes.
+_BYSTANDER = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"]
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ def targets() -> Iterator[Target]:
             listener.listen()
             listener.setblocking(False)
         os.chmod(unix, 0o777)
-        bystander = stack.enter_context(subprocess.Popen(["sleep", "600"]))
+        bystander = stack.enter_context(subprocess.Popen(_BYSTANDER, stdin=subprocess.PIPE))
         stack.callback(bystander.kill)
         port = listeners[0].getsockname()[1]
         yield Target(str(secret), str(folder), port, os.getpid(), bystander.pid, unix, abstract, listeners)

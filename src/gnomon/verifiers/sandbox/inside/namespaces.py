@@ -49,9 +49,9 @@ def furnish(readable: list[str], hidden: list[str], files_mib: int) -> None:
     for path in readable:
         inside = root + path
         if os.path.isdir(path):
-            os.makedirs(inside, exist_ok=True)
+            _make_folders(inside)
         else:
-            os.makedirs(os.path.dirname(inside), exist_ok=True)
+            _make_folders(os.path.dirname(inside))
             os.close(os.open(inside, os.O_CREAT | os.O_CLOEXEC, 0o444))
         kernel.mount(path, inside, "", _BIND | _RECURSIVE)
     for path in hidden:
@@ -65,6 +65,17 @@ def furnish(readable: list[str], hidden: list[str], files_mib: int) -> None:
     kernel.call(_PIVOT[kernel.MACHINE], b".", b".")
     kernel.unmount(".", _DETACH)
     os.chdir(WORK)
+
+
+def _make_folders(path: str) -> None:
+    """Make a folder and those above it that are not there; they can be entered, and nobody can list them.
+
+    What leads to the library is named as on the machine, but says nothing of what else lies there.
+    """
+    if not os.path.isdir(path):
+        _make_folders(os.path.dirname(path))
+        os.mkdir(path)
+        os.chmod(path, 0o111)
 
 
 def _place(readable: list[str]) -> str:

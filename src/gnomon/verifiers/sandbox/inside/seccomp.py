@@ -44,8 +44,7 @@ ALLOWED: dict[str, tuple[int, int | None]] = {
     "rt_sigtimedwait": (128, 137), "rt_sigsuspend": (130, 133), "sigaltstack": (131, 132), "utime": (132, None),
     "statfs": (137, 43), "fstatfs": (138, 44), "arch_prctl": (158, None), "gettid": (186, 178), "time": (201, None),
     "futex": (202, 98), "sched_getaffinity": (204, 123), "epoll_create": (213, None), "getdents64": (217, 61),
-    "set_tid_address": (218, 96), "restart_syscall": (219, 128), "clock_gettime": (228, 113),
-    "clock_getres": (229, 114), "clock_nanosleep": (230, 115), "exit_group": (231, 94), "epoll_wait": (232, None),
+    "set_tid_address": (218, 96), "restart_syscall": (219, 128), "exit_group": (231, 94), "epoll_wait": (232, None),
     "epoll_ctl": (233, 21), "utimes": (235, None), "waitid": (247, 95), "openat": (257, 56), "mkdirat": (258, 34),
     "newfstatat": (262, 79), "unlinkat": (263, 35), "renameat": (264, 38), "symlinkat": (266, 36),
     "readlinkat": (267, 78), "fchmodat": (268, 53), "faccessat": (269, 48), "pselect6": (270, 72), "ppoll": (271, 73),
@@ -61,6 +60,8 @@ _NEW_NAMESPACE, _SHARE_MEMORY, _THREAD = 0x7E020080, 0x100, 0x10000
 _FILE_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 1030)  # duplicates, flags, locks: not owners, signals or pipe sizes
 _DEVICE_COMMANDS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # is it a terminal, its size, do not block
 _OWN_NAME = (15, 16, 0x53564D41)
+# The machine's clocks and the caller's own processor time. A negative number is another process's, or a device.
+_CLOCKS = (0, 1, 2, 3, 4, 5, 6, 7, 11)
 
 
 # What Landlock does not stop where there is no file system of its own: changing files of the user in place.
@@ -108,6 +109,9 @@ def _conditional(pid: int) -> list[tuple[tuple[int, int], list[bytes]]]:
         ((72, 25), [_argument(1), *_one_of(*_FILE_COMMANDS)]),  # fcntl
         ((16, 29), [_argument(1), *_one_of(*_DEVICE_COMMANDS)]),  # ioctl
         ((157, 167), [_argument(0), *_one_of(*_OWN_NAME)]),  # prctl
+        ((228, 113), [_argument(0), *_one_of(*_CLOCKS)]),  # clock_gettime
+        ((229, 114), [_argument(0), *_one_of(*_CLOCKS)]),  # clock_getres
+        ((230, 115), [_argument(0), *_one_of(*_CLOCKS)]),  # clock_nanosleep
         # socketpair: AF_UNIX streams only, which asyncio's loop wakes itself with
         ((53, 199), [
             _argument(0), _step(_EQUAL, 1, 1, 0), _step(_RETURN, _REFUSE),
