@@ -193,15 +193,16 @@ def test_a_run_that_is_killed_goes_on(tmp_path: Path):
     assert [path.name for path in (tmp_path / "killed" / "checkpoints").iterdir() if path.name.startswith(".")] == []
 
 
-def test_sigterm_saves_and_exits_with_143(tmp_path: Path):
-    """The step at hand is finished and saved, the exit code is 143, and the message says how to go on."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
+def test_a_signal_saves_and_exits_with_its_number(tmp_path: Path, number: signal.Signals, code: int):
+    """The step at hand is finished and saved, the exit code is 128 + signal, and the message says how to go on."""
     steps = 8
     options = overrides("grpo", "checkpoints.every=0", steps=steps)
     run = tmp_path / "stopped"
-    ran = signaled(run, signal.SIGTERM, options)
+    ran = signaled(run, number, options)
     saved = [path.name for path in (run / "checkpoints").glob("step-*")]
 
-    assert ran.returncode == 143
+    assert ran.returncode == code
     assert ran.stderr.splitlines()[-1].endswith(f"and saved; go on with: gnomon resume {run}")
     assert "Traceback" not in ran.stderr
     assert len(saved) == 1
