@@ -170,7 +170,7 @@ def test_what_choices_win_back_is_told_from_weights(tmp_path: Path):
     a dense model has no choices."""
     shapes = {"moe": TinyConfig(architecture="qwen3_moe"), "dense": TinyConfig()}
     table = tmp_path / "table.jsonl"
-    table.write_text("".join(json.dumps({"question": f"{n}=", "answer": str(n % 7)}) + "\n" for n in range(12)))
+    table.write_text("".join(json.dumps({"question": f"{n}=", "answer": str(n % 7)}) + "\n" for n in range(60)))
     for name, shape in shapes.items():
         base = load("tiny", [f"model={save_tiny(tmp_path / name, 0, shape)}", "steps=2", 'rewards=[{kind="exact"}]'])
         experiment = replace(base.experiment, task=TableTask(str(table)), held_out=HeldOut(size=1, fraction=0.2))
