@@ -23,14 +23,21 @@ METHODS = {
 GIVEN = (f"steps={STEPS}", f"learner.optimizer.learning_rate={RATE}", "rollouts_per_step=64", "evaluation.samples=1")
 
 
+JUDGED = {
+    "naive": ("0", "4", "16", "unbounded"),
+    "decoupled": ("4", "8", "16", "unbounded"),
+    "p3o": ("0", "4", "8", "16", "unbounded"),
+}
+"""The arms that an expectation or a check is about."""
+
+
 def arms(folder: Path, seed: int) -> list[Arm]:
-    """Each method at each bound; without staleness decoupled is naive."""
+    """Each method at each bound that is judged; without staleness decoupled is naive."""
     base = family_experiment("sorting", folder, rate=0.4)
     return [
-        Arm(f"{method}, {bound}", base, (*overrides, *GIVEN, f"max_staleness={steps}"))
-        for method, overrides in METHODS.items()
-        for bound, steps in BOUNDS.items()
-        if (method, bound) != ("decoupled", "0")
+        Arm(f"{method}, {bound}", base, (*METHODS[method], *GIVEN, f"max_staleness={BOUNDS[bound]}"))
+        for method, bounds in JUDGED.items()
+        for bound in bounds
     ]
 
 
@@ -92,7 +99,12 @@ CLAIM = Claim(
         "methods and bounds were not looked at. Three seeds, on another machine and with another warm model, then left "
         "intervals of 0.1 to 0.2 and did not decide whether the naive objective is hurt at all (0.13 at 4, 0.17 at 8, "
         "0.06 at 16), only that the decoupled one lost 0.25 at 4 and ended 0.21 below the naive one at 16; so all is "
-        "run again with ten. *Held out* is the exact chance of the right answer on 96 questions."
+        "run again with ten. Of the 27 arms planned for that the 13 that are judged were run with all ten seeds, and "
+        "the others (GSPO, bounds 1 and 2, naive at 8) left out, since the machine was slower than thought: decided "
+        "when only runs of the first two seeds were there and before any was looked at. With three seeds those ended "
+        "at 0.50, 0.41 and 0.34 (naive at 1, 2 and 8), 0.48 and 0.40 (decoupled at 1 and 2), 0.41 and 0.26 (P3O), and "
+        "GSPO at 0.55, 0.56, 0.53, 0.45, 0.51, 0.42, 0.51 from bound 0 to none. *Held out* is the exact chance of the "
+        "right answer on 96 questions."
     ),
     measure=Runs(
         arms,
