@@ -23,14 +23,21 @@ METHODS = {
 GIVEN = (f"steps={STEPS}", f"learner.optimizer.learning_rate={RATE}", "rollouts_per_step=64", "evaluation.samples=1")
 
 
+JUDGED = {
+    "naive": ("0", "4", "16", "unbounded"),
+    "decoupled": ("4", "8", "16", "unbounded"),
+    "p3o": ("0", "4", "8", "16", "unbounded"),
+}
+"""The arms that an expectation or a check is about."""
+
+
 def arms(folder: Path, seed: int) -> list[Arm]:
-    """Each method at each bound; without staleness decoupled is naive."""
+    """Each method at each bound that is judged; without staleness decoupled is naive."""
     base = family_experiment("sorting", folder, rate=0.4)
     return [
-        Arm(f"{method}, {bound}", base, (*overrides, *GIVEN, f"max_staleness={steps}"))
-        for method, overrides in METHODS.items()
-        for bound, steps in BOUNDS.items()
-        if (method, bound) != ("decoupled", "0")
+        Arm(f"{method}, {bound}", base, (*METHODS[method], *GIVEN, f"max_staleness={BOUNDS[bound]}"))
+        for method, bounds in JUDGED.items()
+        for bound in bounds
     ]
 
 
@@ -80,7 +87,7 @@ CLAIM = Claim(
     protocol=(
         f"Sorting two to five letters, a two-layer model that is right 40% of the time; {STEPS} steps of 8 prompts "
         "of 8 "
-        f"answers, four minibatches a step, learning rate {RATE}, three seeds. *Naive* is GRPO whose ratio and clip "
+        f"answers, four minibatches a step, learning rate {RATE}, ten seeds. *Naive* is GRPO whose ratio and clip "
         "(0.2) are against what sampled; *decoupled* clips against the policy at the beginning of the step and weighs "
         "with the rest, truncated at 5; *GSPO* has its response ratio against what sampled; *P3O* as published. Naive, "
         f"decoupled and P3O take the mean over tokens. Bounds of 0, 1, 2, 4, 8 and 16 steps, and {STEPS} of {STEPS} "
@@ -89,7 +96,15 @@ CLAIM = Claim(
         "could not show the effect: the naive objective survived everything. The setting was therefore chosen by the "
         "naive arm alone, at bounds 0 and 16 with one seed, 40 steps: at 1e-3 it ends at 0.63 without staleness and "
         "at 0.22 with, the effective size of its ratios at 0.57; at 3e-3 it fails without staleness too. The other "
-        "methods and bounds were not looked at. *Held out* is the exact chance of the right answer on 96 questions."
+        "methods and bounds were not looked at. Three seeds, on another machine and with another warm model, then left "
+        "intervals of 0.1 to 0.2 and did not decide whether the naive objective is hurt at all (0.13 at 4, 0.17 at 8, "
+        "0.06 at 16), only that the decoupled one lost 0.25 at 4 and ended 0.21 below the naive one at 16; so all is "
+        "run again with ten. Of the 27 arms planned for that the 13 that are judged were run with all ten seeds, and "
+        "the others (GSPO, bounds 1 and 2, naive at 8) left out, since the machine was slower than thought: decided "
+        "when only runs of the first two seeds were there and before any was looked at. With three seeds those ended "
+        "at 0.50, 0.41 and 0.34 (naive at 1, 2 and 8), 0.48 and 0.40 (decoupled at 1 and 2), 0.41 and 0.26 (P3O), and "
+        "GSPO at 0.55, 0.56, 0.53, 0.45, 0.51, 0.42, 0.51 from bound 0 to none. *Held out* is the exact chance of the "
+        "right answer on 96 questions."
     ),
     measure=Runs(
         arms,
@@ -101,7 +116,7 @@ CLAIM = Claim(
             "clipped or capped": whole("loss/clipped_fraction"),
         },
         curves={"reward": smooth("rollout/reward_mean", 4)},
-        seeds=(0, 1, 2),
+        seeds=tuple(range(10)),
     ),
     checks=(
         Level("naive learns without staleness: above 0.45, from 0.4", "naive, 0", "held out", above=0.45),
@@ -122,17 +137,4 @@ CLAIM = Claim(
         above("p3o", "16", -0.05, "decoupled"),
     ),
     figure=draw,
-    remarks=(
-        "**What we make of it.** Ratios are far from 1 now (naive: effective size 0.6 from a bound of 4 on; in "
-        "the earlier form 0.95), and answers two steps old or more leave most arms lower than fresh ones; but "
-        "seeds lie 0.1 to 0.2 apart at this "
-        "learning rate, so that three do not decide whether the naive objective is hurt by 0.1 (0.13 at 4, 0.17 at 8, "
-        "0.06 at 16: the pilot's 0.41 was one seed's). What is decided goes against the claim: the decoupled objective "
-        "loses 0.25 at 4, and at 16 ends 0.21 below the naive one. A reason would be that the naive clip is against "
-        "what sampled and so stops tokens that have gone far, while the decoupled one is against the policy at the "
-        "beginning of the step and lets them go on from there, weighted by up to 5. P3O is no better than either. "
-        "GSPO, "
-        "which clips 54 to 73% of tokens, moves least and keeps most (0.42 to 0.56 at every bound). To decide the rest "
-        "takes some ten seeds, or a lower rate over more steps."
-    ),
 )

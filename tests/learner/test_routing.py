@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gnomon.algorithms import GRPO, Kl
 from gnomon.learner.microbatches import trim
+from gnomon.learner.optimizer import OptimizerPlan
 from gnomon.learner.plan import LearnerPlan
 from gnomon.learner.torch import TorchLearner
 from gnomon.models.tiny import TinyConfig, tiny_model
@@ -150,3 +151,22 @@ def test_only_several_updates_need_the_proximal_routing():
     assert "routing" not in once.needs
     assert several.needs >= NEEDS
     assert "routing" not in with_reference.needs
+
+
+def test_a_step_under_replay_is_the_free_one_where_no_choice_changes(make_batch, make_learner):
+    """Three updates that change no router's mind: with R2 the same new weights as without, to 1e-7."""
+    several = replace(GRPO, updates=replace(GRPO.updates, epochs=3))
+    slow = OptimizerPlan(learning_rate=1e-5, max_gradient_norm=float("inf"))
+    found, changed = [], []
+    for needs in (NEEDS, {"proximal"}):
+        learner = make_learner(build(), optimizer=slow)
+        before = weights(learner)
+        batch = run(learner.score(make_batch().with_fields(proximal=None), needs)).into(make_batch())
+        assert (batch.routing is None) == (needs != NEEDS)
+        for minibatch in several.minibatches(several.prepare(batch), seed=0):
+            changed.append(run(learner.update(minibatch, several, 0))["routing/changed_fraction"])
+        found.append(weights(learner))
+
+    assert changed == [0.0] * 6
+    assert max(float((found[0][name] - before[name]).abs().max()) for name in before) > 1e-5
+    assert max(float((found[0][name] - found[1][name]).abs().max()) for name in before) < 1e-7

@@ -2,23 +2,27 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from gnomon.experiment import load
+from gnomon.experiment import load, to_toml
 from gnomon.launch import train_experiment
 from gnomon.models.logprobs import TokenScorer
-from gnomon.models.tiny import TinyConfig, tiny_model
+from gnomon.models.tiny import TinyConfig, save_tiny, tiny_model
 from gnomon.records.batches import write_batch
+from gnomon.records.directory import RunDirectory
 from gnomon.records.reading import RunRecord
 from gnomon.studies.claim_folders import ClaimFolder, experiments_folder
 from gnomon.studies.gradient_noise import weights_add
 from gnomon.studies.measured import Measured, NotMeasured
-from gnomon.studies.rescored import Answers, routers_share
+from gnomon.studies.rescored import Answers, routers_share, won_back
 from gnomon.studies.stretches import LETTERS, lowest_after_best, write_stretches
 from gnomon.studies.valued import CRITIC_ARMS, explained
+from gnomon.tasks.split import HeldOut
+from gnomon.tasks.table import TableTask
 from gnomon.testing import make_batch
 from gnomon.types import Grade, Rollout
 
@@ -27,6 +31,7 @@ CLAIMS = (
     "gspo_engine",
     "gspo_experts",
     "gspo_noise",
+    "gspo_replay",
     "p3o_clip",
     "p3o_low_precision",
     "p3o_staleness",
@@ -158,3 +163,24 @@ def test_replay_takes_the_routers_share_of_a_ratio_away(tmp_path: Path):
     for path, step, why in ((tmp_path / "tiny-moe", 2, "answers of step 3"), (tmp_path / "tiny", 1, "no routers")):
         with pytest.raises(NotMeasured, match=why):
             routers_share(path, step)
+
+
+def test_what_choices_win_back_is_told_from_weights(tmp_path: Path):
+    """Weights that did not change win nothing back with the choices before them; other ones win or lose something;
+    a dense model has no choices."""
+    shapes = {"moe": TinyConfig(architecture="qwen3_moe"), "dense": TinyConfig()}
+    table = tmp_path / "table.jsonl"
+    table.write_text("".join(json.dumps({"question": f"{n}=", "answer": str(n % 7)}) + "\n" for n in range(60)))
+    for name, shape in shapes.items():
+        base = load("tiny", [f"model={save_tiny(tmp_path / name, 0, shape)}", "steps=2", 'rewards=[{kind="exact"}]'])
+        experiment = replace(base.experiment, task=TableTask(str(table)), held_out=HeldOut(size=1, fraction=0.2))
+        run = RunDirectory(tmp_path / f"run-{name}")
+        run.path.mkdir()
+        run.experiment.write_text(to_toml(experiment))
+        for step, seed in ((1, 0), (2, 1)):
+            save_tiny(run.checkpoints / f"step-{step}", seed, shape)
+
+    assert won_back(tmp_path / "run-moe", 1) == 0.0
+    assert won_back(tmp_path / "run-moe", 2) != 0.0
+    with pytest.raises(NotMeasured, match="no routers"):
+        won_back(tmp_path / "run-dense", 1)

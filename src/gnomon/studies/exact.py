@@ -92,9 +92,14 @@ def answer_logprobs(
     scorer: TokenScorer, tasks: Sequence[Task], answers: Sequence[Sequence[int]], temperature: float = 1.0
 ) -> Tensor:
     """Return Float[B T], the log-probability of each token of the answers, 0 beyond their ends."""
+    return scorer(*spelled(tasks, answers), temperature, with_entropy=False).logprobs
+
+
+def spelled(tasks: Sequence[Task], answers: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tasks and answers as a scorer takes them: tokens Int[B S], prompt lengths Int[B], mask Bool[B T]."""
     rows = [[*task.prompt, *answer] for task, answer in zip(tasks, answers, strict=True)]
     longest, width = max(map(len, rows)), max(map(len, answers))
     tokens = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
     prompts = torch.tensor([len(task.prompt) for task in tasks])
     mask = torch.arange(width) < torch.tensor([len(answer) for answer in answers])[:, None]
-    return scorer(tokens, prompts, mask, temperature, with_entropy=False).logprobs
+    return tokens, prompts, mask

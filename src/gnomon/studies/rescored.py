@@ -13,12 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gnomon.models.load import load_model
+from gnomon.assemble import questions
+from gnomon.experiment import load
+from gnomon.models.load import load_model, load_tokenizer
 from gnomon.models.logprobs import TokenScorer, TokenScores
 from gnomon.models.routing import Routing
 from gnomon.records.reading import RunRecord
+from gnomon.studies.exact import counted, spelled
 from gnomon.studies.measured import NotMeasured
-from gnomon.types import Rollout
+from gnomon.types import Rollout, Task
 
 
 @dataclass(frozen=True)
@@ -79,10 +82,14 @@ def weights_after(record: RunRecord, step: int) -> nn.Module:
 
 @dataclass(frozen=True)
 class Shares:
-    """How much of the variance of log-ratios is the routers': of single tokens, and of means over a response."""
+    """How much of the variance of log-ratios is the routers': of single tokens, and of means over a response.
+
+    moved: standard deviation of a token's log-ratio with free routers, in nats: how far the step really went.
+    """
 
     tokens: float
     responses: float
+    moved: float
 
 
 @lru_cache(maxsize=64)
@@ -105,5 +112,31 @@ def routers_share(run: Path, step: int) -> Shares:
         raise NotMeasured("the step changed nothing")
     counts = answers.mask.sum(1)
     means: Any = [(change.double() * answers.mask).sum(1) / counts for change in (held, free)]
-    tokens = 1 - float(held[answers.mask].double().var() / free[answers.mask].double().var())
-    return Shares(tokens, 1 - float(means[0].var() / means[1].var()))
+    spread = [float(change[answers.mask].double().var()) for change in (held, free)]
+    return Shares(1 - spread[0] / spread[1], 1 - float(means[0].var() / means[1].var()), spread[1] ** 0.5)
+
+
+@lru_cache(maxsize=64)
+def won_back(run: Path, step: int) -> float:
+    """Return how much more often the weights after ``step`` are right with the experts of the weights before it.
+
+    The exact mean rate on the questions that are trained on, with the earlier weights' choices replayed, less that with
+    free routers. Above 0: the update was made for choices that it changed itself. Raises: NotMeasured as
+    `weights_after` does, and for a dense model.
+    """
+    record = RunRecord(run)
+    experiment = load(record.files.experiment).experiment
+    train = questions(experiment).split.train
+    tasks: list[Task] = [train[index] for index in range(len(train))]
+    tokenizer = load_tokenizer(experiment.model)
+    rows = spelled(tasks, [counted(task, tokenizer) for task in tasks])
+    temperature = experiment.sampling.temperature
+    with torch.no_grad():
+        chosen = TokenScorer(weights_after(record, step - 1))(*rows, temperature, False, Routing()).experts
+        if chosen is None:
+            raise NotMeasured("a dense model has no routers")
+        later = TokenScorer(weights_after(record, step))
+        held, free = (
+            later(*rows, temperature, False, routing).logprobs.sum(1).exp() for routing in (Routing(chosen), None)
+        )
+    return float((held - free).mean())
