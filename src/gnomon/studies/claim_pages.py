@@ -49,6 +49,10 @@ def page(name: str, claim: Claim, tested: Tested | None) -> str:
     parts += [_missing(measured.failures)] if measured.failures else []
     parts.append("**Command.** " + _when(tested))
     parts.append(f"<!-- test: parse -->\n```bash\ngnomon reproduce {name}\n```")
+    if measured.inexact:
+        parts.append(
+            f"**Not repeatable.** The same seeds give other numbers another time. {'; '.join(measured.inexact)}."
+        )
     return "\n\n".join(parts) + "\n"
 
 

@@ -1,0 +1,57 @@
+"""What a claim's page says by itself: of a doubtful setting, of timing, and of remarks on other numbers."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from gnomon.records.console import Console
+from gnomon.studies.arms import Arm, Runs
+from gnomon.studies.claim_folders import Tested as Latest
+from gnomon.studies.claim_pages import page
+from gnomon.studies.claims import Claim, Level, Workplace
+from gnomon.studies.measured import Measured
+
+TOY = '''
+"""A toy."""
+
+from gnomon.studies.claims import Claim, Gain, Workplace
+from gnomon.studies.measured import Measured
+
+
+def counted(place: Workplace) -> Measured:
+    return Measured({"a": {"x": {0: 1.0, 1: 1.1}}, "b": {"x": {0: 2.0, 1: 2.1}}})
+
+
+CLAIM = Claim(
+    title="A toy", claim="b is more than a.", source="ours", protocol="count", measure=counted,
+    expectations=(Gain("b is more", "a", "b", "x", above=0.0), Gain("by two", "a", "b", "x", above=2.0)),
+)
+'''
+
+
+def clone(folder: Path, source: str) -> Path:
+    """Return a folder of experiments with this claim."""
+    (folder / "experiments" / "toy").mkdir(parents=True)
+    (folder / "experiments" / "toy" / "claim.py").write_text(source)
+    return folder / "experiments"
+
+
+def test_runs_that_timing_decides_are_named_on_the_page(tmp_path: Path):
+    """Of two runs one overlaps generation and training: page and results say it, from the cards alone."""
+    cards = {"exact": "R0 exact: bit for bit", "timed": "R2 lossless: timing decides which weights answer"}
+    arms = [Arm(name, {"steps": number}) for number, name in enumerate(cards)]
+    runs = Runs(lambda folder, seed: arms, numbers={}, curves={}, seeds=(0,), train=lambda jobs, place: None)
+    with Console() as console:
+        place = Workplace(tmp_path, tmp_path, console)
+        for name, record in runs.records(tmp_path, 0).items():
+            record.path.mkdir(parents=True)
+            record.files.card.write_text(json.dumps({"reproducibility": cards[name]}))
+        measured = runs(place)
+    claim = Claim("t", "c", "s", "p", runs, (Level("more", "a", "x", above=0.0),))
+    row = json.loads(json.dumps(measured.as_row()))
+    tested = Latest(Measured.of_row(row), "2026-01-01", "m", {}, 1.0)
+    said = page("t", claim, tested)
+
+    assert measured.inexact == ("1 of 2 runs: R2 lossless: timing decides which weights answer",)
+    assert "**Not repeatable.** The same seeds give other numbers another time. 1 of 2 runs: R2 lossless" in said
+    assert "Not repeatable" not in page("t", claim, replace(tested, measured=Measured()))
