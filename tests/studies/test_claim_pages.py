@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from gnomon.cli.main import main
 from gnomon.records.console import Console
 from gnomon.studies.arms import Arm, Runs
 from gnomon.studies.claim_folders import Tested as Latest
@@ -34,6 +35,21 @@ def clone(folder: Path, source: str) -> Path:
     (folder / "experiments" / "toy").mkdir(parents=True)
     (folder / "experiments" / "toy" / "claim.py").write_text(source)
     return folder / "experiments"
+
+
+def test_nothing_that_holds_is_no_refutation_where_the_setting_is_in_doubt(tmp_path: Path):
+    """b - a is surely not above 2, but whether a is above 1.05 is undecided: the page says open, and why."""
+    check = 'checks=(Level("a is large", "a", "x", above=1.05),),'
+    wanted = TOY.replace('Gain("b is more", "a", "b", "x", above=0.0), ', "")
+    source = wanted.replace("expectations=", f"{check} expectations=").replace("above=2.0)),", "above=2.0),),")
+    root = clone(tmp_path, source.replace("import Claim,", "import Claim, Level,"))
+    assert main(["reproduce", "toy", "--experiments", str(root), "--work", str(tmp_path / "work")]) == 0
+
+    said = (root / "toy" / "README.md").read_text()
+    assert (
+        "**Verdict: open: nothing holds, but a check is undecided, so the setting may lack the effect's cause.**"
+        in said
+    )
 
 
 def test_runs_that_timing_decides_are_named_on_the_page(tmp_path: Path):

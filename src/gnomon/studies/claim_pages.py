@@ -66,9 +66,9 @@ def table(folders: Mapping[str, ClaimFolder]) -> str:
         "written before the numbers were seen. An expectation *holds* or *fails* when Student's 95% interval over "
         "seeds lies wholly on one side, and is *undecided* otherwise. All that hold make *reproduced*, some *partly*, "
         "none *not*; *open* is what was not run, or decided nothing. *Checks* ask whether the setting has the cause of "
-        "the effect at all and never count: one that fails leaves the claim open, one that is undecided allows no more "
-        "than partly. *CPU minutes* are what all runs of the command took, on one core of the machine that its page "
-        "names.",
+        "the effect at all and never count: one that fails leaves the claim open; while one is undecided, a claim is "
+        "neither *reproduced* nor *not*: *partly* where something holds, else *open*. *CPU minutes* are what all runs "
+        "of the command took, on one core of the machine that its page names.",
         "",
         "| claim | verdict | holds | fails | undecided | not run | checks that hold | CPU minutes | measured |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -104,6 +104,8 @@ def _checked(verdict: Verdict) -> str:
 def _expected(head: str, expectations: Sequence[Expectation], outcomes: Sequence[Outcome]) -> list[str]:
     lines = [f"| {head} | measured | |", "|---|---|---|"]
     for expectation, outcome in zip(expectations, outcomes, strict=True):
+    if verdict.word == "open" and verdict.is_setting_doubtful and any(o.word == "fails" for o in verdict.outcomes):
+        return "open: nothing holds, but a check is undecided, so the setting may lack the effect's cause"
         lines.append(f"| {_cell(expectation.says)} | {_cell(outcome.measured)} | {outcome.word} |")
     return lines
 
