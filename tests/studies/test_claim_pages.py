@@ -4,6 +4,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from gnomon.cli.main import main
 from gnomon.records.console import Console
 from gnomon.studies.arms import Arm, Runs
@@ -71,3 +73,33 @@ def test_runs_that_timing_decides_are_named_on_the_page(tmp_path: Path):
     assert measured.inexact == ("1 of 2 runs: R2 lossless: timing decides which weights answer",)
     assert "**Not repeatable.** The same seeds give other numbers another time. 1 of 2 runs: R2 lossless" in said
     assert "Not repeatable" not in page("t", claim, replace(tested, measured=Measured()))
+
+
+def test_remarks_on_other_numbers_are_marked_until_they_are_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Remarks stand on 2.0; measured again b is 3.0: page and command warn, again and again, until the text changes."""
+    source = TOY.replace("expectations=", 'remarks="b is two.", expectations=')
+    other = source.replace("0: 2.0, 1: 2.1", "0: 3.0, 1: 3.1")
+    results, warnings = "", []
+
+    def look(written: str, *more: str) -> None:
+        """Ask in a folder of its own, since a file is executed once in a process, and keep what was found."""
+        nonlocal results
+        root = clone(tmp_path / str(len(warnings)), written)
+        if results:
+            (root / "toy" / "results.json").write_text(results)
+        assert main(["reproduce", "toy", "--experiments", str(root), "--work", str(tmp_path / "work"), *more]) == 0
+        results, shown = ((root / "toy" / name).read_text() for name in ("results.json", "README.md"))
+        said = "written for other numbers"
+        warnings.append((said in shown, said in capsys.readouterr().out))
+
+    look(source)
+    look(source)
+    # As a folder from before: nothing stands beside the numbers.
+    results = json.dumps({key: value for key, value in json.loads(results).items() if key != "remarks"})
+    look(other)
+    look(other, "--write")
+    look(other)
+    look(other.replace("b is two", "b is three"), "--write")
+    look(other.replace("b is two", "b is three"))
+
+    assert warnings == [(False, False)] * 2 + [(True, True)] * 3 + [(False, False)] * 2
