@@ -1,12 +1,17 @@
+import math
+
 import pytest
 import torch
+from tests.rollouts.timed import TimedEngine, stream_of, train, virtually
 
+from gnomon.curriculum.uniform import UniformCurriculum
+from gnomon.loop.admission import Trusted
 from gnomon.metrics import Mean, Metrics
 from gnomon.rollouts.collate import collate
 from gnomon.rollouts.rollout import Stopwatch
 from gnomon.rollouts.stream import Round
 from gnomon.rollouts.waste import STOPPED, measure_waste
-from gnomon.types import Grade, Group, Rollout, Task
+from gnomon.types import Batch, Grade, Group, Rollout, Task
 
 
 def answer(reward: float | None, tokens: int, stop: str = "stop") -> Rollout:
@@ -61,3 +66,68 @@ def test_a_group_of_one_is_not_degenerate():
     measured = measure_waste(Round(0, alone, (), Stopwatch()), prepared, Metrics())
 
     assert (measured["waste/zero_advantage_fraction"], measured["waste/degenerate_fraction"]) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "is_masked", "cause"),
+    [
+        ((answer(None, 4, "length"), answer(None, 4)), True, "errored"),
+        ((answer(1.0, 4, "length"), answer(1.0, 4, "length")), True, "truncated"),
+        ((answer(1.0, 4, "length"), answer(1.0, 4, "length")), False, "degenerate"),
+        ((answer(1.0, 4), answer(0.0, 4)), True, "zero_advantage"),
+    ],
+    ids=["error before the rest", "cut off before equal", "cut off but not masked", "no other reason"],
+)
+def test_of_several_causes_in_a_trained_group_the_first_counts(
+    rollouts: tuple[Rollout, ...], is_masked: bool, cause: str
+):
+    """No reward, then cut off and masked, then all rewards equal, then an advantage of 0, then no slope."""
+    trained = (group(*rollouts),)
+    batch = collate(trained, 1.0)
+    mask = batch.mask & ~batch.is_truncated[:, None] if is_masked else batch.mask
+    prepared = batch.with_fields(mask=mask, advantages=torch.zeros(batch.mask.shape))
+
+    assert causes(Round(0, trained, (), Stopwatch()), prepared) == {cause: 1.0}
+
+
+def causes(finished: Round, prepared: Batch) -> dict[str, float]:
+    """Return the causes that took any token, with their shares."""
+    measured = measure_waste(finished, prepared, Metrics())
+    shares = {name: measured[name] for name in set(measured) if name.startswith("waste/")}
+    return {name.removeprefix("waste/").removesuffix("_fraction"): share for name, share in shares.items() if share}
+
+
+def test_the_cause_of_a_group_goes_before_those_of_its_rollouts():
+    """Groups of errors and of equal rewards that were late or no longer trusted are that; only a filter's are told
+    apart by their rewards."""
+    spoiled = group(answer(None, 1), answer(1.0, 1), answer(1.0, 1))
+    trained = (group(answer(1.0, 2), answer(0.0, 2)),)
+    batch = collate(trained, 1.0).with_fields(advantages=torch.ones(2, 2))
+
+    assert causes(Round(0, trained, (), Stopwatch(), (spoiled,)), batch) == {"surplus": pytest.approx(3 / 7)}
+    assert causes(Round(0, trained, (), Stopwatch(), (), (spoiled,)), batch) == {"stale": pytest.approx(3 / 7)}
+    assert causes(Round(0, trained, (spoiled,), Stopwatch()), batch) == {"degenerate": pytest.approx(3 / 7)}
+
+
+def test_what_a_stream_finishes_too_late_is_surplus():
+    """Two slow prompts end together where one place is left: one of two tokens is wasted, as surplus."""
+    slow = UniformCurriculum(1000, seed=0).take(2)
+    engine = TimedEngine(lambda index, key: 2.5 if index in slow else 0.5)
+    stream = stream_of(engine, 1, max_staleness=2, stragglers="drop")
+    finished = virtually(train(stream, engine, 3))[2]
+    # Of the trained group's shape: the engine's tokens are keys, which no tensor holds.
+    batch = collate((group(answer(1.0, 1)),), 1.0)
+
+    assert causes(finished, batch.with_fields(advantages=torch.ones(batch.mask.shape)))["surplus"] == 0.5
+
+
+def test_what_admission_removes_is_stale():
+    """Weights 1, 1 and 9 a token: the third group goes, and with it 2 of 6 tokens."""
+    groups = tuple(group(answer(1.0, 2)) for _ in range(3))
+    batch = collate(groups, 1.0)
+    logs = torch.tensor([0.0, 0.0, math.log(9.0)])
+    scored = batch.with_fields(proximal=batch.behavior + logs[:, None])
+    stream = stream_of(TimedEngine(lambda *_: 0.0), 1, max_staleness=4)
+    left, rest, _ = Trusted(0.5, stream).admit(Round(0, groups, (), Stopwatch()), scored, version=5)
+
+    assert causes(left, rest.with_fields(advantages=torch.ones(rest.mask.shape))) == {"stale": pytest.approx(1 / 3)}

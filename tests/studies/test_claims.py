@@ -193,7 +193,9 @@ def test_the_rule_of_the_verdict(words: list[str], verdict: str):
         (["holds", "fails"], ["fails"], "open"),
         (["undecided"], ["holds"], "partly"),
         (["not run"], ["holds"], "partly"),
-        (["undecided"], ["fails"], "not"),
+        (["undecided"], ["fails"], "open"),
+        (["holds", "not run"], ["fails", "undecided"], "open"),
+        (["undecided"], ["holds", "fails"], "partly"),
     ],
 )
 def test_checks_never_count_and_one_that_fails_leaves_the_claim_open(checks: list[str], words: list[str], verdict: str):

@@ -16,7 +16,7 @@ from gnomon.records.batches import write_batch
 from gnomon.records.directory import RunDirectory
 from gnomon.records.reading import RunRecord
 from gnomon.studies.claim_folders import ClaimFolder, experiments_folder
-from gnomon.studies.gradient_noise import weights_add
+from gnomon.studies.gradient_noise import noise_by_length, weights_add
 from gnomon.studies.measured import Measured, NotMeasured
 from gnomon.studies.rescored import Answers, routers_share, won_back
 from gnomon.studies.stretches import LETTERS, lowest_after_best, write_stretches
@@ -184,3 +184,24 @@ def test_what_choices_win_back_is_told_from_weights(tmp_path: Path):
     assert won_back(tmp_path / "run-moe", 2) != 0.0
     with pytest.raises(NotMeasured, match="no routers"):
         won_back(tmp_path / "run-dense", 1)
+
+
+@pytest.mark.slow
+def test_the_noise_of_weights_follows_from_the_seed(tmp_path: Path):
+    """One step of a model beside the same model asked on: the same numbers twice, from files that were made twice;
+    without answers after the first step there is nothing to measure, and a run of another model does not pair."""
+    reward = '[{kind="function",function="examples/own_reward.py:starts_with_a_digit"}]'
+    base = ["evaluation.before=false", "rollouts_per_step=32", "task.size=60", f"rewards={reward}", "model=tiny"]
+    trained = [*base, "steps=1", "checkpoints.every=1", "learner.optimizer.learning_rate=1e-3"]
+    arms = {"trained": trained, "asked": [*base, "steps=2", "learner.optimizer.learning_rate=1e-30"]}
+    found = []
+    for place in (tmp_path / "one", tmp_path / "two"):
+        for name, settings in arms.items():
+            train_experiment(load("tiny", settings), place / name)
+        found.append(noise_by_length(RunRecord(place / "asked"), RunRecord(place / "trained"), 5))
+
+    assert str(found[0]) == str(found[1])
+    assert 0 < sum(noise.count for noise in found[0]) <= 15
+    assert all(noise.sequence < noise.token for noise in found[0] if noise.count)
+    with pytest.raises(NotMeasured, match="no answers after its first step"):
+        noise_by_length(RunRecord(tmp_path / "one" / "trained"), RunRecord(tmp_path / "one" / "trained"), 5)

@@ -105,7 +105,7 @@ def test_a_difference_beyond_noise_is_said_with_the_better_one_first():
     found = compared({"p3o": BETTER, "grpo": WORSE})
     said = verdict(found)
 
-    assert said[0] == "This is 3 seeds and 20 held-out prompts, after 1,000 generated tokens a run."
+    assert said[0] == "This is 3 seeds and 20 held-out prompts, after 1,010 generated tokens (budget: 1,000) a run."
     assert said[1].startswith("p3o scored 0.667 more than grpo [0.")
     assert said[1].endswith("): beyond noise.")
     assert len(said) == 2
@@ -156,6 +156,37 @@ def test_tokens_before_the_first_step_are_said():
 
     assert "spo spent 300 of its 1,010 tokens before its first step" in " ".join(caveats(found))
     assert "the experiment's one learning rate" in " ".join(caveats(found))
+
+
+def test_the_headline_says_what_was_generated():
+    """From the least to the most of the algorithms; the budget only where it is not that; steps are what was asked."""
+    found = compared({"grpo": WORSE, "p3o": BETTER})
+    first = found.standings[0]
+    less = replace(found, standings=(replace(first, cost=replace(first.cost, tokens=1000.0)), *found.standings[1:]))
+    stepped = replace(found, setting=replace(found.setting, unit="steps", limit="2 steps"))
+
+    assert verdict(less)[0].endswith("after 1,000 to 1,010 generated tokens (budget: 1,000) a run.")
+    assert verdict(replace(less, standings=less.standings[:1]))[0].endswith("after 1,000 generated tokens a run.")
+    assert verdict(stepped)[0].endswith("after 2 steps a run.")
+
+
+def test_a_budget_of_one_step_is_said():
+    """Two steps are nothing to remark, one is; where one step was asked for, it is not."""
+    found = compared({"grpo": WORSE, "p3o": BETTER})
+    first = found.standings[0]
+    once = replace(found, standings=(replace(first, cost=replace(first.cost, steps=1.0)), *found.standings[1:]))
+
+    assert not any("single step" in sentence for sentence in caveats(found))
+    assert [s.startswith("grpo made a single step") for s in caveats(once) if "single step" in s] == [True]
+    assert not any("single step" in s for s in caveats(replace(once, setting=replace(once.setting, unit="steps"))))
+
+
+def test_rewards_on_different_scales_are_said():
+    """Beside the picture of training rewards, for the algorithm that takes a penalty off them; else nothing."""
+    said = "the line of p3o is less a penalty on length"
+
+    assert said in page(compared({"grpo": WORSE, "p3o": BETTER}, penalized=("p3o",)))
+    assert "less a penalty" not in page(compared({"grpo": WORSE, "p3o": BETTER}))
 
 
 def test_failed_runs_are_said():

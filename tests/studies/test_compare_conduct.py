@@ -1,6 +1,7 @@
 """Real comparisons of tiny runs, from the command to the page."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from gnomon.launch import train_experiment
 from gnomon.loop.evaluate import read_evaluations
 from gnomon.records.durable import write_json
 from gnomon.records.reading import RunRecord
-from gnomon.studies.compare_conduct import FORMAT
+from gnomon.studies.compare_conduct import FORMAT, penalized
 from gnomon.studies.compare_design import Design, Limit
 
 Capture = pytest.CaptureFixture[str]
@@ -74,7 +75,9 @@ def test_a_comparison_as_text(study: Path, capsys: Capture):
     assert main([part for part in asked(study, "--seeds", "2") if part != "--json"]) == 0
     said = capsys.readouterr().out
 
-    assert said.startswith("This is 2 seeds and 12 held-out prompts, after 300 generated tokens a run.")
+    assert re.match(
+        r"This is 2 seeds and 12 held-out prompts, after 3\d\d.* generated tokens \(budget: 300\) a run", said
+    )
     assert "2 pairs of runs agree question by question" in said
     assert f"page     {study / 'compare.html'}" in said
 
@@ -181,17 +184,38 @@ def test_steps_and_spo(tmp_path: Path, capsys: Capture):
         ),
         (("--algorithms", "grpo,p3o", "--budget", "500", "--workers", "0"), "workers must be at least 1, got 0"),
         (("--algorithms", "grpo,vapo", "--budget", "500", "model=nowhere"), "nowhere"),
+        (
+            ("--algorithms", "grpo,p3o", "--budget", "60", "rollouts_per_step=64"),
+            "grpo: a step asks 64 answers, of one token or more each, so 60 generated tokens are less than one step; "
+            "give --budget 64 or more",
+        ),
     ],
-    ids=["unknown", "no budget", "no seeds", "initial values", "no workers", "no model"],
+    ids=["unknown", "no budget", "no seeds", "initial values", "no workers", "no model", "less than a step"],
 )
 def test_one_error_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str, capsys: Capture
 ):
-    """Exit code 2, what is wrong, and no run."""
+    """Exit code 2, what is wrong, and nothing left behind."""
     monkeypatch.chdir(tmp_path)
-    assert main(["compare", "tiny", *arguments]) == 2
+    assert main(["compare", "tiny", *arguments, "--out", "x"]) == 2
     assert said in capsys.readouterr().err
-    assert list(tmp_path.rglob("metrics.jsonl")) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_budget_that_a_step_may_pass_is_warned_of(tmp_path: Path, capsys: Capture):
+    """64 answers of up to 3 tokens may be 192: a budget of 100 is taken, and said to be little beforehand."""
+    command = asked(tmp_path / "x", "--workers", "0", "sampling.max_completion_length=3", limit=("--budget", "100"))
+    assert main(command) == 2
+    assert "one step of grpo may generate up to 192 tokens, more than the budget of 100" in capsys.readouterr().err
+
+
+def test_who_takes_a_penalty_off_rewards_is_known():
+    """DAPO does and GRPO does not; DAPO beside itself is of one scale."""
+    both = [
+        Design.of("tiny", TINY[1:], names, 1, Limit(300, "tokens")) for names in (["grpo", "dapo"], ["grpo", "p3o"])
+    ]
+
+    assert [penalized(design) for design in both] == [("dapo",), ()]
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path, capsys: Capture):

@@ -97,9 +97,13 @@ def _row(folder: "ClaimFolder") -> dict[str, Any]:
 
 
 def _show(folder: "ClaimFolder", as_json: bool) -> int:
-    row = folder.row(folder.tested())
+    from gnomon.studies.claim_pages import outdated
+
+    tested = folder.tested()
+    row, warning = folder.row(tested), outdated(folder.claim(), tested)
     if as_json:
-        print(json.dumps({key: value for key, value in row.items() if key != "curves"}, allow_nan=False))
+        told = {key: value for key, value in row.items() if key != "curves"}
+        print(json.dumps({**told, "are_remarks_outdated": bool(warning)}, allow_nan=False))
         return 0
     print(row["title"])
     checks = [{**found, "says": f"check: {found['says']}"} for found in row["checks"]]
@@ -109,4 +113,9 @@ def _show(folder: "ClaimFolder", as_json: bool) -> int:
             print(f"{'':<12}{found['measured']}")
     print(f"verdict: {row['verdict']}")
     print(f"page     {folder.path / 'README.md'}")
+    if warning:
+        print(
+            "warning: the remarks on the page were written for other numbers, and the page says so; read them again "
+            f"and change them in {folder.path / 'claim.py'}, then: gnomon reproduce {row['claim']} --write"
+        )
     return 0

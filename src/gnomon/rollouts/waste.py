@@ -26,8 +26,9 @@ def measure_waste(finished: Round, batch: Batch, learned: Metrics) -> Metrics:
     waste/errored_fraction: no reward. waste/refused_fraction: kept out by a filter, though rewards differ.
     waste/surplus_fraction: finished too late for a place.
 
-    What was generated of a rollout that was withdrawn is not known, and is in none of them. A regularizer's pull on a
-    token that the reward says nothing about is no use of the rollout: such a token is wasted here.
+    Of several causes the first counts: that of a group that is not trained on, then errored, truncated, degenerate or
+    zero_advantage, clipped. What was generated of a rollout that was withdrawn is not known, and is in none of them. A
+    regularizer's pull on a token that the reward says nothing about is no use of the rollout: such a token is wasted.
     """
     groups = untrained(finished)
     wasted = {name: tokens_of(rollouts_of(each)) for name, each in groups.items()} | {

@@ -1,6 +1,7 @@
 """Claims that are measured by training: arms, seeds, and what is read of each run."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +78,18 @@ class Runs:
                 _fill(numbers.setdefault(name, {}), self.numbers, record, seed)
                 _fill(curves.setdefault(name, {}), self.curves, record, seed)
         spent = [job.cpu_seconds() for job in jobs.values()]
-        return Measured(numbers, curves, failures, None if None in spent else sum(filter(None, spent)))
+        seconds = None if None in spent else sum(filter(None, spent))
+        return Measured(numbers, curves, failures, seconds, _inexact([RunRecord(job.folder) for job in jobs.values()]))
+
+    def records(self, folder: Path, seed: int) -> dict[str, RunRecord]:
+        """Return the runs of a seed by arm, below `Workplace.folder`: for a measure that needs several at once."""
+        return {arm.name: RunRecord(_job(arm, seed, folder).folder) for arm in self.arms(folder / "models", seed)}
+
+
+def _inexact(records: Sequence[RunRecord]) -> tuple[str, ...]:
+    """Return what the cards of runs say that are not repeatable to the bit (R0), and how many say it."""
+    levels = Counter(str(record.card().get("reproducibility", "R0")) for record in records)
+    return tuple(f"{count} of {len(records)} runs: {level}" for level, count in levels.items() if level[:2] != "R0")
 
 
 def _how_far(record: RunRecord) -> str:

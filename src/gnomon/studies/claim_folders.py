@@ -6,7 +6,7 @@ import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from gnomon.errors import ConfigError, unknown
 from gnomon.records.card import PACKAGES, cpu_name, installed
 from gnomon.records.console import Console
 from gnomon.records.durable import write_durably, write_json
+from gnomon.studies.claim_remarks import Remarked, read_remarked, remarked
 from gnomon.studies.claims import Claim, Expectation, Outcome, Verdict, Workplace
 from gnomon.studies.measured import Measured
 from gnomon.user_file import told_before_code
@@ -28,7 +29,7 @@ class Tested:
 
     date: ISO, of the day. machine: processor and cores, in words. seconds: that it took this last time; runs that were
     finished before are not in it. cpu_minutes: of one core, that all runs took, and what was measured of them; None
-    where that is not known.
+    where that is not known. remarks: the numbers that the page's remarks belong to; None where that is not known.
     """
 
     measured: Measured
@@ -37,6 +38,7 @@ class Tested:
     versions: Mapping[str, str]
     seconds: float
     cpu_minutes: float | None = None
+    remarks: Remarked | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,9 @@ class ClaimFolder:
         """Measure the claim as `Workplace` says, and write what came of it into ``results.json``."""
         began, spent = time.perf_counter(), time.process_time()
         earlier = self.tested()
+        if earlier is not None:
+            # Remarks that are there already were written for these.
+            earlier = self._remarked(earlier)
         measured = self.claim().measure(Workplace(work, self.path, console, workers, is_training))
         tested = Tested(
             # Judged as it is written down, so that whoever reads the file comes to the same words.
@@ -95,9 +100,25 @@ class ClaimFolder:
             versions={"python": platform.python_version()} | installed(PACKAGES[:6]),
             seconds=round(time.perf_counter() - began, 1),
             cpu_minutes=_cost(measured.cpu_seconds, time.process_time() - spent, earlier),
+            remarks=earlier.remarks if earlier else None,
         )
+        tested = self._remarked(tested)
         write_json(self.path / RESULTS, self.row(tested))
         return tested
+
+    def read_again(self) -> Tested | None:
+        """Return `tested`, after writing it anew where the claim's rule or remarks now say something else of it."""
+        tested = self.tested()
+        if tested is None:
+            return None
+        tested = self._remarked(tested)
+        row = self.row(tested)
+        if row != json.loads((self.path / RESULTS).read_text(encoding="utf-8")):
+            write_json(self.path / RESULTS, row)
+        return tested
+
+    def _remarked(self, tested: Tested) -> Tested:
+        return replace(tested, remarks=remarked(self.claim(), tested.measured, tested.date, tested.remarks))
 
     def row(self, tested: Tested | None) -> dict[str, Any]:
         """Return one JSON object with verdict, outcomes and numbers."""
@@ -114,7 +135,8 @@ class ClaimFolder:
             return row
         facts = {"date": tested.date, "machine": tested.machine, "versions": dict(tested.versions)}
         cost = {} if tested.cpu_minutes is None else {"cpu_minutes": tested.cpu_minutes}
-        return row | facts | {"seconds": tested.seconds} | cost | tested.measured.as_row()
+        told = {} if tested.remarks is None else {"remarks": asdict(tested.remarks)}
+        return row | facts | {"seconds": tested.seconds} | cost | told | tested.measured.as_row()
 
     def write_figure(self, tested: Tested | None) -> None:
         """Draw the figure again, where the claim has one and something was measured."""
@@ -136,7 +158,8 @@ def _tested(row: Mapping[str, Any]) -> Tested:
     minutes = row.get("cpu_minutes")
     if type(minutes) not in (int, float, type(None)) or not all(type(v) is str for v in row["versions"].values()):
         raise TypeError("cpu_minutes is no number, or a version no text")
-    return Tested(Measured.of_row(row), row["date"], row["machine"], row["versions"], row["seconds"], minutes)
+    known = read_remarked(row.get("remarks"))
+    return Tested(Measured.of_row(row), row["date"], row["machine"], row["versions"], row["seconds"], minutes, known)
 
 
 def _cost(runs: float | None, own: float, earlier: Tested | None) -> float | None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gnomon.studies.claim_folders import FIGURE, PAGE, ClaimFolder, Tested, write_text
+from gnomon.studies.claim_remarks import is_outdated
 from gnomon.studies.claims import Claim, Expectation, Outcome, Verdict
 from gnomon.studies.measured import Measured, NotMeasured
 
@@ -18,7 +19,7 @@ TABLE = Path("docs") / "claims.md"
 
 def write_pages(folder: ClaimFolder) -> None:
     """Write figure and page of one claim from its last results; a page that is written by hand is left alone."""
-    claim, tested = folder.claim(), folder.tested()
+    claim, tested = folder.claim(), folder.read_again()
     folder.write_figure(tested)
     if not claim.is_own_page:
         write_text(folder.path / PAGE, page(folder.name, claim, tested))
@@ -45,11 +46,26 @@ def page(name: str, claim: Claim, tested: Tested | None) -> str:
         parts.append("\n".join(_numbers(measured)))
     if claim.figure is not None and tested is not None:
         parts.append(f"![{claim.title}]({FIGURE})")
+    parts += [outdated(claim, tested)] if outdated(claim, tested) else []
     parts += [claim.remarks] if claim.remarks else []
     parts += [_missing(measured.failures)] if measured.failures else []
+    if measured.inexact:
+        parts.append(
+            f"**Not repeatable.** The same seeds give other numbers another time. {'; '.join(measured.inexact)}."
+        )
     parts.append("**Command.** " + _when(tested))
     parts.append(f"<!-- test: parse -->\n```bash\ngnomon reproduce {name}\n```")
     return "\n\n".join(parts) + "\n"
+
+
+def outdated(claim: Claim, tested: Tested | None) -> str:
+    """Return the warning that the remarks were written for other numbers; "" where they were not."""
+    if tested is None or tested.remarks is None or not is_outdated(claim, tested.measured, tested.remarks):
+        return ""
+    return (
+        f"**Warning: what follows was written for other numbers**, those of {tested.remarks.date}. Where it differs "
+        "from the tables above, the tables are right."
+    )
 
 
 def table(folders: Mapping[str, ClaimFolder]) -> str:
@@ -62,9 +78,9 @@ def table(folders: Mapping[str, ClaimFolder]) -> str:
         "written before the numbers were seen. An expectation *holds* or *fails* when Student's 95% interval over "
         "seeds lies wholly on one side, and is *undecided* otherwise. All that hold make *reproduced*, some *partly*, "
         "none *not*; *open* is what was not run, or decided nothing. *Checks* ask whether the setting has the cause of "
-        "the effect at all and never count: one that fails leaves the claim open, one that is undecided allows no more "
-        "than partly. *CPU minutes* are what all runs of the command took, on one core of the machine that its page "
-        "names.",
+        "the effect at all and never count: one that fails leaves the claim open; while one is undecided, a claim is "
+        "neither *reproduced* nor *not*: *partly* where something holds, else *open*. *CPU minutes* are what all runs "
+        "of the command took, on one core of the machine that its page names.",
         "",
         "| claim | verdict | holds | fails | undecided | not run | checks that hold | CPU minutes | measured |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -88,6 +104,8 @@ def _missing(failures: Sequence[str], most: int = 12) -> str:
 def _verdict(verdict: Verdict) -> str:
     if verdict.is_setting_unfit:
         return "open: a check fails, so the setting does not show the effect's cause"
+    if verdict.word == "open" and verdict.is_setting_doubtful and any(o.word == "fails" for o in verdict.outcomes):
+        return "open: nothing holds, but a check is undecided, so the setting may lack the effect's cause"
     return VERDICTS[verdict.word]
 
 

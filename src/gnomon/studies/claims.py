@@ -179,6 +179,11 @@ class Verdict:
     checks: tuple[Outcome, ...] = ()
 
     @property
+    def is_setting_doubtful(self) -> bool:
+        """Whether the setting may lack the cause of the effect: a check does not hold, be it that it is undecided."""
+        return any(outcome.word != "holds" for outcome in self.checks)
+
+    @property
     def is_setting_unfit(self) -> bool:
         """Whether a check fails: what should bring the effect about is not there, so nothing can be concluded."""
         return any(outcome.word == "fails" for outcome in self.checks)
@@ -189,18 +194,19 @@ def judge(expectations: Sequence[Expectation], measured: Measured, checks: Seque
 
     "reproduced" when every expectation holds; "partly" when some do; "not" when none does and at least one fails;
     "open" when nothing was decided, or nothing run. Checks never count towards it: whether the setting has the cause of
-    the effect is no part of the claim. One that fails leaves the claim open, one that is undecided or not run allows no
-    more than "partly".
+    the effect is no part of the claim. One that fails leaves the claim open. While one is undecided or not run the
+    claim is neither "reproduced" nor "not": what holds makes it "partly", and without that it is open, since where the
+    cause may be missing nobody should expect the effect.
     """
     outcomes = tuple(expectation(measured) for expectation in expectations)
     checked = tuple(check(measured) for check in checks)
     words = {outcome.word for outcome in outcomes}
     if any(outcome.word == "fails" for outcome in checked):
         return Verdict("open", outcomes, checked)
+    is_fit = all(outcome.word == "holds" for outcome in checked)
     if "holds" in words:
-        is_all = words | {outcome.word for outcome in checked} == {"holds"}
-        return Verdict("reproduced" if is_all else "partly", outcomes, checked)
-    return Verdict("not" if "fails" in words else "open", outcomes, checked)
+        return Verdict("reproduced" if is_fit and words == {"holds"} else "partly", outcomes, checked)
+    return Verdict("not" if is_fit and "fails" in words else "open", outcomes, checked)
 
 
 @dataclass(frozen=True)

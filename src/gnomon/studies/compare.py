@@ -69,6 +69,7 @@ class Setting:
     """What the runs share. limit: in words; unit, amount: the same in numbers. epoch: questions that are trained on.
 
     uniform: the algorithms that take questions in the order of the shuffled epochs. marks: evaluations on the way.
+    penalized: the algorithms whose training rewards are less a penalty on length that others do not have.
     """
 
     experiment: str
@@ -81,6 +82,7 @@ class Setting:
     uniform: tuple[str, ...]
     marks: int
     samples: int
+    penalized: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

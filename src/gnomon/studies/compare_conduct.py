@@ -21,7 +21,7 @@ from gnomon.studies.compare import Comparison, Setting, summarize
 from gnomon.studies.compare_design import MARKS, Design, Entrant
 from gnomon.studies.compare_page import page
 from gnomon.studies.compare_runs import Trained, read_trained
-from gnomon.studies.fleet import Job, cores, run_fleet
+from gnomon.studies.fleet import Job, check_fleet, cores, run_fleet
 
 PAGE, NUMBERS, TERMS = "compare.html", "compare.json", "study.json"
 FORMAT = "gnomon-study/1"
@@ -36,15 +36,19 @@ def conduct(design: Design, folder: Path, workers: int | None, console: Console)
     Raises: UserError before anything starts; RunError when no run of some algorithm finished; Stopped.
     """
     _refuse_other_study(design, folder)
+    _check_budget(design, console)
     _refuse_spent(design, console)
     plans = {entrant.name: _plan(design, entrant, console) for entrant in design.entrants}
     setting = _setting(design, plans)
     jobs = {(e.name, seed): design.job(e, seed, folder) for seed in design.seed_numbers() for e in design.entrants}
+    at_once = _room(design, plans, len(jobs)) if workers is None else workers
+    check_fleet(list(jobs.values()), at_once)
+    # From here on nothing is refused, so that a refusal leaves nothing behind.
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / TERMS, {"format": FORMAT, "terms": design.terms()})
     failures = ""
     try:
-        run_fleet(list(jobs.values()), _room(design, plans, len(jobs)) if workers is None else workers, console)
+        run_fleet(list(jobs.values()), at_once, console)
     except Stopped:
         raise
     except RunError as error:
@@ -82,6 +86,29 @@ def _plan(design: Design, entrant: Entrant, console: Console) -> Plan:
     with _named(entrant.name):
         asked, _ = checked(experiment, console)
     return make_plan(experiment, asked, model_size(experiment.model, experiment.trust_remote_code))
+
+
+def _check_budget(design: Design, console: Console) -> None:
+    """Refuse a budget of tokens that every run's first step is sure to pass; warn of one that a step may pass.
+
+    Nothing is read or trained yet. Raises: ConfigError naming the smallest budget that is taken.
+    """
+    if design.limit.unit != "tokens":
+        return
+    experiments = {entrant.name: resolved(design.experiment(entrant)) for entrant in design.entrants}
+    name, most = max(((n, e.rollouts_per_step) for n, e in experiments.items()), key=lambda found: found[1])
+    if design.limit.amount < most:
+        raise ConfigError(
+            f"{name}: a step asks {many(most, 'answer')}, of one token or more each, so {design.limit} are less than "
+            f"one step; give --budget {most} or more, for a curve that of many steps, or lower rollouts_per_step"
+        )
+    longest = {n: e.rollouts_per_step * e.sampling.max_completion_length for n, e in experiments.items()}
+    name, tokens = max(longest.items(), key=lambda found: found[1])
+    if design.limit.amount < tokens and experiments[name].environment is None:
+        console.warn(
+            f"one step of {name} may generate up to {tokens:,} tokens, more than the budget of {design.limit}: its "
+            "runs may end with their first step"
+        )
 
 
 def _refuse_spent(design: Design, console: Console) -> None:
@@ -133,7 +160,15 @@ def _setting(design: Design, plans: dict[str, Plan]) -> Setting:
         uniform=tuple(entrant.name for entrant in design.entrants if design.asks_uniformly(entrant)),
         marks=marks,
         samples=first.evaluation.samples,
+        penalized=penalized(design),
     )
+
+
+def penalized(design: Design) -> tuple[str, ...]:
+    """Return the algorithms that subtract from rewards what others do not, so that theirs are of another scale."""
+    penalties = {entrant.name: design.experiment(entrant).algorithm.overlong for entrant in design.entrants}
+    is_alike = all(penalty == next(iter(penalties.values())) for penalty in penalties.values())
+    return () if is_alike else tuple(name for name, penalty in penalties.items() if penalty is not None)
 
 
 def _room(design: Design, plans: dict[str, Plan], jobs: int) -> int:

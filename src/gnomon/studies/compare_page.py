@@ -8,7 +8,7 @@ from gnomon.records.console import duration
 from gnomon.statistics import in_words
 from gnomon.studies.compare import Band, Comparison, Standing
 from gnomon.studies.compare_runs import STAGES
-from gnomon.studies.compare_words import best_first, caveats, verdict
+from gnomon.studies.compare_words import best_first, caveats, scales, verdict
 
 Rows = Sequence[Sequence[str]]
 
@@ -34,6 +34,7 @@ def page(found: Comparison) -> str:
         "<h2>Training reward</h2>",
         _curves(found, lambda standing: standing.rewards, "mean reward"),
         "<p>Of the questions that each algorithm asked; one that chooses hard questions has a lower line.</p>",
+        *(f"<p>{_escaped(sentence)}</p>" for sentence in scales(found)),
         "<h2>Cost</h2>",
         _table(cost_rows(found)),
         "<h2>Before this is believed</h2>",

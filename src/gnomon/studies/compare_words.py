@@ -21,6 +21,18 @@ def caveats(found: Comparison) -> list[str]:
     return [*_order(found), *_spending(found), *_settings(found), *_failures(found)]
 
 
+def scales(found: Comparison) -> list[str]:
+    """Return what has to be known of the training rewards of algorithms that do not count alike; often nothing."""
+    penalized = found.setting.penalized
+    if not penalized:
+        return []
+    whose = "is" if len(penalized) == 1 else "are"
+    return [
+        f"Not all of them count rewards alike: the line of {_listed(penalized)} {whose} less a penalty on length, so "
+        "its height says nothing beside the others; held-out scores are of one scale for all."
+    ]
+
+
 def pair_in_words(pairing: Pairing, pairs: int) -> str:
     """Return one pair: who scored more, by how much, with which p-value.
 
@@ -40,12 +52,22 @@ def _scope(found: Comparison) -> Iterator[str]:
     each = sorted({len(standing.seeds) for standing in found.standings})
     seeds = many(each[0], "seed") if len(each) == 1 else f"{each[0]} to {many(each[-1], 'seed')}"
     samples = "" if found.setting.samples == 1 else f", {found.setting.samples} answers each"
-    yield f"This is {seeds} and {many(found.prompts, 'held-out prompt')}{samples}, after {found.setting.limit} a run."
+    yield f"This is {seeds} and {many(found.prompts, 'held-out prompt')}{samples}, after {_spent(found)} a run."
     if found.seeds == 1:
         yield (
             "One seed says nothing about algorithms: what is compared is one model that each has trained, and with "
             "another seed the order may be another."
         )
+
+
+def _spent(found: Comparison) -> str:
+    """Return what a run really spent: of tokens, from the least to the most, as the last step passes the budget."""
+    if found.setting.unit != "tokens":
+        return found.setting.limit
+    ends = dict.fromkeys(f"{f(s.cost.tokens for s in found.standings):,.0f}" for f in (min, max))
+    asked = f"{found.setting.amount:,.0f}"
+    beside = "" if list(ends) == [asked] else f" (budget: {asked})"
+    return f"{' to '.join(ends)} generated tokens{beside}"
 
 
 def _differing(found: Comparison) -> Iterator[str]:
@@ -128,6 +150,8 @@ def _spending(found: Comparison) -> Iterator[str]:
                 f"{standing.name} spent {cost.before:,.0f} of its {cost.tokens:,.0f} tokens before its first step, for "
                 "initial values or its critic."
             )
+        if cost.steps == 1 and found.setting.unit != "steps":
+            yield f"{standing.name} made a single step, which spent its budget: that says next to nothing of learning."
         if cost.steps == 0:
             yield f"{standing.name} made no step: its budget was spent before the first."
     least, most = (f([s.cost.tokens for s in found.standings]) for f in (min, max))

@@ -93,12 +93,7 @@ def run_fleet(jobs: Sequence[Job], workers: int, console: Console) -> dict[str, 
     Raises: UserError before anything starts, also for a folder in which another experiment was begun; RunError at the
     end, with the last lines of each run that failed; Stopped.
     """
-    if workers < 1:
-        raise ConfigError(f"workers must be at least 1, got {workers}")
-    _refuse_shared(jobs)
-    experiments = {job.name: job.experiment() for job in jobs}
-    for job in jobs:
-        _refuse_other(job.folder, experiments[job.name])
+    experiments = check_fleet(jobs, workers)
     left = [job for job in jobs if not is_finished(job.folder, experiments[job.name])]
     for job in left:
         job.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -126,6 +121,20 @@ def run_fleet(jobs: Sequence[Job], workers: int, console: Console) -> dict[str, 
     if crew.failed:
         raise RunError(_report(crew.failed, len(jobs)))
     return {job.name: job.folder for job in jobs}
+
+
+def check_fleet(jobs: Sequence[Job], workers: int) -> dict[str, Experiment]:
+    """Return the experiment of each job by its name, after every check that `run_fleet` makes; nothing is written.
+
+    Raises: UserError.
+    """
+    if workers < 1:
+        raise ConfigError(f"workers must be at least 1, got {workers}")
+    _refuse_shared(jobs)
+    experiments = {job.name: job.experiment() for job in jobs}
+    for job in jobs:
+        _refuse_other(job.folder, experiments[job.name])
+    return experiments
 
 
 @dataclass

@@ -8,20 +8,17 @@ meant (GSPO's eq. 4) the product of all w. What a weight adds is |g(u) - g(1)|^2
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from gnomon.models.logprobs import TokenScorer
 from gnomon.records.reading import RunRecord
+from gnomon.studies.measured import NotMeasured
 from gnomon.studies.rescored import Answers, weights_after
 
 BINS = ((1, 8), (9, 14), (15, 99))
 """Lengths in tokens, first and last."""
-MOST = 60
-"""Responses of each range that are looked at."""
 
 
 @dataclass(frozen=True)
@@ -40,41 +37,53 @@ class Noise:
     count: int
 
 
-@lru_cache(maxsize=64)
-def noise_by_length(run: Path, step: int) -> tuple[Noise, ...]:
-    """Return the noise for each of ``BINS``: the policy after ``step`` steps, on answers of the policy before them.
+def noise_by_length(asked: RunRecord, trained: RunRecord, most: int) -> tuple[Noise, ...]:
+    """Return the noise for each of ``BINS``: the policy after the first step of ``trained``, on answers of the one
+    before it.
 
-    The answers are those of step number ``step`` + 1 of a run that answers one step ahead: of these, the ones that were
-    whole before the weights changed. They are of the same weights as those that were trained on, and were not trained
-    on themselves. Responses whose group has equal rewards have no gradient and are left out.
-    Raises: NotMeasured for a run without them.
+    asked: a run of the same model whose weights do not change. Its answers from step 2 on are looked at: they are of
+    the weights that ``trained`` began with, and other ones than it was trained on. So nothing here depends on when
+    anything happened. Responses whose group has equal rewards have no gradient and are left out.
+    most: responses of each range that are looked at, the first ones.
+    Raises: NotMeasured for runs without them, or whose models differ.
     """
-    record = RunRecord(run)
-    answers = Answers.recorded(record, step + 1)
-    with torch.no_grad():
-        before = answers.scored(TokenScorer(weights_after(record, step - 1))).logprobs
-    scorer = TokenScorer(weights_after(record, step))
+    if asked.experiment()["model"] != trained.experiment()["model"]:
+        raise NotMeasured(f"{asked.path.name} and {trained.path.name} begin with different models")
+    first, later = TokenScorer(weights_after(asked, 0)), TokenScorer(weights_after(trained, 1))
     sizes: list[list[Tensor]] = [[] for _ in BINS]
     spreads: list[list[Tensor]] = [[] for _ in BINS]
-    for index, advantage in _with_gradient(answers, step - 1):
-        place = next(n for n, (_, last) in enumerate(BINS) if int(answers.mask[index].sum()) <= last)
-        if len(sizes[place]) == MOST:
-            continue
-        found, change = weights_add(scorer, answers.row(index), before[index], advantage)
-        sizes[place].append(found)
-        spreads[place].append(change)
+    steps = [step for step in asked.rollout_steps() if step > 1]
+    if not steps:
+        raise NotMeasured(f"{asked.path.name} has no answers after its first step")
+    for step in steps:
+        answers = Answers.recorded(asked, step)
+        chosen = dict(_with_gradient(answers))
+        places = {index: _place(int(answers.mask[index].sum())) for index in chosen}
+        if all(len(own) == most for own in sizes):
+            break
+        with torch.no_grad():
+            before = answers.scored(first).logprobs
+        for index, place in places.items():
+            if len(sizes[place]) == most:
+                continue
+            found, change = weights_add(later, answers.row(index), before[index], chosen[index])
+            sizes[place].append(found)
+            spreads[place].append(change)
     return tuple(_noise(own, changes) for own, changes in zip(sizes, spreads, strict=True))
 
 
-def _with_gradient(answers: Answers, version: int) -> Iterator[tuple[int, float]]:
-    """Yield each response of these weights that its group says something about, with its advantage."""
+def _place(length: int) -> int:
+    return next(n for n, (_, last) in enumerate(BINS) if length <= last)
+
+
+def _with_gradient(answers: Answers) -> Iterator[tuple[int, float]]:
+    """Yield each response that its group says something about, with its advantage."""
     for number in answers.group.unique().tolist():
         rows = (answers.group == number).nonzero()[:, 0]
         rewards = answers.rewards[rows]
         if len(rows) > 1 and float(rewards.max()) > float(rewards.min()):
             centered = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
-            pairs = zip(rows.tolist(), centered.tolist(), strict=True)
-            yield from ((row, advantage) for row, advantage in pairs if int(answers.version[row]) == version)
+            yield from zip(rows.tolist(), centered.tolist(), strict=True)
 
 
 def weights_add(scorer: TokenScorer, answer: Answers, before: Tensor, advantage: float) -> tuple[Tensor, Tensor]:

@@ -85,13 +85,15 @@ class Measured:
 
     numbers: arm -> name -> seed -> value. curves: arm -> name -> seed -> (x, y) pairs.
     failures: what did not finish, and why, one line each. cpu_seconds: what the runs behind it took of one core, those
-    that were finished before included; None where that is not known of all.
+    that were finished before included; None where that is not known of all. inexact: what the run cards say of those
+    runs that another run with the same seeds would not repeat to the bit, one line a kind.
     """
 
     numbers: Mapping[str, Mapping[str, Mapping[int, float]]] = field(default_factory=dict)
     curves: Mapping[str, Mapping[str, Mapping[int, Points]]] = field(default_factory=dict)
     failures: Sequence[str] = ()
     cpu_seconds: float | None = 0.0
+    inexact: Sequence[str] = ()
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -149,11 +151,13 @@ class Measured:
             _merged(self.curves, other.curves),
             (*self.failures, *other.failures),
             None if self.cpu_seconds is None or other.cpu_seconds is None else self.cpu_seconds + other.cpu_seconds,
+            tuple(dict.fromkeys([*self.inexact, *other.inexact])),
         )
 
     def as_row(self) -> dict[str, Any]:
         """Return one JSON object; seeds are keys and therefore texts."""
-        return {"numbers": _spelled(self.numbers), "curves": _spelled(self.curves), "failures": list(self.failures)}
+        said = {"failures": list(self.failures), "inexact": list(self.inexact)}
+        return {"numbers": _spelled(self.numbers), "curves": _spelled(self.curves), **said}
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> "Measured":
@@ -161,7 +165,9 @@ class Measured:
         try:
             numbers = _read(row["numbers"], float)
             curves = _read(row["curves"], lambda points: [(float(x), float(y)) for x, y in points])
-            return cls(numbers, curves, tuple(map(str, row["failures"])))
+            # Results from before say nothing of repetition.
+            inexact = tuple(map(str, row.get("inexact", ())))
+            return cls(numbers, curves, tuple(map(str, row["failures"])), inexact=inexact)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ConfigError(f"these are no measured numbers: {type(error).__name__}: {error}") from error
 
