@@ -98,6 +98,12 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95, seed: int =
     return bootstrap_interval(values, confidence, seed=seed)
 
 
+def span(values: Floats) -> tuple[float, float]:
+    """Return what such values can be: [0, 1] where all are in it, else from the lowest to the highest seen."""
+    low, high = float(values.min()), float(values.max())
+    return (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
+
+
 def resampled_means(values: Floats, resamples: int, random: np.random.Generator) -> Floats:
     """Return the means of ``resamples`` draws with replacement of as many values as there are."""
     if resamples < 1:
