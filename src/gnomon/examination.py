@@ -81,6 +81,11 @@ class Exam:
         leader = self.leader(candidates)
         if self.task is None and leader is None:
             raise _no_task(candidates[0])
+        if self.task is None and self.prompts is not None:
+            raise ConfigError(
+                f"--prompts {self.prompts} is of a task that is named with --task; without one all questions that "
+                f"{leader.model if leader else ''} held out are asked: leave --prompts out, or name a task"
+            )
         begun: Mapping[str, Any] = {"algorithm": "grpo"} if leader is None else read(_experiment(leader))
         return [(self._experiment(begun, weights), weights) for weights in map(find_weights, candidates)]
 

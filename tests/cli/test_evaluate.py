@@ -182,6 +182,7 @@ def test_what_cannot_be_meant_is_refused(run: Path, capsys: Capture):
     assert "has no checkpoint 5; it has those after steps: 6" in refused(capsys, str(run), "--checkpoint", "5")
     assert "a checkpoint is best, newest or a number of steps" in refused(capsys, str(run), "--checkpoint", "last")
     assert "did you mean 'gsm8k'" in refused(capsys, "tiny", "--task", "gsm8")
+    assert "--prompts 5 is of a task that is named with --task" in refused(capsys, str(run), "--prompts", "5")
 
 
 def test_truth_values_are_rewards(tmp_path: Path, capsys: Capture):
