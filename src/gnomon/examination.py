@@ -78,11 +78,27 @@ class Exam:
         sampling, its seed. So the same sample of the same prompt is drawn with the same random numbers.
         Raises: ConfigError, RunDirectoryError, CheckpointError.
         """
-        leader = next((c for c in candidates if c.is_run), None)
+        leader = self.leader(candidates)
         if self.task is None and leader is None:
             raise _no_task(candidates[0])
+        if self.task is None and self.prompts is not None:
+            raise ConfigError(
+                f"--prompts {self.prompts} is of a task that is named with --task; without one all questions that "
+                f"{leader.model if leader else ''} held out are asked: leave --prompts out, or name a task"
+            )
         begun: Mapping[str, Any] = {"algorithm": "grpo"} if leader is None else read(_experiment(leader))
         return [(self._experiment(begun, weights), weights) for weights in map(find_weights, candidates)]
+
+    @property
+    def asks_as_begun(self) -> bool:
+        """Whether the questions are those that the first run itself held out: no task and no part of one is named."""
+        parts = ("task", "held_out", "evaluation.task", "environment")
+        changed = (text.partition("=")[0] for text in self.overrides)
+        return self.task is None and not any(key == p or key.startswith(f"{p}.") for key in changed for p in parts)
+
+    def leader(self, candidates: Sequence[Candidate]) -> Candidate | None:
+        """Return the first run, as which all are asked; None where there is none."""
+        return next((c for c in candidates if c.is_run), None)
 
     def _experiment(self, begun: Mapping[str, Any], weights: Weights) -> Experiment:
         table = {**begun, "model": weights.model}

@@ -190,20 +190,24 @@ def evaluate(
 
 
 def evaluate_each(candidates: Sequence[Candidate], exam: Exam) -> tuple[Evaluation, ...]:
-    """Score each candidate on the same prompts with the same draws; say which of them a run was trained on.
+    """Score each candidate on the same prompts with the same draws; say which of them each run was trained on.
 
     Raises: UserError.
     """
-    found = []
+    found, said = [], set[Path]()
+    leader = exam.leader(candidates)
+    if exam.asks_as_begun and leader is not None:
+        said.add(Path(leader.model).resolve())  # its training has given up its own held-out questions
     for experiment, weights in [(resolved(e), w) for e, w in exam.experiments(candidates)]:
         check_serving(experiment)
         with Console() as console:
             say_whose_code(experiment, console)
             with console.phase("preparing tasks"):
                 asked = questions(experiment) if exam.task is None else held_out_questions(experiment)
-            if exam.task is not None and weights.run is not None and weights.step > 0:
+            if weights.run is not None and weights.step > 0 and weights.run.resolve() not in said:
+                said.add(weights.run.resolve())
                 for note in _trained_on(weights.run, asked):
-                    console.warn(note)
+                    console.warn(f"{weights.run}: {note}" if len(candidates) > 1 else note)
             found.append(grade_once(experiment, asked, console, weights.step))
     return tuple(found)
 

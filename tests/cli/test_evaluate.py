@@ -104,6 +104,26 @@ def test_what_a_run_was_trained_on_is_said(run: Path, capsys: Capture):
     assert json.loads(spoken.out)["prompts"] == 12
 
 
+def test_each_run_is_asked_whether_it_was_trained_on_the_others_questions(run: Path, tmp_path: Path, capsys: Capture):
+    """Two runs that hold out other sums: what one holds out the other was trained on, in either direction."""
+    other = tmp_path / "other"
+    begun = ["train", "tiny", "steps=1", "rollouts_per_step=64", "held_out.seed=20260102", "--run-dir", str(other)]
+    assert main(begun) == 0
+    capsys.readouterr()
+    for first, second in ((run, other), (other, run)):
+        main(["evaluate", str(first), str(second)])
+        spoken = capsys.readouterr()
+        assert f"warning: {second}: contamination: " in spoken.err
+        assert f"{first}: contamination" not in spoken.err
+
+
+def test_a_run_asked_other_questions_than_its_own_is_checked_too(run: Path, capsys: Capture):
+    """Another seed of held-out sums, without --task: some were trained on."""
+    main(["evaluate", str(run), "held_out.seed=20260102"])
+
+    assert "warning: contamination: " in capsys.readouterr().err
+
+
 def test_what_cannot_be_told_is_said(run: Path, tmp_path: Path, capsys: Capture):
     """The file that a run was trained on is gone: it is evaluated all the same, and the gap is named."""
     moved = tmp_path / "moved"
@@ -162,6 +182,7 @@ def test_what_cannot_be_meant_is_refused(run: Path, capsys: Capture):
     assert "has no checkpoint 5; it has those after steps: 6" in refused(capsys, str(run), "--checkpoint", "5")
     assert "a checkpoint is best, newest or a number of steps" in refused(capsys, str(run), "--checkpoint", "last")
     assert "did you mean 'gsm8k'" in refused(capsys, "tiny", "--task", "gsm8")
+    assert "--prompts 5 is of a task that is named with --task" in refused(capsys, str(run), "--prompts", "5")
 
 
 def test_truth_values_are_rewards(tmp_path: Path, capsys: Capture):

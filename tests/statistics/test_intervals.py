@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnomon.errors import ConfigError
-from gnomon.statistics import Interval, bootstrap_interval, mean_interval, wilson_interval
+from gnomon.statistics import Interval, bootstrap_interval, mean_interval, score_interval, wilson_interval
 
 approx = pytest.approx
 
@@ -66,9 +66,41 @@ def test_nothing_right_is_not_certainty():
 
 
 def test_equal_fractions_are_not_certainty_either():
-    """All prompts at 0.5 give a coin's interval; values that differ give the bootstrap's."""
+    """All prompts at 0.5 give a coin's interval; values in [0, 1] that differ Wilson's, others the bootstrap's."""
     assert mean_interval([0.5] * 100) == wilson_interval(50, 100)
-    assert mean_interval([0.25, 0.75] * 50) == bootstrap_interval([0.25, 0.75] * 50)
+    assert mean_interval([0.25, 0.75] * 50) == score_interval([0.25, 0.75] * 50)
+    assert mean_interval([-0.25, 0.75] * 50) == bootstrap_interval([-0.25, 0.75] * 50)
+
+
+def test_an_effective_number_worked_by_hand():
+    """0, 1/2, 1/2, 1 and two more, 0 and 1: mean 1/2, squared standard error (4 / 4) / 5 / 6 = 1/30.
+
+    So 1/4 / (1/30) = 7.5 prompts: Wilson's of 3.75 in 7.5 is (0.5 + 0.256097 ± 0.412927...) / 1.512195.
+    """
+    n, z = 7.5, 1.959964
+    half = z * math.sqrt(0.25 / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    interval = score_interval([0.0, 0.5, 0.5, 1.0])
+
+    assert (interval.low, interval.high) == (approx(0.5 - half, abs=1e-6), approx(0.5 + half, abs=1e-6))
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
+def test_a_score_interval_is_in_range_and_mirrors(values: list[float]):
+    """In [0, 1], with a width, around the mean, never wider than a coin's of as many prompts; 1 - x mirrors it."""
+    interval, mirrored = score_interval(values), score_interval([1 - v for v in values])
+    mean = sum(values) / len(values)
+    coin = wilson_interval(min(mean, 1.0) * len(values), len(values))
+
+    assert 0 <= interval.low < interval.high <= 1
+    assert interval.low - 1e-9 <= mean <= interval.high + 1e-9
+    assert interval.high - interval.low <= coin.high - coin.low + 1e-9
+    assert interval.low == approx(1 - mirrored.high, abs=1e-9)
+
+
+def test_a_score_interval_refuses_other_scores():
+    """A reward of -0.5 is no rate."""
+    with pytest.raises(ConfigError, match=r"values in \[0, 1\], got -0.5 to 1.0"):
+        score_interval([-0.5, 1.0])
 
 
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=30))
@@ -108,3 +140,19 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(prompts: int, samples:
         held += 0.5 in mean_interval((right / samples).tolist())
 
     assert least <= held / 1_000 <= 0.975
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("prompts", "samples", "rates"),
+    [(100, 8, (0.02, 0.98)), (100, 8, (0.98, 0.02)), (20, 4, (0.05, 0.95)), (20, 8, (1.9, 0.1)), (20, 8, (0.1, 1.9)),
+     (100, 8, (0.01, 0.99)), (10, 8, (0.5, 0.5)), (6, 4, (1, 1)), (20, 8, (5, 5)), (500, 8, (0.02, 0.98))],
+)  # fmt: skip
+def test_rare_success_and_near_certainty_are_held_too(prompts: int, samples: int, rates: tuple[float, float]):
+    """2,000 test sets whose success rates are Beta: at least 94% less three standard errors of 0.5 points."""
+    random = np.random.default_rng(prompts)
+    truth, held = rates[0] / sum(rates), 0
+    for right in random.binomial(samples, random.beta(*rates, (2_000, prompts))):
+        held += truth in mean_interval((right / samples).tolist())
+
+    assert held / 2_000 >= 0.925

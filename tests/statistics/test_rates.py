@@ -127,6 +127,15 @@ def test_the_majority_of_two_thousand_samples_is_finite():
     assert maj_at_k(answers, [1.0] * 1_600 + [0.0] * 400, 100) == approx(1.0, abs=1e-9)
 
 
+@pytest.mark.parametrize(("n", "wrong"), [(5, 1), (8, 1), (8, 2), (16, 3), (64, 5)])
+def test_a_certain_majority_is_one_to_the_last_bit(n: int, wrong: int):
+    """Few wrong ones never outvote: 1 for every k that they cannot tie, and 0 where it is they that are right."""
+    answers = ["a"] * (n - wrong) + ["b"] * wrong
+    for k in range(2 * wrong + 1, n):
+        assert maj_at_k(answers, [1.0] * (n - wrong) + [0.0] * wrong, k) == 1.0
+        assert maj_at_k(answers, [0.0] * (n - wrong) + [1.0] * wrong, k) == 0.0
+
+
 @pytest.mark.parametrize("k", [0, 3])
 def test_a_majority_of_more_than_there_are_is_refused(k: int):
     """Two samples have no majority of three, and none of nobody."""

@@ -56,7 +56,8 @@ def test_a_contrast_worked_out_by_hand():
 
     Means over prompts 0.3 and 0.1 have the variance 0.02, so a = 0.01; means over seeds 0.3 and 0.1 likewise, b = 0.01.
     t = 0.2 / sqrt(0.02) = 1.41421, degrees (0.02)^2 / (0.0001 + 0.0001) = 2; p = 1 - 1.41421 / sqrt(2 + 2) = 0.29289,
-    less than the 0.5 of a sign-flip test of two prompts (2 of 4 patterns). Interval 0.2 ± 4.30265 * 0.141421.
+    less than the 0.5 of a sign-flip test of two prompts (2 of 4 patterns). That p-value takes t = 0.816497, so an error
+    of 0.2 / 0.816497 = 0.244949, and 0.2 ± 4.30265 * 0.244949 = 0.2 ± 1.053931, of which [-1, 1] is possible.
     """
     first = np.array([[0.1, 0.3], [0.3, 0.5]])
     found = contrast(first, first + np.array([[0.4, 0.2], [0.2, 0.0]]))
@@ -65,7 +66,7 @@ def test_a_contrast_worked_out_by_hand():
     assert (found.seed_variance, found.prompt_variance) == (pytest.approx(0.01), pytest.approx(0.01))
     assert found.df == pytest.approx(2.0)
     assert found.p_value == pytest.approx(0.5)
-    assert (found.interval.low, found.interval.high) == (pytest.approx(0.2 - 0.608487), pytest.approx(0.2 + 0.608487))
+    assert (found.interval.low, found.interval.high) == (pytest.approx(0.2 - 1.053931), 1.0)
     assert found.detectable == pytest.approx((4.30265 + 0.841621) * math.sqrt(0.02), rel=1e-5)
 
 
@@ -110,6 +111,18 @@ def test_a_contrast_is_antisymmetric_and_never_bolder_than_prompts(first: Floats
     assert by_prompt.p_value <= found.p_value <= 1
     assert found.mean in found.interval
     assert contrast(first, first).p_value == 1
+
+
+@given(st.integers(2, 4), st.integers(1, 25), st.integers(0, 2**32 - 1))
+def test_the_interval_of_a_contrast_holds_0_exactly_where_the_test_finds_noise(seeds: int, prompts: int, number: int):
+    """Whichever of the two tests decides; differences of scores in [0, 1] are in [-1, 1]."""
+    random = np.random.default_rng(number)
+    first, second = (random.binomial(4, rate, (seeds, prompts)) / 4 for rate in (0.3, random.uniform(0.3, 0.9)))
+    found = contrast(first, second)
+
+    assert -1 <= found.interval.low <= found.mean <= found.interval.high <= 1
+    if found.seed_variance + found.prompt_variance > 0:
+        assert (0 in found.interval) == (found.p_value > 0.05)
 
 
 @given(tables())

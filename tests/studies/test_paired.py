@@ -41,6 +41,16 @@ def test_other_measures_can_be_compared():
     assert compare(before, after, "tokens").mean == 0.0
 
 
+@pytest.mark.parametrize("tokens", [(3, 3), (200, 200), (1, 1)])
+def test_lengths_that_are_all_alike_have_an_interval_in_tokens(tokens: tuple[int, int]):
+    """20 prompts of L tokens on both sides: at most u = 3.8415 / 23.8415 = 16.1% differ, by L tokens at most."""
+    sides = [[Answered(str(n), "q", (1.0,), ("a",), (length,)) for n in range(20)] for length in tokens]
+    found = compare(*sides, "tokens")
+
+    assert found.interval.high == pytest.approx(0.161127 * tokens[0], rel=1e-4)
+    assert found.interval.low == -found.interval.high
+
+
 def test_one_name_for_two_questions_is_refused():
     """Row 7 of one file is not row 7 of another."""
     with pytest.raises(ConfigError, match=r"different questions under the same name \(a\)"):

@@ -124,6 +124,22 @@ def test_rows_of_another_form_are_refused(tmp_path: Path):
         named(f"aime-24={path}").questions()
 
 
+@pytest.mark.parametrize(
+    ("name", "answer", "words"),
+    [("aime-24", "not a number", "a whole number from 0 to 999"), ("aime-25", "1000", "a whole number from 0 to 999"),
+     ("aime-25", -3, "a whole number from 0 to 999"), ("beyond-aime", "x + 1", "a whole number"),
+     ("gsm8k", "no number here", "a solution that ends in a number")],
+)  # fmt: skip
+def test_an_answer_that_cannot_be_is_refused(tmp_path: Path, name: str, answer: object, words: str):
+    """Nothing could ever be right there, so the score would say nothing: the row is named, beside a sound one."""
+    path = tmp_path / "copy.jsonl"
+    sound = ROWS[name]
+    flawed = {**sound, "id": "other", "problem": "Another?", "question": "Another?", "answer": answer}
+    path.write_text(f"{json.dumps(sound)}\n{json.dumps(flawed)}\n")
+    with pytest.raises(DatasetError, match=rf"'answer' of '{name}' is {words}.*1 of 2 rows have something else"):
+        named(f"{name}={path}").questions()
+
+
 def test_a_benchmark_is_never_trained_on(tmp_path: Path):
     """It is refused as a training task, and taken as what is evaluated on."""
     benchmark = named(copy(tmp_path, "gsm8k"))

@@ -34,8 +34,8 @@ class Evaluation:
     """What held-out prompts say of one set of weights.
 
     scores: each part of the grade by name, the first among the samples with each other ("answer given format"), and
-        ``reward``: a mean over prompts of the mean over their samples, that is avg@k; the interval is Wilson's for one
-        0-or-1 sample a prompt, else a bootstrap over prompts.
+        ``reward``: a mean over prompts of the mean over their samples, that is avg@k; the interval is that of
+        `mean_interval` over prompts.
     pass_at, maj_at: k to value, of the first part, when its scores are 0 or 1: means over prompts of `pass_at_k` and
         `maj_at_k`. Answers vote in the canonical form of the first reward's verifier.
     intervals: the 95% intervals of what is no score: "pass@2", "maj@4", "tokens", "truncated".

@@ -14,7 +14,14 @@ from gnomon.statistics.differences import (
     paired_difference,
     prompts_needed,
 )
-from gnomon.statistics.intervals import RESAMPLES, Interval, bootstrap_interval, mean_interval, wilson_interval
+from gnomon.statistics.intervals import (
+    RESAMPLES,
+    Interval,
+    bootstrap_interval,
+    mean_interval,
+    score_interval,
+    wilson_interval,
+)
 from gnomon.statistics.rates import avg_at_k, degenerate_probability, draws_until_mixed, maj_at_k, pass_at_k
 
 __all__ = [
@@ -35,5 +42,6 @@ __all__ = [
     "paired_difference",
     "pass_at_k",
     "prompts_needed",
+    "score_interval",
     "wilson_interval",
 ]

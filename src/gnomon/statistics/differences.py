@@ -17,8 +17,7 @@ from gnomon.statistics.intervals import (
     blocks,
     check_confidence,
     finite,
-    percentiles,
-    resampled_means,
+    span,
     wilson_interval,
 )
 
@@ -38,7 +37,8 @@ _MOST_COUNTED = 200_000_000
 class Difference:
     """The second mean minus the first, prompt by prompt.
 
-    first, second: the two means over the shared prompts. interval: 95% of the difference, a bootstrap over prompts.
+    first, second: the two means over the shared prompts. interval: 95% of the difference: those that the same test
+    would not call beyond noise, so it holds 0 whenever the difference `is_noise`.
     p_value: how often labels swapped at random within prompts give a difference as large, two-sided; ``test`` says by
     which test. It decides whether the difference `is_noise`; the interval says how large the difference may be.
     spread: standard deviation of a prompt's difference. prompts: that were paired; left_out: that only one side has.
@@ -100,21 +100,33 @@ class Difference:
 
 
 def paired_difference(
-    first: Sequence[float], second: Sequence[float], confidence: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
+    first: Sequence[float],
+    second: Sequence[float],
+    confidence: float = 0.95,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    limits: tuple[float, float] | None = None,
 ) -> Difference:
     """Return mean(second) - mean(first) over the same prompts in the same order.
 
-    Pairing removes what makes one prompt harder than another, so a smaller gain can be told from noise. The interval
-    is a bootstrap over prompts. The p-value is that of the sign-flip permutation test over prompts: were the two alike,
-    each prompt's difference could as well have had the other sign. It needs no normal distribution and no equal
-    variances. Where scores are means of 0 or 1, or of other multiples of one step, all 2^n patterns of signs are
-    counted out (a convolution over prompts), so the p-value is exact for any number of prompts. With one 0-or-1 sample
-    a prompt this is McNemar's exact test, the binomial test of the prompts on which the two disagree. Other scores are
-    counted out while 2^n <= resamples; beyond that the p-value is (1 + as large) / (1 + resamples), never 0.
-    Differences that are all one number d in [-1, 1] have an interval of some width: with Wilson's u for 0 of n, at most
-    a share u of prompts differs from what was seen, so it is [d - u (1 + d), d + u (1 - d)].
+    Pairing removes what makes one prompt harder than another, so a smaller gain can be told from noise. The p-value is
+    that of the sign-flip permutation test over prompts: were the two alike, each prompt's difference could as well have
+    had the other sign. It needs no normal distribution and no equal variances. Where scores are means of 0 or 1, or of
+    other multiples of one step, all 2^n patterns of signs are counted out (a convolution over prompts), so the p-value
+    is exact for any number of prompts. With one 0-or-1 sample a prompt this is McNemar's exact test, the binomial test
+    of the prompts on which the two disagree. Other scores are counted out while 2^n <= resamples; beyond that the
+    p-value is (1 + as large) / (1 + resamples), never 0.
+    The interval is the same test turned round: the differences d that it would not reject were they taken off every
+    prompt. Its ends are percentiles of the means of random subsets of the prompts, each in or out by a coin: a pattern
+    of signs that minuses the subset M makes the sum of (gain - d) as large exactly if mean(M) <= d. The empty subset
+    has no mean and ends at what is possible at all, so with fewer than 6 prompts that is the interval.
+    limits: lowest and highest that a score can be, which says what is possible; None takes [0, 1] where all scores are
+    in it, else the lowest and highest seen.
+    Differences that are all one number d have an interval of some width: with Wilson's u for 0 of n, at most a share u
+    of prompts differs from what was seen, and with w = highest - lowest it is [d - u (w + d), d + u (w - d)], widened
+    to 0 where the test does not reject.
     Source: Fisher 1935 (randomization test); McNemar 1947, Psychometrika 12, 153-157; Phipson and Smyth 2010, arXiv
-    1603.05766 (the added one).
+    1603.05766 (the added one); Hartigan 1969, J. Am. Stat. Assoc. 64, 1303-1317 (subset means as typical values).
 
     >>> round(paired_difference([0, 0, 0], [1, 1, 1]).p_value, 3)
     0.25
@@ -126,14 +138,17 @@ def paired_difference(
         raise ConfigError(f"a paired difference needs the same prompts twice, got {len(first)} and {len(second)}")
     before, after = finite(first), finite(second)
     gains, random = after - before, np.random.default_rng(seed)
-    interval = _constant(gains, confidence)
-    if interval is None:
-        interval = percentiles(resampled_means(gains, resamples, random), confidence)
+    low, high = span(np.concatenate([before, after])) if limits is None else limits
     is_binary = bool(np.isin(before, (0.0, 1.0)).all() and np.isin(after, (0.0, 1.0)).all())
     p_value, test = _sign_flip(gains, resamples, random, is_binary)
+    interval = _constant(gains, confidence, high - low)
+    is_noise = p_value > 1 - confidence
+    if interval is None:
+        interval = _not_rejected(_subset_means(gains, resamples, random), gains, confidence, high - low)
+        interval = interval if is_noise else _without_zero(interval, gains)
     return Difference(
         mean=float(gains.mean()),
-        interval=interval,
+        interval=_with_zero(interval, float(gains.mean())) if is_noise else interval,
         p_value=p_value,
         first=float(before.mean()),
         second=float(after.mean()),
@@ -194,12 +209,48 @@ def in_words(p_value: float) -> str:
 _DISTANCE = NormalDist().inv_cdf(1 - SIGNIFICANCE / 2) + NormalDist().inv_cdf(POWER)
 
 
-def _constant(gains: Floats, confidence: float) -> Interval | None:
+def _constant(gains: Floats, confidence: float, width: float) -> Interval | None:
+    """Return the interval of gains that are all one number, None of others; width: of what a score can be."""
     common = float(gains[0])
-    if not (bool((gains == common).all()) and -1 <= common <= 1):
+    if not bool((gains == common).all()):
         return None
     unseen = wilson_interval(0, len(gains), confidence).high
-    return Interval(common - unseen * (1 + common), common + unseen * (1 - common))
+    return Interval(common - unseen * (width + common), common + unseen * (width - common))
+
+
+def _subset_means(gains: Floats, resamples: int, random: np.random.Generator) -> Floats:
+    """Return the means of random subsets, sorted; NaN, at the end, for empty ones."""
+    means = []
+    for size in blocks(resamples, len(gains)):
+        chosen = random.integers(0, 2, size=(size, len(gains)), dtype=np.int8)
+        with np.errstate(invalid="ignore"):
+            means.append((chosen @ gains) / chosen.sum(axis=1))
+    return np.sort(np.concatenate(means))
+
+
+def _not_rejected(means: Floats, gains: Floats, confidence: float, width: float) -> Interval:
+    """Return the differences that the sign-flip test would not reject; width: of what a score can be."""
+    tail, empty = (1 - confidence) / 2, 0.5 ** len(gains)
+    known = means[~np.isnan(means)]
+    if empty > tail or len(known) == 0:
+        return Interval(-width, width)
+    # The empty subset lies beyond either end: its 2^-n of the tail is spent already.
+    inner = (tail - empty) / (1 - empty)
+    low, high = np.quantile(known, [inner, 1 - inner])
+    return Interval(float(low), float(high))
+
+
+def _with_zero(interval: Interval, mean: float) -> Interval:
+    """Return the interval, reaching 0: drawn subsets may miss by a hair what the test counted out."""
+    return Interval(min(interval.low, 0.0, mean), max(interval.high, 0.0, mean))
+
+
+def _without_zero(interval: Interval, gains: Floats) -> Interval:
+    """Return the interval, ending short of 0 on the side of no gain, by less than one prompt's smallest part of it."""
+    mean, least = float(gains.mean()), float(np.abs(gains[gains != 0]).min()) / len(gains)
+    if mean > 0:
+        return Interval(max(interval.low, min(least, mean)), interval.high)
+    return Interval(interval.low, min(interval.high, max(-least, mean)))
 
 
 def _sign_flip(gains: Floats, resamples: int, random: np.random.Generator, is_binary: bool) -> tuple[float, str]:

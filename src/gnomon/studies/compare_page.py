@@ -30,7 +30,8 @@ def page(found: Comparison) -> str:
         "<h2>Each against each</h2>",
         _table(pair_rows(found)),
         "<p>The difference is the second minus the first, paired by seed and prompt. p takes both as drawn at random "
-        "(min F\x27); it is corrected for the number of pairs by Holm's method. At 0.05 or less the two differ.</p>",
+        "(min F\x27); it is corrected for the number of pairs by Holm's method. At 0.05 or less the two differ. "
+        "The interval is of each pair alone: it holds 0 exactly where p, before that correction, is above 0.05.</p>",
         "<h2>Training reward</h2>",
         _curves(found, lambda standing: standing.rewards, "mean reward"),
         "<p>Of the questions that each algorithm asked; one that chooses hard questions has a lower line.</p>",

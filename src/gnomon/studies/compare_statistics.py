@@ -22,6 +22,7 @@ from gnomon.statistics import (
     paired_difference,
     wilson_interval,
 )
+from gnomon.statistics.intervals import span
 
 Floats = NDArray[np.float64]
 
@@ -125,7 +126,9 @@ def contrast(first: Floats, second: Floats) -> Contrast:
     is mean(d)^2 / (a + b), held against Student's t squared with (a + b)^2 / (a^2 / (seeds - 1) + b^2 / (prompts - 1))
     degrees of freedom: min F', which counts what seeds and prompts do together twice and so errs towards "cannot be
     told apart". The p-value is never below that of the sign-flip test over prompts, which holds however the differences
-    are distributed. Interval: mean ± t sqrt(a + b).
+    are distributed. Interval: mean ± t e with e = sqrt(a + b), or, where the sign-flip test decides, the larger e that
+    makes Student's t say its p-value: so 0 is in the interval exactly if p is above 5%. Of scores in [0, 1] it is cut
+    at -1 and 1. It is of this pair alone: Holm's correction of p-values does not widen it.
     Source: Clark 1973, J. Verbal Learning and Verbal Behavior 12, 335-359 (min F'); Satterthwaite 1946 (degrees).
 
     Raises: ConfigError unless both have the same shape.
@@ -146,10 +149,22 @@ def contrast(first: Floats, second: Floats) -> Contrast:
     if total == 0:
         found = (by_prompt.interval, by_prompt.p_value)
     else:
-        half = student_quantile(1 - SIGNIFICANCE / 2, df) * math.sqrt(total)
         p_value = max(student_p(mean / math.sqrt(total), df), by_prompt.p_value)
-        found = (Interval(mean - half, mean + half), p_value)
+        low, high = span(np.concatenate([first.ravel(), second.ravel()]))
+        found = (_interval(mean, math.sqrt(total), df, p_value, high - low), p_value)
     return Contrast(mean, *found, seeds, prompts, of_seeds, of_prompts, df)
+
+
+def _interval(mean: float, error: float, df: float, p_value: float, width: float) -> Interval:
+    """Return the interval that goes with a p-value; error: at least the standard error; width: of what a score is."""
+    if p_value > student_p(mean / error, df):
+        t = student_quantile(1 - p_value / 2, df)
+        error = max(error, abs(mean) / t) if t * width > abs(mean) / 1e6 else math.inf
+    half = student_quantile(1 - SIGNIFICANCE / 2, df) * error
+    low, high = mean - half, mean + half
+    if p_value > SIGNIFICANCE:  # rounding aside it holds 0 already
+        low, high = min(low, 0.0), max(high, 0.0)
+    return Interval(max(low, -width), min(high, width))
 
 
 def student_p(t: float, df: float) -> float:

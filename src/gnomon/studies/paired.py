@@ -20,7 +20,8 @@ __all__ = ["Answered", "Difference", "compare", "read_answered", "write_answered
 def compare(first: Sequence[Answered], second: Sequence[Answered], measure: str = "avg") -> Difference:
     """Return how much better ``second`` did than ``first`` on the prompts that both answered.
 
-    measure: "avg" (accuracy), "pass@K", "maj@K", "tokens" or "truncated", see `Answered.measure`. A prompt is paired
+    measure: "avg" (accuracy), "pass@K", "maj@K", "tokens" or "truncated", see `Answered.measure`; a
+    mean length is between 0 and the longest answer of both. A prompt is paired
     where both sides have the measure; the others are counted as ``left_out``. Which prompts those are may depend on
     how they were answered (errors of grading), so many of them are a reason for doubt.
     For several comparisons correct the p-values with `gnomon.statistics.holm`.
@@ -42,7 +43,9 @@ def compare(first: Sequence[Answered], second: Sequence[Answered], measure: str 
             f"no prompt has '{measure}' on both sides ({len(left)} and {len(right)} prompts, {len(shared)} of them "
             "shared); evaluate both on the same prompts, with as many samples as the measure needs"
         )
-    found = paired_difference([a for a, _ in both], [b for _, b in both])
+    limits = (0.0, float(max((length for row in (*first, *second) for length in row.lengths), default=0)))
+    values = [a for a, _ in both], [b for _, b in both]
+    found = paired_difference(*values, limits=limits if measure == "tokens" else None)
     if found.test == MCNEMAR and measure == "avg" and any(row.samples > 1 for row in (*first, *second)):
         # Means that happen to be 0 or 1 are no pairs of single answers: one name for one procedure.
         found = replace(found, test=SIGN_FLIP)

@@ -1,12 +1,13 @@
 """Published test sets by name: where each lies on the hub, which columns it has, how its answers are judged."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
 from gnomon.errors import ConfigError, DatasetError, unknown
-from gnomon.tasks.question import Listed
+from gnomon.tasks.question import Listed, Question
 from gnomon.tasks.sources import is_file_name
 from gnomon.tasks.table import TableTask
 from gnomon.verifiers.exact import Boxed, Numeric, Parsable
@@ -23,7 +24,8 @@ class Benchmark:
     """One published test set.
 
     hub: its name on the Hugging Face hub. subset, split: of it. prompt_column, answer_column: of its rows. suffix: what
-    is asked after each question. rewards: how an answer is judged; the first is its score.
+    is asked after each question. rewards: how an answer is judged; the first is its score. reference: what a row's
+    answer is, in words and as a pattern of the whole text.
     """
 
     hub: str
@@ -33,6 +35,13 @@ class Benchmark:
     answer_column: str
     suffix: str
     rewards: tuple[WeightedReward, ...]
+    reference: tuple[str, str]
+
+
+_ANY = ("a text", r".*\S.*")
+_NUMBER_LAST = ("a solution that ends in a number, such as '#### 72'", r".*\d.*")
+_AIME = ("a whole number from 0 to 999", r"\s*0*\d{1,3}(\.0*)?\s*")
+_WHOLE = ("a whole number", r"\s*-?\d+(\.0*)?\s*")
 
 
 # GSM8K's answer is a worked solution that ends in "#### 72". MATH-500 and AIME 2024 have a worked ``solution`` beside
@@ -46,22 +55,23 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
                 WeightedReward(Numeric(must_end=True), name="answer"),
                 WeightedReward(Parsable(extract="last_number"), weight=0.0, name="format"),
             ),
+            _NUMBER_LAST,
         ),
         "math-500": Benchmark(
             "HuggingFaceH4/MATH-500", None, "test", "problem", "answer", _IN_A_BOX,
-            (WeightedReward(Mathematics(), name="answer"), _BOX),
+            (WeightedReward(Mathematics(), name="answer"), _BOX), _ANY,
         ),
         "aime-24": Benchmark(
             "HuggingFaceH4/aime_2024", None, "train", "problem", "answer", _IN_A_BOX,
-            (WeightedReward(Boxed(), name="answer"), _BOX),
+            (WeightedReward(Boxed(), name="answer"), _BOX), _AIME,
         ),
         "aime-25": Benchmark(
             "math-ai/aime25", None, "test", "problem", "answer", _IN_A_BOX,
-            (WeightedReward(Boxed(), name="answer"), _BOX),
+            (WeightedReward(Boxed(), name="answer"), _BOX), _AIME,
         ),
         "beyond-aime": Benchmark(
             "ByteDance-Seed/BeyondAIME", None, "test", "problem", "answer", _IN_A_BOX,
-            (WeightedReward(Boxed(), name="answer"), _BOX),
+            (WeightedReward(Boxed(), name="answer"), _BOX), _WHOLE,
         ),
     }
 )  # fmt: skip
@@ -111,8 +121,21 @@ class BenchmarkTask:
             found = read.questions()
         except DatasetError as error:
             raise DatasetError(str(error) if self.path else f"{error}\n{self._how}") from error
+        self._check_answers(found.questions)
         asked = (replace(q, content=q.text + published.suffix) for q in found.questions)
         return Listed(self.name, tuple(asked))
+
+    def _check_answers(self, asked: Sequence[Question]) -> None:
+        """Refuse rows whose answer is none that this test set can have: nothing could ever be right there."""
+        column, (words, pattern) = BENCHMARKS[self.benchmark].answer_column, BENCHMARKS[self.benchmark].reference
+        flaws = [q for q in asked if re.fullmatch(pattern, str(q.columns.get(column)), re.DOTALL) is None]
+        if flaws:
+            shown = ", ".join(f"{q.id}: {str(q.columns.get(column))[:40]!r}" for q in flaws[:3])
+            raise DatasetError(
+                f"{self.path or self.benchmark}: the column '{column}' of '{self.benchmark}' is {words}, and "
+                f"{len(flaws)} of {len(asked)} rows have something else ({shown}{', ...' if len(flaws) > 3 else ''}); "
+                "correct the rows, or remove them"
+            )
 
     @property
     def _how(self) -> str:
