@@ -1,5 +1,6 @@
 """What an evaluation says of graded answers, and what a run keeps of its evaluations."""
 
+import io
 import json
 import random
 from pathlib import Path
@@ -10,6 +11,8 @@ import gnomon
 from gnomon.experiment import load
 from gnomon.launch import train_experiment
 from gnomon.loop.evaluate import Evaluation, read_evaluations, summarize
+from gnomon.loop.journal import Journal
+from gnomon.records.console import Console
 from gnomon.records.jsonl import JsonLines
 from gnomon.studies.paired import compare, read_answered
 from gnomon.types import Grade, Group, Rollout, Task
@@ -44,6 +47,26 @@ def test_an_evaluation_of_two_prompts():
     assert found.length_tokens_mean == 3.0
     assert (found.prompts, found.samples, found.errors, found.truncated_fraction) == (2, 4, 1, 0.0)
     assert found.pass_at == {"1": pytest.approx(5 / 12), "2": pytest.approx((5 / 6 + 2 / 3) / 2)}
+
+
+def test_what_could_not_be_graded_is_said():
+    """One sample of eight; of two prompts one with none at all; nothing where all were graded."""
+    lost = group("c", *(Grade(None, error="not a number"),) * 4)
+
+    assert summarize(TWO, 0, "sums", 4).ungraded == "1 of 8 samples could not be graded and are in no score"
+    assert summarize((TWO[0], lost), 0, "sums", 4).ungraded.startswith("4 of 8 samples could not be graded")
+    assert summarize((TWO[0], lost), 0, "sums", 4).ungraded.endswith("on 1 of 2 prompts none could")
+    assert summarize(TWO[:1], 0, "sums", 4).ungraded == ""
+
+
+def test_the_line_of_an_evaluation_says_what_could_not_be_graded(tmp_path: Path):
+    """Beside the score, while the run trains."""
+    shown = io.StringIO()
+    journal = Journal(Console(stream=shown), [], JsonLines(tmp_path / "evaluations.jsonl"))
+    journal.write_evaluation(summarize(TWO, 3, "sums", 4))
+    journal.close()
+
+    assert "after step 3 (1 of 8 samples could not be graded" in " ".join(shown.getvalue().split())
 
 
 def test_answers_vote_in_the_form_of_the_verifier():

@@ -91,13 +91,30 @@ def test_damaged_lines_are_passed_over(tmp_path: Path, damage: dict[str, object]
     sound = path.read_text()
     path.write_text(json.dumps({**json.loads(sound), **damage}) + "\n" + sound + sound[:30])
 
-    assert read_answered(path) == (ROW,)
+    said: list[str] = []
+    assert read_answered(path, said.append) == (ROW,)
+    assert said == [f"{path}: 2 of 3 lines are damaged and left out"]
 
 
 def test_a_file_without_answers_is_refused(tmp_path: Path):
-    """The message says where such files come from."""
-    with pytest.raises(DatasetError, match=r"no answered prompts; a run writes them to evaluations/step-N\.jsonl"):
-        read_answered(tmp_path / "none.jsonl")
+    """None there, none in it, or no text: each is said as what it is, with where such files come from."""
+    path = tmp_path / "rows.jsonl"
+    with pytest.raises(DatasetError, match=r"there is no file .*; a run writes them to evaluations/step-N\.jsonl"):
+        read_answered(path)
+    path.write_text("{}\n")
+    with pytest.raises(
+        DatasetError, match=r"holds no answered prompts; a run writes them to evaluations/step-N\.jsonl"
+    ):
+        read_answered(path)
+    path.write_bytes(b"\xff\xfe{}\n")
+    with pytest.raises(DatasetError, match=r"is no text in UTF-8"):
+        read_answered(path)
+
+
+def test_the_best_of_none_is_refused():
+    """pass@0 is no number of samples too few, but no measure."""
+    with pytest.raises(ConfigError, match="k must be at least 1, got 'pass@0'"):
+        ROW.measure("pass@0")
 
 
 def test_a_log_that_cannot_be_written_ends_nothing(tmp_path: Path):

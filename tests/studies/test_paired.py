@@ -57,6 +57,21 @@ def test_one_name_for_two_questions_is_refused():
         compare([row("a", 1)], [row("a", 1, question="other")])
 
 
+def test_a_prompt_that_is_answered_twice_is_refused():
+    """Which of the two lines is meant cannot be known."""
+    with pytest.raises(ConfigError, match=r"1 of 2 prompts more than once \(a\)"):
+        compare([row("a", 1), row("a", 0), row("b", 1)], [row("a", 1), row("b", 1)])
+
+
+def test_other_numbers_of_answers_are_said():
+    """Two answers a prompt against one, and then one to three."""
+    one, two = [row("a", 1), row("b", 0)], [row("a", 1, 0), row("b", 1, 0)]
+
+    assert "(1 and 2 answers a prompt)" in compare(one, two).words
+    assert "(1 to 3 and 2 answers a prompt)" in compare([row("a", 1), row("b", 0, 0, 1)], two).words
+    assert "answers a prompt" not in compare(two, two).words
+
+
 def test_nothing_in_common_is_refused():
     """Other prompts, or fewer samples than the measure needs."""
     with pytest.raises(ConfigError, match=r"no prompt has 'avg' on both sides \(1 and 1 prompts, 0 of them shared\)"):

@@ -63,7 +63,8 @@ def table(evaluations: Sequence["Evaluation"], names: Sequence[str] = ()) -> lis
     wide = max(len(label) for label, _ in rows)
     column = max(24, *map(len, columns))
     lines = ["  ".join([f"{label:<{wide}}", *(f"{cell:<{column}}" for cell in cells)]) for label, cells in rows]
-    return [head, *(line.rstrip() for line in lines)]
+    ungraded = [f"{name}: {e.ungraded}" for name, e in zip(columns, evaluations, strict=True) if e.errors]
+    return [head, *(line.rstrip() for line in lines), *ungraded]
 
 
 def _scores(evaluations: Sequence["Evaluation"]) -> list[tuple[str, list[str]]]:

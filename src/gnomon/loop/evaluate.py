@@ -62,6 +62,15 @@ class Evaluation:
         """The first part's score: what "accuracy" means in this evaluation."""
         return next(iter(self.scores.values()))
 
+    @property
+    def ungraded(self) -> str:
+        """What could not be graded, in words: samples, and prompts that have none at all; "" for nothing."""
+        if self.errors == 0:
+            return ""
+        said = f"{self.errors} of {self.prompts * self.samples} samples could not be graded and are in no score"
+        empty = sum(not row.scores for row in self.answered)
+        return f"{said}, on {empty} of {self.prompts} prompts none could" if empty else said
+
     def as_row(self) -> dict[str, Any]:
         """Return one JSON object for ``evaluations.jsonl``."""
         row = asdict(replace(self, answered=()))

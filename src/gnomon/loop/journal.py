@@ -88,7 +88,8 @@ class Journal:
         if self.answers is not None:
             self.answers.write(evaluation.step, evaluation.answered)
         name = next(iter(evaluation.scores))
-        self.console.evaluated(f"{name} {evaluation.headline} after step {evaluation.step}")
+        ungraded = f" ({evaluation.ungraded})" if evaluation.errors else ""
+        self.console.evaluated(f"{name} {evaluation.headline} after step {evaluation.step}{ungraded}")
         if self.diagnosis is not None:
             self.diagnosis.observe_evaluation(evaluation.as_row())
 

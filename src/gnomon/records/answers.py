@@ -10,11 +10,12 @@ from typing import Any
 
 from gnomon.errors import ConfigError, DatasetError
 from gnomon.records.durable import step_files, write_durably
-from gnomon.records.jsonl import Warn, is_number, read_rows, warn_on_stderr
+from gnomon.records.jsonl import Warn, is_number, parsed, warn_on_stderr
 from gnomon.redaction import without_secrets
 from gnomon.statistics import maj_at_k, pass_at_k
 from gnomon.types import Group
 
+_WRITERS = "a run writes them to evaluations/step-N.jsonl, `gnomon evaluate ... --out FOLDER` to FOLDER"
 _MEASURE = re.compile(r"(pass|maj)@(\d+)")
 
 
@@ -81,6 +82,8 @@ class Answered:
         if found is None:
             raise ConfigError(f"a measure is avg, pass@K, maj@K, tokens or truncated, got '{name}'")
         k = int(found[2])
+        if k < 1:
+            raise ConfigError(f"k must be at least 1, got '{name}'")
         if not 1 <= k <= len(self.scores) or not self.is_binary:
             return None
         if found[1] == "pass":
@@ -126,21 +129,33 @@ def write_answered(path: Path, rows: Sequence[Answered]) -> None:
     write_durably(path, without_secrets("".join(lines)).encode(errors="backslashreplace"), is_synced=False)
 
 
-def read_answered(path: Path) -> tuple[Answered, ...]:
-    """Return what `write_answered` wrote; damaged lines are passed over.
+def read_answered(path: Path, warn: Warn = warn_on_stderr) -> tuple[Answered, ...]:
+    """Return what `write_answered` wrote; damaged lines are passed over, and ``warn`` is told how many.
 
+    A line is damaged that is torn, or no answered prompt: a number that is not finite, lists of unequal lengths.
     Raises: DatasetError when there is no such file, or no line of it is an answered prompt.
     """
     try:
-        found = tuple(row for line in read_rows(path) if (row := _answered(line)) is not None)
+        lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
+    except FileNotFoundError as error:
+        raise DatasetError(f"there is no file {path} of answered prompts; {_WRITERS}") from error
     except OSError as error:
-        raise DatasetError(str(error)) from error
+        raise DatasetError(f"{path} cannot be read: {error.strerror or error}") from error
+    found = tuple(row for line in lines if (row := _answered(parsed(line) or {})) is not None)
     if not found:
-        raise DatasetError(
-            f"{path} holds no answered prompts; a run writes them to evaluations/step-N.jsonl, "
-            "`gnomon evaluate ... --out FOLDER` to FOLDER"
-        )
+        raise DatasetError(f"{path} {_flaw(lines)}; {_WRITERS}")
+    if len(found) < len(lines):
+        warn(f"{path}: {len(lines) - len(found)} of {len(lines)} lines are damaged and left out")
     return found
+
+
+def _flaw(lines: Sequence[bytes]) -> str:
+    """Return why a file without an answered prompt has none."""
+    try:
+        b"\n".join(lines).decode()
+    except UnicodeDecodeError:
+        return "is no text in UTF-8, so it holds no answered prompts"
+    return "holds no answered prompts"
 
 
 def _answered(line: Mapping[str, Any]) -> Answered | None:

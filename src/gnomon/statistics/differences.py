@@ -42,6 +42,7 @@ class Difference:
     p_value: how often labels swapped at random within prompts give a difference as large, two-sided; ``test`` says by
     which test. It decides whether the difference `is_noise`; the interval says how large the difference may be.
     spread: standard deviation of a prompt's difference. prompts: that were paired; left_out: that only one side has.
+    samples: answers a prompt on each side, in words, where they are not the same number.
     """
 
     mean: float
@@ -53,6 +54,7 @@ class Difference:
     prompts: int
     test: str
     left_out: int = 0
+    samples: str = ""
 
     @property
     def is_noise(self) -> bool:
@@ -82,7 +84,10 @@ class Difference:
 
     @property
     def _beside(self) -> str:
-        return f" ({self.left_out} prompts that only one of the two answered are left out)" if self.left_out else ""
+        uneven = f" ({self.samples} answers a prompt)" if self.samples else ""
+        if not self.left_out:
+            return uneven
+        return f"{uneven} ({self.left_out} prompts that only one of the two answered are left out)"
 
     @property
     def _advice(self) -> str:

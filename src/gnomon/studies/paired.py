@@ -6,6 +6,7 @@ before, after = (read_answered(run / "evaluations" / f"step-{n:06d}.jsonl") for 
 print(compare(before, after).words)
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -25,8 +26,11 @@ def compare(first: Sequence[Answered], second: Sequence[Answered], measure: str 
     where both sides have the measure; the others are counted as ``left_out``. Which prompts those are may depend on
     how they were answered (errors of grading), so many of them are a reason for doubt.
     For several comparisons correct the p-values with `gnomon.statistics.holm`.
-    Raises: ConfigError when no prompt can be paired, when one name stands for two questions, or for an unknown measure.
+    Raises: ConfigError when no prompt can be paired, when one name stands for two questions, when a prompt is
+        answered twice on one side, or for an unknown measure.
     """
+    for side in (first, second):
+        _refuse_twice(side)
     left, right = ({row.prompt_id: row for row in rows} for rows in (first, second))
     shared = [name for name in left if name in right]
     other = [name for name in shared if left[name].question != right[name].question]
@@ -49,4 +53,23 @@ def compare(first: Sequence[Answered], second: Sequence[Answered], measure: str 
     if found.test == MCNEMAR and measure == "avg" and any(row.samples > 1 for row in (*first, *second)):
         # Means that happen to be 0 or 1 are no pairs of single answers: one name for one procedure.
         found = replace(found, test=SIGN_FLIP)
-    return replace(found, left_out=len(left.keys() | right.keys()) - len(both))
+    drawn = tuple(sorted({row.samples for row in side}) for side in (first, second))
+    return replace(
+        found,
+        left_out=len(left.keys() | right.keys()) - len(both),
+        samples="" if drawn[0] == drawn[1] else " and ".join(_span(each) for each in drawn),
+    )
+
+
+def _refuse_twice(side: Sequence[Answered]) -> None:
+    names = Counter(row.prompt_id for row in side)
+    twice = [name for name, count in names.items() if count > 1]
+    if twice:
+        raise ConfigError(
+            f"one side answers {len(twice)} of {len(names)} prompts more than once ({', '.join(twice[:3])}), so it is "
+            "unclear which is meant; keep one line a prompt"
+        )
+
+
+def _span(counts: Sequence[int]) -> str:
+    return f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
