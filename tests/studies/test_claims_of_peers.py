@@ -160,6 +160,14 @@ def test_replay_takes_the_routers_share_of_a_ratio_away(tmp_path: Path):
             routers_share(path, step)
 
 
+def test_the_noise_of_weights_was_measured_where_timing_decides_nothing():
+    """No run card behind the committed numbers speaks of anything but bitwise repetition."""
+    tested = ClaimFolder(experiments_folder() / "gspo_noise").tested()
+
+    assert tested is not None
+    assert (tested.measured.inexact, tested.measured.failures) == ((), ())
+
+
 @pytest.mark.slow
 def test_the_noise_of_weights_follows_from_the_seed(tmp_path: Path):
     """One step of a model beside the same model asked on: the same numbers twice, from files that were made twice;
