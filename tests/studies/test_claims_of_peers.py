@@ -186,6 +186,14 @@ def test_what_choices_win_back_is_told_from_weights(tmp_path: Path):
         won_back(tmp_path / "run-dense", 1)
 
 
+def test_the_noise_of_weights_was_measured_where_timing_decides_nothing():
+    """No run card behind the committed numbers speaks of anything but bitwise repetition."""
+    tested = ClaimFolder(experiments_folder() / "gspo_noise").tested()
+
+    assert tested is not None
+    assert (tested.measured.inexact, tested.measured.failures) == ((), ())
+
+
 @pytest.mark.slow
 def test_the_noise_of_weights_follows_from_the_seed(tmp_path: Path):
     """One step of a model beside the same model asked on: the same numbers twice, from files that were made twice;

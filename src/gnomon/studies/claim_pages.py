@@ -80,7 +80,8 @@ def table(folders: Mapping[str, ClaimFolder]) -> str:
         "none *not*; *open* is what was not run, or decided nothing. *Checks* ask whether the setting has the cause of "
         "the effect at all and never count: one that fails leaves the claim open; while one is undecided, a claim is "
         "neither *reproduced* nor *not*: *partly* where something holds, else *open*. *CPU minutes* are what all runs "
-        "of the command took, on one core of the machine that its page names.",
+        "of the command took, on one core of the machine that its page names. A page says by itself when its runs "
+        "would not be repeated to the bit, and when its remarks were written for other numbers than are there now.",
         "",
         "| claim | verdict | holds | fails | undecided | not run | checks that hold | CPU minutes | measured |",
         "|---|---|---|---|---|---|---|---|---|",
