@@ -149,5 +149,8 @@ CLAIM = Claim(
         "too, by 0.11 [0.04, 0.18] at 4 and 0.06 [0.02, 0.11] at 8, from a lower start, and is told neither from the "
         "decoupled objective nor from the naive one. What the test cannot say: AReaL's answers are thousands of "
         "tokens long and their staleness comes in parts of one answer, its rate is a hundredth of this one."
+        "\n\n**Not repeatable to the digit.** With a staleness bound above 0 generation overlaps training, so timing "
+        "decides which weights answer: the same seeds give other numbers another time, and whatever lies near its "
+        "bound may come out otherwise."
     ),
 )
