@@ -148,7 +148,7 @@ CLAIM = Claim(
         " up to 5; at a learning rate at which seeds lie 0.1 apart, the tighter leash is the better one. P3O is hurt "
         "too, by 0.11 [0.04, 0.18] at 4 and 0.06 [0.02, 0.11] at 8, from a lower start, and is told neither from the "
         "decoupled objective nor from the naive one. What the test cannot say: AReaL's answers are thousands of "
-        "tokens long and their staleness comes in parts of one answer, its rate is a hundredth of this one."
+        "tokens long and change policies in the middle, and its learning rate is far lower."
         "\n\n**Not repeatable to the digit.** With a staleness bound above 0 generation overlaps training, so timing "
         "decides which weights answer: the same seeds give other numbers another time, and whatever lies near its "
         "bound may come out otherwise."
