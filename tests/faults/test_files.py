@@ -5,7 +5,7 @@ import json
 import math
 import string
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -192,12 +192,26 @@ def spliced(content: bytes, data: st.DataObject, end: int | None = None) -> byte
     return content[:at] + data.draw(st.binary(max_size=3)) + content[at + data.draw(st.integers(0, 3)) :]
 
 
+def odd_line(content: bytes, data: st.DataObject) -> bytes:
+    """Return lines of JSON with something odd at any place of one of them."""
+    lines = content.splitlines()
+    at = data.draw(st.integers(0, len(lines) - 1))
+    lines[at] = odd_somewhere(json.loads(lines[at]), data)
+    return b"\n".join(lines) + b"\n"
+
+
+def each_nasty(place: Path) -> Iterator[tuple[Path, bytes]]:
+    """Yield each nasty content with a new folder for it."""
+    for number, content in enumerate(NASTY):
+        folder = place / str(number)
+        folder.mkdir()
+        yield folder, content
+
+
 @pytest.mark.parametrize("name", READERS)
 def test_nasty_contents_are_one_error(tmp_path: Path, name: str):
     """Nothing, no text, nesting without end, numbers beyond every type, and the wrong kind of file."""
-    for number, content in enumerate(NASTY):
-        folder = tmp_path / str(number)
-        folder.mkdir()
+    for folder, content in each_nasty(tmp_path):
         tried(folder, name, content)
 
 

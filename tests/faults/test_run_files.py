@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.faults.test_files import NASTY, ODD, changed, odd_somewhere, places, spliced
+from tests.faults.test_files import NASTY, ODD, changed, odd_line, places, spliced
 from tests.insight.made_runs import finding, made_run
 
 from gnomon.diagnosis import diagnose
@@ -113,10 +113,7 @@ def _mutate(run: Path, sound: Path, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(FILES))
     content = (sound / name).read_bytes()
     if name != "experiment.toml" and data.draw(st.booleans()):
-        lines = content.splitlines()
-        at = data.draw(st.integers(0, len(lines) - 1))
-        lines[at] = odd_somewhere(json.loads(lines[at]), data)
-        content = b"\n".join(lines) + b"\n"
+        content = odd_line(content, data)
     else:
         content = spliced(content, data)
     look(with_file(sound, run, name, content))

@@ -4,7 +4,6 @@ As in `test_files.py`: one clear error of ours, or what the file says.
 """
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ import datasets
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.faults.test_files import NASTY, SOUND, changed, odd_somewhere, places, spliced
-from tests.faults.test_run_files import or_ours
+from tests.faults.test_files import SOUND, changed, each_nasty, odd_line, odd_somewhere, places, spliced
+from tests.faults.test_run_files import or_ours, with_file
 from tests.insight.made_runs import add_rows, evaluation, made_run
 
 from gnomon.assemble import questions
@@ -127,9 +126,7 @@ def tried(folder: Path, name: str, content: bytes) -> None:
 @pytest.mark.parametrize("name", READERS)
 def test_nasty_contents_are_one_error(tmp_path: Path, name: str):
     """Nothing, no text, nesting without end, numbers beyond every type, and the wrong kind of file."""
-    for number, content in enumerate(NASTY):
-        folder = tmp_path / str(number)
-        folder.mkdir()
+    for folder, content in each_nasty(tmp_path):
         tried(folder, name, content)
 
 
@@ -217,15 +214,8 @@ def test_a_sound_run_is_compared(run: Path):
 def _mutate_run(folder: Path, run: Path, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(FILES))
     content = (run / name).read_bytes()
-    if data.draw(st.booleans()):
-        lines = content.splitlines()
-        at = data.draw(st.integers(0, len(lines) - 1))
-        lines[at] = odd_somewhere(json.loads(lines[at]), data)
-        content = b"\n".join(lines) + b"\n"
-    else:
-        content = spliced(content, data)
-    shutil.copytree(run, folder)
-    (folder / name).write_bytes(content)
+    content = odd_line(content, data) if data.draw(st.booleans()) else spliced(content, data)
+    with_file(run, folder, name, content)
     or_ours(lambda: summed(folder))
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.studies.test_claims import TOY, clone
 
 from gnomon.cli.main import main
 from gnomon.records.console import Console
@@ -14,37 +15,13 @@ from gnomon.studies.claim_pages import page
 from gnomon.studies.claims import Claim, Level, Workplace
 from gnomon.studies.measured import Measured
 
-TOY = '''
-"""A toy."""
-
-from gnomon.studies.claims import Claim, Gain, Workplace
-from gnomon.studies.measured import Measured
-
-
-def counted(place: Workplace) -> Measured:
-    return Measured({"a": {"x": {0: 1.0, 1: 1.1}}, "b": {"x": {0: 2.0, 1: 2.1}}})
-
-
-CLAIM = Claim(
-    title="A toy", claim="b is more than a.", source="ours", protocol="count", measure=counted,
-    expectations=(Gain("b is more", "a", "b", "x", above=0.0), Gain("by two", "a", "b", "x", above=2.0)),
-)
-'''
-
-
-def clone(folder: Path, source: str) -> Path:
-    """Return a folder of experiments with this claim."""
-    (folder / "experiments" / "toy").mkdir(parents=True)
-    (folder / "experiments" / "toy" / "claim.py").write_text(source)
-    return folder / "experiments"
-
 
 def test_nothing_that_holds_is_no_refutation_where_the_setting_is_in_doubt(tmp_path: Path):
     """b - a is surely not above 2, but whether a is above 1.05 is undecided: the page says open, and why."""
     check = 'checks=(Level("a is large", "a", "x", above=1.05),),'
     wanted = TOY.replace('Gain("b is more", "a", "b", "x", above=0.0), ', "")
     source = wanted.replace("expectations=", f"{check} expectations=").replace("above=2.0)),", "above=2.0),),")
-    root = clone(tmp_path, source.replace("import Claim,", "import Claim, Level,"))
+    root = clone(tmp_path, source=source.replace("import Claim,", "import Claim, Level,"))
     assert main(["reproduce", "toy", "--experiments", str(root), "--work", str(tmp_path / "work")]) == 0
 
     said = (root / "toy" / "README.md").read_text()
@@ -84,7 +61,7 @@ def test_remarks_on_other_numbers_are_marked_until_they_are_changed(tmp_path: Pa
     def look(written: str, *more: str) -> None:
         """Ask in a folder of its own, since a file is executed once in a process, and keep what was found."""
         nonlocal results
-        root = clone(tmp_path / str(len(warnings)), written)
+        root = clone(tmp_path / str(len(warnings)), source=written)
         if results:
             (root / "toy" / "results.json").write_text(results)
         assert main(["reproduce", "toy", "--experiments", str(root), "--work", str(tmp_path / "work"), *more]) == 0

@@ -73,7 +73,7 @@ CLAIM = Claim(
 
 def clone(folder: Path, name: str = "toy", source: str = TOY) -> Path:
     """Make experiments beside documents, and return the folder of experiments."""
-    (folder / "docs").mkdir()
+    (folder / "docs").mkdir(parents=True)
     (folder / "experiments" / name).mkdir(parents=True)
     (folder / "experiments" / name / "claim.py").write_text(source)
     return folder / "experiments"

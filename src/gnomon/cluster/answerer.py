@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from gnomon.cluster.weights import Shelved, Spot
+from gnomon.cluster.weights import Piece, Shelved
 from gnomon.engines.base import Engine, Sampling
 from gnomon.errors import EngineError, GnomonError
 from gnomon.transport.fingerprint import Fingerprint
@@ -68,7 +67,7 @@ class Answerer:
         self._order = order
         self._engine: Engine | None = None
         self._taken: Mapping[str, Fingerprint] = {}
-        self._bases: Mapping[Spot, Tensor] = {}
+        self._kept: Mapping[Any, Piece] = {}
         self._loading = asyncio.Lock()
         self._numbers = itertools.count(1)
         self._clock = _Clock()
@@ -114,13 +113,13 @@ class Answerer:
             is_part = self._order.takes_parts and bool(self._taken)
             names = shelved.lacking(self._taken) if is_part else list(shelved.spots)
             began, busy = time.perf_counter(), self._clock.seconds
-            brought = await shelved.fetch(names, self._bases)
+            brought = await shelved.fetch(names, self._kept)
             seconds, overlapped = time.perf_counter() - began, self._clock.seconds - busy
             since = engine.version if is_part else None
             await engine.load(Snapshot(shelved.version, lambda: iter(brought.weights.items()), since=since))
             self._taken = {name: spot.print for name, spot in shelved.spots.items()}
             # What somebody has stays in this machine's store.
-            self._bases = shelved.bases({**self._bases, **brought.bases})
+            self._kept = brought.kept
             return Fetched(brought.size, brought.tensors, seconds, min(seconds, overlapped))
 
     async def _said(self, work: Awaitable[Any]) -> Reply:

@@ -7,7 +7,7 @@ copied; to another machine the cluster moves it, several at a time, and there it
 import asyncio
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -20,7 +20,8 @@ from gnomon.types import Adapted, Snapshot
 
 Sending = Callable[[Snapshot], Snapshot]
 Item = tuple[str, Tensor, Fingerprint]
-_Sum = tuple[float, bool, Fingerprint]
+Piece = Sequence[Any]
+_How = tuple[float, bool, Fingerprint]
 _BASE, _UP, _DOWN = "|base", "|up", "|down"
 
 
@@ -34,7 +35,7 @@ class Spot:
 
 
 @dataclass(frozen=True)
-class Sum:
+class AdaptedSpot:
     """Where a weight's base and adapter lie, which whoever needs the weight merges. print: which tensor that gives."""
 
     base: Spot
@@ -44,23 +45,18 @@ class Sum:
     is_transposed: bool
     print: Fingerprint
 
-    @property
-    def spots(self) -> tuple[Spot, Spot, Spot]:
-        """All three."""
-        return self.base, self.up, self.down
-
 
 @dataclass(frozen=True)
 class Brought:
-    """What was fetched: the weights, and of those that were merged their bases, in memory that nobody may write to.
+    """What was fetched: weights, in memory that nobody may write to. kept: pieces with bases, for the next time.
 
-    size, tensors: bytes and number of what was brought here for it, without bases that were here.
+    size, tensors: bytes and number of what was brought here for it.
     """
 
     weights: Mapping[str, Tensor]
-    bases: Mapping[Spot, Tensor] = field(default_factory=dict)
-    size: int = 0
-    tensors: int = 0
+    kept: Mapping[Any, Piece]
+    size: int
+    tensors: int
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,7 @@ class Shelved:
     """
 
     version: int
-    spots: Mapping[str, Spot | Sum]
+    spots: Mapping[str, Spot | AdaptedSpot]
 
     @classmethod
     def joined(cls, parts: Sequence["Shelved"]) -> "Shelved":
@@ -92,41 +88,30 @@ class Shelved:
         """Return the names of tensors that are others than those that were ``taken``."""
         return [name for name, spot in self.spots.items() if taken.get(name) != spot.print]
 
-    def bases(self, known: Mapping[Spot, Tensor]) -> dict[Spot, Tensor]:
-        """Return of what is ``known`` the bases that adapters of this version are merged with."""
-        wanted = {spot.base for spot in self.spots.values() if isinstance(spot, Sum)}
-        return {spot: tensor for spot, tensor in known.items() if spot in wanted}
-
-    async def fetch(self, names: Collection[str], kept: Mapping[Spot, Tensor] | None = None) -> Brought:
+    async def fetch(self, names: Collection[str], kept: Mapping[Any, Piece]) -> Brought:
         """Return weights, once all of their pieces are on this machine, those with adapters merged.
 
-        kept: bases that are here already.
+        kept: pieces that are here already.
         """
-        kept = {} if kept is None else kept
-        wanted = [self.spots[name] for name in names]
-        sums = [spot for spot in wanted if isinstance(spot, Sum)]
-        needed = [spot for spot in dict.fromkeys(_single(wanted)) if spot not in kept]
-        refs = list(dict.fromkeys(spot.ref for spot in needed))
-        pieces = dict(zip(refs, await asyncio.gather(*map(awaited, refs)), strict=True))
-        found = {**kept, **{spot: _tensor(spot, pieces[spot.ref]) for spot in needed}}
+        lacking = [spot for name in names for spot in _single(self.spots[name]) if spot.ref not in kept]
+        refs = list(dict.fromkeys(spot.ref for spot in lacking))
+        pieces = {**kept, **dict(zip(refs, await asyncio.gather(*map(awaited, refs)), strict=True))}
         # Engines answer meanwhile, in a thread of their own.
-        weights = await elsewhere(lambda: {name: _weight(self.spots[name], found) for name in names})
-        bases = {one.base: found[one.base] for one in sums}
-        return Brought(weights, bases, sum(spot.print.nbytes for spot in needed), len(needed))
+        weights = await elsewhere(lambda: {name: _weight(self.spots[name], pieces) for name in names})
+        bases = {spot.base.ref for spot in self.spots.values() if isinstance(spot, AdaptedSpot)}
+        size = sum(spot.print.nbytes for spot in lacking)
+        return Brought(weights, {ref: pieces[ref] for ref in bases & pieces.keys()}, size, len(lacking))
 
     def _read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield weights: plain ones, and bases of those to be merged, piece after piece; adapters are small."""
+        """Yield weights, piece after piece; adapters, which are small, are brought here first."""
         import ray
 
         names = list(names)
-        sums = [spot for name in names if isinstance(spot := self.spots[name], Sum)]
-        small = {spot.ref: ray.get(spot.ref) for one in sums for spot in (one.up, one.down)}
-        adapters = {spot: _tensor(spot, small[spot.ref]) for one in sums for spot in (one.up, one.down)}
+        adapted = [spot for name in names if isinstance(spot := self.spots[name], AdaptedSpot)]
+        adapters = {ref: ray.get(ref) for ref in dict.fromkeys(r for s in adapted for r in (s.up.ref, s.down.ref))}
         for ref, inside in _by_piece(self.spots, names).items():
-            piece = ray.get(ref)
-            for name in inside:
-                spot = _first(self.spots[name])
-                yield name, _weight(self.spots[name], {**adapters, spot: _tensor(spot, piece)})
+            pieces = {**adapters, ref: ray.get(ref)}
+            yield from ((name, _weight(self.spots[name], pieces)) for name in inside)
 
 
 class Shelf:
@@ -154,7 +139,7 @@ class Shelf:
         lasting: tensors stay what they are until this returns; otherwise what changed is copied as it comes.
         """
         known = {name: spot.print for name, spot in self._spots.items()}
-        sums: dict[str, _Sum] = {}
+        sums: dict[str, _How] = {}
         ours = share(named, self._rank, self._size, self._piece_bytes)
         spots: dict[str, Spot] = {}
         piece, size = list[Item](), 0
@@ -173,13 +158,13 @@ class Shelf:
         self._sizes = {ref: size for ref, size in self._sizes.items() if ref in in_use}
         return Shelved(version, self._together(sums))
 
-    def _together(self, sums: Mapping[str, _Sum]) -> dict[str, Spot | Sum]:
+    def _together(self, sums: Mapping[str, _How]) -> dict[str, Spot | AdaptedSpot]:
         """Return where each weight lies."""
         parts = {name + part for name in sums for part in (_BASE, _UP, _DOWN)}
-        found: dict[str, Spot | Sum] = {name: spot for name, spot in self._spots.items() if name not in parts}
+        found: dict[str, Spot | AdaptedSpot] = {name: spot for name, spot in self._spots.items() if name not in parts}
         for name, how in sums.items():
             base, up, down = (self._spots[name + part] for part in (_BASE, _UP, _DOWN))
-            found[name] = Sum(base, up, down, *how)
+            found[name] = AdaptedSpot(base, up, down, *how)
         return found
 
     def _put(self, piece: Sequence[Item]) -> dict[str, Spot]:
@@ -238,7 +223,7 @@ def awaited(ref: Any) -> "asyncio.Future[Any]":
     return asyncio.wrap_future(ref.future())
 
 
-def _apart(named: Iterable[tuple[str, Tensor | Adapted]], sums: dict[str, _Sum]) -> Iterator[tuple[str, Tensor]]:
+def _apart(named: Iterable[tuple[str, Tensor | Adapted]], sums: dict[str, _How]) -> Iterator[tuple[str, Tensor]]:
     """Yield tensors, a weight with an adapter as its three, and note in ``sums`` what they merge to."""
     for name, weight in named:
         if isinstance(weight, Tensor):
@@ -248,28 +233,24 @@ def _apart(named: Iterable[tuple[str, Tensor | Adapted]], sums: dict[str, _Sum])
         yield from ((name + _BASE, weight.base), (name + _UP, weight.up), (name + _DOWN, weight.down))
 
 
-def _by_piece(spots: Mapping[str, Spot | Sum], names: Iterable[str]) -> dict[Any, list[str]]:
+def _by_piece(spots: Mapping[str, Spot | AdaptedSpot], names: Iterable[str]) -> dict[Any, list[str]]:
     found: dict[Any, list[str]] = {}
     for name in names:
         found.setdefault(_first(spots[name]).ref, []).append(name)
     return found
 
 
-def _first(spot: Spot | Sum) -> Spot:
-    return spot.base if isinstance(spot, Sum) else spot
+def _first(spot: Spot | AdaptedSpot) -> Spot:
+    return spot.base if isinstance(spot, AdaptedSpot) else spot
 
 
-def _single(spots: Iterable[Spot | Sum]) -> Iterator[Spot]:
-    for spot in spots:
-        yield from spot.spots if isinstance(spot, Sum) else (spot,)
+def _single(spot: Spot | AdaptedSpot) -> tuple[Spot, ...]:
+    return (spot.base, spot.up, spot.down) if isinstance(spot, AdaptedSpot) else (spot,)
 
 
-def _weight(spot: Spot | Sum, found: Mapping[Spot, Tensor]) -> Tensor:
+def _weight(spot: Spot | AdaptedSpot, pieces: Mapping[Any, Piece]) -> Tensor:
+    tensors = [from_bytes(pieces[one.ref][one.place], one.print) for one in _single(spot)]
     if isinstance(spot, Spot):
-        return found[spot]
-    base, up, down = (found[one] for one in spot.spots)
+        return tensors[0]
+    base, up, down = tensors
     return merged(Adapted(base, up, down, spot.scale, spot.is_transposed))
-
-
-def _tensor(spot: Spot, piece: Sequence[Any]) -> Tensor:
-    return from_bytes(piece[spot.place], spot.print)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +27,7 @@ from gnomon.learner.states import join, part
 from gnomon.learner.tally import LossTally, Work
 from gnomon.metrics import Last, Mean, Metrics, Sum
 from gnomon.models.load import model_writer, trainable
-from gnomon.models.merging import whole
+from gnomon.models.merging import snapshot_of
 from gnomon.models.modes import has_adapters, without_adapters
 from gnomon.models.routing import can_record
 from gnomon.threads import elsewhere
@@ -88,10 +87,11 @@ class TorchLearner:
         if critic is not None and values is not None:
             self._critic = CriticLearner(critic, values, self._optimizer, self._passes)
         self._lag = Lag()
+        self._version = 0
         # Optimizer steps made on the policy's weights, and made when `score` was last asked for the proximal policy.
-        self._version = self._updates = 0
+        self._updates = 0
         self._scored_at: int | None = None
-        # One thread for all calls: they never overlap, and OpenMP keeps one team.
+        # One thread for all calls: they never overlap, and OpenMP keeps one team of threads.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
 
     @property
@@ -141,9 +141,8 @@ class TorchLearner:
         self._version += 1
 
     def snapshot(self) -> Snapshot:
-        """Return the module's own tensors; read them before the next update."""
-        parts = partial(self._mesh.published, self._model)
-        return Snapshot(self._version, lambda: whole(parts()), parts=parts)
+        """Return the module's own tensors, adapters merged; read them before the next update."""
+        return snapshot_of(self._version, lambda: self._mesh.published(self._model))
 
     def state(self) -> State:
         """Return copies of masters and moments; the version; which frozen weights they belong to; uncounted work.

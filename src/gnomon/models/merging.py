@@ -1,12 +1,12 @@
 """A weight and a low-rank sum beside it, merged to the same bits on every machine."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
-from gnomon.types import Adapted
+from gnomon.types import Adapted, Snapshot
 
 _EXACT_BITS = 53
 _FRACTION_BITS, _BIAS = 52, 1023
@@ -52,6 +52,11 @@ def whole(named: Iterable[tuple[str, Tensor | Adapted]]) -> Iterator[tuple[str, 
     """Yield every weight as a tensor."""
     for name, weight in named:
         yield name, merged(weight) if isinstance(weight, Adapted) else weight
+
+
+def snapshot_of(version: int, parts: Callable[[], Iterator[tuple[str, Tensor | Adapted]]]) -> Snapshot:
+    """Return the weights that ``parts`` yields whenever it is called, merged or not as whoever reads them likes."""
+    return Snapshot(version, lambda: whole(parts()), parts=parts)
 
 
 def _whole(matrix: Tensor, axis: int, bits: int) -> Tensor:

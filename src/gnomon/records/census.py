@@ -115,7 +115,8 @@ def _attributes(item: object) -> Iterator[tuple[str, object]]:
         if (value := _slot(item, name)) is not None:
             yield name, value
     with contextlib.suppress(TypeError):
-        yield from vars(item).items()
+        # At once: what other threads have may change meanwhile.
+        yield from tuple(vars(item).items())
 
 
 @functools.cache

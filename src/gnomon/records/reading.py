@@ -118,8 +118,13 @@ def column(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, floa
     >>> column([{"step": 1, "a": 0.5}, {"step": 2, "a": None}, {"step": 3}], "a")
     [(1, 0.5)]
     """
-    there: list[tuple[int, Any]] = [(row["step"], row.get(name)) for row in rows]
-    return [(step, float(n)) for step, n in there if type(n) in (int, float) and -_LARGEST <= n <= _LARGEST]
+    return [(row["step"], value) for row in rows if (value := number(row, name)) is not None]
+
+
+def number(row: Mapping[str, Any], name: str) -> float | None:
+    """Return the finite number ``name`` of a row, None where it has none."""
+    value: Any = row.get(name)
+    return float(value) if type(value) in (int, float) and -_LARGEST <= value <= _LARGEST else None
 
 
 def _is_spent(budget: Any, rows: Sequence[Mapping[str, Any]]) -> bool:

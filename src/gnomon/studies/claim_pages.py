@@ -46,7 +46,7 @@ def page(name: str, claim: Claim, tested: Tested | None) -> str:
         parts.append("\n".join(_numbers(measured)))
     if claim.figure is not None and tested is not None:
         parts.append(f"![{claim.title}]({FIGURE})")
-    parts += [outdated(claim, tested)] if outdated(claim, tested) else []
+    parts += [warning] if (warning := outdated(claim, tested)) else []
     parts += [claim.remarks] if claim.remarks else []
     parts += [_missing(measured.failures)] if measured.failures else []
     if measured.inexact:

@@ -1,7 +1,7 @@
 """A comparison from its design to its page: everything checked, then the runs, then what they say."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from gnomon.assemble import questions
 from gnomon.drift import differences
 from gnomon.errors import ConfigError, DatasetError, RunDirectoryError, RunError, Stopped
+from gnomon.experiment import Experiment
 from gnomon.launch import checked, is_finished, resolved, say_whose_code
 from gnomon.models.device import resolve_device
 from gnomon.models.size import model_size
@@ -37,7 +38,6 @@ def conduct(design: Design, folder: Path, workers: int | None, console: Console)
     """
     _refuse_other_study(design, folder)
     _check_budget(design, console)
-    _refuse_spent(design, console)
     plans = {entrant.name: _plan(design, entrant, console) for entrant in design.entrants}
     setting = _setting(design, plans)
     jobs = {(e.name, seed): design.job(e, seed, folder) for seed in design.seed_numbers() for e in design.entrants}
@@ -89,13 +89,19 @@ def _plan(design: Design, entrant: Entrant, console: Console) -> Plan:
 
 
 def _check_budget(design: Design, console: Console) -> None:
+    """Refuse a budget of tokens that cannot be meant. Raises: ConfigError, before a weight is read."""
+    if design.limit.unit != "tokens":
+        return
+    experiments = {entrant.name: resolved(design.experiment(entrant)) for entrant in design.entrants}
+    _check_steps(design, experiments, console)
+    _refuse_spent(design, experiments, console)
+
+
+def _check_steps(design: Design, experiments: Mapping[str, Experiment], console: Console) -> None:
     """Refuse a budget of tokens that every run's first step is sure to pass; warn of one that a step may pass.
 
     Nothing is read or trained yet. Raises: ConfigError naming the smallest budget that is taken.
     """
-    if design.limit.unit != "tokens":
-        return
-    experiments = {entrant.name: resolved(design.experiment(entrant)) for entrant in design.entrants}
     name, most = max(((n, e.rollouts_per_step) for n, e in experiments.items()), key=lambda found: found[1])
     if design.limit.amount < most:
         raise ConfigError(
@@ -111,14 +117,13 @@ def _check_budget(design: Design, console: Console) -> None:
         )
 
 
-def _refuse_spent(design: Design, console: Console) -> None:
+def _refuse_spent(design: Design, experiments: Mapping[str, Experiment], console: Console) -> None:
     """Refuse a budget of tokens that cannot last until the first step: each answer has a token at least.
 
     Before anything but the questions is read; these are the same for every algorithm.
     """
-    experiments = {entrant.name: resolved(design.experiment(entrant)) for entrant in design.entrants}
     early = {name: experiment for name, experiment in experiments.items() if initial_answers(experiment, 1)}
-    if design.limit.unit != "tokens" or not early:
+    if not early:
         return
     name, first = next(iter(early.items()))
     say_whose_code(first, console)

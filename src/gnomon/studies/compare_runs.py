@@ -9,7 +9,7 @@ from gnomon.errors import DatasetError
 from gnomon.loop.evaluate import read_evaluations
 from gnomon.records.answers import AnswerLog, read_answered
 from gnomon.records.jsonl import read_rows
-from gnomon.records.reading import RunRecord, column
+from gnomon.records.reading import RunRecord, number
 
 STAGES = ("generate", "grade", "score", "update", "publish", "track")
 Unit = Literal["tokens", "seconds", "steps"]
@@ -172,4 +172,4 @@ def _asked(record: RunRecord) -> tuple[tuple[tuple[str, ...], ...], bool]:
 
 
 def _number(row: Mapping[str, Any], name: str) -> float:
-    return sum(value for _, value in column([{"step": 0, name: row.get(name)}], name))
+    return number(row, name) or 0.0

@@ -15,6 +15,7 @@ from torch import nn
 from gnomon.experiment import Experiment
 from gnomon.learner.parcel import packed, unpacked
 from gnomon.models.lora import LoraPlan, adapt, merged_tensors, parts, trainable
+from gnomon.models.merging import snapshot_of
 from gnomon.plans import ClusterPlan
 from gnomon.serving import load_network, one_engine
 from gnomon.studies.bench.materials import experiment_of
@@ -106,7 +107,7 @@ def _loaded(runner: asyncio.Runner, remote: _Remote, model: nn.Module) -> None:
 
 
 def _snapshot(model: nn.Module) -> Snapshot:
-    return Snapshot(next(_versions), lambda: merged_tensors(model), parts=lambda: parts(model))
+    return snapshot_of(next(_versions), lambda: parts(model))
 
 
 def _parceled(model: nn.Module) -> Snapshot:
