@@ -68,7 +68,7 @@ class Saver:
         with self.console.phase(f"saving {self.checkpoints.directory.name}/step-{step}"):
             self.background.settle()
             free, began = free_memory_bytes(), time.perf_counter()
-            states = {name: part.state() for name, part in self.parts.items()}
+            states = {n: self.learner.lend() if p is self.learner else p.state() for n, p in self.parts.items()}
             is_short = self.background.is_asynchronous and self._is_short(free, states)
             is_waited_for = is_short or not self.background.is_asynchronous
             model = self.learner.write_model if is_waited_for else self.learner.model_writer()
@@ -87,8 +87,7 @@ class Saver:
         return self.background.metrics() + Metrics.of({"time/checkpoint_copy_seconds": Sum(copied)})
 
     def _is_short(self, free: int | None, states: Mapping[str, State]) -> bool:
-        tensors = sum(tensor.nbytes for state in states.values() for tensor in state.tensors.values())
-        needed = tensors + self.learner.model_bytes
+        needed = sum(state.nbytes for state in states.values()) + self.learner.model_bytes
         if free is None or free >= needed:
             return False
         if not self._is_told:

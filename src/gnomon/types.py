@@ -8,7 +8,9 @@ Four policies, four names: *behavior* (the engine that sampled), *proximal* (the
 began), *reference* (frozen), *current* (the one with a gradient).
 """
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol
 
@@ -300,12 +302,51 @@ class Snapshot:
     parts: Callable[[], Iterator[tuple[str, Tensor | Adapted]]] | None = None
 
 
+class Loan:
+    """A tensor that another thread may read until its owner changes it, and a copy of it from then on.
+
+    Whoever lends calls `recall` before the tensor changes; whoever reads looks at it within `reading` alone, briefly,
+    for the owner waits so long, and calls `end` when it has read everything.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape, self.dtype, self.nbytes = tensor.shape, tensor.dtype, tensor.nbytes
+        self._lock = threading.Lock()
+        self._tensor: Tensor | None = tensor
+
+    @contextmanager
+    def reading(self) -> Iterator[Tensor]:
+        """Lend the tensor, with the numbers that it was lent with, for the block."""
+        with self._lock:
+            assert self._tensor is not None, "reading a tensor that was given back"
+            yield self._tensor
+
+    def recall(self) -> None:
+        """Put a copy in the tensor's place, unless everything was read."""
+        with self._lock:
+            self._tensor = None if self._tensor is None else self._tensor.clone()
+
+    def end(self) -> None:
+        """Give the tensor back."""
+        with self._lock:
+            self._tensor = None
+
+
 @dataclass(frozen=True)
 class State:
-    """What a part must find again to go on as if nothing had happened: tensors, and JSON values."""
+    """What a part must find again to go on as if nothing had happened: tensors, and JSON values.
+
+    lent: more tensors, not copied yet; never in a state that a part goes on from.
+    """
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
+    lent: Mapping[str, Loan] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensors in (self.tensors, self.lent) for tensor in tensors.values())
 
 
 class Stateful(Protocol):

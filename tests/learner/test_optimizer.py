@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from gnomon.errors import CheckpointError, ConfigError, LearnerError
+from gnomon.errors import CheckpointError, ConfigError, LearnerError, NotFiniteError
 from gnomon.learner.optimizer import Optimizer, OptimizerPlan
 
 
@@ -152,3 +152,47 @@ def test_a_state_is_a_copy():
 
     assert state.tensors["master/w"].item() == 1.0
     assert "moment1/w" not in state.tensors
+
+
+def test_what_is_lent_stays_what_it_was_through_a_step():
+    """Masters and moments are lent as they are and copied when the step comes; a step that fails copies nothing."""
+    weight = parameter(1.0, 2.0, dtype=torch.bfloat16)
+    optimizer = Optimizer([("w", weight)], OptimizerPlan(learning_rate=0.1))
+    weight.grad = torch.ones(2, dtype=torch.bfloat16)
+    optimizer.masters.parameters["w"].grad = torch.ones(2)
+    optimizer.step(0.1)
+    before = optimizer.state().tensors
+
+    lent = optimizer.lend()
+    assert lent.tensors.keys() | lent.lent.keys() == before.keys()
+    assert lent.nbytes == optimizer.state().nbytes
+    with lent.lent["master/w"].reading() as tensor:
+        assert tensor.data_ptr() == optimizer.masters.parameters["w"].data_ptr()
+    for gradient, is_copied in ((math.nan, False), (3.0, True)):
+        optimizer.masters.parameters["w"].grad = torch.full((2,), gradient)
+        if is_copied:
+            optimizer.step(0.1)
+        else:
+            with pytest.raises(NotFiniteError):
+                optimizer.step(0.1)
+        with lent.lent["master/w"].reading() as tensor:
+            assert (tensor.data_ptr() != optimizer.masters.parameters["w"].data_ptr()) == is_copied
+    after = optimizer.state().tensors
+
+    for name, loan in lent.lent.items():
+        with loan.reading() as tensor:
+            assert torch.equal(tensor, before[name])
+            assert not torch.equal(tensor, after[name])
+
+
+def test_what_is_lent_stays_what_it_was_when_another_state_comes():
+    """Restoring writes into the same memory."""
+    optimizer = Optimizer([("w", parameter(1.0, 2.0))], OptimizerPlan())
+    other = optimizer.state()
+    other.tensors["master/w"].fill_(9)
+    lent = optimizer.lend()
+    optimizer.restore(other)
+
+    with lent.lent["master/w"].reading() as tensor:
+        assert tensor.tolist() == [1.0, 2.0]
+    assert optimizer.state().tensors["master/w"].tolist() == [9.0, 9.0]

@@ -84,6 +84,10 @@ class Writing(Learner, Protocol):
         """Bytes of memory that a copy of the model takes while `model_writer` waits."""
         ...
 
+    def lend(self) -> State:
+        """Return `state` for whoever writes it down, with tensors lent where that saves a copy; see `Loan`."""
+        ...
+
     def close(self) -> None:
         """Let go of whatever computes."""
         ...

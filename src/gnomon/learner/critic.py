@@ -113,6 +113,10 @@ class CriticLearner:
         """Return masters and moments of a trunk of its own; those of a shared one are the policy's optimizer's."""
         return State() if self.is_shared else self.optimizer.state()
 
+    def lend(self) -> State:
+        """Return `state`, its tensors lent where they can be."""
+        return State() if self.is_shared else self.optimizer.lend()
+
     def check(self, state: State) -> None:
         """Raise CheckpointError when ``state`` is of another critic."""
         if not self.is_shared:

@@ -2,7 +2,7 @@
 
 import math
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +13,7 @@ from gnomon.errors import CheckpointError, NotFiniteError, check_bounds
 from gnomon.failpoints import reach
 from gnomon.learner.mesh import Mesh, agree
 from gnomon.learner.precision import Masters
-from gnomon.types import State
+from gnomon.types import Loan, State
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,7 @@ class Optimizer:
             eps=plan.epsilon,
             fused=True,
         )
+        self._loans: list[Loan] = []
         # Twice the weights: made by Adam in its first step, in the middle of the heap, they would part what is free.
         for parameter in parameters:
             self._adam.state[parameter] = _moments(parameter)
@@ -124,6 +125,7 @@ class Optimizer:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.plan.max_gradient_norm, norm)
         for group in self._adam.param_groups:
             group["lr"] = learning_rate
+        self._recall()
         self._adam.step()
         reach("optimizer")
         self.masters.drop_gradients()
@@ -152,17 +154,18 @@ class Optimizer:
         Tensors: ``master/NAME``, and once a parameter has been updated ``moment1/NAME`` and ``moment2/NAME``.
         ``steps`` Float[P], in the order of the names.
         """
-        tensors: dict[str, Tensor] = {}
-        steps = []
-        for name, master in self.masters.parameters.items():
-            tensors[f"master/{name}"] = self.masters.whole(name, master)
-            moments = self._adam.state[master]
-            steps.append(float(moments["step"]))
-            if steps[-1] > 0:
-                tensors[f"moment1/{name}"] = self.masters.whole(name, moments["exp_avg"])
-                tensors[f"moment2/{name}"] = self.masters.whole(name, moments["exp_avg_sq"])
-        tensors["steps"] = torch.tensor(steps, dtype=torch.float32)
-        return State(tensors)
+        return State(
+            {f"{kind}/{name}": self.masters.whole(name, own) for kind, name, own in self._held()}
+            | {"steps": self._steps()}
+        )
+
+    def lend(self) -> State:
+        """Return `state` with all but ``steps`` lent, where that is on the CPU and in one piece; else `state`."""
+        if not self.masters.is_lendable:
+            return self.state()
+        lent = {f"{kind}/{name}": Loan(own.detach()) for kind, name, own in self._held()}
+        self._loans += lent.values()
+        return State({"steps": self._steps()}, lent=lent)
 
     def restore(self, state: State) -> None:
         """Become the optimizer that returned ``state``; the module's parameters are rounded anew.
@@ -170,6 +173,7 @@ class Optimizer:
         Raises: CheckpointError when the state is of other parameters; nothing was changed then.
         """
         self.check(state)
+        self._recall()
         self.masters.drop_gradients()
         with torch.no_grad():
             for (name, master), steps in zip(self.masters.parameters.items(), state.tensors["steps"], strict=True):
@@ -191,6 +195,25 @@ class Optimizer:
                 "the saved optimizer belongs to another model or another set of trained parameters; the first "
                 f"of {len(unlike)} differences: {unlike[0][0].removeprefix('master/')} {unlike[0][1]}"
             )
+
+    def _held(self) -> Iterator[tuple[str, str, Tensor]]:
+        """Yield masters and moments: which, of which parameter, and what of it is here."""
+        for name, master in self.masters.parameters.items():
+            yield "master", name, master
+            moments = self._adam.state[master]
+            if float(moments["step"]) > 0:
+                yield "moment1", name, moments["exp_avg"]
+                yield "moment2", name, moments["exp_avg_sq"]
+
+    def _steps(self) -> Tensor:
+        steps = [float(self._adam.state[master]["step"]) for master in self.masters.parameters.values()]
+        return torch.tensor(steps, dtype=torch.float32)
+
+    def _recall(self) -> None:
+        """Let nobody look at what is about to change."""
+        loans, self._loans = self._loans, []
+        for loan in loans:
+            loan.recall()
 
 
 def _moments(parameter: Tensor) -> dict[str, Tensor]:

@@ -82,6 +82,12 @@ class Masters:
         """Names, and shapes of the whole parameters."""
         return {name: tuple(parameter.shape) for name, parameter in self.module_parameters.items()}
 
+    @property
+    def is_lendable(self) -> bool:
+        """Whether this process's memory holds all of them, whole and in order, as a file would."""
+        masters = self.parameters.values()
+        return self.mesh.is_whole and all(m.device.type == "cpu" and m.is_contiguous() for m in masters)
+
     def round_into_module(self) -> None:
         """Write every master, rounded to nearest, into the module's own parameter."""
         with torch.no_grad():

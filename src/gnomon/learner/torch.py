@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gnomon.algorithms.algorithm import Algorithm, Need
 from gnomon.algorithms.plans import Ewma
 from gnomon.algorithms.statistics import Statistics
-from gnomon.errors import CheckpointError, ConfigError
+from gnomon.errors import ConfigError
 from gnomon.failpoints import reach
 from gnomon.learner.average import MovingAverage
 from gnomon.learner.critic import CriticLearner, Lesson, head_of, scorer_of
@@ -23,7 +23,7 @@ from gnomon.learner.mesh import copies, here
 from gnomon.learner.optimizer import Optimizer
 from gnomon.learner.passes import Passes, measure_routing, scorer_on
 from gnomon.learner.plan import LearnerPlan
-from gnomon.learner.states import join, part
+from gnomon.learner.states import PLAIN, check_composition, join, part
 from gnomon.learner.tally import LossTally, Work
 from gnomon.metrics import Last, Mean, Metrics, Sum
 from gnomon.models.load import model_writer, trainable
@@ -34,8 +34,6 @@ from gnomon.threads import elsewhere
 from gnomon.types import Batch, Scores, Snapshot, State
 
 T = TypeVar("T")
-
-_PLAIN = {"critic": "no critic", "proximal": "no averaged proximal policy"}
 
 
 class TorchLearner:
@@ -150,13 +148,20 @@ class TorchLearner:
         The module itself is not among them: it is the masters, rounded. With LoRA only adapters are. Where they exist,
         the critic's masters and moments come as ``critic/...``, the proximal average as ``proximal/...``.
         """
-        parts = {"critic": State() if self._critic is None else self._critic.state()}
+        return self._joined(self._optimizer.state(), State() if self._critic is None else self._critic.state())
+
+    def lend(self) -> State:
+        """Return `state` with masters and moments lent, uncopied, to whoever writes them before they change."""
+        return self._joined(self._optimizer.lend(), State() if self._critic is None else self._critic.lend())
+
+    def _joined(self, own: State, critic: State) -> State:
+        parts = {"critic": critic}
         parts["proximal"] = State() if self._average is None else self._average.state()
         parts["lag"] = self._lag.state()
         work = self._mesh.total(torch.tensor([self._passes.work.computed, self._passes.work.real])).tolist()
         frozen = self._frozen.fingerprints()
         values = {"version": self._version, "frozen": dict(frozen), "work": work, "has": self._composition()}
-        return join(State(self._optimizer.state().tensors, values), parts)
+        return join(State(own.tensors, values, own.lent), parts)
 
     def restore(self, state: State) -> None:
         """Become the learner that returned ``state``, bit for bit.
@@ -371,7 +376,7 @@ class TorchLearner:
 
     def _composition(self) -> dict[str, str]:
         """Return what the state has beside the policy, in words."""
-        found = dict(_PLAIN)
+        found = dict(PLAIN)
         if self._critic is not None:
             found["critic"] = "a critic on the policy's trunk" if self._critic.is_shared else "a separate critic"
         if self._average is not None:
@@ -379,19 +384,7 @@ class TorchLearner:
         return found
 
     def _check(self, state: State) -> None:
-        saved, mine = state.values.get("has", _PLAIN), self._composition()
-        for name in mine:
-            if saved[name] != mine[name]:
-                raise CheckpointError(
-                    f"the checkpoint was made with {saved[name]}, this run has {mine[name]}; resume with the algorithm "
-                    "that the run began with"
-                )
-        saved, mine = state.values["frozen"], self._frozen.fingerprints()
-        if saved != mine:
-            raise CheckpointError(
-                f"the checkpoint was made on other frozen weights: it says {saved}, this run has {mine}; "
-                "resume with the model and reference that the run began with"
-            )
+        check_composition(state, self._composition(), self._frozen.fingerprints())
         self._optimizer.check(state)
         if self._critic is not None:
             self._critic.check(part(state, "critic"))

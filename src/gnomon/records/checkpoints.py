@@ -72,11 +72,11 @@ class Checkpoints:
         hidden = self.directory / f".tmp-{step}-{secrets.token_hex(4)}"
         try:
             hidden.mkdir()
-            write_states(hidden / "state", parts)
+            hashes = write_states(hidden / "state", parts)
             model_files(hidden)
             sync_tree(hidden)
             reach("checkpoint-manifest")
-            write_manifest(hidden, step)
+            write_manifest(hidden, step, hashes)
             os.rename(hidden, target)
             reach("checkpoint-rename")
         except BaseException as error:
@@ -144,7 +144,7 @@ class Checkpoints:
 
     def _check_space(self, parts: Mapping[str, State]) -> None:
         steps = self._steps()
-        tensors = sum(tensor.nbytes for state in parts.values() for tensor in state.tensors.values())
+        tensors = sum(state.nbytes for state in parts.values())
         needed = int(SPARE * max(size_bytes(steps[-1][1]) if steps else 0, tensors))
         free = shutil.disk_usage(self.directory).free
         if free < needed:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,16 @@ _NAMES = {_SHA256: "SHA-256", _XXH3: "XXH3"}
 _LARGE_BYTES = _BLOCK_BYTES = 1 << 20
 
 
-def write_manifest(folder: Path, step: int) -> None:
+def write_manifest(folder: Path, step: int, hashes: Mapping[Path, str] | None = None) -> None:
     """Write size and hash of every file under ``folder``; this is the last file of a checkpoint.
+
+    hashes: XXH3 of what was to be written into some of them; these are not read again.
 
     The hash is SHA-256, and XXH3 (128 bits) of files beyond 1 MiB, which takes a fifth of the time: it is there for
     accidents, and whoever could forge a file could write the manifest as well.
     """
-    files = {name: _entry(path) for name, path in _files(folder)}
+    known = {} if hashes is None else hashes
+    files = {name: _entry(path, known.get(path)) for name, path in _files(folder)}
     path = folder / NAME
     path.write_bytes(_render(FORMAT, step, files))
     sync_file(path)
@@ -108,10 +111,11 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
                 yield relative, path
 
 
-def _entry(path: Path) -> dict[str, int | str]:
+def _entry(path: Path, known: str | None) -> dict[str, int | str]:
     size = path.stat().st_size
-    kind = _XXH3 if size > _LARGE_BYTES else _SHA256
-    return {"bytes": size, kind: _hashed(path, kind)}
+    if size > _LARGE_BYTES:
+        return {"bytes": size, _XXH3: known or _hashed(path, _XXH3)}
+    return {"bytes": size, _SHA256: _hashed(path, _SHA256)}
 
 
 def _hashed(path: Path, kind: str, report: Callable[[int], None] = lambda count: None) -> str:

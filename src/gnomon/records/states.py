@@ -8,33 +8,34 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import load_file
 
 from gnomon.errors import CheckpointError
 from gnomon.failpoints import reach
+from gnomon.records.tensor_files import write_tensors
 from gnomon.types import State
 
 _PART = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def write_states(folder: Path, parts: Mapping[str, State]) -> None:
-    """Write ``PART.safetensors`` and ``PART.json`` for each part.
+def write_states(folder: Path, parts: Mapping[str, State]) -> dict[Path, str]:
+    """Write ``PART.safetensors`` and ``PART.json`` for each part; return the XXH3 of each of the first.
 
     Tensors of any type and shape come back bit for bit, on the CPU. Values come back equal: integers and floats
     exactly, NaN and infinities too; a tuple comes back as a list.
     Raises: CheckpointError for a name that the files cannot have, or a value that JSON does not have; OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    hashes: dict[Path, str] = {}
     for name, state in parts.items():
         if not _PART.fullmatch(name):
             raise CheckpointError(f"the part {name!r} needs a name of letters, digits, _ and - alone")
-        if "__metadata__" in state.tensors:
-            raise CheckpointError(f"{name} has a tensor named __metadata__, which safetensors keeps for itself")
         _check(state.values, name)
-        save_file(_owned(state.tensors), folder / f"{name}.safetensors")
+        path = folder / f"{name}.safetensors"
+        hashes[path] = write_tensors(path, {**state.tensors, **state.lent})
         (folder / f"{name}.json").write_text(json.dumps(state.values) + "\n", encoding="utf-8")
         reach("checkpoint-file")
+    return hashes
 
 
 def read_states(folder: Path) -> dict[str, State]:
@@ -51,20 +52,6 @@ def read_states(folder: Path) -> dict[str, State]:
             raise CheckpointError(f"the state {path} holds a {type(values).__name__}, not an object of values")
         parts[path.stem] = State(tensors, values)
     return parts
-
-
-def _owned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors that share no memory, which the file format refuses; each is whole and in order."""
-    owned: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in tensors.items():
-        plain = tensor.detach().cpu().contiguous()
-        storage = plain.untyped_storage()
-        if storage.data_ptr() in seen or storage.nbytes() != plain.nbytes:
-            plain = plain.clone()
-        seen.add(plain.untyped_storage().data_ptr())
-        owned[name] = plain
-    return owned
 
 
 def _check(value: Any, path: str) -> None:
