@@ -1,8 +1,6 @@
 """Reference values of every formula, made by an independent float64 program, and gradients by finite differences."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,12 +43,13 @@ from gnomon.algorithms import (
 )
 from gnomon.algorithms.statistics import Statistics
 from gnomon.metrics import EffectiveSize, Metrics
+from gnomon.studies.goldens import vectors
 from gnomon.testing import loss_and_gradient, make_batch
 from gnomon.types import Batch
 
 approx = pytest.approx
 
-GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden_vectors.json").read_text())
+GOLDEN: dict[str, Any] = vectors()
 FIXTURE = GOLDEN["fixture"]
 exact = {"rel": 1e-10, "abs": 1e-14}
 

@@ -1,7 +1,5 @@
 """Self-imitation: plain likelihood, or weighed by what the critic did not expect."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +11,10 @@ from gnomon.algorithms.imitation import imitation
 from gnomon.algorithms.plans import Replay
 from gnomon.algorithms.statistics import Statistics
 from gnomon.errors import ConfigError
+from gnomon.studies.goldens import vectors
 from gnomon.types import Batch
 
-GOLDEN = json.loads((Path(__file__).parent / "golden_vectors.json").read_text())
+GOLDEN = vectors()
 FIXTURE = GOLDEN["fixture"]
 ALL, SURPLUS = imitation(Replay()), imitation(Replay(weigh="surplus"), CriticPlan(clip=0.01))
 

@@ -1,4 +1,3 @@
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,9 +9,10 @@ from gnomon.curriculum.fixed import FixedValues, optimal_value
 from gnomon.curriculum.roster import Roster
 from gnomon.errors import ConfigError, DatasetError
 from gnomon.records.states import read_states, write_states
+from gnomon.studies.goldens import vectors
 from gnomon.types import Group
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "algorithms" / "golden_vectors.json").read_text())["a_star_po"]
+GOLDEN = vectors()["a_star_po"]
 MakeGroup = Callable[..., Group]
 REWARDS = st.lists(st.floats(-5, 5), min_size=1, max_size=10)
 

@@ -1,7 +1,5 @@
-import json
 import math
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,9 +11,10 @@ from gnomon.curriculum.roster import Roster
 from gnomon.curriculum.uniform import UniformCurriculum
 from gnomon.errors import ConfigError, DatasetError
 from gnomon.records.states import read_states, write_states
+from gnomon.studies.goldens import vectors
 from gnomon.types import Grade, Group, Rollout, Task
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "algorithms" / "golden_vectors.json").read_text())["greso"]
+GOLDEN = vectors()["greso"]
 RIGHT, WRONG, MIXED = (1.0, 1.0), (0.0, 0.0), (1.0, 0.0)
 
 

@@ -1,8 +1,6 @@
 import itertools
-import json
 import math
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +13,9 @@ from gnomon.curriculum.roster import Roster
 from gnomon.curriculum.streams import stream
 from gnomon.curriculum.tracker import ValueTracker
 from gnomon.errors import ConfigError
+from gnomon.studies.goldens import vectors
 
-VECTORS = json.loads((Path(__file__).parents[1] / "algorithms" / "golden_vectors.json").read_text())
+VECTORS = vectors()
 SPO = VECTORS["spo"]
 PAPER = Forgetting(0.875, 0.96, 0.06)
 

@@ -13,9 +13,10 @@ from gnomon.curriculum.rates import Rewards
 from gnomon.curriculum.roster import Roster
 from gnomon.curriculum.tracker import ValueTracker
 from gnomon.errors import ConfigError, DatasetError, LearnerError
+from gnomon.studies.goldens import vectors
 
 PAPER = Forgetting(0.875, 0.96, 0.06)
-GOLDEN = json.loads((Path(__file__).parents[1] / "algorithms" / "golden_vectors.json").read_text())["spo"]
+GOLDEN = vectors()["spo"]
 IDS = ["a", "b", "c", "d"]
 
 drifts = st.one_of(st.floats(0, 1), st.just(math.inf))

@@ -1,9 +1,7 @@
 """The averaged proximal policy follows the weights as the paper says, and is what `score` calls proximal."""
 
 import asyncio
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +16,9 @@ from gnomon.learner.plan import LearnerPlan
 from gnomon.learner.torch import TorchLearner
 from gnomon.models.logprobs import TokenScorer
 from gnomon.models.lora import LoraPlan, adapt
+from gnomon.studies.goldens import vectors
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "algorithms" / "golden_vectors.json").read_text())["ewma_proximal"]
+GOLDEN = vectors()["ewma_proximal"]
 AVERAGED = replace(GRPO, name="grpo-ewma", proximal=Ewma(0.5), updates=Updates(minibatches=2))
 PLAN = LearnerPlan(OptimizerPlan(learning_rate=1e-2))
 

@@ -1,7 +1,6 @@
 """The formulas: against the reference's numbers, against every preset on random batches, and free of our pieces."""
 
 import ast
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -236,10 +235,3 @@ def test_the_oracles_know_none_of_our_pieces():
                 assert name.split(".")[0] in allowed or name.startswith("gnomon.studies.oracles"), (
                     f"{path.name}: {name}"
                 )
-
-
-def test_the_shipped_reference_is_the_tested_one():
-    """The file in the package and the one beside the tests of the pieces are the same."""
-    tested = ROOT / "tests" / "algorithms" / "golden_vectors.json"
-
-    assert vectors() == json.loads(tested.read_text())
