@@ -3,7 +3,6 @@
 import fcntl
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,11 +11,10 @@ from typing import Any, Literal
 
 from gnomon.errors import DatasetError, RunDirectoryError
 from gnomon.records.directory import LOCK, RunDirectory
-from gnomon.records.jsonl import is_step, read_rows
+from gnomon.records.jsonl import is_number, is_step, read_rows
 from gnomon.records.rollouts import RecordedRollout, read_rollouts
 
 State = Literal["live", "finished", "stopped"]
-_LARGEST = sys.float_info.max
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ class RunRecord:
 
 
 def column(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:
-    """Return (step, value) of each row that has a finite ``name``.
+    """Return (step, value) of each row that has such a `number`.
 
     >>> column([{"step": 1, "a": 0.5}, {"step": 2, "a": None}, {"step": 3}], "a")
     [(1, 0.5)]
@@ -122,9 +120,9 @@ def column(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, floa
 
 
 def number(row: Mapping[str, Any], name: str) -> float | None:
-    """Return the finite number ``name`` of a row, None where it has none."""
+    """Return the number ``name`` of a row that `is_number`, None where it has none."""
     value: Any = row.get(name)
-    return float(value) if type(value) in (int, float) and -_LARGEST <= value <= _LARGEST else None
+    return float(value) if is_number(value) else None
 
 
 def _is_spent(budget: Any, rows: Sequence[Mapping[str, Any]]) -> bool:
