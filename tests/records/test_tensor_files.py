@@ -49,9 +49,10 @@ def test_every_tensor_lies_at_a_multiple_of_its_size(tmp_path: Path):
 
 
 def test_tensors_that_share_memory_or_lie_otherwise_are_written_whole(tmp_path: Path):
-    """A view, a transposed and an expanded one: each its own values."""
+    """A view, a transposed and an expanded one, single numbers with strides of their own: each its own values."""
     whole = numbers(12, 3).reshape(3, 4)
     tensors = {"whole": whole, "row": whole[1], "turned": whole.T, "spread": whole[:, :1].expand(3, 5)}
+    tensors |= {"one": torch.tensor(7).expand(1), "far": whole[1:2, 2:3], "none": whole[:0].T, "number": whole[2, 3]}
     write_tensors(tmp_path / "x", tensors)
 
     found = read(tmp_path / "x")

@@ -146,5 +146,6 @@ def _add_lent(output: _Output, loan: Loan) -> None:
 
 def _bytes(tensor: Tensor) -> "np.ndarray[Any, np.dtype[np.uint8]]":
     """Return the tensor's memory, or a copy's where that is elsewhere or in another order."""
-    plain = tensor.detach().cpu().contiguous().reshape(-1)
-    return plain.view(torch.uint8).numpy()
+    plain = tensor.detach().cpu().contiguous()
+    # A single number counts as in order whatever its stride, and only a stride of 1 can be seen as bytes.
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy()
