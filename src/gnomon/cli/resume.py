@@ -5,8 +5,10 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from gnomon.cli.restarts import add_restarts, restarted
 from gnomon.errors import ConfigError
 from gnomon.progress import working
+from gnomon.restarting import reporting
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -15,6 +17,7 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("run", type=Path, help="a run directory")
     parser.add_argument("overrides", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end and nothing else")
+    add_restarts(parser)
     given = parser.parse_intermixed_args(arguments)
     if given.overrides:
         said = shlex.join(given.overrides)
@@ -24,8 +27,12 @@ def run(arguments: Sequence[str]) -> int:
             f"{given.run}/checkpoints/step-N to begin with its weights)"
         )
 
+    if given.restarts:
+        return restarted(["resume", str(given.run), *["--json"] * given.json], given.run, given.restarts)
     with working("loading libraries", is_brief=True):
         from gnomon.cli.results import show
         from gnomon.launch import resume
 
-    return show(resume(given.run), as_json=given.json)
+    with reporting(given.report):
+        result = resume(given.run)
+    return show(result, as_json=given.json)

@@ -4,7 +4,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from gnomon.cli.restarts import add_restarts, restarted
 from gnomon.progress import working
+from gnomon.records.directory import RunDirectory
+from gnomon.restarting import reporting
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -21,15 +24,31 @@ def run(arguments: Sequence[str]) -> int:
         help="ray starts a Ray cluster here; auto, HOST:PORT, ray://HOST:PORT join one",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end and nothing else")
+    add_restarts(parser)
     given = parser.parse_intermixed_args(arguments)
+    if given.cluster == "":
+        parser.error("--cluster needs a place: ray, auto, HOST:PORT or ray://HOST:PORT")
+    if given.restarts:
+        run_dir = given.run_dir or _new_run(given.experiment, given.overrides)
+        options = [*([] if given.cluster is None else ["--cluster", given.cluster]), *["--json"] * given.json]
+        again = ["train", given.experiment, *given.overrides, "--run-dir", str(run_dir), *options]
+        return restarted(again, run_dir, given.restarts)
 
     with working("loading libraries", is_brief=True):
         from gnomon.cli.results import show
         from gnomon.experiment import load
         from gnomon.launch import train_experiment
 
-    if given.cluster == "":
-        parser.error("--cluster needs a place: ray, auto, HOST:PORT or ray://HOST:PORT")
     cluster = [] if given.cluster is None else [f'cluster="{given.cluster}"']
-    result = train_experiment(load(given.experiment, [*given.overrides, *cluster]), run_dir=given.run_dir)
+    with reporting(given.report):
+        result = train_experiment(load(given.experiment, [*given.overrides, *cluster]), run_dir=given.run_dir)
     return show(result, as_json=given.json)
+
+
+def _new_run(experiment: str, overrides: Sequence[str]) -> Path:
+    """Return where a run will be that has to be found again."""
+    names = [each.removeprefix("name=") for each in overrides if each.startswith("name=")]
+    made = RunDirectory.named(names[-1] if names else Path(experiment).stem)
+    made.close()
+    made.take_back()
+    return made.path
