@@ -43,10 +43,10 @@ GIB = 1 << 30
 class Saver:
     """Publishes checkpoints of a run's parts.
 
-    The run waits for a copy of everything in memory, then goes on; what is written, synced, hashed and named in the
-    background is that copy. So memory holds everything a second time until it is on the disk; where so much is not
-    free, the run waits for the disk instead, and says so once. One checkpoint is written at a time: a second one waits
-    for the first, before anything is copied.
+    The learner lends its masters and moments, everything else is copied, and the run goes on; what is written, synced,
+    hashed and named in the background is as it was then, for whatever is still lent is copied before it changes
+    (`Loan`). So memory may hold everything a second time; where so much is not free, the run waits for the disk
+    instead, and says so once. One checkpoint is written at a time: a second one waits for the first.
     parts: by the name they have in a checkpoint. learner: one of them, which writes the model. background: raises what
     writing raised, see there.
     """
