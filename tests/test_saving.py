@@ -302,3 +302,12 @@ def test_a_stop_whose_checkpoint_fails_does_not_say_that_it_is_saved(tmp_path: P
             train_experiment(load("tiny", QUICK), tmp_path / "run", StopRequest(signal.SIGTERM, after=1))
     finally:
         failpoints.arm("")
+
+
+def test_a_state_of_another_form_is_one_error_of_ours(tmp_path: Path, built: Built):
+    """Its hashes are right, and its values are not what this version writes."""
+    _, parts = built
+    Checkpoints(tmp_path).save(1, {name: State() for name in parts}, lambda folder: None)
+
+    with pytest.raises(CheckpointError, match=r"the part \w+ in .*step-1 is not what this version of gnomon writes"):
+        restore(parts, Found(tmp_path / "step-1", 1))

@@ -80,7 +80,10 @@ def changes(before: Mapping[str, Any], now: Card) -> list[str]:
     source = _went("gnomon's source", _short(before.get("source")), _short(now.source))
     found.append(_went("gnomon's source", _commit(before.get("code")), _commit(now.code)) or source)
     said = [change for change in found if change]
-    return [f"since the last session {', '.join(said)}: numbers can come out otherwise than without"] if said else []
+    told = [f"since the last session {', '.join(said)}: numbers can come out otherwise than without"] if said else []
+    if before.get("settings", now.settings) != now.settings:
+        told.append("the run's experiment.toml was edited since the last session: steps from here on are another's")
+    return told
 
 
 def sources_of(experiment: Experiment) -> dict[str, str]:

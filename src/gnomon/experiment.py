@@ -198,7 +198,8 @@ def read(source: str | Path) -> dict[str, Any]:
     if path.suffix != ".toml" and not path.exists():
         raise ConfigError(f"{unknown('experiment', str(source), known)}; or the path of a TOML file")
     try:
-        return parse_toml(path.read_text(encoding="utf-8"))
+        # Some editors begin a file with a mark that says it is UTF-8.
+        return parse_toml(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read the experiment {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
@@ -341,7 +342,9 @@ def parse_override(override: str) -> tuple[str, Any]:
         raise ConfigError(f"cannot read the override {override!r}: {OVERRIDE_HINT}")
     try:
         return key.replace("-", "_"), tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
+        if not isinstance(error, tomllib.TOMLDecodeError):
+            raise ConfigError(f"the value of {key} is no sound TOML: {error}") from error
         if text.strip()[:1] in _OPENING:
             raise ConfigError(
                 f"{key} = {text} is not TOML: {error}; is a bracket or a quote missing, or did the shell take one? "

@@ -1,6 +1,6 @@
 """Experiments to runs, and runs to results: what the commands and the Python interface call."""
 
-import shutil
+import hashlib
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
@@ -32,17 +32,14 @@ from gnomon.loop.budget import Meter
 from gnomon.loop.evaluate import Evaluation, read_evaluations
 from gnomon.loop.run import StopRequest
 from gnomon.models.critic import HEAD_FILE, check_critic
-from gnomon.records.answers import AnswerLog
-from gnomon.records.batches import BatchLog
 from gnomon.records.card import Card, questions_of, run_card, write_card, write_end
 from gnomon.records.checkpoints import Checkpoints, Found
 from gnomon.records.console import Console
 from gnomon.records.copying import copy_files
 from gnomon.records.directory import RunDirectory
 from gnomon.records.durable import write_durably
-from gnomon.records.jsonl import drop_after
-from gnomon.records.rollouts import RolloutLog
 from gnomon.records.sinks import check_sinks
+from gnomon.rewinding import rewind, standing
 from gnomon.sentences import foreign_code, starting_notes
 from gnomon.serving import check_serving, device_of, precision_of, said_of_device, weakened
 from gnomon.session import Session, grade_once, run_alone, walk
@@ -137,19 +134,21 @@ def resume(run: str | Path, stop: StopRequest | None = None) -> Result:
         experiment = load(directory.experiment).experiment
         device_of(experiment)  # a GPU that is not here is refused before anything is removed
         console = stack.enter_context(Console(experiment.steps))
-        standing = _standing(directory, experiment, console)
-        found, step = standing.found, standing.step
+        at = standing(directory, experiment)
+        found, step = at.found, at.step
+        for said in at.warnings(directory):
+            console.warn(said)
         for said in changed_code(latest_session(directory.path), sources_of(experiment)):
             console.warn(said)
         refuse_other_code(latest_session(directory.path), own_code_of(experiment))
-        if found is not None and standing.batches is None and _is_last(found, experiment):
+        if found is not None and at.batches is None and _is_last(found, experiment):
             spent = "" if step >= experiment.steps else ", and its budget is spent"
             console.say(f"{directory.path} is finished: {step} of {experiment.steps} steps{spent}")
             return result_of(directory)
         asked, chosen = _prepared(experiment, console)
         _refuse_other_questions(directory, asked)
-        _rewind(directory, standing)
-        console.say(f"resuming {directory.path} at step {step} of {experiment.steps}{standing.said}")
+        rewind(directory, at)
+        console.say(f"resuming {directory.path} at step {step} of {experiment.steps}{at.said}")
         return _run(Session(experiment, asked, chosen, directory, console), found, stop or StopRequest())
 
 
@@ -293,56 +292,6 @@ def _is_last(found: Found, experiment: Experiment) -> bool:
     return Meter.of(experiment.budget, found.path).is_spent
 
 
-@dataclass(frozen=True)
-class _Standing:
-    """Where a run stands.
-
-    found: its newest checkpoint; None at the very beginning. batches: of value pre-training that it has made, None when
-    that phase is over, or there is none.
-    """
-
-    found: Found | None
-    batches: int | None = None
-
-    @property
-    def step(self) -> int:
-        """Training steps done."""
-        return 0 if self.found is None else self.found.step
-
-    @property
-    def said(self) -> str:
-        """What a person is told beside the step."""
-        return "" if self.batches is None else f", after batch {self.batches} of value pre-training"
-
-
-def _standing(directory: RunDirectory, experiment: Experiment, console: Console) -> _Standing:
-    plan = experiment.checkpoints
-    found = Checkpoints(directory.checkpoints, plan.keep_last, plan.keep_every or None).newest()
-    standing = _Standing(found)
-    if found is None and (found := Checkpoints(directory.pretraining_checkpoints).newest()) is not None:
-        standing = _Standing(replace(found, step=0), found.step)
-    for warning in () if found is None else found.warnings:
-        console.warn(warning)
-    if found is None:
-        console.warn(f"{directory.path} has no checkpoint yet, so it begins again at step 0")
-    return standing
-
-
-def _rewind(directory: RunDirectory, standing: _Standing) -> None:
-    """Remove what was written after the checkpoint; it will be written again. Without one: everything."""
-    kept = -1 if standing.found is None else standing.step
-    if standing.batches is None:
-        # Over, or never saved: a crash may have left its folder behind.
-        shutil.rmtree(directory.pretraining_checkpoints, ignore_errors=True)
-    if standing.found is None or standing.batches is not None:
-        drop_after(directory.pretraining, -1 if standing.batches is None else standing.batches)
-    for path in (directory.metrics, directory.evaluations, directory.findings):
-        drop_after(path, kept)
-    AnswerLog(directory.answers).drop_after(kept)
-    RolloutLog(directory.rollouts).drop_after(kept)
-    BatchLog(directory.batches).drop_after(kept)
-
-
 def _run(session: Session, found: Found | None, stop: StopRequest) -> Result:
     experiment, directory, console = session.experiment, session.directory, session.console
     with ExitStack() as stack:
@@ -392,4 +341,5 @@ def _card(session: Session) -> Card:
         sources=sources_of(experiment),
         trusted_models=own_code_of(experiment),
         questions=stamp(session.asked.split.train),
+        settings=hashlib.sha256(session.directory.experiment.read_bytes()).hexdigest(),
     )

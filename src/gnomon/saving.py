@@ -74,7 +74,8 @@ class Saver:
             model = self.learner.write_model if is_waited_for else self.learner.model_writer()
             self._copied += time.perf_counter() - began
             files = partial(_write, [model, self.tokenizer.save])
-            self.background.begin(lambda: self.checkpoints.save(step, states, files, is_best), is_waited_for)
+            size = self.learner.model_bytes
+            self.background.begin(lambda: self.checkpoints.save(step, states, files, is_best, size), is_waited_for)
 
     def discard(self) -> None:
         """Remove all of these checkpoints, once nothing is being written."""
@@ -131,7 +132,13 @@ def restore(parts: Mapping[str, Stateful], found: Found) -> None:
             "beside; resume with the experiment, and the version of gnomon, that the run began with"
         )
     for name, part in parts.items():
-        part.restore(saved[name])
+        try:
+            part.restore(saved[name])
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(
+                f"the part {name} in {found.path} is not what this version of gnomon writes "
+                f"({type(error).__name__}: {error}); resume with the one that wrote it, or from an older checkpoint"
+            ) from error
 
 
 STATELESS: Mapping[type, str] = {

@@ -341,3 +341,17 @@ def as_nobody(*arguments: str) -> tuple[int, str]:
     with open(reader) as heard:
         said = heard.read()
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said
+
+
+@pytest.mark.parametrize("override", ["steps=" + "9" * 6000, "rewards=" + "[" * 50_000])
+def test_overrides_that_no_parser_survives(capsys: Capture, override: str):
+    """Too many digits, or brackets."""
+    assert "the value of " in refused(capsys, "plan", "tiny", override)
+
+
+def test_a_file_may_begin_with_a_mark_of_its_encoding(place: Path, capsys: Capture):
+    """As some editors write it."""
+    (place / "marked.toml").write_text('model = "tiny"\nalgorithm = "grpo"\ntask = "arithmetic"\n', "utf-8-sig")
+
+    assert main(["plan", "marked.toml"]) == 0
+    assert "steps of grpo on 'arithmetic'" in capsys.readouterr().out

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.loop.runs import broken_off, same, signaled, trace
 
-from gnomon.errors import Stopped
+from gnomon.errors import CheckpointError, Stopped
 from gnomon.experiment import load
 from gnomon.launch import resume, train_experiment
 from gnomon.loop.run import StopRequest
@@ -102,6 +102,9 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again_and_says_so(
 ):
     """Without any checkpoint, initial samples included, everything is made again, with a warning."""
     run = broken_off(whole(algorithm), tmp_path / "run", -1)
+    # As far as a run comes before its first checkpoint must be on the disk.
+    rows = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(rows[:2]))
     resume(run)
 
     assert "has no checkpoint yet, so it begins again at step 0" in capsys.readouterr().err
@@ -211,3 +214,35 @@ def test_a_signal_saves_and_exits_with_its_number(tmp_path: Path, number: signal
     resume(run)
     train_experiment(load("tiny", options), tmp_path / "whole")
     same(trace(run, steps), trace(tmp_path / "whole", steps))
+
+
+def test_lost_checkpoints_are_not_begun_again_without_a_word(tmp_path: Path, whole: Callable[[str], Path]):
+    """A folder that is gone, or a disk that is not mounted, costs no record: the run is refused and not changed."""
+    run = tmp_path / "run"
+    shutil.copytree(whole("grpo"), run)
+    shutil.rmtree(run / "checkpoints")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+
+    with pytest.raises(CheckpointError, match=r"no checkpoint, though 6 steps were made and every 1 are saved"):
+        resume(run)
+    (run / "checkpoints").write_text("")
+    with pytest.raises(CheckpointError, match="checkpoints is no folder"):
+        resume(run)
+    (run / "checkpoints").unlink()
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_what_was_changed_between_two_sessions_is_told(
+    tmp_path: Path, whole: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+):
+    """An edited experiment, and rows of metrics that are gone: the run goes on, and says so."""
+    run = broken_off(whole("grpo"), tmp_path / "run", 4)
+    rows = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join([rows[0], *rows[2:]]))
+    text = (run / "experiment.toml").read_text()
+    (run / "experiment.toml").write_text(text + "# mine\n")
+    resume(run)
+    said = " ".join(capsys.readouterr().err.split())
+
+    assert "lacks 1 of the 4 steps before this checkpoint" in said
+    assert "experiment.toml was edited since the last session" in said

@@ -336,3 +336,64 @@ def test_killed_anywhere_in_a_save_there_is_a_sound_checkpoint(tmp_path: Path, w
     assert found is not None
     assert (found.step, found.warnings) == (step, ())
     assert all(name.startswith("step-") for name in names(tmp_path))
+
+
+def test_a_manifest_that_is_no_plain_file_is_damage(tmp_path: Path):
+    """A pipe would be waited for, and a device read without end."""
+    folder = saved(tmp_path, 1).directory / "step-1"
+    manifest = folder / "manifest.json"
+    whole = manifest.read_bytes()
+    manifest.unlink()
+    os.mkfifo(manifest)
+    assert "no plain file" in str(find_damage(folder))
+    manifest.unlink()
+    manifest.symlink_to("/dev/zero")
+    assert "no plain file" in str(find_damage(folder))
+    manifest.unlink()
+    manifest.write_bytes(whole)
+    assert find_damage(folder) is None
+
+
+def test_a_dangling_link_in_the_way_is_set_aside(tmp_path: Path):
+    """It has the name that a checkpoint is to get."""
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / "step-1").symlink_to(tmp_path / "nowhere")
+    saved(folder, 1)
+
+    assert find_damage(folder / "step-1") is None
+    assert len([path for path in folder.iterdir() if path.name.startswith("damaged-step-1-")]) == 1
+
+
+def test_what_an_interrupted_save_left_is_removed_even_if_it_is_a_link(tmp_path: Path):
+    """The link goes, and nothing that it leads to."""
+    folder, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    (elsewhere / "file").write_text("mine")
+    (folder / ".tmp-1-abcd").symlink_to(elsewhere)
+    Checkpoints(folder).sweep()
+
+    assert list(folder.iterdir()) == []
+    assert (elsewhere / "file").read_text() == "mine"
+
+
+def test_a_disk_that_fails_is_told_with_the_step_and_the_folder(tmp_path: Path):
+    """An error of ours, not a bare number of the system's; what was there stays, and nothing is left of the new one."""
+    checkpoints = saved(tmp_path, 1)
+
+    def fail(folder: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(folder / "model.safetensors"))
+
+    with pytest.raises(CheckpointError, match=r"the checkpoint of step 2 in .* cannot be written: .*Input/output"):
+        checkpoints.save(2, {"learner": State()}, fail)
+    assert [path.name for path in checkpoints.directory.iterdir()] == ["step-1"]
+
+
+def test_the_first_checkpoint_asks_for_room_for_the_model_too(tmp_path: Path):
+    """Before anything is written; there is no earlier one to judge by."""
+    wanted = shutil.disk_usage(tmp_path).total * 2
+
+    with pytest.raises(OSError, match="are free; make room for") as raised:
+        Checkpoints(tmp_path / "c").save(1, {"learner": State()}, lambda folder: None, model_bytes=wanted)
+    assert raised.value.errno == errno.ENOSPC

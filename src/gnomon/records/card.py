@@ -71,7 +71,8 @@ class Card:
     None where there is no repository. source: SHA-256 of gnomon's own Python files, in a repository or not.
     foreign_code: the user's functions that it runs. trusted_models: models whose own code may run, each with what tells
     that code from any other. sources: the user's files that it runs, each with its SHA-256. questions: a stamp of what
-    it is trained on. cluster: what it computes on beside this machine, and who is let in there; "" for none.
+    it is trained on. settings: SHA-256 of the run's experiment, as the session found it. cluster: what it computes on
+    beside this machine, and who is let in there; "" for none.
     """
 
     started: str
@@ -91,6 +92,7 @@ class Card:
     trusted_models: Mapping[str, str] = field(default_factory=dict)
     source: str = ""
     questions: str = ""
+    settings: str = ""
     cluster: str = ""
 
 

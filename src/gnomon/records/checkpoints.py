@@ -55,20 +55,26 @@ class Checkpoints:
         self._warn = warn
 
     def save(
-        self, step: int, parts: Mapping[str, State], model_files: Callable[[Path], None], is_best: bool = False
+        self,
+        step: int,
+        parts: Mapping[str, State],
+        model_files: Callable[[Path], None],
+        is_best: bool = False,
+        model_bytes: int = 0,
     ) -> Path:
         """Publish the checkpoint of ``step`` and return its folder; then remove those that need not be kept.
 
         parts: each becomes ``state/PART.safetensors`` and ``state/PART.json``. model_files: writes the model into the
-        folder that it is given. is_best: keep this one until a better one comes.
-        Raises: OSError with ENOSPC when the disk is full, CheckpointError when the step has a checkpoint already;
-        earlier checkpoints are as they were, and nothing is left of this one.
+        folder that it is given. is_best: keep this one until a better one comes. model_bytes: about as many as it
+        writes.
+        Raises: OSError with ENOSPC when the disk, or a quota, is full; CheckpointError when the step has a checkpoint
+        already, or it cannot be written; earlier checkpoints are as they were, and nothing is left of this one.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         self.sweep()
         target = self.directory / f"step-{step}"
         self._clear_way(target)
-        self._check_space(parts)
+        needed = self._check_space(parts, model_bytes)
         hidden = self.directory / f".tmp-{step}-{secrets.token_hex(4)}"
         try:
             hidden.mkdir()
@@ -81,9 +87,8 @@ class Checkpoints:
             reach("checkpoint-rename")
         except BaseException as error:
             shutil.rmtree(hidden, ignore_errors=True)
-            if _is_full(error):
-                full = f"no space for the checkpoint of step {step} in {self.directory}"
-                raise OSError(errno.ENOSPC, full) from error
+            if isinstance(error, Exception) and (told := self._told(error, step, needed)) is not None:
+                raise told from error
             raise
         sync_directory(self.directory)
         if is_best:
@@ -123,6 +128,8 @@ class Checkpoints:
         """Remove what an interrupted save or removal left behind. Only the process that writes may do this."""
         if self.directory.is_dir():
             for left in [*self.directory.glob(".tmp-*"), *self.directory.glob(".removed-*")]:
+                if left.is_symlink():
+                    left.unlink()
                 shutil.rmtree(left, ignore_errors=True)
 
     def _steps(self) -> list[tuple[int, Path]]:
@@ -133,7 +140,7 @@ class Checkpoints:
         return sorted((int(match[1]), path) for match, path in named if match)
 
     def _clear_way(self, target: Path) -> None:
-        if not target.exists():
+        if not os.path.lexists(target):
             return
         damage = find_damage(target)
         if damage is None:
@@ -142,10 +149,25 @@ class Checkpoints:
         os.rename(target, aside)
         self._warn(f"the damaged checkpoint {target} was set aside as {aside.name}: {damage}")
 
-    def _check_space(self, parts: Mapping[str, State]) -> None:
+    def _told(self, error: Exception, step: int, needed: int) -> OSError | None:
+        """Return what people are told where writing ended in ``error``; None where the files are not to blame."""
+        what = f"the checkpoint of step {step} in {self.directory}"
+        if _is_full(error):
+            free = shutil.disk_usage(self.directory).free
+            return OSError(
+                errno.ENOSPC,
+                f"no space for {what}: it takes about {needed} bytes, and {free} are free now, or a quota is used up; "
+                "make room, then `gnomon resume`",
+            )
+        if isinstance(error, OSError):
+            return CheckpointError(f"{what} cannot be written: {error}; those before it are as they were")
+        return None
+
+    def _check_space(self, parts: Mapping[str, State], model_bytes: int) -> int:
+        """Return about how many bytes a checkpoint takes. Raises: OSError with ENOSPC when so many are not free."""
         steps = self._steps()
         tensors = sum(state.nbytes for state in parts.values())
-        needed = int(SPARE * max(size_bytes(steps[-1][1]) if steps else 0, tensors))
+        needed = int(SPARE * max(size_bytes(steps[-1][1]) if steps else 0, tensors + model_bytes))
         free = shutil.disk_usage(self.directory).free
         if free < needed:
             raise OSError(
@@ -153,6 +175,7 @@ class Checkpoints:
                 f"a checkpoint in {self.directory} needs {needed} bytes, and {free} are free; "
                 f"make room for {needed - free} more, then `gnomon resume`",
             )
+        return needed
 
     def _retire(self) -> None:
         # Damaged ones do not count: with one of two gone bad, removing the third would leave a single good one.

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ _FORMATS = ("gnomon-checkpoint/1", FORMAT)
 _SHA256, _XXH3 = "sha256", "xxh3_128"
 _NAMES = {_SHA256: "SHA-256", _XXH3: "XXH3"}
 _LARGE_BYTES = _BLOCK_BYTES = 1 << 20
+_LARGEST_BYTES = 1 << 24
+"""Of a manifest; a file takes about 150."""
 
 
 def write_manifest(folder: Path, step: int, hashes: Mapping[Path, str] | None = None) -> None:
@@ -43,6 +46,8 @@ def find_damage(folder: Path, is_quick: bool = False) -> str | None:
     if folder.is_symlink():
         return "it is a link to somewhere else"
     try:
+        if not stat.S_ISREG((kind := (folder / NAME).lstat()).st_mode) or kind.st_size > _LARGEST_BYTES:
+            return "its manifest is no plain file, or far too large for one"
         raw = (folder / NAME).read_bytes()
         manifest = json.loads(raw)
         # The file must be what would be written again: then no byte of the manifest itself was changed.

@@ -1,0 +1,100 @@
+"""Where a run stands that goes on, and its records as they were there."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from gnomon.errors import CheckpointError
+from gnomon.experiment import Experiment
+from gnomon.records.answers import AnswerLog
+from gnomon.records.batches import BatchLog
+from gnomon.records.checkpoints import Checkpoints, Found
+from gnomon.records.directory import RunDirectory
+from gnomon.records.jsonl import drop_after, is_step, read_rows
+from gnomon.records.rollouts import RolloutLog
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a run stands.
+
+    found: its newest checkpoint; None at the very beginning. batches: of value pre-training that it has made, None when
+    that phase is over, or there is none.
+    """
+
+    found: Found | None
+    batches: int | None = None
+
+    @property
+    def step(self) -> int:
+        """Training steps done."""
+        return 0 if self.found is None else self.found.step
+
+    @property
+    def said(self) -> str:
+        """What a person is told beside the step."""
+        return "" if self.batches is None else f", after batch {self.batches} of value pre-training"
+
+    def warnings(self, directory: RunDirectory) -> Iterator[str]:
+        """Yield what is not as a run leaves it."""
+        yield from () if self.found is None else self.found.warnings
+        if self.found is None:
+            yield f"{directory.path} has no checkpoint yet, so it begins again at step 0"
+        missing = self.step - sum(step <= self.step for step in _recorded(directory))
+        if missing > 0:
+            yield (
+                f"{directory.metrics} lacks {missing} of the {self.step} steps before this checkpoint: they were made, "
+                "and will not be made again, so curves and totals go without them"
+            )
+
+
+def standing(directory: RunDirectory, experiment: Experiment) -> Standing:
+    """Return where the run stands; nothing is changed.
+
+    Raises: CheckpointError when all checkpoints are damaged, or gone though the run went further than it can without:
+        its records would be removed, and everything begun again.
+    """
+    plan = experiment.checkpoints
+    for folder in (directory.checkpoints, directory.pretraining_checkpoints):
+        if os.path.lexists(folder) and not folder.is_dir():
+            raise CheckpointError(f"{folder} is no folder; bring back the checkpoints, or move away what is there")
+    found = Checkpoints(directory.checkpoints, plan.keep_last, plan.keep_every or None).newest()
+    if found is None and (found := Checkpoints(directory.pretraining_checkpoints).newest()) is not None:
+        return Standing(replace(found, step=0), found.step)
+    if found is None:
+        _refuse_lost(directory, plan.every)
+    return Standing(found)
+
+
+def rewind(directory: RunDirectory, at: Standing) -> None:
+    """Remove what was written after the checkpoint; it will be written again. Without one: everything."""
+    kept = -1 if at.found is None else at.step
+    if at.batches is None:
+        # Over, or never saved: a crash may have left its folder behind.
+        shutil.rmtree(directory.pretraining_checkpoints, ignore_errors=True)
+    if at.found is None or at.batches is not None:
+        drop_after(directory.pretraining, -1 if at.batches is None else at.batches)
+    for path in (directory.metrics, directory.evaluations, directory.findings):
+        drop_after(path, kept)
+    AnswerLog(directory.answers).drop_after(kept)
+    RolloutLog(directory.rollouts).drop_after(kept)
+    BatchLog(directory.batches).drop_after(kept)
+
+
+def _refuse_lost(directory: RunDirectory, every: int) -> None:
+    # A checkpoint is on the disk before the next one is begun, and that comes after its step's metrics.
+    made = max(_recorded(directory), default=0)
+    if every > 0 and made > 2 * every:
+        raise CheckpointError(
+            f"{directory.checkpoints} has no checkpoint, though {made} steps were made and every {every} are saved: "
+            "they are gone, or on a disk that is not mounted. Bring them back; or begin again as another run: "
+            f"gnomon train {directory.experiment} --run-dir DIR"
+        )
+
+
+def _recorded(directory: RunDirectory) -> set[int]:
+    """Return the steps that have metrics."""
+    if not directory.metrics.exists():
+        return set()
+    return {row["step"] for row in read_rows(directory.metrics) if is_step(row.get("step"))}
