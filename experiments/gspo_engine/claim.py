@@ -172,15 +172,20 @@ CLAIM = Claim(
     ),
     figure=Curve("reward", "Reward with recomputed and with the engine's likelihoods", "reward"),
     remarks=(
-        "**What we make of it.** With an engine in fp8 it is the other way round. The gap between engine and "
-        "learner in a response's mean log-likelihood is 0.0086 nats, not much below a token's 0.012: a rounded "
-        "weight errs the same way at every token of a response, and 2 to 20 letters are few to average over. "
-        "GSPO's widths are 3e-4 and 4e-4, a twentieth of that and less, so that used directly it clips 67% of "
-        "tokens in place of 48%, part of them before the first update, and earns 0.05 less, which the interval "
-        "puts between 0.004 and 0.098. GRPO clips at 0.2, twenty times the gap, and does not notice. So it is not "
-        "the level of the likelihood that tolerates precision but the width of the clip against the gap, and "
-        "GSPO's is the narrow one. An engine in bf16, or answers of thousands of tokens, have a smaller gap; that "
-        "was not measured here. (A ratio against the engine's likelihoods recomputes nothing, so that a direct run "
-        "has no gap of a response to show.)"
+        "**What we make of it.** With an engine in fp8 it is the other way round, and the setting has what it takes to "
+        "show it: the gap alone would put 0.8% of tokens beyond GRPO's clip, more than GRPO clips by itself, and both "
+        "algorithms learn. The gap in a response's mean log-likelihood is 0.0089 nats. GSPO's widths are 3e-4 and "
+        "4e-4, a twentieth of that and less, so that used directly it clips 64% of tokens in place of 47%, part of "
+        "them before the first update, and earns 0.036 [0.021, 0.051] less. GRPO, whose tokens should not tolerate it, "
+        "clips 1.0% in place of 0.6% and does not notice: 0.005 [-0.017, 0.027] more. The source's intuition is right "
+        "as far as it goes: errors of tokens are independent and do average out by the root of the length (0.99 [0.90, "
+        "1.08]). What was said on this page before, that a rounded weight errs the same way at every token of a "
+        "response, was a guess from two mean absolute gaps (0.0086 beside 0.012) and is wrong; few tokens make most of "
+        "the gap (the largest 2% make 0.65 to 0.75 of its square), and a response that holds one is off by it divided "
+        "by its length. But GSPO's clip is 670 times narrower than GRPO's, and the root of the length is 4.6 at most "
+        "here: so it is not the level of the likelihood that tolerates precision but the width of the clip against the "
+        "gap. By the root of the length alone answers would have to be 500 times as long, some 6,000 tokens, for this "
+        "gap to fall to 4e-4; an engine in bf16 has a smaller one. Neither was measured here. (A ratio against the "
+        "engine's likelihoods recomputes nothing, so that a direct run has no gap of a response to show.)"
     ),
 )
