@@ -80,3 +80,24 @@ def test_remarks_on_other_numbers_are_marked_until_they_are_changed(tmp_path: Pa
     look(other.replace("b is two", "b is three"))
 
     assert warnings == [(False, False)] * 2 + [(True, True)] * 3 + [(False, False)] * 2
+
+
+@pytest.mark.parametrize(
+    ("values", "is_rate", "said"),
+    [
+        (
+            {0: 0.1, 1: 0.9},
+            False,
+            "interval of it. It knows of no range: that of a rate or a fraction may reach beyond",
+        ),
+        ({0: 0.0, 1: 1.0}, True, "0 or 1. Shares of runs are judged by Wilson's interval, which does not."),
+        ({0: 0.1, 1: 1.2}, False, "mean over 2 seeds and Student's 95% interval of it:"),
+        ({0: 0.5}, False, "mean over 1 seeds and Student's 95% interval of it:"),
+    ],
+)
+def test_a_page_says_that_intervals_of_shares_know_no_range(values: dict[int, float], is_rate: bool, said: str):
+    """0.1 and 0.9 are 0.5 +- 12.7 x 0.4, far beyond 0 and 1; 1.2 is no share, and one seed has no interval."""
+    claim = Claim("t", "c", "s", "p", lambda place: Measured(), (Level("more", "a", "x", above=0.0, is_rate=is_rate),))
+    tested = Latest(Measured({"a": {"x": values}}), "2026-01-01", "m", {}, 1.0)
+
+    assert said in page("t", claim, tested)

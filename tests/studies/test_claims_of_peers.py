@@ -20,7 +20,7 @@ from gnomon.studies.gradient_noise import noise_by_length, weights_add
 from gnomon.studies.measured import Measured, NotMeasured
 from gnomon.studies.rescored import Answers, routers_share, won_back
 from gnomon.studies.stretches import LETTERS, lowest_after_best, write_stretches
-from gnomon.studies.valued import CRITIC_ARMS, explained
+from gnomon.studies.valued import CRITIC_ARMS, Pace, explained
 from gnomon.tasks.split import HeldOut
 from gnomon.tasks.table import TableTask
 from gnomon.testing import make_batch
@@ -84,6 +84,16 @@ def test_every_arm_of_the_ablation_is_an_experiment(name: str):
 
     assert algorithm.updates.total == 4
     assert (algorithm == load("tiny", CRITIC_ARMS["vapo"]).experiment.algorithm) == (name == "vapo")
+
+
+@pytest.mark.parametrize("name", ["vapo", "ppo", "grpo", "the review's"])
+def test_a_pace_says_how_many_updates_a_step_has(name: str):
+    """Four are each arm's own; two are said over them, of the policy and of a critic where there is one."""
+    two = load("tiny", CRITIC_ARMS[name] + Pace(minibatches=2).overrides(name)).experiment.algorithm
+
+    assert Pace().overrides(name) == ()
+    assert two.updates.total == 2
+    assert (two.critic.updates.total if two.critic else None) == (None if name == "grpo" else 2)
 
 
 def test_what_is_kept_of_the_best_reward(tmp_path: Path):

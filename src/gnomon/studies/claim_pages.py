@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gnomon.studies.claim_folders import FIGURE, PAGE, ClaimFolder, Tested, write_text
 from gnomon.studies.claim_remarks import is_outdated
-from gnomon.studies.claims import Claim, Expectation, Outcome, Verdict
+from gnomon.studies.claims import Claim, Expectation, Level, Outcome, Verdict
 from gnomon.studies.measured import Measured, NotMeasured
 
 VERDICTS = {
@@ -42,7 +42,8 @@ def page(name: str, claim: Claim, tested: Tested | None) -> str:
     if measured.names:
         seeds = sorted({len(s) for found in measured.numbers.values() for s in found.values()})
         spoken = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-        parts.append(f"**Measured**, mean over {spoken} seeds and Student's 95% interval of it:")
+        range_of = _legend(claim, measured)
+        parts.append(f"**Measured**, mean over {spoken} seeds and Student's 95% interval of it{range_of}")
         parts.append("\n".join(_numbers(measured)))
     if claim.figure is not None and tested is not None:
         parts.append(f"![{claim.title}]({FIGURE})")
@@ -121,6 +122,23 @@ def _expected(head: str, expectations: Sequence[Expectation], outcomes: Sequence
     for expectation, outcome in zip(expectations, outcomes, strict=True):
         lines.append(f"| {_cell(expectation.says)} | {_cell(outcome.measured)} | {outcome.word} |")
     return lines
+
+
+def _legend(claim: Claim, measured: Measured) -> str:
+    """Return how the sentence about the interval ends: with a warning where a number is, or may be, a share.
+
+    A share cannot be told from its name: what no seed of any arm has outside of 0 to 1 is taken for one.
+    """
+    seen: dict[str, list[float]] = {}
+    for numbers in measured.numbers.values():
+        for name, by_seed in numbers.items():
+            seen.setdefault(name, []).extend(by_seed.values())
+    if not any(len(values) > 1 and all(0 <= value <= 1 for value in values) for values in seen.values()):
+        return ":"
+    judged = (*claim.checks, *claim.expectations)
+    has_rates = any(isinstance(expectation, Level) and expectation.is_rate for expectation in judged)
+    wilson = " Shares of runs are judged by Wilson's interval, which does not." if has_rates else ""
+    return f". It knows of no range: that of a rate or a fraction may reach beyond 0 or 1.{wilson}"
 
 
 def _numbers(measured: Measured) -> list[str]:

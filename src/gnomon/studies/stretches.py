@@ -90,6 +90,11 @@ def held_out_at(step: int | None = None) -> Callable[[RunRecord], float]:
     return lambda record: fmean(_held_out_rates(record.path, step))
 
 
+def held_out_gain(record: RunRecord) -> float:
+    """Return how far the exact mean success rate on held-out questions ended above where the run began."""
+    return held_out_at()(record) - held_out_at(0)(record)
+
+
 @cache
 def _held_out_rates(run: Path, step: int | None) -> tuple[float, ...]:
     return tuple(checkpoint_rates(RunRecord(run), step))

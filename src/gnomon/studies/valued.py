@@ -1,6 +1,7 @@
 """Critics on questions whose answers are short or ten times as long: the arms of VAPO's ablation, and what is read."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -18,8 +19,9 @@ from gnomon.studies.measured import NotMeasured
 from gnomon.studies.reward_model import reward_model
 from gnomon.studies.stretches import MARKED_HELD_OUT, held_out_at, stretch_experiment, write_stretches
 
-ALPHA, FIXED, STEPS, LEARNING_RATE = 0.5, 0.5, 24, 1e-3
-OTHERS = ("grpo", "dapo", "the review's")
+ALPHA, FIXED = 0.5, 0.5
+WITHOUT_CRITIC = ("grpo", "dapo")
+OTHERS = (*WITHOUT_CRITIC, "the review's")
 FULL = "vapo"
 QUARTERS = ("first", "second", "third", "last")
 _FOUR = "algorithm.updates.minibatches=4"
@@ -61,16 +63,45 @@ CRITIC_ARMS: Mapping[str, tuple[str, ...]] = {
 A critic with a trunk of its own begins as a reward model; the arms of `OTHERS` have none."""
 
 
-def critic_arms(names: Sequence[str]) -> Callable[[Path, int], list[Arm]]:
-    """Return what makes these arms for a seed; seeds share three warm models."""
+@dataclass(frozen=True)
+class Pace:
+    """How the arms are trained.
+
+    rate: learning rate of the policy. steps: each of so many ``answers``. minibatches: a step's, of policy and critic.
+    models: warm models that the seeds share; None is one for each seed.
+    """
+
+    rate: float = 1e-3
+    steps: int = 24
+    answers: int = 64
+    minibatches: int = 4
+    models: int | None = 3
+
+    def overrides(self, name: str) -> tuple[str, ...]:
+        """Return what is said over an arm's own four minibatches."""
+        whose = ("algorithm",) if name in WITHOUT_CRITIC else ("algorithm", "algorithm.critic")
+        return () if self.minibatches == 4 else tuple(f"{one}.updates.minibatches={self.minibatches}" for one in whose)
+
+
+HASTY = Pace()
+"""In which PPO loses what it could do, and nobody learns reliably: the noise of 16 answers an update."""
+
+
+def critic_arms(names: Sequence[str], pace: Pace = HASTY) -> Callable[[Path, int], list[Arm]]:
+    """Return what makes these arms for a seed."""
 
     def arms(folder: Path, seed: int) -> list[Arm]:
-        base = {**stretch_experiment(folder, seed % 3, is_marked=True), "steps": STEPS}
+        model = seed if pace.models is None else seed % pace.models
+        base = {**stretch_experiment(folder, model, is_marked=True), "steps": pace.steps}
+        base["rollouts_per_step"] = pace.answers
         base["records"] = {"batches": True}
-        base["learner"] = {"precision": "fp32", "optimizer": {"learning_rate": LEARNING_RATE}}
+        base["learner"] = {"precision": "fp32", "optimizer": {"learning_rate": pace.rate}}
         first = reward_model(Path(base["model"]), write_stretches(folder, True), folder, MARKED_HELD_OUT)
         begins = (f"algorithm.critic.initial={first}",)
-        return [Arm(name, base, CRITIC_ARMS[name] + (() if name in OTHERS else begins)) for name in names]
+        return [
+            Arm(name, base, CRITIC_ARMS[name] + (() if name in OTHERS else begins) + pace.overrides(name))
+            for name in names
+        ]
 
     return arms
 
