@@ -3,7 +3,7 @@
 from gnomon.studies.arms import Curve, Runs, smooth, whole
 from gnomon.studies.claims import Claim, Gain, Level
 from gnomon.studies.stretches import lowest_after_best
-from gnomon.studies.valued import ALPHA, FIXED, FULL, HELD_OUT, Pace, critic_arms, explained
+from gnomon.studies.valued import ALPHA, CALM, FIXED, FULL, HELD_OUT, critic_arms, explained
 
 NAMES = (
     FULL,
@@ -20,7 +20,7 @@ NAMES = (
 )
 
 
-PACE = Pace(rate=1e-3, steps=12, answers=128, minibatches=2, models=None)
+PACE = CALM
 SEEDS = tuple(range(3, 13))
 
 

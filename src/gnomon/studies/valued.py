@@ -86,6 +86,9 @@ class Pace:
 HASTY = Pace()
 """In which PPO loses what it could do, and nobody learns reliably: the noise of 16 answers an update."""
 
+CALM = Pace(rate=1e-3, steps=12, answers=128, minibatches=2, models=None)
+"""In which GRPO learns and PPO falls behind, over the first steps."""
+
 
 def critic_arms(names: Sequence[str], pace: Pace = HASTY) -> Callable[[Path, int], list[Arm]]:
     """Return what makes these arms for a seed."""
