@@ -27,8 +27,9 @@ CLAIM = Claim(
         "The setting of `vapo_ablation` in which GRPO learns and PPO falls behind (learning rate 0.001, 12 steps of "
         "128 answers in two minibatches; its page says the rest and how it was chosen), and its very runs of VAPO, "
         "PPO, and GRPO, which has no critic and shows what the rate does by itself: ten seeds, each with a model of "
-        "its own. How they ended held out was known when this was written; how many of them crashed was not, and nobody had "
-        "looked. A run has crashed when the mean reward of five steps falls below half of the best five before, when "
+        "its own. How they ended held out was known when this was written; how many of them crashed was not, and "
+        "nobody had looked. A run has crashed when the mean reward of five steps falls below half of the best five "
+        "before, when "
         f"its held-out rate ends below half of the {BEGAN} that it was taught, or when it ends before its last step. "
         "Expectations and bounds are those of the settings before. At 3e-4, with critics that began at zero, none of "
         "twelve runs of PPO or VAPO crashed: all kept nine tenths of their best. At 0.001 with 24 steps of 64 answers "
@@ -68,5 +69,14 @@ CLAIM = Claim(
         Gain("a run of PPO crashes more often than one of VAPO", FULL, "ppo", "crashed", above=0.0),
     ),
     figure=Curve("reward", "Reward of ten seeds, in a band from the lowest to the highest", "reward"),
-    remarks="**What we make of it.** Not written yet.",
+    remarks=(
+        "**What we make of it.** Where a method without a critic learns, nobody crashes: 0 of 10 runs of VAPO, of PPO "
+        "and of GRPO. VAPO ends 0.20 [0.11, 0.29] above PPO, which falls behind in the first steps and does not fall "
+        "down. At a rate too high for anybody, half of PPO's runs crash and hardly any of VAPO's, in two settings of "
+        "seeds before this one; so what is borne out is that VAPO is the sturdier of the two, and not that PPO often "
+        "crashes where there is something to be learned. Nor does a critic make a run sturdier than none: GRPO ends "
+        "0.04 below VAPO here and crashes as seldom. PPO's critic explains 0.10 [-0.03, 0.24] of the last quarter of "
+        "answers at the start, so that it knows nothing is not decided. What the test cannot say: twelve steps are the "
+        "beginning only, and the source's runs are of thousands, with answers of thousands of tokens."
+    ),
 )
