@@ -23,20 +23,21 @@ METHODS = {
 GIVEN = (f"steps={STEPS}", f"learner.optimizer.learning_rate={RATE}", "rollouts_per_step=64", "evaluation.samples=1")
 
 
-JUDGED = {
-    "naive": ("0", "4", "16", "unbounded"),
+RUN = {
+    "naive": ("0", "4", "8", "16", "unbounded"),
     "decoupled": ("4", "8", "16", "unbounded"),
+    "gspo": ("0", "1", "2", "4", "8", "16", "unbounded"),
     "p3o": ("0", "4", "8", "16", "unbounded"),
 }
-"""The arms that an expectation or a check is about."""
+"""The arms that are run: all that an expectation or a check is about, and GSPO's, of which nothing is foretold."""
 
 
 def arms(folder: Path, seed: int) -> list[Arm]:
-    """Each method at each bound that is judged; without staleness decoupled is naive."""
+    """Each method at the bounds it is run at; without staleness decoupled is naive."""
     base = family_experiment("sorting", folder, rate=0.4)
     return [
         Arm(f"{method}, {bound}", base, (*METHODS[method], *GIVEN, f"max_staleness={BOUNDS[bound]}"))
-        for method, bounds in JUDGED.items()
+        for method, bounds in RUN.items()
         for bound in bounds
     ]
 
