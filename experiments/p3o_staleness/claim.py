@@ -141,7 +141,8 @@ CLAIM = Claim(
     remarks=(
         "**What we make of it.** With ten seeds it is decided that the naive objective is hurt: it loses 0.13 at 4 "
         "[0.07, 0.20] and as much at 16 (0.13 [0.05, 0.22]), a quarter of what it reaches without staleness, so that "
-        "staleness beyond 4 steps costs no more (0.18 [0.11, 0.26] at 8). Whether it is 0.1 or more stays open by a hair. And it is decided "
+        "staleness beyond 4 steps costs no more (0.18 [0.11, 0.26] at 8). Whether it is 0.1 or more stays open by a "
+        "hair. And it is decided "
         "that the decoupled objective does not keep what AReaL says it keeps: it loses 0.20 [0.13, 0.27] at 4 and "
         "0.22 [0.16, 0.29] at 8, and at 16 it does not end 0.05 above the naive one (-0.08 [-0.20, 0.03]). A reason "
         "would be that the naive clip is against what sampled and so stops tokens that have gone far, while the "
