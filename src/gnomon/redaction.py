@@ -5,10 +5,9 @@ import html
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
 from urllib.parse import quote, quote_plus
 
 SHORTEST = 8
@@ -84,14 +83,15 @@ class _Sight:
 
     name: str
     needle: str
-    pattern: re.Pattern[str] | None = None
+    pattern: str | None = None
 
     def taken_from(self, text: str) -> str:
         if self.needle not in text:
             return text
         if self.pattern is None:
             return text.replace(self.needle, f"[{self.name}]")
-        return self.pattern.sub(lambda _: f"[{self.name}]", text)
+        # Compiled where it is needed alone: that takes longer than to look for the needle.
+        return re.sub(self.pattern, lambda _: f"[{self.name}]", text)
 
 
 @lru_cache(maxsize=8)
@@ -100,7 +100,7 @@ def _sights(secrets: tuple[tuple[str, str], ...]) -> tuple[_Sight, ...]:
     found: dict[str, tuple[int, _Sight]] = {}
     for name, value in sorted(secrets, key=lambda secret: -len(secret[1])):
         for size, sight in (*_plainly(name, value), *_encoded(name, value)):
-            found.setdefault(sight.pattern.pattern if sight.pattern else sight.needle, (size, sight))
+            found.setdefault(sight.pattern or sight.needle, (size, sight))
     return tuple(sight for _, sight in sorted(found.values(), key=lambda one: -one[0]))
 
 
@@ -113,13 +113,15 @@ def _plainly(name: str, value: str) -> Iterator[tuple[int, _Sight]]:
     cases = (spread.upper(), spread.lower()) if len(value) >= 2 * SHORTEST else ()
     for said in dict.fromkeys((value, spread, *cases, *alone)):
         parts = said.split()
-        for first, second in product(_WRITTEN, _WRITTEN):
-            if sum(map(len, parts)) < SHORTEST:
-                yield len(said), _Sight(name, second(first(said)))
-                continue
-            written = [second(first(part)) for part in parts]
-            pattern = re.compile(_GAP.join(map(re.escape, written))) if len(parts) > 1 else None
+        once = _forms((tuple(parts if sum(map(len, parts)) >= SHORTEST else [said]),))
+        for written in _forms(once):
+            pattern = _GAP.join(map(re.escape, written)) if len(written) > 1 else None
             yield sum(map(len, written)) + len(parts), _Sight(name, max(written, key=len), pattern)
+
+
+def _forms(texts: Iterable[tuple[str, ...]]) -> Iterable[tuple[str, ...]]:
+    """Return each way to write each of the texts, once."""
+    return dict.fromkeys(tuple(map(write, parts)) for parts in texts for write in _WRITTEN)
 
 
 def _encoded(name: str, value: str) -> Iterator[tuple[int, _Sight]]:
@@ -135,7 +137,7 @@ def _encoded(name: str, value: str) -> Iterator[tuple[int, _Sight]]:
         core = whole[before and before + 1 : len(whole) if is_even else -1]
         head, end = _BASE64 + "?" if before else "", "" if is_even else _BASE64 + "?"
         for said in (core, core.translate(str.maketrans("+/", "-_"))):
-            yield len(said), _Sight(name, said, re.compile(f"{head}{re.escape(said)}{end}={{0,2}}"))
+            yield len(said), _Sight(name, said, f"{head}{re.escape(said)}{end}={{0,2}}")
 
 
 _WRITTEN: tuple[Callable[[str], str], ...] = (
