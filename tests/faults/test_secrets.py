@@ -47,11 +47,11 @@ def score(prompt, completion, **more):
     if number == 2:
         return str(seen)
     if number == 3:
-        raise ValueError(base64.b64encode(str(seen[-1]).encode()).decode())
+        raise ValueError(base64.b64encode(os.environ["WEIRD_TOKEN"].encode()).decode())
     if number == 4:
         return seen[number // 2]
     if number == 5:
-        raise ValueError(seen[-1])
+        raise ValueError(os.environ["WEIRD_TOKEN"])
     return 0.1 * number
 """
 
