@@ -1,18 +1,34 @@
 """Secrets taken out of text before it is written or shown."""
 
+import base64
+import html
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from urllib.parse import quote, quote_plus
 
 SHORTEST = 8
-_WORDS = {
-    "KEY", "KEYS", "APIKEY", "TOKEN", "TOKENS", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL",
-    "CREDENTIALS", "PAT", "AUTH",
-}  # fmt: skip
+# What a part of a name between underscores, without digits at its end, is, ends with or holds when it says "secret".
+_WORD = re.compile(
+    r"KEYS?|PAT|CRED|(?:O|BASIC)?AUTH|AUTHORIZATION"
+    r"|\w*(?:API|ACCESS|AUTH|PRIV|PRIVATE|SECRET|SIGN|SIGNING|ENCRYPTION|MASTER|ACCOUNT|SSH|PASS)KEYS?"
+    r"|(?!\w*(?:BY|COM|TRES|SUR|OVER|UNDER|ASK)PASS)\w*PASS|\w*(?:PWD|CREDS|DSN|COOKIES?)"
+    r"|\w*(?:PASSWORD|PASSWD|PASSPHRASE|PASSCODE|CREDENTIAL|SECRET|JWT|BEARER|WEBHOOK|MNEMONIC)\w*"
+    r"|\w*TOKEN(?!I[SZ])\w*"
+)
+_PHRASE = re.compile(r"CONN(?:ECTION)?_?STR(?:ING)?(?![A-Z])")
+# The shell's own folders; and how many tokens there are of something.
+_FOLDERS = {"PWD", "OLDPWD"}
+_COUNT = re.compile(r"[\d.,_ ]+")
+_PRIVATE = "-----BEGIN "
 _SETTINGS = ("api_key", "apikey", "access_key", "access_token", "auth_token", "secret", "password", "passwd")
 # A name and a password before a host; and the forms that providers give to their keys.
-_ADDRESS = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
+# One slash is enough, for a path has no more; a password may hold "@" itself.
+_LOGIN = r"""(:/{1,2})[^/\s:@]*:([^/\s@]+(?:@[^/\s@"'<>,;()]+)*)(?=@)"""
+_ADDRESS = re.compile(_LOGIN)
 _SHAPES = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}"
     r"|AKIA[0-9A-Z]{16}|AIza[A-Za-z0-9_-]{30,}|xox[abprs]-[A-Za-z0-9-]{10,}|glpat-[A-Za-z0-9_-]{20,}"
@@ -24,26 +40,118 @@ _UNSEEN = re.compile(
 )
 
 
-def without_secrets(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """Return ``text`` with ``[NAME]`` for each value of an environment variable whose name says that it is a secret.
+# What a break between two lines, or a space, becomes where text is joined, quoted or escaped; nothing at all too.
+_GAP = r"(?:\s|\\+(?:[nrtvf]|x[0-9a-f]{2}|u[0-9a-f]{4}))*"
+_BASE64 = "[A-Za-z0-9+/_-]"
+_MARGIN = 2**16
+"""Bytes before a tail that are read too, so that no secret is cut by its beginning."""
 
-    Such a name has a word like KEY, TOKEN, SECRET or PASSWORD between underscores; a value has 8 characters at least,
-    for a short one would be found everywhere. What nobody ever wrote down cannot be read from a record, so this also
-    holds for what a program of the user's, a library or a server said in an error.
+
+def without_secrets(text: str, environment: Mapping[str, str] | None = None) -> str:
+    """Return ``text`` with ``[NAME]`` for each value of an environment variable that holds a secret.
+
+    Its name says so (`is_secret_name`), or its value begins as a private key does; of an address with a password, the
+    password. A value has 8 characters at least, for a short one would be found everywhere. It is found whatever white
+    space joins its lines, line by line, as Python, JSON, HTML, a shell or an address writes it, in upper and lower
+    case, and in base64. What nobody ever wrote down cannot be read from a record, so this also holds for what a program
+    of the user's, a library or a server said in an error. Redact before text is cut: a part of a secret is not found.
 
     >>> without_secrets("refused: 1234567890", {"JUDGE_API_KEY": "1234567890", "TOKENIZERS_PARALLELISM": "12345678"})
     'refused: [JUDGE_API_KEY]'
     """
     given = os.environ if environment is None else environment
-    found = {value: name for name, value in given.items() if len(value) >= SHORTEST and is_secret_name(name)}
-    # As it stands in what Python shows and in JSON too, where quotes and backslashes are written in another way.
-    found |= {repr(value)[1:-1]: name for value, name in found.items()}
-    found |= {json.dumps(value)[1:-1]: name for value, name in found.items()}
-    # The longest first: one secret may begin with another.
-    for value in sorted(found, key=len, reverse=True):
-        if value in text:
-            text = text.replace(value, f"[{found[value]}]")
+    for sight in _sights(tuple(_secrets(given))):
+        text = sight.taken_from(text)
     return text
+
+
+def _secrets(given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield names and secret values."""
+    for name, value in given.items():
+        if len(value.strip()) < SHORTEST:
+            continue
+        if is_secret_name(name) or value.lstrip().startswith(_PRIVATE):
+            if not ("TOKENS" in name.upper() and _COUNT.fullmatch(value)):
+                yield name, value
+        elif ":/" in value:
+            yield from ((name, login[2]) for login in _ADDRESS.finditer(value) if len(login[2]) >= SHORTEST)
+
+
+@dataclass(frozen=True)
+class _Sight:
+    """One way in which a secret can stand in a text. pattern: None where it is the needle and nothing else."""
+
+    name: str
+    needle: str
+    pattern: str | None = None
+
+    def taken_from(self, text: str) -> str:
+        if self.needle not in text:
+            return text
+        if self.pattern is None:
+            return text.replace(self.needle, f"[{self.name}]")
+        # Compiled where it is needed alone: that takes longer than to look for the needle.
+        return re.sub(self.pattern, lambda _: f"[{self.name}]", text)
+
+
+@lru_cache(maxsize=8)
+def _sights(secrets: tuple[tuple[str, str], ...]) -> tuple[_Sight, ...]:
+    """Return what to look for, the longest first: one secret may begin with another."""
+    found: dict[str, tuple[int, _Sight]] = {}
+    for name, value in sorted(secrets, key=lambda secret: -len(secret[1])):
+        for size, sight in (*_plainly(name, value), *_encoded(name, value)):
+            found.setdefault(sight.pattern or sight.needle, (size, sight))
+    return tuple(sight for _, sight in sorted(found.values(), key=lambda one: -one[0]))
+
+
+def _plainly(name: str, value: str) -> Iterator[tuple[int, _Sight]]:
+    """Yield a value, its lines, and both in upper and lower case, as each program writes them."""
+    # Keys of several lines are often kept in one, with a backslash and an n between them.
+    spread = value.replace("\\r", "").replace("\\n", "\n") if "-----" in value else value
+    lines = [line.strip() for line in spread.splitlines()]
+    alone = [line for line in lines if len(line) >= SHORTEST and not line.startswith("-----")] if len(lines) > 1 else []
+    cases = (spread.upper(), spread.lower()) if len(value) >= 2 * SHORTEST else ()
+    for said in dict.fromkeys((value, spread, *cases, *alone)):
+        parts = said.split()
+        once = _forms((tuple(parts if sum(map(len, parts)) >= SHORTEST else [said]),))
+        for written in _forms(once):
+            pattern = _GAP.join(map(re.escape, written)) if len(written) > 1 else None
+            yield sum(map(len, written)) + len(parts), _Sight(name, max(written, key=len), pattern)
+
+
+def _forms(texts: Iterable[tuple[str, ...]]) -> Iterable[tuple[str, ...]]:
+    """Return each way to write each of the texts, once."""
+    return dict.fromkeys(tuple(map(write, parts)) for parts in texts for write in _WRITTEN)
+
+
+def _encoded(name: str, value: str) -> Iterator[tuple[int, _Sight]]:
+    """Yield a value as it stands in an address, and in base64, of itself and within something longer."""
+    content = value.strip().encode("utf-8", "surrogateescape")
+    for percent in (quote(content, safe=""), quote(content), quote_plus(content)):
+        for said in (percent, re.sub("%..", lambda code: code[0].lower(), percent)):
+            yield len(said), _Sight(name, said)
+    for before in range(3):
+        # The characters at both ends also depend on what stands before and after: those are taken along unseen.
+        whole = base64.b64encode(b"\0" * before + content).decode().rstrip("=")
+        is_even = (before + len(content)) % 3 == 0
+        core = whole[before and before + 1 : len(whole) if is_even else -1]
+        head, end = _BASE64 + "?" if before else "", "" if is_even else _BASE64 + "?"
+        for said in (core, core.translate(str.maketrans("+/", "-_"))):
+            yield len(said), _Sight(name, said, f"{head}{re.escape(said)}{end}={{0,2}}")
+
+
+_WRITTEN: tuple[Callable[[str], str], ...] = (
+    str,
+    lambda value: repr(value)[1:-1],
+    lambda value: ascii(value)[1:-1],
+    lambda value: json.dumps(value)[1:-1],
+    lambda value: json.dumps(value, ensure_ascii=False)[1:-1],
+    lambda value: value.replace("'", "'\"'\"'"),
+    html.escape,
+    # As it stands in a text that holds both kinds of quotes.
+    lambda value: repr(value + "'\"")[1:-4],
+    lambda value: ascii(value + "'\"")[1:-4],
+)
 
 
 def for_people(text: str) -> str:
@@ -52,7 +160,7 @@ def for_people(text: str) -> str:
     >>> for_people("cannot reach http://me:pass@host/v1")
     'cannot reach http://[secret]@host/v1'
     """
-    return visible(_SHAPES.sub("[secret]", _ADDRESS.sub("[secret]", without_secrets(text))))
+    return visible(_SHAPES.sub("[secret]", _ADDRESS.sub(r"\1[secret]", without_secrets(text))))
 
 
 def visible(text: str) -> str:
@@ -70,22 +178,43 @@ def visible(text: str) -> str:
 def shortened(text: str, longest: int) -> str:
     """Return ``text``; where it is longer than ``longest`` its beginning, its end, and how much lies between them.
 
+    Secrets are taken out of what is cut, since nobody would know a half of one again.
+
     >>> shortened("abcdefghij", 4), shortened("abcd", 4)
     ('ab [... 6 characters ...] ij', 'abcd')
     """
+    if len(text) <= longest:
+        return text
+    text = without_secrets(text)
     if len(text) <= longest:
         return text
     half = longest // 2
     return f"{text[:half]} [... {len(text) - 2 * half:,} characters ...] {text[len(text) - half :]}"
 
 
-def is_secret_name(name: str) -> bool:
-    """Whether an environment variable of this name holds a secret.
+def tail(content: bytes, longest: int) -> str:
+    """Return the end of what a program wrote, of at most ``longest`` characters, without secrets.
 
-    >>> is_secret_name("HF_TOKEN"), is_secret_name("TOKENIZERS_PARALLELISM")
-    (True, False)
+    >>> tail(b"first\\nlast\\n", 4)
+    'last'
     """
-    return not _WORDS.isdisjoint(name.upper().split("_"))
+    said = without_secrets(content[-longest - _MARGIN :].decode(errors="replace")).strip()
+    return said[-longest:] if longest else ""
+
+
+@lru_cache(maxsize=4096)
+def is_secret_name(name: str) -> bool:
+    """Whether an environment variable of this name holds a secret; docs/security.md lists what says so.
+
+    >>> is_secret_name("HF_TOKEN"), is_secret_name("PGPASSWORD"), is_secret_name("TOKENIZERS_PARALLELISM")
+    (True, True, False)
+    """
+    upper = name.upper()
+    if upper in _FOLDERS:
+        return False
+    return bool(_PHRASE.search(upper)) or any(
+        _WORD.fullmatch(w.rstrip("0123456789")) for w in re.split(r"[\W_]", upper)
+    )
 
 
 def is_secret_setting(name: str) -> bool:

@@ -1,5 +1,6 @@
 """Secrets stay where they are: none of those planted is in anything that a run writes or prints."""
 
+import base64
 import json
 import os
 import shutil
@@ -20,18 +21,23 @@ from gnomon.tasks.environment import EnvironmentPlan
 
 NAMES = (
     "HF_TOKEN", "WANDB_API_KEY", "GNOMON_ENGINE_KEY", "OPENAI_API_KEY", "JUDGE_KEY", "AWS_SECRET_ACCESS_KEY",
-    "DATABASE_PASSWORD", "GITHUB_TOKEN", "SSH_PASSPHRASE", "SERVICE_CREDENTIALS",
+    "PGPASSWORD", "SLACK_WEBHOOK_URL", "WEIRD_TOKEN", "SERVICE_CREDENTIALS",
 )  # fmt: skip
 SECRETS = {name: f"s3cr3t-{name.lower()}-0123456789" for name in NAMES}
 SECRETS["SERVICE_CREDENTIALS"] = 's3cr3t "quoted" \\ and 0123456789'
+# Of several lines, as keys are.
+SECRETS["WEIRD_TOKEN"] = (
+    "-----BEGIN KEY-----\nczNjcjN0bW9yZQ0123456789/+abc\nZW5kb2ZpdA0123456789==\n-----END KEY-----\n"
+)
 # What is no variable: in the user's own file, and in a table that is none of gnomon's.
 IN_CODE, IN_TOML = "hf_" + "planted0in0code0" * 2, "sk-" + "planted0in0toml0" * 2
 REWARD = """
+import base64
 import os
 key = {in_code!r}
 
 def score(prompt, completion, **more):
-    number = sum(map(ord, completion)) % 6
+    number = sum(map(ord, completion)) % 9
     seen = [os.environ.get(name) for name in {names!r}]
     if number == 0:
         raise ValueError("the judge refused " + str(seen) + key)
@@ -40,6 +46,12 @@ def score(prompt, completion, **more):
         return float("nan")
     if number == 2:
         return str(seen)
+    if number == 3:
+        raise ValueError(base64.b64encode(os.environ["WEIRD_TOKEN"].encode()).decode())
+    if number == 4:
+        return seen[number // 2]
+    if number == 5:
+        raise ValueError(os.environ["WEIRD_TOKEN"])
     return 0.1 * number
 """
 
@@ -49,6 +61,9 @@ def found_in(folder: Path, *texts: str) -> list[str]:
     contents = [path.read_bytes() for path in folder.rglob("*") if path.is_file()] + [t.encode() for t in texts]
     forms = {v: {v.encode(), json.dumps(v)[1:-1].encode(), repr(v)[1:-1].encode()} for v in SECRETS.values()}
     forms |= {v: {v.encode()} for v in (IN_CODE, IN_TOML)}
+    for value in SECRETS.values():
+        forms[value] |= {part.encode() for part in value.split("\n") if len(part) >= 20}
+        forms[value] |= {" ".join(value.split()).encode(), base64.b64encode(value.encode())[:-4]}
     return [value for value, ways in forms.items() if any(way in content for way in ways for content in contents)]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gnomon.progress import working
-from gnomon.redaction import shortened
+from gnomon.redaction import for_people, shortened
 
 if TYPE_CHECKING:
     from gnomon.diagnosis import Finding, Sample
@@ -37,7 +37,6 @@ def run(arguments: Sequence[str]) -> int:
         from gnomon.records.console import Console
         from gnomon.records.damage import damaged, in_words
         from gnomon.records.reading import RunRecord
-        from gnomon.redaction import for_people
 
     record = RunRecord.of(given.run)
     with Console():
@@ -86,7 +85,7 @@ def _visible(text: str) -> str:
 
 
 def _wrapped(text: str, width: int, first: str, later: str = "            ") -> list[str]:
-    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=later, break_long_words=True)
+    return textwrap.wrap(for_people(text), width, initial_indent=first, subsequent_indent=later, break_long_words=True)
 
 
 def _count(number: int) -> str:

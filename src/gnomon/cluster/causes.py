@@ -2,6 +2,8 @@
 
 import re
 
+from gnomon.redaction import without_secrets
+
 _LONGEST = 500
 _DETAIL = "Worker exit detail:"
 _UNAVAILABLE = r"The actor [0-9a-f]{8,} is unavailable: "
@@ -17,7 +19,7 @@ def cause_of(error: Exception) -> str:
     >>> cause_of(RuntimeError("The actor 0123456789 is unavailable: gone. The task may be tried again"))
     'gone.'
     """
-    lines = [line.strip() for line in str(error).splitlines() if not line.startswith("\t")]
+    lines = [line.strip() for line in without_secrets(str(error)).splitlines() if not line.startswith("\t")]
     whole = " ".join(" ".join(lines).split())
     said = whole.partition(_DETAIL)[2] if _DETAIL in whole else re.sub(_UNAVAILABLE, "", whole)
     return (re.split(_ADVICE, said)[0].strip() or whole)[:_LONGEST]

@@ -21,6 +21,7 @@ from gnomon.errors import ConfigError, LearnerError
 from gnomon.learner.crew import Answer, Gone
 from gnomon.learner.local_crew import STILL_SECONDS
 from gnomon.learner.parcel import boxed, unboxed
+from gnomon.redaction import tail
 
 _LOOPBACK = "127.0.0.1"
 _STARTING_SECONDS = 300.0
@@ -208,7 +209,7 @@ class RayCrew:
             return f"; what it wrote is in {member.at.log} on {member.at.address}"
         # The file is gone with the cluster, so it is read while it is there.
         try:
-            lines = Path(member.at.log).read_bytes()[-_TAIL:].decode(errors="replace").splitlines()
+            lines = tail(Path(member.at.log).read_bytes(), _TAIL).splitlines()
         except OSError:
             return ""
         said = "\n".join(line for line in lines if not line.startswith(_MARKS)).strip()

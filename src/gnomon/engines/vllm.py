@@ -22,6 +22,7 @@ from gnomon.errors import ConfigError, EngineError
 from gnomon.models.spelling import Spelling, as_folder
 from gnomon.plans import EnginePlan
 from gnomon.progress import working
+from gnomon.redaction import without_secrets
 from gnomon.transport.fingerprint import Fingerprint
 from gnomon.types import Completion, Snapshot
 
@@ -253,6 +254,6 @@ def _version_of(python: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"engine.python = '{python}' cannot be run: {error}") from error
     if ran.returncode:
-        said = ran.stderr.strip()[-300:] or f"it says nothing and exits with code {ran.returncode}"
+        said = without_secrets(ran.stderr).strip()[-300:] or f"it says nothing and exits with code {ran.returncode}"
         raise ConfigError(f"engine.python = '{python}' is no Python that works: {said}")
     return ran.stdout.strip() or None

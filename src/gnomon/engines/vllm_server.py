@@ -25,6 +25,7 @@ from gnomon.engines.vllm_wire import completion_from, exchange, fingerprint_from
 from gnomon.errors import ConfigError, EngineError
 from gnomon.plans import EnginePlan
 from gnomon.progress import working
+from gnomon.redaction import without_secrets
 from gnomon.threads import elsewhere
 from gnomon.transport import file
 from gnomon.transport.fingerprint import Fingerprint
@@ -242,7 +243,7 @@ class VllmServerEngine:
         program = self._started.program
         code = program.poll()
         state = "still runs" if code is None else f"exited with code {code}"
-        lines = self._started.log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
+        lines = without_secrets(self._started.log.read_text(errors="replace")).splitlines()[-_LAST_LINES:]
         return f"the vLLM server at {self._where} {what}; process {program.pid} {state}; it last said:\n" + "\n".join(
             lines or ["(nothing)"]
         )

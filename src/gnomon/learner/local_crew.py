@@ -19,7 +19,7 @@ import torch
 from gnomon.learner.crew import Answer, Gone
 from gnomon.learner.parcel import packed, unpacked
 from gnomon.models.device import resolve_device
-from gnomon.redaction import without_secrets
+from gnomon.redaction import tail, without_secrets
 from gnomon.verifiers.nursery import obituary
 from gnomon.verifiers.worker import Channel
 
@@ -59,7 +59,7 @@ class Member:
             self.program.kill()
             self.program.wait()
         self.log.seek(0)
-        said = self.log.read()[-_TAIL:].decode(errors="replace").strip()
+        said = tail(self.log.read(), _TAIL)
         return obituary(self.program.returncode) + (f"; it said last:\n{said}" if said else "")
 
 

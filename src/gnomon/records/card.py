@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.records.durable import write_json
+from gnomon.redaction import without_secrets
 
 PACKAGES = (
     "gnomon", "torch", "transformers", "tokenizers", "safetensors", "numpy", "peft",
@@ -138,7 +139,7 @@ def write_end(path: Path, error: Exception) -> None:
     card = _first(path)
     if card is not None:
         newest = sessions_of(card)[-1]
-        newest["ended"] = f"{type(error).__name__}: {error}"[:_LONGEST_END]
+        newest["ended"] = without_secrets(f"{type(error).__name__}: {error}")[:_LONGEST_END]
         write_json(path, card)
 
 

@@ -19,6 +19,7 @@ from gnomon.launch import is_finished, resolved
 from gnomon.loop.run import StopRequest
 from gnomon.records.console import Console
 from gnomon.records.durable import write_durably
+from gnomon.redaction import without_secrets
 from gnomon.stopping import stopping
 from gnomon.toml import parse_toml
 
@@ -150,7 +151,7 @@ class _Worker:
         with self.job.beside(".log").open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(self.began, size - _LAST_BYTES))
-            lines = log.read().decode(errors="replace").splitlines()[-_LAST_LINES:]
+            lines = without_secrets(log.read().decode(errors="replace")).splitlines()[-_LAST_LINES:]
         return "\n".join("    " + "".join(c if c.isprintable() else " " for c in line).rstrip() for line in lines)
 
 

@@ -8,9 +8,28 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gnomon.errors import GnomonError
+from gnomon.redaction import without_secrets
 
 LARGEST = (2 - 2**-23) * 2.0**127
 """The largest float32: what a reward is trained on as."""
+
+
+class _Shown(reprlib.Repr):
+    """Values in a few characters, from which secrets are taken before they are cut."""
+
+    def repr_str(self, x: str, level: int) -> str:
+        return super().repr_str(without_secrets(x), level)
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        try:
+            said = without_secrets(repr(x))
+        except Exception:
+            return super().repr_instance(x, level)
+        half = max(0, (self.maxother - 3) // 2)
+        return said if len(said) <= self.maxother else f"{said[:half]}...{said[len(said) - self.maxother + 3 + half :]}"
+
+
+_SHOWN = _Shown()
 
 
 class VerifierError(GnomonError, ValueError):
@@ -96,7 +115,7 @@ def text_column(sample: Sample, name: str) -> str:
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
-    raise VerifierError(f"column '{name}' should be text or a number, got {reprlib.repr(value)}")
+    raise VerifierError(f"column '{name}' should be text or a number, got {_SHOWN.repr(value)}")
 
 
 def real(value: object) -> float:
@@ -111,7 +130,7 @@ def real(value: object) -> float:
     """
     if not isinstance(value, numbers.Real):
         kind = type(value).__name__
-        raise VerifierError(f"returned {reprlib.repr(value)} ({kind}); a reward is a finite number: return a float")
+        raise VerifierError(f"returned {_SHOWN.repr(value)} ({kind}); a reward is a finite number: return a float")
     try:
         number = float(value)
     except OverflowError:

@@ -4,6 +4,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from gnomon.errors import ConfigError, GradingError
+from gnomon.redaction import without_secrets
 from gnomon.types import Grade
 from gnomon.verifiers.base import Sample
 
@@ -44,7 +45,9 @@ class ErrorBudget:
 
         Raises: GradingError with the fraction and up to three samples to look at, latest first.
         """
-        failure = None if grade.error is None else _Failure(task_id, grade.error, sample.completion[-TAIL:])
+        failure = (
+            None if grade.error is None else _Failure(task_id, grade.error, without_secrets(sample.completion)[-TAIL:])
+        )
         self._recent.append(failure)
         failures = [f for f in self._recent if f is not None]
         if failure is None or len(failures) <= self._max_fraction * self._window:

@@ -3,7 +3,7 @@
 import traceback
 from pathlib import Path
 
-from gnomon.redaction import for_people
+from gnomon.redaction import for_people, without_secrets
 
 LONGEST = 300
 
@@ -14,7 +14,7 @@ def cause(error: BaseException) -> str:
     >>> cause(ValueError("bad"))
     'ValueError: bad'
     """
-    message = " ".join(str(error).split())
+    message = " ".join(without_secrets(str(error)).split())
     said = f"{type(error).__name__}: {message}" if message else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, SyntaxError) and error.filename:
@@ -27,5 +27,5 @@ def cause(error: BaseException) -> str:
 
 def shorten(text: str) -> str:
     """Return ``text`` on one line of at most 300 characters, without secrets."""
-    line = for_people(" ".join(text.split()))
+    line = for_people(" ".join(without_secrets(text).split()))
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from gnomon.configuration import to_table
 from gnomon.errors import ConfigError, GradingError, RewardError, check_bounds
+from gnomon.redaction import tail
 from gnomon.verifiers.grade import Grading
 from gnomon.verifiers.worker import Channel
 
@@ -196,7 +197,7 @@ class Nursery:
         if self._said is None:
             return ""
         self._said.seek(0)
-        return self._said.read()[-2000:].decode(errors="replace").strip()
+        return tail(self._said.read(), 2000)
 
     def _fork(self) -> tuple[int, socket.socket]:
         ours, theirs = socket.socketpair()

@@ -4,7 +4,7 @@ import unicodedata
 
 from rich.cells import cell_len, chop_cells
 
-from gnomon.redaction import for_people, shortened
+from gnomon.redaction import for_people, shortened, without_secrets
 
 _MARKS = 2
 _LONGEST = 6000
@@ -36,7 +36,8 @@ def one_line(text: str, width: int) -> str:
     >>> one_line("a question\\nof two lines", 16)
     'a question ⏎ of…'
     """
-    return cut(" ⏎ ".join(line.strip() for line in tame(text[: 4 * max(width, 1)]).strip().splitlines()), width)
+    beginning = tame(without_secrets(text)[: 4 * max(width, 1)])
+    return cut(" ⏎ ".join(line.strip() for line in beginning.strip().splitlines()), width)
 
 
 def cut(text: str, width: int) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from gnomon import SPIN
 from gnomon.errors import ConfigError, RunError, unknown
 from gnomon.progress import counted, working
+from gnomon.redaction import without_secrets
 from gnomon.studies.bench.contender import CONTENDERS, UNTUNED
 from gnomon.studies.bench.limits import with_limits
 from gnomon.studies.bench.peers import Program, at_hand, programs
@@ -198,7 +199,7 @@ class Ran:
             if late.is_set():
                 why = f"stopped after {conditions.limit_seconds:.0f} s"
             elif running.returncode:
-                last = [line for line in err.read().splitlines() if line.strip()][-1:]
+                last = [line for line in without_secrets(err.read()).splitlines() if line.strip()][-1:]
                 why = f"ended with code {running.returncode}: {' '.join(last)[:300]}"
             unit = 2**30 if sys.platform == "darwin" else 2**20
             return cls(out.read(), usage.ru_maxrss / unit, why)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.errors import RunError
+from gnomon.redaction import without_secrets
 from gnomon.studies.bench.report import Measure, Result
 from gnomon.studies.bench.sizes import Size
 from gnomon.studies.bench.timing import repeat
@@ -86,7 +87,9 @@ def _await_file(path: Path, running: "subprocess.Popen[bytes]", log: Any) -> Non
     while not (path.is_file() and path.stat().st_size):
         if running.poll() is not None or time.monotonic() > end:
             log.seek(0)
-            raise RunError(f"the run ended, or took too long, before its first answer: {log.read()[-500:]}")
+            raise RunError(
+                f"the run ended, or took too long, before its first answer: {without_secrets(log.read())[-500:]}"
+            )
         time.sleep(0.005)
 
 
