@@ -1,6 +1,8 @@
 """The sandbox as its users see it: outcomes, limits, cancellation, the choice at start."""
 
 import asyncio
+import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import pytest
 from gnomon.errors import ConfigError, UserError
 from gnomon.verifiers.sandbox import bubblewrap
 from gnomon.verifiers.sandbox.base import Bounds
-from gnomon.verifiers.sandbox.own import OwnSandbox, python
+from gnomon.verifiers.sandbox.own import FOLDER, WALLS, OwnSandbox, python
 from gnomon.verifiers.sandbox.selftest import Enforced, choose, try_walls
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="our own walls are Linux's")
@@ -109,6 +111,68 @@ def test_real_programs_run(source):
     outcome = OwnSandbox(Bounds(wall_seconds=5.0)).run_now(source)
 
     assert (outcome.stdout, outcome.cause) == ("42\n", None), outcome.stderr
+
+
+LOOK = """
+import gc, sys
+texts, frame = [sys.path, sys.argv, sys.orig_argv, list(sys.path_importer_cache)], sys._getframe()
+numbers = []
+while frame:
+    seen = [*frame.f_locals.values()]
+    seen += [inner for value in seen for inner in getattr(value, '__dict__', {}).values()]
+    texts += [frame.f_code.co_filename, [v for v in seen if isinstance(v, str)]]
+    numbers += [v for v in seen if isinstance(v, int)]
+    frame = frame.f_back
+for found in gc.get_objects():
+    texts.append(getattr(getattr(found, '__code__', None), 'co_filename', ''))
+    texts += [part for part in gc.get_referents(found) if isinstance(part, str) and len(part) < 1000]
+print(ascii(texts), numbers, sep='\\n')
+"""
+
+
+@pytest.mark.parametrize("walls", [WALLS, ("landlock", "seccomp")], ids=["namespaces", "none"])
+def test_a_program_sees_neither_where_gnomon_lies_nor_its_grader(walls):
+    """Its arguments, its interpreter's, the frames that called it and all objects: no path, no number of a process."""
+    outcome = OwnSandbox(Bounds(wall_seconds=5.0), walls).run_now(LOOK)
+
+    assert outcome.cause is None, outcome.stderr
+    assert "['main.py'], ['python', 'main.py']" in outcome.stdout
+    assert str(Path(FOLDER).parent) not in outcome.stdout
+    assert os.getpid() not in json.loads(outcome.stdout.splitlines()[-1].lower())
+
+
+LOCKS = """
+import fcntl, os
+for path, mode in ((os.__file__, 'rb'), ('/dev/null', 'wb')):
+    with open(path, mode) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+print(42)
+"""
+
+
+def test_programs_do_not_meet_in_locks():
+    """What others have locked, a file of the library or a device, is granted to a program as if they were not there."""
+    with open(os.__file__, "rb") as library, open("/dev/null", "wb") as device:
+        for file in (library, device):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.lockf(device, fcntl.LOCK_EX)
+        outcome = OwnSandbox(QUICK).run_now(LOCKS)
+
+    assert (outcome.stdout, outcome.cause) == ("42\n", None), outcome.stderr
+
+
+def test_a_database_in_a_file_works():
+    """SQLite locks its files, which is granted."""
+    source = "import sqlite3\nfor n in (20, 22):\n    with sqlite3.connect('x.db') as d:\n"
+    source += "        d.execute('create table if not exists t(n)'); d.execute('insert into t values(?)', (n,))\n"
+    outcome = OwnSandbox(QUICK).run_now(source + "print(d.execute('select sum(n) from t').fetchone()[0])")
+
+    assert (outcome.stdout, outcome.cause) == ("42\n", None) or not _namespaces(), outcome.stderr
+
+
+def _namespaces() -> bool:
+    return "namespaces" in OwnSandbox(QUICK).standing()
 
 
 def test_cancelling_ends_the_program():

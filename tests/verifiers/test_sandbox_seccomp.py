@@ -93,6 +93,16 @@ def test_a_pair_of_sockets_speaks_to_itself_only(machine, pair, send):
     assert verdict(machine, send, 3, 0, 1, 0, 1 << 40) == verdict(machine, send, 3, 0, 1, 0, 1) == REFUSE
 
 
+@pytest.mark.parametrize(("machine", "flock", "fcntl"), [("x86_64", 73, 72), ("aarch64", 32, 25)])
+def test_locks_are_granted_and_none_is_taken(machine, flock, fcntl):
+    """Setting a lock answers zero without being done; asking who holds one, and locks of open files, are refused."""
+    granted = 0x00050000
+
+    assert verdict(machine, flock, 3, 2) == verdict(machine, fcntl, 3, 6) == verdict(machine, fcntl, 3, 7) == granted
+    for command in (5, 36, 37, 38, 1024, 1025):
+        assert verdict(machine, fcntl, 3, command) == REFUSE
+
+
 @pytest.mark.parametrize(("machine", "truncate", "chmod"), [("x86_64", 76, 90), ("aarch64", 45, 53)])
 def test_files_of_the_user_cannot_be_changed_in_place(machine, truncate, chmod):
     """Where the file system is shared, calls that Landlock does not stop are refused."""

@@ -6,27 +6,17 @@ cannot be judged and is an error of the dataset.
 """
 
 import ast
-import math
 import operator
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gnomon.verifiers.base import VerifierError
-from gnomon.verifiers.code_calls import Opaque
 from gnomon.verifiers.code_compare import near
+from gnomon.verifiers.code_operators import BINARY, KNOWN, formatted
+from gnomon.verifiers.code_values import Opaque
 
-KNOWN: dict[str, Callable[..., Any]] = {
-    "len": len, "abs": abs, "round": round, "sorted": sorted, "set": set, "list": list, "tuple": tuple, "sum": sum,
-    "min": min, "max": max, "all": all, "any": any, "int": int, "float": float, "str": str, "bool": bool, "dict": dict,
-    "frozenset": frozenset, "Counter": Counter, "isclose": math.isclose, "sqrt": math.sqrt,
-}  # fmt: skip
-_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
-    ast.BitOr: operator.or_, ast.BitAnd: operator.and_,
-}  # fmt: skip
+_BINARY = {getattr(ast, name): function for name, function in BINARY.items()}
 _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
     ast.Not: operator.not_, ast.USub: operator.neg, ast.UAdd: operator.pos,
 }  # fmt: skip
@@ -162,7 +152,7 @@ class _Rest:
                 values = [self.value(part) for part in node.values]
                 return next((v for v in values[:-1] if bool(v) is settles), values[-1])
             case ast.BinOp():
-                return _BINARY[type(node.op)](self.value(node.left), self.value(node.right))
+                return self._binary(node)
             case ast.UnaryOp():
                 return _UNARY[type(node.op)](self.value(node.operand))
             case ast.Compare():
@@ -175,6 +165,13 @@ class _Rest:
             case ast.Call():
                 return self._call(node)
         raise ValueError(f"a claim holds {type(node).__name__}")
+
+    def _binary(self, node: ast.BinOp) -> Any:
+        left, right = self.value(node.left), self.value(node.right)
+        is_form = isinstance(node.left, ast.Constant) and node.left.kind != _ANSWER and isinstance(left, str)
+        if is_form and isinstance(node.op, ast.Mod):
+            return formatted(left, right)
+        return _BINARY[type(node.op)](left, right)
 
     def _call(self, node: ast.Call) -> Any:
         function = _known(node.func)

@@ -1,13 +1,14 @@
 """Calls that a program answers: what is added to it, and how its answers are read out here.
 
 The answers are plain values (numbers, texts, lists, sets, ...), written as JSON with the kind of each container.
-What is none of those comes back as `Opaque`, so an object cannot bring its own ``==``.
+What is none of those comes back as `code_values.Opaque`, so an object cannot bring its own ``==``. The program can
+replace any of this, so what comes back is read as a stranger's.
 """
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
+
+from gnomon.verifiers.code_values import NoAnswerError, read_value
 
 Answers = Sequence[Any]
 
@@ -63,22 +64,6 @@ _judge_SECRET()
 """
 
 
-@dataclass(frozen=True, eq=False)
-class Opaque:
-    """A value that cannot be compared: an object of the program's own, or an exception that it raised.
-
-    It is neither equal nor unequal to anything, neither true nor false, so no claim about it holds.
-    """
-
-    is_raised: bool = False
-
-    def __eq__(self, other: object) -> bool:
-        raise TypeError("an opaque value cannot be compared")
-
-    def __bool__(self) -> bool:
-        raise TypeError("an opaque value is neither true nor false")
-
-
 def harness(program: str, setup: str, calls: Sequence[str], secret: str) -> str:
     """Return a program that answers each of ``calls``, which are expressions.
 
@@ -96,30 +81,6 @@ def read_answers(stdout: str, secret: str, count: int) -> Answers | None:
     if len(words) != count + 1 or words[-1] != "end":
         return None
     try:
-        return [_value(json.loads(word)) for word in words[:-1]]
-    except (ValueError, TypeError, RecursionError, KeyError):
+        return [read_value(word) for word in words[:-1]]
+    except NoAnswerError:
         return None
-
-
-def _value(said: Any) -> Any:
-    if not isinstance(said, dict):
-        return said
-    ((kind, inner),) = said.items()
-    return _READ[kind](inner)
-
-
-def _items(inner: Any) -> list[Any]:
-    return [_value(item) for item in inner]
-
-
-_READ: dict[str, Callable[[Any], Any]] = {
-    "tuple": lambda inner: tuple(_items(inner)),
-    "list": _items,
-    "set": lambda inner: set(_items(inner)),
-    "dict": lambda inner: {_value(key): _value(value) for key, value in inner},
-    "bytes": bytes,
-    "complex": lambda inner: complex(*inner),
-    "number": float,
-    "opaque": lambda inner: Opaque(),
-    "raised": lambda inner: Opaque(is_raised=True),
-}

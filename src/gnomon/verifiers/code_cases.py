@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from gnomon.verifiers.base import VerifierError
 from gnomon.verifiers.code_asserts import AssertCase, read_asserts
-from gnomon.verifiers.code_calls import Opaque
 from gnomon.verifiers.code_compare import same, same_text
+from gnomon.verifiers.code_values import Opaque
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 

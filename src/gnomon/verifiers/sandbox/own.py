@@ -11,7 +11,7 @@ from gnomon.verifiers.sandbox.watch import Watched, in_thread, outcome, watch
 
 WALLS = ("namespaces", "landlock", "seccomp")
 FOLDER = str(Path(__file__).resolve().parent)
-_START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from inside.start import main; main()"
+_START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from inside.start import main, nameless; nameless(); main()"
 
 
 def python() -> str:

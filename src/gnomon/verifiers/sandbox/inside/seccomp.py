@@ -3,7 +3,7 @@
 A list of what is allowed, not of what is forbidden, so calls that nobody thought of, and those of kernels to
 come, are refused. Left out on purpose: fork and exec (one process, so nothing can outlive it and no
 set-user-id program can be started), sockets of every kind, ptrace, mount, unshare, bpf, io_uring, keyctl,
-perf_event_open, userfaultfd, memfd_create, shared memory, setsid, setting clocks, hard links.
+perf_event_open, userfaultfd, memfd_create, shared memory, setsid, setting clocks, hard links, locks.
 
 Source: seccomp(2), the classic BPF of Linux's filter.h; the numbers of asm/unistd_64.h and asm-generic/unistd.h.
 """
@@ -18,6 +18,7 @@ _PRCTL = {X86: 157, ARM: 167}
 _ARCHITECTURE = {X86: 0xC000003E, ARM: 0xC00000B7}
 _SET_SECCOMP, _FILTER = 22, 2
 _KILL, _ALLOW, _REFUSE, _MISSING = 0x80000000, 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
+_GRANTED = 0x00050000  # zero is returned, and nothing was done
 _LOAD, _EQUAL, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 _SECOND_TABLE = 0x40000000  # the x32 numbers, which would slip past comparisons with the usual ones
@@ -33,7 +34,7 @@ ALLOWED: dict[str, tuple[int, int | None]] = {
     "pause": (34, None), "nanosleep": (35, 101), "getitimer": (36, 102), "alarm": (37, None), "setitimer": (38, 103),
     "getpid": (39, 172), "sendfile": (40, 71), "recvfrom": (45, 207), "shutdown": (48, 210), "getsockname": (51, 204),
     "getpeername": (52, 205), "setsockopt": (54, 208), "getsockopt": (55, 209), "exit": (60, 93), "wait4": (61, 260),
-    "uname": (63, 160), "flock": (73, 32), "fsync": (74, 82), "fdatasync": (75, 83), "truncate": (76, 45),
+    "uname": (63, 160), "fsync": (74, 82), "fdatasync": (75, 83), "truncate": (76, 45),
     "ftruncate": (77, 46), "getdents": (78, None), "getcwd": (79, 17), "chdir": (80, 49), "fchdir": (81, 50),
     "rename": (82, None), "mkdir": (83, None), "rmdir": (84, None), "creat": (85, None), "unlink": (87, None),
     "symlink": (88, None), "readlink": (89, None), "chmod": (90, None), "fchmod": (91, 52), "umask": (95, 166),
@@ -57,7 +58,10 @@ ALLOWED: dict[str, tuple[int, int | None]] = {
 
 # Threads share memory and belong to the process; anything with a namespace flag or memory of its own is a process.
 _NEW_NAMESPACE, _SHARE_MEMORY, _THREAD = 0x7E020080, 0x100, 0x10000
-_FILE_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 1030)  # duplicates, flags, locks: not owners, signals or pipe sizes
+_FILE_COMMANDS = (0, 1, 2, 3, 4, 1030)  # duplicates and flags: not owners, signals, pipe sizes, or who holds a lock
+# Locks are answered as granted, and none is taken: this process is alone with its files, and on those that it shares,
+# the library's and /dev/null, a lock would tell programs of each other.
+_LOCK_COMMANDS = (6, 7)
 _DEVICE_COMMANDS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # is it a terminal, its size, do not block
 _OWN_NAME = (15, 16, 0x53564D41)
 # The machine's clocks and the caller's own processor time. A negative number is another process's, or a device.
@@ -106,7 +110,8 @@ def _conditional(pid: int) -> list[tuple[tuple[int, int], list[bytes]]]:
         ((62, 129), [_argument(0), *_one_of(pid)]),  # kill
         ((234, 131), [_argument(0), *_one_of(pid)]),  # tgkill
         ((302, 261), [_argument(0), *_one_of(0, pid)]),  # prlimit64
-        ((72, 25), [_argument(1), *_one_of(*_FILE_COMMANDS)]),  # fcntl
+        ((73, 32), [_step(_RETURN, _GRANTED)]),  # flock
+        ((72, 25), [_argument(1), *_answer(_GRANTED, *_LOCK_COMMANDS), *_one_of(*_FILE_COMMANDS)]),  # fcntl
         ((16, 29), [_argument(1), *_one_of(*_DEVICE_COMMANDS)]),  # ioctl
         ((157, 167), [_argument(0), *_one_of(*_OWN_NAME)]),  # prctl
         ((228, 113), [_argument(0), *_one_of(*_CLOCKS)]),  # clock_gettime
@@ -125,8 +130,11 @@ def _conditional(pid: int) -> list[tuple[tuple[int, int], list[bytes]]]:
 
 
 def _one_of(*values: int) -> list[bytes]:
-    allow = [step for value in values for step in (_step(_EQUAL, value, 0, 1), _step(_RETURN, _ALLOW))]
-    return [*allow, _step(_RETURN, _REFUSE)]
+    return [*_answer(_ALLOW, *values), _step(_RETURN, _REFUSE)]
+
+
+def _answer(answer: int, *values: int) -> list[bytes]:
+    return [step for value in values for step in (_step(_EQUAL, value, 0, 1), _step(_RETURN, answer))]
 
 
 def _argument(index: int, high: bool = False) -> bytes:

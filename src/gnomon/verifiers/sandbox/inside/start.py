@@ -8,6 +8,7 @@ import os
 import resource
 import site
 import sys
+from types import CodeType, FunctionType
 
 from . import kernel, landlock, namespaces, program, seccomp
 
@@ -47,9 +48,34 @@ def main() -> None:
         _say(job.report, f"refused {type(error).__name__}: {error}")
         os._exit(1)
     _say(job.report, f"walls {' '.join(stand)}")
+    del job, others
     os.closerange(3, 1 << 16)
     _forget()
     sys.exit(program.become(source))
+
+
+def nameless() -> None:
+    """Take the path of this package from its modules and code, which a program can see in the frames that called it.
+
+    Before `main`, since code that runs already keeps its name.
+    """
+    folder = os.path.dirname(__file__)
+    for name in [name for name in sys.modules if name.partition(".")[0] == __package__]:
+        names = vars(sys.modules[name])
+        for key in ("__file__", "__path__", "__cached__", "__spec__", "__loader__"):
+            names.pop(key, None)
+        for value in list(names.values()):
+            for function in (value, *vars(value).values()) if isinstance(value, type) else (value,):
+                if isinstance(function, FunctionType) and function.__code__.co_filename.startswith(folder):
+                    function.__code__ = _named(function.__code__)
+    sys.path.remove(os.path.dirname(folder))
+    for path in (folder, os.path.dirname(folder)):
+        sys.path_importer_cache.pop(path, None)
+
+
+def _named(code: CodeType) -> CodeType:
+    inner = tuple(_named(part) if isinstance(part, CodeType) else part for part in code.co_consts)
+    return code.replace(co_filename=os.path.basename(code.co_filename), co_consts=inner)
 
 
 def _witness(child: int, report: int) -> None:
@@ -137,10 +163,10 @@ def _drop_rights(readable: list[str]) -> None:
 
 
 def _forget() -> None:
-    """Leave the interpreter as a program expects it: `exit` is there, this package is not."""
+    """Leave the interpreter as a program expects it: `exit` is there, this package and its command line are not."""
     for name in [name for name in sys.modules if name.partition(".")[0] == __package__]:
         del sys.modules[name]
-    sys.path.remove(os.path.dirname(os.path.dirname(__file__)))
+    sys.argv, sys.orig_argv = [program.NAME], ["python", program.NAME]
     site.setquit()
 
 
