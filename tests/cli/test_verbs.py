@@ -21,8 +21,8 @@ Capture = pytest.CaptureFixture[str]
 
 # Changing a name here is a change for whoever types it or scripts it: it needs an entry in CHANGELOG.md.
 OPTIONS = {
-    "train": {"experiment", "key=value", "--run-dir", "--cluster", "--json"},
-    "resume": {"run", "--json"},
+    "train": {"experiment", "key=value", "--run-dir", "--cluster", "--json", "--restarts"},
+    "resume": {"run", "--json", "--restarts"},
     "watch": {"run", "--plain", "--once", "--wait", "--interval", "--json"},
     "report": {"run", "--out", "--json"},
     "evaluate": {

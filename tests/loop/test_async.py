@@ -205,7 +205,8 @@ def test_a_stopped_asynchronous_run_loses_no_prompt_and_trains_on_none_twice(tmp
     """Stopped after step 1, resumed, and resumed from a crash: all steps whole, each prompt in one of them."""
     run = tmp_path / "run"
     with pytest.raises(Stopped):
-        train_experiment(load("tiny", [*QUICK, *settings]), run, StopRequest(signal.SIGTERM, after=1))
+        options = [*QUICK, *settings, "checkpoints.keep_last=9"]
+        train_experiment(load("tiny", options), run, StopRequest(signal.SIGTERM, after=1))
     resume(run)
     again = broken_off(run, tmp_path / "again", 4)
     resume(again)
