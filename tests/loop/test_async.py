@@ -203,9 +203,8 @@ def test_weights_change_while_answers_are_half_generated(tmp_path: Path):
 )
 def test_a_stopped_asynchronous_run_loses_no_prompt_and_trains_on_none_twice(tmp_path: Path, settings: tuple[str, ...]):
     """Stopped after step 1, resumed, and resumed from a crash: all steps whole, each prompt in one of them."""
-    run = tmp_path / "run"
+    run, options = tmp_path / "run", [*QUICK, *settings, "checkpoints.keep_last=9"]
     with pytest.raises(Stopped):
-        options = [*QUICK, *settings, "checkpoints.keep_last=9"]
         train_experiment(load("tiny", options), run, StopRequest(signal.SIGTERM, after=1))
     resume(run)
     again = broken_off(run, tmp_path / "again", 4)
