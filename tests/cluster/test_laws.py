@@ -30,17 +30,17 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def gang_for(cluster: Cluster) -> Iterator[Callable[[Algorithm], tuple[Gang, State]]]:
+def gang_for(cluster: Cluster) -> Iterator[Callable[..., tuple[Gang, State]]]:
     """Started ranks for whatever networks an algorithm needs, one kind at a time, and the state they began with."""
     stack = ExitStack()
     started: dict[Any, tuple[Gang, State]] = {}
 
-    def get(algorithm: Algorithm) -> tuple[Gang, State]:
-        kind = (algorithm.critic and algorithm.critic.trunk, "reference" in algorithm.needs)
+    def get(algorithm: Algorithm, **changes: Any) -> tuple[Gang, State]:
+        kind = (algorithm.critic and algorithm.critic.trunk, "reference" in algorithm.needs, *changes)
         if kind not in started:
             stack.close()
             started.clear()
-            gang = stack.enter_context(together(recipe_for(algorithm, 3), RayCrew(cluster, "cpu")))
+            gang = stack.enter_context(together(recipe_for(algorithm, 3, **changes), RayCrew(cluster, "cpu")))
             started[kind] = gang, gang.state()
         return started[kind]
 
@@ -66,12 +66,13 @@ def test_ranks_on_a_cluster_make_the_steps_of_one_process(algorithm: Algorithm, 
 
 
 @pytest.mark.parametrize("name", ["lora", "checkpointing"])
-def test_adapters_and_recomputed_layers_are_trained_alike(name: str, cluster: Cluster, make_batch):
+def test_adapters_and_recomputed_layers_are_trained_alike(name: str, gang_for, make_batch):
     """What is put where engines find it is merged, and equal to the single process's."""
     algorithm, changes = VARIANTS[name]
     single, batches = alone(recipe_for(algorithm, 1, **changes)), drawn(make_batch, 4)
-    with together(recipe_for(algorithm, 3, **changes), RayCrew(cluster, "cpu")) as gang:
-        for learner in (single, gang):
-            walk(learner, algorithm, batches)
-        assert apart(gang.state().tensors, single.state().tensors) < 2e-6
-        assert apart(dict(gang.snapshot().tensors()), dict(single.snapshot().tensors())) < 2e-6
+    gang, _ = gang_for(algorithm, **changes)
+    for learner in (single, gang):
+        walk(learner, algorithm, batches)
+
+    assert apart(gang.state().tensors, single.state().tensors) < 2e-6
+    assert apart(dict(gang.snapshot().tensors()), dict(single.snapshot().tensors())) < 2e-6
