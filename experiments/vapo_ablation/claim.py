@@ -20,7 +20,6 @@ NAMES = (
 )
 
 
-PACE = CALM
 SEEDS = tuple(range(3, 13))
 
 
@@ -41,8 +40,8 @@ CLAIM = Claim(
     protocol=(
         "Stretches of the alphabet: answers of 2 to 20 letters, of which one wrong letter spoils all and is seen in "
         "the letter itself (a capital), so that a critic has something to know: nothing is lost yet, or all is. The "
-        f"model is taught to be right 40% of the time. {PACE.steps} steps of {PACE.answers} answers, two minibatches a "
-        f"step, learning rate {PACE.rate:g}, ten seeds ({SEEDS[0]} to {SEEDS[-1]}), each with a model of its own. "
+        f"model is taught to be right 40% of the time. {CALM.steps} steps of {CALM.answers} answers, two minibatches a "
+        f"step, learning rate {CALM.rate:g}, ten seeds ({SEEDS[0]} to {SEEDS[-1]}), each with a model of its own. "
         "Critics begin as the source's do, as reward "
         "models: taught for 300 steps to tell right answers from wrong ones at their end, and never asked in the "
         "middle. They learn with twice the policy's rate, one pass over each batch. Pre-training is 24 batches in "
@@ -73,7 +72,7 @@ CLAIM = Claim(
         "could see (-0.03 to +0.02)."
     ),
     measure=Runs(
-        critic_arms(NAMES, PACE),
+        critic_arms(NAMES, CALM),
         numbers={
             **HELD_OUT,
             "known at the start, last quarter": explained(3, 1, 3),

@@ -1,6 +1,5 @@
 """A run that goes on by itself after a fault: the same command again, a few times, after growing pauses."""
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from types import FrameType
 
 from gnomon.errors import CheckpointError, DiagnosedError, GnomonError, NotFiniteError
 from gnomon.records.directory import RunDirectory
-from gnomon.records.jsonl import is_step, read_rows
+from gnomon.records.jsonl import step_rows
 
 _PROGRAM = "import sys; from gnomon.cli.main import main; sys.exit(main())"
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
@@ -22,7 +21,6 @@ _FAILED = 1
 # Another try would meet the same numbers, the same files, or do what the user asked to be kept from.
 _FINAL = (NotFiniteError, CheckpointError, DiagnosedError)
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-_SET_DEATH_SIGNAL = 1
 _LONGEST_NAME = 100
 
 Say = Callable[[str], None]
@@ -66,9 +64,10 @@ def reporting(descriptor: int | None) -> Iterator[None]:
     if descriptor is None:
         yield
         return
+    from gnomon.verifiers.worker import die_with_parent
+
     os.set_inheritable(descriptor, False)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
+    die_with_parent(signal.SIGTERM)
     try:
         yield
     except GnomonError as error:
@@ -151,5 +150,4 @@ def _times(restarts: int) -> str:
 
 
 def _last_step(run: Path) -> int:
-    path = RunDirectory(run).metrics
-    return max((row["step"] for row in read_rows(path) if is_step(row.get("step"))), default=0) if path.exists() else 0
+    return max((row["step"] for row in step_rows(RunDirectory(run).metrics)), default=0)

@@ -11,7 +11,7 @@ from gnomon.records.answers import AnswerLog
 from gnomon.records.batches import BatchLog
 from gnomon.records.checkpoints import Checkpoints, Found
 from gnomon.records.directory import RunDirectory
-from gnomon.records.jsonl import drop_after, is_step, read_rows
+from gnomon.records.jsonl import drop_after, step_rows
 from gnomon.records.rollouts import RolloutLog
 
 
@@ -95,6 +95,4 @@ def _refuse_lost(directory: RunDirectory, every: int) -> None:
 
 def _recorded(directory: RunDirectory) -> set[int]:
     """Return the steps that have metrics."""
-    if not directory.metrics.exists():
-        return set()
-    return {row["step"] for row in read_rows(directory.metrics) if is_step(row.get("step"))}
+    return {row["step"] for row in step_rows(directory.metrics)}

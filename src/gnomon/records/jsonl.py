@@ -122,6 +122,11 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
         raise _unreadable(path, error) from error
 
 
+def step_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows that are of a step. Raises: as `read_rows`."""
+    return (row for row in read_rows(path) if is_step(row.get("step")))
+
+
 def parsed(line: bytes) -> dict[str, Any] | None:
     """Return the object of a line, None where it holds none."""
     try:

@@ -18,8 +18,8 @@ _FORMATS = ("gnomon-checkpoint/1", FORMAT)
 _SHA256, _XXH3 = "sha256", "xxh3_128"
 _NAMES = {_SHA256: "SHA-256", _XXH3: "XXH3"}
 _LARGE_BYTES = _BLOCK_BYTES = 1 << 20
-_LARGEST_BYTES = 1 << 24
-"""Of a manifest; a file takes about 150."""
+# Of a manifest itself; each file of a checkpoint takes about 150.
+_MANIFEST_BYTES = 1 << 24
 
 
 def write_manifest(folder: Path, step: int, hashes: Mapping[Path, str] | None = None) -> None:
@@ -46,7 +46,7 @@ def find_damage(folder: Path, is_quick: bool = False) -> str | None:
     if folder.is_symlink():
         return "it is a link to somewhere else"
     try:
-        if not stat.S_ISREG((kind := (folder / NAME).lstat()).st_mode) or kind.st_size > _LARGEST_BYTES:
+        if not stat.S_ISREG((kind := (folder / NAME).lstat()).st_mode) or kind.st_size > _MANIFEST_BYTES:
             return "its manifest is no plain file, or far too large for one"
         raw = (folder / NAME).read_bytes()
         manifest = json.loads(raw)
@@ -124,7 +124,7 @@ def _entry(path: Path, known: str | None) -> dict[str, int | str]:
 
 
 def _hashed(path: Path, kind: str, report: Callable[[int], None] = lambda count: None) -> str:
-    digest = hashlib.sha256() if kind == _SHA256 else _xxh3()
+    digest = hashlib.sha256() if kind == _SHA256 else xxh3()
     block = memoryview(bytearray(_BLOCK_BYTES))
     with open(path, "rb", buffering=0) as file:
         while count := file.readinto(block):
@@ -133,7 +133,8 @@ def _hashed(path: Path, kind: str, report: Callable[[int], None] = lambda count:
     return digest.hexdigest()
 
 
-def _xxh3() -> Any:
+def xxh3() -> Any:
+    """Return a new digest of the kind that large files have."""
     import xxhash
 
     return xxhash.xxh3_128()

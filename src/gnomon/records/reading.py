@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from gnomon.errors import DatasetError, RunDirectoryError
 from gnomon.records.directory import LOCK, RunDirectory
-from gnomon.records.jsonl import is_number, is_step, read_rows
+from gnomon.records.jsonl import is_number, step_rows
 from gnomon.records.rollouts import RecordedRollout, read_rollouts
 
 State = Literal["live", "finished", "stopped"]
@@ -68,16 +68,16 @@ class RunRecord:
 
         A number that was not finite is None.
         """
-        rows = {row["step"]: row for row in read_rows(self.files.metrics) if is_step(row.get("step"))}
+        rows = {row["step"]: row for row in step_rows(self.files.metrics)}
         return [rows[step] for step in sorted(rows)]
 
     def evaluations(self) -> list[dict[str, Any]]:
         """Return the rows of the evaluations, in order; `gnomon.loop.evaluate.read_evaluations` has them typed."""
-        return [row for row in read_rows(self.files.evaluations) if is_step(row.get("step"))]
+        return list(step_rows(self.files.evaluations))
 
     def findings(self) -> list[dict[str, Any]]:
         """Return the rows of what the diagnosis found while the run was training; `Finding.of_row` reads one."""
-        return [row for row in read_rows(self.files.findings) if is_step(row.get("step"))]
+        return list(step_rows(self.files.findings))
 
     def rollout_steps(self) -> list[int]:
         """Return the steps whose rollouts are on disk, in order."""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from gnomon.errors import CheckpointError
+from gnomon.records.manifest import xxh3
 from gnomon.types import Loan
 
 _BLOCK_BYTES = 1 << 22
@@ -56,9 +57,7 @@ class _Output:
     """A new file that goes to the disk in whole blocks, past the page cache where the file system allows it."""
 
     def __init__(self, path: Path) -> None:
-        import xxhash
-
-        self._hash = xxhash.xxh3_128()
+        self._hash = xxh3()
         # The disk reads it where it is: at the beginning of a page.
         self._memory = mmap.mmap(-1, _BLOCK_BYTES)
         self._block = np.frombuffer(self._memory, dtype=np.uint8)
@@ -102,6 +101,7 @@ class _Output:
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
+        # The refusal comes after the file was made.
         self._is_direct = False
         return os.open(path, flags & ~os.O_EXCL, 0o666)
 

@@ -16,7 +16,6 @@ from gnomon.verifiers.code_compare import near
 from gnomon.verifiers.code_operators import BINARY, KNOWN, formatted
 from gnomon.verifiers.code_values import Opaque
 
-_BINARY = {getattr(ast, name): function for name, function in BINARY.items()}
 _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
     ast.Not: operator.not_, ast.USub: operator.neg, ast.UAdd: operator.pos,
 }  # fmt: skip
@@ -123,7 +122,7 @@ class _Rest:
         """Raises: VerifierError when the claim holds something that `value` does not know."""
         allowed = (
             ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Compare,
-            ast.Subscript, ast.Slice, ast.boolop, ast.expr_context, *_BINARY, *_UNARY, *_COMPARED, ast.Eq, ast.NotEq,
+            ast.Subscript, ast.Slice, ast.boolop, ast.expr_context, *BINARY, *_UNARY, *_COMPARED, ast.Eq, ast.NotEq,
         )  # fmt: skip
         if isinstance(node, ast.Call) and _known(node.func) is not None:
             inner: list[ast.AST] = [*node.args, *(word.value for word in node.keywords)]
@@ -171,7 +170,7 @@ class _Rest:
         is_form = isinstance(node.left, ast.Constant) and node.left.kind != _ANSWER and isinstance(left, str)
         if is_form and isinstance(node.op, ast.Mod):
             return formatted(left, right)
-        return _BINARY[type(node.op)](left, right)
+        return BINARY[type(node.op)](left, right)
 
     def _call(self, node: ast.Call) -> Any:
         function = _known(node.func)

@@ -4,6 +4,7 @@ A program that answers 10**9 to ``10 ** f(3) == 1000``, or ``"%999999999d"`` to 
 long that takes or how much memory. What is beyond a bound is a ValueError, and then the claim does not hold.
 """
 
+import ast
 import math
 import operator
 from collections import Counter
@@ -94,8 +95,9 @@ KNOWN: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 """Functions that a claim may call, by name."""
 
-BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "Add": operator.add, "Sub": operator.sub, "Mult": times, "Div": operator.truediv, "FloorDiv": operator.floordiv,
-    "Mod": modulo, "Pow": power, "BitOr": operator.or_, "BitAnd": operator.and_,
+BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: times, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: modulo, ast.Pow: power, ast.BitOr: operator.or_,
+    ast.BitAnd: operator.and_,
 }  # fmt: skip
-"""Operators between two values, by their names in `ast`."""
+"""Operators between two values."""

@@ -171,7 +171,7 @@ class Brood:
 def work(channel: Channel, labor: Labor, nursery: int, warm: bool) -> NoReturn:
     """Answer requests until the run closes the socket. Runs in a forked child and never returns."""
     os.setsid()
-    _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+    die_with_parent(signal.SIGKILL)
     if os.getppid() != nursery:
         os._exit(0)
     # A child that a reward forks must not answer in the worker's place, nor hold its socket open.
@@ -250,6 +250,11 @@ def _threads() -> int:
         return threading.active_count()
 
 
+def die_with_parent(number: int) -> None:
+    """Let the kernel send this process a signal when the one that started it is gone (on Linux); 0 sends none."""
+    _prctl(_SET_DEATH_SIGNAL, number)
+
+
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
@@ -260,7 +265,7 @@ def main(read: Callable[[Any], Labor] = judging) -> None:
     os.set_inheritable(int(sys.argv[1]), False)
     control = Channel(socket.socket(fileno=int(sys.argv[1])))
     # Importing user code may hang and the run may die meanwhile; afterwards the closed socket says so.
-    _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+    die_with_parent(signal.SIGKILL)
     _prctl(_SET_CHILD_SUBREAPER, 1)
     setup, _ = control.receive()
     if setup is None:
@@ -271,7 +276,7 @@ def main(read: Callable[[Any], Labor] = judging) -> None:
     control.send({"ready": fault is None, "fault": fault, "threads": _threads()})
     if fault is not None:
         return
-    _prctl(_SET_DEATH_SIGNAL, 0)
+    die_with_parent(0)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stderr.fileno() if sys.stderr else 2)
     gc.freeze()  # a collection in a worker would otherwise copy the pages that it shares with the nursery
