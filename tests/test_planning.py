@@ -101,7 +101,7 @@ SAID = [
     ((ADDED % "PositiveNll",), "0.25 times the mean negative log-likelihood of answers rewarded above 0 is added."),
     (("algorithm=ppo", ADDED % "SelfImitation"), "weighed by how far they exceed the critic's value."),
     (("algorithm=p3o",), "KL(current, behavior) is added, times 1 - e, e the effective sample size"),
-    (("algorithm=p3o",), "Effective sample sizes are of a whole update, which costs one more pass before it."),
+    (("algorithm=p3o",), "of a whole update: all its micro-batches but one are computed twice for it."),
     (("algorithm=p3o", "algorithm.scope=lagged"), "Effective sample sizes are those of the update before, 1 at first."),
     (("algorithm.surrogate.dual=3",), "stop counting where their ratio is above 3 (dual clip)."),
     (

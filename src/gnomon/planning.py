@@ -273,7 +273,7 @@ def passes(algorithm: Algorithm) -> int:
     """Return passes over a step's tokens, in forward passes: generating, scoring, and training, three each."""
     scored = len(algorithm.needs) - ("routing" in algorithm.needs)  # written down in the pass of the proximal policy
     if algorithm.reads_statistics:
-        scored += algorithm.updates.epochs
+        scored += algorithm.updates.epochs  # at most: the first micro-batch is computed once
     if isinstance(algorithm.tracker, TrackerPlan) and algorithm.tracker.drift == "replayed":
         scored += 1
     critic = algorithm.critic

@@ -298,7 +298,7 @@ def _loss(experiment: Experiment, costs: Costs) -> Iterator[str]:
     if algorithm.scope == "lagged":
         yield "Effective sample sizes are those of the update before, 1 at first."
     elif algorithm.reads_statistics:
-        yield "Effective sample sizes are of a whole update, which costs one more pass before it."
+        yield "Effective sample sizes are of a whole update: all its micro-batches but one are computed twice for it."
 
 
 def _imitation(experiment: Experiment, costs: Costs) -> Iterator[str]:

@@ -401,6 +401,22 @@ def test_tokens_of_scoring_are_counted_with_the_next_update(make_learner, make_m
     assert with_scoring - without == int(minibatch.lengths.sum())
 
 
+@pytest.mark.parametrize("budget", [1, 10_000])
+def test_a_statistic_of_a_whole_update_costs_a_second_pass_of_all_cuts_but_the_first(
+    budget, make_learner, make_minibatch
+):
+    """One row a cut: all rows but the longest twice. All rows in one cut: none."""
+    minibatch = make_minibatch(P3O)
+    computed = {}
+    for algorithm in (P3O, replace(P3O, name="p3o-lagged", scope="lagged")):
+        learner = make_learner(max_tokens_per_micro_batch=budget)
+        computed[algorithm.scope] = run(learner.update(minibatch, algorithm, 0))["tokens/computed"]
+
+    again = int(minibatch.lengths.sum() - minibatch.lengths.max()) if budget == 1 else 0
+
+    assert computed["step"] - computed["lagged"] == again
+
+
 def test_work_is_done_off_the_event_loop(make_model, make_learner, make_minibatch):
     """While an update runs the loop goes on, and every call runs in one and the same other thread."""
     model, seen = make_model(), set()

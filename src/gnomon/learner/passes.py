@@ -1,7 +1,8 @@
 """Cuts of a batch on their way through a model, and the count of what was computed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +24,14 @@ from gnomon.progress import working
 from gnomon.types import Batch
 
 _STRETCH = 4
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """Cuts of an update, which rows and those: one is computed, its gradient recorded, the others are still to be."""
+
+    computed: tuple[Tensor, Batch, TokenScores]
+    others: Sequence[tuple[Tensor, Batch]]
 
 
 class Passes:
@@ -63,13 +72,35 @@ class Passes:
         Rows whose routing is replayed count whole: where they disagree about their prompt it cannot be shared. On a
         mesh these are the rows of this process; a cut without a row has to be computed all the same.
         """
-        is_shared = scorer.shares_prompts and batch.routing is None
-        sharing = Sharing(self._crossing, self._stretch * self.max_tokens) if is_shared else None
-        place = (self.mesh.rank, self.mesh.size)
-        with working("computing", len(rows), is_brief=True) as steps:
-            for index, cut in micro_batches(batch, rows, self.max_tokens, sharing, place):
-                yield index, move(cut, self._device)
-                steps.advance(len(index))
+        yield from self._placed(self._planned(batch, rows, scorer))
+
+    def ahead(self, batch: Batch, rows: Tensor, scorer: TokenScorer) -> tuple[Tensor, "Ahead"]:
+        """Return Float32[B T] of all rows that have a trained token, without gradient, and ``rows`` Int[N] to go on
+        with, for a loss that reads a statistic of all of them.
+
+        The first cut of ``rows``, which is filled first, is computed last and keeps its graph, so it need not be
+        computed again, and no more is in memory at a time than in any step. Inside of `recording`.
+        """
+        first, *others = self._planned(batch, rows, scorer)
+        rest = batch.mask.any(1).index_fill(0, rows, False).nonzero()[:, 0]
+        logprobs = torch.zeros(batch.mask.shape)
+        with torch.no_grad():
+            for index, cut in self._placed([*(self._planned(batch, rest, scorer) if len(rest) else ()), *others]):
+                logprobs[index, : cut.width] = self.score(scorer, cut, with_entropy=False).logprobs.cpu()
+        index, cut = first[0], move(first[1], self._device)
+        scores = self.score(scorer, cut)
+        logprobs[index, : cut.width] = scores.logprobs.detach().cpu()
+        return self.mesh.total(logprobs), Ahead((index, cut, scores), others)
+
+    def recorded(
+        self, batch: Batch, rows: Tensor, scorer: TokenScorer, ahead: "Ahead | None" = None
+    ) -> Iterator[tuple[Tensor, Batch, TokenScores]]:
+        """Yield `cuts` with their scores, whose gradient is recorded; inside of `recording`. ahead: of these rows."""
+        if ahead is not None:
+            yield ahead.computed
+        cuts = self.cuts(batch, rows, scorer) if ahead is None else self._placed(ahead.others)
+        for index, cut in cuts:
+            yield index, cut, self.score(scorer, cut)
 
     def score(self, scorer: TokenScorer, cut: Batch, with_entropy: bool = True) -> TokenScores:
         """Return log-probabilities and entropies of one cut, its routing replayed where it has one."""
@@ -141,6 +172,17 @@ class Passes:
                 if with_entropy:
                     entropy[index, : cut.width] = scores.entropy.cpu()
         return self.mesh.total(logprobs), entropy
+
+    def _planned(self, batch: Batch, rows: Tensor, scorer: TokenScorer | ValueScorer) -> list[tuple[Tensor, Batch]]:
+        is_shared = scorer.shares_prompts and batch.routing is None
+        sharing = Sharing(self._crossing, self._stretch * self.max_tokens) if is_shared else None
+        return micro_batches(batch, rows, self.max_tokens, sharing, (self.mesh.rank, self.mesh.size))
+
+    def _placed(self, cuts: Sequence[tuple[Tensor, Batch]]) -> Iterator[tuple[Tensor, Batch]]:
+        with working("computing", sum(len(index) for index, _ in cuts), is_brief=True) as steps:
+            for index, cut in cuts:
+                yield index, move(cut, self._device)
+                steps.advance(len(index))
 
     def _score(self, scorer: TokenScorer, cut: Batch, with_entropy: bool, routing: Routing | None) -> TokenScores:
         tensors = (cut.tokens, cut.prompt_lengths, cut.mask)

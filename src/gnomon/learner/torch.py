@@ -1,6 +1,6 @@
 """A learner in this process: one module, one optimizer, exact sums over micro-batches."""
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,12 +21,13 @@ from gnomon.learner.lag import Lag
 from gnomon.learner.memory import within_memory
 from gnomon.learner.mesh import copies, here
 from gnomon.learner.optimizer import Optimizer
-from gnomon.learner.passes import Passes, measure_routing, scorer_on
+from gnomon.learner.passes import Ahead, Passes, measure_routing, scorer_on
 from gnomon.learner.plan import LearnerPlan
 from gnomon.learner.states import PLAIN, check_composition, join, part
 from gnomon.learner.tally import LossTally, Work
 from gnomon.metrics import Last, Mean, Metrics, Sum
 from gnomon.models.load import model_writer, trainable
+from gnomon.models.logprobs import TokenScores
 from gnomon.models.merging import snapshot_of
 from gnomon.models.modes import has_adapters, without_adapters
 from gnomon.models.routing import can_record
@@ -279,10 +280,12 @@ class TorchLearner:
         is_current = is_scored and self._average is None
         tally = LossTally(self._mesh)
         try:
-            statistics = self._statistics(minibatch, algorithm, live, is_current)
-            if is_current:
-                minibatch = minibatch.with_fields(proximal=None)
-            self._accumulate(minibatch, live, algorithm, statistics, tally)
+            with self._passes.recording(self._model):
+                statistics, ahead = self._statistics(minibatch, algorithm, live, is_current)
+                if is_current:
+                    minibatch = minibatch.with_fields(proximal=None)
+                cuts = self._passes.recorded(minibatch, live.nonzero()[:, 0], self._scorer, ahead)
+                self._accumulate(cuts, algorithm, statistics, tally)
             tally.check()
             if algorithm.scope == "lagged":
                 self._lag.gather(self._mesh)
@@ -304,48 +307,47 @@ class TorchLearner:
         """Return what is the same in every process and shall count once when all are added up."""
         return metrics if self._mesh.rank == 0 else Metrics()
 
-    def _statistics(self, minibatch: Batch, algorithm: Algorithm, live: Tensor, is_current: bool) -> Statistics:
+    def _statistics(
+        self, minibatch: Batch, algorithm: Algorithm, live: Tensor, is_current: bool
+    ) -> tuple[Statistics, Ahead | None]:
         """Return the statistics that the step's loss reads, before its first cut: its own, or those of the last one.
 
-        Those are measured on the way, in the passes that the loss makes; rows without a gradient have none there.
+        Its own need all cuts computed first, if the proximal policy just scored is not the current one. Those of the
+        last one are measured on the way, in the passes that the loss makes; rows without a gradient have none there.
         """
         if algorithm.scope == "lagged":
             others = minibatch.rows((minibatch.mask.any(1) & ~live).nonzero()[:, 0])
             if len(others) > 0:
-                measured = algorithm.statistics(self._current(others, is_current), others)
+                known = others.proximal if is_current else None
+                current = self._passes.logprobs(self._scorer, others) if known is None else known
+                measured = algorithm.statistics(current, others)
                 self._lag.add(measured if self._mesh.rank == 0 else Statistics())
-            return self._lag.statistics
+            return self._lag.statistics, None
         if not algorithm.reads_statistics:
-            return Statistics()
-        return algorithm.statistics(self._current(minibatch, is_current), minibatch)
-
-    def _current(self, batch: Batch, is_current: bool) -> Tensor:
-        """Return log-probabilities of the current policy, without gradient; it may be the proximal one just scored."""
-        if is_current and batch.proximal is not None:
-            return batch.proximal
-        return self._passes.logprobs(self._scorer, batch)
+            return Statistics(), None
+        if is_current and minibatch.proximal is not None:
+            return algorithm.statistics(minibatch.proximal, minibatch), None
+        current, ahead = self._passes.ahead(minibatch, live.nonzero()[:, 0], self._scorer)
+        return algorithm.statistics(current, minibatch), ahead
 
     def _accumulate(
         self,
-        minibatch: Batch,
-        live: Tensor,
+        cuts: Iterable[tuple[Tensor, Batch, TokenScores]],
         algorithm: Algorithm,
         statistics: Statistics,
         tally: LossTally,
     ) -> None:
         """Add up losses and gradients of all cuts."""
-        with self._passes.recording(self._model):
-            for index, cut in self._passes.cuts(minibatch, live.nonzero()[:, 0], self._scorer):
-                scores = self._passes.score(self._scorer, cut)
-                if len(index) == 0:
-                    (0 * scores.logprobs).sum().backward()
-                    continue
-                if algorithm.scope == "lagged":
-                    self._lag.add(algorithm.statistics(scores.logprobs, cut))
-                loss = algorithm.loss(scores.logprobs, scores.entropy, cut, statistics)
-                tally.backward(loss, scores, cut)
-                tally.metrics += measure_routing(scores, cut)
-                reach("backward")
+        for index, cut, scores in cuts:
+            if len(index) == 0:
+                (0 * scores.logprobs).sum().backward()
+                continue
+            if algorithm.scope == "lagged":
+                self._lag.add(algorithm.statistics(scores.logprobs, cut))
+            loss = algorithm.loss(scores.logprobs, scores.entropy, cut, statistics)
+            tally.backward(loss, scores, cut)
+            tally.metrics += measure_routing(scores, cut)
+            reach("backward")
 
     def _fit(self, minibatch: Batch, algorithm: Algorithm, step: int | None, one_sided: bool) -> Metrics:
         critic, plan = self._known_critic(), algorithm.critic

@@ -128,7 +128,8 @@ def algorithms(size: Size, repeats: int) -> Result:
 
     Each measurement is a pair, GRPO then the preset, so that a change of the machine's pace falls on both. All make one
     update here, so that the pieces are compared and not the number of updates; a preset that reads the reference
-    policy, or a statistic of the whole step, makes one more forward pass, and facts say which do.
+    policy makes one more forward pass, one that reads a statistic of the whole step makes one of all cuts but the
+    first, and facts say which do.
     """
     tune_allocator()
     config = _config(size)
