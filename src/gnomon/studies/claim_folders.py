@@ -171,7 +171,11 @@ def _cost(runs: float | None, own: float, earlier: Tested | None) -> float | Non
 
 def _told(expectations: Sequence[Expectation], outcomes: Sequence[Outcome]) -> list[dict[str, str]]:
     pairs = zip(expectations, outcomes, strict=True)
-    return [{"says": e.says, "outcome": o.word, "measured": o.measured} for e, o in pairs]
+    return [
+        {"says": e.says, "outcome": o.word, "measured": o.measured}
+        | ({"settled_by": o.settled_by} if o.settled_by else {})
+        for e, o in pairs
+    ]
 
 
 def claim_folders(root: Path) -> dict[str, ClaimFolder]:

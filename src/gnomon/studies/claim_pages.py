@@ -15,6 +15,10 @@ VERDICTS = {
     "open": "open: not run, or nothing decided",
 }
 TABLE = Path("docs") / "claims.md"
+SETTLED = (
+    "*Undecided: about N seeds* says with how many the interval would no longer reach its bound if mean and spread "
+    "stayed as they are here; fresh seeds have another mean, and so many decide about every second time."
+)
 
 
 def write_pages(folder: ClaimFolder) -> None:
@@ -39,6 +43,7 @@ def page(name: str, claim: Claim, tested: Tested | None) -> str:
     if claim.checks:
         parts.append("\n".join(_expected("check of the setting, not of the claim", claim.checks, verdict.checks)))
     parts.append("\n".join(_expected("expected", claim.expectations, verdict.outcomes)))
+    parts += [SETTLED] if any(o.settled_by for o in (*verdict.checks, *verdict.outcomes)) else []
     if measured.names:
         seeds = sorted({len(s) for found in measured.numbers.values() for s in found.values()})
         spoken = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
@@ -77,7 +82,8 @@ def table(folders: Mapping[str, ClaimFolder]) -> str:
         "Written by `gnomon reproduce`; `gnomon reproduce --list` prints it. Each claim is a folder of "
         "[experiments](../experiments) with its protocol, its numbers, a figure and the rule of its verdict, which was "
         "written before the numbers were seen. An expectation *holds* or *fails* when Student's 95% interval over "
-        "seeds lies wholly on one side, and is *undecided* otherwise. All that hold make *reproduced*, some *partly*, "
+        "seeds lies wholly on one side, and is *undecided* otherwise; a page says about how many seeds would decide "
+        "it. All that hold make *reproduced*, some *partly*, "
         "none *not*; *open* is what was not run, or decided nothing. *Checks* ask whether the setting has the cause of "
         "the effect at all and never count: one that fails leaves the claim open; while one is undecided, a claim is "
         "neither *reproduced* nor *not*: *partly* where something holds, else *open*. *CPU minutes* are what all runs "
@@ -120,7 +126,8 @@ def _checked(verdict: Verdict) -> str:
 def _expected(head: str, expectations: Sequence[Expectation], outcomes: Sequence[Outcome]) -> list[str]:
     lines = [f"| {head} | measured | |", "|---|---|---|"]
     for expectation, outcome in zip(expectations, outcomes, strict=True):
-        lines.append(f"| {_cell(expectation.says)} | {_cell(outcome.measured)} | {outcome.word} |")
+        settled = f": {outcome.settled_by}" if outcome.settled_by else ""
+        lines.append(f"| {_cell(expectation.says)} | {_cell(outcome.measured)} | {outcome.word}{settled} |")
     return lines
 
 

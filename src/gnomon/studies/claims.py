@@ -29,6 +29,7 @@ from typing import Literal, Protocol
 
 from gnomon.records.console import Console
 from gnomon.studies.measured import Estimate, Measured, NotMeasured
+from gnomon.studies.seeds_needed import rates_to_settle, seeds_to_settle
 
 Word = Literal["reproduced", "partly", "not", "open"]
 Holds = Literal["holds", "fails", "undecided", "not run"]
@@ -64,10 +65,12 @@ class Outcome:
 
     word: "holds" or "fails" when the interval over seeds lies wholly inside or wholly outside of what was expected;
     "undecided" when it does not, so that more seeds are needed; "not run". measured: the numbers, in words.
+    settled_by: how many seeds would decide what is undecided, in words; "" for the rest, and where nobody can say.
     """
 
     word: Holds
     measured: str
+    settled_by: str = ""
 
 
 class Expectation(Protocol):
@@ -89,7 +92,7 @@ class Level:
 
     >>> found = Measured({"grpo": {"wasted": {0: 0.7, 1: 0.72, 2: 0.71}}})
     >>> Level("most is wasted", "grpo", "wasted", above=0.6)(found)
-    Outcome(word='holds', measured='grpo 0.710 [0.685, 0.735]')
+    Outcome(word='holds', measured='grpo 0.710 [0.685, 0.735]', settled_by='')
     """
 
     says: str
@@ -101,8 +104,12 @@ class Level:
 
     def __call__(self, measured: Measured) -> Outcome:
         """Compare the interval with the bounds."""
-        find = measured.rate if self.is_rate else measured.estimate
-        return _compared(lambda: find(self.arm, self.number), self.arm, self.above, self.below)
+        try:
+            found = (measured.rate if self.is_rate else measured.estimate)(self.arm, self.number)
+        except NotMeasured:
+            return Outcome("not run", "")
+        settle = rates_to_settle if self.is_rate else seeds_to_settle
+        return _judged(found, self.arm, self.above, self.below, settle)
 
 
 @dataclass(frozen=True)
@@ -164,10 +171,18 @@ def _compared(find: Callable[[], Estimate], name: str, above: float, below: floa
         found = find()
     except NotMeasured:
         return Outcome("not run", "")
+    return _judged(found, name, above, below, seeds_to_settle)
+
+
+def _judged(
+    found: Estimate, name: str, above: float, below: float, settle: Callable[[Estimate, float, float], str]
+) -> Outcome:
     text = f"{name} {found}".strip()
     if above < found.low and found.high < below:
         return Outcome("holds", text)
-    return Outcome("fails" if found.high <= above or found.low >= below else "undecided", text)
+    if found.high <= above or found.low >= below:
+        return Outcome("fails", text)
+    return Outcome("undecided", text, settle(found, above, below))
 
 
 @dataclass(frozen=True)

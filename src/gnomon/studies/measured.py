@@ -12,11 +12,31 @@ from gnomon.statistics.intervals import wilson_interval
 Points = Sequence[tuple[float, float]]
 Cells = Mapping[str, Mapping[str, Mapping[int, Any]]]
 
-# Student's t, two-sided 95 %, by degrees of freedom from 1; beyond the table the normal distribution's 1.96.
+# Student's t, two-sided 95 %, by degrees of freedom from 1.
 _T95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
+
+_Z95 = 1.959963985
+
+
+def student_t(freedom: int) -> float:
+    """Return the 97.5 % point of Student's t, which half of a two-sided 95 % interval takes.
+
+    Beyond the table of 30 it is the normal distribution's, corrected by the first three terms in 1 / ``freedom``, which
+    is right to 1e-5 there: with 60 seeds 2.001 and not 1.96.
+    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5.
+
+    >>> student_t(2), round(student_t(59), 3)
+    (4.303, 2.001)
+    """
+    if freedom <= len(_T95):
+        return _T95[freedom - 1]
+    z = _Z95
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3
 
 
 class NotMeasured(LookupError):
@@ -59,8 +79,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     mean, count = statistics.fmean(values), len(values)
     if count < 2:
         return Estimate(mean, -math.inf, math.inf, count)
-    t = _T95[count - 2] if count - 2 < len(_T95) else 1.96
-    half = t * statistics.stdev(values) / math.sqrt(count)
+    half = student_t(count - 1) * statistics.stdev(values) / math.sqrt(count)
     return Estimate(mean, mean - half, mean + half, count)
 
 
