@@ -55,7 +55,7 @@ def law(shape: str = "0.6b") -> dict[str, Any]:
         try:
             with socket.create_server(("127.0.0.1", 0)) as free:
                 port = free.getsockname()[1]
-            sender = Sender(meeting("127.0.0.1", port, [1]), [engine.tell], [1], lambda: merged_tensors(model))
+            sender = Sender(meeting(("127.0.0.1", port), [1]), [engine.tell], [1], lambda: merged_tensors(model))
             for engine.version in range(1, 5):
                 with torch.no_grad():
                     for parameter in model.parameters():

@@ -186,6 +186,10 @@ class GradingPlan:
 _ADDRESS = re.compile(r"auto|(ray://)?(\[[0-9a-fA-F:.]+\]|[\w.-]+):[0-9]{1,5}")
 
 
+STORE = "store"
+"""The way of weights that every cluster has: its object store."""
+
+
 @dataclass(frozen=True)
 class ClusterPlan:
     """Whether learners, engines and graders are on a Ray cluster, and on which.
@@ -194,6 +198,9 @@ class ClusterPlan:
     "HOST:PORT" or "auto" joins one from one of its machines, "ray://HOST:PORT" from any other. graders: actors that
     grade, each with ``grading.workers`` processes. placement: "pack" on as few machines as possible, or "spread".
     start_seconds: to wait for the cluster, and then for room on it.
+    transfer: how weights get to engines. "store": through the cluster's object store. "nccl": by vLLM's own transfer,
+    one broadcast from the learner's GPU to those of vLLM engines; or another transfer's name, which a plugin of vLLM's
+    with that name registers.
     """
 
     kind: Literal["none", "ray"] = "none"
@@ -201,6 +208,7 @@ class ClusterPlan:
     graders: int = 1
     placement: Literal["pack", "spread"] = "pack"
     start_seconds: float = 120.0
+    transfer: str = STORE
 
     def __post_init__(self) -> None:
         if self.address and not _ADDRESS.fullmatch(self.address):
@@ -213,10 +221,20 @@ class ClusterPlan:
             )
         if self.kind == "none" and self.address:
             raise ConfigError(f"cluster.address = '{self.address}' needs cluster.kind = 'ray'; set it, or remove both")
+        if self.kind == "none" and self.is_broadcasting:
+            raise ConfigError(
+                f"cluster.transfer = '{self.transfer}' is a way of weights on a cluster; set cluster.kind = 'ray', or "
+                "remove it"
+            )
         if self.graders < 1 or not 0 < self.start_seconds < math.inf:
             raise ConfigError(
                 f"cluster needs graders >= 1 and start_seconds > 0, got {self.graders} and {self.start_seconds}"
             )
+
+    @property
+    def is_broadcasting(self) -> bool:
+        """Whether the learner sends weights to all engines at once, rather than that each fetches them."""
+        return self.transfer != STORE
 
     @classmethod
     def named(cls, text: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ from gnomon.learner.recipe import Recipe
 from gnomon.models.decoder import vocabulary_size
 from gnomon.models.device import describe_device, resolve_device
 from gnomon.models.linear import input_axes
-from gnomon.plans import StalenessPlan
+from gnomon.plans import STORE, StalenessPlan
 from gnomon.records.card import CLUSTERED, CONVERSING, OVERLAPPED, PARTED, SERVED, TIMED
 from gnomon.sentences import many
 from gnomon.transport.rounding import rounded
@@ -182,6 +182,7 @@ def serve_alone(experiment: Experiment, warn: Callable[[str], None]) -> EnginePo
     plan = replace(experiment.engine, count=1, rounding="none")
     learner = replace(experiment.learner, processes=1, offload=False)
     alone = replace(experiment, max_staleness=0, staleness=StalenessPlan(), lora=None, engine=plan, learner=learner)
+    alone = replace(alone, cluster=replace(alone.cluster, transfer=STORE))
     model = load_network(experiment) if plan.kind == "local" else None
     vocabulary = None if model is None else vocabulary_size(model)
     return EnginePool(_engines(alone, model), plan.timeout_seconds, vocabulary, warn=warn)
@@ -192,8 +193,9 @@ def _engines(experiment: Experiment, trained: nn.Module | None) -> Mapping[str, 
     if plan.kind == "vllm":
         from gnomon.engines.vllm import make_vllm
 
-        dtype = dtype_of(precision_of(experiment))
-        return {f"vllm-{n}": make_vllm(experiment.model, plan, dtype) for n in range(1, plan.count + 1)}
+        dtype, cluster = dtype_of(precision_of(experiment)), experiment.cluster
+        receives = cluster.transfer if cluster.is_broadcasting else ""
+        return {f"vllm-{n}": make_vllm(experiment.model, plan, dtype, receives) for n in range(1, plan.count + 1)}
     if trained is not None and shares_weights(experiment):
         return {"local": LocalEngine(trained, plan.max_concurrent)}
     return {f"local-{n}": one_engine(experiment) for n in range(1, plan.count + 1)}

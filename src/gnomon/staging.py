@@ -13,9 +13,11 @@ from gnomon.assemble import grading_limits
 from gnomon.cluster.answerer import Order
 from gnomon.cluster.engines import serve_remotely
 from gnomon.cluster.graders import Graders
+from gnomon.cluster.group import serve_together
 from gnomon.cluster.learners import RayCrew
 from gnomon.cluster.ray import Cluster, Place, check_cluster
 from gnomon.engines.pool import EnginePool
+from gnomon.engines.vllm_transfer import BACKEND
 from gnomon.errors import ConfigError
 from gnomon.experiment import Experiment
 from gnomon.learner.base import Writing
@@ -27,6 +29,8 @@ from gnomon.models.decoder import vocabulary_size
 from gnomon.models.device import resolve_device
 from gnomon.models.linear import input_axes
 from gnomon.models.size import outline
+from gnomon.models.spelling import Spelling
+from gnomon.plans import STORE
 from gnomon.serving import device_of, load_network, one_engine, recipe_of, sending, serve
 from gnomon.types import Snapshot
 from gnomon.verifiers.grade import Grading
@@ -80,7 +84,31 @@ def check_staging(experiment: Experiment) -> None:
             "engine.server is about servers, and on a cluster each engine is a process of its own; "
             'remove it, or set cluster.kind = "none"'
         )
+    if experiment.cluster.is_broadcasting:
+        _check_broadcast(experiment, device)
     check_cluster(experiment.cluster, places_of(experiment), torch.cuda.device_count() if device.type == "cuda" else 0)
+
+
+def _check_broadcast(experiment: Experiment, device: torch.device) -> None:
+    """Refuse weights that cannot be sent by vLLM's own transfer. Raises: ConfigError."""
+    from gnomon.engines.vllm import check_vllm
+
+    backend, plan = experiment.cluster.transfer, experiment.engine
+    if plan.kind != "vllm":
+        why = f"is vLLM's own transfer, and engine.kind = '{plan.kind}'; set engine.kind = 'vllm'"
+    elif backend == BACKEND and device.type != "cuda":
+        why = f"goes from GPU to GPU, and device = '{experiment.device}' is none; set device = 'cuda'"
+    elif plan.rounding != "none":
+        why = f"sends the learner's own numbers, and engine.rounding = '{plan.rounding}'; set engine.rounding = 'none'"
+    elif experiment.lora is not None:
+        why = "sends whole weights, and with lora adapters travel alone"
+    elif not Spelling(experiment.model, experiment.trust_remote_code).is_plain:
+        why = f"sends weights by the names that they have in memory, and '{experiment.model}' has others in its files"
+    else:
+        # Learners send with it too, in the cluster's own interpreter.
+        check_vllm(replace(plan, python=""), is_actor=True)
+        return
+    raise ConfigError(f"cluster.transfer = '{backend}' {why}; or set cluster.transfer = '{STORE}'")
 
 
 def opened(experiment: Experiment, warn: Warn) -> Cluster | None:
@@ -133,9 +161,23 @@ def _on_cluster(experiment: Experiment, cluster: Cluster, warn: Warn) -> Stage:
         partial(one_engine, replace(experiment, device=device)),
         takes_parts=plan.kind == "local",
         threads=max(1, torch.get_num_threads() // len(cluster.places)),
+        receives=experiment.cluster.transfer if experiment.cluster.is_broadcasting else "",
+        parts=plan.tensor_parallel,
     )
     places = {f"engine-{n}": place for n, place in enumerate(cluster.of("engine"), start=1)}
-    engine, measured = serve_remotely(cluster, places, order, plan.timeout_seconds, vocabulary_size(model), warn)
+    patience, size = plan.timeout_seconds, vocabulary_size(model)
+    if order.receives:
+        engine, measured, group = serve_together(cluster, places, order, patience, size, warn)
+        crew = RayCrew(cluster, device, group=group)
+        gang = Gang(recipe_of(experiment), crew)
+        gang.open()
+        try:
+            gang.meet(crew.receivers())
+        except BaseException:
+            gang.close()
+            raise
+        return Stage(gang, engine, None, measured, gang.watch)
+    engine, measured = serve_remotely(cluster, places, order, patience, size, warn)
     gang = Gang(recipe_of(experiment), RayCrew(cluster, device), rounding)
     gang.open()
     # What is put where engines find it was rounded and merged there.

@@ -19,6 +19,7 @@ from gnomon.experiment import load
 from gnomon.plans import ClusterPlan
 from gnomon.staging import check_staging, places_of
 
+NCCL = ("engine=vllm", "cluster.transfer=nccl")
 MICRO = ("algorithm=p3o", "algorithm.scope=micro_batch")
 TINY = ("device=cpu", "cluster=ray")
 
@@ -88,6 +89,11 @@ REFUSED = {
     "a GPU by its number": (("cluster=ray", "device=cuda:1"), "PyTorch|is one GPU of this machine"),
     "a server of vLLM's": (("engine.kind=vllm", "engine.server=start"), "each engine is a process of its own"),
     "a loss that depends on the cut": (("learner.processes=2", *MICRO), "cuts it otherwise"),
+    "a broadcast to other engines": (
+        ("cluster.transfer=nccl",),
+        "nccl' is vLLM's own transfer, and engine.kind = 'loc",
+    ),
+    "a broadcast without GPUs": ((*NCCL,), "goes from GPU to GPU, and device = 'cpu' is none; set device = 'cuda'"),
     "offloading to where it computes": (("learner.offload=true",), "set learner.offload = false"),
 }
 
@@ -98,6 +104,28 @@ def test_what_cannot_be_meant_on_a_cluster_is_refused(name: str):
     overrides, said = REFUSED[name]
     with pytest.raises(ConfigError, match=said):
         check_staging(load("tiny", [*TINY, *overrides]).experiment)
+
+
+SENT = {
+    "rounded": (("engine.rounding=int8",), "sends the learner's own numbers, and engine.rounding = 'int8'"),
+    "adapters": (("lora.rank=2",), "sends whole weights, and with lora adapters travel alone"),
+    "experts": (("model=tiny-moe",), "'tiny-moe' has others in its files"),
+}
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_weights_that_are_not_the_learners_own_are_not_broadcast(name: str):
+    """With a GPU of another machine's: the object store takes them, and the message says so."""
+    overrides, said = SENT[name]
+    settings = [*NCCL, "cluster=ray://head:1", "device=cuda", "learner.precision=fp32", *overrides]
+    with pytest.raises(ConfigError, match=f"{said}.*or set cluster.transfer = 'store'"):
+        check_staging(load("tiny", settings).experiment)
+
+
+def test_a_broadcast_without_a_cluster_is_refused():
+    """Nobody there could receive."""
+    with pytest.raises(ConfigError, match=r"is a way of weights on a cluster; set cluster\.kind = 'ray'"):
+        load("tiny", [*NCCL])
 
 
 def test_a_run_takes_a_place_for_each_of_its_parts():

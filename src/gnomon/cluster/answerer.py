@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
+from gnomon.cluster.broadcast import Sent
 from gnomon.cluster.weights import Piece, Shelved
 from gnomon.engines.base import Engine, Sampling
+from gnomon.engines.vllm_transfer import BEGIN, FINISH
 from gnomon.errors import EngineError, GnomonError
 from gnomon.transport.fingerprint import Fingerprint
 from gnomon.types import Snapshot
@@ -48,12 +50,15 @@ class Order:
     """How an engine is made.
 
     make: returns it; called in the engine's own process. takes_parts: it can be given what changed alone
-    (`Snapshot.since`). threads: of arithmetic; None leaves them as they are.
+    (`Snapshot.since`). threads: of arithmetic; None leaves them as they are. receives: vLLM's name of the way by which
+    the learner sends it weights; "" is that it fetches them. parts: processes that hold its model together.
     """
 
     make: Callable[[], Engine]
     takes_parts: bool = False
     threads: int | None = None
+    receives: str = ""
+    parts: int = 1
 
 
 class Answerer:
@@ -69,6 +74,9 @@ class Answerer:
         self._taken: Mapping[str, Fingerprint] = {}
         self._kept: Mapping[Any, Piece] = {}
         self._loading = asyncio.Lock()
+        self._began = 0.0
+        self._received = Fetched(0, 0, 0.0, 0.0)
+        self._fault: EngineError | None = None
         self._numbers = itertools.count(1)
         self._clock = _Clock()
 
@@ -85,17 +93,21 @@ class Answerer:
         """Answer as `Engine.score` does."""
         return await self._said(self._here().score(prompt, response, temperature))
 
-    async def load(self, shelved: Shelved) -> Reply:
-        """Fetch what this engine lacks, exchange it, and say what that was."""
-        return await self._said(self._load(shelved))
+    async def load(self, weights: Shelved | Sent) -> Reply:
+        """Fetch what this engine lacks, exchange it, and say what that was; or what a broadcast brought."""
+        return await self._said(self._took(weights) if isinstance(weights, Sent) else self._load(weights))
+
+    async def transfer(self, what: str, told: Mapping[str, Any], version: int) -> Reply:
+        """Do one part of a broadcast that the learner's rank 0 leads, to weights of ``version``; see `VllmEngine`."""
+        return await self._said(self._transfer(what, told, version))
 
     async def fingerprints(self) -> Reply:
         """Answer as `Engine.fingerprints` does."""
         return await self._said(self._here().fingerprints())
 
     async def status(self) -> Reply:
-        """Say version and beats."""
-        return await self._said(asyncio.sleep(0))
+        """Say version and beats, or that a broadcast failed here, which others who wait in it cannot tell."""
+        return await self._said(self._state())
 
     def _make(self) -> tuple[str, int]:
         if self._order.threads is not None:
@@ -106,6 +118,29 @@ class Answerer:
     def _here(self) -> Engine:
         assert self._engine is not None, "it is opened first"
         return self._engine
+
+    async def _state(self) -> None:
+        if self._fault is not None:
+            raise self._fault
+
+    async def _transfer(self, what: str, told: Mapping[str, Any], version: int) -> None:
+        engine: Any = self._here()
+        if what == BEGIN:
+            self._began = time.perf_counter()
+        try:
+            await engine.transfer(what, told, version)
+        except EngineError as error:
+            self._fault = error
+            raise
+        if what == FINISH:
+            seconds, prints = time.perf_counter() - self._began, await engine.fingerprints()
+            # From its beginning to its end nothing is answered.
+            self._received = Fetched(sum(print_.nbytes for print_ in prints.values()), len(prints), seconds, 0.0)
+
+    async def _took(self, sent: Sent) -> Fetched:
+        if self._here().version != sent.version:
+            raise EngineError(f"it has weights of version {self._here().version}, and was sent {sent.version}")
+        return self._received
 
     async def _load(self, shelved: Shelved) -> Fetched:
         async with self._loading:

@@ -51,6 +51,7 @@ class RemoteEngine:
     asked once a second whether it drew something. An actor that dies, with its machine or alone, fails its callers as
     soon as the cluster knows: at once on a machine that lives, after Ray's health checks on one that is silent.
 
+    actor, opened: the actor, and what it says once it has made the engine.
     actors: where it is made, at ``place``. stock: puts weights where it fetches them. fetched: is told what came with
     each load. look_seconds: between two questions whether it works.
     """
@@ -70,8 +71,8 @@ class RemoteEngine:
         self._stock = stock
         self._fetched = fetched
         self._look_seconds = look_seconds
-        self._actor = actors.actor(place, Answerer, order)
-        self._opened = self._actor.open.remote()
+        self.actor = actors.actor(place, Answerer, order)
+        self.opened = self.actor.open.remote()
         self._until = time.monotonic() + STARTING_SECONDS
         self._is_closed = False
         self._calls = self._ticks = self._beats = self._latest = 0
@@ -92,34 +93,34 @@ class RemoteEngine:
 
         Raises: EngineError when it died, its machine is gone, or it fails; ConfigError as the engine does.
         """
-        done: list[Completion] = await self._call(self._actor.generate, tuple(prompt), tuple(keys), sampling)
+        done: list[Completion] = await self._call(self.actor.generate, tuple(prompt), tuple(keys), sampling)
         return done
 
     async def score(self, prompt: Sequence[int], response: Sequence[int], temperature: float) -> list[float]:
         """Return the log-probability of each token of ``response``; see `Engine`. Raises: as `generate` does."""
-        scores: list[float] = await self._call(self._actor.score, tuple(prompt), tuple(response), temperature)
+        scores: list[float] = await self._call(self.actor.score, tuple(prompt), tuple(response), temperature)
         return scores
 
     async def load(self, snapshot: Snapshot) -> None:
         """Answer with these weights from now on; it fetches what it lacks, and answers meanwhile.
 
-        Raises: as `generate` does.
+        Weights that a broadcast brought are there already, and it only says so. Raises: as `generate` does.
         """
         self._check_open()
         shelved = await elsewhere(lambda: self._stock.of(snapshot))
         with working("loading weights into an engine" if self.home else "starting an engine", is_brief=True):
-            self._fetched(await self._call(self._actor.load, shelved))
+            self._fetched(await self._call(self.actor.load, shelved))
 
     async def fingerprints(self) -> Mapping[str, Fingerprint] | None:
         """Return the fingerprints of the weights that answer there; see `Engine`. Raises: as `generate` does."""
-        held: Mapping[str, Fingerprint] | None = await self._call(self._actor.fingerprints)
+        held: Mapping[str, Fingerprint] | None = await self._call(self.actor.fingerprints)
         return held
 
     async def close(self) -> None:
         """Kill the actor; later calls raise EngineError."""
         if not self._is_closed:
             self._is_closed = True
-            await asyncio.to_thread(self._actors.end, self._actor)
+            await asyncio.to_thread(self._actors.end, self.actor)
 
     async def _call(self, method: Any, *arguments: Any) -> Any:
         """Return what the actor answers, once it is open; listen for its beats until then."""
@@ -130,7 +131,7 @@ class RemoteEngine:
         self._calls += 1
         try:
             if self.home is None:
-                self.home = await self._answer(self._opened, is_ours=False)
+                self.home = await self._answer(self.opened, is_ours=False)
             return None if method is None else await self._answer(method.remote(*arguments))
         finally:
             self._calls -= 1
@@ -155,7 +156,7 @@ class RemoteEngine:
             raise
         except ray.exceptions.RayError as error:
             self._check_open()
-            raise EngineError(f"{self._where} is gone: {cause_of(error)}") from error
+            raise EngineError(f"{self.where} is gone: {cause_of(error)}") from error
         finally:
             asked.cancel()
         if reply.number > self._latest:
@@ -176,12 +177,13 @@ class RemoteEngine:
                 self._ticks += time.monotonic() < self._until
                 continue
             try:
-                await self._answer(self._actor.status.remote(), is_ours=False)
+                await self._answer(self.actor.status.remote(), is_ours=False)
             except EngineError:
                 return
 
     @property
-    def _where(self) -> str:
+    def where(self) -> str:
+        """Which process it is, in words."""
         return "its process" if self.home is None else "process {1} on {0}".format(*self.home)
 
     def _check_open(self) -> None:
@@ -222,11 +224,11 @@ class Tally:
 class Engines:
     """The engines of a run: started in their places, and anew when they were lost."""
 
-    def __init__(self, actors: Actors, places: Mapping[str, int], order: Order, look_seconds: float) -> None:
+    def __init__(self, actors: Actors, places: Mapping[str, int], order: Order, timeout_seconds: float) -> None:
         self.tally = Tally()
         self._actors, self._places, self._order = actors, places, order
         self._stock = Stock()
-        self._look_seconds = look_seconds
+        self._look_seconds = min(_LOOK_SECONDS, timeout_seconds / _LOOKS)
         self._returns = dict.fromkeys(places, 0)
 
     def start(self, name: str) -> RemoteEngine:
@@ -271,7 +273,7 @@ def serve_remotely(
 
     order: how each is made. timeout_seconds, vocabulary_size, warn: as `EnginePool` has them.
     """
-    engines = Engines(actors, places, order, min(_LOOK_SECONDS, timeout_seconds / _LOOKS))
+    engines = Engines(actors, places, order, timeout_seconds)
     started = {name: engines.start(name) for name in places}
     pool = EnginePool(started, timeout_seconds, vocabulary_size, warn, engines.again)
     return pool, engines.tally.take

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
+from gnomon.cluster.broadcast import Receivers, Sent
 from gnomon.cluster.causes import cause_of
+from gnomon.cluster.group import Group
 from gnomon.cluster.ray import Cluster
 from gnomon.cluster.seat import Said, Seat, Whereabouts
 from gnomon.cluster.weights import Shelved
@@ -30,6 +32,7 @@ _PIECE_BYTES = 1 << 26
 _INLINE_BYTES = 1 << 16
 _PROBE, _MEETING = ".gnomon-probe", "meeting"
 _TAIL = 1500
+_CARRIED = (Shelved, Sent, Receivers)
 _MARKS = (":job_id:", ":actor_name:", ":task_name:")
 
 
@@ -54,13 +57,18 @@ class RayCrew:
     Each actor has a thread that does nothing but answer. One that does not answer for 40 s is stopped, or its machine
     is, or the network: it counts as dead. Ray itself notices one that died at once, and a machine within 20 s.
 
-    device: "cpu" or "cuda"; an actor sees its own GPU only.
+    device: "cpu" or "cuda"; an actor sees its own GPU only. group: the engines that rank 0 sends weights to, where it
+    does; they are watched whenever the learner's ranks are.
     """
 
     is_shelving = True
 
-    def __init__(self, cluster: Cluster, device: str, still_seconds: float = STILL_SECONDS) -> None:
+    def __init__(
+        self, cluster: Cluster, device: str, still_seconds: float = STILL_SECONDS, group: Group | None = None
+    ) -> None:
         self._cluster = cluster
+        self._group = group
+        self._address = _LOOPBACK
         self._places = cluster.of("learner")
         self.size, self.device, self.meeting = len(self._places), device, ""
         self.turns: Sequence[Sequence[int]] = []
@@ -83,14 +91,25 @@ class RayCrew:
             member.at = self._asked(member, member.actor.where.remote(), _STARTING_SECONDS)
         found: list[Whereabouts] = [member.at for member in self.members if member.at is not None]
         _check_versions(found)
-        addresses = {at.address for at in found}
+        is_far = len({at.address for at in found}) > 1 or (self.is_sending and self._cluster.nodes > 1)
+        self._address = found[0].address if is_far else _LOOPBACK
         for member, at in zip(self.members, found, strict=True):
-            self._asked(member, member.actor.talk_by.remote(_LOOPBACK if len(addresses) == 1 else at.address))
-        self.meeting = self._meeting_place(_LOOPBACK if len(addresses) == 1 else found[0].address)
+            self._asked(member, member.actor.talk_by.remote(at.address if is_far else _LOOPBACK))
+        self.meeting = self._meeting_place(self._address)
         nodes: dict[str, list[int]] = {}
         for rank, where in enumerate(found):
             nodes.setdefault(where.node, []).append(rank)
         self.turns = [[r for r in turn if r is not None] for turn in zip_longest(*nodes.values())]
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether weights are sent to engines, rather than put where they find them."""
+        return self._group is not None
+
+    def receivers(self) -> Receivers:
+        """Return whom rank 0 sends weights to, once all engines are made. Raises: as `Group.receivers`."""
+        assert self._group is not None, "asked for where `is_sending`"
+        return self._group.receivers(self._address)
 
     def _meeting_place(self, address: str) -> str:
         """Return a file in the run's own folder, which is this user's alone, where every rank sees that.
@@ -110,20 +129,23 @@ class RayCrew:
         return place
 
     def tell(self, ranks: Collection[int], do: str, arguments: Mapping[str, Any]) -> None:
-        """Send it, boxed; where weights lie is sent as it is."""
-        lent = [value for value in arguments.values() if isinstance(value, Shelved)]
-        plain = {name: value for name, value in arguments.items() if not isinstance(value, Shelved)}
-        text, memory = boxed(plain)
+        """Send it, boxed; where weights lie, and who receives them, is sent as it is."""
+        carried = {name: value for name, value in arguments.items() if isinstance(value, _CARRIED)}
+        text, memory = boxed({name: value for name, value in arguments.items() if name not in carried})
+        if self._group is not None:
+            self._group.begin(is_publication=do == "shelve")
         self._cluster.check()
         self._looked = time.monotonic()
         sent = self._cluster.put(memory) if memory.nbytes > _INLINE_BYTES else memory
         for rank in ranks:
             member = self.members[rank]
             member.beat, member.asked = None, time.monotonic()
-            self._waiting[rank] = member.actor.obey.remote(do, text, sent, *lent)
+            self._waiting[rank] = member.actor.obey.remote(do, text, sent, carried)
 
     def heard(self, waiting: Collection[int], seconds: float) -> Mapping[int, Answer]:
-        """Return what was answered; raise when one died, or gives no sign of life."""
+        """Return what was answered; raise when one died, or gives no sign of life, or EngineError of the group's."""
+        if self._group is not None:
+            self._group.look()
         references = {self._waiting[rank]: rank for rank in waiting}
         ready = self._cluster.ready(list(references), seconds)
         found: dict[int, Answer] = {}
@@ -141,6 +163,8 @@ class RayCrew:
     def look(self) -> None:
         """Ask each for a sign of life; one that died answers with its end. Raises: ClusterError, too."""
         self._cluster.check()
+        if self._group is not None:
+            self._group.look()
         for member in self.members:
             if member.beat is not None and self._cluster.ready([member.beat], 0):
                 self._asked(member, member.beat)

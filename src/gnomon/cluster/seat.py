@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gnomon.cluster.broadcast import Broadcast, Receivers, Sent
 from gnomon.cluster.ray import library
 from gnomon.cluster.weights import Shelf, Shelved
 from gnomon.learner import mesh
@@ -47,12 +48,12 @@ class Whereabouts:
 
 @dataclass(frozen=True)
 class Said:
-    """An answer: a boxed value, or what was raised; or where weights lie, which only Ray can carry."""
+    """An answer: a boxed value, or what was raised; or where weights lie or went, which only Ray can carry."""
 
     text: str
     memory: Bytes
     error: Mapping[str, str] | None = None
-    shelved: Shelved | None = None
+    shelved: Shelved | Sent | None = None
 
 
 class Seat:
@@ -66,8 +67,10 @@ class Seat:
         self._number, self._size = rank, size
         self._rank = Rank()
         self._shelf = Shelf(rank, size)
+        self._broadcast: Broadcast | None = None
         self._commands: Mapping[str, Callable[..., Any]] = {
             **self._rank.commands,
+            "meet": self._meet,
             "shelve": self._shelve,
             "logprobs": self._logprobs,
         }
@@ -104,9 +107,12 @@ class Seat:
     async def beat(self) -> None:
         """Answer: that is all there is to know."""
 
-    async def obey(self, do: str, text: str, memory: Bytes, shelved: Shelved | None = None) -> Said:
-        """Do what `Rank` can be told, or put weights where engines find them, and return what it says."""
-        said: Said = await self._in_thread(partial(self._obey, do, text, memory, shelved))
+    async def obey(self, do: str, text: str, memory: Bytes, carried: Mapping[str, Any]) -> Said:
+        """Do what `Rank` can be told, or bring weights to where engines find them, and return what it says.
+
+        carried: arguments that cannot be boxed, by name.
+        """
+        said: Said = await self._in_thread(partial(self._obey, do, text, memory, carried))
         return said
 
     async def room(self, probe: str, wanted: str) -> str:
@@ -133,19 +139,22 @@ class Seat:
             shutil.rmtree(self._written, ignore_errors=True)
             self._written = None
 
-    def _obey(self, do: str, text: str, memory: Bytes, shelved: Shelved | None) -> Said:
+    def _obey(self, do: str, text: str, memory: Bytes, carried: Mapping[str, Any]) -> Said:
         try:
-            arguments = unboxed(text, memory)
-            if shelved is not None:
-                arguments["weights"] = shelved
-            value = self._commands[do](**arguments)
+            value = self._commands[do](**unboxed(text, memory), **carried)
         except Exception as raised:
             return Said(*boxed(None), error=fault_of(raised))
-        if isinstance(value, Shelved):
+        if isinstance(value, Shelved | Sent):
             return Said(*boxed(None), shelved=value)
         return Said(*boxed(value))
 
-    def _shelve(self, version: int, kind: Any, axes: Mapping[str, int]) -> Shelved:
+    def _meet(self, receivers: Receivers) -> None:
+        learner = self._rank.learner
+        self._broadcast = Broadcast(receivers, self._number, mesh.here().is_whole, lambda: learner.snapshot().tensors())
+
+    def _shelve(self, version: int, kind: Any, axes: Mapping[str, int]) -> Shelved | Sent:
+        if self._broadcast is not None:
+            return self._broadcast.send(version)
         snapshot = self._rank.learner.snapshot()
         if kind != "none":
             snapshot = rounded(snapshot, kind, axes)

@@ -47,6 +47,7 @@ class EnginePool:
     warn: is told once of each engine that is lost, and when it is back, in one line.
     again: returns a new engine for the name of a lost one; raises a GnomonError when it gives up. Snapshots must be
         ones that lie somewhere (`Snapshot.stored`), as they are read again later.
+    are_bound: none can be spared, as weights are sent to all of them or to none: the first that is lost is the last.
     Ours: peers restart or end the run; deterministic keys make asking elsewhere exact.
     """
 
@@ -57,12 +58,13 @@ class EnginePool:
         vocabulary_size: int | None = None,
         warn: Callable[[str], None] = _say,
         again: Callable[[str], Awaitable[Engine]] | None = None,
+        are_bound: bool = False,
     ) -> None:
         self._members = [Member(name, engine, timeout_seconds) for name, engine in engines.items()]
         self._timeout_seconds = timeout_seconds
         self._vocabulary_size = vocabulary_size
         self._warn = warn
-        self._again = again
+        self._again, self._are_bound = again, are_bound
         self._is_closed = False
         self._lost = self._returned = self._asked_again = 0
         self._told: set[Member] = set()
@@ -163,8 +165,15 @@ class EnginePool:
             with suppress(Lost):
                 await work(member)
             self._note(member)
+            if self._are_bound:
+                self._check()
 
-        await asyncio.gather(*(one(member) for member in self._alive()))
+        asked = [asyncio.ensure_future(one(member)) for member in self._alive()]
+        try:
+            await asyncio.gather(*asked)
+        finally:
+            for task in asked:
+                task.cancel()
         self._check()
 
     async def _routed(
@@ -196,7 +205,7 @@ class EnginePool:
             self._returning.add(task)
             task.add_done_callback(self._returning.discard)
         left = len(self._alive())
-        if left:
+        if left and not self._are_bound:
             others = f"{left} of {len(self._members)} engines go on, and are asked what it did not answer"
             self._warn(f"lost engine {member.name}: {member.cause}; {others}")
 
@@ -245,9 +254,15 @@ class EnginePool:
     def _check(self) -> None:
         if self._is_closed:
             raise EngineError("the engine is closed")
-        if not self._alive():
-            causes = "; ".join(f"{member.name}: {member.cause}" for member in self._members)
+        alive = self._alive()
+        causes = "; ".join(f"{member.name}: {member.cause}" for member in self._members if member not in alive)
+        if not alive:
             raise EngineError(f"no engine is left to answer ({causes})")
+        if causes and self._are_bound:
+            raise EngineError(
+                f"an engine is lost ({causes}), and the others, which weights are sent to together with it, cannot go "
+                "on without; go on from the newest checkpoint with gnomon resume"
+            )
 
 
 def _together(held: Mapping[str, Mapping[str, Fingerprint]]) -> dict[str, Fingerprint] | None:

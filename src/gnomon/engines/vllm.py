@@ -79,15 +79,16 @@ def check_vllm(plan: EnginePlan, is_actor: bool = False) -> None:
         )
 
 
-def make_vllm(model: str, plan: EnginePlan, dtype: torch.dtype) -> Engine:
+def make_vllm(model: str, plan: EnginePlan, dtype: torch.dtype, receives: str = "") -> Engine:
     """Return vLLM as an engine: in this process, from a server of its own, or from one that runs already.
 
-    model: a folder, a hub name or a built-in name. A server of its own starts while the caller goes on.
+    model: a folder, a hub name or a built-in name. receives: see `VllmEngine`, which alone can.
+    A server of its own starts while the caller goes on.
     Raises: ConfigError as `check_vllm` does, or when vLLM refuses the model; ModelError when there is no such model.
     """
     check_vllm(plan)
     if plan.server == "":
-        return VllmEngine(model, dtype, plan.max_concurrent, plan.tensor_parallel)
+        return VllmEngine(model, dtype, plan.max_concurrent, plan.tensor_parallel, receives)
     if plan.server == "start":
         return VllmServerEngine.start(model, plan, dtype)
     return VllmServerEngine.attach(plan)

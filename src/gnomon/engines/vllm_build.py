@@ -3,7 +3,7 @@
 import contextlib
 import os
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,14 +94,17 @@ def exchange_weights(engine: Any, tensors: Mapping[str, Tensor]) -> None:
         # Each process reads all of them and keeps its part; a message to it would be another copy for each.
         with lent(tensors.items()) as path:
             missed = engine.collective_rpc(_reload_file, args=(path,))
+    pack(engine, missed)
+
+
+def pack(engine: Any, missed: Iterable[Sequence[str]]) -> None:
+    """Let every layer compute with the weights that it was given, once all are there.
+
+    missed: of each process, the weights of its own that were left as they were. Raises: EngineError naming them.
+    """
     for passed_over in missed:
         if passed_over:
             raise EngineError(f"it took no new numbers for {', '.join(passed_over)}")
-    pack(engine)
-
-
-def pack(engine: Any) -> None:
-    """Let every layer compute with the weights that it was given, once all are there."""
     engine.collective_rpc(_pack_tied)
 
 

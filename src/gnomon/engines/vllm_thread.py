@@ -209,8 +209,9 @@ class VllmThread:
                 self._engine.collective_rpc(note)
             self._engine.collective_rpc(message.what, kwargs=dict(message.told))
             if message.what == FINISH:
-                self.taken = self._engine.collective_rpc(prints_of)[0]
-                pack(self._engine)
+                found = self._engine.collective_rpc(prints_of)
+                pack(self._engine, [missed for _, missed in found])
+                self.taken = found[0][0]
                 self._is_receiving = False
                 self._loads += 1
                 self.version = message.version

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gnomon.errors import ConfigError, unknown
 from gnomon.transport.fingerprint import Fingerprint, fingerprint
 
 BACKEND = "nccl"
@@ -31,19 +32,34 @@ Call = Callable[[str, Mapping[str, Any]], None]
 """Tells one engine something, with arguments by name, and waits until it was done."""
 
 
-def meeting(address: str, port: int, parts: Sequence[int], rank: int = 0) -> Any:
-    """Return vLLM's description of a group: this learner's rank 0, and so many processes of each engine."""
-    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+def meeting(
+    place: tuple[str, int], parts: Sequence[int], rank: int = 0, backend: str = BACKEND, lasting: bool = True
+) -> Any:
+    """Return vLLM's description of a group: this learner's rank 0, and so many processes of each engine.
 
-    return NCCLTrainerInitInfo(address, port, 1 + sum(parts), rank=rank)
+    place: address of rank 0's machine, and a port that is free there. rank: of the learner's, this process.
+    backend: by which they send; one that is not vLLM's own is a plugin's, and is described as NCCL's is.
+    lasting: tensors stay what they are when the next is asked for. vLLM then packs a GiB of them before it sends; what
+    is gathered layer by layer would be gone by then, and is sent tensor by tensor.
+    Raises: ConfigError when vLLM here knows no such backend.
+    """
+    from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+    from vllm.plugins import load_general_plugins
+
+    if backend != BACKEND:
+        # As vLLM itself does where engines are made; who names another backend has it installed.
+        load_general_plugins()
+    known = WeightTransferTrainerFactory._registry
+    if backend not in known:
+        raise ConfigError(f"cluster.transfer: {unknown('weight transfer of vLLM', backend, known)}")
+    return known[backend]().init_info_cls(*place, 1 + sum(parts), rank=rank, packed=lasting)
 
 
 class Sender:
     """The learner's end. Made, and asked to `send`, in every rank: all gather, rank 0 sends.
 
     told: of `meeting`. engines: how each is told something. parts: processes of each. named: yields all weights by the
-    names of the model's files, the same names, types and shapes in the same order each time; a tensor is read before
-    the next is asked for.
+    names of the model's files, the same names, types and shapes in the same order each time.
     """
 
     def __init__(
@@ -55,11 +71,11 @@ class Sender:
     ) -> None:
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
-        self._source = _source(named)
+        self._source = _source(named, told.is_sender)
         self._end = WeightTransferTrainerFactory.trainer_init(told, client=Engines(engines, parts), source=self._source)
 
     def send(self) -> Mapping[str, Fingerprint]:
-        """Let all engines answer with the weights as they are now; return the fingerprints of what was sent.
+        """Let all engines answer with the weights as they are now; return the fingerprints of what this rank sent.
 
         Blocks until all have them. An engine that dies meanwhile leaves the others and this one waiting: whoever calls
         must end the processes of all.
@@ -109,7 +125,7 @@ class Engines:
                 one.result()
 
 
-def _source(named: Callable[[], Iterator[tuple[str, Tensor]]]) -> Any:
+def _source(named: Callable[[], Iterator[tuple[str, Tensor]]], is_sender: bool) -> Any:
     """Return vLLM's view of weights. What comes is read once, and known from then on: gathering is all ranks' work.
 
     A class made in a function, for its base exists only where vLLM is installed.
@@ -117,7 +133,7 @@ def _source(named: Callable[[], Iterator[tuple[str, Tensor]]]) -> Any:
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
     class Source(WeightSource):  # type: ignore[misc]
-        """Notes the fingerprint of each tensor that passes."""
+        """Notes the fingerprint of each tensor that is sent."""
 
         def __init__(self) -> None:
             self.prints: dict[str, Fingerprint] = {}
@@ -130,30 +146,34 @@ def _source(named: Callable[[], Iterator[tuple[str, Tensor]]]) -> Any:
 
         def __iter__(self) -> Iterator[tuple[str, Tensor]]:
             for name, tensor in named():
-                self.prints[name] = fingerprint(tensor)
+                if is_sender:
+                    self.prints[name] = fingerprint(tensor)
                 yield name, tensor
 
     return Source()
 
 
 def note(worker: Any) -> None:
-    """Let a worker of vLLM's note the fingerprints of what is loaded from now on."""
+    """Let a worker of vLLM's note the fingerprints of what is loaded from now on, and what is left out."""
     model = worker.model_runner.get_model()
     load = model.load_weights
     prints: dict[str, Fingerprint] = {}
+    missed = {name for name, _ in model.named_parameters()}
 
     def noting(weights: Any) -> Any:
-        return load(_noted(weights, prints))
+        loaded = load(_noted(weights, prints))
+        missed.difference_update(missed if loaded is None else loaded)
+        return loaded
 
-    model.load_weights, model.gnomon_prints = noting, prints
+    model.load_weights, model.gnomon_noted = noting, (prints, missed)
 
 
-def noted(worker: Any) -> dict[str, Fingerprint]:
-    """Return them, and note no more."""
+def noted(worker: Any) -> tuple[dict[str, Fingerprint], list[str]]:
+    """Return them, with the names of the worker's weights that nothing was loaded into, and note no more."""
     model = worker.model_runner.get_model()
-    prints: dict[str, Fingerprint] = model.gnomon_prints
-    del model.load_weights, model.gnomon_prints
-    return prints
+    prints, missed = model.gnomon_noted
+    del model.load_weights, model.gnomon_noted
+    return prints, sorted(missed)
 
 
 def _noted(weights: Any, prints: dict[str, Fingerprint]) -> Iterator[tuple[str, Tensor]]:

@@ -25,11 +25,17 @@ class Crew(Protocol):
     known once they were opened. scratch: a folder of the run's, which ends with it. turns: who loads the model at the
     same time, one group after the other, so that a machine holds one whole copy at a time. is_shelving: whether weights
     are put where engines of other machines find them ("shelve"), rather than handed to the run ("weights").
+    is_sending: whether that brings them to the engines, who then have that version and no other.
     """
 
     size: int
     device: str
     is_shelving: bool
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether weights are sent."""
+        ...
 
     @property
     def meeting(self) -> str:

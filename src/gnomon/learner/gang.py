@@ -92,6 +92,13 @@ class Gang:
             self.close()
             raise
 
+    def meet(self, receivers: Any) -> None:
+        """Let the processes meet those whom the first of them sends weights to, once.
+
+        Raises: LearnerError when one dies; what they raise; EngineError when a receiver is lost.
+        """
+        self._ask("meet", receivers=receivers)
+
     @property
     def version(self) -> int:
         """Finished training steps."""
@@ -137,6 +144,8 @@ class Gang:
     def advance(self) -> None:
         """Count one finished training step."""
         self._version += 1
+        if self.crew.is_sending:
+            self._weights = None
 
     def snapshot(self) -> Snapshot:
         """Return the weights, collected when they are first read; read them before the next update."""

@@ -70,7 +70,7 @@ class LocalCrew:
     processes wrote is kept when one of them is lost, a file each; None keeps nothing.
     """
 
-    is_shelving = False
+    is_shelving = is_sending = False
 
     def __init__(self, size: int, asked: str = "cpu", kept: Path | None = None) -> None:
         self.size, self._kept = size, kept

@@ -47,6 +47,11 @@ class Spelling:
         """Whether the model is a mixture of experts."""
         return any("experts" in name.split(".") for name in self.shapes)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether every weight is called in memory what it is called in the files."""
+        return not self.has_experts and self.spell(merged_tensors(self._empty)).keys() == self.shapes.keys()
+
     def spell(self, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
         """Return the weights by the names of the files; those whose name stays are the same tensors, not copied.
 

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pytest
@@ -58,7 +58,7 @@ def wired(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     # Packed, tensors are put together by kernels for GPUs.
-    return replace(meeting("127.0.0.1", port, [1]), packed=False)
+    return meeting(("127.0.0.1", port), [1], lasting=False)
 
 
 def test_what_is_sent_answers(engine: Any, snapshot: Callable[..., Any], wired: Any):
@@ -108,7 +108,7 @@ def test_ranks_of_engines_follow_each_other(engine: Any):
     told: list[tuple[int, str, Any]] = []
     calls = [lambda what, said, n=n: told.append((n, what, said)) for n in range(3)]
     engines = Engines(calls, [1, 2, 1])
-    info = meeting("10.0.0.1", 1234, [1, 2, 1])
+    info = meeting(("10.0.0.1", 1234), [1, 2, 1])
     engines.init_weight_transfer_engine({**asdict(info), "rank_offset": 1})
 
     assert info.world_size == 5
