@@ -62,7 +62,8 @@ class Broadcast:
         self, receivers: Receivers, rank: int, lasting: bool, named: Callable[[], Iterator[tuple[str, Tensor]]]
     ) -> None:
         self._version = -1
-        with socket.create_server((receivers.address, 0)) as free:
+        family = socket.AF_INET6 if ":" in receivers.address else socket.AF_INET
+        with socket.create_server((receivers.address, 0), family=family) as free:
             place = receivers.address, free.getsockname()[1]
         told = meeting(place, receivers.parts, rank, receivers.backend, lasting)
         self._end = Sender(told, [partial(self._tell, actor) for actor in receivers.actors], receivers.parts, named)
