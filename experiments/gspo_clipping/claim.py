@@ -80,6 +80,7 @@ CLAIM = Claim(
         + fresh_alone(
             SEEN,
             FRESH,
+            "2026-11-23",
             "whether token ratios spread by 0.05 nats (0.068 [0.042, 0.093]), the quotients at a third of the rate "
             "(488 [135, 841]), at three times (23 [15, 30.2]) and with three times the widths (448 [138, 758]) beside "
             "30 and 300, and all that is said of rewards (-0.040 [-0.118, 0.038] beside -0.03; held out -0.049 "

@@ -196,6 +196,7 @@ CLAIM = Claim(
         + fresh_alone(
             SEEN,
             FRESH,
+            "2026-11-23",
             "how far lengths are spread (5.8 [3.6, 7.9] where 4 is asked) and whether constant length and token mean "
             "have no bias beyond 2 tokens (0.23 [-2.1, 2.6], 0.39 [-2.3, 3.1]), with four seeds",
         )

@@ -84,6 +84,7 @@ CLAIM = Claim(
         + fresh_alone(
             SEEN,
             FRESH,
+            "2026-11-23",
             "all but one expectation: what GRPO keeps of its best at 0.6 and 1.2 (0.92 [0.63, 1.21], 0.73 [0.18, "
             "1.28]), what P3O keeps (0.91 [0.67, 1.14], 0.88 [0.49, 1.27]) and by how much P3O ends above GRPO at 1.2 "
             "(0.117 [-0.043, 0.277])",

@@ -119,6 +119,7 @@ CLAIM = Claim(
         + fresh_alone(
             SEEN,
             FRESH,
+            "2026-11-23",
             "whether GRPO leaves room (0.976 [0.957, 0.995] where 0.97 is asked) and all of maj@k (+0.022 to +0.026 at "
             "equal samples) and pass@k (+0.008 to +0.021), in intervals that hold 0",
         )

@@ -86,6 +86,7 @@ CLAIM = Claim(
         + fresh_alone(
             SEEN,
             FRESH,
+            "2026-11-23",
             "both checks, by the width of their intervals (0.019 [-0.066, 0.104] and -0.031 [-0.124, 0.062] where 0.1 "
             "is asked), and whether SPO's near-zero advantages become more in the slow setting (0.005 [-0.001, 0.011])",
         )

@@ -130,6 +130,7 @@ CLAIM = Claim(
         + fresh_alone(
             SEEN,
             FRESH,
+            "2026-11-23",
             "whether the tracker is accurate in the fast setting (0.021 [0.008, 0.034] where 0.03 is asked)",
         )
     ),

@@ -13,11 +13,11 @@ from gnomon.assemble import grading_limits
 from gnomon.cluster.answerer import Order
 from gnomon.cluster.engines import serve_remotely
 from gnomon.cluster.graders import Graders
-from gnomon.cluster.group import serve_together
+from gnomon.cluster.group import Group
 from gnomon.cluster.learners import RayCrew
 from gnomon.cluster.ray import Cluster, Place, check_cluster
 from gnomon.engines.pool import EnginePool
-from gnomon.engines.vllm_transfer import BACKEND
+from gnomon.engines.vllm_transfer import BACKEND, check_backend
 from gnomon.errors import ConfigError
 from gnomon.experiment import Experiment
 from gnomon.learner.base import Writing
@@ -107,6 +107,7 @@ def _check_broadcast(experiment: Experiment, device: torch.device) -> None:
     else:
         # Learners send with it too, in the cluster's own interpreter.
         check_vllm(replace(plan, python=""), is_actor=True)
+        check_backend(backend)
         return
     raise ConfigError(f"cluster.transfer = '{backend}' {why}; or set cluster.transfer = '{STORE}'")
 
@@ -165,21 +166,19 @@ def _on_cluster(experiment: Experiment, cluster: Cluster, warn: Warn) -> Stage:
         parts=plan.tensor_parallel,
     )
     places = {f"engine-{n}": place for n, place in enumerate(cluster.of("engine"), start=1)}
-    patience, size = plan.timeout_seconds, vocabulary_size(model)
-    if order.receives:
-        engine, measured, group = serve_together(cluster, places, order, patience, size, warn)
-        crew = RayCrew(cluster, device, group=group)
-        gang = Gang(recipe_of(experiment), crew)
-        gang.open()
+    engine, measured, started = serve_remotely(
+        cluster, places, order, plan.timeout_seconds, vocabulary_size(model), warn
+    )
+    group = Group(cluster, started, order, plan.timeout_seconds) if order.receives else None
+    crew = RayCrew(cluster, device, group=group)
+    gang = Gang(recipe_of(experiment), crew, rounding)
+    gang.open()
+    if group is not None:
         try:
             gang.meet(crew.receivers())
         except BaseException:
             gang.close()
             raise
-        return Stage(gang, engine, None, measured, gang.watch)
-    engine, measured = serve_remotely(cluster, places, order, patience, size, warn)
-    gang = Gang(recipe_of(experiment), RayCrew(cluster, device), rounding)
-    gang.open()
     # What is put where engines find it was rounded and merged there.
     is_other = plan.rounding != "none" or experiment.lora is not None
     return Stage(gang, engine, _as_it_is if is_other else None, measured, gang.watch)

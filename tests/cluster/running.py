@@ -1,6 +1,7 @@
 """Runs on a cluster of their own, started as a person starts them, and what of them is left."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 LAYOUT = ("learner.processes=2", "engine.count=2", "cluster.graders=2", "grading.workers=1", "device=cpu")
 MAIN = "import sys; from gnomon.cli.main import main; sys.exit(main())"
 STARTING_SECONDS = 280.0
+SECONDS = 60.0
+"""Within which whatever happens to a run ends it."""
 
 
 @contextmanager
@@ -79,3 +82,16 @@ def until_alone(session: int, seconds: float) -> dict[int, str]:
     while (left := family(session)) and time.monotonic() < until:
         time.sleep(0.2)
     return left
+
+
+def ends_in_words(folder: Path, program: "subprocess.Popen[str]", said: str) -> None:
+    """Wait for the end of a run to which something was done: in time, with exit code 1, in words, and nobody left."""
+    began = time.monotonic()
+    code = program.wait(SECONDS + 40)
+    took, left = time.monotonic() - began, until_alone(program.pid, 30)
+    print(f"{took:.1f} s\n{said_by(folder)[-1500:]}")
+    assert took < SECONDS
+    assert code == 1
+    assert re.search(said, said_by(folder))
+    assert "Traceback" not in said_by(folder)
+    assert left == {}

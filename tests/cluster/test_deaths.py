@@ -87,7 +87,7 @@ def walked(cluster: Cluster, folder: Path, moment: str, deaths: int, said: list[
     async def body() -> None:
         if moment == "start":
             order(folder, moment, deaths)
-        pool, _ = serve_remotely(
+        pool, *_ = serve_remotely(
             cluster, {"one": 0, "two": 1}, tiny_order(partial(Doomed, folder)), 20.0, 259, said.append
         )
         try:

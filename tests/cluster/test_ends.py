@@ -3,19 +3,17 @@
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.cluster.nodes import Others, others
-from tests.cluster.running import family, numbers, running, said_by, until_alone, until_step
+from tests.cluster.running import SECONDS, ends_in_words, family, numbers, running, said_by, until_alone, until_step
 
 from gnomon.records.checkpoints import Checkpoints
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-SECONDS = 60.0
 LONG = ("steps=100000", "checkpoints.every=2", "evaluation.before=false")
 
 ENDS = {
@@ -27,13 +25,6 @@ ENDS = {
 }
 
 
-def ended(program: "subprocess.Popen[str]") -> tuple[int, float, dict[int, str]]:
-    """Wait for the end of a run; return its exit code, the seconds that it took, and who of it is left."""
-    began = time.monotonic()
-    code = program.wait(SECONDS + 40)
-    return code, time.monotonic() - began, until_alone(program.pid, 30)
-
-
 @pytest.mark.parametrize("name", ENDS)
 def test_what_dies_or_stands_still_ends_the_run_in_words(name: str, tmp_path: Path):
     """Within 60 s, with exit code 1, a typed error that says which and how, and no process left."""
@@ -42,14 +33,7 @@ def test_what_dies_or_stands_still_ends_the_run_in_words(name: str, tmp_path: Pa
     with running(folder, *LONG) as program:
         until_step(folder, program)
         os.kill(numbers(program.pid, title)[-1], number)
-        code, took, left = ended(program)
-    print(f"{name}: {took:.1f} s\n{said_by(folder)[-1500:]}")
-
-    assert took < SECONDS
-    assert code == 1
-    assert re.search(said, said_by(folder))
-    assert "Traceback" not in said_by(folder)
-    assert left == {}
+        ends_in_words(folder, program, said)
 
 
 def test_a_rank_that_dies_while_answers_are_awaited_ends_the_run(tmp_path: Path):
@@ -61,14 +45,9 @@ def test_a_rank_that_dies_while_answers_are_awaited_ends_the_run(tmp_path: Path)
         time.sleep(8)
         steps = (folder / "metrics.jsonl").read_text()
         os.kill(numbers(program.pid, "ray::Seat")[-1], signal.SIGKILL)
-        code, took, left = ended(program)
-    print(f"{took:.1f} s\n{said_by(folder)[-1500:]}")
+        ends_in_words(folder, program, "process [01] of the learner's 2 is gone .on 127.0.0.1")
 
-    assert took < SECONDS
-    assert code == 1
-    assert re.search("process [01] of the learner's 2 is gone .on 127.0.0.1", said_by(folder))
     assert (folder / "metrics.jsonl").read_text() == steps
-    assert left == {}
 
 
 def test_a_run_that_is_killed_leaves_nothing(tmp_path: Path):

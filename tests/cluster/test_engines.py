@@ -35,8 +35,8 @@ def with_pool(
     said: list[str] = []
 
     async def body() -> None:
-        pool, measured = serve_remotely(cluster, {"one": 0, "two": 1}, tiny_order(), 20.0, 259, said.append)
-        engines = [member.engine for member in pool._members]
+        pool, measured, started = serve_remotely(cluster, {"one": 0, "two": 1}, tiny_order(), 20.0, 259, said.append)
+        engines = list(started.values())
         try:
             await work(pool, engines, measured)
         finally:

@@ -85,7 +85,7 @@ def test_no_answer_is_of_half_exchanged_weights(cluster: Cluster, tmp_path: Path
 
     async def body() -> None:
         order = tiny_order(partial(Interrupted, tmp_path))
-        pool, _ = serve_remotely(cluster, {"one": 0, "two": 1}, order, 60.0, 259, said.append)
+        pool, *_ = serve_remotely(cluster, {"one": 0, "two": 1}, order, 60.0, 259, said.append)
         try:
             await pool.load(snapshot(0, seed=0))
             for death in range(DEATHS):

@@ -4,7 +4,6 @@ What lies nowhere cannot be fetched later, so what travels between run, ranks an
 engines there are, and afterwards the fingerprints of what was sent.
 """
 
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -62,10 +61,7 @@ class Broadcast:
         self, receivers: Receivers, rank: int, lasting: bool, named: Callable[[], Iterator[tuple[str, Tensor]]]
     ) -> None:
         self._version = -1
-        family = socket.AF_INET6 if ":" in receivers.address else socket.AF_INET
-        with socket.create_server((receivers.address, 0), family=family) as free:
-            place = receivers.address, free.getsockname()[1]
-        told = meeting(place, receivers.parts, rank, receivers.backend, lasting)
+        told = meeting(receivers.address, receivers.parts, rank, receivers.backend, lasting)
         self._end = Sender(told, [partial(self._tell, actor) for actor in receivers.actors], receivers.parts, named)
 
     def send(self, version: int) -> Sent:

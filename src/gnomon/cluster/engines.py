@@ -268,15 +268,17 @@ def serve_remotely(
     timeout_seconds: float,
     vocabulary_size: int | None,
     warn: Callable[[str], None],
-) -> tuple[EnginePool, Callable[[], Metrics]]:
-    """Return engines at ``places``, by name, behind one protocol, and what measures the weights that they are sent.
+) -> tuple[EnginePool, Callable[[], Metrics], Mapping[str, RemoteEngine]]:
+    """Return engines at ``places`` behind one protocol, what measures the weights that they are sent, and each by name.
 
-    order: how each is made. timeout_seconds, vocabulary_size, warn: as `EnginePool` has them.
+    order: how each is made; one that says how all are sent weights together binds them to each other, and nobody who is
+    lost returns. timeout_seconds, vocabulary_size, warn: as `EnginePool` has them.
     """
     engines = Engines(actors, places, order, timeout_seconds)
     started = {name: engines.start(name) for name in places}
-    pool = EnginePool(started, timeout_seconds, vocabulary_size, warn, engines.again)
-    return pool, engines.tally.take
+    again = None if order.receives else engines.again
+    pool = EnginePool(started, timeout_seconds, vocabulary_size, warn, again, are_bound=bool(order.receives))
+    return pool, engines.tally.take, started
 
 
 def error_of(kind: str, said: str) -> Exception:

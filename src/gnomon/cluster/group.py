@@ -1,18 +1,16 @@
-"""Engines that are sent weights together: made, watched, and ended together."""
+"""Engines that are sent weights together: watched, and ended together."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gnomon.cluster.answerer import Order, Reply
 from gnomon.cluster.broadcast import Receivers
 from gnomon.cluster.causes import cause_of
-from gnomon.cluster.engines import STARTING_SECONDS, Engines, RemoteEngine, error_of
+from gnomon.cluster.engines import STARTING_SECONDS, RemoteEngine, error_of
 from gnomon.cluster.ray import Cluster
-from gnomon.engines.pool import EnginePool
 from gnomon.errors import EngineError
-from gnomon.metrics import Metrics
 
 _BEAT_SECONDS = 1.0
 _LATE_SECONDS = 3.0
@@ -114,21 +112,3 @@ class Group:
     def _silent(self, now: float) -> str:
         late = [one.name for one in self._watched if one.beat is not None and now - one.asked > _LATE_SECONDS]
         return f"no sign of life from {', '.join(late)}" if late else "all of them, and the learner, live"
-
-
-def serve_together(
-    cluster: Cluster,
-    places: Mapping[str, int],
-    order: Order,
-    timeout_seconds: float,
-    vocabulary_size: int | None,
-    warn: Callable[[str], None],
-) -> tuple[EnginePool, Callable[[], Metrics], Group]:
-    """Return what `serve_remotely` does for engines that are sent weights together, and the group that they are.
-
-    order: with the way by which each receives.
-    """
-    engines = Engines(cluster, places, order, timeout_seconds)
-    started = {name: engines.start(name) for name in places}
-    pool = EnginePool(started, timeout_seconds, vocabulary_size, warn, are_bound=True)
-    return pool, engines.tally.take, Group(cluster, started, order, timeout_seconds)

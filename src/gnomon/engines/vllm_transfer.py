@@ -10,16 +10,29 @@ Source: vLLM 0.32, ``vllm.distributed.weight_transfer``. Ours: the fingerprints;
 copies of one, which vLLM's own client would all give the same ranks.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from torch import Tensor
 
+from gnomon.engines.vllm_build import FIXED, USUAL
 from gnomon.errors import ConfigError, unknown
+from gnomon.redaction import without_secrets
 from gnomon.transport.fingerprint import Fingerprint, fingerprint
 
 BACKEND = "nccl"
+_ASK = """
+import json, sys
+from gnomon.engines.vllm_transfer import _backends
+print()
+print(json.dumps(sorted(_backends(sys.argv[1]))))
+"""
 MEET, BEGIN, RECEIVE, FINISH = (
     "init_weight_transfer_engine",
     "start_weight_update",
@@ -32,27 +45,56 @@ Call = Callable[[str, Mapping[str, Any]], None]
 """Tells one engine something, with arguments by name, and waits until it was done."""
 
 
-def meeting(
-    place: tuple[str, int], parts: Sequence[int], rank: int = 0, backend: str = BACKEND, lasting: bool = True
-) -> Any:
+def check_backend(backend: str) -> None:
+    """Refuse a backend that vLLM here does not know, before anything is loaded. Raises: ConfigError.
+
+    Another process is asked, so that this one does not import vLLM for it; NCCL's is always there.
+    """
+    if backend == BACKEND:
+        return
+    command = [sys.executable, "-c", _ASK, backend]
+    ran = subprocess.run(command, env={**USUAL, **os.environ, **FIXED}, capture_output=True, text=True)
+    try:
+        known = json.loads(ran.stdout.strip().rpartition("\n")[2])
+    except ValueError:
+        said = without_secrets(ran.stderr).strip()[-300:] or f"exit code {ran.returncode}"
+        raise ConfigError(f"cluster.transfer = '{backend}': vLLM here cannot be asked for it: {said}") from None
+    _check(backend, known)
+
+
+def meeting(address: str, parts: Sequence[int], rank: int = 0, backend: str = BACKEND, lasting: bool = True) -> Any:
     """Return vLLM's description of a group: this learner's rank 0, and so many processes of each engine.
 
-    place: address of rank 0's machine, and a port that is free there. rank: of the learner's, this process.
+    address: of rank 0's machine, which chooses a port there; the other ranks of the learner do not take part.
+    rank: of the learner's, this process.
     backend: by which they send; one that is not vLLM's own is a plugin's, and is described as NCCL's is.
     lasting: tensors stay what they are when the next is asked for. vLLM then packs a GiB of them before it sends; what
     is gathered layer by layer would be gone by then, and is sent tensor by tensor.
     Raises: ConfigError when vLLM here knows no such backend.
     """
+    known = _backends(backend)
+    _check(backend, known)
+    port = 0
+    if rank == 0:
+        with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as free:
+            port = free.getsockname()[1]
+    return known[backend]().init_info_cls(address, port, 1 + sum(parts), rank=rank, packed=lasting)
+
+
+def _check(backend: str, known: Collection[str]) -> None:
+    if backend not in known:
+        raise ConfigError(f"cluster.transfer: {unknown('weight transfer of vLLM', backend, known)}")
+
+
+def _backends(backend: str) -> Any:
+    """Return what vLLM can send by; of plugins, which run code, where another than its usual one is wanted."""
     from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
     from vllm.plugins import load_general_plugins
 
     if backend != BACKEND:
         # As vLLM itself does where engines are made; who names another backend has it installed.
         load_general_plugins()
-    known = WeightTransferTrainerFactory._registry
-    if backend not in known:
-        raise ConfigError(f"cluster.transfer: {unknown('weight transfer of vLLM', backend, known)}")
-    return known[backend]().init_info_cls(*place, 1 + sum(parts), rank=rank, packed=lasting)
+    return WeightTransferTrainerFactory._registry
 
 
 class Sender:

@@ -43,17 +43,17 @@ def rates_to_settle(found: Estimate, above: float, below: float) -> str:
     return _first(is_settled, found)
 
 
-def fresh_alone(seen: Sequence[int], fresh: Sequence[int], undecided: str) -> str:
+def fresh_alone(seen: Sequence[int], fresh: Sequence[int], day: str, undecided: str) -> str:
     """Return the sentences of a protocol whose seeds were chosen after others had been looked at.
 
-    seen, fresh: seeds. undecided: what the seen ones left open, with its numbers.
+    seen, fresh: seeds. day: on which that was written down. undecided: what the seen ones left open, with its numbers.
 
-    >>> fresh_alone(range(3), range(3, 5), "the gain (0.1 [-0.1, 0.3])").split(". ")[0]
+    >>> fresh_alone(range(3), range(3, 5), "2026-11-23", "the gain (0.1 [-0.1, 0.3])").split(". ")[0]
     'Seeds 0 to 2 had been run before and left undecided the gain (0.1 [-0.1, 0.3])'
     """
     return (
         f"Seeds {seen[0]} to {seen[-1]} had been run before and left undecided {undecided}. Therefore, written down on "
-        f"2026-11-23 before any of them was run: {len(fresh)} fresh seeds, {fresh[0]} to {fresh[-1]}, a number that is "
+        f"{day} before any of them was run: {len(fresh)} fresh seeds, {fresh[0]} to {fresh[-1]}, a number that is "
         "fixed and after which nothing is added, with nothing else changed; they alone judge, since whoever adds seeds "
         "where few left something open has looked at those few."
     )

@@ -21,6 +21,7 @@ HAS_VLLM = importlib.util.find_spec("vllm") is not None
 if not HAS_VLLM:
     collect_ignore = [
         "test_arrival.py",
+        "test_broadcast.py",
         "test_engine.py",
         "test_on_cluster.py",
         "test_parallel.py",

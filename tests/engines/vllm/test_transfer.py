@@ -1,18 +1,18 @@
 """Weights by vLLM's own weight transfer: all of it but NCCL itself, in whose place two sockets carry the tensors."""
 
 import asyncio
-import socket
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 import torch
+from tests.engines.vllm.plugin.sockets_transfer import Wire
 
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
-from gnomon.engines.vllm_transfer import BEGIN, FINISH, MEET, RECEIVE, Engines, Sender, meeting
-from gnomon.errors import EngineError
+from gnomon.engines.vllm_transfer import BEGIN, FINISH, MEET, RECEIVE, Engines, Sender, check_backend, meeting
+from gnomon.errors import ConfigError, EngineError
 from gnomon.models.tiny import tiny_model
 from gnomon.transport.fingerprint import fingerprints
 
@@ -22,43 +22,19 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 PROMPT = [256, 50, 43, 50, 61]
 
 
-@dataclass
-class Wire:
-    """What vLLM asks of NCCL, over TCP."""
-
-    group: Any
-
-    @classmethod
-    def opened(cls, info: Any, rank: int) -> "Wire":
-        from vllm.distributed.utils import StatelessProcessGroup
-
-        return cls(StatelessProcessGroup.create(info.master_address, info.master_port, rank, info.world_size))
-
-    def broadcast(self, tensor: torch.Tensor, src: int, stream: object) -> None:
-        if self.group.rank == src:
-            self.group.broadcast_obj(tensor.clone(), src)
-        else:
-            tensor.copy_(self.group.broadcast_obj(None, src))
-
-    def destroy(self) -> None:
-        self.group = None
-
-
 @pytest.fixture
 def wired(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A group of one sender and one engine's only process, as `meeting` describes it."""
     from vllm.distributed.weight_transfer import nccl_engine
 
-    monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", lambda info: Wire.opened(info, 0))
+    monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", lambda info: Wire(info, 0))
     monkeypatch.setattr(
-        nccl_engine, "worker_init_process_group", lambda info, config: Wire.opened(info, config.rank + info.rank_offset)
+        nccl_engine, "worker_init_process_group", lambda info, config: Wire(info, config.rank + info.rank_offset)
     )
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     # Packed, tensors are put together by kernels for GPUs.
-    return meeting(("127.0.0.1", port), [1], lasting=False)
+    return meeting("127.0.0.1", [1], lasting=False)
 
 
 def test_what_is_sent_answers(engine: Any, snapshot: Callable[..., Any], wired: Any):
@@ -108,7 +84,7 @@ def test_ranks_of_engines_follow_each_other(engine: Any):
     told: list[tuple[int, str, Any]] = []
     calls = [lambda what, said, n=n: told.append((n, what, said)) for n in range(3)]
     engines = Engines(calls, [1, 2, 1])
-    info = meeting(("10.0.0.1", 1234), [1, 2, 1])
+    info = meeting("127.0.0.1", [1, 2, 1])
     engines.init_weight_transfer_engine({**asdict(info), "rank_offset": 1})
 
     assert info.world_size == 5
@@ -136,3 +112,9 @@ def test_vllm_has_the_interface_that_is_used(engine: Any):
     assert all(callable(getattr(Worker, name)) for name in (MEET, BEGIN, RECEIVE, FINISH))
     told = nccl_engine.NCCLWeightTransferUpdateInfo(names=["a"], dtype_names=["float32"], shapes=[[1, 2]])
     assert asdict(told).keys() == {"names", "dtype_names", "shapes"}
+
+
+def test_a_transfer_that_nobody_has_is_refused(engine: Any):
+    """Before anything is loaded, with the names that are known."""
+    with pytest.raises(ConfigError, match=r"cluster\.transfer: .*'ncll'.*nccl"):
+        check_backend("ncll")

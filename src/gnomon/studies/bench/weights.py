@@ -85,7 +85,7 @@ class _Remote:
         self._cluster = Cluster.open(ClusterPlan(kind="ray"), [Place("engine", 0.5)] * engines, _say)
         order = Order(partial(one_engine, experiment), takes_parts=True, threads=1)
         places = {f"engine-{number}": number for number in range(engines)}
-        self.pool, self._measured = serve_remotely(self._cluster, places, order, _PATIENCE_SECONDS, None, _say)
+        self.pool, self._measured, _ = serve_remotely(self._cluster, places, order, _PATIENCE_SECONDS, None, _say)
 
     def __enter__(self) -> "_Remote":
         return self
