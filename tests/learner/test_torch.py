@@ -390,7 +390,7 @@ def test_metrics_name_what_an_update_did(make_learner, make_minibatch):
 
 
 def test_tokens_of_scoring_are_counted_with_the_next_update(make_learner, make_minibatch):
-    """One row a cut has no padding: scoring all rows adds exactly their lengths."""
+    """One row a cut has no padding: scoring adds every position that predicts a token, once."""
     minibatch = make_minibatch(GRPO)
     learner, other = (make_learner(max_tokens_per_micro_batch=1) for _ in range(2))
     run(learner.score(minibatch, {"proximal"}))
@@ -398,7 +398,7 @@ def test_tokens_of_scoring_are_counted_with_the_next_update(make_learner, make_m
     with_scoring = run(learner.update(minibatch, GRPO, 0))["tokens/computed"]
     without = run(other.update(minibatch, GRPO, 0))["tokens/computed"]
 
-    assert with_scoring - without == int(minibatch.lengths.sum())
+    assert with_scoring - without == int((minibatch.lengths - 1).sum())
 
 
 @pytest.mark.parametrize("budget", [1, 10_000])
@@ -412,7 +412,8 @@ def test_a_statistic_of_a_whole_update_costs_a_second_pass_of_all_cuts_but_the_f
         learner = make_learner(max_tokens_per_micro_batch=budget)
         computed[algorithm.scope] = run(learner.update(minibatch, algorithm, 0))["tokens/computed"]
 
-    again = int(minibatch.lengths.sum() - minibatch.lengths.max()) if budget == 1 else 0
+    predicting = minibatch.lengths - 1
+    again = int(predicting.sum() - predicting.max()) if budget == 1 else 0
 
     assert computed["step"] - computed["lagged"] == again
 

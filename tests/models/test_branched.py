@@ -20,21 +20,21 @@ SPANS = st.lists(st.tuples(st.integers(1, 40), st.lists(st.integers(0, 70), max_
 
 def packed(shape: list[tuple[int, list[int]]]) -> tuple[list[Span], int]:
     """Return spans of prompts and responses of these lengths, and a width that leaves two positions of padding."""
-    spans = []
-    for prompt, lengths in shape:
-        starts = [prompt + sum(lengths[:n]) for n in range(len(lengths))]
-        spans.append(Span(prompt, list(zip(starts, lengths, strict=True))))
-    return spans, max(prompt + sum(lengths) for prompt, lengths in shape) + 2
+    spans, width = [], max(prompt + sum(lengths) for prompt, lengths in shape) + 2
+    for row, (prompt, lengths) in enumerate(shape):
+        starts = [row * width + prompt + sum(lengths[:n]) for n in range(len(lengths))]
+        spans.append(Span(row * width, prompt, list(zip(starts, lengths, strict=True))))
+    return spans, width
 
 
 def sees(spans: list[Span], width: int) -> torch.Tensor:
     """Return the dense mask Bool[N 1 L L]; padding sees itself."""
     mask = torch.eye(width, dtype=torch.bool).repeat(len(spans), 1, 1)
     for row, span in enumerate(spans):
-        for start, length in [(0, span.prompt), *span.responses]:
-            own = slice(start, start + length)
+        for start, length in [(span.first, span.prompt), *span.responses]:
+            own = slice(start - row * width, start - row * width + length)
             mask[row, own, own] = torch.ones(length, length).tril().bool()
-            if start:
+            if start > span.first:
                 mask[row, own, : span.prompt] = True
     return mask[:, None]
 
@@ -58,7 +58,9 @@ def both(shape: list[tuple[int, list[int]]], dtype: torch.dtype) -> list[list[to
 
     def ours(*leaves: torch.Tensor) -> torch.Tensor:
         made = torch.cat([each.transpose(1, 2) for each in leaves], 2).flatten(0, 1)
-        return branched_attention(made, HEADS, Branches.of(spans, width), 0.3).view(len(spans), width, HEADS, SIZE)
+        return branched_attention(made, HEADS, Branches.of(spans, len(spans) * width), 0.3).view(
+            len(spans), width, HEADS, SIZE
+        )
 
     found = []
     for attend in (ours, dense):

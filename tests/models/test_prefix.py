@@ -91,6 +91,49 @@ def test_rows_with_prompts_of_their_own_are_not_packed():
     assert pack(tokens[1:3], prompts[1:3], torch.tensor([4, 4])) is None
 
 
+def test_in_one_row_nothing_is_padded_but_its_end():
+    """A written out body computes prompts with their responses one behind another, each token at its own position."""
+    tokens, prompts, _ = rows()
+    ends = torch.tensor([7, 4, 4, 5, 5])
+    packed = pack(tokens, prompts, ends, multiple=8, is_one_row=True)
+
+    assert packed is not None
+    assert packed.tokens.tolist() == [[9, 8, 7, 1, 2, 3, 4, 5, 2, 3, 6, 5, 1, 2, 4, 4, 4, *[0] * 7]]
+    assert packed.positions.tolist() == [[0, 1, 2, 3, 4, 5, 6, 3, 3, 4, 0, 1, 2, 3, 2, 3, 4, *[0] * 7]]
+    where, columns = torch.nonzero(packed.is_placed, as_tuple=True)
+    assert torch.equal(packed.tokens.view(-1)[packed.index(where, columns)], tokens[where, columns])
+
+
+@pytest.mark.parametrize("is_one_row", [False, True])
+def test_how_positions_attend_is_one_thing_in_two_forms(is_one_row):
+    """The dense mask says what the branches of the same rows say, wherever prompts and responses lie."""
+    tokens, prompts, _ = rows()
+    packed = pack(tokens, prompts, torch.tensor([7, 4, 4, 5, 5]), 4, is_one_row)
+    assert packed is not None
+    count, length = packed.tokens.shape
+    seen = torch.eye(count * length, dtype=torch.bool)
+    for block in packed.branches.blocks:
+        for queries, keys, is_query, bias in zip(
+            block.queries, block.keys, block.is_query, block.bias.squeeze(1), strict=True
+        ):
+            for query, looks in zip(queries[is_query], bias[is_query] == 0, strict=True):
+                seen[query, keys[looks]] = True
+
+    dense = torch.block_diag(*packed.mask.squeeze(1))
+    assert torch.equal(seen, dense.bool())
+
+
+@pytest.mark.parametrize(("longest", "is_packed"), [(4, True), (3, False)])
+def test_rows_that_share_nothing_lie_in_one_row_unless_they_are_long(monkeypatch, longest, is_packed):
+    """Long ones are left to attention that lays out no square; rows that share a prompt are packed all the same."""
+    monkeypatch.setattr(trunk, "_LONGEST", longest)
+    tokens, prompts, _ = rows()
+    body = trunk.Trunk(tiny_model(0))
+
+    assert (body.pack(tokens[1:3], prompts[1:3], torch.tensor([4, 4])) is not None) == is_packed
+    assert body.pack(tokens, prompts, torch.tensor([7, 4, 4, 5, 5])) is not None
+
+
 @pytest.mark.parametrize("architecture", ["sliding window", "state space"])
 def test_models_that_cannot_be_packed_say_so(architecture: str):
     """A window or a recurrent state makes packed rows wrong, so such models compute every row whole."""

@@ -53,9 +53,9 @@ def test_a_value_is_what_a_reward_model_says_of_everything_before_the_token(crit
         wanted = [said(row, int(PROMPTS[row]) + t) if mask[row, t] else 0.0 for t in range(WIDTH)]
         assert found.values[row].tolist() == pytest.approx(wanted, abs=1e-5)
         assert float(found.bootstrap[row].detach()) == pytest.approx(said(row, int(LENGTHS[row])), abs=1e-5)
-    # The shared prompt once, and its two answers; then the third row, padded to the same length.
+    # The shared prompt once, its two answers, and the third row behind them: nothing is padded.
     assert scorer.shares_prompts
-    assert found.computed == 2 * (3 + 5 + 3)
+    assert found.computed == (3 + 5 + 3) + 7
 
 
 @given(t=st.integers(0, WIDTH - 1), seed=st.integers(0, 99))

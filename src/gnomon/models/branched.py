@@ -10,7 +10,7 @@ Responses of about one length go together, padded to it. Scores are float32 in b
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,8 +29,11 @@ _Given = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Span:
-    """One packed row: its prompt's length, and where each response begins in the row and how long it is."""
+    """A prompt with its responses: where it begins among all positions, its length, and where each response begins
+    among them and how long it is.
+    """
 
+    first: int
     prompt: int
     responses: Sequence[tuple[int, int]]
 
@@ -41,7 +44,7 @@ class Block:
 
     queries Int[G n], keys Int[G prefix + n]: positions in the flattened packed rows; the last n keys are the queries'
     own, those before them the prompt's. is_query Bool[G n]: false for padding. bias Float32[G 1 n K]: 0 where a query
-    may look, -inf elsewhere. rows Int[G]: the packed row of each.
+    may look, -inf elsewhere. rows Int[G]: the span of each.
     """
 
     queries: Tensor
@@ -54,29 +57,25 @@ class Block:
 
 @dataclass(frozen=True)
 class Branches:
-    """How the positions of packed rows [N L] attend. blocks: the prompts first, a row each."""
+    """How ``positions`` of packed rows attend. blocks: the prompts first, a row each."""
 
     positions: int
     blocks: tuple[Block, ...]
     _known: dict[Any, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of(cls, spans: Sequence[Span], width: int) -> "Branches":
-        """Return the branches of packed rows of ``width`` positions."""
-        prompts = [(row, 0, span.prompt) for row, span in enumerate(spans)]
+    def of(cls, spans: Sequence[Span], positions: int) -> "Branches":
+        """Return how so many positions attend, of which those in no span are padding."""
+        prompts = [(row, span.first, span.prompt) for row, span in enumerate(spans)]
         grouped: dict[int, list[tuple[int, int, int]]] = {}
         for row, span in enumerate(spans):
             for start, length in span.responses:
                 if length > 0:
                     grouped.setdefault(rounded(length), []).append((row, start, length))
-        lengths = [span.prompt for span in spans]
-        prefix = rounded(max(lengths))
-        blocks = [_block(prompts, [0] * len(spans), prefix, 0, width)]
-        blocks += [
-            _block(members, [lengths[row] for row, _, _ in members], size, prefix, width)
-            for size, members in sorted(grouped.items())
-        ]
-        return cls(len(spans) * width, tuple(blocks))
+        prefix = rounded(max(span.prompt for span in spans))
+        blocks = [_block(prompts, [replace(span, prompt=0) for span in spans], prefix, 0)]
+        blocks += [_block(members, spans, size, prefix) for size, members in sorted(grouped.items())]
+        return cls(positions, tuple(blocks))
 
     def bias(self, number: int, repeats: int, dtype: torch.dtype) -> Tensor:
         """Return the bias of a block for ``repeats`` query heads that share a key, [G 1 repeats * n K]."""
@@ -257,16 +256,15 @@ def _recomputed(given: _Given, bias: Tensor, scale: float) -> tuple[Tensor, ...]
     return torch.autograd.grad(out, (query, key, value), given[3])
 
 
-def _block(
-    members: Sequence[tuple[int, int, int]], prompts: Sequence[int], size: int, prefix: int, width: int
-) -> Block:
-    """Return the block of ``members`` (row, start, length), padded to ``size``, behind prompts of these lengths."""
+def _block(members: Sequence[tuple[int, int, int]], spans: Sequence[Span], size: int, prefix: int) -> Block:
+    """Return the block of ``members`` (span, start, length), padded to ``size``, behind the prompts of their spans."""
     rows, starts, lengths = (torch.tensor(column) for column in zip(*members, strict=True))
+    firsts, prompts = (torch.tensor(of)[rows, None] for of in zip(*((s.first, s.prompt) for s in spans), strict=True))
     steps, before = torch.arange(size), torch.arange(prefix)
     is_query = steps < lengths[:, None]
-    queries = torch.where(is_query, rows[:, None] * width + starts[:, None] + steps, 0)
-    is_prompt = before < torch.tensor(prompts)[:, None]
-    of_prompt = torch.where(is_prompt, rows[:, None] * width + before, 0)
+    queries = torch.where(is_query, starts[:, None] + steps, 0)
+    is_prompt = before < prompts
+    of_prompt = torch.where(is_prompt, firsts + before, 0)
     own = is_query[:, :, None] & is_query[:, None, :] & (steps <= steps[:, None])
     # A query of padding looks at its own place only: no row of scores is empty, and it reaches nobody.
     own |= ~is_query[:, :, None] & torch.eye(size, dtype=torch.bool)

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gnomon.errors import ConfigError
 from gnomon.models.head import chosen_logprobs, chunk_for
-from gnomon.models.prefix import Packed, pack
+from gnomon.models.prefix import Packed
 from gnomon.models.routing import Routing, pad_experts, routed
 from gnomon.models.trunk import Trunk, own_states
 
@@ -139,7 +139,7 @@ class TokenScorer:
     def _packed(self, tokens: Tensor, prompt_lengths: Tensor, where: tuple[Tensor, Tensor]) -> Packed | None:
         rows, predicting = where
         ends = prompt_lengths.scatter_reduce(0, rows, predicting + 1, "amax")
-        return pack(tokens.cpu(), prompt_lengths.cpu(), ends.cpu(), self._trunk.multiple)
+        return self._trunk.pack(tokens, prompt_lengths, ends)
 
     def _whole(
         self,

@@ -11,10 +11,14 @@ Where attention is told how the row branches (`branched`), that is all there is 
 attention runs over the whole packed row with a mask, so that responses are multiplied with each other for nothing. Its
 cost grows with the square of the row, that of everything else with its length. `pieces` cuts a group where the square
 begins to cost more than computing the prompt again.
+
+A body that computes each position for itself takes all prompts with their responses in one row (`is_one_row`): rows of
+different lengths, padded to the longest of a micro-batch, were a twelfth of an update.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -28,19 +32,38 @@ _ATTENTION_ONLY = {"full_attention"}
 
 @dataclass(frozen=True)
 class Packed:
-    """Packed rows. tokens, positions Int[N L]; mask Bool[N 1 L L], true where a token may look.
+    """Packed rows. tokens, positions Int[N L]; spans: each prompt with its responses, in all rows' positions.
 
     rows, columns Int[B S]: where each position of each original row went. is_placed Bool[B S]: false where it went
-    nowhere; the two then say anything. branches: the same as the mask, for attention that can use it.
+    nowhere; the two then say anything.
     """
 
     tokens: Tensor
     positions: Tensor
-    mask: Tensor
+    spans: Sequence[Span]
     rows: Tensor
     columns: Tensor
     is_placed: Tensor
-    branches: Branches
+
+    @cached_property
+    def branches(self) -> Branches:
+        """How positions attend, for attention that can be told."""
+        return Branches.of(self.spans, self.tokens.numel())
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """The same as Bool[N 1 L L], true where a token may look; padding sees itself."""
+        count, length = self.tokens.shape
+        mask = torch.eye(length, dtype=torch.bool).repeat(count, 1, 1)
+        for span in self.spans:
+            row, first = divmod(span.first, length)
+            prompt = slice(first, first + span.prompt)
+            mask[row, prompt, prompt] = _causal(span.prompt)
+            for start, own in span.responses:
+                response = slice(start - row * length, start - row * length + own)
+                mask[row, response, prompt] = True
+                mask[row, response, response] = _causal(own)
+        return mask[:, None]
 
     def index(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Return where positions of original rows are in the flattened packed ones, Int[M] each, on their device."""
@@ -64,51 +87,45 @@ class Packed:
         return torch.where(self.is_placed[:, :, None, None], found, -1)
 
 
-def pack(tokens: Tensor, prompt_lengths: Tensor, ends: Tensor, multiple: int = 1) -> Packed | None:
+def pack(
+    tokens: Tensor, prompt_lengths: Tensor, ends: Tensor, multiple: int = 1, is_one_row: bool = False
+) -> Packed | None:
     """Return the rows with prompts shared, or None when no two rows have the same prompt.
 
     tokens Int[B S]; prompt_lengths Int[B]; ends Int[B]: positions before it are needed, at least the prompt's.
-    multiple: what the length of packed rows is rounded up to.
+    multiple: what the length of packed rows is rounded up to. is_one_row: prompts with their responses lie one behind
+    another in one row, so that nothing is padding but its end, and rows that share nothing are packed too. Only for a
+    body that computes each position for itself and attention that is told of branches.
     """
     together = _together(tokens, prompt_lengths)
-    if len(together) == tokens.shape[0]:
+    if len(together) == tokens.shape[0] and not is_one_row:
         return None
     widths = [len(p) + sum(int(ends[r]) - len(p) for r in members) for p, members in together.items()]
-    shape = (len(together), -(-max(widths) // multiple) * multiple)
-    packed = Packed(
-        tokens=torch.zeros(shape, dtype=torch.long),
-        positions=torch.zeros(shape, dtype=torch.long),
-        mask=torch.eye(shape[1], dtype=torch.bool).repeat(shape[0], 1, 1)[:, None],
-        rows=torch.zeros_like(tokens, device="cpu"),
-        columns=torch.zeros_like(tokens, device="cpu"),
-        is_placed=torch.arange(tokens.shape[1]) < ends[:, None],
-        branches=Branches.of(list(_spans(together, ends)), shape[1]),
-    )
-    for number, (prompt, members) in enumerate(together.items()):
-        length = len(prompt)
-        packed.tokens[number, :length] = torch.tensor(prompt)
-        packed.positions[number, :length] = torch.arange(length)
-        packed.mask[number, 0, :length, :length] = _causal(length)
-        start = length
-        for row in members:
-            own = int(ends[row]) - length
-            stop = start + own
-            packed.tokens[number, start:stop] = tokens[row, length : length + own]
-            packed.positions[number, start:stop] = torch.arange(length, length + own)
-            packed.mask[number, 0, start:stop, :length] = True
-            packed.mask[number, 0, start:stop, start:stop] = _causal(own)
-            packed.rows[row] = number
-            packed.columns[row, :length] = torch.arange(length)
-            packed.columns[row, length : length + own] = torch.arange(start, stop)
-            start = stop
-    return packed
+    longest = sum(widths) if is_one_row else max(widths)
+    length = -(-longest // multiple) * multiple
+    shape = (1 if is_one_row else len(together), length)
+    firsts = accumulate(widths if is_one_row else [length] * len(widths), initial=0)
+    spans = list(_spans(together, ends, firsts))
+    into, positions = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
+    went = torch.zeros_like(tokens, device="cpu")
+    for members, span in zip(together.values(), spans, strict=True):
+        shared = torch.arange(span.prompt)
+        into.view(-1)[span.first + shared] = tokens[members[0], : span.prompt]
+        positions.view(-1)[span.first + shared] = shared
+        for row, (start, own) in zip(members, span.responses, strict=True):
+            steps = torch.arange(own)
+            into.view(-1)[start + steps] = tokens[row, span.prompt : span.prompt + own]
+            positions.view(-1)[start + steps] = span.prompt + steps
+            went[row, : span.prompt + own] = torch.cat([span.first + shared, start + steps])
+    is_placed = torch.arange(tokens.shape[1]) < ends[:, None]
+    return Packed(into, positions, spans, went // length, went % length, is_placed)
 
 
-def _spans(together: Mapping[tuple[int, ...], Sequence[int]], ends: Tensor) -> Iterator[Span]:
-    for prompt, members in together.items():
+def _spans(together: Mapping[tuple[int, ...], Sequence[int]], ends: Tensor, firsts: Iterable[int]) -> Iterator[Span]:
+    for (prompt, members), first in zip(together.items(), firsts, strict=False):
         lengths = [int(ends[row]) - len(prompt) for row in members]
-        starts = accumulate(lengths, initial=len(prompt))
-        yield Span(len(prompt), list(zip(starts, lengths, strict=False)))
+        starts = accumulate(lengths, initial=first + len(prompt))
+        yield Span(first, len(prompt), list(zip(starts, lengths, strict=False)))
 
 
 def number_prompts(tokens: Tensor, prompt_lengths: Tensor) -> list[int]:

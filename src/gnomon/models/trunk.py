@@ -48,6 +48,16 @@ class Trunk:
             return _alone(self._model.get_decoder(), tokens)
         return own_states(self._model, tokens)
 
+    def pack(self, tokens: Tensor, prompt_lengths: Tensor, ends: Tensor) -> Packed | None:
+        """Return rows with prompts computed once, as this body computes them best; None for rows as they are.
+
+        tokens Int[B S]; prompt_lengths, ends Int[B]: see `prefix.pack`. In one row where the body is written out: then
+        nothing is computed for padding, and rows that share no prompt gain too, unless they are long.
+        """
+        found = pack(tokens.cpu(), prompt_lengths.cpu(), ends.cpu(), self.multiple, self._is_written())
+        is_alone = found is not None and len(found.spans) == len(tokens)
+        return None if is_alone and int(ends.max()) > _LONGEST else found
+
     def packed(self, packed: Packed, device: torch.device) -> Tensor:
         """Return the hidden states Float[N L d] of packed rows.
 
@@ -133,7 +143,7 @@ def _tried(vocabulary: int, multiple: int = 1) -> tuple[Tensor, Packed | None]:
 def _alone(body: Any, tokens: Tensor) -> Tensor:
     """Return the hidden states of rows that share nothing, by `body_states`."""
     rows, length = tokens.shape
-    branches = Branches.of([Span(length, [])] * rows, length)
+    branches = Branches.of([Span(row * length, length, []) for row in range(rows)], rows * length)
     return body_states(body, tokens, torch.arange(length).expand(rows, -1), branches)
 
 

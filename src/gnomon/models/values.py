@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from gnomon.errors import ConfigError
-from gnomon.models.prefix import pack
 from gnomon.models.trunk import Trunk
 
 
@@ -90,8 +89,7 @@ class ValueScorer:
         self, tokens: Tensor, prompt_lengths: Tensor, lengths: Tensor, wanted: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Return hidden states Float[N L d], and where in their flattened rows each wanted one is."""
-        where = (tokens.cpu(), prompt_lengths.cpu(), lengths.cpu())
-        packed = pack(*where, self._body.multiple) if self.shares_prompts else None
+        packed = self._body.pack(tokens, prompt_lengths, lengths) if self.shares_prompts else None
         if packed is None:
             hidden, (rows, positions) = self._body.plain(tokens), wanted
             return hidden, rows * hidden.shape[1] + positions
