@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gnomon.engines.base import Sampling
+from gnomon.models.exponential import exp_
 
 BLOCK = 64
 _CANDIDATES = 512
@@ -50,11 +51,11 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Draws:
     if sampling.temperature != 1.0:
         shifted.div_(sampling.temperature)
     if not sampling.is_truncated:
-        masses = shifted.exp_()  # in place: at this size a new tensor costs more than the exponentials
+        masses = exp_(shifted)  # in place: at this size a new tensor costs more than the exponentials
         tokens, total = _invert(masses, uniforms)
         full = _tempered(wide, largest, tokens, sampling) - total.log()
         return Draws(tokens, full, full)
-    masses = shifted.exp()
+    masses = exp_(shifted.clone())
     tokens, kept_total = _invert(truncate(shifted, masses, sampling), uniforms)
     chosen = _tempered(wide, largest, tokens, sampling)
     return Draws(tokens, chosen - kept_total.log(), chosen - masses.sum(dim=-1).log())

@@ -10,6 +10,7 @@ made again in the backward pass. That costs one more product with the head and s
 into one chunk keep theirs for the backward pass: no more memory at a time, and one product of four saved.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,9 +19,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from gnomon.models.device import memory_of, token_multiple
+from gnomon.models.exponential import exp_
 from gnomon.models.sums import add
 
-_CACHED_ROWS = 16
+_CACHED = 1 << 19
+"""Logits that passes go over one after another: 2 MiB in float32."""
 _CHUNK_TOKENS = 256
 _CHUNK_TOKENS_GPU = 8192
 _CHUNK_SHARE = 64
@@ -69,34 +72,38 @@ class _ChosenLogprobs(torch.autograd.Function):
         settings: tuple[float, int, bool],
     ) -> tuple[Tensor, Tensor]:
         temperature, chunk_tokens, with_entropy = settings
-        normalizer = torch.empty(len(hidden), device=hidden.device)
-        logprobs, entropy = torch.empty_like(normalizer), torch.zeros_like(normalizer)
+        largest = torch.empty(len(hidden), 1, device=hidden.device)
+        total = torch.empty_like(largest)
+        logprobs, entropy = torch.empty_like(largest[:, 0]), torch.zeros_like(largest[:, 0])
         is_kept = len(hidden) <= chunk_tokens and any(ctx.needs_input_grad)
         ctx.kept = None
         for chunk in _chunks(len(hidden), chunk_tokens):
-            logits = _logits(hidden[chunk], weight, bias, temperature)
-            chosen = logits.gather(1, targets[chunk, None])[:, 0]
-            largest = logits.amax(1, keepdim=True)
-            logits -= largest
-            total, product = _reduce(logits, with_entropy, is_kept)
-            if product is not None:
-                entropy[chunk] = total.log() - product / total
-            normalizer[chunk] = largest[:, 0] + total.log()
-            logprobs[chunk] = chosen - normalizer[chunk]
+            logits = functional.linear(hidden[chunk], weight, bias)
+            for part, rows in _blocks(logits, chunk):
+                wide = _tempered(part.to(torch.float32, copy=is_kept), temperature)
+                chosen = wide.gather(1, targets[rows, None])[:, 0]
+                torch.amax(wide, 1, keepdim=True, out=largest[rows])
+                wide -= largest[rows]
+                masses = exp_(wide.clone() if with_entropy else wide)
+                torch.sum(masses, 1, keepdim=True, out=total[rows])
+                normalizer = total[rows, 0].log()
+                if with_entropy:
+                    entropy[rows] = normalizer - torch.linalg.vecdot(masses, wide) / total[rows, 0]
+                logprobs[rows] = chosen - largest[rows, 0] - normalizer
             if is_kept:
-                ctx.kept = logits, total.log()
+                ctx.kept = logits
         ctx.settings = settings
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy)
+        ctx.save_for_backward(hidden, weight, bias, targets, largest, total, entropy)
         return logprobs, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, to_logprob: Tensor | None, to_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, normalizer, entropy = ctx.saved_tensors
+        hidden, weight, bias, targets, largest, total, entropy = ctx.saved_tensors
         temperature, chunk_tokens, with_entropy = ctx.settings
         if to_logprob is None:
-            to_logprob = torch.zeros_like(normalizer)
+            to_logprob = torch.zeros_like(entropy)
         if not with_entropy:
             to_entropy = None
         for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
@@ -107,25 +114,25 @@ class _ChosenLogprobs(torch.autograd.Function):
         # Used up below: a second backward pass makes them again.
         kept, ctx.kept = ctx.kept, None
         for chunk in _chunks(len(hidden), chunk_tokens):
-            if kept is None:
-                slope = _logits(hidden[chunk], weight, bias, temperature).sub_(normalizer[chunk, None])
-            else:
-                slope = kept[0].sub_(kept[1][:, None])
-            g = to_logprob[chunk, None]
-            if to_entropy is None:
-                slope.exp_().mul_(-g)
-            else:
-                _slope_with_entropy(slope, g, to_entropy[chunk, None], entropy[chunk, None])
-            slope.scatter_add_(1, targets[chunk, None], g)
-            if temperature != 1.0:
-                slope /= temperature
-            if d_bias is not None:
-                d_bias += slope.sum(0)
-            slope = slope.to(weight.dtype)
+            # Turned into their own gradient, block by block.
+            logits = functional.linear(hidden[chunk], weight, bias) if kept is None else kept
+            for part, rows in _blocks(logits, chunk):
+                slope = _tempered(part.float(), temperature).sub_(largest[rows])
+                g = to_logprob[rows, None]
+                if to_entropy is None:
+                    exp_(slope).mul_(-g / total[rows])
+                else:
+                    _slope_with_entropy(slope, total[rows], g, to_entropy[rows, None], entropy[rows, None])
+                slope.scatter_add_(1, targets[rows, None], g)
+                _tempered(slope, temperature)
+                if d_bias is not None:
+                    d_bias += slope.sum(0)
+                if slope.dtype != part.dtype:
+                    part.copy_(slope)
             if d_hidden is not None:
-                torch.mm(slope, weight, out=d_hidden[chunk])
+                torch.mm(logits, weight, out=d_hidden[chunk])
             if d_weight is not None:
-                _add_product(d_weight, slope.T, hidden[chunk])
+                _add_product(d_weight, logits.T, hidden[chunk])
         return (
             d_hidden,
             None if d_weight is None else d_weight.to(weight.dtype),
@@ -135,29 +142,14 @@ class _ChosenLogprobs(torch.autograd.Function):
         )
 
 
-def _reduce(logits: Tensor, with_entropy: bool, is_kept: bool) -> tuple[Tensor, Tensor | None]:
-    """Return the sums over the vocabulary of exp z and, for the entropy, of z exp z.
-
-    ``logits`` z are used up unless ``is_kept``, or the entropy is wanted.
-    """
-    if not with_entropy and not is_kept:
-        return logits.exp_().sum(1), None
-    totals, products = [], []
-    for block in logits.split(_block(logits)):
-        unnormalized = block.exp()
-        totals.append(unnormalized.sum(1))
-        if with_entropy:
-            products.append(torch.linalg.vecdot(unnormalized, block))
-    return torch.cat(totals), torch.cat(products) if with_entropy else None
+def _slope_with_entropy(shifted: Tensor, total: Tensor, g: Tensor, g_entropy: Tensor, entropy: Tensor) -> None:
+    """Turn x = log p + log total into -p (g + g_entropy (log p + entropy)), in place."""
+    masses = exp_(shifted.clone())
+    shifted.mul_(g_entropy).add_(g_entropy * (entropy - total.log()) + g).mul_(masses).mul_(-1 / total)
 
 
-def _slope_with_entropy(log_policy: Tensor, g: Tensor, g_entropy: Tensor, entropy: Tensor) -> None:
-    """Turn log p into -p (g + g_entropy (log p + entropy)), in place."""
-    shift = (g_entropy * entropy).add_(g)
-    size = _block(log_policy)
-    for slope, of_entropy, added in zip(*(t.split(size) for t in (log_policy, g_entropy, shift)), strict=True):
-        policy = slope.exp()
-        slope.mul_(of_entropy).add_(added).mul_(policy).neg_()
+def _tempered(wide: Tensor, temperature: float) -> Tensor:
+    return wide if temperature == 1.0 else wide.div_(temperature)
 
 
 def chunk_for(device: torch.device, vocabulary: int) -> int:
@@ -171,21 +163,18 @@ def chunk_for(device: torch.device, vocabulary: int) -> int:
     return min(_CHUNK_TOKENS_GPU, max(_CHUNK_TOKENS, memory_of(device) // (_CHUNK_SHARE * 4 * vocabulary)))
 
 
-def _block(logits: Tensor) -> int:
-    """Return how many rows to take at a time where passes go over one buffer: on a CPU few enough for its cache.
+def _blocks(logits: Tensor, chunk: slice) -> Iterator[tuple[Tensor, slice]]:
+    """Yield the rows of a chunk's logits with their places, so many at a time as passes may go over in float32.
 
-    That saves a second buffer of the chunk's size as well.
+    On a CPU few enough for its cache.
     """
-    return _CACHED_ROWS if logits.device.type == "cpu" else len(logits)
+    size = max(1, _CACHED // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
+    for first, part in zip(range(chunk.start, chunk.start + len(logits), size), logits.split(size), strict=True):
+        yield part, slice(first, first + len(part))
 
 
 def _chunks(count: int, size: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, count, size)]
-
-
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    logits = nn.functional.linear(hidden, weight, bias).float()
-    return logits if temperature == 1.0 else logits.div_(temperature)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
