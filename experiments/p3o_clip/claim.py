@@ -114,11 +114,12 @@ CLAIM = Claim(
     ),
     remarks=(
         "**What we make of it.** The clip is not brittle here: with four updates it acts on less than 1% of tokens, "
-        "and which width it has makes no difference; with twelve, tripling it moves the reward by 0.02. P3O, which "
-        "needs no width, is level with GRPO over all four-update steps and ends 0.05 lower held out than the best "
-        "width; with twelve updates it falls behind each of the three. There every answer is used three times, and P3O "
-        "has nothing that ends its pushes: a right answer is pushed with the weight e, which is 0.95, however likely "
-        "it has become, and 80% of its tokens are at that cap, where a clip stops. What it measures is right (the "
+        "and tripling its width moves the reward by 0.009; with twelve by 0.02, about the noise of an "
+        "arm. With four updates P3O, which needs no width, is 0.015 below the best one in reward and about as much "
+        "held out, where ten seeds do not tell 0.03 from nothing. With twelve it is behind each of the three, 0.05 in "
+        "reward and 0.07 held out, and that no longer rests on chance. There every answer is used three times, and P3O "
+        "has nothing that ends its pushes: a right answer is pushed with the weight e, which is 0.96, however likely "
+        "it has become, and 81% of its tokens are at that cap, where a clip stops. What it measures is right (the "
         "effective size tells the regimes apart), and what it does with it is mild. The source makes one update a "
         "pass, on responses of a thousand tokens and more. That the best of three widths is chosen after the fact "
         "favors GRPO by about the noise of one arm."
