@@ -1,11 +1,14 @@
 """Decoding without the model's own code: the same numbers, for exactly the models that it was written for."""
 
+import random
+
 import pytest
 import torch
 import transformers as hf
 from tests.models.architectures import SHAPE, llama, mistral, qwen2, qwen3
 
 from gnomon.models.decoder import AlignedDecoder, RecomputeDecoder, choose_decoder
+from gnomon.models.lanes import LaneCache
 from gnomon.models.lean import LeanDecoder
 from gnomon.models.lora import LoraPlan, adapt
 from gnomon.models.standard import is_standard_head
@@ -224,3 +227,41 @@ def test_nothing_is_kept_at_rest():
 
     assert decoder._network is None
     assert all(layer.keys is None and layer.values is None for layer in decoder._lanes.layers)
+
+
+def crowd(decoder, groups, seed):
+    """Return the logits of steps in which answers end one by one, in an order of its own, and a group comes late."""
+    ends = random.Random(seed)
+    found, alive = [], 0
+    for turn in range(48):
+        if turn in (0, 30):
+            decoder.admit(groups, 90, frozenset())
+            alive += len(groups)
+        found.append(decoder.step([(7 * turn + 3 * row + 1) % 96 for row in range(alive)], 90).clone())
+        for _ in range(min(alive - 1, ends.randrange(4))):
+            decoder.leave(ends.randrange(alive))
+            alive -= 1
+    return found
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("count", [3, 8])
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_that_stay_are_put_together(seed, count, monkeypatch):
+    """Blocks become fewer, narrower and wider again as answers end and come; the numbers stay."""
+    widths = []
+    regroup = LaneCache._regroup
+
+    def watched(cache, families, width):
+        regroup(cache, families, width)
+        widths.append((width, len(cache._blocks)))
+
+    monkeypatch.setattr(LaneCache, "_regroup", watched)
+    model = build(llama)
+    groups = [tuple(range(first, first + 40)) for first in range(count) for _ in range(8)] + [(5, 6)] * 3
+    ours, plain = crowd(LeanDecoder(model), groups, seed), crowd(RecomputeDecoder(model), groups, seed)
+
+    for each, wanted in zip(ours, plain, strict=True):
+        torch.testing.assert_close(each, wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
+
+    assert widths

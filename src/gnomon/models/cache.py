@@ -83,6 +83,12 @@ class AlignedLayer(DynamicLayer):
         self.keys = self.values = None
         self.is_initialized = False
 
+    def gather(self, rows: int, places: Tensor, used: slice) -> None:
+        """Fill columns ``used`` of the first ``rows`` rows with the ``places`` of (row, head, column), all in one."""
+        for buffer in (b for b in (self.keys, self.values) if b is not None):
+            found = buffer.view(-1, buffer.shape[-1]).index_select(0, places)
+            buffer[:rows, :, used] = found.view(rows, buffer.shape[1], -1, buffer.shape[-1])
+
     def relocate(self, frame: Frame) -> None:
         """Move what is in use into new buffers laid out as ``frame`` says."""
         if self.keys is not None and self.values is not None:
@@ -157,14 +163,29 @@ class AlignedCache(Cache):
         columns = torch.arange(self.frame.end - self.frame.start, -1, -1)
         return lengths, (columns[None] <= lengths).long()
 
-    def reserve(self, columns: int, room: int) -> None:
-        """Have buffers for that many more columns, and room for what may follow."""
-        self._make_room(self.frame.rows, 0, room, columns)
+    def reserve(self, columns: int, room: int, longest: int = 0) -> None:
+        """Have buffers for that many more columns, room for what may follow, and rows as long as ``longest``."""
+        self._make_room(self.frame.rows, longest, room, columns)
 
     def after_step(self, columns: int = 1) -> None:
         """Count the columns that the step wrote."""
         self.frame.end += columns
         self.lengths = [n + columns for n in self.lengths]
+
+    def regroup(self, rows: Tensor, columns: Tensor, lengths: Sequence[int]) -> None:
+        """Make rows anew out of the positions of those that are there; they may not be more than these.
+
+        rows, columns Int[B C]: where in the buffers each position lies that the last C columns are to hold; lengths:
+        of the new rows. What lies left of a row is masked and may be any position.
+        """
+        frame, used = self.frame, slice(self.frame.end - rows.shape[1], self.frame.end)
+        for layer in self.aligned:
+            if layer.keys is not None:
+                heads = layer.keys.shape[1]
+                at = (rows[:, None] * heads + torch.arange(heads)[:, None]) * frame.columns + columns[:, None]
+                layer.gather(len(lengths), at.flatten(), used)
+        self.lengths = list(lengths)
+        self._fit()
 
     def _fit(self) -> None:
         self.frame.rows = len(self.lengths)
