@@ -29,7 +29,7 @@ def dismiss_team() -> bool:
     no number that is computed.
     Source: OpenMP 5.0, 3.2.44 (omp_pause_resource_all); libgomp's gomp_throttled_spin_count_var.
     """
-    library = _libgomp()
+    library = libgomp()
     return library is not None and library.omp_pause_resource_all(_PAUSE_SOFT) == 0
 
 
@@ -54,7 +54,7 @@ async def elsewhere(work: Callable[[], T], thread: Executor | None = None) -> T:
 
 
 @functools.cache
-def _libgomp() -> ctypes.CDLL | None:
+def libgomp() -> ctypes.CDLL | None:
     """Return the libgomp of this process, if there is exactly one that can be told to pause."""
     try:
         lines = _MAPS.read_text(encoding="utf-8").splitlines()

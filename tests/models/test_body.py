@@ -1,5 +1,6 @@
 """A body written out with backward passes of its own: what the model's own code gives, value and gradient."""
 
+from statistics import geometric_mean
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from gnomon.models.modes import recomputing
 from gnomon.models.tiny import TinyConfig, tiny_model
 from gnomon.models.trunk import Trunk, kept_for_backward, may_write_out
 
+pytestmark = pytest.mark.usefixtures("way")
+
 CHANGES = {"num_hidden_layers": 3, "initializer_range": 0.1}
 LENGTHS = (31, 4, 20, 17, 1, 9)
 
@@ -24,9 +27,9 @@ def gelu(**changes: Any) -> Any:
     return hf.LlamaForCausalLM(hf.LlamaConfig(**shape, tie_word_embeddings=True, hidden_act="gelu"))
 
 
-def made(make: Any) -> Any:
+def made(make: Any, seed: int = 3) -> Any:
     """Return a model whose norms and biases are not what they begin as."""
-    torch.manual_seed(3)
+    torch.manual_seed(seed)
     model = make(**CHANGES).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -72,17 +75,23 @@ def test_values_and_gradients_are_the_models_own(make: Any, is_shared: bool):
 
 @pytest.mark.parametrize("make", [llama, qwen2, qwen3])
 def test_low_precision_is_no_further_from_the_truth_than_the_models_own_code(make: Any):
-    """In bfloat16 log-probabilities, entropies and gradients are on average as far from float32 as its own are."""
-    model = made(make)
-    exact = scored(model, True, False)
-    model = model.to(torch.bfloat16)
+    """In bfloat16 log-probabilities, entropies and gradients are on average as far from float32 as its own are.
 
-    ours, own = (mean_distance(scored(model, True, is_written), exact) for is_written in (True, False))
+    One draw of weights says 0.9 to 1.2 by luck, so four are compared.
+    """
+    distances = []
+    for seed in range(4):
+        model = made(make, seed)
+        exact = scored(model, True, False)
+        model = model.to(torch.bfloat16)
+        distances.append([mean_distance(scored(model, True, is_written), exact) for is_written in (True, False)])
+
+    ours, own = (geometric_mean(each) for each in zip(*distances, strict=True))
 
     assert ours < 1.2 * own < 0.05
 
 
-def test_what_is_kept_is_counted():
+def test_what_is_kept_is_counted(way: str):
     """Numbers of a token that wait for the backward pass: counted by what autograd is given."""
     model = made(gelu)
     kept: dict[int, int] = {}
@@ -97,7 +106,7 @@ def test_what_is_kept_is_counted():
     with torch.autograd.graph.saved_tensors_hooks(look, lambda t: t):
         hidden = Trunk(model).plain(torch.randint(1, 96, (2, 64)))
     assert hidden.requires_grad
-    turns = 2 * (4 + 1) * 8
+    turns = 2 * 8
     last = 32
     found = sum(size for place, size in kept.items() if place not in shared) - turns - last
 
@@ -133,6 +142,6 @@ def test_other_models_stay_what_they_are():
 
 def test_a_body_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch):
     """It is tried on the model's own first layers."""
-    monkeypatch.setattr("gnomon.models.body._turned", lambda given, cos, sin, sign: given)
+    monkeypatch.setattr("gnomon.models.body._turned", lambda given, *_: given)
 
     assert not Trunk(made(llama))._is_tried

@@ -14,6 +14,8 @@ from gnomon.models.branched import Branches, Span, branched_attention, rounded
 from gnomon.models.device import token_multiple
 from gnomon.models.tiny import tiny_model
 
+pytestmark = pytest.mark.usefixtures("way")
+
 HEADS, SHARED, SIZE = 4, 2, 8
 SPANS = st.lists(st.tuples(st.integers(1, 40), st.lists(st.integers(0, 70), max_size=4)), min_size=1, max_size=3)
 
@@ -58,7 +60,7 @@ def both(shape: list[tuple[int, list[int]]], dtype: torch.dtype) -> list[list[to
 
     def ours(*leaves: torch.Tensor) -> torch.Tensor:
         made = torch.cat([each.transpose(1, 2) for each in leaves], 2).flatten(0, 1)
-        return branched_attention(made, HEADS, Branches.of(spans, len(spans) * width), 0.3).view(
+        return branched_attention(made, HEADS, Branches(spans, len(spans) * width), 0.3).view(
             len(spans), width, HEADS, SIZE
         )
 

@@ -17,9 +17,10 @@ from gnomon.models.values import ValueScorer
 TOKENS = torch.tensor([[7, 8, 9, 10], [7, 8, 11, 12]])
 
 
-def values_of(critic) -> torch.Tensor:
-    prompts, lengths = torch.tensor([2, 2]), torch.tensor([4, 4])
-    return ValueScorer(critic, critic.score)(TOKENS, prompts, lengths, torch.ones(2, 2, dtype=torch.bool)).values
+def values_of(critic, tokens: torch.Tensor = TOKENS) -> torch.Tensor:
+    rows = len(tokens)
+    prompts, lengths = torch.full((rows,), 2), torch.full((rows,), 4)
+    return ValueScorer(critic, critic.score)(tokens, prompts, lengths, torch.ones(rows, 2, dtype=torch.bool)).values
 
 
 def with_opinion(critic):
@@ -95,8 +96,10 @@ def test_what_is_written_is_read_by_us_and_by_transformers(tmp_path, dtype):
     assert is_identical(loaded, critic)
     assert not loading["missing_keys"]
     assert not loading["unexpected_keys"]
-    said = theirs.eval()(input_ids=TOKENS[:, :3]).logits[:, 0].float()
-    torch.testing.assert_close(said, values_of(critic)[:, 1], rtol=0, atol=1e-5 if dtype == torch.float32 else 0.05)
+    # Two ways through bfloat16 differ by 0.8% of a hidden state: a single value by anything up to a tenth.
+    tokens = torch.randint(5, 30, (64, 4), generator=torch.Generator().manual_seed(0))
+    said, ours = theirs.eval()(input_ids=tokens[:, :3]).logits[:, 0].float(), values_of(critic, tokens)[:, 1]
+    assert (said - ours).norm() <= (1e-5 if dtype == torch.float32 else 0.02) * said.norm()
 
 
 def test_a_reward_model_keeps_its_head(tmp_path):

@@ -2,7 +2,8 @@
 
 The same sums as the model's own code (Llama, Mistral, Qwen2, Qwen3; see `standard`) in fewer passes over
 memory, which on a CPU cost as much as the products do: siblings multiply as one, a residual is added inside a product,
-and what is cheap to make again is not kept. A layer keeps of each token, with width d, H and K heads of size s, and an
+what lies between products is one function each where there are `native` ones, and what is cheap to make again is not
+kept. A layer keeps of each token, with width d, H and K heads of size s, and an
 inner width f:
 
     2 d + (2 H + 2 K) s + 2 f        SmolLM2: 10 d; its own code keeps 21 d
@@ -21,10 +22,11 @@ from torch.utils.checkpoint import checkpoint
 
 from gnomon.models.branched import Branches, branched_attention
 from gnomon.models.modes import is_recomputed
-from gnomon.models.standard import has_inner_norms
+from gnomon.models.native.kernels import kernels_of
+from gnomon.models.standard import has_inner_norms, is_silu
 
 Turn = tuple[Tensor, Tensor]
-"""Cosines and signed sines Float[P H s]."""
+"""Cosines and sines Float[P s]."""
 
 
 def body_states(body: Any, tokens: Tensor, positions: Tensor, branches: Branches) -> Tensor:
@@ -45,12 +47,14 @@ def body_states(body: Any, tokens: Tensor, positions: Tensor, branches: Branches
 
 def kept_per_token(body: Any) -> int:
     """Return how many numbers of each token `body_states` keeps for the backward pass."""
-    total = 0
+    total, weight = 0, body.embed_tokens.weight
+    of_query = 2 * 4 // weight.itemsize if kernels_of(weight) is not None else 0
     for layer in body.layers:
         attention, feed = layer.self_attn, layer.mlp
         queries, keys = attention.q_proj.out_features, attention.k_proj.out_features
         total += 2 * attention.q_proj.in_features + 2 * queries + 2 * keys + 2 * feed.gate_proj.out_features
         total += queries + keys if has_inner_norms(attention) else 0
+        total += queries // attention.head_dim * of_query
     return total
 
 
@@ -61,7 +65,7 @@ def _layer(layer: Any, states: Tensor, turn: Turn, branches: Branches) -> Tensor
     heads = attention.q_proj.out_features // attention.head_dim
     if has_inner_norms(attention):
         made = _normed_heads(made, attention, heads)
-    made = _Turned.apply(made, *turn)  # type: ignore[no-untyped-call]
+    made = _Turned.apply(made, *turn, heads + attention.k_proj.out_features // attention.head_dim)  # type: ignore[no-untyped-call]
     mixed = branched_attention(made, heads, branches, float(attention.scaling)).flatten(1)
     states = _Plus.apply(states, mixed, attention.o_proj.weight, attention.o_proj.bias)  # type: ignore[no-untyped-call]
     opened = normed_product(states, layer.post_attention_layernorm, [feed.gate_proj, feed.up_proj])
@@ -91,26 +95,25 @@ def normed_product(states: Tensor, norm: Any, layers: Sequence[nn.Linear]) -> Te
 class _Normed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, scale: Tensor, epsilon: float) -> Tensor:
-        factor = _factor(states, epsilon)
+        result, factor = _norm(states, scale, epsilon)
         ctx.save_for_backward(states, scale, factor)
-        return _times(states, factor) * scale
+        return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        states, scale, factor = ctx.saved_tensors
-        return *_through_norm(gradient, _times(states, factor), factor, scale), None
+        return *_through_norm(gradient, *ctx.saved_tensors)[:2], None
 
 
 class _NormedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, scale: Tensor, settings: tuple[float, int], *tensors: Tensor) -> Tensor:
         epsilon, count = settings
-        factor = _factor(states, epsilon)
+        given, factor = _norm(states, scale, epsilon)
         ctx.save_for_backward(states, scale, factor, *tensors)
         ctx.count = count
         bias = torch.cat(tensors[count:]) if len(tensors) > count else None
-        return functional.linear(_times(states, factor).mul_(scale), torch.cat(tensors[:count]), bias)
+        return functional.linear(given, torch.cat(tensors[:count]), bias)
 
     @staticmethod
     @once_differentiable
@@ -119,27 +122,29 @@ class _NormedProduct(torch.autograd.Function):
         weights = tensors[: ctx.count]
         sizes = [len(weight) for weight in weights]
         found: list[Tensor | None] = [None] * len(tensors)
-        unit = _times(states, factor)
-        if any(ctx.needs_input_grad[3:]):
-            found[: ctx.count] = (gradient.T @ (unit * scale)).split(sizes)
+        is_wanted = any(ctx.needs_input_grad[3:])
+        d_states, d_scale, given = _through_norm(gradient @ torch.cat(weights), states, scale, factor, is_wanted)
+        if given is not None:
+            found[: ctx.count] = (gradient.T @ given).split(sizes)
             if len(tensors) > ctx.count:
                 found[ctx.count :] = gradient.sum(0).split(sizes)
-        return *_through_norm(gradient @ torch.cat(weights), unit, factor, scale), None, *found
+        return d_states, d_scale, None, *found
 
 
 class _Turned(torch.autograd.Function):
     """Rotary positions: halves (x, y) of queries and keys become (x cos - y sin, y cos + x sin); values stay."""
 
     @staticmethod
-    def forward(ctx: Any, made: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(ctx: Any, made: Tensor, cos: Tensor, sin: Tensor, turned: int) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _turned(made, cos, sin, 1)
+        ctx.turned = turned
+        return _turned(made, cos, sin, turned, 1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
-        return _turned(gradient, cos, sin, -1), None, None
+        return _turned(gradient, cos, sin, ctx.turned, -1), None, None, None
 
 
 class _Plus(torch.autograd.Function):
@@ -168,48 +173,78 @@ class _Gated(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(opened, weight)
         ctx.activation = activation
-        gate, up = opened.chunk(2, dim=-1)
-        return _plus(states, activation(gate) * up, weight, bias)
+        return _plus(states, _gated(opened, activation), weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         opened, weight = ctx.saved_tensors
         _, _, for_weight, for_bias, _ = ctx.needs_input_grad
-        gate, up = opened.detach().chunk(2, dim=-1)
-        with torch.enable_grad():
-            gate.requires_grad_()
-            active = ctx.activation(gate)
-        open_gate = active.detach()
-        d_weight = gradient.T @ (open_gate * up) if for_weight else None
-        d_product = gradient @ weight
-        d_opened = torch.empty_like(opened)
-        to_gate, to_up = d_opened.chunk(2, dim=-1)
-        torch.mul(d_product, open_gate, out=to_up)
-        to_gate.copy_(torch.autograd.grad(active, gate, d_product.mul_(up))[0])
+        product, d_opened = _through_gate(opened, gradient @ weight, ctx.activation)
+        d_weight = gradient.T @ product if for_weight else None
         return gradient, d_opened, d_weight, gradient.sum(0) if for_bias else None, None
 
 
-def _factor(states: Tensor, epsilon: float) -> Tensor:
-    """Return 1 / sqrt(mean(x^2) + epsilon), Float32[... 1] (Float64 of float64)."""
+def _norm(states: Tensor, scale: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Return x r scale, rounded as models do, and r = 1 / sqrt(mean(x^2) + epsilon), Float32[...], or float64's own."""
+    kernels = kernels_of(states)
+    if kernels is not None and scale.ndim == 1:
+        return kernels.norm(states, scale, epsilon)
     kind = torch.promote_types(states.dtype, torch.float32)
-    return (states.to(kind).square().mean(-1, keepdim=True) + epsilon).rsqrt()
+    factor = (states.to(kind).square().mean(-1) + epsilon).rsqrt()
+    return _times(states, factor).mul_(scale), factor
 
 
 def _times(states: Tensor, factor: Tensor) -> Tensor:
     """Return the product, rounded once to the precision of ``states``."""
-    return torch.mul(states, factor, out=torch.empty_like(states))
+    return torch.mul(states, factor[..., None], out=torch.empty_like(states))
 
 
-def _through_norm(gradient: Tensor, unit: Tensor, factor: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of states and scale, from that of unit * scale.
+def _through_norm(
+    gradient: Tensor, states: Tensor, scale: Tensor, factor: Tensor, again: bool = False
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the gradients of states and scale, from that of what `_norm` returned; and, ``again``, that itself.
 
     With u = x r and r = 1 / sqrt(mean(x^2) + epsilon):  dx = r (du - u mean(du u)).
     """
+    kernels = kernels_of(states)
+    if kernels is not None and scale.ndim == 1:
+        found, d_scale, given = kernels.norm_back(gradient.contiguous(), states, factor, scale, again)
+        return found, d_scale.to(scale.dtype), given
+    unit, wide = _times(states, factor), factor[..., None]
     d_scale = (gradient * unit).flatten(0, -1 - scale.ndim).sum(0, dtype=factor.dtype).to(scale.dtype)
     d_unit = gradient * scale
     share = (d_unit * unit).mean(-1, keepdim=True, dtype=factor.dtype)
-    return (unit * share.neg_()).add_(d_unit).mul_(factor).to(unit.dtype), d_scale
+    d_states = (unit * share.neg_()).add_(d_unit).mul_(wide).to(unit.dtype)
+    return d_states, d_scale, unit.mul_(scale) if again else None
+
+
+def _gated(opened: Tensor, activation: nn.Module) -> Tensor:
+    """Return activation(gate) * up of ``opened`` Float[P 2f]: gate, then up."""
+    kernels = kernels_of(opened) if is_silu(activation) else None
+    if kernels is not None:
+        return kernels.gate(opened)
+    gate, up = opened.chunk(2, dim=-1)
+    result: Tensor = activation(gate) * up
+    return result
+
+
+def _through_gate(opened: Tensor, gradient: Tensor, activation: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return what `_gated` returned, and the gradient of ``opened`` from that of it, which is used up."""
+    kernels = kernels_of(opened) if is_silu(activation) else None
+    if kernels is not None:
+        return kernels.gate_back(opened, gradient)
+    gate, up = opened.detach().chunk(2, dim=-1)
+    with torch.enable_grad():
+        gate.requires_grad_()
+        active = activation(gate)
+    open_gate = active.detach()
+    product = open_gate * up
+    d_opened = torch.empty_like(opened)
+    to_gate, to_up = d_opened.chunk(2, dim=-1)
+    torch.mul(gradient, open_gate, out=to_up)
+    to_gate.copy_(torch.autograd.grad(active, gate, gradient.mul_(up))[0])
+    return product, d_opened
 
 
 def _plus(states: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -218,22 +253,19 @@ def _plus(states: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None) -
 
 
 def _turn(body: Any, states: Tensor, positions: Tensor) -> Turn:
-    """Return cosines and sines for each query and key head, the sines of first halves negated."""
     cos, sin = body.rotary_emb(states, positions.reshape(1, -1))
-    half = sin.shape[-1] // 2
-    sin = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
-    attention = body.layers[0].self_attn
-    turned = (attention.q_proj.out_features + attention.k_proj.out_features) // attention.head_dim
-    cos, sin = (each[0][:, None].expand(-1, turned, -1).contiguous() for each in (cos, sin))
-    return cos, sin
+    return cos[0].contiguous(), sin[0].contiguous()
 
 
-def _turned(made: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
-    turned, half = cos.shape[1], cos.shape[2] // 2
+def _turned(made: Tensor, cos: Tensor, sin: Tensor, turned: int, sign: int) -> Tensor:
+    kernels = kernels_of(made)
+    if kernels is not None:
+        return kernels.turn(made.contiguous(), turned, cos, sin, sign)
+    half = cos.shape[1] // 2
     given = made[:, :turned]
     result = torch.empty_like(made)
-    swapped = torch.cat((given[..., half:], given[..., :half]), dim=-1)
-    torch.mul(given, cos, out=result[:, :turned]).addcmul_(swapped, sin, value=sign)
+    swapped = torch.cat((-given[..., half:], given[..., :half]), dim=-1)
+    torch.mul(given, cos[:, None], out=result[:, :turned]).addcmul_(swapped, sin[:, None], value=sign)
     result[:, turned:] = made[:, turned:]
     return result
 

@@ -2,21 +2,27 @@
 
 A dense mask over the packed row multiplies every response with every other and throws the product away; SDPA's backward
 pass on a processor, at these sizes, runs at a tenth of a matrix product's speed. Here each response's queries meet the
-keys of its prompt and its own, laid out side by side, and the backward pass is a few matrix products:
+keys of its prompt and its own, laid out side by side:
 
     keys of a response:  p p p p | r r r        queries: r r r
 
-Responses of about one length go together, padded to it. Scores are float32 in both directions, as in SDPA.
+Where there is a `native` function, it takes a prompt and its responses one after another. Elsewhere responses of about
+one length go together, padded to it, and the backward pass is a few matrix products. Scores are float32 in both
+directions, as in SDPA.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+
+from gnomon.models.native.kernels import Kernels, kernels_of
 
 _LEAST = 32
 _MOST_SCORES = 1 << 23
@@ -57,15 +63,25 @@ class Block:
 
 @dataclass(frozen=True)
 class Branches:
-    """How ``positions`` of packed rows attend. blocks: the prompts first, a row each."""
+    """How ``positions`` of packed rows attend; those in no span are padding."""
 
+    spans: Sequence[Span]
     positions: int
-    blocks: tuple[Block, ...]
     _known: dict[Any, Any] = field(default_factory=dict, compare=False)
 
-    @classmethod
-    def of(cls, spans: Sequence[Span], positions: int) -> "Branches":
-        """Return how so many positions attend, of which those in no span are padding."""
+    @cached_property
+    def table(self) -> tuple[Tensor, Tensor]:
+        """Spans Int64[N 4]: first position, prompt, first response, how many; responses Int64[M 2]: start, length."""
+        counts = [len(span.responses) for span in self.spans]
+        firsts = [0, *accumulate(counts)]
+        rows = [(s.first, s.prompt, at, n) for s, at, n in zip(self.spans, firsts, counts, strict=False)]
+        responses = [response for span in self.spans for response in span.responses]
+        return torch.tensor(rows).view(-1, 4), torch.tensor(responses, dtype=torch.long).view(-1, 2)
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """The prompts, a row each, then responses of about one length."""
+        spans = self.spans
         prompts = [(row, span.first, span.prompt) for row, span in enumerate(spans)]
         grouped: dict[int, list[tuple[int, int, int]]] = {}
         for row, span in enumerate(spans):
@@ -75,7 +91,7 @@ class Branches:
         prefix = rounded(max(span.prompt for span in spans))
         blocks = [_block(prompts, [replace(span, prompt=0) for span in spans], prefix, 0)]
         blocks += [_block(members, spans, size, prefix) for size, members in sorted(grouped.items())]
-        return cls(positions, tuple(blocks))
+        return tuple(blocks)
 
     def bias(self, number: int, repeats: int, dtype: torch.dtype) -> Tensor:
         """Return the bias of a block for ``repeats`` query heads that share a key, [G 1 repeats * n K]."""
@@ -136,7 +152,11 @@ def branched_attention(made: Tensor, heads: int, branches: Branches, scale: floa
     all P positions of the packed rows. scale: of the scores. Padding gets zeros. Same sums as SDPA with a dense mask,
     in another order: equal up to rounding.
     """
-    result: Tensor = _Branched.apply(made, heads, branches, scale)  # type: ignore[no-untyped-call]
+    kernels = kernels_of(made)
+    if kernels is not None:
+        result: Tensor = _Native.apply(made, heads, branches, scale, kernels)  # type: ignore[no-untyped-call]
+    else:
+        result = _Branched.apply(made, heads, branches, scale)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -167,6 +187,23 @@ class Heads:
         count = self.shared
         keys = Columns(self.queries, count, True)
         return Columns(0, self.queries, False), keys, Columns(self.queries + count, count, True)
+
+
+class _Native(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, made: Tensor, heads: int, branches: Branches, scale: float, kernels: Kernels) -> Tensor:
+        made = made.contiguous()
+        result, sums = kernels.branched(made, heads, branches.table, scale)
+        ctx.save_for_backward(made, sums)
+        ctx.kernels, ctx.table, ctx.scale = kernels, branches.table, scale
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        made, sums = ctx.saved_tensors
+        found = ctx.kernels.branched_back(made, gradient.contiguous(), sums, ctx.table, ctx.scale)
+        return found, None, None, None, None
 
 
 class _Branched(torch.autograd.Function):

@@ -160,7 +160,7 @@ class AlignedDecoder:
         for row, prompt in enumerate(prompts):
             ids[row, : lengths[row]] = torch.tensor(prompt[:-1])
         cache: Any = DynamicCache()
-        self._forward(ids, past_key_values=cache, use_cache=True)
+        self._forward(ids, keep=torch.empty(0, dtype=torch.long), past_key_values=cache, use_cache=True)
         experts = self._forward.experts
         for row, prompt in enumerate(prompts):
             self._prefix_experts[prompt] = None if experts is None else experts[row, : lengths[row]]

@@ -5,12 +5,12 @@ With z = (W h + b) / temperature, lse = log sum exp z and p = exp(z - lse):
     logprob = z[token] - lse                 d logprob / dz = onehot - p
     entropy = lse - sum p z                  d entropy / dz = -p (log p + entropy)
 
-A row needs a few numbers of its V logits and nothing else, so they are made chunk by chunk, reduced, and
-made again in the backward pass. That costs one more product with the head and saves V floats a token. Rows that fit
-into one chunk keep theirs for the backward pass: no more memory at a time, and one product of four saved.
+A row needs a few numbers of its V logits and nothing else. They are made chunk by chunk of rows and reduced, and in the
+backward pass made again, for all rows and a part of the vocabulary at a time: so the gradient of each weight of the
+head is one product and no sum over chunks. That costs one more product and saves V floats a token. Rows that fit into
+one chunk keep theirs for the backward pass: no more memory at a time, and one product of four saved.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,13 +20,19 @@ from torch.nn import functional
 
 from gnomon.models.device import memory_of, token_multiple
 from gnomon.models.exponential import exp_
-from gnomon.models.sums import add
+from gnomon.models.native.kernels import kernels_of
 
 _CACHED = 1 << 19
 """Logits that passes go over one after another: 2 MiB in float32."""
+_LEAST_COLUMNS = 64
 _CHUNK_TOKENS = 256
 _CHUNK_TOKENS_GPU = 8192
 _CHUNK_SHARE = 64
+
+_Found = tuple[Tensor, Tensor, Tensor, Tensor | None]
+"""Of each row the largest logit, the sum of exp(logit - largest), the target's log-probability, and the entropy."""
+_Given = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
+"""Targets, largest, sum and entropy of each row, and the gradients of log-probability and entropy."""
 
 
 def chosen_logprobs(
@@ -72,24 +78,14 @@ class _ChosenLogprobs(torch.autograd.Function):
         settings: tuple[float, int, bool],
     ) -> tuple[Tensor, Tensor]:
         temperature, chunk_tokens, with_entropy = settings
-        largest = torch.empty(len(hidden), 1, device=hidden.device)
-        total = torch.empty_like(largest)
-        logprobs, entropy = torch.empty_like(largest[:, 0]), torch.zeros_like(largest[:, 0])
+        largest, total, logprobs = (torch.empty(len(hidden), device=hidden.device) for _ in range(3))
+        entropy = torch.zeros_like(largest)
         is_kept = len(hidden) <= chunk_tokens and any(ctx.needs_input_grad)
         ctx.kept = None
         for chunk in _chunks(len(hidden), chunk_tokens):
             logits = functional.linear(hidden[chunk], weight, bias)
-            for part, rows in _blocks(logits, chunk):
-                wide = _tempered(part.to(torch.float32, copy=is_kept), temperature)
-                chosen = wide.gather(1, targets[rows, None])[:, 0]
-                torch.amax(wide, 1, keepdim=True, out=largest[rows])
-                wide -= largest[rows]
-                masses = exp_(wide.clone() if with_entropy else wide)
-                torch.sum(masses, 1, keepdim=True, out=total[rows])
-                normalizer = total[rows, 0].log()
-                if with_entropy:
-                    entropy[rows] = normalizer - torch.linalg.vecdot(masses, wide) / total[rows, 0]
-                logprobs[rows] = chosen - largest[rows, 0] - normalizer
+            found = (largest[chunk], total[chunk], logprobs[chunk], entropy[chunk] if with_entropy else None)
+            _reduce(logits, targets[chunk], found, temperature, is_kept)
             if is_kept:
                 ctx.kept = logits
         ctx.settings = settings
@@ -104,42 +100,78 @@ class _ChosenLogprobs(torch.autograd.Function):
         temperature, chunk_tokens, with_entropy = ctx.settings
         if to_logprob is None:
             to_logprob = torch.zeros_like(entropy)
-        if not with_entropy:
-            to_entropy = None
+        to_entropy = to_entropy.contiguous() if with_entropy and to_entropy is not None else None
         for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
-        d_hidden = torch.empty_like(hidden) if for_hidden else None
-        # Summed over chunks in float32, whatever the products' precision.
-        d_weight = torch.zeros(weight.shape, device=weight.device) if for_weight else None
-        d_bias = torch.zeros(bias.shape, device=weight.device) if for_bias else None
+        d_weight = torch.empty_like(weight) if for_weight else None
+        d_bias = torch.empty_like(bias) if for_bias else None
         # Used up below: a second backward pass makes them again.
         kept, ctx.kept = ctx.kept, None
-        for chunk in _chunks(len(hidden), chunk_tokens):
-            # Turned into their own gradient, block by block.
-            logits = functional.linear(hidden[chunk], weight, bias) if kept is None else kept
-            for part, rows in _blocks(logits, chunk):
-                slope = _tempered(part.float(), temperature).sub_(largest[rows])
-                g = to_logprob[rows, None]
-                if to_entropy is None:
-                    exp_(slope).mul_(-g / total[rows])
-                else:
-                    _slope_with_entropy(slope, total[rows], g, to_entropy[rows, None], entropy[rows, None])
-                slope.scatter_add_(1, targets[rows, None], g)
-                _tempered(slope, temperature)
-                if d_bias is not None:
-                    d_bias += slope.sum(0)
-                if slope.dtype != part.dtype:
-                    part.copy_(slope)
-            if d_hidden is not None:
-                torch.mm(logits, weight, out=d_hidden[chunk])
+        parts = _chunks(len(weight), len(weight) if kept is not None else _columns(hidden, weight, chunk_tokens))
+        # Of several parts a sum in float32, whatever the products' precision.
+        d_hidden = torch.zeros(hidden.shape, device=hidden.device) if for_hidden and len(parts) > 1 else None
+        given = (targets, largest, total, entropy, to_logprob.contiguous(), to_entropy)
+        for part in parts:
+            own = None if bias is None else bias[part]
+            slopes = functional.linear(hidden, weight[part], own) if kept is None else kept
+            _turn_into_slopes(slopes, part.start, given, temperature)
+            if d_bias is not None:
+                d_bias[part] = slopes.sum(0, dtype=torch.float32)
             if d_weight is not None:
-                _add_product(d_weight, logits.T, hidden[chunk])
-        return (
-            d_hidden,
-            None if d_weight is None else d_weight.to(weight.dtype),
-            None if d_bias is None else d_bias.to(bias.dtype),
-            None,
-            None,
-        )
+                torch.mm(slopes.T, hidden, out=d_weight[part])
+            if for_hidden:
+                product = slopes @ weight[part]
+                d_hidden = product if d_hidden is None else d_hidden.add_(product)
+        return None if d_hidden is None else d_hidden.to(hidden.dtype), d_weight, d_bias, None, None
+
+
+def _reduce(logits: Tensor, targets: Tensor, found: _Found, temperature: float, is_kept: bool) -> None:
+    """Write what is wanted of rows of ``logits``; they may be overwritten unless they are kept."""
+    kernels = kernels_of(logits)
+    if kernels is not None:
+        kernels.head(logits, targets, found, temperature)
+        return
+    for rows in _blocks(logits):
+        largest, total, logprob, entropy = (None if each is None else each[rows] for each in found)
+        assert largest is not None
+        assert total is not None
+        assert logprob is not None
+        wide = _tempered(logits[rows].to(torch.float32, copy=is_kept), temperature)
+        chosen = wide.gather(1, targets[rows, None])[:, 0]
+        torch.amax(wide, 1, out=largest)
+        wide -= largest[:, None]
+        masses = exp_(wide.clone() if entropy is not None else wide)
+        torch.sum(masses, 1, out=total)
+        normalizer = total.log()
+        if entropy is not None:
+            entropy.copy_(normalizer - torch.linalg.vecdot(masses, wide) / total)
+        logprob.copy_(chosen - largest - normalizer)
+
+
+def _turn_into_slopes(logits: Tensor, first: int, given: _Given, temperature: float) -> None:
+    """Turn ``logits``, those of some tokens from ``first`` on, into their own gradient, in place."""
+    kernels = kernels_of(logits)
+    if kernels is not None:
+        kernels.head_back_(logits, first, given, temperature)
+        return
+    width = logits.shape[1]
+    for rows in _blocks(logits):
+        targets, largest, total, entropy, g, to_entropy = (each if each is None else each[rows, None] for each in given)
+        assert targets is not None
+        assert largest is not None
+        assert total is not None
+        assert g is not None
+        part = logits[rows]
+        slope = _tempered(part.to(torch.float32), temperature).sub_(largest)
+        if to_entropy is None or entropy is None:
+            exp_(slope).mul_(-g / total)
+        else:
+            _slope_with_entropy(slope, total, g, to_entropy, entropy)
+        places = targets - first
+        is_here = (places >= 0) & (places < width)
+        slope.scatter_add_(1, places.clamp(0, width - 1), torch.where(is_here, g, 0.0))
+        _tempered(slope, temperature)
+        if slope.dtype != part.dtype:
+            part.copy_(slope)
 
 
 def _slope_with_entropy(shifted: Tensor, total: Tensor, g: Tensor, g_entropy: Tensor, entropy: Tensor) -> None:
@@ -163,22 +195,15 @@ def chunk_for(device: torch.device, vocabulary: int) -> int:
     return min(_CHUNK_TOKENS_GPU, max(_CHUNK_TOKENS, memory_of(device) // (_CHUNK_SHARE * 4 * vocabulary)))
 
 
-def _blocks(logits: Tensor, chunk: slice) -> Iterator[tuple[Tensor, slice]]:
-    """Yield the rows of a chunk's logits with their places, so many at a time as passes may go over in float32.
+def _blocks(logits: Tensor) -> list[slice]:
+    """Return as many rows at a time as passes may go over in float32: on a CPU few enough for its cache."""
+    return _chunks(len(logits), max(1, _CACHED // logits.shape[1]) if logits.device.type == "cpu" else len(logits))
 
-    On a CPU few enough for its cache.
-    """
-    size = max(1, _CACHED // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
-    for first, part in zip(range(chunk.start, chunk.start + len(logits), size), logits.split(size), strict=True):
-        yield part, slice(first, first + len(part))
+
+def _columns(hidden: Tensor, weight: Tensor, chunk_tokens: int) -> int:
+    """Return for how many tokens all rows' logits are made at a time: no more of them than of a chunk of rows."""
+    return max(_LEAST_COLUMNS, chunk_tokens * len(weight) // len(hidden) // _LEAST_COLUMNS * _LEAST_COLUMNS)
 
 
 def _chunks(count: int, size: int) -> list[slice]:
-    return [slice(start, start + size) for start in range(0, count, size)]
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    if left.dtype == total.dtype:
-        total.addmm_(left, right)
-        return
-    add(total, left @ right)
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]

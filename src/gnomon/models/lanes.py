@@ -4,19 +4,22 @@ A block holds up to `lanes` rows of one prompt, which joined together:
 
     p p p p  a b c d  a b c d  a b c d        a, b, c, d: the columns of four lanes
 
-To a cache of aligned rows a block is one row that grows by ``lanes`` columns a step. Prompts are read once a block, and
-attention multiplies ``lanes`` times as many query rows at once; each lane's mask leaves out the columns of the others.
-Columns of rows that have left are still read. Once that costs a quarter of what attention does, those that stay are
-put into fewer or narrower blocks.
+To a cache of aligned rows a block is one row that grows by ``lanes`` columns a step. Attention that knows where a
+row's columns are (`native`) reads these alone. Attention with a mask reads prompts once a block and multiplies
+``lanes`` times as many query rows at once; each lane's mask leaves out the columns of the others. Columns of rows that
+have left are then still read: once that costs a quarter of what attention does, those that stay are put into fewer or
+narrower blocks.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from gnomon.models.cache import AlignedCache, AlignedLayer, Prefix
 
@@ -43,27 +46,75 @@ class Block:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a step's rows lie in blocks.
+    """How a step's rows lie in blocks of ``width`` lanes.
 
-    blocks: how many. columns: [start, end) are looked at, the last ``lanes`` of them written. places Int[R 1]: each
-    row's position. hidden Bool[N L C]: what a lane must not see. rows Int[N L]: which row is in which lane, a dead lane
-    has row 0; lanes Int[R]: and back, None for both where they are in one order.
+    rows Int64[P 5]: each row's block, the column where its prompt begins, the prompt's length, how many tokens followed
+    it, and the row's lane. spare: rows beyond these. begins, prompts Int[N 1]: a block's first column and its prompt's
+    length. start: the first column that any of them has. end: where they will all end.
     """
 
-    blocks: int
-    columns: slice
-    written: slice
-    places: Tensor
-    hidden: Tensor
-    rows: Tensor | None
-    lanes: Tensor | None
+    width: int
+    rows: Tensor
+    spare: int
+    begins: Tensor
+    prompts: Tensor
+    start: int
+    end: int
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are."""
+        return len(self.begins)
+
+    @property
+    def positions(self) -> Tensor:
+        """Each row's position Int[R 1], 0 for spare ones."""
+        return functional.pad(self.rows[:, 2] + self.rows[:, 3], (0, self.spare))[:, None]
+
+    @property
+    def columns(self) -> slice:
+        """The columns that are looked at."""
+        return slice(self.start, self.end)
+
+    @property
+    def written(self) -> slice:
+        """The columns that the step writes."""
+        return slice(self.end - self.width, self.end)
+
+    @cached_property
+    def hidden(self) -> Tensor:
+        """What a lane must not see, Bool[N L C]."""
+        columns = torch.arange(self.start, self.end)
+        own = columns - self.begins - self.prompts
+        hidden = (own[:, None] >= 0) & (own[:, None] % self.width != torch.arange(self.width)[:, None])
+        return hidden | (columns < self.begins)[:, None]
+
+    @cached_property
+    def lanes(self) -> Tensor | None:
+        """Which lane of all blocks has a row, Int[R]; None where they are in one order."""
+        at = functional.pad(self.rows[:, 0] * self.width + self.rows[:, 4], (0, self.spare))
+        is_plain = len(at) == self.blocks * self.width and bool((at == torch.arange(len(at))).all())
+        return None if is_plain else at
+
+    @cached_property
+    def order(self) -> Tensor | None:
+        """And back: the row of each lane, Int[N L], row 0 where it has none; None likewise."""
+        if self.lanes is None:
+            return None
+        order = torch.zeros(self.blocks * self.width, dtype=torch.long)
+        order[self.lanes[: len(self.rows)]] = torch.arange(len(self.rows))
+        return order
 
 
 class LaneCache:
-    """Rows 0 .. R - 1 in blocks; rows join as whole blocks, and a block goes when its last row leaves."""
+    """Rows 0 .. R - 1 in blocks; rows join as whole blocks, and a block goes when its last row leaves.
 
-    def __init__(self, layers: int) -> None:
+    thins: whether rows that stay are put together, for attention that reads the columns of those that left.
+    """
+
+    def __init__(self, layers: int, thins: bool = True) -> None:
         self._cache = AlignedCache(layers)
+        self._thins = thins
         self._width = 1
         self._blocks: list[Block] = []
         self._rows: list[tuple[Block, int]] = []
@@ -107,30 +158,20 @@ class LaneCache:
 
     def before_step(self, room: int, rows: int) -> Layout:
         """Return the layout of the step that comes, with ``rows`` rows, of which those beyond the cache's are spare."""
-        self._thin()
-        width, blocks, cache = self._width, self._blocks, self._cache
+        if self._thins:
+            self._thin()
+        width, cache = self._width, self._cache
         cache.reserve(width, room * width)
         frame = cache.frame
-        end = frame.end + width
-        spare = [0] * (rows - len(self._rows))
-        at = [block.index * width + lane for block, lane in self._rows]
-        columns = torch.arange(frame.start, end)
-        begins = torch.tensor([frame.end - n for n in cache.lengths])[:, None]
-        own = columns - begins - torch.tensor([block.prompt for block in blocks])[:, None]
-        hidden = (own[:, None] >= 0) & (own[:, None] % width != torch.arange(width)[:, None])
-        hidden |= (columns < begins)[:, None]
-        order = None
-        if [*at, *spare] != list(range(len(blocks) * width)):
-            order = torch.zeros(len(blocks) * width, dtype=torch.long)
-            order[at] = torch.arange(len(at))
+        begins = [frame.end - n for n in cache.lengths]
         return Layout(
-            blocks=len(blocks),
-            columns=slice(frame.start, end),
-            written=slice(frame.end, end),
-            places=torch.tensor([*(block.prompt + block.grown for block, _ in self._rows), *spare])[:, None],
-            hidden=hidden,
-            rows=order,
-            lanes=None if order is None else torch.tensor([*at, *spare]),
+            width=width,
+            rows=torch.tensor([(b.index, begins[b.index], b.prompt, b.grown, lane) for b, lane in self._rows]),
+            spare=rows - len(self._rows),
+            begins=torch.tensor(begins)[:, None],
+            prompts=torch.tensor([block.prompt for block in self._blocks])[:, None],
+            start=frame.start,
+            end=frame.end + width,
         )
 
     def after_step(self) -> None:

@@ -2,11 +2,12 @@
 
 Of a small model's step on a CPU a third is spent between the operations and in many small ones. The common architecture
 (Llama, Mistral, Qwen2, Qwen3: norm, attention with rotary positions, norm, gated feed-forward) is written out here:
-siblings multiply as one, the residual is added inside a product, and what all layers share is made once a step.
+siblings multiply as one, the residual is added inside a product, what all layers share is made once a step, and what
+lies between products is one function each where there are `native` ones.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,8 +17,9 @@ from transformers.cache_utils import DynamicCache
 from gnomon.models.cache import AlignedLayer
 from gnomon.models.decoder import AlignedDecoder
 from gnomon.models.lanes import LaneCache, Layout
+from gnomon.models.native.kernels import Kernels, kernels_of
 from gnomon.models.packed import Product
-from gnomon.models.standard import has_inner_norms
+from gnomon.models.standard import has_inner_norms, is_silu
 
 _ROWS_STEP = 4
 
@@ -35,13 +37,14 @@ class LeanDecoder(AlignedDecoder):
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         self._model = model
-        self._lanes = self._cache = LaneCache(len(DynamicCache(config=model.config).layers))
+        self._kernels = kernels_of(next(model.parameters()))
+        self._lanes = self._cache = LaneCache(len(DynamicCache(config=model.config).layers), thins=not self._kernels)
         self._network: _Network | None = None
 
     def step(self, tokens: Sequence[int], room: int) -> Tensor:
         """Feed one token a row and return the next logits."""
         if self._network is None:
-            self._network = _Network(self._model)
+            self._network = _Network(self._model, self._kernels)
         count, rows = len(tokens), round_rows(len(tokens))
         layout = self._lanes.before_step(room, rows)
         ids = torch.tensor([*tokens, *[0] * (rows - count)])
@@ -65,85 +68,119 @@ class LeanDecoder(AlignedDecoder):
 class _Network:
     """A standard model's weights of now, and one position of R rows through them."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, kernels: Kernels | None) -> None:
         body = model.model
+        self._kernels = kernels
         self._embedding = body.embed_tokens.weight.detach()
         self._rotary = body.rotary_emb
-        self._layers = [_Layer(layer) for layer in body.layers]
-        self._norm = _Norm([body.norm])
+        self._layers = [_Layer(layer, kernels) for layer in body.layers]
+        self._norm = _Norm([body.norm], kernels)
         self._head = Product([model.lm_head])
 
     def __call__(self, ids: Tensor, layout: Layout, cache: Sequence[AlignedLayer]) -> Tensor:
         """Return the logits Float[R V] after ``ids`` Int[R]."""
         states = functional.embedding(ids, self._embedding)
-        mask = torch.zeros(layout.hidden.shape, dtype=states.dtype).masked_fill_(layout.hidden, -torch.inf)
-        mask = mask.repeat_interleave(self._layers[0].group, dim=1)[:, None]
-        cos, sin = self._rotary(states, layout.places)
-        sin = torch.cat((-sin[..., : sin.shape[-1] // 2], sin[..., sin.shape[-1] // 2 :]), dim=-1)
+        turn = self._rotary(states, layout.positions)
+        look: _Look = (
+            _Masked(layout, turn, self._layers[0].group)
+            if self._kernels is None
+            else _Native(self._kernels, layout, turn)
+        )
         for layer, kept in zip(self._layers, cache, strict=True):
-            states = layer(states, (cos, sin), (layout, mask), kept)
+            states = layer(states, look, kept)
         return self._head(self._norm(states))
 
 
 class _Layer:
     """One layer."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, kernels: Kernels | None) -> None:
         attention, feed = layer.self_attn, layer.mlp
         self._size = size = int(attention.head_dim)
         self._heads, self._shared = (p.out_features // size for p in (attention.q_proj, attention.k_proj))
         self.group = self._heads // self._shared
         self._scale = float(attention.scaling)
-        self._before = _Norm([layer.input_layernorm])
-        self._between = _Norm([layer.post_attention_layernorm])
+        self._before = _Norm([layer.input_layernorm], kernels)
+        self._between = _Norm([layer.post_attention_layernorm], kernels)
         norms = (
             [attention.q_norm] * self._heads + [attention.k_norm] * self._shared if has_inner_norms(attention) else []
         )
-        self._inside = _Norm(norms) if norms else None
+        self._inside = _Norm(norms, kernels) if norms else None
         self._attend = Product([attention.q_proj, attention.k_proj, attention.v_proj])
-        # Attention's results lie in memory with the heads that share keys outside: the weights follow them.
-        order = torch.arange(self._heads * size).view(self._shared, -1, size).transpose(0, 1).reshape(-1)
-        self._join = Product([attention.o_proj], order)
+        self._join = Product([attention.o_proj])
         self._open = Product([feed.gate_proj, feed.up_proj])
-        self._activation = feed.act_fn
+        self._activation: Callable[[Tensor], Tensor] = feed.act_fn
+        self._gate = kernels.gate if kernels is not None and is_silu(feed.act_fn) else self._gated
         self._close = Product([feed.down_proj])
 
-    def __call__(
-        self, states: Tensor, turn: tuple[Tensor, Tensor], look: tuple[Layout, Tensor], kept: AlignedLayer
-    ) -> Tensor:
-        """Return what follows ``states`` Float[R W].
-
-        turn: cosines and signed sines Float[R 1 D]. look: rows in blocks, and the mask Float[N 1 Q C] of their queries.
-        """
-        rows, heads = states.shape[0], self._heads
-        made = self._attend(self._before(states)).view(rows, -1, self._size)
-        turned, values = made[:, : heads + self._shared], made[:, heads + self._shared :]
+    def __call__(self, states: Tensor, look: "_Look", kept: AlignedLayer) -> Tensor:
+        """Return what follows ``states`` Float[R W]."""
+        made = self._attend(self._before(states)).view(states.shape[0], -1, self._size)
         if self._inside is not None:
-            turned = self._inside(turned)
-        mixed = self._look(rotated(turned, *turn), values, *look, kept)
+            self._inside.heads_(made)
+        mixed = look(made, self._shared, self._scale, kept)
         states = self._join.plus(mixed, states)
-        gate, up = self._open(self._between(states)).chunk(2, dim=-1)
-        return self._close.plus(self._activation(gate).mul_(up), states)
+        return self._close.plus(self._gate(self._open(self._between(states))), states)
 
-    def _look(self, turned: Tensor, values: Tensor, layout: Layout, mask: Tensor, kept: AlignedLayer) -> Tensor:
-        """Write keys and values, and return what each row's queries find."""
-        if layout.rows is not None:
-            turned, values = turned.index_select(0, layout.rows), values.index_select(0, layout.rows)
-        queries, keys = turned.view(layout.blocks, -1, self._heads + self._shared, self._size).split(
-            [self._heads, self._shared], dim=2
-        )
+    def _gated(self, opened: Tensor) -> Tensor:
+        gate, up = opened.chunk(2, dim=-1)
+        return self._activation(gate).mul_(up)
+
+
+class _Look(Protocol):
+    """How the queries of a step look at the cache."""
+
+    def __call__(self, made: Tensor, shared: int, scale: float, kept: AlignedLayer) -> Tensor:
+        """Write keys and values of ``made`` Float[R H + 2K D], K heads of each, and return what queries find,
+        Float[R H * D].
+        """
+        ...
+
+
+class _Native:
+    """Each row reads its own columns."""
+
+    def __init__(self, kernels: Kernels, layout: Layout, turn: tuple[Tensor, Tensor]) -> None:
+        self._kernels, self._layout = kernels, layout
+        self._angles = (turn[0].flatten(0, -2).contiguous(), turn[1].flatten(0, -2).contiguous())
+
+    def __call__(self, made: Tensor, shared: int, scale: float, kept: AlignedLayer) -> Tensor:
+        """Write and look; see `_Look`."""
+        like = made[:1, :shared].transpose(0, 1)[None]
+        buffers = kept.buffers(like, like)
+        return self._kernels.attend(made, self._angles, self._layout.rows, buffers, self._layout.width, scale)
+
+
+class _Masked:
+    """Blocks read all columns, and a mask leaves out those of other rows."""
+
+    def __init__(self, layout: Layout, turn: tuple[Tensor, Tensor], group: int) -> None:
+        cos, sin = turn
+        self._layout, self._cos = layout, cos
+        self._sin = torch.cat((-sin[..., : sin.shape[-1] // 2], sin[..., sin.shape[-1] // 2 :]), dim=-1)
+        mask = torch.zeros(layout.hidden.shape, dtype=cos.dtype).masked_fill_(layout.hidden, -torch.inf)
+        self._mask = mask.repeat_interleave(group, dim=1)[:, None]
+
+    def __call__(self, made: Tensor, shared: int, scale: float, kept: AlignedLayer) -> Tensor:
+        """Write and look; see `_Look`."""
+        layout, heads = self._layout, made.shape[1] - 2 * shared
+        turned, values = rotated(made[:, : heads + shared], self._cos, self._sin), made[:, heads + shared :]
+        if layout.order is not None:
+            turned, values = turned.index_select(0, layout.order), values.index_select(0, layout.order)
+        queries, keys = turned.view(layout.blocks, -1, heads + shared, made.shape[2]).split([heads, shared], dim=2)
         keys, values = keys.transpose(1, 2), values.unflatten(0, (layout.blocks, -1)).transpose(1, 2)
         key_buffer, value_buffer = kept.buffers(keys, values)
         key_buffer[: layout.blocks, :, layout.written] = keys
         value_buffer[: layout.blocks, :, layout.written] = values
         mixed = functional.scaled_dot_product_attention(
-            queries.unflatten(2, (self._shared, -1)).transpose(1, 2).flatten(2, 3),
+            queries.unflatten(2, (shared, -1)).transpose(1, 2).flatten(2, 3),
             key_buffer[: layout.blocks, :, layout.columns],
             value_buffer[: layout.blocks, :, layout.columns],
-            attn_mask=mask,
-            scale=self._scale,
+            attn_mask=self._mask,
+            scale=scale,
         )
-        found = mixed.transpose(1, 2).reshape(-1, self._heads * self._size)
+        by_lane = mixed.unflatten(2, (-1, heads // shared)).permute(0, 2, 1, 3, 4)
+        found: Tensor = by_lane.reshape(-1, heads * made.shape[2])
         return found if layout.lanes is None else found.index_select(0, layout.lanes)
 
 
@@ -151,18 +188,34 @@ class _Norm:
     """Root-mean-square norm over the last axis: x / sqrt(mean(x^2) + epsilon) * weight.
 
     Statistics in float32, rounded as the model rounds them: once normalized, once weighted. Several modules: one for
-    each index of the axis before the last.
+    each of the first heads of a row.
     """
 
-    def __init__(self, modules: Sequence[Any]) -> None:
+    def __init__(self, modules: Sequence[Any], kernels: Kernels | None) -> None:
         weights = [module.weight.detach() for module in modules]
         self._weight = weights[0] if len(weights) == 1 else torch.stack(weights)
         self._share = 1 / weights[0].shape[-1]
-        self._epsilon = torch.tensor(modules[0].variance_epsilon, dtype=torch.float32)
+        self._epsilon = float(modules[0].variance_epsilon)
+        self._added = torch.tensor(self._epsilon, dtype=torch.float32)
+        self._kernels = kernels
 
     def __call__(self, states: Tensor) -> Tensor:
+        """Return ``states`` Float[R W] normed."""
+        return (
+            self._plain(states) if self._kernels is None else self._kernels.norm(states, self._weight, self._epsilon)[0]
+        )
+
+    def heads_(self, made: Tensor) -> None:
+        """Norm the first heads of ``made`` Float[R M D], one for each module, in place."""
+        if self._kernels is not None:
+            self._kernels.norm_heads_(made, self._weight, self._epsilon)
+        else:
+            turned = made[:, : len(self._weight)]
+            turned.copy_(self._plain(turned))
+
+    def _plain(self, states: Tensor) -> Tensor:
         size = torch.linalg.vector_norm(states, dim=-1, keepdim=True, dtype=torch.float32)
-        factor = torch.addcmul(self._epsilon, size, size, value=self._share).rsqrt_()
+        factor = torch.addcmul(self._added, size, size, value=self._share).rsqrt_()
         return torch.mul(states, factor, out=torch.empty_like(states)).mul_(self._weight)
 
 

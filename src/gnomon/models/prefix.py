@@ -48,7 +48,7 @@ class Packed:
     @cached_property
     def branches(self) -> Branches:
         """How positions attend, for attention that can be told."""
-        return Branches.of(self.spans, self.tokens.numel())
+        return Branches(self.spans, self.tokens.numel())
 
     @cached_property
     def mask(self) -> Tensor:

@@ -67,6 +67,11 @@ def has_inner_norms(attention: Any) -> bool:
     return "q_norm" in dict(attention.named_children())
 
 
+def is_silu(activation: nn.Module) -> bool:
+    """Whether an activation is x / (1 + exp(-x))."""
+    return type(activation).__name__ in ("SiLU", "SiLUActivation")
+
+
 def _is_known(module: nn.Module) -> bool:
     kind = type(module)
     is_activation = kind.__module__ in _ACTIVATIONS and not list(module.parameters())

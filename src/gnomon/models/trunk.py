@@ -10,6 +10,7 @@ from gnomon.models.attention import OWN, attends_by_branches, use_own_attention
 from gnomon.models.body import body_states, kept_per_token
 from gnomon.models.branched import Branches, Span
 from gnomon.models.device import token_multiple
+from gnomon.models.native.kernels import kernels_of
 from gnomon.models.prefix import Packed, attends_fully, pack
 from gnomon.models.standard import beginning, is_standard
 
@@ -18,7 +19,7 @@ _RELATIVE_ROUGH = 0.1
 """Of a response's hidden states, in length: two ways through SmolLM2's 30 layers of bfloat16 are 0.01 to 0.02 apart, a
 wrong mask or position 0.15 to 0.29."""
 _LONGEST = 2048
-"""Tokens of a row whose attention may be laid out as a square; longer ones go through SDPA."""
+"""Tokens of a row whose attention may be laid out as a square; where none is `native`, longer ones go through SDPA."""
 _ROWS, _PROMPT = ((3, 5, 7, 11, 13, 17), (3, 5, 7, 11, 19, 23)), 4
 """What a model is tried on: two rows with one prompt."""
 _TRIED_TOKENS = 32
@@ -44,7 +45,7 @@ class Trunk:
     def plain(self, tokens: Tensor) -> Tensor:
         """Return the hidden states Float[B S' d] of ``tokens`` Int[B S], where S' is S rounded up."""
         tokens = nn.functional.pad(tokens, (0, -tokens.shape[1] % self.multiple))
-        if tokens.shape[1] <= _LONGEST and self._is_written():
+        if self._is_written() and not self._is_long(tokens.shape[1]):
             return _alone(self._model.get_decoder(), tokens)
         return own_states(self._model, tokens)
 
@@ -56,7 +57,7 @@ class Trunk:
         """
         found = pack(tokens.cpu(), prompt_lengths.cpu(), ends.cpu(), self.multiple, self._is_written())
         is_alone = found is not None and len(found.spans) == len(tokens)
-        return None if is_alone and int(ends.max()) > _LONGEST else found
+        return None if is_alone and self._is_long(int(ends.max())) else found
 
     def packed(self, packed: Packed, device: torch.device) -> Tensor:
         """Return the hidden states Float[N L d] of packed rows.
@@ -97,6 +98,9 @@ class Trunk:
             except (RuntimeError, ValueError, TypeError, IndexError):
                 return False
         return _is_close(shared[packed.rows, packed.columns], own, _PROMPT)
+
+    def _is_long(self, tokens: int) -> bool:
+        return tokens > _LONGEST and kernels_of(next(self._model.parameters())) is None
 
     def _is_written(self) -> bool:
         """Whether the model is still what was tried: not parted, no adapters, nothing that computes a layer again."""
@@ -143,7 +147,7 @@ def _tried(vocabulary: int, multiple: int = 1) -> tuple[Tensor, Packed | None]:
 def _alone(body: Any, tokens: Tensor) -> Tensor:
     """Return the hidden states of rows that share nothing, by `body_states`."""
     rows, length = tokens.shape
-    branches = Branches.of([Span(row * length, length, []) for row in range(rows)], rows * length)
+    branches = Branches([Span(row * length, length, []) for row in range(rows)], rows * length)
     return body_states(body, tokens, torch.arange(length).expand(rows, -1), branches)
 
 

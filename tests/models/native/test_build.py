@@ -1,0 +1,99 @@
+"""C is compiled once, for this processor, and done without where that cannot be."""
+
+import os
+import stat
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from gnomon.models.native import build as room
+from gnomon.models.native.build import build
+
+HAS_ONE = build(()) is not None
+needs_one = pytest.mark.skipif(not HAS_ONE, reason="there is no C compiler here")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """A cache of its own, empty."""
+    monkeypatch.setenv("GNOMON_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "native"
+
+
+def program(folder, text):
+    """Return the path of a program that does what ``text`` says."""
+    path = folder / "cc"
+    path.write_text(f"#!{sys.executable}\nimport sys\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+@needs_one
+def test_it_is_compiled_once(cache, monkeypatch):
+    """The second time nothing runs but the question for the compiler's version."""
+    runs, run = [], room._run
+    monkeypatch.setattr(room, "_run", lambda command: runs.append(command) or run(command))
+
+    first = build(())
+    made = len(runs)
+    second = build(())
+
+    assert first is not None
+    assert second is not None
+    assert made > 2
+    assert runs[made:] == [[runs[0][0], "--version"]]
+    assert len(list(cache.iterdir())) == 1
+    assert cache.stat().st_mode & 0o077 == 0
+
+
+@needs_one
+def test_each_kind_of_number_is_a_library_of_its_own(cache, monkeypatch):
+    """And so is each processor."""
+    assert build(()) is not None
+    assert build(("HALF",)) is not None
+    monkeypatch.setattr(room, "_PROCESSOR", cache / "none")
+    assert build(()) is not None
+
+    assert len(list(cache.iterdir())) == 3
+
+
+@needs_one
+def test_two_may_build_at_once(cache):
+    """Nobody loads half a library, and nothing but one is left."""
+    with ThreadPoolExecutor(4) as pool:
+        libraries = list(pool.map(lambda _: build(()), range(4)))
+
+    assert all(library is not None for library in libraries)
+    assert len(list(cache.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["sys.exit(1)", "open(sys.argv[sys.argv.index('-o') + 1], 'w').write('no library') if '-o' in sys.argv else 0"],
+    ids=["fails", "lies"],
+)
+def test_a_compiler_that_does_not_work_is_done_without(tmp_path, monkeypatch, text):
+    """One that fails, and one whose library cannot be loaded."""
+    monkeypatch.setenv("CC", program(tmp_path, text))
+
+    assert build(()) is None
+
+
+def test_there_need_not_be_a_compiler(monkeypatch, cache):
+    """Nor need it be used; nothing is written then."""
+    monkeypatch.setenv("CC", os.devnull + "/none")
+    assert build(()) is None
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("GNOMON_NATIVE", "0")
+    assert build(()) is None
+
+    assert not cache.exists()
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
+    """A file where the folder should be."""
+    (tmp_path / "taken").write_text("")
+    monkeypatch.setenv("GNOMON_CACHE", str(tmp_path / "taken"))
+
+    assert build(()) is None
