@@ -11,6 +11,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["WANDB_MODE"] = "offline"
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # derandomize: a law that fails, fails for everyone. No deadline: the machine may be busy.
@@ -18,3 +19,17 @@ settings.register_profile("gnomon", derandomize=True, deadline=None, suppress_he
 # `HYPOTHESIS_PROFILE=search`: ten times the examples, new ones each time, to look for what nobody thought of.
 settings.register_profile("search", parent=settings.get_profile("gnomon"), derandomize=False, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gnomon"))
+
+
+@pytest.fixture(params=["native", "torch"])
+def way(request, monkeypatch):
+    """What lies between products by functions in C (`gnomon.models.native`), or by torch alone."""
+    import torch
+
+    from gnomon.models.native import kernels
+
+    if request.param == "torch":
+        monkeypatch.setattr(kernels, "kernels_for", lambda dtype: None)
+    elif kernels.kernels_for(torch.float32) is None:
+        pytest.skip("there is no C compiler here")
+    return request.param

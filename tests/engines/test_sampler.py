@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gnomon.engines.base import Sampling
@@ -38,6 +38,7 @@ def reference(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     return p
 
 
+@pytest.mark.usefixtures("way")
 def test_golden_row():
     """Masses 8, 4, 2, 1, 1 of 16: u = 0.6 lies in [8, 12) / 16, so token 1, with probability 4/16."""
     logits = torch.tensor([[8.0, 4.0, 2.0, 1.0, 1.0]]).log()
@@ -108,7 +109,8 @@ SETTINGS = st.builds(
 UNIFORMS = st.one_of(st.sampled_from([0.0, 2.0**-53, 0.5, BELOW_ONE]), st.floats(0, 1, exclude_max=True))
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.usefixtures("way")
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ROWS, SETTINGS, UNIFORMS)
 def test_a_drawn_token_is_always_possible(row, sampling, u):
     """At any u, the borders included, the token has positive probability, and its log-probability is right."""
@@ -135,6 +137,7 @@ def _kept(logits: torch.Tensor, sampling: Sampling) -> int:
     return int((truncate(shifted, shifted.exp(), sampling) > 0).sum())
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("u", [0.0, BELOW_ONE])
 @pytest.mark.parametrize("width", [1, 63, 64, 65, 1000])
 def test_borders_of_u_never_give_a_forbidden_token(u, width):
@@ -148,6 +151,7 @@ def test_borders_of_u_never_give_a_forbidden_token(u, width):
     assert token == (allowed[0] if u == 0.0 else allowed[-1])
 
 
+@pytest.mark.usefixtures("way")
 def test_many_rows_are_drawn_as_one_by_one():
     """A row's token and log-probabilities do not depend on the rows beside it, to the bit."""
     generator = torch.Generator().manual_seed(0)
@@ -175,6 +179,25 @@ def test_a_nucleus_larger_than_the_first_candidates_is_found():
     assert len(set(drawn.tokens.tolist())) > 0.8 * (exact > 0).sum()
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_both_ways_draw_the_same(dtype, temperature):
+    """With functions in C and with torch alone: 400 rows, the same tokens, log-probabilities to 1e-6."""
+    generator = torch.Generator().manual_seed(1)
+    logits = (4 * torch.randn(400, 1037, generator=generator)).to(dtype)
+    u = torch.rand(400, generator=generator, dtype=torch.float64)
+    sampling = Sampling(temperature=temperature)
+
+    ours = draw(logits, u, sampling)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gnomon.engines.sampler.kernels_of", lambda tensor: None)
+        torchs = draw(logits, u, sampling)
+
+    assert torch.equal(ours.tokens, torchs.tokens)
+    assert torch.allclose(ours.logprobs, torchs.logprobs, rtol=0, atol=2e-6)
+
+
+@pytest.mark.usefixtures("way")
 def test_a_row_that_is_not_finite_is_marked():
     """NaN logits give NaN log-probabilities instead of a plausible token."""
     logits = torch.tensor([[0.0, math.nan], [0.0, 1.0]])
@@ -185,6 +208,7 @@ def test_a_row_that_is_not_finite_is_marked():
     assert math.isfinite(drawn.logprobs[1])
 
 
+@pytest.mark.usefixtures("way")
 def test_half_precision_logits_are_drawn_in_float32():
     """bfloat16 logits are widened first: 512 equal tokens have log-probability -log 512 to float32 accuracy."""
     drawn = draw(torch.zeros(1, 512, dtype=torch.bfloat16), torch.tensor([0.3], dtype=torch.float64), Sampling())

@@ -8,6 +8,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from gnomon.models.decoder import AlignedDecoder, RecomputeDecoder
 from gnomon.models.packed import PackedLinears, _families
 
+pytestmark = pytest.mark.usefixtures("way")
+
 
 @pytest.fixture
 def llama() -> LlamaForCausalLM:

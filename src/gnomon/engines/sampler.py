@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from gnomon.engines.base import Sampling
 from gnomon.models.exponential import exp_
+from gnomon.models.native.kernels import kernels_of
 
 BLOCK = 64
 _CANDIDATES = 512
@@ -45,6 +46,10 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Draws:
     The vocabulary is summed in blocks of 64; u chooses a block, then a token in it: one pass over the logits and
     no sort, where ``torch.multinomial`` draws a random number for every entry (measured: 45 times slower).
     """
+    kernels = None if sampling.is_truncated else kernels_of(logits)
+    if kernels is not None:
+        tokens, logprobs = kernels.sample(logits.contiguous(), uniforms.contiguous(), sampling.temperature)
+        return Draws(tokens, logprobs, logprobs)
     wide = logits.float()
     largest = wide.amax(dim=-1, keepdim=True)
     shifted = wide - largest

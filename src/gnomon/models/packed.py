@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gnomon.models.native.kernels import Kernels, kernels_of
+
 _LEAST_WEIGHTS = 1 << 16
 _MOST_ROWS = 256
 _SHARE = 16
@@ -75,23 +77,27 @@ class PackedLinears:
 class Product:
     """What linear layers make of one tensor, side by side, in one product with a copy of their weights.
 
-    layers: equal in their inputs; all have a bias, or none. order Int[inputs]: which input stands where in the tensors
-    that are given, if not in the layers' own order. The copy is packed where the CPU has kernels for that and the
-    weights are many; it is of the weights of now.
+    layers: equal in their inputs; all have a bias, or none. The copy is packed where the CPU has kernels for that and
+    the weights are many, for a function of ours (`native`) or for oneDNN; it is of the weights of now.
     """
 
-    def __init__(self, layers: Sequence[nn.Linear], order: Tensor | None = None) -> None:
-        weight = layers[0].weight if len(layers) == 1 else torch.cat(tuple(layer.weight for layer in layers))
-        weight = (weight if order is None else weight[:, order]).detach()
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        weight = (layers[0].weight if len(layers) == 1 else torch.cat(tuple(layer.weight for layer in layers))).detach()
         biases = tuple(layer.bias.detach() for layer in layers if layer.bias is not None)
         self._bias = torch.cat(biases) if biases else None
+        self._outputs = len(weight)
+        self._weight: Tensor = weight
         self._is_packed = min(layer.weight.numel() for layer in layers) >= _LEAST_WEIGHTS and _can_pack(weight)
-        self._weight: Tensor = (
-            torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT) if self._is_packed else weight
-        )
+        self._kernels = _with_linear(weight) if self._is_packed else None
+        if self._kernels is not None:
+            self._weight = self._kernels.packed(weight.contiguous())
+        elif self._is_packed:
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return the product Float[... outputs]."""
+        if self._kernels is not None:
+            return self._native(self._kernels, inputs, None)
         if not self._is_packed:
             return functional.linear(inputs, self._weight, self._bias)
         product: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self._weight, self._bias, "none", [], "")
@@ -99,10 +105,25 @@ class Product:
 
     def plus(self, inputs: Tensor, other: Tensor) -> Tensor:
         """Return ``other`` Float[... outputs] plus the product; packed weights round once, others twice."""
+        if self._kernels is not None:
+            return self._native(self._kernels, inputs, other)
         if not self._is_packed:
             return functional.linear(inputs, self._weight, self._bias).add_(other)
         total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(inputs, other, self._weight, self._bias, "add")
         return total
+
+    def _native(self, kernels: Kernels, inputs: Tensor, other: Tensor | None) -> Tensor:
+        if inputs.ndim == 2:
+            return kernels.linear(inputs, self._weight, self._bias, self._outputs, other)
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        added = None if other is None else other.reshape(len(rows), -1)
+        product = kernels.linear(rows, self._weight, self._bias, self._outputs, added)
+        return product.view(*inputs.shape[:-1], -1)
+
+
+def _with_linear(weight: Tensor) -> Kernels | None:
+    kernels = kernels_of(weight)
+    return kernels if kernels is not None and kernels.has_linear and weight.shape[1] % 2 == 0 else None
 
 
 class _Bundle:

@@ -166,6 +166,28 @@ def test_a_row_attends_to_its_prompt_and_its_own_columns(dtype, heads, shared, s
     assert sorted(changed) == [[0, begin + prompt], [1, begin + prompt + grown * lanes + 2]]
 
 
+@pytest.mark.skipif(
+    not getattr(kernels_for(torch.bfloat16), "has_linear", False), reason="this processor multiplies otherwise"
+)
+@given(rows=st.integers(1, 40), outputs=st.integers(1, 100), half=st.integers(1, 40), adds=st.integers(0, 3))
+@settings(max_examples=60)
+def test_a_product_with_packed_weights(rows, outputs, half, adds):
+    """Of any size, with and without bias and residual, rounded once; a row's bits do not depend on the others."""
+    kernels, kind = kernels_for(torch.bfloat16), torch.bfloat16
+    weight, inputs = drawn(1, kind, outputs, 2 * half), drawn(2, kind, rows, 2 * half)
+    bias = drawn(3, kind, outputs) if adds & 1 else None
+    residual = drawn(4, kind, rows, outputs) if adds & 2 else None
+    wanted = inputs.double() @ weight.double().T
+    wanted = wanted + (0 if bias is None else bias.double()) + (0 if residual is None else residual.double())
+    packed = kernels.packed(weight)
+
+    found = kernels.linear(inputs, packed, bias, outputs, residual)
+    last = kernels.linear(inputs[-1:], packed, bias, outputs, None if residual is None else residual[-1:])
+
+    assert ((found.double() - wanted).abs() <= 2**-8 * wanted.abs() + 1e-4).all()
+    assert torch.equal(found[-1:], last)
+
+
 def test_rows_are_the_same_bits_however_many_there_are():
     """A row does not depend on the others, nor on how many threads share them."""
     kernels = kernels_for(torch.bfloat16)

@@ -26,18 +26,46 @@ _SIGNATURES: dict[str, list[Any]] = {
     "attend": [*[_P] * 7, *[_I] * 6, _F, _T],
     "head": [*[_P] * 6, *[_I] * 2, _F, _T],
     "head_back": [*[_P] * 7, *[_I] * 3, _F, _T],
+    "sample": [*[_P] * 4, *[_I] * 2, _F, _T],
     "branched": [*[_P] * 7, *[_I] * 4, _F, _T],
 }
+_OF_SOME: dict[str, list[Any]] = {"pack": [*[_P] * 2, *[_I] * 2, _T], "linear": [*[_P] * 5, *[_I] * 3, _T]}
+_COLUMNS = 32
 
 
 class Kernels:
-    """The functions, for tensors of one precision, on a CPU and dense where nothing else is said."""
+    """The functions, for tensors of one precision, on a CPU and dense where nothing else is said.
+
+    has_linear: whether there is `linear`, for bfloat16 on processors that multiply pairs of it and no matrices.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library: Any = library
         for name, types in _SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes, function.restype = types, None
+        self.has_linear = hasattr(library, "linear")
+        for name, types in _OF_SOME.items() if self.has_linear else ():
+            function = getattr(library, name)
+            function.argtypes, function.restype = types, None
+
+    def packed(self, weight: Tensor) -> Tensor:
+        """Return ``weight`` Float[N M], M even, in the order in which `linear` reads it."""
+        outputs, inputs = weight.shape
+        result = weight.new_empty(-(-outputs // _COLUMNS) * _COLUMNS * inputs)
+        self._library.pack(*_addresses(weight, result), outputs, inputs, _threads())
+        return result
+
+    def linear(
+        self, inputs: Tensor, weight: Tensor, bias: Tensor | None, outputs: int, residual: Tensor | None
+    ) -> Tensor:
+        """Return the product of ``inputs`` Float[R M] with a weight that is `packed`, plus bias Float[N] and residual
+        Float[R N]: rounded once.
+        """
+        rows, width = inputs.shape
+        result = inputs.new_empty(rows, outputs)
+        self._library.linear(*_addresses(inputs, weight, bias, residual, result), rows, outputs, width, _threads())
+        return result
 
     def norm(self, states: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
         """Return ``states`` Float[R W] normed and weighted, and 1 / sqrt(mean(x^2) + epsilon), Float32[R]."""
@@ -115,6 +143,16 @@ class Kernels:
         sizes = (len(places), heads, shared, size, columns, lanes)
         self._library.attend(*pointers, *sizes, scale, _threads())
         return result
+
+    def sample(self, logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Return a token for each row of ``logits`` Float[R V], Int64[R], and its log-probability, Float32[R].
+
+        uniforms Float64[R] in [0, 1): the token is the first that brings the cumulated probability above it.
+        """
+        tokens, logprobs = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
+        pointers = _addresses(logits, uniforms, tokens, logprobs)
+        self._library.sample(*pointers, *logits.shape, temperature, _threads())
+        return tokens, logprobs
 
     def branched(self, made: Tensor, heads: int, table: tuple[Tensor, Tensor], scale: float) -> tuple[Tensor, Tensor]:
         """Return what each position attends to, Float[P H D], and what `branched_back` needs of it, Float32[P H 2].
