@@ -32,47 +32,45 @@ static inline int64_t column_of(const place *at, int64_t position, int64_t lanes
     return at->begin + (own < 0 ? position : at->prompt + own * lanes + at->lane);
 }
 
-/* scores[query][0 .. 3] += queries . keys of four positions, over PARTS * 16 of their numbers. */
-static inline __attribute__((always_inline)) void compare(const float *queries, const number *const *keys, int64_t from,
-                                                          int64_t group, int64_t size, float scale, float *scores,
-                                                          int64_t apart, const int parts) {
-    vector key[4][4];
+/* scores[query][0 .. 3] = scale * queries . keys of four positions; four: room for these in float. */
+static void compare(const float *queries, const number *const *keys, int64_t group, int64_t size, float scale,
+                    float *four, float *scores, int64_t apart) {
     for (int at = 0; at < 4; at++)
-        for (int part = 0; part < parts; part++) key[at][part] = load(keys[at] + from + 16 * part);
+        for (int64_t i = 0; i < size; i += LANES) store_float(four + at * size + i, load(keys[at] + i));
     for (int64_t query = 0; query < group; query++) {
-        const float *own = queries + query * size + from;
         vector sums[4] = {{0}, {0}, {0}, {0}};
-        for (int part = 0; part < parts; part++) {
-            vector q = load_float(own + 16 * part);
-            for (int at = 0; at < 4; at++) sums[at] += q * key[at][part];
+        for (int64_t i = 0; i < size; i += LANES) {
+            vector q = load_float(queries + query * size + i);
+            for (int at = 0; at < 4; at++) sums[at] += q * load_float(four + at * size + i);
         }
-        float four[4];
-        sum_four(sums, four);
-        for (int at = 0; at < 4; at++) scores[query * apart + at] += scale * four[at];
+        float found[4];
+        sum_four(sums, found);
+        for (int at = 0; at < 4; at++) scores[query * apart + at] = scale * found[at];
     }
 }
 
-/* found[query][from ..] = the mean of values, PARTS * 16 of their numbers, weighted by each query's scores. */
+/* found[query][from ..] = the mean of some of the values' numbers, weighted by each query's scores. */
 static inline __attribute__((always_inline)) void gather(const number *values, const place *at, int64_t lanes,
                                                          int64_t from, int64_t count, int64_t size, const float *scores,
                                                          int64_t apart, float *found, const int queries,
                                                          const int parts) {
-    vector sums[4][4];
+    vector sums[4][PARTS];
     for (int query = 0; query < queries; query++)
         for (int part = 0; part < parts; part++) sums[query][part] = (vector){0};
     for (int64_t position = 0; position < count; position++) {
         const number *value = values + column_of(at, position, lanes) * size + from;
-        vector own[4];
-        for (int part = 0; part < parts; part++) own[part] = load(value + 16 * part);
+        vector own[PARTS];
+        for (int part = 0; part < parts; part++) own[part] = load(value + LANES * part);
         for (int query = 0; query < queries; query++) {
             float weight = scores[query * apart + position];
             for (int part = 0; part < parts; part++) sums[query][part] += weight * own[part];
         }
     }
     for (int query = 0; query < queries; query++)
-        for (int part = 0; part < parts; part++) store_float(found + query * size + from + 16 * part, sums[query][part]);
+        for (int part = 0; part < parts; part++) store_float(found + query * size + from + LANES * part, sums[query][part]);
 }
 
+#if PARTS == 4
 #define BY_PARTS(call, parts)                                                                                          \
     switch (parts) {                                                                                                   \
         case 1: call(1); break;                                                                                        \
@@ -80,17 +78,21 @@ static inline __attribute__((always_inline)) void gather(const number *values, c
         case 3: call(3); break;                                                                                        \
         default: call(4);                                                                                              \
     }
+#else
+#define BY_PARTS(call, parts)                                                                                          \
+    (void)(parts);                                                                                                     \
+    call(PARTS);
+#endif
 
 /* What `group` queries find among their row's columns; scores: room for group * (count + 3). size: a multiple of 16. */
 static void look(const float *queries, const number *keys, const number *values, const place *at, int64_t lanes,
-                 float scale, int64_t group, int64_t size, float *scores, float *found) {
+                 float scale, int64_t group, int64_t size, float *four, float *scores, float *found) {
     int64_t count = at->prompt + at->grown + 1, apart = (count + 3) & ~(int64_t)3;
-    memset(scores, 0, (size_t)(group * apart) * sizeof(float));
     for (int64_t position = 0; position < count; position += 4) {
-        const number *four[4];
+        const number *near[4];
         for (int64_t i = 0; i < 4; i++) {
-            int64_t near = position + i < count ? position + i : count - 1, now = column_of(at, near, lanes) * size;
-            four[i] = keys + now;
+            int64_t last = position + i < count ? position + i : count - 1, now = column_of(at, last, lanes) * size;
+            near[i] = keys + now;
             /* A row's columns lie apart, where no processor guesses the next; its values are wanted next. */
             int64_t later = position + i + AHEAD < count ? position + i + AHEAD : count - 1;
             const number *soon = keys + column_of(at, later, lanes) * size;
@@ -99,10 +101,7 @@ static void look(const float *queries, const number *keys, const number *values,
                 __builtin_prefetch(values + now + from);
             }
         }
-        for (int64_t from = 0; from < size; from += 64) {
-#define COMPARE(parts) compare(queries, four, from, group, size, scale, scores + position, apart, parts)
-            BY_PARTS(COMPARE, (size - from) / 16)
-        }
+        compare(queries, near, group, size, scale, four, scores + position, apart);
     }
     for (int64_t query = 0; query < group; query++) {
         float *own = scores + query * apart, largest = own[0], total = 0.0f;
@@ -118,14 +117,14 @@ static void look(const float *queries, const number *keys, const number *values,
         for (int64_t i = 0; i < count; i++) own[i] *= inverse;
     }
     for (int64_t first = 0; first < group; first += 4)
-        for (int64_t from = 0; from < size; from += 64) {
+        for (int64_t from = 0; from < size; from += LANES * PARTS) {
 #define GATHER(queries, parts)                                                                                         \
     gather(values, at, lanes, from, count, size, scores + first * apart, apart, found + first * size, queries, parts)
 #define GATHER_ONE(parts) GATHER(1, parts)
 #define GATHER_TWO(parts) GATHER(2, parts)
 #define GATHER_THREE(parts) GATHER(3, parts)
 #define GATHER_FOUR(parts) GATHER(4, parts)
-            int64_t parts = (size - from) / 16;
+            int64_t parts = (size - from) / LANES;
             switch (group - first) {
                 case 1: BY_PARTS(GATHER_ONE, parts) break;
                 case 2: BY_PARTS(GATHER_TWO, parts) break;
@@ -137,7 +136,8 @@ static void look(const float *queries, const number *keys, const number *values,
 
 /* The same for any size. */
 static void look_slowly(const float *queries, const number *keys, const number *values, const place *at, int64_t lanes,
-                        float scale, int64_t group, int64_t size, float *scores, float *found) {
+                        float scale, int64_t group, int64_t size, float *four, float *scores, float *found) {
+    (void)four;
     int64_t count = at->prompt + at->grown + 1;
     for (int64_t query = 0; query < group; query++) {
         float largest = -INFINITY, total = 0.0f;
@@ -172,8 +172,8 @@ EXPORT void attend(const number *made, const number *cosines, const number *sine
     }
 #pragma omp parallel num_threads(threads)
     {
-        float *room = malloc((size_t)(group * (longest + 3) + (2 * group + 1) * size) * sizeof(float));
-        float *queries = room, *found = queries + group * size, *column = found + group * size, *scores = column + size;
+        float *room = malloc((size_t)(group * (longest + 3) + (2 * group + 4) * size) * sizeof(float));
+        float *queries = room, *found = queries + group * size, *column = found + group * size, *scores = column + 4 * size;
 #pragma omp for schedule(static)
         for (int64_t task = 0; task < rows * shared; task++) {
             int64_t row = task / shared, head = task % shared;
@@ -188,7 +188,7 @@ EXPORT void attend(const number *made, const number *cosines, const number *sine
             memcpy(to_values + now, own + (heads + shared + head) * size, (size_t)size * sizeof(number));
             for (int64_t query = 0; query < group; query++)
                 turned(own + (head * group + query) * size, cosine, sine, queries + query * size, size);
-            (size % 16 ? look_slowly : look)(queries, to_keys, to_values, at, lanes, scale, group, size, scores, found);
+            (size % 16 ? look_slowly : look)(queries, to_keys, to_values, at, lanes, scale, group, size, column, scores, found);
             number *to = result + (row * heads + head * group) * size;
             for (int64_t i = 0; i < group * size; i++) to[i] = narrow(found[i]);
         }

@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifdef __AVX512F__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
@@ -62,8 +62,19 @@ static inline float exponential(float x) {
     return x < -87.33654f ? 0.0f : result;
 }
 
-/* Sixteen numbers at once, in as many registers as that takes. */
-typedef float vector __attribute__((vector_size(64)));
+/* As many numbers as a register holds, and how many registers of a row a tile of sums may take. */
+#if defined(__AVX512F__)
+#define LANES 16
+#define PARTS 4
+#elif defined(__AVX__)
+#define LANES 8
+#define PARTS 2
+#else
+#define LANES 4
+#define PARTS 4
+#endif
+
+typedef float vector __attribute__((vector_size(4 * LANES)));
 
 static inline vector load_float(const float *from) {
     vector result;
@@ -74,13 +85,15 @@ static inline vector load_float(const float *from) {
 static inline void store_float(float *to, vector from) { memcpy(to, &from, sizeof from); }
 
 #ifdef HALF
-typedef uint16_t narrow_bits __attribute__((vector_size(32)));
-typedef uint32_t wide_bits __attribute__((vector_size(64)));
+typedef uint16_t narrow_bits __attribute__((vector_size(2 * LANES)));
+typedef uint32_t wide_bits __attribute__((vector_size(4 * LANES)));
 
 static inline vector load(const number *from) {
-#ifdef __AVX512F__
-    /* What GCC 12 makes of the lines below takes three times as many instructions. */
+    /* What GCC 12 makes of the last case takes three times as many instructions. */
+#if LANES == 16
     return (vector)((wide_bits)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)) << 16);
+#elif LANES == 8 && defined(__AVX2__)
+    return (vector)((wide_bits)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)from)) << 16);
 #else
     narrow_bits bits;
     memcpy(&bits, from, sizeof bits);
@@ -93,17 +106,29 @@ static inline vector load(const number *from) { return load_float(from); }
 
 /* The sums of four vectors each. */
 static inline void sum_four(const vector *of, float *to) {
-    typedef int places __attribute__((vector_size(64)));
+    typedef int places __attribute__((vector_size(4 * LANES)));
+#if LANES == 16
     const places low = {0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29};
     const places high = {2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31};
     const places even = {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29};
     const places odd = {2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31};
+#elif LANES == 8
+    const places low = {0, 8, 1, 9, 4, 12, 5, 13}, high = {2, 10, 3, 11, 6, 14, 7, 15};
+    const places even = {0, 1, 8, 9, 4, 5, 12, 13}, odd = {2, 3, 10, 11, 6, 7, 14, 15};
+#else
+    const places low = {0, 4, 1, 5}, high = {2, 6, 3, 7}, even = {0, 1, 4, 5}, odd = {2, 3, 6, 7};
+#endif
     vector first = __builtin_shuffle(of[0], of[1], low) + __builtin_shuffle(of[0], of[1], high);
     vector second = __builtin_shuffle(of[2], of[3], low) + __builtin_shuffle(of[2], of[3], high);
     vector all = __builtin_shuffle(first, second, even) + __builtin_shuffle(first, second, odd);
+#if LANES == 16
     const places halves = {8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7};
     const places quarters = {4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11};
     all += __builtin_shuffle(all, halves);
     all += __builtin_shuffle(all, quarters);
+#elif LANES == 8
+    const places halves = {4, 5, 6, 7, 0, 1, 2, 3};
+    all += __builtin_shuffle(all, halves);
+#endif
     memcpy(to, &all, 4 * sizeof(float));
 }
