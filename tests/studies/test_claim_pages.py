@@ -14,7 +14,7 @@ from gnomon.records.reading import RunRecord
 from gnomon.studies.arms import Arm, Number, Runs
 from gnomon.studies.claim_folders import Tested as Latest
 from gnomon.studies.claim_pages import page
-from gnomon.studies.claims import Claim, Level, Workplace
+from gnomon.studies.claims import Claim, Level, Workplace, ratio
 from gnomon.studies.measured import Measured, NotMeasured
 
 
@@ -142,6 +142,20 @@ def test_cells_with_fewer_seeds_are_named_on_the_page(tmp_path: Path, capsys: py
     assert "y of arm" not in said
     assert "a cell has fewer seeds: x of arm, seed 1: the step changed nothing" in warned
     assert "no step has it" not in warned
+
+
+def test_a_ratio_leaves_out_no_seed_that_would_divide_by_zero():
+    """Ratios of 4 and of 4 / 0: without the second seed the mean would be 4, which is too little."""
+    measured = Measured({"a": {"cost": {0: 1.0, 1: 0.0}}, "b": {"cost": {0: 4.0, 1: 4.0}}, "none": {"cost": {}}})
+    expected = ratio("b costs more", "a", "b", "cost", above=5.0)
+    claim = Claim("t", "c", "s", "p", lambda place: measured, (expected,))
+
+    with pytest.raises(NotMeasured, match="cost of a is 0 for seed 1, so there is no ratio"):
+        measured.ratio("a", "b", "cost")
+    assert expected(measured).word == "not run"
+    said = page("t", claim, Latest(measured, "2026-01-01", "m", {}, 1.0))
+    assert "| b | 4.000 [4.000, 4.000] |" in said
+    assert "| none |" not in said
 
 
 def looked_at(folder: Path, cards: list[dict[str, Any]], numbers: dict[str, Number]) -> tuple[Runs, Measured]:

@@ -157,7 +157,7 @@ def _legend(claim: Claim, measured: Measured) -> str:
 def _numbers(measured: Measured) -> list[str]:
     names: Sequence[str] = measured.names
     lines = [f"| | {' | '.join(map(_cell, names))} |", f"|---|{'---|' * len(names)}"]
-    for arm in measured.numbers:
+    for arm in (arm for arm, found in measured.numbers.items() if any(found.values())):
         lines.append(f"| {_cell(arm)} | {' | '.join(_estimated(measured, arm, name) for name in names)} |")
     return lines
 

@@ -168,9 +168,15 @@ class Measured:
         return estimate([after[seed] - before[seed] for seed in sorted(before.keys() & after.keys())])
 
     def ratio(self, first: str, second: str, name: str) -> Estimate:
-        """Return ``second`` divided by ``first``, paired by seed, as the mean of ratios. Raises: NotMeasured."""
+        """Return ``second`` divided by ``first``, paired by seed, as the mean of ratios.
+
+        Raises: NotMeasured, also where a seed would divide by 0: without it the others would say too little.
+        """
         before, after = self._by_seed(first, name), self._by_seed(second, name)
-        return estimate([after[s] / before[s] for s in sorted(before.keys() & after.keys()) if before[s]])
+        shared = sorted(before.keys() & after.keys())
+        if zero := [seed for seed in shared if before[seed] == 0]:
+            raise NotMeasured(f"{name} of {first} is 0 for seed {zero[0]}, so there is no ratio")
+        return estimate([after[seed] / before[seed] for seed in shared])
 
     def curve(self, arm: str, name: str) -> list[tuple[float, tuple[float, ...]]]:
         """Return the value of each seed at each x that all seeds have; nothing where none has the curve."""
