@@ -90,7 +90,9 @@ CLAIM = Claim(
         "[0.0002, 0.0045]), where each of the four updates is made for the choices of its own moment. The difference,"
         " 0.0009 [-0.0012, 0.0031] a step, is not the 0.01 that was expected; over forty steps it could still add up "
         "to 0.06, which this test would not see. How far a step moves the policy is the same within 0.11 nats of "
-        "0.44: what the clip does not see is no great part. The tests found no bug in replay. What remains is that "
+        "0.44: what the clip does not see is no great part (nine pairs: GRPO's seed 7 gave no such number, for a "
+        "reason that was not kept; where a step changed nothing there is none, and then its absence makes GRPO's mean "
+        "too large, so that R2's part would be the greater). The tests found no bug in replay. What remains is that "
         "six seeds with an interval that excludes 0 were too few to believe in something nobody had expected."
     ),
 )

@@ -28,7 +28,7 @@ from gnomon.rollouts.hosts import describe
 from gnomon.rollouts.replay import ReplayBuffer
 from gnomon.tasks.base import TaskSet
 from gnomon.tasks.bridge import Bridge, tells_tools
-from gnomon.tasks.build import Split, build_held_out, build_split, check_context, own_rewards
+from gnomon.tasks.build import Split, build_held_out, build_split, check_context, own_rewards, repetitions
 from gnomon.tasks.calls import describe_tools
 from gnomon.tasks.chat import ChatRenderer
 from gnomon.tasks.environment import PYTHON
@@ -73,7 +73,8 @@ def held_out_questions(experiment: Experiment) -> Questions:
     """
     grading, tokenizer, renderer = _reading(experiment)
     asked = build_held_out(experiment.task, experiment.held_out, renderer)
-    return _fitting(experiment, tokenizer, Split(asked, asked, 0), grading)
+    again = repetitions(experiment.task, asked.questions)
+    return _fitting(experiment, tokenizer, Split(asked, asked, 0, repeated=again), grading)
 
 
 def _reading(experiment: Experiment) -> tuple[Grading, Tokenizer, ChatRenderer]:

@@ -106,7 +106,7 @@ def train_experiment(loaded: Loaded, run_dir: Path | None = None, stop: StopRequ
         if run_dir is not None:
             RunDirectory.check_free(run_dir, other_experiment(run_dir, anchored(experiment)))
         asked, chosen = checked(experiment, console)
-        for note in (*asked.split.overlap.said, *starting_notes(experiment)):
+        for note in filter(None, (asked.split.repeated, *asked.split.overlap.said, *starting_notes(experiment))):
             console.warn(note)
         experiment = anchored(experiment)
         directory = RunDirectory.named(experiment.name) if run_dir is None else RunDirectory.create(run_dir)
@@ -193,7 +193,8 @@ def evaluate_each(candidates: Sequence[Candidate], exam: Exam) -> tuple[Evaluati
 
     Raises: UserError.
     """
-    found, said = [], set[Path]()
+    found: list[Evaluation] = []
+    said = set[Path]()
     leader = exam.leader(candidates)
     if exam.asks_as_begun and leader is not None:
         said.add(Path(leader.model).resolve())  # its training has given up its own held-out questions
@@ -203,6 +204,8 @@ def evaluate_each(candidates: Sequence[Candidate], exam: Exam) -> tuple[Evaluati
             say_whose_code(experiment, console)
             with console.phase("preparing tasks"):
                 asked = questions(experiment) if exam.task is None else held_out_questions(experiment)
+            if asked.split.repeated and not found:
+                console.warn(asked.split.repeated)
             if weights.run is not None and weights.step > 0 and weights.run.resolve() not in said:
                 said.add(weights.run.resolve())
                 for note in _trained_on(weights.run, asked):

@@ -243,3 +243,17 @@ def test_a_tiny_folder_is_a_model(tmp_path: Path, capsys: Capture):
     )
 
     assert [e["name"] for e in found["evaluations"]] == ["tiny", "a=b"]
+
+
+def test_rows_that_are_left_out_are_said(run: Path, tmp_path: Path, capsys: Capture):
+    """Three rows of which two ask the same with other answers are two prompts: a warning says which and why."""
+    rows = [{"question": "1+1=", "answer": "2"}, {"question": "1+1=", "answer": "3"}, {"question": "2+1=", "answer": 3}]
+    for name, ending in (("gsm8k=", "a"), ("", "b")):
+        copy = tmp_path / f"{ending}.jsonl"
+        copy.write_text("\n".join(json.dumps(row) for row in rows))
+        assert main(["evaluate", str(run), "--task", f"{name}{copy}", "--json"]) == 0
+        spoken = capsys.readouterr()
+
+        assert json.loads(spoken.out)["prompts"] == 2
+        assert "1 of 3 rows of" in spoken.err
+        assert "1 of them with another answer" in spoken.err

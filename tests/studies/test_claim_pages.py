@@ -3,17 +3,19 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.studies.test_claims import TOY, clone
 
 from gnomon.cli.main import main
 from gnomon.records.console import Console
-from gnomon.studies.arms import Arm, Runs
+from gnomon.records.reading import RunRecord
+from gnomon.studies.arms import Arm, Number, Runs
 from gnomon.studies.claim_folders import Tested as Latest
 from gnomon.studies.claim_pages import page
-from gnomon.studies.claims import Claim, Level, Workplace
-from gnomon.studies.measured import Measured
+from gnomon.studies.claims import Claim, Level, Workplace, ratio
+from gnomon.studies.measured import Measured, NotMeasured
 
 
 def test_nothing_that_holds_is_no_refutation_where_the_setting_is_in_doubt(tmp_path: Path):
@@ -101,3 +103,69 @@ def test_a_page_says_that_intervals_of_shares_know_no_range(values: dict[int, fl
     tested = Latest(Measured({"a": {"x": values}}), "2026-01-01", "m", {}, 1.0)
 
     assert said in page("t", claim, tested)
+
+
+def test_a_page_names_the_code_that_made_its_runs(tmp_path: Path):
+    """One run by a commit, gone on with by other code, one outside of any repository; old results say nothing of it."""
+    begun = {"code": {"gnomon": {"commit": "a" * 40, "dirty": False}}}
+    went_on = {"resumed": [{"code": {"gnomon": {"commit": "b" * 40, "dirty": True}}}]}
+    cards = [begun | went_on, begun, {"code": {"gnomon": None}}]
+    runs, measured = looked_at(tmp_path, cards, {})
+    claim = Claim("t", "c", "s", "p", runs, (Level("more", "a", "x", above=0.0),))
+    row = json.loads(json.dumps(measured.as_row()))
+    tested = Latest(Measured.of_row(row), "2026-01-01", "m", {"gnomon": "0.1.0", "torch": "2"}, 1.0)
+    del row["code"]
+    before = replace(tested, measured=Measured.of_row(row))
+
+    assert measured.code == ("aaaaaaaaaa", "bbbbbbbbbb and changes", "no commit")
+    assert "gnomon 0.1.0 (code of aaaaaaaaaa, bbbbbbbbbb and changes, no commit), torch 2." in page("t", claim, tested)
+    assert "gnomon 0.1.0 (of which commit is not recorded), torch 2." in page("t", claim, before)
+
+
+def test_cells_with_fewer_seeds_are_named_on_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """The second seed does not give x: page and console name it, with the reason; y, which no seed has, is no gap."""
+
+    def x(record: RunRecord) -> float:
+        if record.card()["seed"] == 1:
+            raise NotMeasured("the step changed nothing")
+        return 1.0
+
+    def y(record: RunRecord) -> float:
+        raise NotMeasured("no step has it")
+
+    runs, measured = looked_at(tmp_path, [{"seed": 0}, {"seed": 1}], {"x": x, "y": y, "z": lambda record: 2.0})
+    claim = Claim("t", "c", "s", "p", runs, (Level("more", "arm", "x", above=0.0),))
+    said = page("t", claim, Latest(measured, "2026-01-01", "m", {}, 1.0))
+    warned = " ".join(capsys.readouterr().err.split())
+
+    assert "x of arm: seed 1." in said
+    assert "y of arm" not in said
+    assert "a cell has fewer seeds: x of arm, seed 1: the step changed nothing" in warned
+    assert "no step has it" not in warned
+
+
+def test_a_ratio_leaves_out_no_seed_that_would_divide_by_zero():
+    """Ratios of 4 and of 4 / 0: without the second seed the mean would be 4, which is too little."""
+    measured = Measured({"a": {"cost": {0: 1.0, 1: 0.0}}, "b": {"cost": {0: 4.0, 1: 4.0}}, "none": {"cost": {}}})
+    expected = ratio("b costs more", "a", "b", "cost", above=5.0)
+    claim = Claim("t", "c", "s", "p", lambda place: measured, (expected,))
+
+    with pytest.raises(NotMeasured, match="cost of a is 0 for seed 1, so there is no ratio"):
+        measured.ratio("a", "b", "cost")
+    assert expected(measured).word == "not run"
+    said = page("t", claim, Latest(measured, "2026-01-01", "m", {}, 1.0))
+    assert "| b | 4.000 [4.000, 4.000] |" in said
+    assert "| none |" not in said
+
+
+def looked_at(folder: Path, cards: list[dict[str, Any]], numbers: dict[str, Number]) -> tuple[Runs, Measured]:
+    """Return what is measured of one run a card, each a seed of one arm that came as far as its first step."""
+    seeds = tuple(range(len(cards)))
+    runs = Runs(lambda where, seed: [Arm("arm", {})], numbers, {}, seeds, train=lambda jobs, place: None)
+    with Console() as console:
+        for seed, card in zip(seeds, cards, strict=True):
+            record = runs.records(folder, seed)["arm"]
+            record.path.mkdir(parents=True)
+            record.files.card.write_text(json.dumps(card))
+            record.files.metrics.write_text('{"step": 1}\n')
+        return replace(runs, is_partial=True), replace(runs, is_partial=True)(Workplace(folder, folder, console))

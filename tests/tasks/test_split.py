@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gnomon.errors import ConfigError, DatasetError
 from gnomon.tasks.question import Listed, Question, comparison_key
-from gnomon.tasks.split import HeldOut, by_content, check_disjoint, disjoint, first, unique
+from gnomon.tasks.split import HeldOut, by_content, check_disjoint, disjoint, first, repeated, unique
 
 
 def asked(name: str, texts: list[str]) -> Listed:
@@ -87,3 +87,18 @@ def test_settings_that_hold_out_nothing_or_all_are_refused(settings: dict[str, f
     """The held-out size and fraction are positive, the fraction below one."""
     with pytest.raises(ConfigError, match=r"held_out\.(size|fraction) must be (at least 1|above 0 and below 1)"):
         HeldOut(**settings)  # type: ignore[arg-type]
+
+
+def test_rows_that_ask_the_same_are_counted() -> None:
+    """Of five rows three repeat one, two of them with another answer; those of what is not asked do not count."""
+    rows = [("1+1=", "2"), ("1+1= ", "2"), ("1+1=", "3"), ("A?", "1"), ("a?", "2")]
+    listed = Listed("t", tuple(Question(f"q{i}", q, q, {"answer": a}) for i, (q, a) in enumerate(rows)))
+    kept = unique(listed)
+
+    assert repeated(kept) == (
+        "3 of 5 rows of 't' ask what an earlier row asks, case and spaces aside, and are left out, 2 of them with "
+        "another answer (q2, q4): the first row's counts"
+    )
+    assert repeated(first(kept, 1)).startswith("2 of 5 rows of 't' ask")
+    assert repeated(unique(Listed("t", listed.questions[2:4]))) == ""
+    assert repeated(listed) == ""

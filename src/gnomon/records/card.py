@@ -26,13 +26,14 @@ PACKAGES = (
 )  # fmt: skip
 _LONGEST_END = 2000
 EXACT = (
-    "R0 exact: the same experiment on this processor, with these versions and this number of threads, gives the "
-    "same metrics, sampled tokens and weights, bit for bit; also when it was stopped and resumed"
+    "R0 exact: the same experiment on this processor, with these versions, this commit of gnomon and this number of "
+    "threads, gives the same metrics, sampled tokens and weights, bit for bit; also when it was stopped and resumed"
 )
 PARTED = (
-    "R0 exact: the same experiment on this processor, with these versions, this number of threads and {processes} "
-    "learner processes, gives the same metrics, sampled tokens and weights, bit for bit; also when it was stopped and "
-    "resumed. With another number of them sums are made in another order, so numbers are only close"
+    "R0 exact: the same experiment on this processor, with these versions, this commit of gnomon, this number of "
+    "threads and {processes} learner processes, gives the same metrics, sampled tokens and weights, bit for bit; also "
+    "when it was stopped and resumed. With another number of them sums are made in another order, so numbers are only "
+    "close"
 )
 LOSSLESS = (
     "R2 lossless: a resumed run repeats and loses no sample and goes on from the same weights, but accelerator "

@@ -70,26 +70,46 @@ class Runs:
         numbers: dict[str, dict[str, dict[int, float]]] = {}
         curves: dict[str, dict[str, dict[int, Points]]] = {}
         failures: list[str] = []
+        left_out: dict[tuple[str, str], list[str]] = {}
         for (name, seed), job in jobs.items():
             record = RunRecord(job.folder)
             is_whole = record.state() == "finished"
             failures += [] if is_whole else [f"{job.name}: {_how_far(record)}"]
             if is_whole or (self.is_partial and record.metrics()):
-                _fill(numbers.setdefault(name, {}), self.numbers, record, seed)
+                for number, why in _fill(numbers.setdefault(name, {}), self.numbers, record, seed):
+                    left_out.setdefault((name, number), []).append(f"{number} of {name}, seed {seed}: {why}")
                 _fill(curves.setdefault(name, {}), self.curves, record, seed)
+        for (name, number), reasons in left_out.items():
+            # What no seed of an arm has is not meant to be there.
+            for reason in reasons if numbers[name].get(number) else ():
+                place.console.warn(f"a cell has fewer seeds: {reason}")
         spent = [job.cpu_seconds() for job in jobs.values()]
         seconds = None if None in spent else sum(filter(None, spent))
-        return Measured(numbers, curves, failures, seconds, _inexact([RunRecord(job.folder) for job in jobs.values()]))
+        cards = [RunRecord(job.folder).card() for job in jobs.values()]
+        return Measured(numbers, curves, failures, seconds, _inexact(cards), _code(cards))
 
     def records(self, folder: Path, seed: int) -> dict[str, RunRecord]:
         """Return the runs of a seed by arm, below `Workplace.folder`: for a measure that needs several at once."""
         return {arm.name: RunRecord(_job(arm, seed, folder).folder) for arm in self.arms(folder / "models", seed)}
 
 
-def _inexact(records: Sequence[RunRecord]) -> tuple[str, ...]:
+def _inexact(cards: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return what the cards of runs say that are not repeatable to the bit (R0), and how many say it."""
-    levels = Counter(str(record.card().get("reproducibility", "R0")) for record in records)
-    return tuple(f"{count} of {len(records)} runs: {level}" for level, count in levels.items() if level[:2] != "R0")
+    levels = Counter(str(card.get("reproducibility", "R0")) for card in cards)
+    return tuple(f"{count} of {len(cards)} runs: {level}" for level, count in levels.items() if level[:2] != "R0")
+
+
+def _code(cards: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the commits of gnomon that the sessions of these runs were made by, each once, in order."""
+    sessions = [session for card in cards if card for session in (card, *card.get("resumed", ()))]
+    return tuple(sorted({_commit(session) for session in sessions}))
+
+
+def _commit(session: Mapping[str, Any]) -> str:
+    found = (session.get("code") or {}).get("gnomon")
+    if not found:
+        return "no commit"
+    return f"{found['commit'][:10]}{' and changes' if found.get('dirty') else ''}"
 
 
 def _how_far(record: RunRecord) -> str:
@@ -97,12 +117,18 @@ def _how_far(record: RunRecord) -> str:
     return f"ended after {done} of {record.steps()} steps" if record.files.experiment.exists() else "not run"
 
 
-def _fill(cells: dict[str, dict[int, Any]], measures: Mapping[str, Any], record: RunRecord, seed: int) -> None:
+def _fill(
+    cells: dict[str, dict[int, Any]], measures: Mapping[str, Any], record: RunRecord, seed: int
+) -> list[tuple[str, str]]:
+    """Measure a run into ``cells``, and return by name, with the reason, what it does not give."""
+    left_out = []
     for name, measure in measures.items():
+        found = cells.setdefault(name, {})
         try:
-            cells.setdefault(name, {})[seed] = measure(record)
-        except NotMeasured:
-            continue
+            found[seed] = measure(record)
+        except NotMeasured as error:
+            left_out.append((name, str(error)))
+    return left_out
 
 
 def _job(arm: Arm, seed: int, folder: Path) -> Job:

@@ -14,6 +14,7 @@ VERDICTS = {
     "not": "not reproduced: nothing of what was expected holds",
     "open": "open: not run, or nothing decided",
 }
+CODE = ("code of", "of which commit is not recorded")
 TABLE = Path("docs") / "claims.md"
 SETTLED = (
     "*Undecided: about N seeds* says with how many the interval would no longer reach its bound if mean and spread "
@@ -54,7 +55,8 @@ def page(name: str, claim: Claim, tested: Tested | None) -> str:
         parts.append(f"![{claim.title}]({FIGURE})")
     parts += [warning] if (warning := outdated(claim, tested)) else []
     parts += [claim.remarks] if claim.remarks else []
-    parts += [_missing(measured.failures)] if measured.failures else []
+    missing = (*measured.failures, *measured.gaps)
+    parts += [_missing(missing)] if missing else []
     if measured.inexact:
         parts.append(
             f"**Not repeatable.** The same seeds give other numbers another time. {'; '.join(measured.inexact)}."
@@ -86,9 +88,16 @@ def table(folders: Mapping[str, ClaimFolder]) -> str:
         "it. All that hold make *reproduced*, some *partly*, "
         "none *not*; *open* is what was not run, or decided nothing. *Checks* ask whether the setting has the cause of "
         "the effect at all and never count: one that fails leaves the claim open; while one is undecided, a claim is "
-        "neither *reproduced* nor *not*: *partly* where something holds, else *open*. *CPU minutes* are what all runs "
-        "of the command took, on one core of the machine that its page names. A page says by itself when its runs "
-        "would not be repeated to the bit, and when its remarks were written for other numbers than are there now.",
+        "neither *reproduced* nor *not*: *partly* where something holds, else *open*. Each interval is of its own "
+        "expectation and nothing corrects for their number: one whose true value lies on its bound holds once in 40 "
+        "times, so that a *partly* by one of many says little. Where a page speaks of one model its seeds share it, "
+        "and intervals are of this model's training, not of other models. *CPU minutes* are what all runs "
+        "of the command took, on one core of the machine that its page names. The same command gives the same numbers "
+        "to the bit with the same code of gnomon, processor and number of threads; other code may sum in another "
+        "order, and where a learning rate is high a run whose last digits differ ends elsewhere, as another seed "
+        "would. So a page names the commits whose code made its runs, where that was recorded (from 2026-11-24 on), "
+        "and says by itself when timing decides its runs besides, which cells of its tables have fewer seeds, and when "
+        "its remarks were written for other numbers than are there now.",
         "",
         "| claim | verdict | holds | fails | undecided | not run | checks that hold | CPU minutes | measured |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -151,7 +160,7 @@ def _legend(claim: Claim, measured: Measured) -> str:
 def _numbers(measured: Measured) -> list[str]:
     names: Sequence[str] = measured.names
     lines = [f"| | {' | '.join(map(_cell, names))} |", f"|---|{'---|' * len(names)}"]
-    for arm in measured.numbers:
+    for arm in (arm for arm, found in measured.numbers.items() if any(found.values())):
         lines.append(f"| {_cell(arm)} | {' | '.join(_estimated(measured, arm, name) for name in names)} |")
     return lines
 
@@ -166,7 +175,10 @@ def _estimated(measured: Measured, arm: str, name: str) -> str:
 def _when(tested: Tested | None) -> str:
     if tested is None:
         return "Not run yet."
-    versions = ", ".join(f"{package} {number}" for package, number in tested.versions.items())
+    code = f" ({CODE[0]} {', '.join(tested.measured.code)})" if tested.measured.code else f" ({CODE[1]})"
+    versions = ", ".join(
+        f"{package} {number}{code if package == 'gnomon' else ''}" for package, number in tested.versions.items()
+    )
     cost = _minutes(tested)
     took = f" All of its runs take about {cost} CPU minutes there." if cost else ""
     return f"Last run on {tested.date}, on {tested.machine}; {versions}.{took}"

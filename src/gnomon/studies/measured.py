@@ -102,7 +102,8 @@ class Measured:
     numbers: arm -> name -> seed -> value. curves: arm -> name -> seed -> (x, y) pairs.
     failures: what did not finish, and why, one line each. cpu_seconds: what the runs behind it took of one core, those
     that were finished before included; None where that is not known of all. inexact: what the run cards say of those
-    runs that another run with the same seeds would not repeat to the bit, one line a kind.
+    runs that another run with the same seeds would not repeat to the bit, one line a kind. code: the commits of gnomon
+    whose code made those runs, each once: other code may sum in another order.
     """
 
     numbers: Mapping[str, Mapping[str, Mapping[int, float]]] = field(default_factory=dict)
@@ -110,6 +111,7 @@ class Measured:
     failures: Sequence[str] = ()
     cpu_seconds: float | None = 0.0
     inexact: Sequence[str] = ()
+    code: Sequence[str] = ()
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -120,6 +122,22 @@ class Measured:
     def names(self) -> tuple[str, ...]:
         """The numbers that any arm has, in order."""
         return tuple(dict.fromkeys(name for found in self.numbers.values() for name in found))
+
+    @property
+    def gaps(self) -> tuple[str, ...]:
+        """The cells without a number, in words, where the arm has this number of other seeds.
+
+        >>> Measured({"a": {"x": {0: 1.0, 1: 2.0}, "y": {0: 1.0}}}).gaps
+        ('y of a: seed 1',)
+        """
+        found = []
+        for arm, numbers in self.numbers.items():
+            seeds = {seed for by_seed in numbers.values() for seed in by_seed}
+            for name, by_seed in numbers.items():
+                absent = sorted(seeds - by_seed.keys()) if by_seed else []
+                listed = ", ".join(map(str, absent))
+                found += [f"{name} of {arm}: seed{'s' if len(absent) > 1 else ''} {listed}"] if absent else []
+        return tuple(found)
 
     def values(self, arm: str, name: str) -> tuple[float, ...]:
         """Return a number of each seed that gave it, in order of seeds. Raises: NotMeasured when none did."""
@@ -150,9 +168,15 @@ class Measured:
         return estimate([after[seed] - before[seed] for seed in sorted(before.keys() & after.keys())])
 
     def ratio(self, first: str, second: str, name: str) -> Estimate:
-        """Return ``second`` divided by ``first``, paired by seed, as the mean of ratios. Raises: NotMeasured."""
+        """Return ``second`` divided by ``first``, paired by seed, as the mean of ratios.
+
+        Raises: NotMeasured, also where a seed would divide by 0: without it the others would say too little.
+        """
         before, after = self._by_seed(first, name), self._by_seed(second, name)
-        return estimate([after[s] / before[s] for s in sorted(before.keys() & after.keys()) if before[s]])
+        shared = sorted(before.keys() & after.keys())
+        if zero := [seed for seed in shared if before[seed] == 0]:
+            raise NotMeasured(f"{name} of {first} is 0 for seed {zero[0]}, so there is no ratio")
+        return estimate([after[seed] / before[seed] for seed in shared])
 
     def curve(self, arm: str, name: str) -> list[tuple[float, tuple[float, ...]]]:
         """Return the value of each seed at each x that all seeds have; nothing where none has the curve."""
@@ -168,11 +192,13 @@ class Measured:
             (*self.failures, *other.failures),
             None if self.cpu_seconds is None or other.cpu_seconds is None else self.cpu_seconds + other.cpu_seconds,
             tuple(dict.fromkeys([*self.inexact, *other.inexact])),
+            tuple(dict.fromkeys([*self.code, *other.code])),
         )
 
     def as_row(self) -> dict[str, Any]:
         """Return one JSON object; seeds are keys and therefore texts."""
         said = {"failures": list(self.failures), "inexact": list(self.inexact)}
+        said |= {"code": list(self.code)} if self.code else {}
         return {"numbers": _spelled(self.numbers), "curves": _spelled(self.curves), **said}
 
     @classmethod
@@ -181,9 +207,9 @@ class Measured:
         try:
             numbers = _read(row["numbers"], float)
             curves = _read(row["curves"], lambda points: [(float(x), float(y)) for x, y in points])
-            # Results from before say nothing of repetition.
-            inexact = tuple(map(str, row.get("inexact", ())))
-            return cls(numbers, curves, tuple(map(str, row["failures"])), inexact=inexact)
+            # Results from before say nothing of repetition, nor of code.
+            inexact, code = (tuple(map(str, row.get(name, ()))) for name in ("inexact", "code"))
+            return cls(numbers, curves, tuple(map(str, row["failures"])), inexact=inexact, code=code)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ConfigError(f"these are no measured numbers: {type(error).__name__}: {error}") from error
 

@@ -15,7 +15,17 @@ from gnomon.tasks.mixture import Mixture, schedule
 from gnomon.tasks.question import Question, QuestionSet, Rendered
 from gnomon.tasks.reasoning import ReasoningGymTask, generators
 from gnomon.tasks.sources import is_file_name
-from gnomon.tasks.split import RESERVED, Filtered, HeldOut, by_content, check_disjoint, disjoint, first, unique
+from gnomon.tasks.split import (
+    RESERVED,
+    Filtered,
+    HeldOut,
+    by_content,
+    check_disjoint,
+    disjoint,
+    first,
+    repeated,
+    unique,
+)
 from gnomon.tasks.table import TableTask
 from gnomon.verifiers.exact import Numeric
 from gnomon.verifiers.grade import WeightedReward
@@ -95,12 +105,14 @@ class Split:
     """What is trained on and what is only evaluated on; no question is in both.
 
     dropped: training tasks given up because their question is held out. overlap: what the rest still has in common.
+    repeated: which rows of a set that is only evaluated on ask what another asks, in words; "" for none.
     """
 
     train: TaskSet
     held_out: TaskSet
     dropped: int
     overlap: Overlap = Overlap()
+    repeated: str = ""
 
 
 def named(name: str) -> TaskConfig:
@@ -187,10 +199,16 @@ def build_split(
     remaining = disjoint(train, kept_back)
     check_disjoint(remaining, kept_back)
     common = overlap(remaining, kept_back)
-    return Split(Rendered(remaining, renderer), Rendered(kept_back, renderer), remaining.dropped, common)
+    again = "" if evaluation is None else repetitions(evaluation, kept_back)
+    return Split(Rendered(remaining, renderer), Rendered(kept_back, renderer), remaining.dropped, common, again)
 
 
-def build_held_out(config: TaskConfig, held_out: HeldOut, renderer: Renderer) -> TaskSet:
+def repetitions(config: TaskConfig, asked: QuestionSet) -> str:
+    """Return what `split.repeated` says of rows that somebody wrote; a generator may repeat itself."""
+    return repeated(asked) if isinstance(config, TableTask | BenchmarkTask) else ""
+
+
+def build_held_out(config: TaskConfig, held_out: HeldOut, renderer: Renderer) -> Rendered:
     """Return up to ``held_out.size`` different tasks for evaluation alone.
 
     The first ones of a table or a benchmark; a generator's from ``held_out.seed``. All that there are when those are

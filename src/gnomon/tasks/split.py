@@ -11,7 +11,7 @@ from typing import Generic
 
 from gnomon.errors import ConfigError, DatasetError, check_bounds
 from gnomon.progress import counted
-from gnomon.tasks.question import Item, Items, comparison_key
+from gnomon.tasks.question import Item, Items, Question, comparison_key
 
 _COMPARING = "comparing questions"
 RESERVED = range(20_260_101, 20_260_201)
@@ -78,6 +78,30 @@ def unique(items: Items[Item]) -> Filtered[Item]:
 def first(items: Filtered[Item], size: int) -> Filtered[Item]:
     """Return the first ``size`` items, or all when there are fewer."""
     return Filtered(items.source, items.indices[:size])
+
+
+def repeated(kept: Items[Question]) -> str:
+    """Return, in words, which rows were left out of a set by `unique` since an earlier one asks the same; "" for none.
+
+    Such rows may differ in case or spaces, and in their answers, of which the first row's counts.
+    """
+    if not isinstance(kept, Filtered):
+        return ""
+    asked = {comparison_key(kept[i].text): kept[i] for i in range(len(kept))}
+    chosen = set(kept.indices)
+    others = [kept.source[i] for i in range(len(kept.source)) if i not in chosen]
+    again = [(asked[key], q) for q in others if (key := comparison_key(q.text)) in asked]
+    if not again:
+        return ""
+    said = (
+        f"{len(again):,} of {len(kept.source):,} rows of '{kept.name}' ask what an earlier row asks, case and spaces "
+        "aside, and are left out"
+    )
+    contrary = [q.id for was, q in again if was.columns.get("answer") != q.columns.get("answer")]
+    if not contrary:
+        return said
+    shown = f"{', '.join(contrary[:3])}{', ...' if len(contrary) > 3 else ''}"
+    return f"{said}, {len(contrary):,} of them with another answer ({shown}): the first row's counts"
 
 
 def disjoint(train: Items[Item], held_out: Items[Item], least: int = 1) -> Filtered[Item]:

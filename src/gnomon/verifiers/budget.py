@@ -57,5 +57,6 @@ class ErrorBudget:
         raise GradingError(
             f"{count} of the last {recent} samples ({count / recent:.0%}) "
             f"could not be graded, more than {self._max_fraction:.0%} of a window of {self._window}. "
-            f"Look at:\n  {listed}\nMend the reward, or allow more errors."
+            f"Look at:\n  {listed}\nMend the reward, or allow more errors "
+            "(grading.max_error_fraction)."
         )
