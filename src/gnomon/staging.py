@@ -1,6 +1,7 @@
 """Who computes where: learner, engines and graders in this process, in others of this machine, or on a cluster."""
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
@@ -105,8 +106,8 @@ def _check_broadcast(experiment: Experiment, device: torch.device) -> None:
     elif not Spelling(experiment.model, experiment.trust_remote_code).is_plain:
         why = f"sends weights by the names that they have in memory, and '{experiment.model}' has others in its files"
     else:
-        # Learners send with it too, in the cluster's own interpreter.
-        check_vllm(replace(plan, python=""), is_actor=True)
+        # Learners send with it too, in the cluster's own interpreter, which no other can stand in for.
+        check_vllm(replace(plan, python=sys.executable), is_actor=True)
         check_backend(backend)
         return
     raise ConfigError(f"cluster.transfer = '{backend}' {why}; or set cluster.transfer = '{STORE}'")
