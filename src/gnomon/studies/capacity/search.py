@@ -151,8 +151,11 @@ def simulated(place: Place, layout: Layout, taken: Stages) -> Flow:
 
 
 def timing(place: Place, layout: Layout, taken: Stages) -> Timing:
-    """Return what the simulation needs of a layout. Engines stand still while they take in new weights."""
+    """Return what the simulation needs of a layout. Engines stand still while they take in new weights, which in a
+    broadcast is all of it.
+    """
     each = taken.updating / place.job.answered
+    taking = place.shape.parameters * place.job.item / place.reached.store / layout.parts
     return Timing(
         pace=pace_of(place, layout),
         engines=layout.engines,
@@ -160,7 +163,7 @@ def timing(place: Place, layout: Layout, taken: Stages) -> Timing:
         grade=place.reached.grade,
         learn=lambda tokens: tokens * (each + place.reached.driver_token),
         publish=taken.publishing,
-        pause=min(taken.publishing, place.shape.parameters * place.job.item / place.reached.store / layout.parts),
+        pause=taken.publishing if place.job.is_broadcast else min(taken.publishing, taking),
     )
 
 
