@@ -209,3 +209,11 @@ def test_a_broadcast_that_a_run_would_refuse_is_not_planned(overrides: list[str]
     told = refused(capsys, *ASKED, "cluster=auto", "cluster.transfer=nccl", *overrides)
 
     assert f"cluster.transfer = 'nccl' cannot be had with {said}; set cluster.transfer = 'store'" in told
+
+
+def test_prompts_that_no_node_holds_are_named_as_what_does_not_fit(capsys: Capture):
+    """Not the weights, which are next to nothing beside them."""
+    told = refused(capsys, "plan", "tiny", "--hardware", "h100", "--gpus", "8", "--prompt-tokens", "1e9")
+
+    assert re.search(r"weights of tiny are 362 kB, keys and values of 8 answers of 1,000,000,00. tokens", told)
+    assert "shorter prompts and answers" in told

@@ -17,6 +17,7 @@ from gnomon.studies.capacity.layout import (
     row_tokens,
 )
 from gnomon.studies.capacity.place import Place
+from gnomon.studies.capacity.quantities import size
 from gnomon.studies.capacity.stages import Stages, pace_of, stages
 
 STEPS, FILLING, CANDIDATES = 5, 2, 3
@@ -97,11 +98,14 @@ def engine_parts(place: Place) -> int:
         if cache_room(place, parts) >= _LEAST_ROWS * row:
             return parts
         parts *= 2
-    size, room = place.shape.parameters * place.job.item, place.hardware.node * place.hardware.memory
+    weights, room = place.shape.parameters * place.job.item, place.hardware.node * place.hardware.memory
+    tokens = row_tokens(place.job)
+    cached = _LEAST_ROWS * tokens * place.shape.cache(1, place.job.item)
     raise ConfigError(
-        f"the weights of {place.shape.name} are {size / GIGABYTE:.0f} GB, and a node of {place.hardware.node} "
-        f"{place.hardware.name} has {room / GIGABYTE:.0f} GB for them, keys and values; an engine of several nodes is "
-        "not planned here: take larger devices"
+        f"the weights of {place.shape.name} are {size(weights)}, keys and values of {_LEAST_ROWS} answers of "
+        f"{tokens:,.0f} tokens with their prompts {size(cached)}, and a node of {place.hardware.node} "
+        f"{place.hardware.name} has {size(room)} for both; an engine of several nodes is not planned here: take larger "
+        "devices, or shorter prompts and answers"
     )
 
 
