@@ -6,29 +6,34 @@ from contextlib import contextmanager
 
 import grpc
 import pytest
+from ray.core.generated.ray_client_pb2 import ClusterInfoRequest, ClusterInfoType
 
 from gnomon.cluster.keys import check_key, lets_in
 from gnomon.errors import ConfigError
+
+PING = ClusterInfoRequest(type=ClusterInfoType.PING).SerializeToString()
 
 
 @contextmanager
 def server(key: str, code: grpc.StatusCode = grpc.StatusCode.UNAUTHENTICATED) -> Iterator[str]:
     """A server that answers who shows ``key``, and everybody where that is ""; others hear ``code``. Its address."""
 
-    def answer(_: bytes, context: grpc.ServicerContext) -> bytes:
+    def head(_: bytes, context: grpc.ServicerContext) -> bytes:
         if key and dict(context.invocation_metadata()).get("authorization") != key:
             context.abort(code, "no")
         return b""
 
-    handlers = {
-        service: grpc.method_handlers_generic_handler(service, {method: grpc.unary_unary_rpc_method_handler(answer)})
-        for service, method in (
-            ("ray.rpc.NodeInfoGcsService", "CheckAlive"),
-            ("ray.rpc.RayletDriver", "ClusterInfo"),
-        )
+    def driver(request: bytes, context: grpc.ServicerContext) -> bytes:
+        if request != PING:
+            context.abort(grpc.StatusCode.NOT_FOUND, "Failed to serialize response!")
+        return head(request, context)
+
+    methods = {
+        "ray.rpc.NodeInfoGcsService": {"CheckAlive": grpc.unary_unary_rpc_method_handler(head)},
+        "ray.rpc.RayletDriver": {"ClusterInfo": grpc.unary_unary_rpc_method_handler(driver)},
     }
     one = grpc.server(ThreadPoolExecutor(1))
-    one.add_generic_rpc_handlers(tuple(handlers.values()))
+    one.add_generic_rpc_handlers(tuple(grpc.method_handlers_generic_handler(*each) for each in methods.items()))
     port = one.add_insecure_port("127.0.0.1:0")
     one.start()
     try:

@@ -4,7 +4,10 @@ from gnomon.errors import ConfigError
 
 _CLIENT = "ray://"
 _ASK_SECONDS = 5.0
-_HEAD, _SERVER = "/ray.rpc.NodeInfoGcsService/CheckAlive", "/ray.rpc.RayletDriver/ClusterInfo"
+# What a head and a Ray Client server are asked, each with its message: of the second ClusterInfoType.PING, the only
+# one that it answers to somebody who has not joined.
+_HEAD = "/ray.rpc.NodeInfoGcsService/CheckAlive", b""
+_SERVER = "/ray.rpc.RayletDriver/ClusterInfo", b"\x08\x06"
 _SHOWN = "RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"
 
 
@@ -34,13 +37,11 @@ def lets_in(address: str, key: str = "") -> bool | None:
     """Return whether what listens there answers someone with this key, "" for none; None where it does not say."""
     import grpc
 
-    is_server = address.startswith(_CLIENT)
+    method, asked = _SERVER if address.startswith(_CLIENT) else _HEAD
     with grpc.insecure_channel(address.removeprefix(_CLIENT)) as channel:
-        ask = channel.unary_unary(
-            _SERVER if is_server else _HEAD, request_serializer=bytes, response_deserializer=bytes
-        )
+        ask = channel.unary_unary(method, request_serializer=bytes, response_deserializer=bytes)
         try:
-            ask(b"", timeout=_ASK_SECONDS, metadata=[("authorization", key)] if key else [])
+            ask(asked, timeout=_ASK_SECONDS, metadata=[("authorization", key)] if key else [])
         except grpc.RpcError as error:
             return False if error.code() is grpc.StatusCode.UNAUTHENTICATED else None
     return True
