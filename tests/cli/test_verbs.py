@@ -36,7 +36,7 @@ OPTIONS = {
         "--out",
         "--json",
     },
-    "plan": {"experiment", "key=value", "--resolved", "--json"}
+    "plan": {"--cluster", "experiment", "key=value", "--resolved", "--json"}
     | {"--hardware", "--gpus", "--prompt-tokens", "--answer-tokens"},
     "algorithms": {"name", "--json"},
     "compare": {"experiment", "key=value", "--algorithms", "--seeds", "--json"}

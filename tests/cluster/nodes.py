@@ -20,7 +20,10 @@ _SECONDS = 150.0
 
 @dataclass
 class Others:
-    """A cluster of others. address: of its head; client: for those who are no node of it. nodes: started, in order."""
+    """A cluster of others. address: of its head; client: for those who are no node of it. nodes: started, in order.
+
+    key: "" lets everybody in.
+    """
 
     folder: Path
     key: str = field(default_factory=lambda: secrets.token_hex(32))
@@ -39,7 +42,8 @@ class Others:
     @property
     def environment(self) -> dict[str, str]:
         """What lets somebody in."""
-        return {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.key, "RAY_USAGE_STATS_ENABLED": "0"}
+        mode = "token" if self.key else "disabled"
+        return {**os.environ, "RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": self.key, "RAY_USAGE_STATS_ENABLED": "0"}
 
     def start(self, cpus: int) -> None:
         """Start the head, or one more node, with so many CPUs."""
@@ -79,11 +83,11 @@ class Others:
 
 
 @contextmanager
-def others(*cpus: int) -> Iterator[Others]:
-    """A cluster with a node for each number of CPUs; nobody of it is left afterwards."""
+def others(*cpus: int, is_open: bool = False) -> Iterator[Others]:
+    """A cluster with a node for each number of CPUs, with a key or open; nobody of it is left afterwards."""
     # The paths of Ray's sockets may not be long.
     with TemporaryDirectory(prefix="others-", ignore_cleanup_errors=True) as folder:
-        found = Others(Path(folder))
+        found = Others(Path(folder), "" if is_open else secrets.token_hex(32))
         try:
             for count in cpus:
                 found.start(count)

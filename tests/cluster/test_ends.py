@@ -51,10 +51,11 @@ def test_a_rank_that_dies_while_answers_are_awaited_ends_the_run(tmp_path: Path)
 
 
 def test_a_run_that_is_killed_leaves_nothing(tmp_path: Path):
-    """Within 60 s of SIGKILL nobody of its cluster lives, and its folder is gone."""
+    """Within 60 s of SIGKILL nobody of its cluster lives, and its folders are gone."""
     folder = tmp_path / "run"
-    before = set(Path("/tmp").glob("gnomon-ray-*"))
-    with running(folder, *LONG) as program:
+    before, kept = set(Path("/tmp").glob("gnomon-ray-*")), tmp_path / "temporary"
+    kept.mkdir()
+    with running(folder, *LONG, environment={"TMPDIR": str(kept)}) as program:
         until_step(folder, program)
         program.kill()
         program.wait()
@@ -66,6 +67,7 @@ def test_a_run_that_is_killed_leaves_nothing(tmp_path: Path):
     while set(Path("/tmp").glob("gnomon-ray-*")) - before and time.monotonic() < until:
         time.sleep(0.2)
     assert set(Path("/tmp").glob("gnomon-ray-*")) - before == set()
+    assert list(kept.glob("gnomon-*")) == []
 
 
 @pytest.mark.parametrize(
@@ -96,10 +98,13 @@ def test_a_signal_stops_it_after_the_step_at_hand(
 
 @pytest.mark.parametrize("way", ["address", "client"])
 def test_a_run_on_a_cluster_of_others_leaves_it_as_it_was(way: str, tmp_path: Path):
-    """Killed, it leaves no actor there within 60 s; the next run finds all places free."""
+    """Killed, it leaves no actor there within 60 s and no file here; the next run finds all places free."""
+    before, kept = set(Path("/tmp").glob("gnomon-ray-*")), tmp_path / "temporary"
+    kept.mkdir()
     with others(3, 4) as there:
         where = {"address": there.address, "client": there.client}[way]
-        with running(tmp_path / "run", *LONG, cluster=where, environment=there.environment) as program:
+        surroundings = {**there.environment, "TMPDIR": str(kept)}
+        with running(tmp_path / "run", *LONG, cluster=where, environment=surroundings) as program:
             until_step(tmp_path / "run", program)
             assert actors(there)
             program.kill()
@@ -109,6 +114,9 @@ def test_a_run_on_a_cluster_of_others_leaves_it_as_it_was(way: str, tmp_path: Pa
                 time.sleep(0.2)
             print(f"{way}: alone after {time.monotonic() - began:.1f} s")
             assert actors(there) == []
+    assert set(Path("/tmp").glob("gnomon-ray-*")) - before == set()
+    assert list(kept.glob("gnomon-*")) == []
+    assert "the run ended without a word" in said_by(tmp_path / "run")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

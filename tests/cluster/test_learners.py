@@ -126,9 +126,8 @@ def test_the_model_comes_from_a_disk_that_the_run_does_not_see(gang: Gang, batch
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc who listens where")
 def test_nobody_outside_reaches_a_cluster_that_was_started_here(cluster: Cluster, gang: Gang):
     """All of its processes, the ranks' too, listen on loopback alone; its key is readable by this user alone."""
-    assert cluster._started is not None
-    folder = cluster._started.folder
-    users = users_of(folder, ())
+    assert cluster.is_own
+    users = users_of(cluster.folder, ())
     assert len(users) >= 6
     links = [os.readlink(link) for user in users for link in Path(f"/proc/{user}/fd").iterdir() if link.is_symlink()]
     own = {link[8:-1] for link in links if link.startswith("socket:[")}
@@ -143,8 +142,8 @@ def test_nobody_outside_reaches_a_cluster_that_was_started_here(cluster: Cluster
     assert stat.S_IMODE(gang.crew.scratch.stat().st_mode) == 0o700
     # 127.0.0.1, the same as an IPv6 address, and ::1.
     assert set(listening) <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert stat.S_IMODE((folder / "key").stat().st_mode) == 0o600
+    assert stat.S_IMODE(cluster.folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((cluster.folder / "key").stat().st_mode) == 0o600
 
 
 @pytest.mark.slow

@@ -25,12 +25,31 @@ TINY = ("device=cpu", "cluster=ray")
 
 
 @pytest.mark.parametrize(
-    "address", ["head", "ray:/head:1", "head:port", "http://head:8265", "head:123456", ":1", "a b:1"]
+    "address",
+    ["head", "ray:/head:1", "head:port", "http://head:8265", "head:123456", "head:65536", "head:0", ":1", "a b:1"],
 )
 def test_an_address_that_is_none_is_refused(address: str):
     """The message says which forms there are."""
     with pytest.raises(ConfigError, match=r"should be HOST:PORT .* ray://HOST:PORT"):
         ClusterPlan("ray", address)
+
+
+def test_more_learners_than_there_are_machines_for_are_refused():
+    """A slip of the finger would otherwise start as many programs as it says."""
+    with pytest.raises(
+        ConfigError, match=r"learner\.processes = 200000 is more than 100000, the most that can be meant"
+    ):
+        load("tiny", ["learner.processes=200000"])
+
+
+@pytest.mark.parametrize("verb", ["plan", "train"])
+def test_a_cluster_is_named_to_whoever_plans_as_to_whoever_trains(verb: str, capsys: pytest.CaptureFixture[str]):
+    """One option for both, which says no less than the key in the experiment."""
+    assert main([verb, "tiny", "--cluster", "rya"]) == 2
+    assert "cluster.address = 'rya': did you mean 'ray'?" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main([verb, "tiny", "--cluster", ""])
+    assert "--cluster needs a place: ray, auto," in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("word", "meant"), [("rya", "ray"), ("Ray", "ray"), ("uato", "auto"), ("nnoe", "none")])

@@ -81,7 +81,32 @@ def test_a_cluster_of_others_is_joined_with_its_key(way: str, tmp_path: Path):
         assert card["cluster"] == f"Ray 2.60.0, joined at {where}: 2 nodes, token authentication on"
         again = gnomon(*command, str(tmp_path / "again"), RAY_AUTH_MODE="disabled")
         assert again.returncode == 2
-        assert re.search(f"cluster.address = '{where}' cannot be joined.*No key was shown", again.stderr)
+        assert re.search(
+            f"cluster.address = '{where}' cannot be joined: it asks for a key, and none was shown", again.stderr
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_key_that_does_not_fit_is_said_at_once(tmp_path: Path):
+    """Another one than the cluster's, by both doors; and any where nobody asks; without one that cluster is joined."""
+    shown = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "c" * 64}
+    command = ("train", "tiny", "steps=1", "cluster.start_seconds=60", "--run-dir", str(tmp_path / "run"), "--cluster")
+    with others(4) as closed:
+        for where in (closed.address, closed.client):
+            ran = gnomon(*command, where, **shown)
+            assert ran.returncode == 2
+            assert f"'{where}' cannot be joined: it asks for a key, and the one that was shown" in ran.stderr
+            assert "InvalidAuthToken" not in ran.stderr
+    with others(4, is_open=True) as there:
+        for where in (there.address, there.client):
+            ran = gnomon(*command, where, **shown)
+            assert ran.returncode == 2
+            assert f"'{where}' asks nobody for a key, and this run shows one" in ran.stderr
+        ran = gnomon(*command, there.address, RAY_AUTH_MODE="disabled")
+    assert ran.returncode == 0, ran.stderr
+    assert "warning: the Ray cluster asks nobody for a key" in ran.stderr
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["cluster"].endswith("NO authentication by token")
 
 
 @pytest.mark.slow

@@ -163,3 +163,9 @@ def test_the_sky_task_has_skypilots_fields():
     assert task["secrets"] == {"RAY_AUTH_TOKEN": None}
     assert "6380" not in task["run"]
     assert "6379" not in task["run"]
+
+
+def test_no_recipe_ends_the_ray_of_others():
+    """`ray stop` ends every Ray that a machine has, SkyPilot's own among them: what a script started it ends itself."""
+    for text in scripts().values():
+        assert not re.search(r"^[^#]*\bray stop\b", text, flags=re.MULTILINE)

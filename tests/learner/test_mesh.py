@@ -1,6 +1,7 @@
 """A learner in two processes, each with a part of the model, is the learner in one."""
 
 import asyncio
+import errno
 import os
 import signal
 import time
@@ -12,9 +13,11 @@ import pytest
 import torch
 from tests.learner.together import alone, apart, moved, recipe_for, together, walk
 
+from gnomon import failpoints
 from gnomon.algorithms import GRPO, P3O, PRESETS, Algorithm
 from gnomon.errors import CheckpointError, LearnerError, NotFiniteError
 from gnomon.learner.gang import Gang
+from gnomon.learner.local_crew import LocalCrew
 from gnomon.learner.torch import TorchLearner
 from gnomon.models.load import load_model
 from gnomon.types import Batch, Snapshot, State
@@ -175,6 +178,29 @@ def test_the_model_is_written_as_one_process_writes_it(gang: Gang, batches, tmp_
         assert (tmp_path / folder / "critic" / "config.json").is_file()
     loaded = dict(load_model(str(tmp_path / "later"), torch.float32).named_parameters())
     assert apart({name: loaded[name].detach() for name in weights}, weights) == 0.0
+
+
+def test_a_model_waits_on_the_disk_of_its_checkpoint(recipe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """What an earlier run left there goes, and what nobody moved; a full disk is said as one, and leaves nothing."""
+    waiting, target = tmp_path / "waiting", tmp_path / "target"
+    (waiting / "left").mkdir(parents=True)
+    target.mkdir()
+    monkeypatch.setenv(failpoints.VARIABLE, "model:1:full")
+    gang = Gang(recipe, LocalCrew(2), waiting=waiting)
+    gang.open()
+    try:
+        assert not waiting.exists()
+        with pytest.raises(OSError, match=r"no space in \S+/waiting for the model .*make room, then") as told:
+            gang.model_writer()
+        assert told.value.errno == errno.ENOSPC
+        assert list(waiting.iterdir()) == []
+        move, _ = gang.model_writer(), gang.model_writer()
+        assert len(list(waiting.glob("*/model.safetensors"))) == 2
+        move(target)
+        assert (target / "model.safetensors").is_file()
+    finally:
+        gang.close()
+    assert not waiting.exists()
 
 
 def test_other_errors_are_those_of_one_process(gang: Gang, make_batch, batches):

@@ -19,10 +19,12 @@ from gnomon.errors import ConfigError, LearnerError
 from gnomon.learner.gang import Gang
 from gnomon.learner.local_crew import LocalCrew
 from gnomon.models.lora import LoraPlan
+from gnomon.models.tiny import BYTES
 from gnomon.types import Batch, State
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 20
+PADS = BYTES + 2
 WITH_REFERENCE = replace(GRPO, name="grpo-kl", regularizers=(Kl("reference", 0.1),), updates=Updates(2, 2))
 SHARED = replace(PPO, name="ppo-shared", critic=CriticPlan(trunk="shared"))
 AVERAGED = replace(PPO, name="ppo-ewma", critic=CriticPlan(), proximal=Ewma(0.9))
@@ -56,11 +58,16 @@ def gang_for() -> Iterator[Callable[[Algorithm, int], tuple[Gang, State]]]:
 
 
 def drawn(make_batch: Callable[..., Batch], count: int = STEPS) -> list[Batch]:
-    """Batches of 7 to 10 rows in groups of their own sizes, so that no number of processes parts them evenly."""
+    """Batches of 7 to 10 rows in groups of their own sizes, so that no number of processes parts them evenly.
+
+    In each an answer begins with the token that pads, which a model may draw like any other.
+    """
     found = []
     for seed in range(count):
         batch = make_batch(seed, 5, 2) if seed % 2 else make_batch(seed, 3, 3)
-        found.append(batch.rows(range(len(batch) - seed % 3)))
+        tokens = batch.tokens.clone()
+        tokens[1, batch.prompt_lengths[1]] = PADS
+        found.append(batch.with_fields(tokens=tokens).rows(range(len(batch) - seed % 3)))
     return found
 
 

@@ -135,6 +135,18 @@ def test_weights_that_arrive_are_believed():
         assert measured["arrival/canary_allowed_nats"] == FLOAT32_NATS
 
 
+def test_what_travels_is_counted():
+    """All bytes and tensors that an engine with weights of its own took in, each time; nothing where none travel."""
+    model = tiny_model()
+    own = deliveries(LocalEngine(tiny_model(5), shared=False), tiny_model())
+    (shared, *_) = deliveries(LocalEngine(model), model)
+    size = sum(parameter.nbytes for parameter in model.parameters())
+
+    assert [m["weights/sent_bytes"] for m in own] == [size] * 3
+    assert own[0]["weights/sent_tensors"] == len(list(model.parameters()))
+    assert not [name for name in shared if name.startswith("weights/")]
+
+
 @pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
 def test_rounded_weights_that_were_meant_to_be_are_believed(kind):
     """The learner computes the canary with the rounded weights too, so nothing but arithmetic may differ."""

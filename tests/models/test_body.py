@@ -43,7 +43,7 @@ def scored(model: Any, is_shared: bool, is_written: bool) -> list[torch.Tensor]:
     scorer = TokenScorer(model)
     scorer._trunk._is_tried &= is_written
     generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(1, 96, (len(LENGTHS), 40), generator=generator)
+    tokens = torch.randint(0, 96, (len(LENGTHS), 40), generator=generator)
     if is_shared:
         tokens[:3, :9], tokens[3:, :9] = tokens[0, :9], tokens[3, :9]
     mask = torch.arange(31) < torch.tensor(LENGTHS)[:, None]

@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Sequence
 
+from gnomon.cli.clusters import add_cluster, cluster_overrides
 from gnomon.progress import working
 
 _DEVICES, _PROMPT_TOKENS = 8, 512
@@ -24,12 +25,14 @@ def run(arguments: Sequence[str]) -> int:
         action="store_true",
         help="print the fully resolved experiment as TOML, and the words on standard error",
     )
+    add_cluster(parser)
     parser.add_argument("--hardware", metavar="NAME", help="plan for a cluster of these: a100, h100, h200 or b200")
     parser.add_argument("--gpus", type=int, metavar="N", help=f"how many of them ({_DEVICES})")
     parser.add_argument("--prompt-tokens", type=float, metavar="N", help=f"of a prompt ({_PROMPT_TOKENS})")
     parser.add_argument("--answer-tokens", type=float, metavar="N", help="of an answer on average (half of the budget)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_intermixed_args(arguments)
+    given.overrides += cluster_overrides(parser, given.cluster)
     if given.resolved and given.json:
         parser.error("--json prints one object and --resolved an experiment: leave one out")
     if given.hardware is not None:

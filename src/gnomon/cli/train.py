@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from gnomon.cli.clusters import add_cluster, cluster_overrides
 from gnomon.cli.restarts import add_restarts, restarted
 from gnomon.progress import working
 from gnomon.records.directory import RunDirectory
@@ -18,16 +19,11 @@ def run(arguments: Sequence[str]) -> int:
         "overrides", nargs="*", metavar="key=value", help="such as steps=50 algorithm=spo algorithm.num_generations=4"
     )
     parser.add_argument("--run-dir", type=Path, help="where to write the run (default: runs/NAME-DATE-TIME)")
-    parser.add_argument(
-        "--cluster",
-        metavar="WHERE",
-        help="ray starts a Ray cluster here; auto, HOST:PORT, ray://HOST:PORT join one",
-    )
+    add_cluster(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end and nothing else")
     add_restarts(parser)
     given = parser.parse_intermixed_args(arguments)
-    if given.cluster == "":
-        parser.error("--cluster needs a place: ray, auto, HOST:PORT or ray://HOST:PORT")
+    cluster = cluster_overrides(parser, given.cluster)
     if given.restarts:
         run_dir = given.run_dir or _new_run(given.experiment, given.overrides)
         options = [*([] if given.cluster is None else ["--cluster", given.cluster]), *["--json"] * given.json]
@@ -39,7 +35,6 @@ def run(arguments: Sequence[str]) -> int:
         from gnomon.experiment import load
         from gnomon.launch import train_experiment
 
-    cluster = [] if given.cluster is None else [f'cluster="{given.cluster}"']
     with reporting(given.report):
         result = train_experiment(load(given.experiment, [*given.overrides, *cluster]), run_dir=given.run_dir)
     return show(result, as_json=given.json)

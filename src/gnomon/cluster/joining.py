@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from gnomon.cluster.keys import check_key, own_key
 from gnomon.errors import ConfigError
 from gnomon.plans import ClusterPlan
 
@@ -32,16 +33,21 @@ def knock(address: str, called: str = "") -> None:
         ) from error
 
 
-def _knock_here() -> None:
-    """Raise ConfigError when "auto" stands for no cluster, or for one that is gone: Ray would wait for that one."""
+def _found_here() -> str:
+    """Return the "HOST:PORT" that "auto" stands for; "" where it is no such address.
+
+    Raises: ConfigError when there is no cluster, or it is gone: Ray would wait for that one.
+    """
     from ray._private.services import get_ray_address_from_environment
 
     try:
         address: str = get_ray_address_from_environment("auto", None)
     except ConnectionError as error:
         raise ConfigError(f"cluster.address = 'auto': no Ray cluster runs on this machine; {_START}") from error
-    if ":" in address:
-        knock(address, "auto")
+    if ":" not in address:
+        return ""
+    knock(address, "auto")
+    return address
 
 
 def join(ray: Any, plan: ClusterPlan, warn: Callable[[str], None]) -> None:
@@ -53,10 +59,11 @@ def join(ray: Any, plan: ClusterPlan, warn: Callable[[str], None]) -> None:
 
     if ray.is_initialized():
         raise ConfigError("this program uses a Ray cluster already; call ray.shutdown() first")
-    if plan.address == "auto":
-        _knock_here()
+    found = _found_here() if plan.address == "auto" else plan.address
     logging.getLogger("ray").setLevel(logging.ERROR)
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    if found:
+        check_key(found, own_key(), plan.address if found != plan.address else "")
     fault: list[Exception] = []
 
     def connect() -> None:
@@ -73,7 +80,7 @@ def join(ray: Any, plan: ClusterPlan, warn: Callable[[str], None]) -> None:
         why = (
             f"{type(fault[0]).__name__}: {fault[0]}".strip(" .") if fault else f"no answer in {plan.start_seconds:g} s"
         )
-        key = "" if is_guarded() else ". No key was shown to it, for none was found"
+        key = "" if is_guarded() else ". No key was shown to it"
         raise ConfigError(f"cluster.address = '{plan.address}' cannot be joined: {why}{key}\n{_ADVICE}")
     if not is_guarded():
         warn(

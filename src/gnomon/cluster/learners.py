@@ -73,7 +73,7 @@ class RayCrew:
         self.size, self.device, self.meeting = len(self._places), device, ""
         self.turns: Sequence[Sequence[int]] = []
         self.members: list[Member] = []
-        self.scratch = Path(tempfile.mkdtemp(prefix="gnomon-learner-"))
+        self.scratch = Path(tempfile.mkdtemp(prefix="learner-", dir=cluster.folder))
         self._still_seconds = still_seconds
         self._waiting: dict[int, Any] = {}
         self._looked = time.monotonic()

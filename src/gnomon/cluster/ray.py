@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Self
 
 from gnomon.cluster import joining, starting
@@ -115,6 +116,7 @@ class Cluster:
         self, ray: Any, plan: ClusterPlan, places: Sequence[Place], started: "starting.Started | None"
     ) -> None:
         self._ray, self._plan, self._started = ray, plan, started
+        self._folder = starting.Folder.made() if started is None else started.folder
         self.places = tuple(places)
         self.address = joining.head_of(ray, plan.address)
         self._watch = Watch(self.address, ray.nodes)
@@ -148,6 +150,11 @@ class Cluster:
     def fault(self) -> str:
         """What became of the cluster; "" while it is there."""
         return self._watch.fault
+
+    @property
+    def folder(self) -> Path:
+        """A folder of this run's alone on this machine, for files on their way; gone with it, however that ends."""
+        return self._folder.path
 
     @property
     def is_own(self) -> bool:
@@ -243,8 +250,7 @@ class Cluster:
         if not self._within(_CLOSING_SECONDS, self._ray.shutdown, is_needed=True):
             # It waits for what will not come, and would be called once more when the interpreter ends.
             atexit.unregister(self._ray.shutdown)
-        if self._started is not None:
-            self._started.end()
+        (self._folder if self._started is None else self._started).end()
 
     def _within(self, seconds: float, work: Callable[[], object], is_needed: bool = False) -> bool:
         """Do something in at most so long; return whether it was done. Without its head Ray waits, so do nothing then.

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from gnomon.cluster.sweeper import FAREWELL
 from gnomon.errors import ConfigError
@@ -34,22 +34,48 @@ _WATCHED = {
 
 
 @dataclass(frozen=True)
-class Started:
-    """What was started: its folder, the program that sweeps up after it, and what the environment was before."""
+class Folder:
+    """A folder that is this user's alone, and the program that sweeps it away with this one, however that ends."""
 
-    folder: Path
+    path: Path
     sweeper: "subprocess.Popen[bytes]"
+
+    @classmethod
+    def made(cls) -> Self:
+        """Return a new one."""
+        # The paths of sockets in it must be short.
+        usual = tempfile.gettempdir()
+        path = Path(tempfile.mkdtemp(prefix="gnomon-ray-", dir=usual if len(usual) <= _LONGEST_PATH else _SHORT_PATH))
+        sweeper = subprocess.Popen(
+            [sys.executable, "-P", "-m", "gnomon.cluster.sweeper", str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        )
+        return cls(path, sweeper)
+
+    def end(self) -> None:
+        """Let nothing of it be left."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.sweeper.communicate(FAREWELL, _SWEEPING_SECONDS)
+        # Ray's own threads in this process may have written there once more.
+        shutil.rmtree(self.path, ignore_errors=True)
+        atexit.register(shutil.rmtree, self.path, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Started:
+    """What was started: its folder, and what the environment was before."""
+
+    folder: Folder
     before: dict[str, str | None]
     is_over: threading.Event
 
     def end(self) -> None:
         """Let nothing of it be left, and the environment be what it was."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.sweeper.communicate(FAREWELL, _SWEEPING_SECONDS)
+        self.folder.end()
         self.is_over.set()
-        # Ray's own threads in this process may have written there once more.
-        shutil.rmtree(self.folder, ignore_errors=True)
-        atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
         _reachable(True)
         for name, value in self.before.items():
             os.environ.pop(name, None)
@@ -64,28 +90,20 @@ def start(ray: Any, cpus: int, gpus: int, seconds: float) -> Started:
     """
     if ray.is_initialized():
         raise ConfigError("this program uses a Ray cluster already; call ray.shutdown() first, or name its address")
-    # Ray opens its own folder to everybody; this one is ours. The paths of sockets in it must be short.
-    usual = tempfile.gettempdir()
-    folder = Path(tempfile.mkdtemp(prefix="gnomon-ray-", dir=usual if len(usual) <= _LONGEST_PATH else _SHORT_PATH))
     before = {name: os.environ.get(name) for name in _KEYS}
     # Ray turns authentication on by itself where nothing is said of it, and has then read the key.
     os.environ.pop("RAY_AUTH_MODE", None)
+    # Ray opens its own folder to everybody; this one is ours.
+    folder = Folder.made()
     if not os.environ.get("RAY_AUTH_TOKEN"):
-        os.environ["RAY_AUTH_TOKEN_PATH"] = str(_locked_away(folder / "key"))
-    sweeper = subprocess.Popen(
-        [sys.executable, "-P", "-m", "gnomon.cluster.sweeper", str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-    )
-    started = Started(folder, sweeper, before, threading.Event())
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(_locked_away(folder.path / "key"))
+    started = Started(folder, before, threading.Event())
     fault: list[BaseException] = []
     is_there = threading.Event()
 
     def begin() -> None:
         try:
-            _initialize(ray, cpus, gpus, folder / "ray")
+            _initialize(ray, cpus, gpus, folder.path / "ray")
         except BaseException as error:
             fault.append(error)
         is_there.set()

@@ -71,7 +71,8 @@ def check_vllm(plan: EnginePlan, is_actor: bool = False) -> None:
     where = plan.python or sys.executable
     found = _version_of(plan.python) if plan.python else _version_here()
     if found is None:
-        remedy = "" if plan.python else ', or name an interpreter that has it: engine.server = "start", engine.python'
+        other = "engine.python" if is_actor else 'engine.server = "start", engine.python'
+        remedy = "" if plan.python else f", or name an interpreter that has it: {other}"
         raise ConfigError(f'engine.kind = "vllm" needs vLLM, which {where} does not have; run there: {INSTALL}{remedy}')
     if not found.startswith(tuple(f"{minor}." for minor in SUPPORTED)):
         raise ConfigError(

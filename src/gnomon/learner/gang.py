@@ -5,6 +5,7 @@ How it gets there and back, and how a process is seen to die, is a `crew`'s: pro
 """
 
 import asyncio
+import errno
 import math
 import shutil
 import tempfile
@@ -31,6 +32,8 @@ from gnomon.types import Batch, Scores, Snapshot, State
 _GRACE_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
 _WATCH_SECONDS = 2.0
+# safetensors reports the system's error as text alone.
+_FULL = ("No space left on device", "os error 28")
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,18 @@ class Gang:
     where the engines of a cluster find them.
 
     rounding: of weights that are put there; otherwise whoever sends them rounds them.
+    waiting: this learner's own folder, on the disk of its checkpoints, for models that are to be moved into one: what
+    an earlier one left there is removed. None is the crew's, for those that nobody minds in the machine's temporary
+    folder.
     """
 
-    def __init__(self, recipe: Recipe, crew: Crew, rounding: Rounding | None = None) -> None:
+    def __init__(
+        self, recipe: Recipe, crew: Crew, rounding: Rounding | None = None, waiting: Path | None = None
+    ) -> None:
         self._recipe = recipe
         self.crew = crew
         self._rounding = rounding or Rounding()
+        self._waiting = waiting
         self._version = 0
         self._weights: Any = None
         self._lock = threading.RLock()
@@ -71,6 +80,7 @@ class Gang:
             cannot be told to another process.
         """
         crew, recipe = self.crew, replace(self._recipe, device=self.crew.device)
+        self._forget()
         try:
             try:
                 crew.open()
@@ -182,9 +192,21 @@ class Gang:
             raise self._lost(gone) from None
 
     def model_writer(self) -> Callable[[Path], None]:
-        """Return what moves the model into a folder; it is written to the disk before this returns."""
-        copy = Path(tempfile.mkdtemp(dir=self.crew.scratch))
-        self.write_model(copy)
+        """Return what moves the model into a folder; it is written to the disk before this returns.
+
+        Raises: OSError with ENOSPC when the disk is full.
+        """
+        place = self._waiting or self.crew.scratch
+        place.mkdir(parents=True, exist_ok=True)
+        copy = Path(tempfile.mkdtemp(dir=place))
+        try:
+            self.write_model(copy)
+        except BaseException as error:
+            shutil.rmtree(copy, ignore_errors=True)
+            if isinstance(error, LearnerError) and any(words in str(error) for words in _FULL):
+                what = f"no space in {place} for the model on its way to a checkpoint"
+                raise OSError(errno.ENOSPC, f"{what}: {error}; make room, then `gnomon resume`") from error
+            raise
 
         def move(folder: Path) -> None:
             for path in copy.iterdir():
@@ -218,7 +240,13 @@ class Gang:
         """End the processes."""
         self._fault = self._fault or "the learner was closed"
         self.crew.close()
+        self._forget()
         self._thread.shutdown(wait=False)
+
+    def _forget(self) -> None:
+        """Remove models that wait, which nobody will move any more."""
+        if self._waiting is not None:
+            shutil.rmtree(self._waiting, ignore_errors=True)
 
     async def _run(self, work: Callable[[], Any]) -> Any:
         return await elsewhere(work, self._thread)

@@ -90,6 +90,7 @@ class Rank:
 
     def _write(self, folder: str) -> None:
         self.learner.write_model(Path(folder))
+        reach("model")
 
     def _in_first(self, value: Any) -> Any:
         return value if mesh.here().rank == 0 else None

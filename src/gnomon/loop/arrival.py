@@ -13,7 +13,7 @@ from gnomon.engines.pool import EnginePool
 from gnomon.errors import ArrivalError, NotFiniteError
 from gnomon.failpoints import reach
 from gnomon.learner.base import Learner
-from gnomon.metrics import Last, Mean, Metrics
+from gnomon.metrics import Last, Mean, Metrics, Sum
 from gnomon.progress import working
 from gnomon.threads import elsewhere
 from gnomon.transport.fingerprint import Fingerprint, differences
@@ -147,10 +147,11 @@ class Proved:
         with working("sending weights", is_brief=True):
             await self.engines.load(snapshot)
         reach("deliver")
-        began = time.perf_counter()
+        began, taken = time.perf_counter(), list[Fingerprint]()
         for name, held in (await self.engines.each(lambda e: e.fingerprints())).items():
             if held is not None:
                 await self._compare(name, held, snapshot)
+                taken += held.values()
         canary = _canary(self.vocabulary_size)
         prompt, response = canary[:PROMPT_TOKENS], canary[PROMPT_TOKENS:]
         own = await learner.logprobs(_batch(canary), None if self.sending is None else snapshot)
@@ -170,13 +171,22 @@ class Proved:
                 "arrival/canary_allowed_nats": Last(allowed),
                 "time/arrival_seconds": Mean(time.perf_counter() - began, 1),
             }
-        )
+        ) + _counted(taken, snapshot)
 
     async def _compare(self, name: str, held: Mapping[str, Fingerprint], snapshot: Snapshot) -> None:
         expected = await elsewhere(partial(sent, snapshot, held))
         wrong = differences(expected, held)
         if wrong:
             raise ArrivalError(_missing(name, snapshot.version, wrong, len(expected)))
+
+
+def _counted(taken: Sequence[Fingerprint], snapshot: Snapshot) -> Metrics:
+    """Return what engines with weights of their own took in: all of it each time. A cluster's count what they fetch."""
+    if not taken or snapshot.stored is not None:
+        return Metrics()
+    return Metrics.of(
+        {"weights/sent_bytes": Sum(sum(one.nbytes for one in taken)), "weights/sent_tensors": Sum(len(taken))}
+    )
 
 
 async def _kept(snapshot: Snapshot) -> Snapshot:

@@ -33,8 +33,11 @@ def body_states(body: Any, tokens: Tensor, positions: Tensor, branches: Branches
     """Return the hidden states Float[N L d] of packed rows, after the last norm.
 
     body: `is_standard`. tokens, positions Int[N L]; branches: how they attend.
+    The row of a token that pads has no gradient as an input, as in the model's own code: it may be all zeros, where a
+    norm's slope is a thousand times that of any other row's.
     """
-    states = functional.embedding(tokens.flatten(), body.embed_tokens.weight)
+    table = body.embed_tokens
+    states = functional.embedding(tokens.flatten(), table.weight, table.padding_idx)
     turn = _turn(body, states, positions)
     for layer in body.layers:
         given = (layer, states, turn, branches)

@@ -152,6 +152,11 @@ class RunDirectory:
         return self.path / "learner"
 
     @property
+    def waiting_models(self) -> Path:
+        """Models that other processes wrote, on their way into a checkpoint, on the disk where that will be."""
+        return self.checkpoints / ".waiting"
+
+    @property
     def metrics(self) -> Path:
         """One object per step."""
         return self.path / "metrics.jsonl"

@@ -30,6 +30,8 @@ def test_missing_vllm_is_said_with_the_command_that_installs_it(monkeypatch):
     assert "engine.python" in str(told.value)
     with pytest.raises(ConfigError, match="needs vLLM"):
         make_vllm("tiny", plan, torch.float32)
+    with pytest.raises(ConfigError, match=r"or name an interpreter that has it: engine\.python$"):
+        check_vllm(plan, is_actor=True)
 
 
 def test_the_interpreter_that_is_named_is_asked(tmp_path):

@@ -12,7 +12,7 @@ from gnomon.studies.capacity.efficiencies import SOURCES
 from gnomon.studies.capacity.job import Lengths, job_of
 from gnomon.studies.capacity.limits import limits
 from gnomon.studies.capacity.place import Place
-from gnomon.studies.capacity.search import best_layout, engine_parts, layouts, reckoned
+from gnomon.studies.capacity.search import best_layout, engine_parts, layouts, reckoned, timing
 from gnomon.studies.capacity.stages import stages
 from gnomon.studies.capacity.words import forecast
 
@@ -182,3 +182,38 @@ def test_parts_that_break_say_at_which_number(make_place: Callable[..., Place]):
         "is copied before it, so that it can be refused: 2.8 TB",
     ):
         assert words in said
+
+
+def test_a_broadcast_is_planned_as_one(make_place: Callable[..., Place]):
+    """Its seconds are those of NCCL, engines stand still for all of it, no node holds what is published, and it needs
+    vLLM; through the store the same plan names it.
+    """
+    told = {is_broadcast: forecast(make_place(devices=64, is_broadcast=is_broadcast)) for is_broadcast in (False, True)}
+    store, sent = (told[is_broadcast].found.stages for is_broadcast in (False, True))
+
+    assert sent.publishing == sent.by_nccl < store.publishing
+    assert any("(cluster.transfer = 'nccl', not yet tried on GPUs)" in said for said in told[False].limits)
+    assert not any("cluster.transfer" in said for said in told[True].limits)
+    assert "engine.kind=vllm" in told[True].settings
+    assert told[True].as_row()["host_bytes"]["published weights"] == 0
+    pauses = [timing(one.place, one.found.layout, one.found.stages).pause for one in told.values()]
+    assert pauses[0] < store.publishing
+    assert pauses[1] == sent.publishing
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"), [(["lora.rank=8"], "adapters"), (["model=qwen3-235b-a22b"], "a mixture of experts")]
+)
+def test_a_broadcast_that_a_run_would_refuse_is_not_planned(overrides: list[str], said: str, capsys: Capture):
+    """The message says what it cannot be had with."""
+    told = refused(capsys, *ASKED, "cluster=auto", "cluster.transfer=nccl", *overrides)
+
+    assert f"cluster.transfer = 'nccl' cannot be had with {said}; set cluster.transfer = 'store'" in told
+
+
+def test_prompts_that_no_node_holds_are_named_as_what_does_not_fit(capsys: Capture):
+    """Not the weights, which are next to nothing beside them."""
+    told = refused(capsys, "plan", "tiny", "--hardware", "h100", "--gpus", "8", "--prompt-tokens", "1e9")
+
+    assert re.search(r"weights of tiny are 362 kB, keys and values of 8 answers of 1,000,000,00. tokens", told)
+    assert "shorter prompts and answers" in told

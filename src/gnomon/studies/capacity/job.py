@@ -119,7 +119,8 @@ class Job:
     has_reference: a frozen copy of the first weights. has_critic: a network of its own. has_average: of the weights.
     is_undone: a step makes several updates, so that the state is copied before it. item: bytes of a number that
     computes. is_offloaded: parts and moments in the machine's memory. micro: tokens of a pass, 0 to choose them.
-    concurrent: answers that an engine decodes at once, at most. graders: processes that judge.
+    concurrent: answers that an engine decodes at once, at most. graders: processes that judge. is_broadcast: weights go
+    from device to device (`cluster.transfer`).
     """
 
     prompts: int
@@ -142,6 +143,7 @@ class Job:
     micro: int = 0
     concurrent: int = 256
     graders: int = 64
+    is_broadcast: bool = False
 
     @property
     def rows(self) -> int:
@@ -199,6 +201,7 @@ def job_of(experiment: Experiment, prompt: float, answer: float | None = None) -
         micro=plan.max_tokens_per_micro_batch or 0,
         concurrent=experiment.engine.max_concurrent,
         graders=experiment.grading.workers * experiment.cluster.graders,
+        is_broadcast=experiment.cluster.is_broadcasting,
     )
 
 

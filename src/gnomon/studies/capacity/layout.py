@@ -122,7 +122,7 @@ def host_memory(place: Place, layout: Layout) -> dict[str, float]:
     own, per_node = trained(shape, job), min(layout.learners, place.hardware.node) / layout.learners
     return {
         "saving": 12.0 * own + shape.parameters * job.item,
-        "published weights": 2.0 * shape.parameters * job.item,
+        "published weights": 0.0 if job.is_broadcast else 2.0 * shape.parameters * job.item,
         "a step that is undone": 12.0 * own if job.is_undone else 0.0,
         "offloaded": 16.0 * own * per_node if job.is_offloaded else 0.0,
         "rollouts on their way": job.answered * (job.staleness + 1 - job.slack) * ROLLOUT_BYTES,

@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 
 from gnomon.studies.capacity.layout import host_memory, trained
-from gnomon.studies.capacity.place import Place
+from gnomon.studies.capacity.place import Place, broadcast_refused
 from gnomon.studies.capacity.quantities import seconds, size
 from gnomon.studies.capacity.search import Found
 from gnomon.studies.capacity.traffic import gathering
 
 _MUCH = 0.2
-_QUICKER = 0.8
 _MOST_ROLLOUTS = 1_000_000
 _HALF = 0.5
 
@@ -71,10 +70,20 @@ def _rollouts(place: Place, found: Found) -> Iterator[str]:
 
 
 def _publishing(place: Place, found: Found) -> Iterator[str]:
-    if found.stages.publishing > _MUCH * found.flow.step_seconds:
+    if found.stages.publishing <= _MUCH * found.flow.step_seconds:
+        return
+    taken, quicker = seconds(found.stages.publishing), seconds(found.stages.by_nccl)
+    if place.job.is_broadcast:
+        yield f"No engine answers while weights are sent from device to device: {taken} a step."
+    elif broadcast_refused(place.shape, place.job):
         yield (
-            f"Weights travel through the machines' memory and TCP: {seconds(found.stages.publishing)} a step; from "
-            f"device to device by NCCL it would be {seconds(found.stages.by_nccl)}."
+            f"Weights travel through the machines' memory and TCP: {taken} a step; from device to device by NCCL it "
+            f"would be {quicker}, which gnomon does not do with {broadcast_refused(place.shape, place.job)}."
+        )
+    else:
+        yield (
+            f"Weights travel through the machines' memory and TCP: {taken} a step; from device to device by NCCL "
+            f"(cluster.transfer = 'nccl', not yet tried on GPUs) {quicker}."
         )
 
 

@@ -8,7 +8,7 @@ from operator import attrgetter
 from gnomon.errors import ConfigError
 from gnomon.experiment import Experiment, parse_override
 from gnomon.learner.plan import LearnerPlan
-from gnomon.plans import EnginePlan
+from gnomon.plans import STORE, EnginePlan
 from gnomon.studies.capacity.efficiencies import PUBLISHED, Efficiencies
 from gnomon.studies.capacity.hardware import Hardware, hardware_of
 from gnomon.studies.capacity.job import Job, job_of
@@ -58,8 +58,18 @@ def place_of(
             f"--answer-tokens {answer_tokens:g} must be from 1 to {longest}, the most that an answer may have "
             "(sampling.max_completion_length)"
         )
-    job = job_of(experiment, prompt_tokens, answer_tokens)
-    return Place(shape_of(experiment.model), found, job, PUBLISHED, devices)
+    job, shape = job_of(experiment, prompt_tokens, answer_tokens), shape_of(experiment.model)
+    if job.is_broadcast and (why := broadcast_refused(shape, job)):
+        raise ConfigError(
+            f"cluster.transfer = '{experiment.cluster.transfer}' cannot be had with {why}; set cluster.transfer = "
+            f"'{STORE}'"
+        )
+    return Place(shape, found, job, PUBLISHED, devices)
+
+
+def broadcast_refused(shape: Shape, job: Job) -> str:
+    """Return what keeps weights from going from device to device (`staging`), in words; "" where nothing does."""
+    return "adapters" if job.rank else "a mixture of experts" if shape.experts else ""
 
 
 def passed_over(experiment: Experiment, overrides: Sequence[str] = ()) -> str:

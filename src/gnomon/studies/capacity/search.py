@@ -17,6 +17,7 @@ from gnomon.studies.capacity.layout import (
     row_tokens,
 )
 from gnomon.studies.capacity.place import Place
+from gnomon.studies.capacity.quantities import size
 from gnomon.studies.capacity.stages import Stages, pace_of, stages
 
 STEPS, FILLING, CANDIDATES = 5, 2, 3
@@ -97,11 +98,14 @@ def engine_parts(place: Place) -> int:
         if cache_room(place, parts) >= _LEAST_ROWS * row:
             return parts
         parts *= 2
-    size, room = place.shape.parameters * place.job.item, place.hardware.node * place.hardware.memory
+    weights, room = place.shape.parameters * place.job.item, place.hardware.node * place.hardware.memory
+    tokens = row_tokens(place.job)
+    cached = _LEAST_ROWS * tokens * place.shape.cache(1, place.job.item)
     raise ConfigError(
-        f"the weights of {place.shape.name} are {size / GIGABYTE:.0f} GB, and a node of {place.hardware.node} "
-        f"{place.hardware.name} has {room / GIGABYTE:.0f} GB for them, keys and values; an engine of several nodes is "
-        "not planned here: take larger devices"
+        f"the weights of {place.shape.name} are {size(weights)}, keys and values of {_LEAST_ROWS} answers of "
+        f"{tokens:,.0f} tokens with their prompts {size(cached)}, and a node of {place.hardware.node} "
+        f"{place.hardware.name} has {size(room)} for both; an engine of several nodes is not planned here: take larger "
+        "devices, or shorter prompts and answers"
     )
 
 
@@ -151,8 +155,11 @@ def simulated(place: Place, layout: Layout, taken: Stages) -> Flow:
 
 
 def timing(place: Place, layout: Layout, taken: Stages) -> Timing:
-    """Return what the simulation needs of a layout. Engines stand still while they take in new weights."""
+    """Return what the simulation needs of a layout. Engines stand still while they take in new weights, which in a
+    broadcast is all of it.
+    """
     each = taken.updating / place.job.answered
+    taking = place.shape.parameters * place.job.item / place.reached.store / layout.parts
     return Timing(
         pace=pace_of(place, layout),
         engines=layout.engines,
@@ -160,7 +167,7 @@ def timing(place: Place, layout: Layout, taken: Stages) -> Timing:
         grade=place.reached.grade,
         learn=lambda tokens: tokens * (each + place.reached.driver_token),
         publish=taken.publishing,
-        pause=min(taken.publishing, place.shape.parameters * place.job.item / place.reached.store / layout.parts),
+        pause=taken.publishing if place.job.is_broadcast else min(taken.publishing, taking),
     )
 
 

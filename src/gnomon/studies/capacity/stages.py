@@ -93,7 +93,7 @@ def update_seconds(place: Place, layout: Layout) -> tuple[float, float]:
 class Stages:
     """Seconds of one step, each stage by itself. answering: until the last of a step's answers, if nothing else is
     asked. flowing: that a step's answers take of engines that are always full. updating: computing and what of
-    communicating it cannot hide. by_nccl: publishing, if weights went from device to device.
+    communicating it cannot hide. by_nccl: publishing, where weights go from device to device.
     """
 
     answering: float
@@ -134,7 +134,7 @@ def stages(place: Place, layout: Layout) -> Stages:
         updating=max(computing, moving) + (1 - hidden) * min(computing, moving),
         computing=computing,
         communicating=moving,
-        publishing=published["store"],
+        publishing=published["nccl" if place.job.is_broadcast else "store"],
         by_nccl=published["nccl"],
         driving=place.job.answered * place.reached.driver_token,
     )

@@ -79,7 +79,7 @@ def communicating(place: Place, layout: Layout) -> float:
 
 
 def publishing(place: Place, layout: Layout) -> dict[str, float]:
-    """Return seconds of bringing new weights to the engines: by the object store, as now, and as NCCL would.
+    """Return seconds of bringing new weights to the engines: by the object store, and by NCCL.
 
     Either way they are gathered first. By the store: every learner copies its share to its machine's memory and puts it
     into the store; each node of engines fetches all of it, and nodes that have it serve others; each device takes in

@@ -155,8 +155,8 @@ def _seconds(place: Place, found: Found) -> Iterator[str]:
         f"Each stage by itself: answering {seconds(stages.answering)} ({seconds(stages.flowing)} by engines that are "
         f"always full), grading one prompt's answers {seconds(stages.grading)}, the run's own process "
         f"{seconds(stages.driving)}, updating {seconds(stages.updating)} (computing {seconds(stages.computing)}, "
-        f"communicating {seconds(stages.communicating)}), publishing {seconds(stages.publishing)} (by NCCL "
-        f"{seconds(stages.by_nccl)})."
+        f"communicating {seconds(stages.communicating)}), publishing {seconds(stages.publishing)} "
+        f"({'by NCCL' if place.job.is_broadcast else f'by NCCL {seconds(stages.by_nccl)}'})."
     )
     yield (
         f"Together, simulated: {seconds(flow.step_seconds)} a step, {flow.tokens_per_second:,.0f} trained tokens a "
@@ -174,8 +174,9 @@ def _settings(place: Place, found: Found) -> Iterator[str]:
     yield f"learner.max_tokens_per_micro_batch={layout.micro}"
     yield f"learner.gradient_checkpointing={'true' if layout.is_recomputed else 'false'}"
     yield f"engine.count={layout.engines}"
-    if layout.parts > 1:
+    if layout.parts > 1 or place.job.is_broadcast:
         yield "engine.kind=vllm"
+    if layout.parts > 1:
         yield f"engine.tensor_parallel={layout.parts}"
     yield f"engine.max_concurrent={concurrency(place, layout)}"
 
