@@ -22,6 +22,7 @@ from gnomon.serving import (
     check_serving,
     load_network,
     own_copies,
+    said_of_native,
     said_of_serving,
     sending,
     serve,
@@ -37,6 +38,14 @@ SAMPLING = Sampling(max_completion_length=6, stop_ids=(257,))
 
 def tiny(*overrides: str) -> Experiment:
     return load("tiny", [*TINY, *overrides]).experiment
+
+
+def test_the_card_tells_functions_in_c_from_others(way: str):
+    """A name that tells sources, compiler and processor, another for each precision; none where torch computes."""
+    names = {said_of_native(tiny(f"learner.precision={precision}")) for precision in ("fp32", "bf16")}
+
+    assert len(names) == (2 if way == "native" else 1)
+    assert all(len(name) == 32 for name in names) if way == "native" else names == {""}
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ from gnomon.records.durable import write_durably
 from gnomon.records.sinks import check_sinks
 from gnomon.rewinding import rewind, standing
 from gnomon.sentences import foreign_code, starting_notes
-from gnomon.serving import check_serving, device_of, precision_of, said_of_device, weakened
+from gnomon.serving import check_serving, device_of, precision_of, said_of_device, said_of_native, weakened
 from gnomon.session import Session, grade_once, run_alone, walk
 from gnomon.staging import check_staging, opened
 from gnomon.stopping import stopping
@@ -340,6 +340,7 @@ def _card(session: Session) -> Card:
     )
     return replace(
         card,
+        native=said_of_native(experiment),
         foreign_code=foreign_code(experiment),
         sources=sources_of(experiment),
         trusted_models=own_code_of(experiment),

@@ -18,7 +18,8 @@ def test_the_card_names_versions_machine_and_promise(tmp_path: Path):
     assert (card["device"], card["threads"], card["seeds"], card["precision"]) == ("cpu", 2, {"run": 7}, "fp32")
     assert card["cpu"]
     assert card["reproducibility"].startswith("R0 exact")
-    assert "with these versions, this commit of gnomon and this number of threads" in card["reproducibility"]
+    promise = "with these versions, this commit of gnomon, this C compiler (or none) and this number of threads"
+    assert promise in card["reproducibility"]
     assert run_card("cuda:0", 2, {}, "bf16").reproducibility.startswith("R2 lossless")
 
 

@@ -26,14 +26,15 @@ PACKAGES = (
 )  # fmt: skip
 _LONGEST_END = 2000
 EXACT = (
-    "R0 exact: the same experiment on this processor, with these versions, this commit of gnomon and this number of "
-    "threads, gives the same metrics, sampled tokens and weights, bit for bit; also when it was stopped and resumed"
+    "R0 exact: the same experiment on this processor, with these versions, this commit of gnomon, this C compiler (or "
+    "none) and this number of threads, gives the same metrics, sampled tokens and weights, bit for bit; also when it "
+    "was stopped and resumed"
 )
 PARTED = (
-    "R0 exact: the same experiment on this processor, with these versions, this commit of gnomon, this number of "
-    "threads and {processes} learner processes, gives the same metrics, sampled tokens and weights, bit for bit; also "
-    "when it was stopped and resumed. With another number of them sums are made in another order, so numbers are only "
-    "close"
+    "R0 exact: the same experiment on this processor, with these versions, this commit of gnomon, this C compiler (or "
+    "none), this number of threads and {processes} learner processes, gives the same metrics, sampled tokens and "
+    "weights, bit for bit; also when it was stopped and resumed. With another number of them sums are made in another "
+    "order, so numbers are only close"
 )
 LOSSLESS = (
     "R2 lossless: a resumed run repeats and loses no sample and goes on from the same weights, but accelerator "
@@ -70,7 +71,8 @@ class Card:
     device: as torch names it, with the processor's own name. threads: of torch; sums depend on it. precision: of
     the network's arithmetic. reproducibility, sandbox: the level, and what it means, in words.
     code: commit of gnomon's source and of the working directory, each with ``dirty`` when files differ from it;
-    None where there is no repository. source: SHA-256 of gnomon's own Python files, in a repository or not.
+    None where there is no repository. source: SHA-256 of gnomon's own Python and C files, in a repository or not.
+    native: what tells the functions in C, of a compiler for this processor, from any others; "" where there are none.
     foreign_code: the user's functions that it runs. trusted_models: models whose own code may run, each with what tells
     that code from any other. sources: the user's files that it runs, each with its SHA-256. questions: a stamp of what
     it is trained on. settings: SHA-256 of the run's experiment, as the session found it. cluster: what it computes on
@@ -96,6 +98,7 @@ class Card:
     questions: str = ""
     settings: str = ""
     cluster: str = ""
+    native: str = ""
 
 
 def run_card(
@@ -227,7 +230,7 @@ def _own_commit() -> dict[str, Any] | None:
 @functools.cache
 def _own_source() -> str:
     package, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
+    for path in sorted(p for p in package.rglob("*") if p.suffix in (".py", ".c", ".h")):
         digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes())
     return digest.hexdigest()
 

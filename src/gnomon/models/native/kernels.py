@@ -7,6 +7,7 @@ Formulas and roundings are those of the operations that they replace: `lean` and
 import ctypes
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,11 +37,13 @@ _COLUMNS = 32
 class Kernels:
     """The functions, for tensors of one precision, on a CPU and dense where nothing else is said.
 
-    has_linear: whether there is `linear`, for bfloat16 on processors that multiply pairs of it and no matrices.
+    name: what tells them from those of other sources, compilers and processors. has_linear: whether there is `linear`,
+    for bfloat16 on processors that multiply pairs of it and no matrices.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library: Any = library
+        self.name = Path(library._name).stem
         for name, types in _SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes, function.restype = types, None
