@@ -17,7 +17,7 @@ from gnomon.learner.recipe import Recipe
 from gnomon.models.decoder import vocabulary_size
 from gnomon.models.device import describe_device, resolve_device
 from gnomon.models.linear import input_axes
-from gnomon.models.native.kernels import kernels_for
+from gnomon.models.native.kernels import kernels_of
 from gnomon.plans import STORE, StalenessPlan
 from gnomon.records.card import CLUSTERED, CONVERSING, OVERLAPPED, PARTED, SERVED, TIMED
 from gnomon.sentences import many
@@ -147,7 +147,7 @@ def said_of_native(experiment: Experiment) -> str:
     """Return what a run's card says of the functions in C that it computes with; "" where there are none."""
     if device_of(experiment).type != "cpu":
         return ""
-    kernels = kernels_for(dtype_of(precision_of(experiment)))
+    kernels = kernels_of(torch.empty(0, dtype=dtype_of(precision_of(experiment))))
     return "" if kernels is None else kernels.name
 
 
