@@ -77,14 +77,14 @@ def test_an_asynchronous_run_killed_in_the_middle_of_a_copy_keeps_its_books(tmp_
             assert 0 <= row.rollout.oldest_version <= row.rollout.newest_version <= step
 
 
-@pytest.mark.parametrize("count", spread(PUBLICATIONS * TENSORS, 4))
-def test_a_learner_that_dies_while_its_weights_are_collected_ends_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_two: Callable[[], Path], count: int
+@pytest.mark.parametrize("point", [*(f"collect:{n}" for n in spread(PUBLICATIONS * TENSORS, 4)), "model:2"])
+def test_a_learner_that_dies_while_its_weights_are_collected_or_written_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_two: Callable[[], Path], point: str
 ):
     """In words; the same command goes on, and is byte for byte the run that nobody killed."""
     run = tmp_path / "run"
     loaded = load("tiny", [*COMMON, "learner.processes=2"])
-    monkeypatch.setenv(failpoints.VARIABLE, f"collect:{count}")
+    monkeypatch.setenv(failpoints.VARIABLE, point)
     with pytest.raises(LearnerError, match=r"(?s)process \d of the learner's 2 is gone: it was killed by SIGKILL"):
         train_experiment(loaded, run)
     monkeypatch.delenv(failpoints.VARIABLE)
