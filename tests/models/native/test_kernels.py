@@ -218,6 +218,14 @@ def test_other_tensors_are_left_to_torch():
     assert kernels_of(torch.zeros(1).as_subclass(Own)) is None
 
 
+@pytest.mark.parametrize("target", [-1, 7])
+def test_a_target_that_is_no_token_is_refused(target):
+    """Memory beyond the row is never read."""
+    found = [torch.empty(1) for _ in range(3)]
+    with pytest.raises(IndexError, match=r"targets must be in \[0, 7\)"):
+        kernels_for(torch.float32).head(torch.zeros(1, 7), torch.tensor([target]), [*found, None], 1.0)
+
+
 def test_a_tensor_that_is_not_dense_is_refused():
     """What would be read as something else is an error, and not a wrong number."""
     with pytest.raises(AssertionError, match="dense"):

@@ -184,8 +184,11 @@ class Kernels:
         """Write what is wanted of ``logits`` Float[R V] into ``found``, Float32[R] each.
 
         With z = logits / temperature: the largest z, the sum of exp(z - largest), the log-probability of ``targets``
-        Int64[R], and the entropy, unless it is None.
+        Int64[R], and the entropy, unless it is None. Raises: IndexError when a target is no token.
         """
+        least, most = targets.aminmax()
+        if least < 0 or most >= logits.shape[1]:
+            raise IndexError(f"targets must be in [0, {logits.shape[1]}), got {int(least)} to {int(most)}")
         self._library.head(*_addresses(logits, targets, *found), *logits.shape, temperature, _threads())
 
     def head_back_(self, logits: Tensor, first: int, given: Sequence[Tensor | None], temperature: float) -> None:
