@@ -3,12 +3,12 @@
 The same sums as the model's own code (Llama, Mistral, Qwen2, Qwen3; see `standard`) in fewer passes over
 memory, which on a CPU cost as much as the products do: siblings multiply as one, a residual is added inside a product,
 what lies between products is one function each where there are `native` ones, and what is cheap to make again is not
-kept. A layer keeps of each token, with width d, H and K heads of size s, and an
-inner width f:
+kept. A layer keeps of each token, with width d, H and K heads of size s, and an inner width f:
 
     2 d + (2 H + 2 K) s + 2 f        SmolLM2: 10 d; its own code keeps 21 d
 
-Statistics of norms are float32 in both directions. In low precision a residual and what is added to it round once.
+and where attention is native two float32 numbers for each of the H query heads. Statistics of norms are float32 in
+both directions. In low precision a residual and what is added to it round once.
 """
 
 from collections.abc import Sequence
