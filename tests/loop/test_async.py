@@ -184,10 +184,12 @@ def rows(run: Path) -> list[dict[str, Any]]:
 def test_weights_change_while_answers_are_half_generated(tmp_path: Path):
     """With a queue of answers before a small engine some are begun by one version and ended by another.
 
-    None that is trained on has a token older than the bound.
+    None that is trained on has a token older than the bound. The answers are long and the steps small, so that no
+    timing lets every publication fall between two answers, as it can when a policy has learned to end at once.
     """
     run = tmp_path / "run"
-    train_experiment(load("tiny", [*QUICK, "max_staleness=3", "engine.max_concurrent=3"]), run)
+    long = ("sampling.max_completion_length=64", "learner.optimizer.learning_rate=1e-4", "engine.max_concurrent=3")
+    train_experiment(load("tiny", [*QUICK, *long, "max_staleness=3"]), run)
     ages = [step - 1 - r.rollout.oldest_version for step, found in recorded(run).items() for r in found]
     spans = [r.rollout.newest_version - r.rollout.oldest_version for found in recorded(run).values() for r in found]
 
