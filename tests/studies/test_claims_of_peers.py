@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from gnomon.records.reading import RunRecord
 from gnomon.studies.claim_folders import ClaimFolder, experiments_folder
 from gnomon.studies.gradient_noise import noise_by_length, weights_add
 from gnomon.studies.measured import Measured, NotMeasured
+from gnomon.studies.mixtures import share as mean_share
 from gnomon.studies.rescored import Answers, routers_share, won_back
 from gnomon.studies.stretches import LETTERS, lowest_after_best, write_stretches
 from gnomon.studies.valued import CRITIC_ARMS, Pace, explained
@@ -160,17 +162,34 @@ def test_a_clip_takes_tokens_out_by_the_sign_of_the_advantage():
 
 @pytest.mark.slow
 def test_replay_takes_the_routers_share_of_a_ratio_away(tmp_path: Path):
-    """Over a step of a mixture some of the variance of log-ratios is the routers' and not all of it; a run without the
-    weights before and after, or without experts, has no such share."""
+    """Over a step of a mixture some of the variance of log-ratios is the routers' and not all of it.
+
+    A step that changed nothing moved by 0 and has no share, and a mean leaves it out; a run without the weights before
+    and after, or without experts, has none either.
+    """
     reward = '[{kind="function",function="examples/own_reward.py:starts_with_a_digit"}]'
-    kept = ("steps=2", "checkpoints.every=1", "evaluation.before=false", "rollouts_per_step=32", "task.size=60")
+    kept = (
+        "steps=3",
+        "checkpoints.every=1",
+        "checkpoints.keep_last=3",
+        "evaluation.before=false",
+        "rollouts_per_step=32",
+        "task.size=60",
+    )
     for model in ("tiny-moe", "tiny"):
         train_experiment(load("tiny", [*kept, f"model={model}", f"rewards={reward}"]), tmp_path / model)
 
     share = routers_share(tmp_path / "tiny-moe", 1)
     assert share.tokens < 1.0
     assert share.responses < 1.0
-    for path, step, why in ((tmp_path / "tiny-moe", 2, "answers of step 3"), (tmp_path / "tiny", 1, "no routers")):
+    checkpoints = RunDirectory(tmp_path / "tiny-moe").checkpoints
+    shutil.copytree(checkpoints / "step-1", checkpoints / "step-2", dirs_exist_ok=True)
+    assert routers_share(tmp_path / "tiny-moe", 2).moved == 0.0
+    assert mean_share(lambda found: found.tokens, (1, 2))(RunRecord(tmp_path / "tiny-moe")) == share.tokens
+    assert mean_share(lambda found: found.moved, (1, 2))(RunRecord(tmp_path / "tiny-moe")) == share.moved / 2
+    with pytest.raises(NotMeasured, match="no step"):
+        mean_share(lambda found: found.tokens, (2,))(RunRecord(tmp_path / "tiny-moe"))
+    for path, step, why in ((tmp_path / "tiny-moe", 3, "answers of step 4"), (tmp_path / "tiny", 1, "no routers")):
         with pytest.raises(NotMeasured, match=why):
             routers_share(path, step)
 

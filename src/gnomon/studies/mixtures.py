@@ -1,5 +1,6 @@
 """Tiny mixtures of experts, trained with their routing free or replayed: what claims about replay begin with."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from gnomon.configuration import to_table
 from gnomon.models.tiny import TinyConfig
 from gnomon.records.reading import RunRecord
 from gnomon.studies.families import write_family
+from gnomon.studies.measured import NotMeasured
 from gnomon.studies.rescored import Shares, routers_share, won_back
 from gnomon.studies.warm import Warming, warm_model
 from gnomon.tasks.split import HeldOut
@@ -59,8 +61,15 @@ def watched(last: int) -> tuple[str, ...]:
 
 
 def share(part: Callable[[Shares], float], steps: Sequence[int]) -> Callable[[RunRecord], float]:
-    """Return what reads a part of `Shares`, mean over these steps."""
-    return lambda record: fmean(part(routers_share(record.path, step)) for step in steps)
+    """Return what reads a part of `Shares`, mean over those of these steps that have it."""
+
+    def read(record: RunRecord) -> float:
+        found = [part(routers_share(record.path, step)) for step in steps]
+        if not (there := [value for value in found if not math.isnan(value)]):
+            raise NotMeasured("no step changed anything")
+        return fmean(there)
+
+    return read
 
 
 def regained(steps: Sequence[int]) -> Callable[[RunRecord], float]:

@@ -4,6 +4,7 @@ Answers that a step was trained on would look more alike than they are to the we
 the *next* step are scored, by the weights that the step began with and by the ones that it ended with.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -84,7 +85,8 @@ def weights_after(record: RunRecord, step: int) -> nn.Module:
 class Shares:
     """How much of the variance of log-ratios is the routers': of single tokens, and of means over a response.
 
-    moved: standard deviation of a token's log-ratio with free routers, in nats: how far the step really went.
+    moved: standard deviation of a token's log-ratio with free routers, in nats: how far the step really went. A step
+    that changed nothing moved by 0, and both shares of it are nan.
     """
 
     tokens: float
@@ -97,7 +99,7 @@ def routers_share(run: Path, step: int) -> Shares:
     """Return what the variance of log-ratios over training step number ``step`` loses when its routing is replayed.
 
     1 - Var(replayed) / Var(free), on the answers of the step after it. Raises: NotMeasured for a run that lacks them or
-    the weights before and after, whose model has no experts, or where nothing was learned.
+    the weights before and after, or whose model has no experts.
     """
     record = RunRecord(run)
     answers = Answers.recorded(record, step + 1)
@@ -109,7 +111,7 @@ def routers_share(run: Path, step: int) -> Shares:
         free = answers.scored(later, Routing()).logprobs - before.logprobs
         held = answers.scored(later, Routing(before.experts)).logprobs - before.logprobs
     if not bool(free.any()):
-        raise NotMeasured("the step changed nothing")
+        return Shares(math.nan, math.nan, 0.0)
     counts = answers.mask.sum(1)
     means: Any = [(change.double() * answers.mask).sum(1) / counts for change in (held, free)]
     spread = [float(change[answers.mask].double().var()) for change in (held, free)]
