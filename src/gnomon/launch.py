@@ -27,7 +27,7 @@ from gnomon.examination import NEWEST, Candidate, Exam, checkpoint_of
 from gnomon.experiment import Experiment, Loaded, anchored, load, to_toml
 from gnomon.failpoints import reach
 from gnomon.insight.report.write import leave_page
-from gnomon.learner.machine import tune_allocator
+from gnomon.learner.machine import tune_machine
 from gnomon.loop.budget import Meter
 from gnomon.loop.evaluate import Evaluation, read_evaluations
 from gnomon.loop.run import StopRequest
@@ -95,7 +95,7 @@ def train_experiment(loaded: Loaded, run_dir: Path | None = None, stop: StopRequ
     stop: a program's own way to end it after the step at hand, as SIGTERM does on the command line.
     Raises: UserError before any weight is read; RunError afterwards.
     """
-    tune_allocator()
+    tune_machine()
     experiment = resolved(loaded.experiment)
     if run_dir is not None and is_begun(run_dir, anchored(experiment)):
         return resume(run_dir, stop)
@@ -127,7 +127,7 @@ def resume(run: str | Path, stop: StopRequest | None = None) -> Result:
     stop: as in `train_experiment`.
     Raises: RunDirectoryError when there is no run or another process has it; CheckpointError when all are damaged.
     """
-    tune_allocator()
+    tune_machine()
     directory = RunDirectory.reopen(Path(run))
     with ExitStack() as stack:
         stack.callback(directory.close)

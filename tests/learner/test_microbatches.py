@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import example, given
@@ -122,6 +124,45 @@ def test_cuts_of_packed_rows_come_longest_first(groups, budget, crossing):
     assert longest == sorted(longest, reverse=True)
 
 
+def length_of(cut: list[int], lengths: list[int], prompts: Prompts) -> int:
+    """Return how many tokens a cut computes where packed rows lie in line."""
+    own = {prompts.numbers[row]: prompts.lengths[row] for row in cut}
+    return sum(own.values()) + sum(lengths[row] - prompts.lengths[row] for row in cut)
+
+
+@given(GROUPS, BUDGETS, CROSSINGS)
+def test_rows_in_line_are_cut_evenly(groups, budget, crossing):
+    """A partition of the rows, the same every time, the fullest cut first, none above the budget but one row alone.
+
+    Two cuts are apart by no more than the longest packed row.
+    """
+    lengths, prompts = shared(groups, crossing, budget)
+    prompts = replace(prompts, sharing=replace(prompts.sharing, is_in_line=True))
+    cuts = cut_rows(lengths, budget, prompts)
+    loads = [length_of(cut, lengths, prompts) for cut in cuts]
+    packed = cut_rows(lengths, 1, prompts)
+
+    assert sorted(row for cut in cuts for row in cut) == list(range(len(lengths)))
+    assert cut_rows(lengths, budget, prompts) == cuts
+    assert loads == sorted(loads, reverse=True)
+    assert all(load <= budget or len(cut) == 1 for load, cut in zip(loads, cuts, strict=True))
+    assert len(cuts) <= len(packed)
+
+
+def test_rows_in_line_count_what_they_are():
+    """Four groups of 90, 60, 50 and 40 in a budget of 120: two cuts of 130 and 110 do not fit, 90, 90 and 60 do.
+
+    Padded to the longest they would be four cuts.
+    """
+    lengths, prompts = shared([(10, [40, 40]), (10, [25, 25]), (10, [20, 20]), (10, [15, 15])], 1e9, 120)
+    in_line = replace(prompts, sharing=replace(prompts.sharing, is_in_line=True))
+
+    assert [length_of(cut, lengths, prompts) for cut in cut_rows(lengths, 120, in_line)] == [90, 90, 60]
+    assert [length_of(cut, lengths, prompts) for cut in cut_rows(lengths, 240, in_line)] == [240]
+    assert [length_of(cut, lengths, prompts) for cut in cut_rows(lengths, 130, in_line)] == [130, 110]
+    assert [length_of(cut, lengths, prompts) for cut in cut_rows(lengths, 120, prompts)] == [90, 110, 40]
+
+
 @given(st.integers(1, 200), st.lists(st.integers(0, 30), min_size=1, max_size=9), st.integers(1, 600))
 def test_without_the_cost_of_attention_a_group_within_the_budget_stays_whole(prompt, responses, budget):
     """One prompt, one cut, if prompt and responses fit; otherwise more."""
@@ -209,10 +250,13 @@ def test_replayed_routing_counts_rows_whole():
 
 
 def test_a_larger_model_gets_more_memory_for_activations():
-    """24 x 30 x 576 x 4 bytes a token are 1.66 MB: half a GiB holds 323 of them, 4 bytes for 10^9 weights 2,411."""
-    assert token_budget(kept_numbers(30, 576), 4, parameters=10**8) == 323
-    assert token_budget(kept_numbers(30, 576), 4, parameters=10**9) == 2411
-    assert token_budget(kept_numbers(30, 576), 2, parameters=10**9) == 4822
+    """24 x 30 x 576 x 4 bytes a token are 1.66 MB: an eighth of 16 bytes for each of 10^9 weights holds 1,205 of them.
+
+    In low precision a token keeps half as much, and a weight has 2 bytes more; a quarter of a GiB is always there.
+    """
+    assert token_budget(1000, 4, parameters=10**8) == 67_108
+    assert token_budget(kept_numbers(30, 576), 4, parameters=10**9) == 1205
+    assert token_budget(kept_numbers(30, 576), 2, parameters=10**9) == 2712
     assert token_budget(kept_numbers(100, 10_000), 4, parameters=10**9) == 256
     assert token_budget(kept_numbers(30, 576), 4, parameters=10**8, available=2**34) == 10_356
 

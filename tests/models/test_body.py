@@ -8,8 +8,9 @@ import torch
 import transformers as hf
 from tests.models.architectures import SHAPE, llama, mistral, qwen2, qwen3
 
+from gnomon.learner.precision import Masters
 from gnomon.models.body import kept_per_token
-from gnomon.models.logprobs import TokenScorer
+from gnomon.models.logprobs import TokenScorer, TokenScores
 from gnomon.models.lora import LoraPlan, adapt
 from gnomon.models.modes import recomputing
 from gnomon.models.tiny import TinyConfig, tiny_model
@@ -38,8 +39,8 @@ def made(make: Any, seed: int = 3) -> Any:
     return model
 
 
-def scored(model: Any, is_shared: bool, is_written: bool) -> list[torch.Tensor]:
-    """Return log-probabilities, entropies and all gradients of a loss that uses both."""
+def loss(model: Any, is_shared: bool, is_written: bool) -> tuple[torch.Tensor, TokenScores]:
+    """Return a loss that uses log-probabilities and entropies, and those."""
     scorer = TokenScorer(model)
     scorer._trunk._is_tried &= is_written
     generator = torch.Generator().manual_seed(1)
@@ -48,8 +49,13 @@ def scored(model: Any, is_shared: bool, is_written: bool) -> list[torch.Tensor]:
         tokens[:3, :9], tokens[3:, :9] = tokens[0, :9], tokens[3, :9]
     mask = torch.arange(31) < torch.tensor(LENGTHS)[:, None]
     scores = scorer(tokens, torch.full((len(LENGTHS),), 9), mask)
-    loss = (scores.logprobs * torch.linspace(-1, 1, 31)).sum() + 0.3 * scores.entropy.sum()
-    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    return (scores.logprobs * torch.linspace(-1, 1, 31)).sum() + 0.3 * scores.entropy.sum(), scores
+
+
+def scored(model: Any, is_shared: bool, is_written: bool) -> list[torch.Tensor]:
+    """Return log-probabilities, entropies and all gradients of `loss`."""
+    total, scores = loss(model, is_shared, is_written)
+    gradients = torch.autograd.grad(total, list(model.parameters()))
     return [scores.logprobs.detach(), scores.entropy.detach(), *(g.float() for g in gradients)]
 
 
@@ -71,6 +77,23 @@ def test_values_and_gradients_are_the_models_own(make: Any, is_shared: bool):
     assert TokenScorer(model)._trunk._is_tried
 
     assert distance(scored(model, is_shared, True), scored(model, is_shared, False)) < 3e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("make", [llama, gelu])
+def test_gradients_that_are_added_up_where_they_belong_are_autograds(make: Any, dtype: torch.dtype):
+    """With masters, over two backward passes, whether head and embedding are one weight or two; padding's row too."""
+    model = made(make).to(dtype)
+    model.get_decoder().embed_tokens.padding_idx = 5
+    exact = [2 * gradient for gradient in scored(model, True, True)[2:]]
+    masters = Masters(model.named_parameters())
+    for _ in range(2):
+        loss(model, True, True)[0].backward()
+
+    assert all(weight.grad is None or weight.dtype == torch.float32 for weight in model.parameters())
+    assert distance(masters.gradients(), exact) < (1e-6 if dtype == torch.float32 else 0.01)
+    exact_rows = exact[0].abs().sum(1).eq(0)
+    assert torch.equal(masters.gradients()[0].abs().sum(1).eq(0), exact_rows)
 
 
 @pytest.mark.parametrize("make", [llama, qwen2, qwen3])

@@ -11,7 +11,7 @@ from torch.nn import functional
 from gnomon.models import branched
 from gnomon.models.attention import OWN, attends_by_branches, use_own_attention
 from gnomon.models.branched import Branches, Span, branched_attention, rounded
-from gnomon.models.device import token_multiple
+from gnomon.models.device import round_up
 from gnomon.models.tiny import tiny_model
 
 pytestmark = pytest.mark.usefixtures("way")
@@ -122,6 +122,12 @@ def test_a_model_is_told_only_where_it_uses_our_attention():
 
 
 def test_only_low_precision_on_a_processor_needs_few_shapes():
-    """float32 products are made without a kernel for each shape."""
-    assert token_multiple(torch.zeros(2, 2)) == 1
-    assert token_multiple(torch.zeros(2, 2, dtype=torch.bfloat16)) == 32
+    """float32 products are made without a kernel for each shape; others have 32 shapes a doubling, and 3% more rows."""
+    low, counts = torch.zeros(2, 2, dtype=torch.bfloat16), range(1, 8193)
+    rounded = [round_up(count, low) for count in counts]
+
+    assert [round_up(count, torch.zeros(2, 2)) for count in counts] == list(counts)
+    assert len({found for found in rounded if found > 1024}) == 3 * 32
+    assert all(count <= found <= count + max(31, count / 32) for count, found in zip(counts, rounded, strict=True))
+    assert [round_up(found, low) for found in rounded] == rounded
+    assert round_up(0, low) == 0

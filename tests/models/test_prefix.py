@@ -95,7 +95,7 @@ def test_in_one_row_nothing_is_padded_but_its_end():
     """A written out body computes prompts with their responses one behind another, each token at its own position."""
     tokens, prompts, _ = rows()
     ends = torch.tensor([7, 4, 4, 5, 5])
-    packed = pack(tokens, prompts, ends, multiple=8, is_one_row=True)
+    packed = pack(tokens, prompts, ends, lambda count: -(-count // 8) * 8, is_one_row=True)
 
     assert packed is not None
     assert packed.tokens.tolist() == [[9, 8, 7, 1, 2, 3, 4, 5, 2, 3, 6, 5, 1, 2, 4, 4, 4, *[0] * 7]]
@@ -108,7 +108,7 @@ def test_in_one_row_nothing_is_padded_but_its_end():
 def test_how_positions_attend_is_one_thing_in_two_forms(is_one_row):
     """The dense mask says what the branches of the same rows say, wherever prompts and responses lie."""
     tokens, prompts, _ = rows()
-    packed = pack(tokens, prompts, torch.tensor([7, 4, 4, 5, 5]), 4, is_one_row)
+    packed = pack(tokens, prompts, torch.tensor([7, 4, 4, 5, 5]), lambda count: -(-count // 4) * 4, is_one_row)
     assert packed is not None
     count, length = packed.tokens.shape
     seen = torch.eye(count * length, dtype=torch.bool)

@@ -22,11 +22,13 @@ class Sharing:
     """How a model computes a prompt once for all of its responses.
 
     crossing: see `prefix.crossing_tokens`. longest: tokens that one packed row may have; one above the budget of a cut
-        goes alone, as a long row of the batch does.
+        goes alone, as a long row of the batch does. is_in_line: packed rows lie one behind another, none is padded, and
+        a cut computes the sum of their lengths.
     """
 
     crossing: float
     longest: int
+    is_in_line: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ def cut_rows(lengths: Sequence[int], max_tokens: int, prompts: Prompts | None = 
     A cut computes its rows times the longest of them. Without ``prompts`` the rows are those of the batch, prompt and
     response. With them, rows of one prompt become one packed row, prompt + sum of responses, or several where its limit
     or attention's cost says so (`prefix.pieces`); those then go into different cuts, since in one they would be packed
-    together.
+    together. Where packed rows lie in line a cut computes their sum, and as few cuts as hold all rows are filled
+    evenly, the fullest first.
 
     Longest first, so that a cut holds rows of nearly one length (little padding) and a run that will not fit into
     memory fails at once. Every position comes exactly once; a row above the budget goes alone. Equal
@@ -60,6 +63,8 @@ def cut_rows(lengths: Sequence[int], max_tokens: int, prompts: Prompts | None = 
     [[1, 0], [2, 3]]
     """
     rows = [_Row(n, length, [n]) for n, length in enumerate(lengths)] if prompts is None else _packed(lengths, prompts)
+    if prompts is not None and prompts.sharing.is_in_line:
+        return _members(_evenly(rows, max_tokens))
     cuts: list[list[_Row]] = []
     for row in sorted(rows, key=lambda r: -r.length):
         for cut in cuts:
@@ -69,7 +74,7 @@ def cut_rows(lengths: Sequence[int], max_tokens: int, prompts: Prompts | None = 
                 break
         else:
             cuts.append([row])
-    return [[member for row in cut for member in row.members] for cut in cuts]
+    return _members(cuts)
 
 
 def deal_rows(lengths: Sequence[int], ranks: int, prompts: Prompts | None = None) -> list[list[int]]:
@@ -160,6 +165,36 @@ class _Row:
     prompt: int
     length: int
     members: list[int]
+
+
+def _members(cuts: Sequence[Sequence[_Row]]) -> list[list[int]]:
+    return [[member for row in cut for member in row.members] for cut in cuts]
+
+
+def _evenly(rows: Sequence[_Row], max_tokens: int) -> list[list[_Row]]:
+    """Return rows in as few cuts as hold them, about equally long, the longest first; each prompt once in a cut.
+
+    Each row, longest first, goes into the emptiest cut that it fits into.
+    """
+    order = sorted(rows, key=lambda row: -row.length)
+    count = max(1, -(-sum(row.length for row in order) // max_tokens))
+    while True:
+        cuts: list[list[_Row]] = [[] for _ in range(count)]
+        loads = [0] * count
+        for row in order:
+            free = [
+                n
+                for n, cut in enumerate(cuts)
+                if not cut or (loads[n] + row.length <= max_tokens and all(row.prompt != other.prompt for other in cut))
+            ]
+            if not free:
+                break
+            emptiest = min(free, key=loads.__getitem__)
+            cuts[emptiest].append(row)
+            loads[emptiest] += row.length
+        else:
+            return sorted(filter(None, cuts), key=lambda cut: -sum(row.length for row in cut))
+        count += 1
 
 
 def _packed(lengths: Sequence[int], prompts: Prompts) -> list[_Row]:

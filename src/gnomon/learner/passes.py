@@ -175,7 +175,10 @@ class Passes:
 
     def _planned(self, batch: Batch, rows: Tensor, scorer: TokenScorer | ValueScorer) -> list[tuple[Tensor, Batch]]:
         is_shared = scorer.shares_prompts and batch.routing is None
-        sharing = Sharing(self._crossing, self._stretch * self.max_tokens) if is_shared else None
+        sharing = None
+        if is_shared:
+            is_in_line = scorer.lies_in_line(int(batch.lengths[rows].max()) if len(rows) else 0)
+            sharing = Sharing(self._crossing, self._stretch * self.max_tokens, is_in_line)
         return micro_batches(batch, rows, self.max_tokens, sharing, (self.mesh.rank, self.mesh.size))
 
     def _placed(self, cuts: Sequence[tuple[Tensor, Batch]]) -> Iterator[tuple[Tensor, Batch]]:

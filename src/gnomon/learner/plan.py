@@ -10,10 +10,11 @@ from gnomon.learner.optimizer import OptimizerPlan
 from gnomon.models.device import memory_of
 from gnomon.models.trunk import kept_for_backward
 
-_LEAST_BYTES = 2**29
-_BYTES_PER_PARAMETER = 4
+_LEAST_BYTES = 2**28
+_STATE_BYTES = 16
+"""Of a parameter: master, gradient and both moments in float32; a rounded copy comes on top."""
 DEVICE_SHARE = 8
-"""One part in so many of a GPU's memory is for activations."""
+"""One part in so many of a GPU's memory is for activations, and of the bytes of training on a CPU."""
 # Multiples of the model's width that one layer keeps of a token for its backward pass.
 _KEPT = 24
 _LEAST_TOKENS = 256
@@ -62,16 +63,17 @@ def token_budget(kept: int, item_bytes: int, parameters: int, available: int = 0
 
     kept: numbers of a token that are kept, each of ``item_bytes``.
 
-    Those are ``available``, or without it 4 bytes a parameter and at least half a GiB: a quarter of what weights,
-    gradients and moments take in float32. More tokens make products no faster on a CPU, and one more micro-batch costs
-    no more than adding its gradients up.
+    Those are ``available``, or without it an eighth of what weights, gradients and moments take, and at least a quarter
+    of a GiB. On a CPU more tokens make products hardly faster, and one more micro-batch costs adding its gradients up:
+    4% of the fixed work's update, where a quarter instead of an eighth costs 0.13 GiB.
 
     Fewer than 256 tokens would make products slow.
 
-    >>> token_budget(kept_numbers(layers=30, width=576), item_bytes=4, parameters=134_515_008)
-    324
+    >>> token_budget(kept_numbers(layers=30, width=576), item_bytes=4, parameters=10**9)
+    1205
     """
-    budget = available or max(_LEAST_BYTES, _BYTES_PER_PARAMETER * parameters)
+    state = _STATE_BYTES + (item_bytes if item_bytes < 4 else 0)
+    budget = available or max(_LEAST_BYTES, state * parameters // DEVICE_SHARE)
     return max(_LEAST_TOKENS, budget // (kept * item_bytes))
 
 

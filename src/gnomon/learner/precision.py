@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gnomon.learner.mesh import Alone, Mesh
-from gnomon.models.sums import add
+from gnomon.models.sums import GradientSum, add_up
 
 Precision = Literal["fp32", "bf16"]
 
@@ -73,8 +73,10 @@ class Masters:
             master = parameter if own is parameter else nn.Parameter(own)
             if parameter.dtype != torch.float32:
                 master = nn.Parameter(parameter.detach().float())
-                parameter.register_post_accumulate_grad_hook(_folding_into(master))
+                parameter.register_post_accumulate_grad_hook(_folding_into(add_up(parameter, master)))
                 self._twins.append(name)
+            elif own is parameter:
+                add_up(parameter, parameter)
             self.parameters[name] = master
 
     @property
@@ -127,13 +129,11 @@ class Masters:
         return self.parameters[name] if name in self._twins else self.module_parameters[name]
 
 
-def _folding_into(master: nn.Parameter) -> Callable[[Tensor], None]:
+def _folding_into(total: GradientSum) -> Callable[[Tensor], None]:
     def fold(parameter: Tensor) -> None:
-        assert parameter.grad is not None, "torch calls this hook right after it set the gradient"
-        if master.grad is None:
-            master.grad = parameter.grad.float()
-        else:
-            add(master.grad, parameter.grad)
-        parameter.grad = None
+        # None where whoever made the gradient added it to the sum.
+        if parameter.grad is not None:
+            total.add(parameter.grad)
+            parameter.grad = None
 
     return fold

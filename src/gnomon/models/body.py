@@ -24,6 +24,7 @@ from gnomon.models.branched import Branches, branched_attention
 from gnomon.models.modes import is_recomputed
 from gnomon.models.native.kernels import kernels_of
 from gnomon.models.standard import has_inner_norms, is_silu
+from gnomon.models.sums import sum_of
 
 Turn = tuple[Tensor, Tensor]
 """Cosines and sines Float[P s]."""
@@ -37,7 +38,7 @@ def body_states(body: Any, tokens: Tensor, positions: Tensor, branches: Branches
     norm's slope is a thousand times that of any other row's.
     """
     table = body.embed_tokens
-    states = functional.embedding(tokens.flatten(), table.weight, table.padding_idx)
+    states: Tensor = _Looked.apply(tokens.flatten(), table.weight, table.padding_idx)  # type: ignore[no-untyped-call]
     turn = _turn(body, states, positions)
     for layer in body.layers:
         given = (layer, states, turn, branches)
@@ -93,6 +94,29 @@ def normed_product(states: Tensor, norm: Any, layers: Sequence[nn.Linear]) -> Te
     settings = (norm.variance_epsilon, len(layers))
     result: Tensor = _NormedProduct.apply(states, norm.weight, settings, *tensors)  # type: ignore[no-untyped-call]
     return result
+
+
+class _Looked(torch.autograd.Function):
+    """Rows of a table; the row of ``padding`` has no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, table: Tensor, padding: int | None) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.count, ctx.padding, ctx.sum = len(table), padding, sum_of(table)
+        return functional.embedding(tokens, table)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (tokens,) = ctx.saved_tensors
+        if ctx.sum is None:
+            padding = -1 if ctx.padding is None else ctx.padding
+            return None, torch.ops.aten.embedding_dense_backward(gradient, tokens, ctx.count, padding, False), None
+        if ctx.padding is not None:
+            is_read = tokens != ctx.padding
+            tokens, gradient = tokens[is_read], gradient[is_read]
+        ctx.sum.add_rows(tokens, gradient)
+        return None, None, None
 
 
 class _Normed(torch.autograd.Function):

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from gnomon.models.device import memory_of, token_multiple
+from gnomon.models.device import memory_of, round_up
 from gnomon.models.exponential import exp_
 from gnomon.models.native.kernels import kernels_of
+from gnomon.models.sums import add, sum_of
 
 _CACHED = 1 << 19
 """Logits that passes go over one after another: 2 MiB in float32."""
@@ -58,7 +59,7 @@ def chosen_logprobs(
     """
     settings = (temperature, chunk_tokens, with_entropy)
     count = len(hidden)
-    missing = -count % token_multiple(head.weight)
+    missing = round_up(count, head.weight) - count
     if missing:
         hidden, targets = functional.pad(hidden, (0, 0, 0, missing)), functional.pad(targets, (0, missing))
     logprobs, entropy = _ChosenLogprobs.apply(  # type: ignore[no-untyped-call]
@@ -88,7 +89,7 @@ class _ChosenLogprobs(torch.autograd.Function):
             _reduce(logits, targets[chunk], found, temperature, is_kept)
             if is_kept:
                 ctx.kept = logits
-        ctx.settings = settings
+        ctx.settings, ctx.sum = settings, sum_of(weight)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, bias, targets, largest, total, entropy)
         return logprobs, entropy
@@ -102,7 +103,8 @@ class _ChosenLogprobs(torch.autograd.Function):
             to_logprob = torch.zeros_like(entropy)
         to_entropy = to_entropy.contiguous() if with_entropy and to_entropy is not None else None
         for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
-        d_weight = torch.empty_like(weight) if for_weight else None
+        added, is_new = ctx.sum.begin() if for_weight and ctx.sum is not None else (None, True)
+        d_weight = torch.empty_like(weight) if for_weight and added is None else None
         d_bias = torch.empty_like(bias) if for_bias else None
         # Used up below: a second backward pass makes them again.
         kept, ctx.kept = ctx.kept, None
@@ -118,6 +120,10 @@ class _ChosenLogprobs(torch.autograd.Function):
                 d_bias[part] = slopes.sum(0, dtype=torch.float32)
             if d_weight is not None:
                 torch.mm(slopes.T, hidden, out=d_weight[part])
+            elif added is not None and is_new:
+                added[part].copy_(slopes.T @ hidden)
+            elif added is not None:
+                add(added[part], slopes.T @ hidden)
             if for_hidden:
                 product = slopes @ weight[part]
                 d_hidden = product if d_hidden is None else d_hidden.add_(product)

@@ -118,6 +118,10 @@ class TokenScorer:
         where = (rows, columns)
         return TokenScores(blank.index_put(where, logprobs), blank.index_put(where, entropy), computed, experts)
 
+    def lies_in_line(self, longest: int) -> bool:
+        """Whether rows of at most ``longest`` tokens that share prompts are computed one behind another."""
+        return self._trunk.lies_in_line(longest)
+
     def _hidden(
         self, tokens: Tensor, prompt_lengths: Tensor, where: tuple[Tensor, Tensor], routing: Routing | None
     ) -> _Hidden:

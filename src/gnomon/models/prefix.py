@@ -16,7 +16,7 @@ A body that computes each position for itself takes all prompts with their respo
 different lengths, padded to the longest of a micro-batch, were a twelfth of an update.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -88,21 +88,20 @@ class Packed:
 
 
 def pack(
-    tokens: Tensor, prompt_lengths: Tensor, ends: Tensor, multiple: int = 1, is_one_row: bool = False
+    tokens: Tensor, prompt_lengths: Tensor, ends: Tensor, rounded: Callable[[int], int] = int, is_one_row: bool = False
 ) -> Packed | None:
     """Return the rows with prompts shared, or None when no two rows have the same prompt.
 
     tokens Int[B S]; prompt_lengths Int[B]; ends Int[B]: positions before it are needed, at least the prompt's.
-    multiple: what the length of packed rows is rounded up to. is_one_row: prompts with their responses lie one behind
-    another in one row, so that nothing is padding but its end, and rows that share nothing are packed too. Only for a
-    body that computes each position for itself and attention that is told of branches.
+    rounded: what the length of packed rows becomes. is_one_row: prompts with their responses lie one behind another
+    in one row, so that nothing is padding but its end, and rows that share nothing are packed too. Only for a body that
+    computes each position for itself and attention that is told of branches.
     """
     together = _together(tokens, prompt_lengths)
     if len(together) == tokens.shape[0] and not is_one_row:
         return None
     widths = [len(p) + sum(int(ends[r]) - len(p) for r in members) for p, members in together.items()]
-    longest = sum(widths) if is_one_row else max(widths)
-    length = -(-longest // multiple) * multiple
+    length = rounded(sum(widths) if is_one_row else max(widths))
     shape = (1 if is_one_row else len(together), length)
     firsts = accumulate(widths if is_one_row else [length] * len(widths), initial=0)
     spans = list(_spans(together, ends, firsts))

@@ -1,6 +1,7 @@
 """A model below its head: from tokens to hidden states, by the fastest way that gives the model's own numbers."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from gnomon.models.attention import OWN, attends_by_branches, use_own_attention
 from gnomon.models.body import body_states, kept_per_token
 from gnomon.models.branched import Branches, Span
-from gnomon.models.device import token_multiple
+from gnomon.models.device import round_up
 from gnomon.models.native.kernels import kernels_of
 from gnomon.models.prefix import Packed, attends_fully, pack
 from gnomon.models.standard import beginning, is_standard
@@ -30,8 +31,7 @@ class Trunk:
 
     Padding is on the right and the model causal: no position that is read looks at it, so no mask is needed.
 
-    model: of transformers, in eval mode; on a CPU its attention becomes ours (`use_own_attention`). ``multiple``: what
-    lengths are best rounded up to.
+    model: of transformers, in eval mode; on a CPU its attention becomes ours (`use_own_attention`).
     """
 
     def __init__(self, model: Any) -> None:
@@ -39,12 +39,11 @@ class Trunk:
         parameter = next(model.parameters())
         if parameter.device.type == "cpu":
             use_own_attention(self._model)
-        self.multiple = token_multiple(parameter)
         self._is_tried = may_write_out(self._model) and _reproduces(self._model.get_decoder())
 
     def plain(self, tokens: Tensor) -> Tensor:
         """Return the hidden states Float[B S' d] of ``tokens`` Int[B S], where S' is S rounded up."""
-        tokens = nn.functional.pad(tokens, (0, -tokens.shape[1] % self.multiple))
+        tokens = nn.functional.pad(tokens, (0, self._rounded(tokens.shape[1]) - tokens.shape[1]))
         if self._is_written() and not self._is_long(tokens.shape[1]):
             return _alone(self._model.get_decoder(), tokens)
         return own_states(self._model, tokens)
@@ -55,7 +54,7 @@ class Trunk:
         tokens Int[B S]; prompt_lengths, ends Int[B]: see `prefix.pack`. In one row where the body is written out: then
         nothing is computed for padding, and rows that share no prompt gain too, unless they are long.
         """
-        found = pack(tokens.cpu(), prompt_lengths.cpu(), ends.cpu(), self.multiple, self._is_written())
+        found = pack(tokens.cpu(), prompt_lengths.cpu(), ends.cpu(), self._rounded, self._is_written())
         is_alone = found is not None and len(found.spans) == len(tokens)
         return None if is_alone and self._is_long(int(ends.max())) else found
 
@@ -82,13 +81,17 @@ class Trunk:
         ).last_hidden_state
         return hidden
 
+    def lies_in_line(self, longest: int) -> bool:
+        """Whether packed rows, of at most ``longest`` tokens in the batch, lie one behind another."""
+        return self._is_written() and not self._is_long(longest)
+
     def can_share(self) -> bool:
         """Whether packed rows give the hidden states that rows of their own give; found by trying.
 
         Models that look through windows, or that carry a state instead of attending, cannot be packed.
         """
         embedding = self._model.get_input_embeddings().weight
-        tokens, packed = _tried(len(embedding), self.multiple)
+        tokens, packed = _tried(len(embedding), self._rounded)
         if packed is None or not attends_fully(self._model):
             return False
         with torch.no_grad():
@@ -98,6 +101,9 @@ class Trunk:
             except (RuntimeError, ValueError, TypeError, IndexError):
                 return False
         return _is_close(shared[packed.rows, packed.columns], own, _PROMPT)
+
+    def _rounded(self, count: int) -> int:
+        return round_up(count, next(self._model.parameters()))
 
     def _is_long(self, tokens: int) -> bool:
         return tokens > _LONGEST and kernels_of(next(self._model.parameters())) is None
@@ -138,10 +144,10 @@ def _reproduces(body: Any) -> bool:
     return _is_close(alone, own, 0) and _is_close(shared[packed.rows, packed.columns], own, 0)
 
 
-def _tried(vocabulary: int, multiple: int = 1) -> tuple[Tensor, Packed | None]:
+def _tried(vocabulary: int, rounded: Callable[[int], int] = int) -> tuple[Tensor, Packed | None]:
     """Return the rows that a model of so many tokens is tried on, Int[2 S], and the same packed."""
     tokens = torch.tensor(_ROWS) % vocabulary
-    return tokens, pack(tokens, torch.full((2,), _PROMPT), torch.full((2,), tokens.shape[1]), multiple)
+    return tokens, pack(tokens, torch.full((2,), _PROMPT), torch.full((2,), tokens.shape[1]), rounded)
 
 
 def _alone(body: Any, tokens: Tensor) -> Tensor:

@@ -85,6 +85,10 @@ class ValueScorer:
             computed=hidden.shape[0] * hidden.shape[1],
         )
 
+    def lies_in_line(self, longest: int) -> bool:
+        """Whether rows of at most ``longest`` tokens that share prompts are computed one behind another."""
+        return self._body.lies_in_line(longest)
+
     def _hidden(
         self, tokens: Tensor, prompt_lengths: Tensor, lengths: Tensor, wanted: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:

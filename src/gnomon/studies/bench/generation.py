@@ -9,7 +9,7 @@ from gnomon.assemble import questions
 from gnomon.engines.base import Sampling
 from gnomon.engines.draws import draw_key
 from gnomon.engines.local import LocalEngine
-from gnomon.learner.machine import tune_allocator
+from gnomon.learner.machine import tune_machine
 from gnomon.learner.precision import Precision, dtype_of
 from gnomon.models.load import load_model
 from gnomon.studies.bench.materials import experiment_of
@@ -25,7 +25,7 @@ def decode(size: Size, repeats: int) -> Result:
     Before each repeat the engine is told of new weights, so no prompt's keys and values are carried over, as after an
     update.
     """
-    tune_allocator()
+    tune_machine()
     model, prompts, precision = asked(size)
     engine = LocalEngine(model, size.prompts * size.generations)
     sampling = Sampling(max_completion_length=size.budget)
@@ -52,7 +52,7 @@ def decode(size: Size, repeats: int) -> Result:
 
 def decode_plainly(size: Size, repeats: int) -> Result:
     """Return the same of ``model.generate`` as transformers brings it: sampled, padded left, no log-probabilities."""
-    tune_allocator()
+    tune_machine()
     model, prompts, precision = asked(size)
     rows = [list(prompt) for prompt in prompts for _ in range(size.generations)]
     longest = max(map(len, rows))

@@ -19,7 +19,7 @@ from gnomon.curriculum.roster import Roster
 from gnomon.curriculum.tracker import ValueTracker
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
-from gnomon.learner.machine import tune_allocator
+from gnomon.learner.machine import tune_machine
 from gnomon.learner.plan import LearnerPlan
 from gnomon.learner.torch import TorchLearner
 from gnomon.metrics import Metrics
@@ -59,7 +59,7 @@ def group(size: Size, repeats: int) -> Result:
 
 def length(size: Size, repeats: int) -> Result:
     """Return microseconds a token of generating and training four answers, over their length."""
-    tune_allocator()
+    tune_machine()
     config = _config(size, context=size.prompt + max(size.lengths))
     trainer, measures = _trainer(config, _GRPO), []
     engine = LocalEngine(tiny_model(0, config), 4)
@@ -79,7 +79,7 @@ def length(size: Size, repeats: int) -> Result:
 
 def vocabulary(size: Size, repeats: int) -> Result:
     """Return microseconds a token of one update and of one generated token, over the width of the logits."""
-    tune_allocator()
+    tune_machine()
     measures = []
     for width in size.vocabularies:
         config = replace(_config(size), vocab_size=width)
@@ -131,7 +131,7 @@ def algorithms(size: Size, repeats: int) -> Result:
     policy makes one more forward pass, one that reads a statistic of the whole step makes one of all cuts but the
     first, and facts say which do.
     """
-    tune_allocator()
+    tune_machine()
     config = _config(size)
     shape = Shape((size.prompt,) * size.prompts, size.generations, size.answer, size.budget)
     baseline = _trainer(config, _GRPO)
@@ -188,7 +188,7 @@ def _measured(algorithm: Algorithm, finished: Round, prepared: Batch) -> Metrics
 
 
 def _updates(name: str, shapes: Mapping[str, Shape], size: Size, repeats: int) -> Result:
-    tune_allocator()
+    tune_machine()
     config = _config(size)
     trainer, measures = _trainer(config, _GRPO), []
     for label, shape in shapes.items():

@@ -11,7 +11,7 @@ from torch.profiler import profile as record
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.errors import ConfigError, unknown
-from gnomon.learner.machine import tune_allocator
+from gnomon.learner.machine import tune_machine
 from gnomon.studies.bench.generation import asked
 from gnomon.studies.bench.materials import make_batch
 from gnomon.studies.bench.sizes import Size
@@ -42,7 +42,7 @@ def profile(size: Size, part: str) -> str:
 
 
 def _generation(size: Size) -> Callable[[], None]:
-    tune_allocator()
+    tune_machine()
     model, prompts, _ = asked(size)
     engine = LocalEngine(model, size.prompts * size.generations)
     sampling = Sampling(max_completion_length=size.budget)

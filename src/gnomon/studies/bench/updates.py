@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
-from gnomon.learner.machine import tune_allocator
+from gnomon.learner.machine import tune_machine
 from gnomon.learner.precision import dtype_of
 from gnomon.learner.torch import TorchLearner
 from gnomon.models.decoder import vocabulary_size
@@ -44,7 +44,7 @@ def update(size: Size, repeats: int) -> Result:
 
 def trainer_of(size: Size) -> tuple[Trainer, int]:
     """Return the fixed work's model and algorithm under a learner of their own, and the width of the logits."""
-    tune_allocator()
+    tune_machine()
     experiment = experiment_of(size)
     precision = experiment.learner.precision
     assert precision != "auto", "it was resolved"

@@ -16,7 +16,7 @@ from gnomon.studies.capacity.traffic import communicating
 
 GIB = 2**30
 _ALONE = Layout(1, 1, micro=324, is_recomputed=False)
-"""One process that does everything; of 324 tokens are its passes by default (`learner.plan.token_budget`)."""
+"""One process that does everything; its passes were of 324 tokens when these numbers were measured."""
 
 
 @dataclass(frozen=True)
