@@ -82,22 +82,22 @@ def table(folders: Mapping[str, ClaimFolder]) -> str:
         "# Claims, and what became of them",
         "",
         "Written by `gnomon reproduce`; `gnomon reproduce --list` prints it. Each claim is a folder of "
-        "[experiments](../experiments) with its protocol, its numbers, a figure and the rule of its verdict, which was "
-        "written before the numbers were seen. An expectation *holds* or *fails* when Student's 95% interval over "
+        "[experiments](../experiments) with its protocol, its numbers, a figure and the rule of its verdict, which "
+        "was written before the numbers were seen. An expectation *holds* or *fails* when Student's 95% interval over "
         "seeds lies wholly on one side, and is *undecided* otherwise; a page says about how many seeds would decide "
-        "it. All that hold make *reproduced*, some *partly*, "
-        "none *not*; *open* is what was not run, or decided nothing. *Checks* ask whether the setting has the cause of "
-        "the effect at all and never count: one that fails leaves the claim open; while one is undecided, a claim is "
-        "neither *reproduced* nor *not*: *partly* where something holds, else *open*. Each interval is of its own "
-        "expectation and nothing corrects for their number: one whose true value lies on its bound holds once in 40 "
-        "times, so that a *partly* by one of many says little. Where a page speaks of one model its seeds share it, "
-        "and intervals are of this model's training, not of other models. *CPU minutes* are what all runs "
-        "of the command took, on one core of the machine that its page names. The same command gives the same numbers "
-        "to the bit with the same code of gnomon, processor and number of threads; other code may sum in another "
-        "order, and where a learning rate is high a run whose last digits differ ends elsewhere, as another seed "
-        "would. So a page names the commits whose code made its runs, where that was recorded (from 2026-11-24 on), "
-        "and says by itself when timing decides its runs besides, which cells of its tables have fewer seeds, and when "
-        "its remarks were written for other numbers than are there now.",
+        "it. All that hold make *reproduced*, some *partly*, none *not*; *open* is what was not run, or decided "
+        "nothing. *Checks* ask whether the setting has the cause of the effect at all and never count: one that fails "
+        "leaves the claim open; while one is undecided, a claim is neither *reproduced* nor *not*: *partly* where "
+        "something holds, else *open*. Each interval is of its own expectation and nothing corrects for their number: "
+        "one whose true value lies on its bound holds once in 40 times, so that a *partly* by one of many says "
+        "little. Where a page speaks of one model or of three its seeds share them, and intervals are of training on "
+        "these, not on other models. *CPU minutes* are what all runs of the command took, on one core of the machine "
+        "that its page names. The same command gives the same numbers to the bit with the same code of gnomon, "
+        "processor and number of threads; other code may sum in another order, and where a learning rate is high a "
+        "run whose last digits differ ends elsewhere, as another seed would. So a page names the commits whose code "
+        "made its runs, where that was recorded (from 2026-11-24 on), and says by itself when timing decides its runs "
+        "besides, which cells of its tables have fewer seeds, and when its remarks were written for other numbers "
+        "than are there now.",
         "",
         "| claim | verdict | holds | fails | undecided | not run | checks that hold | CPU minutes | measured |",
         "|---|---|---|---|---|---|---|---|---|",

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -129,7 +130,7 @@ def algorithms(size: Size, repeats: int) -> Result:
     Each measurement is a pair, GRPO then the preset, so that a change of the machine's pace falls on both. All make one
     update here, so that the pieces are compared and not the number of updates; a preset that reads the reference
     policy makes one more forward pass, one that reads a statistic of the whole step makes one of all cuts but the
-    first, and facts say which do.
+    first, and facts say which do. Of a preset that scores with other policies "scoring aside" has the updates alone.
     """
     tune_machine()
     config = _config(size)
@@ -143,13 +144,26 @@ def algorithms(size: Size, repeats: int) -> Result:
         algorithm = replace(preset, updates=Updates())
         trainer = _trainer(config, algorithm)
         passes[name] = [*sorted(algorithm.needs), *(["statistics"] if algorithm.reads_statistics else [])]
-        ratios = []
+        ratios, aside = [], []
         for pair in range(repeats + 1):
-            (ours,), (theirs,) = (repeat(partial(t.step, made), 1, warmups=0) for t in (baseline, trainer))
+            (ours, our_updates), (theirs, their_updates) = (_timed(t, made) for t in (baseline, trainer))
             if pair:
                 ratios.append(theirs / ours)
+                aside.append(their_updates / our_updates)
         measures.append(Measure(name, "x grpo", tuple(ratios)))
+        if algorithm.needs:
+            measures.append(Measure(f"{name}, scoring aside", "x grpo", tuple(aside)))
     return Result("growth", "algorithms", tuple(measures), {"more passes": passes})
+
+
+def _timed(trainer: Trainer, batch: Batch) -> tuple[float, float]:
+    """Return the seconds of a step, and of its updates alone."""
+    start = time.perf_counter()
+    scored = trainer.scored(batch)
+    middle = time.perf_counter()
+    trainer.learn(scored)
+    end = time.perf_counter()
+    return end - start, end - middle
 
 
 def recording(size: Size, repeats: int) -> Result:

@@ -116,13 +116,20 @@ class Trainer:
 
     def step(self, batch: Batch) -> None:
         """Score what the algorithm needs, prepare, and make its updates."""
-        asyncio.run(self._step(batch))
+        self.learn(self.scored(batch))
 
-    async def _step(self, batch: Batch) -> None:
-        algorithm = self.algorithm
-        batch = algorithm.prepare((await self.learner.score(batch, algorithm.needs)).into(batch))
-        for minibatch in algorithm.minibatches(batch, 0):
-            await self.learner.update(minibatch, algorithm, 0)
+    def scored(self, batch: Batch) -> Batch:
+        """Return the batch with what the algorithm needs of other policies, prepared."""
+        return self.algorithm.prepare(asyncio.run(self.learner.score(batch, self.algorithm.needs)).into(batch))
+
+    def learn(self, batch: Batch) -> None:
+        """Make the algorithm's updates with a batch that is `scored`."""
+
+        async def update() -> None:
+            for minibatch in self.algorithm.minibatches(batch, 0):
+                await self.learner.update(minibatch, self.algorithm, 0)
+
+        asyncio.run(update())
 
 
 def written_work(size: Size, folder: str) -> dict[str, Any]:
