@@ -8,7 +8,7 @@ from gnomon.insight.svg import Series, chart
 from gnomon.records.reading import RunRecord
 from gnomon.studies.arms import Arm, Number, Runs
 from gnomon.studies.claims import Claim, Derived, Expectation, Gain
-from gnomon.studies.exact import checkpoint_rates, pass_at
+from gnomon.studies.exact import pass_at
 from gnomon.studies.families import MATCHED, family_experiment
 from gnomon.studies.measured import Estimate, Measured, NotMeasured, Points, estimate
 
@@ -48,8 +48,7 @@ def majority(k: int) -> Number:
 
 def passes(record: RunRecord) -> Points:
     """Return pass@k of every k, exactly."""
-    rates = checkpoint_rates(record)
-    return [(float(k), statistics.fmean(1 - (1 - rate) ** k for rate in rates)) for k in EVERY]
+    return [(float(k), pass_at(k)(record)) for k in EVERY]
 
 
 def curves(measured: Measured, name: str) -> dict[int, dict[float, float]]:

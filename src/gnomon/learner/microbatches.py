@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from heapq import heappop, heappush, heapreplace
 from typing import Any
 
 import torch
@@ -174,27 +175,37 @@ def _members(cuts: Sequence[Sequence[_Row]]) -> list[list[int]]:
 def _evenly(rows: Sequence[_Row], max_tokens: int) -> list[list[_Row]]:
     """Return rows in as few cuts as hold them, about equally long, the longest first; each prompt once in a cut.
 
-    Each row, longest first, goes into the emptiest cut that it fits into.
+    Each row, longest first, goes into the emptiest cut that does not hold its prompt yet, if it fits there.
     """
     order = sorted(rows, key=lambda row: -row.length)
-    count = max(1, -(-sum(row.length for row in order) // max_tokens))
-    while True:
-        cuts: list[list[_Row]] = [[] for _ in range(count)]
-        loads = [0] * count
-        for row in order:
-            free = [
-                n
-                for n, cut in enumerate(cuts)
-                if not cut or (loads[n] + row.length <= max_tokens and all(row.prompt != other.prompt for other in cut))
-            ]
-            if not free:
-                break
-            emptiest = min(free, key=loads.__getitem__)
-            cuts[emptiest].append(row)
-            loads[emptiest] += row.length
-        else:
-            return sorted(filter(None, cuts), key=lambda cut: -sum(row.length for row in cut))
+    # No two rows of more than half of the budget fit together.
+    halves = sum(2 * row.length > max_tokens for row in order)
+    count = max(1, halves, -(-sum(row.length for row in order) // max_tokens))
+    while (cuts := _filled(order, max_tokens, count)) is None:
         count += 1
+    return sorted(filter(None, cuts), key=lambda cut: -sum(row.length for row in cut))
+
+
+def _filled(order: Sequence[_Row], max_tokens: int, count: int) -> list[list[_Row]] | None:
+    """Return ``count`` cuts, some of which may be empty; None where they do not hold all rows."""
+    cuts: list[list[_Row]] = [[] for _ in range(count)]
+    prompts: list[set[int]] = [set() for _ in range(count)]
+    by_load = [(0, n) for n in range(count)]
+    for row in order:
+        passed = []
+        while by_load and row.prompt in prompts[by_load[0][1]]:
+            passed.append(heappop(by_load))
+        if not by_load:
+            return None
+        load, emptiest = by_load[0]
+        if load and load + row.length > max_tokens:
+            return None
+        heapreplace(by_load, (load + row.length, emptiest))
+        cuts[emptiest].append(row)
+        prompts[emptiest].add(row.prompt)
+        for each in passed:
+            heappush(by_load, each)
+    return cuts
 
 
 def _packed(lengths: Sequence[int], prompts: Prompts) -> list[_Row]:

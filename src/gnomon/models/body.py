@@ -24,7 +24,7 @@ from gnomon.models.branched import Branches, branched_attention
 from gnomon.models.modes import is_recomputed
 from gnomon.models.native.kernels import kernels_of
 from gnomon.models.standard import has_inner_norms, is_silu
-from gnomon.models.sums import sum_of
+from gnomon.models.sums import GradientSum, sum_of
 
 Turn = tuple[Tensor, Tensor]
 """Cosines and sines Float[P s]."""
@@ -38,7 +38,7 @@ def body_states(body: Any, tokens: Tensor, positions: Tensor, branches: Branches
     norm's slope is a thousand times that of any other row's.
     """
     table = body.embed_tokens
-    states: Tensor = _Looked.apply(tokens.flatten(), table.weight, table.padding_idx)  # type: ignore[no-untyped-call]
+    states = _embedded(tokens.flatten(), table)
     turn = _turn(body, states, positions)
     for layer in body.layers:
         given = (layer, states, turn, branches)
@@ -78,6 +78,15 @@ def _layer(layer: Any, states: Tensor, turn: Turn, branches: Branches) -> Tensor
     return closed
 
 
+def _embedded(tokens: Tensor, table: Any) -> Tensor:
+    """Return the rows Float[P d] of an embedding."""
+    total = sum_of(table.weight)
+    if total is None:
+        return functional.embedding(tokens, table.weight, table.padding_idx)
+    found: Tensor = _Embedded.apply(tokens, table.weight, table.padding_idx, total)  # type: ignore[no-untyped-call]
+    return found
+
+
 def normed(states: Tensor, norm: Any) -> Tensor:
     """Return x / sqrt(mean(x^2) + epsilon) * weight over the last axis of ``states``."""
     result: Tensor = _Normed.apply(states, norm.weight, norm.variance_epsilon)  # type: ignore[no-untyped-call]
@@ -96,27 +105,24 @@ def normed_product(states: Tensor, norm: Any, layers: Sequence[nn.Linear]) -> Te
     return result
 
 
-class _Looked(torch.autograd.Function):
-    """Rows of a table; the row of ``padding`` has no gradient."""
+class _Embedded(torch.autograd.Function):
+    """Rows of a table whose gradient is added up somewhere; the row of ``padding`` has none."""
 
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, table: Tensor, padding: int | None) -> Tensor:
+    def forward(ctx: Any, tokens: Tensor, table: Tensor, padding: int | None, total: GradientSum) -> Tensor:
         ctx.save_for_backward(tokens)
-        ctx.count, ctx.padding, ctx.sum = len(table), padding, sum_of(table)
+        ctx.padding, ctx.total = padding, total
         return functional.embedding(tokens, table)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (tokens,) = ctx.saved_tensors
-        if ctx.sum is None:
-            padding = -1 if ctx.padding is None else ctx.padding
-            return None, torch.ops.aten.embedding_dense_backward(gradient, tokens, ctx.count, padding, False), None
         if ctx.padding is not None:
             is_read = tokens != ctx.padding
             tokens, gradient = tokens[is_read], gradient[is_read]
-        ctx.sum.add_rows(tokens, gradient)
-        return None, None, None
+        ctx.total.add_rows(tokens, gradient)
+        return None, None, None, None
 
 
 class _Normed(torch.autograd.Function):
