@@ -2,7 +2,6 @@
 
 import ast
 import io
-import statistics
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src" / "gnomon").rglob("*.py"))
 
-FILE_LINES = 400
-MEDIAN_FILE_LINES = 150
+FILE_LINES = 800
 FUNCTION_CODE_LINES = 60
 PARAMETERS = 6
 
@@ -66,7 +64,7 @@ def test_code_lines_count_neither_docstrings_nor_comments_nor_blanks():
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_and_functions_keep_to_their_budget(path: Path):
-    """A file has at most 400 lines, a function 60 lines of code and 6 parameters."""
+    """A file has at most 800 lines, a function 60 lines of code and 6 parameters."""
     source = path.read_text()
     code = code_lines(source)
     over = [f"{path.name}: {n} lines"] if (n := len(source.splitlines())) > FILE_LINES else []
@@ -78,8 +76,3 @@ def test_files_and_functions_keep_to_their_budget(path: Path):
             over.append(f"{path.name}:{f.lineno} {f.name}: {count} parameters")
 
     assert over == []
-
-
-def test_the_median_file_is_short():
-    """Half of the files have fewer than 150 lines."""
-    assert statistics.median(len(p.read_text().splitlines()) for p in SOURCES) < MEDIAN_FILE_LINES
