@@ -119,6 +119,15 @@ def check_bounds(where: str, piece: object, **bounds: tuple[bool, str]) -> None:
         raise ConfigError("; ".join(broken))
 
 
+def shortened(text: str, most: int = 80) -> str:
+    """Return ``text``, or its beginning and how long it is.
+
+    >>> shortened("a" * 100, 8)
+    'aaaaaaaa... (100 characters)'
+    """
+    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Return a sentence that says ``name`` is unknown and which known name is nearest.
 
@@ -132,7 +141,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     # Two letters that changed places are the likeliest slip, and no worse a match than others.
     near.sort(key=lambda candidate: sorted(candidate) != sorted(name))
     hint = f"; did you mean '{near[0]}'?" if near else "."
-    return f"unknown {kind} '{name}'{hint} Known: {', '.join(names)}"
+    return f"unknown {kind} '{shortened(name)}'{hint} Known: {', '.join(names)}"
 
 
 def named(kind: str, said: str) -> GnomonError | None:

@@ -29,7 +29,7 @@ from gnomon.plans import (
     RecordPlan,
     SamplingPlan,
     StalenessPlan,
-    check_counts,
+    check_values,
 )
 from gnomon.tasks.build import TaskConfig, named, named_held_out
 from gnomon.tasks.environment import EnvironmentPlan
@@ -115,7 +115,7 @@ class Experiment:
         check_device(self.device)
         chosen(self.doctor.rules)
         check_stops(self.doctor.stops)
-        check_counts(to_table(self))
+        check_values(to_table(self))
         if self.steps < 0:
             raise ConfigError(f"steps must be 0 (evaluate only) or more, got {self.steps}")
         each = self.algorithm.num_generations
@@ -221,6 +221,11 @@ def from_table(table: Mapping[str, Any], overrides: Sequence[str] = ()) -> Loade
     return Loaded(loaded.experiment, (*repeated, *loaded.notes))
 
 
+def _as_json(value: Any) -> Any:
+    """Return what a file can hold of a value: dates as texts. Raises: ValueError or RecursionError where it cannot."""
+    return json.loads(json.dumps(value, default=str))
+
+
 def _repeated(parsed: Sequence[tuple[str, Any]]) -> list[str]:
     given: dict[str, list[Any]] = {}
     for key, value in parsed:
@@ -234,7 +239,7 @@ def _repeated(parsed: Sequence[tuple[str, Any]]) -> list[str]:
 
 def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loaded:
     try:
-        whole: dict[str, Any] = json.loads(json.dumps(table, default=str))
+        whole: dict[str, Any] = _as_json(table)
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"an experiment holds texts, numbers, lists and tables, and this one cannot be read: {error}"
@@ -341,7 +346,7 @@ def parse_override(override: str) -> tuple[str, Any]:
     if not equals or not key or not all(p.isidentifier() or p.isdigit() for p in key.replace("-", "_").split(".")):
         raise ConfigError(f"cannot read the override {override!r}: {OVERRIDE_HINT}")
     try:
-        return key.replace("-", "_"), tomllib.loads(f"value = {text}")["value"]
+        return key.replace("-", "_"), _as_json(parse_toml(f"value = {text}")["value"])
     except (ValueError, RecursionError) as error:
         if not isinstance(error, tomllib.TOMLDecodeError):
             raise ConfigError(f"the value of {key} is no sound TOML: {error}") from error

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gnomon.errors import ConfigError, check_bounds
+from gnomon.errors import ConfigError, check_bounds, shortened
 
 MOST_TOKENS = 64
 """Rollouts of a step that may be looked at token by token."""
@@ -296,24 +296,69 @@ _MOST = {
     "terms": 10**4, "max_concurrent": 10**5, "epochs": 10**4, "minibatches": 10**6, "max_completion_length": 10**8,
     "processes": 10**5, "steps": 10**12, "tokens": 10**15,
 }  # fmt: skip
-_NO_COUNTS = ("seed", "lowest", "highest", "stop_ids", "parameters", "settings", "max_staleness")
+_NO_COUNTS = ("lowest", "highest", "stop_ids", "parameters", "settings", "max_staleness")
+_LAST_SEED = 2**63 - 1
+"""Generators of Python, NumPy and torch all begin with any seed from 0 to this."""
 
 
-def check_counts(table: Mapping[str, Any], path: str = "") -> None:
-    """Refuse counts that no machine has room or time for, before any memory is taken for them.
+def check_values(table: Mapping[str, Any], path: str = "", is_counted: bool = True) -> None:
+    """Refuse numbers that no machine has room or time for, before any memory is taken, and texts that no file can hold.
 
     A slip of the finger (steps = 10**18) would otherwise be found out by a machine that swaps.
-    Raises: ConfigError naming the key, its value and the largest that is allowed.
+    Raises: ConfigError naming the key, its value and what it may be.
+
+    >>> check_values({"task": {"seed": 2**63}})
+    Traceback (most recent call last):
+    ...
+    gnomon.errors.ConfigError: task.seed must be from 0 to 9223372036854775807 (63 bits), got 9223372036854775808
     """
     for key, value in table.items():
-        place = f"{path}.{key}" if path else key
-        if key in _NO_COUNTS:
-            continue
+        place = f"{path}.{key}" if path else str(key)
+        is_counted_here = is_counted and key not in _NO_COUNTS
+        _check_text(str(key), place)
         if isinstance(value, Mapping):
-            check_counts(value, place)
+            check_values(value, place, is_counted_here)
         elif isinstance(value, list):
-            check_counts({str(number): inner for number, inner in enumerate(value)}, place)
-        elif isinstance(value, int) and value > _MOST.get(key, 10**9):
-            raise ConfigError(
-                f"{place} = {value} is more than {_MOST.get(key, 10**9)}, the most that can be meant here"
-            )
+            check_values({str(number): inner for number, inner in enumerate(value)}, place, is_counted_here)
+        elif isinstance(value, str):
+            _check_text(value, place)
+        elif isinstance(value, float) and not math.isfinite(value):
+            _check_finite(value, place)
+        elif isinstance(value, int):
+            _check_count(key, value, place, is_counted_here)
+
+
+def _check_text(text: str, place: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        where = ascii(place)[1:-1]
+        raise ConfigError(
+            f"{where} has half a surrogate pair at character {error.start + 1}, which no UTF-8 file can hold: "
+            f"{shortened(ascii(text))}; write it again"
+        ) from None
+
+
+def _check_finite(value: float, place: str) -> None:
+    # Bounds of an algorithm may be infinite: its pieces say which.
+    if math.isnan(value) or not place.startswith("algorithm."):
+        raise ConfigError(f"{place} = {value} is no finite number; write one, or remove the key")
+
+
+def _check_count(key: str, value: int, place: str, is_counted: bool) -> None:
+    if key == "seed" and not 0 <= value <= _LAST_SEED:
+        raise ConfigError(f"{place} must be from 0 to {_LAST_SEED} (63 bits), got {_number(value)}")
+    if not is_counted or key == "seed":
+        if abs(value) > _LAST_SEED:
+            raise ConfigError(f"{place} = {_number(value)} is beyond 63 bits, the most that a whole number may have")
+        return
+    most = _MOST.get(key, 10**9)
+    if value > most:
+        raise ConfigError(f"{place} = {_number(value)} is more than {most}, the most that can be meant here")
+    if value < -most:
+        raise ConfigError(f"{place} = {_number(value)} is less than {-most}, the least that can be meant here")
+
+
+def _number(value: int) -> str:
+    digits = str(value)
+    return digits if len(digits) <= 40 else f"{digits[:12]}... ({len(digits)} digits)"
