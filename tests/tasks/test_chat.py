@@ -18,7 +18,7 @@ class ByteTokenizer:
 
     has_template: bool = True
     control_strings: tuple[str, ...] = ("<|im_start|>", "<|im_end|>")
-    bos: int | None = BOS
+    begin: tuple[int, ...] = (BOS,)
     context_length: int | None = None
 
     def encode(self, text: str) -> list[int]:

@@ -77,7 +77,7 @@ def tiny_tokenizer(config: TinyConfig | None = None) -> Tokenizer:
     >>> tiny_tokenizer().decode(tiny_tokenizer().encode_plain("<|eos|>"))
     '<|eos|>'
     """
-    from tokenizers import AddedToken, decoders, models, pre_tokenizers
+    from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
     from tokenizers import Tokenizer as Backend
     from transformers import PreTrainedTokenizerFast
 
@@ -87,6 +87,7 @@ def tiny_tokenizer(config: TinyConfig | None = None) -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in (BOS, EOS, PAD)])
+    backend.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, BYTES)])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         bos_token=BOS,

@@ -3,13 +3,12 @@
 import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from jinja2 import TemplateError
-
 from gnomon.errors import ConfigError
+from gnomon.models.templates import check_template, names_switch, render
 from gnomon.types import Message
 
 _UNSET_LENGTH = 10**9  # transformers writes about 1e30 where a tokenizer states no length
@@ -25,19 +24,24 @@ class Tokenizer:
 
     backend: the transformers tokenizer; nobody outside `models` touches it.
     control: every special token's string and id.
-    bos: the id to begin a prompt with, or None where the model has none.
+    bos: the token that stands for the beginning of a text, or None where the model has none.
+    begin: what the tokenizer itself puts before a text: nothing, ``bos``, or several. What it puts behind one (an end)
+        is left off: an answer follows.
     stop_ids: ids that end a turn: the eos of tokenizer and generation config, and the chat template's end of turn.
     context_length: most tokens that prompt and completion may have together; None where neither
         the architecture nor the tokenizer states a limit.
     vocab_size: width of the logits, which may exceed the number of named tokens.
+    switches: variables that every rendering by the chat template is given, such as ``enable_thinking``.
     """
 
     backend: Any
     control: Mapping[str, int]
     bos: int | None
+    begin: tuple[int, ...]
     stop_ids: tuple[int, ...]
     context_length: int | None
     vocab_size: int
+    switches: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def control_strings(self) -> tuple[str, ...]:
@@ -51,10 +55,15 @@ class Tokenizer:
     def encode_plain(self, text: str) -> list[int]:
         """Return the ids of ``text`` as plain text: no id in it is a control token.
 
-        The tokenizer's own switch does this for most tokenizers. Where a vocabulary spells a control string as
-        one ordinary piece (Unigram does), the text is cut after the string's first character, or, failing that,
-        into characters. ``decode`` gives the same text back wherever it does for harmless text.
+        They are the tokenizer's own where no control string is in it; its own switch does the rest. Where a vocabulary
+        spells a control string as one ordinary piece (Unigram does), the text is cut after the string's first
+        character, or, failing that, into characters. ``decode`` gives the same text back wherever it does for harmless
+        text.
         """
+        if not any(string in text for string in self.control):
+            ids = self.encode(text)
+            if self._is_plain(ids, text):
+                return ids
         ids = self._encode_split(text)
         if self._is_plain(ids, text):
             return ids
@@ -64,27 +73,50 @@ class Tokenizer:
         return [i for character in text for i in self._encode_split(character)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ``ids`` without control tokens."""
-        text = self.backend.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        """Return the text of an answer: what was meant by it, control tokens that carry meaning included.
+
+        Off come beginnings and pads in front, and ends of text, ends of turn and pads behind; marks of thoughts and of
+        tool calls, and whatever else stands between, are in the text as they are in the ids.
+        """
+        pad = self.backend.pad_token_id
+        first, last = 0, len(ids)
+        while last > 0 and (ids[last - 1] in self.stop_ids or ids[last - 1] == pad):
+            last -= 1
+        while first < last and ids[first] in (self.bos, pad):
+            first += 1
+        return self.spelled(ids[first:last])
+
+    def spelled(self, ids: Sequence[int]) -> str:
+        """Return the text of ``ids`` with every control token spelled out."""
+        text = self.backend.decode(
+            list(ids),
+            skip_special_tokens=False,
+            clean_up_tokenization_spaces=False,
+            spaces_between_special_tokens=False,
+        )
         return cast(str, text)
 
-    def template(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str | None:
-        """Return ``messages`` in the model's chat form, up to where its answer begins; None without a template.
+    def template(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        switches: Mapping[str, Any] | None = None,
+        begins_answer: bool = True,
+    ) -> str | None:
+        """Return ``messages`` in the model's chat form; None without a template.
 
-        tools: JSON schemas that the template may tell the model about; many do not.
-        Raises: ConfigError when the template refuses the messages (a role it does not know, a wrong order).
+        tools: JSON schemas that the template may tell the model about; many do not. switches: variables of the
+        template, beside this tokenizer's own. begins_answer: up to where the answer begins.
+        Raises: ConfigError when the template refuses the messages (a role it does not know, a wrong order), fails, or
+        does not end.
         """
         if self.backend.chat_template is None:
             return None
-        plain = [dict(message) for message in messages]
-        try:
-            text = self.backend.apply_chat_template(
-                plain, tools=[dict(tool) for tool in tools] or None, tokenize=False, add_generation_prompt=True
-            )
-        except TemplateError as error:
-            roles = [message.get("role") for message in plain]
-            raise ConfigError(f"the model's chat template refuses messages with roles {roles}: {error}") from error
-        return cast(str, text)
+        return render(self.backend, messages, tools, {**self.switches, **(switches or {})}, begins_answer)
+
+    def names_switch(self, name: str, has_tools: bool = False) -> bool:
+        """Whether the chat template reads a variable of this name."""
+        return self.backend.chat_template is not None and names_switch(self.backend, name, has_tools)
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files, so that transformers and `load_tokenizer` read them back."""
@@ -114,6 +146,8 @@ def wrap(backend: Any, config: Any, generation_eos: Sequence[int] = ()) -> Token
 
     config: the model's transformers config. generation_eos: end tokens that its generation config lists.
     """
+    if backend.chat_template is not None:
+        check_template(backend)
     added = {str(t.content): int(i) for i, t in backend.added_tokens_decoder.items() if t.special}
     named = {str(text): int(backend.convert_tokens_to_ids(text)) for text in backend.all_special_tokens}
     control = {**added, **named}
@@ -122,6 +156,7 @@ def wrap(backend: Any, config: Any, generation_eos: Sequence[int] = ()) -> Token
         backend=backend,
         control=control,
         bos=backend.bos_token_id,
+        begin=_begin(backend, control),
         stop_ids=tuple(sorted({int(i) for i in ends if i is not None})),
         context_length=context_of(config, backend.model_max_length),
         vocab_size=int(config.get_text_config().vocab_size),
@@ -137,13 +172,20 @@ def context_of(config: Any, stated: int = _UNSET_LENGTH) -> int | None:
     return int(stated) if stated < _UNSET_LENGTH else None
 
 
+def _begin(backend: Any, control: Mapping[str, int]) -> tuple[int, ...]:
+    """Return what the tokenizer puts before a text of its own accord."""
+    special = set(control.values())
+    own = list(backend.encode(_PROBE, add_special_tokens=True))
+    return tuple(itertools.takewhile(lambda i: i in special, own))
+
+
 def _end_of_turn(backend: Any, control: Mapping[str, int]) -> int | None:
     """Return the control token that the chat template writes after an answer: measured, not looked up by name."""
     if backend.chat_template is None:
         return None
     turns = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": _PROBE}]
-    with contextlib.suppress(TemplateError):
-        tail = backend.apply_chat_template(turns, tokenize=False).rpartition(_PROBE)[2]
+    with contextlib.suppress(ConfigError):
+        tail = render(backend, turns, begins_answer=False).rpartition(_PROBE)[2]
         places = {tail.find(text): i for text, i in control.items() if text in tail}
         return places[min(places)] if places else None
     return None

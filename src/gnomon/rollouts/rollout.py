@@ -46,8 +46,8 @@ class Asker:
     """Asks an engine and a grader about tasks.
 
     generations: rollouts a task. seed: of the run; draws depend on it, the round, the task and the sample alone.
-    decode: token ids to text, control tokens left out. conversation: plays several turns with an environment; None asks
-    for one answer.
+    decode: an answer's token ids to its text. conversation: plays several turns with an environment; None asks for one
+    answer.
     """
 
     engine: Engine

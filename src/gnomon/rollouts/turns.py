@@ -129,7 +129,7 @@ class Trajectory:
 class Conversation:
     """Plays the turns of a rollout with an environment.
 
-    decode: token ids to text, control tokens left out. refuse: the grade of a rollout that cannot be trained on,
+    decode: an answer's token ids to its text. refuse: the grade of a rollout that cannot be trained on,
     counted against the error budget.
 
     Which endings are trained on: all that follow something the policy said. For a policy that makes a tool hang, raise

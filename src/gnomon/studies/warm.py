@@ -35,7 +35,7 @@ from gnomon.tasks.split import HeldOut
 from gnomon.tasks.stamp import stamp
 
 RECORD = "warm.json"
-_FORM = 1  # of what is written; another one makes every cached model anew
+_FORM = 2  # of what is written; another one makes every cached model anew
 _CHECK_EVERY = 50
 _LOOKED_AT = 256
 

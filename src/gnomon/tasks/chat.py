@@ -27,8 +27,8 @@ class Tokenizer(Protocol):
         ...
 
     @property
-    def bos(self) -> int | None:
-        """The id that begins a text without template; None when the model has none."""
+    def begin(self) -> tuple[int, ...]:
+        """What the tokenizer itself puts before a text: nothing, or some control tokens."""
         ...
 
     @property
@@ -45,7 +45,7 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text, without control tokens."""
+        """Return the text of an answer, without its end of turn; marks that are control tokens stay."""
         ...
 
     def template(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str | None:
@@ -92,8 +92,7 @@ class ChatRenderer:
         return [*messages] if self.told is None else _with_note(messages, self.told)
 
     def _plain(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        begin = () if self.tokenizer.bos is None else (self.tokenizer.bos,)
-        return (*begin, *self.tokenizer.encode_plain(transcript(messages)))
+        return (*self.tokenizer.begin, *self.tokenizer.encode_plain(transcript(messages)))
 
 
 @dataclass(frozen=True)

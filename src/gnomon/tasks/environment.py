@@ -46,7 +46,7 @@ class Environment(Protocol):
         ...
 
     def step(self, text: str) -> Any:
-        """Return the `Reply` to an answer, control tokens left out; a plain text is a reply that goes on."""
+        """Return the `Reply` to an answer, its end of turn left out; a plain text is a reply that goes on."""
         ...
 
 

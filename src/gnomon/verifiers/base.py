@@ -44,7 +44,7 @@ class NotApplicable(GnomonError):
 class Sample:
     """One answer to one question, as a verifier sees it.
 
-    prompt: the question's text. completion: the answer's text, control tokens left out.
+    prompt: the question's text. completion: the answer's text without its end of turn.
     completion_tokens: how many tokens were sampled. is_truncated: whether the budget ended the answer.
     max_completion_length: that budget, in tokens.
     columns: the dataset's other columns by name; JSON values, tuples and keys that are no text included.
