@@ -34,9 +34,11 @@ def test_numbers_are_found_as_a_person_reads_them(text: str, values: list[str]):
     assert [n.value for n in find_numbers(text)] == [Fraction(v) for v in values]
 
 
-def test_a_mixed_number_in_latex_is_not_glued_together():
-    r"""2\frac{1}{2} holds 2 and 1/2, never 21/2."""
-    assert [n.value for n in find_numbers(r"2\frac{1}{2}")] == [2, Fraction(1, 2)]
+def test_a_mixed_number_is_one_number():
+    r"""2\frac{1}{2} is 5/2, never 21/2 nor 2 and a half by itself; a whole before an improper fraction is two."""
+    assert [n.value for n in find_numbers(r"2\frac{1}{2}")] == [Fraction(5, 2)]
+    assert [n.value for n in find_numbers("-1 1/2")] == [Fraction(-3, 2)]
+    assert [n.value for n in find_numbers("3 5/2")] == [3, Fraction(5, 2)]
 
 
 @pytest.mark.parametrize("text", ["1/0", "9" * 5000, "1e999999999", "1e-999999999"])
@@ -45,16 +47,16 @@ def test_what_cannot_be_a_value_has_none(text: str):
     assert [n.value for n in find_numbers(text)] == [None]
 
 
-@pytest.mark.parametrize("text", [" $1,000 ", "1000.", "1000%", "€1000", "1e3", "2000/2"])
+@pytest.mark.parametrize("text", [" $1,000 ", "1000.", "1000%", "€1000", "1e3", "2000/2", "1000 apples", "1000 km"])
 def test_a_text_that_is_one_number_is_parsed(text: str):
-    """Whitespace, a currency or percent sign and a final point aside."""
+    """Whitespace, a currency or percent sign, a unit and a final point aside."""
     found = parse_number(text)
 
     assert found is not None
     assert found.value == 1000
 
 
-@pytest.mark.parametrize("text", ["", "two", "2 apples", "1 2", "1,23"])
+@pytest.mark.parametrize("text", ["", "two", "2 or 3", "2 million", "1 2", "1,23", "2x", "2\\pi", "(1,2]"])
 def test_a_text_that_is_more_than_one_number_is_none(text: str):
     """Anything beside the number makes it a sentence."""
     assert parse_number(text) is None

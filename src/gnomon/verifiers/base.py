@@ -92,6 +92,14 @@ class Verifier(Protocol):
         """
         ...
 
+    def stated(self, sample: Sample) -> str | None:
+        """Return a completion that gives the sample's own answer in the form that is asked for; it must earn 1.
+
+        None where no such form is known. The sample's completion is not looked at.
+        Raises: VerifierError when there is no answer to give.
+        """
+        return None
+
     def answer(self, sample: Sample) -> str | None:
         """Return what the sample answers, so that samples can vote: equal answers as equal texts, None for no answer.
 

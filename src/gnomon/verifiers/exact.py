@@ -3,13 +3,15 @@
 import math
 import re
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Literal
 
 from gnomon.errors import ConfigError, check_bounds
+from gnomon.verifiers.answers import same_answer, squeezed
 from gnomon.verifiers.base import Sample, Verifier, VerifierError, text_column
-from gnomon.verifiers.extract import Extract, Which, choose_number, extract, last_boxed
-from gnomon.verifiers.numbers import Number, exact, find_numbers, parse_number
+from gnomon.verifiers.extract import Extract, extract, last_boxed
+from gnomon.verifiers.numbers import Number, Which, choose_number, find_numbers, parse_number
+
+_SEVERAL = re.compile(r"[0-9] (?:and|to|or) [-+$\\]{0,3}[0-9.,]+[\s.$]*$")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,10 @@ class Exact(Verifier):
         """Compare the two texts."""
         return float(self._plain(sample.completion) == self._plain(text_column(sample, self.column)))
 
+    def stated(self, sample: Sample) -> str:
+        """Return the answer as it is."""
+        return text_column(sample, self.column)
+
     def answer(self, sample: Sample) -> str | None:
         """Return the text that is compared."""
         return self._plain(sample.completion) or None
@@ -48,9 +54,11 @@ class Numeric(Verifier):
 
     which: the last number of the completion, the first, or the only one ("only": several are wrong).
     tolerance: largest absolute difference that still counts, >= 0; 0 for equality (0.5 = 1/2 = .50).
-    column: where the answer is: a number, or a text whose last number it is ("... #### 72").
+    column: where the answer is: a number with or without its unit, or a worked solution that ends in one
+    ("... #### 72", a box). What is more than a number (1/2 + x, a pair) is an error, not its last digits.
     must_end: a completion that its budget cut off has no answer; without it, whatever number came last counts.
-    What counts as a number: `verifiers/numbers.py`. A percent sign or unit is not looked at.
+    What counts as a number: `verifiers/numbers.py`; a part of something larger is no answer (the 2 of x^2). A unit is
+    looked at only where the answer has one and the completion another.
 
     >>> Numeric()(Sample("", "Half of it is 0.50.", columns={"answer": "1/2"}))
     1.0
@@ -77,7 +85,11 @@ class Numeric(Verifier):
         if self.must_end and sample.is_truncated:
             return 0.0
         found = choose_number(sample.completion, self.which)
-        return float(found is not None and is_near(found, gold, self.tolerance))
+        return float(found is not None and found.equals(gold, self.tolerance))
+
+    def stated(self, sample: Sample) -> str:
+        """Return the answer in a sentence."""
+        return _as_answer("The answer is {}.", text_column(sample, self.column))
 
     def answer(self, sample: Sample) -> str | None:
         """Return the number that is compared, as a fraction in lowest terms: 0.50 and 2/4 are "1/2"."""
@@ -89,11 +101,11 @@ class Numeric(Verifier):
 
 @dataclass(frozen=True)
 class Boxed(Verifier):
-    r"""1.0 if the content of the last balanced ``\boxed{...}`` is the answer, else 0.0.
+    r"""1.0 if the content of the last balanced ``\boxed{...}`` or ``\fbox{...}`` is the answer, else 0.0.
 
-    Compared as numbers when both are numbers; else as text without spaces, dollar signs, ``\left``,
-    ``\right``, ``\text{...}`` wrappers and a final point. What is equal only by algebra (x+1 and 1+x) is
-    for `verifiers/mathematics.py`.
+    Compared as numbers when both are numbers, part by part when both are lists, sets, pairs or intervals, else as
+    text without what TeX sets around it: `verifiers/answers.py`. What is equal only by algebra (x+1 and 1+x) is for
+    `verifiers/mathematics.py`; wherever both can tell, they say the same.
     column: where the answer is; when it holds a box itself (a worked solution), the box's content.
     """
 
@@ -118,10 +130,11 @@ class Boxed(Verifier):
         found = last_boxed(sample.completion)
         if found is None:
             return 0.0
-        ours, theirs = parse_number(found), parse_number(gold)
-        if ours and theirs and theirs.value is not None:
-            return float(is_near(ours, theirs.value, self.tolerance))
-        return float(_plain_latex(found) == _plain_latex(gold))
+        return float(same_answer(found, gold, self.tolerance) is True)
+
+    def stated(self, sample: Sample) -> str:
+        """Return the answer in a box."""
+        return boxed_answer(text_column(sample, self.column))
 
     def answer(self, sample: Sample) -> str | None:
         """Return the box's content: a number as a fraction in lowest terms, else as text without spaces and such."""
@@ -129,7 +142,7 @@ class Boxed(Verifier):
         if found is None:
             return None
         number = parse_number(found)
-        return number.canonical if number else _plain_latex(found) or None
+        return number.canonical if number else squeezed(found) or None
 
 
 @dataclass(frozen=True)
@@ -229,21 +242,22 @@ class OverlongPenalty:
         return -self.factor * min(max(excess, 0.0), 1.0) + 0.0
 
 
-def is_near(found: Number, gold: Fraction, tolerance: float) -> bool:
-    """Whether the two differ by at most ``tolerance``, without rounding."""
-    return found.value is not None and abs(found.value - gold) <= exact(tolerance)
+def boxed_answer(text: str) -> str:
+    """Return a completion that gives ``text`` as its answer: in a box, unless it is a worked solution with one."""
+    return text if last_boxed(text) is not None else f"So it is \\boxed{{{text}}}."
 
 
-def _gold_number(text: str, column: str) -> Fraction:
-    whole = parse_number(text)
-    numbers = [whole] if whole else find_numbers(text)[-1:]
-    if not numbers or numbers[0].value is None:
-        raise VerifierError(f"column '{column}' holds no number: {text[-80:]!r}")
-    return numbers[0].value
+def _as_answer(sentence: str, text: str) -> str:
+    return text if "####" in text or last_boxed(text) is not None else sentence.format(text.strip().rstrip("."))
 
 
-def _plain_latex(text: str) -> str:
-    plain = re.sub(r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}", r"\1", text)
-    plain = re.sub(r"\\[dt]frac", r"\\frac", plain)
-    plain = re.sub(r"\\left|\\right|\\[,!;:]|[$\s]", "", plain)
-    return plain.rstrip(".")
+def _gold_number(text: str, column: str) -> Number:
+    """Return the number that an answer is, or that a worked solution ends in. Raises: VerifierError."""
+    marked = text.rpartition("####")[2] if "####" in text else last_boxed(text)
+    number = parse_number(text if marked is None else marked) or (
+        choose_number(text, "last") if marked is None else None
+    )
+    if number is None or number.value is None:
+        what = "more than a number" if find_numbers(text) else "no number"
+        raise VerifierError(f"column '{column}' holds {what}: {text[-80:]!r}")
+    return number

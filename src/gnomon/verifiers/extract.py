@@ -3,19 +3,20 @@
 import re
 from typing import Literal
 
-from gnomon.verifiers.numbers import Number, find_numbers
+from gnomon.verifiers.numbers import Which, choose_number
 
-Which = Literal["last", "first", "only"]
 Extract = Literal["last_number", "first_number", "only_number", "last_line", "boxed", "tags", "whole"]
 
 _TAGS = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
-_BOXED = "\\boxed"
+_BOX = re.compile(r"\\(?:boxed|fbox)\s{0,3}$")
+_BOX_LENGTH = len(r"\boxed") + 3
 
 
 def extract(text: str, how: Extract) -> str | None:
     r"""Return the answer that ``text`` gives, without surrounding whitespace; None when it gives none.
 
-    last_number, first_number, only_number: that number's plain text (1,234 is "1234"); "only" wants just one.
+    last_number, first_number, only_number: that number's plain text (1,234 is "1234"); "only" wants just one; none
+    where that number is a part of something else (the 2 of x^2).
     last_line: the last line that is not blank. boxed: the content of the last balanced \boxed{...}.
     tags: between the last <answer> and its </answer>. whole: everything.
 
@@ -35,18 +36,11 @@ def extract(text: str, how: Extract) -> str | None:
     return (found or "").strip() or None
 
 
-def choose_number(text: str, which: Which) -> Number | None:
-    """Return the last, the first or the only number of ``text``; None without one, or with several."""
-    found = find_numbers(text)
-    if not found or (which == "only" and len(found) > 1):
-        return None
-    return found[-1] if which == "last" else found[0]
-
-
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last ``\boxed{...}`` whose braces balance; an escaped brace is no brace.
+    r"""Return the content of the last ``\boxed{...}`` or ``\fbox{...}`` whose braces balance.
 
-    One pass over the text, whatever is in it. None when there is no such box.
+    A space before the brace is TeX's as well; an escaped brace is no brace. One pass over the text, whatever is in it.
+    None when there is no such box.
 
     >>> last_boxed(r"\boxed{1} then \boxed{\frac{1}{2}} and \boxed{3")
     '\\frac{1}{2}'
@@ -62,8 +56,8 @@ def last_boxed(text: str) -> str | None:
             opened.append(index)
         elif character == "}" and opened:
             start = opened.pop()
-            is_boxed = text[max(0, start - len(_BOXED)) : start] == _BOXED
-            if is_boxed and (best is None or start > best[0]):
+            is_later = best is None or start > best[0]
+            if is_later and _BOX.search(text[max(0, start - _BOX_LENGTH) : start]):
                 best = (start, index)
         index += 1
     return text[best[0] + 1 : best[1]] if best else None

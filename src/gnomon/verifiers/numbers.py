@@ -1,17 +1,25 @@
 r"""Numbers in text, as exact rationals.
 
-What is a number: signs, thousands commas, decimals, exponents, fractions a/b and LaTeX's \frac{a}{b}:
+What is a number: signs, thousands commas, decimals, exponents, fractions a/b and LaTeX's \frac{a}{b}, mixed numbers:
 
-    -5   1,234.50   .5   6.02e23   3/4   3 / 4   -\frac{1}{2}   10{,}000   10,\!000   $5   5kg   50%
+    -5   1,234.50   .5   6.02e23   3 \times 10^4   3/4   3 / 4   -\frac{1}{2}   \frac34   1 1/2   10{,}000   $5   50%
 
 What is not: digits glued to a letter or a point before them (x2, H2O, the 3 of version 1.2.3). A minus after
 a word, a digit or a closing bracket subtracts: 5-3 holds 5 and 3. A comma before exactly three digits belongs
-to the number, so 100,200 is one number and 100, 200 are two.
+to the number, so 100,200 is one number and 100, 200 are two. 3,14 and 1.234,56 are no number: who writes so and
+who means two numbers cannot be told apart.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Literal
+
+from gnomon.verifiers.notation import plain
+from gnomon.verifiers.units import CURRENCIES, unit_of
+
+Which = Literal["last", "first", "only"]
 
 # Nobody's answer is longer, and Python's own conversion of long digit strings takes quadratic time.
 LONGEST = 400
@@ -24,18 +32,42 @@ _NUMBER = re.compile(
     rf"(?P<top>{_PLAIN}(?:[eE][-+]?[0-9]++)?)"
     rf"(?:[ ]?/[ ]?(?P<bottom>{_WHOLE}(?:\.[0-9]++)?))?"
 )
-_FRACTION = re.compile(r"\\[dt]?frac\{([0-9]++)\}\{([0-9]++)\}")
+_WHOLE_PART = re.compile(r"[-+]?[0-9][0-9,]*")
+_BELOW_ONE = re.compile(r"([0-9]{1,9})[ ]?/[ ]?([0-9]{1,9})")
+_DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"), ("{", "}"))
+
+# What makes of a number a part of something else, before it and behind it.
+_COMMANDS = (
+    r"sqrt|frac|binom|pi|times|cdot|div|pm|mp|log|ln|sin|cos|tan|exp|leq?|geq?|neq?|lt|gt|infty|cup|cap|in|pmod|bmod|"
+    r"mod|ldots|dots|theta|alpha|beta|lambda|mu|max|min|lfloor|lceil"
+)
+_PART_BEFORE = re.compile(
+    rf"(?:\^\{{?|_\{{?|\\(?:{_COMMANDS})(?![a-zA-Z]) ?\{{?|"
+    r"(?:[0-9)\]}]|(?<![a-zA-Z])[a-zA-Z]) ?[-+/] ?|[0-9)\]}] ?\* ?|"
+    r"[0-9][.,:]|[({\[] ?[^\s(){}\[\]]{1,20}, ?|[a-zA-Z0-9]\(|\\\{ ?|[0-9] or |\u221a\(?|[0-9], ?)\$?[-+]?$"
+)
+_PART_BEHIND = re.compile(
+    rf" ?\^|_[0-9a-zA-Z{{]|[-/+*][0-9a-zA-Z\\(](?!\*)| ?[-/+*] ?[0-9\\(]| ?\\(?:{_COMMANDS})(?![a-zA-Z])|[.,:][0-9]|"
+    r" ?, ?[-+]?[0-9.]{1,20} ?[)\]}\\]|\(| ?\\[{}]|(?!am|pm|st|nd|rd|th)[a-zA-Z]{1,2}(?![a-zA-Z])| ?\u221a|"
+    r" (?:thousand|million|billion|trillion|hundred|dozen|and a half)(?![a-z])"
+)
+_THOUSAND = re.compile(r"(?<![0-9.,])[0-9]{1,3} $")
+_UNIT_BEHIND = re.compile(r" ?\$? ?(?:(?:square|cubic) )?(?:[A-Za-z]+|[%\u00b0])(?: ?\^ ?\{?[23]\}?)?(?:/[A-Za-z]+)?")
+_ENDS = re.compile(r"\s*(?:[.$)\]}*]|\\[)\]]|$)")
+_CONTEXT = 40
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number as found: its plain text (no commas, no spaces, no plus) and its value.
+    """A number as found: its plain text (no commas, no spaces, no plus), its value and the unit beside it.
 
     value: exact; None when it is none (a division by zero) or absurdly long, which then equals nothing.
+    unit: one name for all spellings of a unit, see `units.unit_of`; None without one.
     """
 
     text: str
     value: Fraction | None
+    unit: str | None = None
 
     @property
     def canonical(self) -> str:
@@ -46,6 +78,23 @@ class Number:
         """
         return self.text if self.value is None else str(self.value)
 
+    def equals(self, gold: "Number", tolerance: float = 0.0) -> bool:
+        """Whether the two differ by at most ``tolerance``, without rounding, and in no unit.
+
+        Where only one has a unit it is not looked at: 12 km is 12, 50% is 50. A percentage is its hundredth as well.
+        Two units that are not the same make two answers: 12 km is not 12 m, and nothing is converted.
+        """
+        if self.value is None or gold.value is None:
+            return False
+        if self.unit is not None and gold.unit is not None and self.unit != gold.unit:
+            return False
+        near = exact(tolerance)
+        if abs(self.value - gold.value) <= near:
+            return True
+        if (self.unit, gold.unit) == ("%", None):
+            return abs(self.value / 100 - gold.value) <= near
+        return (self.unit, gold.unit) == (None, "%") and abs(self.value - gold.value / 100) <= near
+
 
 def find_numbers(text: str) -> list[Number]:
     r"""Return the numbers in ``text``, from left to right.
@@ -53,25 +102,90 @@ def find_numbers(text: str) -> list[Number]:
     >>> [n.text for n in find_numbers(r"1,234 - 5 is \frac{3}{4}, so x2 = -.5.")]
     ['1234', '5', '3/4', '-.5']
     """
-    return [_number(match) for match in _NUMBER.finditer(_without_latex(text))]
+    return [number for _, _, number in _spans(plain(text))]
+
+
+def choose_number(text: str, which: Which) -> Number | None:
+    r"""Return the last, the first or the only number of ``text``; None without one, with several, or for a part.
+
+    A number that is a part of something else is no answer, whatever it is a part of: the 2 of \sqrt{2}, x^2, 3+2, 2\pi,
+    (1, 2], 1 or 2, 1.234,2 and 12 000 2.
+
+    >>> choose_number(r"so x = \frac{3}{4} km", "last")
+    Number(text='3/4', value=Fraction(3, 4), unit='km')
+    >>> choose_number(r"so it is 2\sqrt{3}", "last") is None
+    True
+    """
+    text = plain(text)
+    found = list(_spans(text))
+    if not found or (which == "only" and len(found) > 1):
+        return None
+    start, end, number = found[-1] if which == "last" else found[0]
+    if _is_part(text, start, end):
+        return None
+    return Number(number.text, number.value, _unit_beside(text, start, end))
 
 
 def parse_number(text: str) -> Number | None:
-    """Return the number that ``text`` is, a currency or percent sign aside; None if it is none.
+    r"""Return the number that ``text`` is, its unit, sign of money or of percent included; None if it is none.
 
-    >>> parse_number(" $1,000 ").text
-    '1000'
-    >>> parse_number("2 apples") is None
+    >>> parse_number(" $1,000 ").text, parse_number(r"864 \mbox{ inches}^2").unit
+    ('1000', 'in^2')
+    >>> parse_number("2 or 3") is None
     True
     """
-    bare = _without_latex(text).strip().strip("$€£%\\ ").rstrip(".")
-    match = _NUMBER.fullmatch(bare)
-    return _number(match) if match else None
+    if len(text) > 10 * LONGEST and len(text.strip()) > 10 * LONGEST:
+        return None
+    bare = unwrapped(plain(text))
+    money = bare[:1] if bare[:1] and bare[0] in CURRENCIES else None
+    bare = bare.lstrip(CURRENCIES).lstrip(" ")
+    found = next(_spans(bare), None)
+    if found is None or found[0] != 0:
+        return None
+    _, end, number = found
+    rest = bare[end:].rstrip(". ")
+    if not rest:
+        return Number(number.text, number.value, money)
+    unit = unit_of(bare[end:])
+    return None if unit is None or (money and unit != money) else Number(number.text, number.value, unit)
 
 
 def exact(value: int | float) -> Fraction:
     """Return a float as the decimal that a person wrote: 0.1 is 1/10, not the nearest binary fraction."""
     return Fraction(repr(value))
+
+
+def _spans(text: str) -> Iterator[tuple[int, int, Number]]:
+    """Yield each number of a plain text with where it begins and ends; a whole before a/b with a < b is one with it."""
+    before: re.Match[str] | None = None
+    for match in _NUMBER.finditer(text):
+        if before is not None:
+            if _is_mixed(text, before, match):
+                yield before.start(), match.end(), _mixed(before, match)
+                before = None
+                continue
+            yield before.start(), before.end(), _number(before)
+        before = match
+    if before is not None:
+        yield before.start(), before.end(), _number(before)
+
+
+def _is_mixed(text: str, whole: "re.Match[str]", part: "re.Match[str]") -> bool:
+    gap = part.start() - whole.end()
+    if not (0 < gap <= 4) or text[whole.end() : part.start()].strip(" ") or part["sign"]:
+        return False
+    below = _BELOW_ONE.fullmatch(part[0])
+    if below is None or _WHOLE_PART.fullmatch(whole[0]) is None or len(whole[0]) > LONGEST:
+        return False
+    return 0 < int(below[1]) < int(below[2])
+
+
+def _mixed(whole: "re.Match[str]", part: "re.Match[str]") -> Number:
+    sign = -1 if whole["sign"] == "-" else 1
+    units = whole["top"].replace(",", "")
+    top, bottom = part["top"], part["bottom"]
+    value = sign * (Fraction(units) + Fraction(int(top), int(bottom)))
+    return Number(f"{'-' if sign < 0 else ''}{units} {top}/{bottom}", value)
 
 
 def _number(match: "re.Match[str]") -> Number:
@@ -90,11 +204,50 @@ def _exponent(text: str) -> int:
     return abs(int(exponent)) if exponent else 0
 
 
-def _without_latex(text: str) -> str:
-    plain = text.replace("\u2212", "-").replace("{,}", ",").replace("\\!", "")
-    # A space keeps 2\frac{1}{2} from becoming 21/2; a sign must stay next to its number.
-    return _FRACTION.sub(lambda m: f"{'' if _follows_sign(plain, m.start()) else ' '}{m[1]}/{m[2]}", plain)
+def _is_part(text: str, start: int, end: int) -> bool:
+    """Whether the number from ``start`` to ``end`` is a part of something larger."""
+    before, behind = text[max(0, start - _CONTEXT) : start], text[end : end + _CONTEXT]
+    if _unit_behind(behind) is None and _PART_BEHIND.match(behind) is not None:
+        return True
+    if _THOUSAND.search(before) is not None and re.fullmatch("[0-9]{3}", text[start:end]) is not None:
+        return True  # 32 348 may be one number
+    found = _PART_BEFORE.search(before)
+    if found is None:
+        return False
+    # "In 2023, 5 were left" is a sentence; "1, 2, 3" at the end is a list.
+    is_list = re.fullmatch(r"[0-9], \$?[-+]?", found[0]) is not None
+    return not is_list or _ENDS.match(behind) is not None
 
 
-def _follows_sign(text: str, index: int) -> bool:
-    return index > 0 and text[index - 1] in "+-"
+def _unit_beside(text: str, start: int, end: int) -> str | None:
+    money = text[max(0, start - 2) : start].strip()[-1:]
+    if money and money in CURRENCIES and not (money == "$" and _is_delimiter(text, start, end)):
+        return money
+    return _unit_behind(text[end : end + _CONTEXT])
+
+
+def _unit_behind(behind: str) -> str | None:
+    """Return the unit of the table that stands behind a number; any other word may begin a sentence."""
+    found = _UNIT_BEHIND.match(behind)
+    if found is None or found[0].strip() == "in":  # "5 in total"
+        return None
+    return unit_of(found[0].replace("$", " "), is_known=True)
+
+
+def _is_delimiter(text: str, start: int, end: int) -> bool:
+    """Whether the dollar before a number opens TeX's mathematics: another one closes it on the same line."""
+    return "$" in text[end : end + _CONTEXT].partition("\n")[0]
+
+
+def unwrapped(text: str) -> str:
+    r"""Return a plain ``text`` without what may stand around a whole answer: dollars, braces, stars, a final point."""
+    while True:
+        bare = text.strip().rstrip(".").strip()
+        for opening, closing in _DELIMITERS:
+            is_around = bare.startswith(opening) and bare.endswith(closing) and len(bare) > len(opening + closing)
+            if is_around and opening not in bare[len(opening) : -len(closing)]:
+                bare = bare[len(opening) : -len(closing)]
+                break
+        else:
+            return bare.strip()
+        text = bare
