@@ -8,7 +8,6 @@ Three ways, tried in this order; the first that reproduces a plain forward pass 
 - `RecomputeDecoder`: no cache; every step is a full forward pass.
 """
 
-import inspect
 import itertools
 from collections.abc import Callable, Sequence, Set
 from typing import Any, Protocol
@@ -17,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from gnomon.errors import ModelError
 from gnomon.models.attention import use_own_attention
 from gnomon.models.cache import AlignedCache, Prefix, Rows
-from gnomon.models.forward import Forward
+from gnomon.models.forward import CACHE_NAMES, Forward, accepted, cache_name
 from gnomon.models.packed import PackedLinears
 from gnomon.models.tokenizer import context_of
 from gnomon.models.trace import Trace
@@ -119,10 +119,11 @@ class AlignedDecoder:
             logits: Tensor = self._forward(
                 torch.tensor(tokens)[:, None],
                 attention_mask=mask,
-                position_ids=positions,
-                past_key_values=self._aligned,
+                cache=self._aligned,
                 use_cache=True,
+                **self._at(positions),
             ).logits[:, -1]
+        self._check_written(self._aligned)
         self._aligned.after_step()
         self._trace.extend(self._forward.experts)
         return logits
@@ -152,6 +153,15 @@ class AlignedDecoder:
         """Return the experts of a row's positions."""
         return self._trace.of(slot)
 
+    def _at(self, positions: Tensor) -> dict[str, Tensor]:
+        """Return positions as an argument; none for a model (Bloom, MPT) that makes them from the mask it is given."""
+        return {"position_ids": positions} if "position_ids" in self._forward.names else {}
+
+    def _check_written(self, cache: AlignedCache) -> None:
+        """Raise ModelError when a step left nothing in the cache: the model was not given it, or looks at another."""
+        if all(layer.keys is None for layer in cache.aligned):
+            raise ModelError(f"{type(self._forward.model).__name__} left nothing in the cache that it was given")
+
     def _prefill(self, prompts: Sequence[Prompt]) -> None:
         # All but the last token, which the first step feeds: no logits are wanted here, and nothing need be masked,
         # because padding on the right is never seen by the positions before it.
@@ -160,7 +170,7 @@ class AlignedDecoder:
         for row, prompt in enumerate(prompts):
             ids[row, : lengths[row]] = torch.tensor(prompt[:-1])
         cache: Any = DynamicCache()
-        self._forward(ids, keep=torch.empty(0, dtype=torch.long), past_key_values=cache, use_cache=True)
+        self._forward(ids, keep=torch.empty(0, dtype=torch.long), cache=cache, use_cache=True)
         experts = self._forward.experts
         for row, prompt in enumerate(prompts):
             self._prefix_experts[prompt] = None if experts is None else experts[row, : lengths[row]]
@@ -226,10 +236,8 @@ class WaveDecoder:
         return self._trace.of(slot)
 
     def _advance(self, ids: Tensor) -> Tensor:
-        name = self._forward.cache_name
-        known = {} if self._cache is None else {name: self._cache}
-        output = self._forward(ids, use_cache=True, **known)
-        self._cache = output[name]
+        output = self._forward(ids, use_cache=True, cache=self._cache)
+        self._cache = self._forward.cache_of(output)
         logits: Tensor = output.logits[:, -1]
         return logits
 
@@ -331,7 +339,7 @@ def _is_attention_only(model: Any) -> bool:
     kinds = {type(layer) for layer in layers}
     stated = vars(config).get("layer_types") or ()
     return (
-        "past_key_values" in inspect.signature(model.forward).parameters
+        cache_name(accepted(model)) in CACHE_NAMES[:2]
         and len(layers) == config.num_hidden_layers
         and kinds <= {DynamicLayer, DynamicSlidingWindowLayer}
         and "chunked_attention" not in stated
@@ -358,7 +366,7 @@ def _agrees(decoder: Decoder, plain: Decoder, tolerance: float) -> bool:
                     if decoder.joins:
                         each.admit(ragged[2:], 8, frozenset())
                 tokens = [4, 7] if decoder.joins else [4]
-    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, NotImplementedError):
+    except (ModelError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, NotImplementedError):
         return False
     return all(error < tolerance for error in errors)
 

@@ -6,7 +6,6 @@ kernel is told "causal" and skips the upper triangle. The token at position p is
 that shift is made here and nowhere else.
 """
 
-import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gnomon.errors import ConfigError
+from gnomon.models.forward import accepted, checked_arguments
 from gnomon.models.head import chosen_logprobs, chunk_for
 from gnomon.models.prefix import Packed
 from gnomon.models.routing import Routing, pad_experts, routed
@@ -76,7 +76,8 @@ class TokenScorer:
         self.chunk_tokens = chunk_tokens or chunk_for(device, config.get_text_config().vocab_size)
         self.is_split = _is_split(self.model)
         self.shares_prompts = self.is_split and self._trunk.can_share()
-        self._keeps = "logits_to_keep" in inspect.signature(self.model.forward).parameters
+        self._names = accepted(model)
+        self._keeps = "logits_to_keep" in self._names
 
     def __call__(
         self,
@@ -181,9 +182,10 @@ class TokenScorer:
         routing: Routing | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         first = int(predicting.min())
-        wanted = {"logits_to_keep": sequence.shape[1] - first} if self._keeps else {}
+        wanted = {"logits_to_keep": sequence.shape[1] - first, "use_cache": False}
         with routed(self.model, routing) as recorder:
-            logits = self.model(input_ids=sequence, use_cache=False, **wanted).logits[0]
+            known = checked_arguments(self.model, self._names, wanted)
+            logits = self.model(input_ids=sequence, **known).logits[0]
         experts = None if recorder is None else recorder.experts(sequence.shape[1])
         offset = first if self._keeps else 0
         log_policy = (logits[predicting - offset].float() / temperature).log_softmax(-1)
@@ -209,7 +211,8 @@ def _is_split(model: Any) -> bool:
     with torch.no_grad():
         hook = head.register_forward_hook(replace_output)
         try:
-            logits = model(input_ids=tokens, use_cache=False).logits
+            known = checked_arguments(model, accepted(model), {"use_cache": False})
+            logits = model(input_ids=tokens, **known).logits
         finally:
             hook.remove()
         hidden = own_states(model, tokens)

@@ -194,8 +194,9 @@ class StaticDecoder(AlignedDecoder):
         dtype = next(self._forward.model.parameters()).dtype
         mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
         logits: Tensor = self._forward(
-            ids, attention_mask=mask, position_ids=places, past_key_values=self._static, use_cache=True
+            ids, attention_mask=mask, cache=self._static, use_cache=True, **self._at(places)
         ).logits[:, -1]
+        self._check_written(self._static)
         return logits
 
     def _follow(self) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gnomon.errors import ModelError
 from gnomon.models.attention import OWN, attends_by_branches, use_own_attention
 from gnomon.models.body import body_states, kept_per_token
 from gnomon.models.branched import Branches, Span
 from gnomon.models.device import round_up
+from gnomon.models.forward import accepted, checked_arguments
 from gnomon.models.native.kernels import kernels_of
 from gnomon.models.prefix import Packed, attends_fully, pack
 from gnomon.models.standard import beginning, is_standard
@@ -72,13 +74,15 @@ class Trunk:
             ~mask, -torch.inf
         )
         is_told = attends_by_branches(self._model) and _takes_more(body)
-        hidden: Tensor = body(
-            input_ids=packed.tokens.to(device),
-            position_ids=packed.positions.to(device),
-            attention_mask=added,
-            use_cache=False,
-            **({"branches": packed.branches} if is_told else {}),
-        ).last_hidden_state
+        arguments = {
+            "position_ids": packed.positions.to(device),
+            "attention_mask": added,
+            "use_cache": False,
+        }
+        known = checked_arguments(body, accepted(body), arguments)
+        # Handed on to attention by a body that takes more than it names; ours knows it.
+        told = {"branches": packed.branches} if is_told else {}
+        hidden: Tensor = body(input_ids=packed.tokens.to(device), **known, **told).last_hidden_state
         return hidden
 
     def lies_in_line(self, longest: int) -> bool:
@@ -98,7 +102,7 @@ class Trunk:
             own = self.plain(tokens.to(embedding.device))[:, : tokens.shape[1]]
             try:
                 shared = self.packed(packed, own.device)
-            except (RuntimeError, ValueError, TypeError, IndexError):
+            except (ModelError, RuntimeError, ValueError, TypeError, IndexError):
                 return False
         return _is_close(shared[packed.rows, packed.columns], own, _PROMPT)
 
@@ -115,7 +119,9 @@ class Trunk:
 
 def own_states(model: Any, tokens: Tensor) -> Tensor:
     """Return the hidden states Float[B S d] of ``tokens`` Int[B S] by the model's own code."""
-    hidden: Tensor = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+    body = model.get_decoder()
+    known = checked_arguments(body, accepted(body), {"use_cache": False})
+    hidden: Tensor = body(input_ids=tokens, **known).last_hidden_state
     return hidden
 
 

@@ -1,0 +1,135 @@
+"""A model is given every argument by its own name for it, or is not given it and that is said."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from tests.models.architectures import SHAPE, llama, mistral, qwen2, qwen3
+
+from gnomon.errors import ModelError
+from gnomon.models.decoder import AlignedDecoder, Decoder, RecomputeDecoder, WaveDecoder
+from gnomon.models.forward import CACHE_NAMES, Forward, accepted, cache_name, checked_arguments
+from gnomon.models.static import fastest_decoder
+
+
+def phi3() -> Any:
+    """Queries, keys and values in one product."""
+    return hf.Phi3ForCausalLM(hf.Phi3Config(**SHAPE))
+
+
+def gpt2() -> Any:
+    """Learned positions."""
+    return hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=64))
+
+
+def bloom() -> Any:
+    """No positions as an argument: they come from the mask."""
+    return hf.BloomForCausalLM(hf.BloomConfig(vocab_size=96, hidden_size=32, n_layer=2, n_head=4))
+
+
+def olmo2() -> Any:
+    """Norms behind the layers."""
+    return hf.Olmo2ForCausalLM(hf.Olmo2Config(**SHAPE))
+
+
+def gemma2() -> Any:
+    """Windows and capped logits."""
+    return hf.Gemma2ForCausalLM(hf.Gemma2Config(**SHAPE, head_dim=8))
+
+
+def mixtral() -> Any:
+    """Experts."""
+    return hf.MixtralForCausalLM(hf.MixtralConfig(**SHAPE, num_local_experts=4))
+
+
+def mamba() -> Any:
+    """A state in the place of keys and values."""
+    return hf.MambaForCausalLM(hf.MambaConfig(vocab_size=96, hidden_size=32, num_hidden_layers=2, state_size=8))
+
+
+MADE = [llama, mistral, qwen2, qwen3, phi3, gpt2, bloom, olmo2, gemma2, mixtral]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [*MADE, mamba])
+def test_the_cache_goes_by_the_models_own_name(make: Any):
+    """Whatever the installed transformers calls it, the model names it, and a pass with it gives it back, grown."""
+    model = make().eval()
+    forward = Forward(model)
+    assert forward.cache_name in accepted(model)
+
+    with torch.no_grad():
+        first = forward.cache_of(forward(torch.tensor([[5, 6, 7]]), use_cache=True))
+        after = forward(torch.tensor([[8]]), cache=first, use_cache=True).logits[:, -1]
+        alone = forward(torch.tensor([[5, 6, 7, 8]]), use_cache=False).logits[:, -1]
+
+    torch.testing.assert_close(after, alone, atol=1e-5, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", MADE)
+def test_no_version_makes_a_decoder_compute_everything_again(make: Any):
+    """Attention is decoded from a cache of ours, in every version of transformers that is supported."""
+    decoder: Decoder = fastest_decoder(make().eval())
+
+    assert isinstance(decoder, AlignedDecoder)
+
+
+class Renamed(hf.LlamaForCausalLM):
+    """A model of a version to come: its cache has a name that nobody here knows, and it swallows any other."""
+
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, memory=None, use_cache=None, **more):
+        """Compute without what is not known."""
+        return super().forward(input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=use_cache)
+
+
+def test_a_cache_that_would_be_swallowed_is_an_error():
+    """The model is not called; a decoder that needs it is not chosen."""
+    model = Renamed(hf.LlamaConfig(**SHAPE)).eval()
+    forward = Forward(model)
+
+    with pytest.raises(ModelError, match="takes no argument 'cache', so it would be lost"):
+        forward(torch.tensor([[5]]), cache=object())
+    assert forward.calls == 0
+    assert isinstance(fastest_decoder(model), RecomputeDecoder)
+
+
+class Deaf(hf.LlamaForCausalLM):
+    """It names a cache and never looks at it."""
+
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, cache=None, use_cache=None, **more):
+        """Compute the new tokens alone."""
+        return super().forward(input_ids, position_ids=position_ids, use_cache=False)
+
+
+def test_a_cache_that_does_not_grow_is_an_error():
+    """After the first step something must be in it."""
+    model = Deaf(hf.LlamaConfig(**SHAPE)).eval()
+    decoder = AlignedDecoder(model)
+    decoder.admit([(5,)], 8, frozenset())
+
+    with torch.no_grad(), pytest.raises(ModelError, match="left nothing in the cache"):
+        decoder.step([5], 8)
+    wave = WaveDecoder(model)
+    wave.admit([(5,)], 8, frozenset())
+    with torch.no_grad(), pytest.raises(ModelError, match="gives back no cache"):
+        wave.step([5], 8)
+
+
+@pytest.mark.parametrize(
+    "lost", ["attention_mask", "position_ids", "cache_position", "seq_idx", "cu_seq_lens_q", "branches", "labels"]
+)
+def test_an_argument_that_a_model_does_not_take_is_named(lost: str):
+    """Whatever changes what a model computes; what only spares work is left out."""
+    network = torch.nn.Linear(2, 2)
+
+    with pytest.raises(ModelError, match=f"Linear.forward of transformers .* takes no argument '{lost}'"):
+        checked_arguments(network, accepted(network), {lost: 1})
+    assert checked_arguments(network, accepted(network), {"use_cache": False, "logits_to_keep": 1}) == {}
+
+
+@pytest.mark.parametrize("name", CACHE_NAMES)
+def test_every_name_of_a_cache_is_known(name: str):
+    """Of 5.16 to 5.23, of state space models, and of 5.24."""
+    assert cache_name(frozenset({"input_ids", name, "use_cache"})) == name
