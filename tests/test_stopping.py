@@ -65,6 +65,55 @@ def test_the_first_signal_is_answered_and_the_second_does_not_wait(number: signa
     assert err == "\nstopped at once, and nothing was saved; go on with: gnomon resume RUN\n"
 
 
+def test_a_terminal_that_goes_twice_lets_it_finish():
+    """The kernel and the shell each send SIGHUP: the step at hand is finished, and the lines to nowhere end nothing."""
+    program = busy("obedient")
+    for _ in range(3):
+        program.send_signal(signal.SIGHUP)
+    out, err = program.communicate(timeout=30)
+
+    assert (program.returncode, err) == (0, "")
+    assert out.endswith("saved, asked by 1\n")
+
+
+def test_a_run_whose_terminal_is_closed_goes_on_to_its_save(tmp_path: Path):
+    """With a real terminal behind it that is closed: SIGHUP comes of itself, and nothing it prints fails."""
+    controller, terminal = os.openpty()
+    ended = tmp_path / "ended"
+    script = BUSY + f"print('more'); open({str(ended)!r}, 'w').write(str(stop.signal))\n"
+    program = subprocess.Popen(
+        [sys.executable, "-c", f"import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n{script}", "obedient"],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+    )
+    os.close(terminal)
+    assert os.read(controller, 99).startswith(b"working")
+    os.close(controller)
+
+    assert program.wait(timeout=30) == 0
+    assert ended.read_text() == "1"
+
+
+def test_under_nohup_a_hangup_stays_ignored():
+    """Whoever asked for that goes on working; and the other signals still stop it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        program = busy("obedient")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    program.send_signal(signal.SIGHUP)
+    time.sleep(0.1)
+    assert program.poll() is None
+    program.send_signal(signal.SIGTERM)
+    out, _ = program.communicate(timeout=30)
+
+    assert program.returncode == 0
+    assert out.endswith("saved, asked by 15\n")
+
+
 def test_one_signal_lets_it_finish():
     """The request is seen, what is at hand ends, and the handlers are what they were."""
     before = signal.getsignal(signal.SIGINT)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from gnomon.configuration import to_table
@@ -170,7 +171,7 @@ def checkpoint_of(run: Path) -> Path:
         raise RunDirectoryError(f"{run} is not a run: it has no experiment.toml")
     found = Checkpoints(RunDirectory(run).checkpoints).newest()
     if found is None:
-        raise RunDirectoryError(f"{run} has no checkpoint yet; `gnomon resume {run}` goes on with it")
+        raise RunDirectoryError(f"{run} has no checkpoint yet; `gnomon resume {quote(str(run))}` goes on with it")
     return found.path
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -308,19 +309,21 @@ def _run(session: Session, found: Found | None, stop: StopRequest) -> Result:
         write_card(directory.card, card)
         console.say(f"run {directory.path}: {card.reproducibility}")
         reach("start")
-        stack.enter_context(stopping(stop, console.say, "the step at hand", f"gnomon resume {directory.path}"))
+        stack.enter_context(
+            stopping(stop, console.say, "the step at hand", f"gnomon resume {quote(str(directory.path))}")
+        )
         try:
             run_alone(walk(replace(session, cluster=cluster), found, stop))
         except Stopped as stopped:
             said, number = stopped.args
-            raise Stopped(f"{said}; go on with: gnomon resume {directory.path}", number) from stopped
+            raise Stopped(f"{said}; go on with: gnomon resume {quote(str(directory.path))}", number) from stopped
         except Exception as error:
             with suppress(OSError):
                 write_end(directory.card, error)
             if isinstance(error, RunError):
-                place = directory.path
+                place, typed = directory.path, quote(str(directory.path))
                 console.say(
-                    f"what the run wrote is in {place}: gnomon doctor {place}; go on with: gnomon resume {place}"
+                    f"what the run wrote is in {place}: gnomon doctor {typed}; go on with: gnomon resume {typed}"
                 )
             raise
         finally:

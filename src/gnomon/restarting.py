@@ -13,6 +13,7 @@ from types import FrameType
 from gnomon.errors import CheckpointError, DiagnosedError, GnomonError, NotFiniteError
 from gnomon.records.directory import RunDirectory
 from gnomon.records.jsonl import step_rows
+from gnomon.stopping import asking_signals, leave_terminal
 
 _PROGRAM = "import sys; from gnomon.cli.main import main; sys.exit(main())"
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
@@ -20,7 +21,6 @@ _LOOK_SECONDS = 0.1
 _FAILED = 1
 # Another try would meet the same numbers, the same files, or do what the user asked to be kept from.
 _FINAL = (NotFiniteError, CheckpointError, DiagnosedError)
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _LONGEST_NAME = 100
 
 Say = Callable[[str], None]
@@ -31,7 +31,7 @@ def supervised(arguments: Sequence[str], run: Path, restarts: int, say: Say) -> 
 
     A fault is a process that a signal ended that nobody sent here (out of memory, say), or an exit code of 1, unless
     what it reports would only be met again: see `reporting`. It is not tried again when the tries are used up, or two
-    in a row recorded no step beyond the one before. SIGTERM, SIGINT and SIGUSR1 are passed on, and are the end.
+    in a row recorded no step beyond the one before. SIGTERM, SIGINT, SIGUSR1 and SIGHUP are passed on, and are the end.
     run: the run's directory. restarts: at most so many. say: tells people one line.
     Source: ours; the plan of fault F11.
     """
@@ -122,7 +122,7 @@ class _Child:
         return not self._signal
 
     def __enter__(self) -> "_Child":
-        self._before = {number: signal.signal(number, self._pass_on) for number in _FORWARDED}
+        self._before = {number: signal.signal(number, self._pass_on) for number in asking_signals()}
         return self
 
     def __exit__(self, *ended: object) -> None:
@@ -130,6 +130,8 @@ class _Child:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            leave_terminal()
         self._signal = number
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(number)

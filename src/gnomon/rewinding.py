@@ -4,14 +4,17 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from shlex import quote
 
-from gnomon.errors import CheckpointError
+from gnomon.errors import CheckpointError, RunDirectoryError
 from gnomon.experiment import Experiment
 from gnomon.records.answers import AnswerLog
 from gnomon.records.batches import BatchLog
+from gnomon.records.card import end_of
 from gnomon.records.checkpoints import Checkpoints, Found
 from gnomon.records.directory import RunDirectory
 from gnomon.records.jsonl import drop_after, step_rows
+from gnomon.records.reading import RunRecord
 from gnomon.records.rollouts import RolloutLog
 
 
@@ -40,7 +43,8 @@ class Standing:
         """Yield what is not as a run leaves it."""
         yield from () if self.found is None else self.found.warnings
         if self.found is None:
-            yield f"{directory.path} has no checkpoint yet, so it begins again at step 0"
+            kept = "; what it recorded is kept in a folder former-N" if _recorded(directory) else ""
+            yield f"{directory.path} has no checkpoint yet, so it begins again at step 0{kept}"
         missing = self.step - sum(step <= self.step for step in _recorded(directory))
         if missing > 0:
             yield (
@@ -52,8 +56,8 @@ class Standing:
 def standing(directory: RunDirectory, experiment: Experiment) -> Standing:
     """Return where the run stands; nothing is changed.
 
-    Raises: CheckpointError when all checkpoints are damaged, or gone though the run went further than it can without:
-        its records would be removed, and everything begun again.
+    Raises: CheckpointError when all checkpoints are damaged; RunDirectoryError when they are gone though the run had
+        some: it would be begun again over its own records.
     """
     plan = experiment.checkpoints
     for folder in (directory.checkpoints, directory.pretraining_checkpoints):
@@ -68,13 +72,15 @@ def standing(directory: RunDirectory, experiment: Experiment) -> Standing:
 
 
 def rewind(directory: RunDirectory, at: Standing) -> None:
-    """Remove what was written after the checkpoint; it will be written again. Without one: everything."""
+    """Remove what was written after the checkpoint; it will be written again. Without one everything is set aside."""
     kept = -1 if at.found is None else at.step
+    if at.found is None:
+        directory.set_aside()
     if at.batches is None:
         # Over, or never saved: a crash may have left its folder behind.
         shutil.rmtree(directory.pretraining_checkpoints, ignore_errors=True)
-    if at.found is None or at.batches is not None:
-        drop_after(directory.pretraining, -1 if at.batches is None else at.batches)
+    if at.batches is not None:
+        drop_after(directory.pretraining, at.batches)
     for path in (directory.metrics, directory.evaluations, directory.findings):
         drop_after(path, kept)
     AnswerLog(directory.answers).drop_after(kept)
@@ -83,14 +89,23 @@ def rewind(directory: RunDirectory, at: Standing) -> None:
 
 
 def _refuse_lost(directory: RunDirectory, every: int) -> None:
-    # A checkpoint is on the disk before the next one is begun, and that comes after its step's metrics.
-    made = max(_recorded(directory), default=0)
-    if every > 0 and made > 2 * every:
-        raise CheckpointError(
-            f"{directory.checkpoints} has no checkpoint, though {made} steps were made and every {every} are saved: "
-            "they are gone, or on a disk that is not mounted. Bring them back; or begin again as another run: "
-            f"gnomon train {directory.experiment} --run-dir DIR"
+    made = max([*_recorded(directory), *RunRecord(directory.path).rollout_steps()], default=0)
+    if directory.saved.exists() or _must_have_saved(directory, every, made):
+        raise RunDirectoryError(
+            f"{directory.checkpoints} has no checkpoint, though {made} steps were made and some were saved: they are "
+            "gone, or on a disk that is not mounted; nothing was changed. Bring them back; or begin again as another "
+            f"run: gnomon train {quote(str(directory.experiment))} --run-dir DIR"
         )
+
+
+def _must_have_saved(directory: RunDirectory, every: int, made: int) -> bool:
+    """Whether a run without a mark of having saved, for example an older version's, saved all the same."""
+    if directory.checkpoints.is_dir() and any(directory.checkpoints.glob(".tmp-*")):
+        return every > 0 and made > 2 * every
+    # A checkpoint is on the disk before the next one is begun, and that comes after its step's metrics.
+    due = every * (2 if directory.checkpoints.is_dir() else 1)
+    record = RunRecord(directory.path)
+    return (every > 0 and made > due) or (record.made_its_last() and not end_of(record.card()))
 
 
 def _recorded(directory: RunDirectory) -> set[int]:

@@ -327,7 +327,8 @@ def _checkpoints(session: Session) -> Checkpoints:
     # What value pre-training cost is worth keeping: other runs can begin with its critic.
     kept = frozenset({0} if _pretrains(session.experiment.algorithm) else ())
     every = plan.keep_every or None
-    return Checkpoints(session.directory.checkpoints, plan.keep_last, every, session.console.warn, kept)
+    directory = session.directory
+    return Checkpoints(directory.checkpoints, plan.keep_last, every, session.console.warn, kept, directory.saved)
 
 
 def _journal(session: Session, step: int, serving: Callable[[], Metrics]) -> Journal:

@@ -55,6 +55,8 @@ def broken_off(run: Path, copy: Path, step: int) -> Path:
     for path in (copy / "checkpoints").glob("step-*"):
         if int(path.name.removeprefix("step-")) > step:
             shutil.rmtree(path)
+    if not list((copy / "checkpoints").glob("step-*")):
+        (copy / ".saved").unlink()
     return copy
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.loop.runs import broken_off, same, signaled, trace
 
-from gnomon.errors import CheckpointError, Stopped
+from gnomon.errors import CheckpointError, RunDirectoryError, Stopped
 from gnomon.experiment import load
 from gnomon.launch import resume, train_experiment
 from gnomon.loop.run import StopRequest
@@ -105,10 +105,15 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again_and_says_so(
     # As far as a run comes before its first checkpoint must be on the disk.
     rows = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(rows[:2]))
+    for path in (run / "rollouts").glob("step-00000[3-6].jsonl"):
+        path.unlink()
+    former = {path.name: path.read_bytes() for path in (run / "rollouts").iterdir()}
     resume(run)
 
-    assert "has no checkpoint yet, so it begins again at step 0" in capsys.readouterr().err
+    assert "has no checkpoint yet, so it begins again at step 0; what it recorded is kept" in capsys.readouterr().err
     same(trace(run, STEPS), trace(whole(algorithm), STEPS))
+    assert {path.name: path.read_bytes() for path in (run / "former-1" / "rollouts").iterdir()} == former
+    assert len((run / "former-1" / "metrics.jsonl").read_text().splitlines()) == 2
 
 
 def test_initial_samples_are_not_drawn_twice(tmp_path: Path, whole: Callable[[str], Path]):
@@ -158,7 +163,7 @@ def test_each_part_of_the_state_is_needed(
 def test_a_finished_run_says_so(tmp_path: Path, whole: Callable[[str], Path], capsys: pytest.CaptureFixture[str]):
     """Resuming a finished run changes no file but the lock, and returns its result."""
     run = broken_off(whole("grpo"), tmp_path / "run", STEPS)
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name[0] != "."}
     result = resume(run)
 
     assert f"is finished: {STEPS} of {STEPS} steps" in capsys.readouterr().err
@@ -221,10 +226,13 @@ def test_lost_checkpoints_are_not_begun_again_without_a_word(tmp_path: Path, who
     run = tmp_path / "run"
     shutil.copytree(whole("grpo"), run)
     shutil.rmtree(run / "checkpoints")
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name[0] != "."}
 
-    with pytest.raises(CheckpointError, match=r"no checkpoint, though 6 steps were made and every 1 are saved"):
-        resume(run)
+    for marked in (True, False):
+        if not marked:
+            (run / ".saved").unlink()
+        with pytest.raises(RunDirectoryError, match=r"no checkpoint, though 6 steps were made and some were saved"):
+            resume(run)
     (run / "checkpoints").write_text("")
     with pytest.raises(CheckpointError, match="checkpoints is no folder"):
         resume(run)

@@ -20,10 +20,10 @@ def run(arguments: Sequence[str]) -> int:
     add_restarts(parser)
     given = parser.parse_intermixed_args(arguments)
     if given.overrides:
-        said = shlex.join(given.overrides)
+        said, file = shlex.join(given.overrides), shlex.quote(f"{given.run}/experiment.toml")
         raise ConfigError(
             f"{said}: a run goes on with the settings that it began with; start another one of the same experiment "
-            f"with this changed: gnomon train {given.run}/experiment.toml {said} --run-dir DIR (and model="
+            f"with this changed: gnomon train {file} {said} --run-dir DIR (and model="
             f"{given.run}/checkpoints/step-N to begin with its weights)"
         )
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -54,7 +55,9 @@ def _refuse_unreadable(run: Path, is_awaited: bool, is_one_look: bool) -> None:
         try:
             files.check(run)
         except RunDirectoryError as error:
-            raise RunDirectoryError(f"{error}; to wait until it begins: gnomon watch {run} --wait") from error
+            raise RunDirectoryError(
+                f"{error}; to wait until it begins: gnomon watch {quote(str(run))} --wait"
+            ) from error
     if files.experiment.is_file():
         files.table()
         for rows in (files.metrics, files.evaluations, files.findings):
@@ -86,7 +89,7 @@ def _live(run: Path, interval: float) -> int:
     if importlib.util.find_spec("textual") is None:
         raise ConfigError(
             "the live view needs textual, which is not installed; pip install 'gnomon[watch]', or see the same as "
-            f"lines: gnomon watch {run} --plain"
+            f"lines: gnomon watch {quote(str(run))} --plain"
         )
     from gnomon.insight.watch.app import WatchApp
     from gnomon.insight.watch.watcher import Watcher

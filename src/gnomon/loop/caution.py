@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from shlex import quote
 from typing import Any
 
 from gnomon.algorithms.algorithm import Algorithm
@@ -97,7 +98,11 @@ class Caution:
             return ""
         ids = [rollout.task_id for group in lesson.groups for rollout in group.rollouts]
         path = self.batches.keep(step, lesson.batch, ids)
-        return "" if path is None else f". Its batch is kept: gnomon dissect {path} --algorithms {self.algorithm}"
+        return (
+            ""
+            if path is None
+            else f". Its batch is kept: gnomon dissect {quote(str(path))} --algorithms {self.algorithm}"
+        )
 
 
 @dataclass(frozen=True)

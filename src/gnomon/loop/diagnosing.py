@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any
 
 from gnomon.diagnosis.catalog import chosen
@@ -76,5 +77,5 @@ def diagnosing(directory: RunDirectory, plan: DoctorPlan, warn: Warn) -> Diagnos
     replay(doctor, record.metrics(), record.evaluations(), lambda step: groups_of(record.rollouts(step)))
     standing = Standing(directory.diagnosis, warn)
     standing.write(doctor.findings)
-    go_on = f"gnomon resume {directory.path}"
+    go_on = f"gnomon resume {quote(str(directory.path))}"
     return Diagnosing(doctor, JsonLines(directory.findings), standing, warn, plan.stops, go_on)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gnomon.errors import CheckpointError
 from gnomon.failpoints import reach
-from gnomon.records.durable import remove_tree, sync_directory, sync_tree, write_json
+from gnomon.records.durable import remove_tree, sync_directory, sync_tree, write_durably, write_json
 from gnomon.records.jsonl import Warn, warn_on_stderr
 from gnomon.records.manifest import find_damage, size_bytes, verify, write_manifest
 from gnomon.records.states import read_states, write_states
@@ -39,7 +39,8 @@ class Checkpoints:
     folder gets its name in one step. So whatever has the name ``step-N`` was complete; that it still is, its sizes and
     hashes say when it is read. An existing checkpoint is never written into.
     keep_last: newest checkpoints kept. keep_every: steps; those at its multiples stay for good, None for none. The best
-    one, see `save`, stays as well, and so do those of the steps ``kept``.
+    one, see `save`, stays as well, and so do those of the steps ``kept``. marker: an empty file that is made with the
+    first one.
     One process writes: it holds the lock of the run directory.
     """
 
@@ -50,9 +51,10 @@ class Checkpoints:
         keep_every: int | None = None,
         warn: Warn = warn_on_stderr,
         kept: frozenset[int] = frozenset(),
+        marker: Path | None = None,
     ) -> None:
         self.directory, self.keep_last, self.keep_every, self.kept = directory, keep_last, keep_every, kept
-        self._warn = warn
+        self._warn, self._marker = warn, marker
 
     def save(
         self,
@@ -91,6 +93,8 @@ class Checkpoints:
                 raise told from error
             raise
         sync_directory(self.directory)
+        if self._marker is not None and not self._marker.exists():
+            write_durably(self._marker, b"")
         if is_best:
             write_json(self.directory / BEST, {"step": step})
         self._retire()

@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from types import TracebackType
 from typing import Any, Self
 
@@ -197,6 +198,25 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
+    def saved(self) -> Path:
+        """There once a checkpoint was published; where none can be found later, they are gone."""
+        return self.path / ".saved"
+
+    def set_aside(self) -> Path | None:
+        """Move what was recorded into a new folder ``former-N`` and return that; None where nothing was."""
+        written = (self.metrics, self.evaluations, self.findings, self.pretraining, self.diagnosis)
+        there = [path for path in (*written, self.answers, self.rollouts, self.batches) if os.path.lexists(path)]
+        if not there:
+            return None
+        number = 1
+        while os.path.lexists(aside := self.path / f"former-{number}"):
+            number += 1
+        aside.mkdir()
+        for path in there:
+            os.rename(path, aside / path.name)
+        return aside
+
+    @property
     def pretraining(self) -> Path:
         """One object per batch of value pre-training."""
         return self.path / "pretraining.jsonl"
@@ -272,7 +292,7 @@ def _refuse_used(path: Path, differs: str = "") -> None:
         raise RunDirectoryError(f"{path} is a file, so no run can be written there; choose another --run-dir DIR")
     if path.is_dir() and any(entry.name != LOCK and not _is_torn(entry.name) for entry in path.iterdir()):
         is_run = (path / "experiment.toml").is_file()
-        what, go_on = ("a run", f"go on with it: gnomon resume {path}; or ") if is_run else ("files", "")
+        what, go_on = ("a run", f"go on with it: gnomon resume {quote(str(path))}; or ") if is_run else ("files", "")
         other = f" of another experiment ({differs})" if differs else ""
         raise RunDirectoryError(
             f"{path} holds {what} already{other}, and nothing is overwritten; {go_on}start another with --run-dir DIR"

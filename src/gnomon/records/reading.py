@@ -103,11 +103,12 @@ class RunRecord:
         """Return whether a process works on it now, else whether it reached its last step or spent its budget."""
         if _is_locked(self.path / LOCK):
             return "live"
+        return "finished" if self.made_its_last() else "stopped"
+
+    def made_its_last(self) -> bool:
+        """Return whether the metrics say that it made its last step, or spent its budget."""
         done = self.metrics()
-        if not done:
-            return "stopped"
-        is_last = done[-1]["step"] >= self.steps() or _is_spent(self.experiment().get("budget"), done)
-        return "finished" if is_last else "stopped"
+        return bool(done) and (done[-1]["step"] >= self.steps() or _is_spent(self.experiment().get("budget"), done))
 
 
 def column(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:

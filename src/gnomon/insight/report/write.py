@@ -8,6 +8,7 @@ from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -75,7 +76,7 @@ def leave_page(directory: RunDirectory, console: Console) -> None:
             write_durably(directory.report, run_page(RunRecord(directory.path), is_over=True).encode(), is_synced=False)
     except Exception as error:
         # The boundary of the run: its weights and records are safe by now, and a page can be drawn again.
-        console.warn(f"the report was not written ({error}); try again: gnomon report {directory.path}")
+        console.warn(f"the report was not written ({error}); try again: gnomon report {quote(str(directory.path))}")
 
 
 def write_report(runs: Sequence[str | Path], out: Path | None = None) -> Report:

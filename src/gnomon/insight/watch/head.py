@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from rich.text import Text
@@ -77,7 +78,7 @@ def _alarm(glance: Glance) -> tuple[str, str, str]:
         step = glance.checkpoint
         saved = "no checkpoint" if step is None else f"a checkpoint of step {step}"
         on = "begins again" if step is None else "goes on from there"
-        return BAD, f"{done} It has {saved} and {on} with:", f"gnomon resume {path}"
+        return BAD, f"{done} It has {saved} and {on} with:", f"gnomon resume {quote(str(path))}"
     if glance.silent_seconds:
         usual = duration(glance.step_seconds or 0.0)
         return WARN, f"No step for {duration(glance.silent_seconds)}; lately one took {usual}.", ""

@@ -1,6 +1,7 @@
 """The other panes: every curve, the samples of the newest step, the findings, and what the keys do."""
 
 from collections.abc import Sequence
+from shlex import quote
 
 from rich.text import Text
 
@@ -67,7 +68,7 @@ def findings(glance: Glance, width: int) -> list[Text]:
         return [
             *banner(glance, width),
             line(("no findings so far", QUIET)),
-            line((one_line(f"gnomon doctor {glance.path} looks through the whole run", width), QUIET)),
+            line((one_line(f"gnomon doctor {quote(str(glance.path))} looks through the whole run", width), QUIET)),
         ]
     return fitted([shown for found in glance.findings for shown in _finding(found, width)], width)
 

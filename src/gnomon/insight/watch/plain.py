@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from shlex import quote
 from typing import Any
 
 from gnomon.insight.watch.glance import Glance
@@ -36,7 +37,7 @@ def as_row(glance: Glance) -> dict[str, Any]:
         "silent_seconds": glance.silent_seconds,
         "process": None if glance.holder is None else asdict(glance.holder),
         "checkpoint": glance.checkpoint,
-        "resume": f"gnomon resume {glance.path}" if glance.state == "stopped" else None,
+        "resume": f"gnomon resume {quote(str(glance.path))}" if glance.state == "stopped" else None,
         "metrics": dict(glance.last),
         "evaluations": [asdict(found) for found in glance.evaluations],
         "findings": [found.as_row() for found in glance.findings],
