@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from gnomon.algorithms import resolve
+from gnomon.algorithms.trial import try_pieces
 from gnomon.assemble import Choosing, Questions, choosing, grading_limits, held_out_questions, questions, walls_of
 from gnomon.configuration import build
 from gnomon.drift import (
@@ -255,6 +256,7 @@ def say_whose_code(experiment: Experiment, console: Console) -> None:
 def _prepared(experiment: Experiment, console: Console) -> tuple[Questions, Choosing]:
     say_whose_code(experiment, console)
     check_sinks(experiment.records.sinks)
+    try_pieces(experiment.algorithm)
     check_serving(experiment)
     check_staging(experiment)
     critic = experiment.algorithm.critic

@@ -222,6 +222,8 @@ def _checked(make: Any, path: str) -> Any:
         return make()
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+    except Exception as error:  # a user's class may refuse its settings in any way
+        raise ConfigError(f"{path}: making it raised {type(error).__name__}: {error}") from error
 
 
 def _plain(value: Any) -> Any:

@@ -43,7 +43,7 @@ def _load_module(place: str, reference: str) -> ModuleType:
         announce(reference)
     try:
         return importlib.import_module(place)
-    except Exception as error:  # whatever a user's module raises is a wrong name or wrong code of theirs
+    except (Exception, SystemExit) as error:  # whatever a user's module raises is a wrong name or wrong code of theirs
         raise ConfigError(_failed(reference, error)) from error
 
 
@@ -57,9 +57,9 @@ def _load_file(path: Path, reference: str) -> ModuleType:
     announce(reference)
     try:
         return run_as_module(resolved, name)
-    except Exception as error:  # as above
+    except (Exception, SystemExit) as error:  # as above
         raise ConfigError(_failed(reference, error)) from error
 
 
-def _failed(reference: str, error: Exception) -> str:
+def _failed(reference: str, error: BaseException) -> str:
     return f"'{reference}' could not be imported: {type(error).__name__}: {error}"

@@ -11,6 +11,7 @@ from gnomon.algorithms.corrections import OffPolicyMask, ProbabilityMask, Reject
 from gnomon.algorithms.critics import CriticPlan
 from gnomon.algorithms.gae import Gae
 from gnomon.algorithms.plans import Greso, OptimalValue, Prioritized, TrackerPlan, Uniform
+from gnomon.algorithms.protocols import check_places
 from gnomon.algorithms.ratios import Ratio
 from gnomon.algorithms.refusals import Change, Refusal, said
 from gnomon.algorithms.regularizers import EssKl
@@ -34,6 +35,7 @@ def validate(algorithm: "Algorithm") -> None:
 
     Raises: ConfigError that lists everything that is wrong, each with the changes that mend it, as they are typed.
     """
+    check_places(algorithm)
     found = refusals(algorithm)
     if found:
         wrong = "; and ".join(said(refusal, algorithm, refusals) for refusal in found)
