@@ -38,7 +38,9 @@ CHAT = (
 )
 MINE = '''
 import os
+import signal
 import time
+from pathlib import Path
 
 from gnomon.tasks.environment import Reply
 
@@ -61,11 +63,20 @@ class Scripted:
             "hang": lambda: time.sleep(1000),
             "raise": lambda: 1 / 0,
             "die": lambda: os._exit(3),
+            "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+            "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+            "ends its parent": lambda: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(60)),
             "flood": lambda: Reply("x" * 300_000),
             "long": lambda: Reply("x" * 100),
             "pid": lambda: Reply(str(os.getpid()), is_done=True),
             "nan": lambda: Reply("", reward=float("nan")),
         }
+        if said.startswith("once "):
+            try:
+                Path(said.removeprefix("once ")).touch(exist_ok=False)
+            except FileExistsError:
+                return Reply("again", reward=self.pay)
+            os.kill(os.getpid(), signal.SIGKILL)
         if said in deeds:
             return deeds[said]()
         return Reply(said, reward=self.pay, is_done=said == "bye")
@@ -381,6 +392,39 @@ def test_what_hangs_raises_floods_or_dies_ends_its_own_rollout(several: Callable
     assert rollouts[2].ending.cause.startswith("ZeroDivisionError: division by zero (mine.py:")
     assert [(r.ending.by, r.ending.turns, r.grade.reward) for r in rollouts[1::2]] == [("done", 2, 0.5)] * 5
     assert time.monotonic() - began < 20
+
+
+def test_what_kills_the_parent_of_all_environments_costs_the_others_nothing(
+    several: Callable[..., list[Rollout]], mine: str
+):
+    """Eight innocent conversations beside one that ends their common parent, again and again: each earns all of its
+    reward, and the one that does it is an error, never a reward."""
+    plan = EnvironmentPlan(use=mine, timeout_seconds=30, max_concurrent=9)
+    innocent = [task_of(["a", "b", "c", "bye"]) for _ in range(8)]
+    *good, bad = several(plan, [*innocent, task_of(["a", "ends its parent"])])
+
+    assert [(r.grade.reward, r.ending.by, r.ending.turns) for r in good] == [(1.0, "done", 4)] * 8
+    assert bad.grade.reward is None
+    assert bad.grade.error.startswith("environment: its process ended with the process that started it")
+    assert bad.grade.error.endswith(", 3 times")
+
+
+def test_an_environment_that_is_killed_from_outside_is_played_again(
+    several: Callable[..., list[Rollout]], mine: str, tmp_path: Path
+):
+    """Once, as by the kernel's memory killer: the same tokens and the whole reward. Always: an error. A fault of its
+    own code (an exit, a segmentation fault) is none of this: it ends the rollout, which is graded as it stands."""
+    plan = EnvironmentPlan(use=mine, timeout_seconds=30, max_concurrent=2)
+    deeds = [f"once {tmp_path}/marker", "killed", "die", "segfault"]
+    once, always, exited, crashed = several(plan, [task_of(["a", deed, "bye"]) for deed in deeds])
+
+    assert (once.grade.reward, once.ending) == (0.75, Ending(3, "done"))
+    assert always.grade.error == "environment: its process was killed by SIGKILL (out of memory?), 3 times"
+    assert [r.grade.reward for r in (exited, crashed)] == [0.25, 0.25]
+    assert [r.ending.cause for r in (exited, crashed)] == [
+        "its process exited with status 3",
+        "its process was killed by SIGSEGV",
+    ]
 
 
 def test_a_process_serves_again_only_when_nothing_went_wrong(several: Callable[..., list[Rollout]], mine: str):

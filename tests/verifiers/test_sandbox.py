@@ -1,11 +1,14 @@
 """The sandbox as its users see it: outcomes, limits, cancellation, the choice at start."""
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,9 +16,10 @@ import pytest
 
 from gnomon.errors import ConfigError, UserError
 from gnomon.verifiers.sandbox import bubblewrap
-from gnomon.verifiers.sandbox.base import Bounds
+from gnomon.verifiers.sandbox.base import Bounds, Outcome
 from gnomon.verifiers.sandbox.own import FOLDER, WALLS, OwnSandbox, python
 from gnomon.verifiers.sandbox.selftest import Enforced, choose, try_walls
+from gnomon.verifiers.sandbox.watch import Watched
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="our own walls are Linux's")
 
@@ -46,7 +50,7 @@ def test_a_program_reads_writes_and_ends():
 )
 def test_how_a_program_ended_is_named(source, cause):
     """Exit, signal, time, memory and output are told apart. (As first process of its own world, SIGABRT is SIGSEGV.)"""
-    bounds = Bounds(wall_seconds=0.3, memory_mib=256, output_kib=16)
+    bounds = Bounds(wall_seconds=0.3 if cause == "time" else 20.0, memory_mib=256, output_kib=16)
 
     assert OwnSandbox(bounds).run_now(source).cause in {cause, cause.replace("signal 11", "signal 6")}
 
@@ -316,3 +320,44 @@ def _left() -> list[str]:
         if b"inside.start" in b" ".join(words) and str(os.getpid()).encode() in words:
             found.append(str(words))
     return found
+
+
+def killed(times: int) -> Outcome:
+    """Return what a program's run comes to whose process something outside kills as often."""
+    watched, done = Watched(), threading.Event()
+
+    def kill() -> None:
+        killed: set[int] = set()
+        while len(killed) < times and not done.is_set():
+            # The witness is a child of ours, the program a child of its.
+            witness = None if watched.process is None else watched.process.pid
+            with contextlib.suppress(OSError, ProcessLookupError):
+                for pid in map(int, Path(f"/proc/{witness}/task/{witness}/children").read_text().split()):
+                    if pid not in killed and "S" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3]:
+                        os.kill(pid, signal.SIGKILL)
+                        killed.add(pid)
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        return OwnSandbox(Bounds(wall_seconds=4.0)).run_now("import time\ntime.sleep(1)\nprint('whole')", "", watched)
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_a_program_that_something_outside_kills_is_run_again():
+    """Killed once, it runs again and is whole; killed twice, nobody can judge it: refused, which is no verdict."""
+    once, twice = killed(1), killed(2)
+
+    assert (once.cause, once.stdout) == (None, "whole\n")
+    assert twice.cause == "refused"
+    assert "killed it twice" in twice.stderr
+
+
+def test_a_program_cannot_kill_itself_as_the_memory_killer_would():
+    """SIGKILL to itself is refused: a wrong program cannot make an error of its reward of 0."""
+    source = "import os\ntry:\n    os.kill(os.getpid(), 9)\nexcept PermissionError:\n    print('refused')\n"
+
+    assert OwnSandbox(Bounds(wall_seconds=5.0)).run_now(source).stdout == "refused\n"

@@ -69,7 +69,8 @@ def test_threads_are_allowed_and_processes_are_not(machine, clone):
 
 @pytest.mark.parametrize(("machine", "kill", "tgkill"), [("x86_64", 62, 234), ("aarch64", 129, 131)])
 def test_signals_reach_only_oneself(machine, kill, tgkill):
-    """Its own number passes; another's, a group's and everybody's do not."""
+    """Its own number passes; another's, a group's and everybody's do not, and SIGKILL never does."""
+    assert verdict(machine, kill, SELF, 9) == verdict(machine, tgkill, SELF, SELF, 9) == REFUSE
     assert verdict(machine, kill, SELF) == verdict(machine, tgkill, SELF) == ALLOW
     for target in (1, 0, 2**32 - 1, SELF + 1):
         assert verdict(machine, kill, target) == verdict(machine, tgkill, target) == REFUSE

@@ -255,6 +255,34 @@ def test_rewards_that_start_threads_when_imported_are_imported_in_each_worker(tm
     assert dead.error == "score: the grading process exited with status 1"
 
 
+ENDING = """
+import os, signal, time
+from pathlib import Path
+def score(completion, **columns):
+    deed, _, marker = completion.partition(" ")
+    who = {"self": os.getpid(), "parent": os.getppid()}.get(deed)
+    if who is not None and not (marker and Path(marker).exists()):
+        if marker:
+            Path(marker).touch()
+        os.kill(who, signal.SIGKILL)
+        time.sleep(60)
+    return 1.0
+"""
+
+
+def test_samples_beside_one_that_ends_the_grading_are_graded_as_alone(tmp_path: Path):
+    """One ends the parent of all workers whenever it is graded: it is an error, and 24 others earn what they do."""
+    (tmp_path / "ending.py").write_text(ENDING)
+    grading = Grading((WeightedReward(UserFunction(f"{tmp_path}/ending.py:score")),))
+    limits = Limits(workers=2, deadline_seconds=30.0, start_seconds=60.0)
+    samples = ["parent", *["fine"] * 24, f"self {tmp_path}/one", f"parent {tmp_path}/two"]
+    bad, *good = graded(grading, samples, limits)
+
+    assert [grade.reward for grade in good] == [1.0] * 26
+    assert bad.reward is None
+    assert bad.error.endswith("which was killed (out of memory?), 8 times")
+
+
 def test_a_sample_that_is_no_json_is_an_error_of_its_own(hostile: Grading):
     """Its columns hold an object; the worker goes on."""
 

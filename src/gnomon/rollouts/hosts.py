@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -11,11 +11,14 @@ from gnomon.errors import ConfigError, EngineError, RewardError
 from gnomon.progress import working
 from gnomon.tasks.environment import EnvironmentPlan
 from gnomon.types import EndedBy
-from gnomon.verifiers.nursery import Limits, Nursery, Program
+from gnomon.verifiers.nursery import Death, Limits, Nursery, Program
 from gnomon.verifiers.staff import Hung, Staff, Worker
 from gnomon.verifiers.worker import Channel
 
 T = TypeVar("T")
+
+_ALONE = 4
+"""Environments at once whose processes have parents of their own."""
 
 
 class HostFault(Exception):
@@ -25,6 +28,10 @@ class HostFault(Exception):
         super().__init__(cause)
         self.by: EndedBy = by
         self.cause = cause
+
+
+class HostLost(Exception):
+    """The process of an environment ended, and the environment did not end it: a conversation to play again."""
 
 
 @dataclass(frozen=True)
@@ -42,19 +49,19 @@ class Host:
 
     worker: Worker
     timeout_seconds: float
-    obituary: Callable[[Worker], "asyncio.Future[str]"]
+    obituary: Callable[[Worker], Coroutine[Any, Any, Death]]
     is_sound: bool = True
 
     async def reset(self, prompt: str, columns: Mapping[str, Any], seed: int) -> Answer:
-        """Return its first observation; what it draws from now on begins with ``seed``. Raises: HostFault."""
+        """Return its first observation; what it draws from now on begins with ``seed``. Raises: HostFault, HostLost."""
         return await self._ask({"do": "reset", "prompt": prompt, "columns": dict(columns), "luck": seed})
 
     async def step(self, text: str) -> Answer:
-        """Return its reply to an answer. Raises: HostFault."""
+        """Return its reply to an answer. Raises: HostFault, HostLost."""
         return await self._ask({"do": "step", "text": text})
 
     async def end(self) -> float:
-        """Have it close, and return the reward that it knows only now, or 0. Raises: HostFault."""
+        """Have it close, and return the reward that it knows only now, or 0. Raises: HostFault, HostLost."""
         return (await self._ask({"do": "close"})).reward
 
     async def _ask(self, request: dict[str, Any]) -> Answer:
@@ -66,11 +73,14 @@ class Host:
         except (TypeError, RecursionError) as error:
             raise HostFault("fault", f"the task's columns cannot be sent: {error}") from error
         except (OSError, EOFError, ValueError) as error:
-            raise HostFault("fault", f"its process {await self.obituary(self.worker)}") from error
+            death = await self.obituary(self.worker)
+            if death.is_foreign:
+                raise HostLost(death.words) from error
+            raise HostFault("fault", f"its process {death.words}") from error
         if said is None:
             raise HostFault("timeout", f"no reply after {self.timeout_seconds:g} s")
         if said["fault"] is not None:
-            raise HostFault("fault", said["fault"])
+            raise HostLost(said["fault"]) if said.get("is_lost") else HostFault("fault", said["fault"])
         if "flood" in said:
             raise HostFault("flood", f"a reply of {said['flood']} characters")
         self.is_sound = is_sound
@@ -81,13 +91,15 @@ class Host:
 class Hosts:
     """Environments for ``plan.max_concurrent`` rollouts at once; more wait.
 
-    A process serves one rollout at a time. It serves another one only if nothing went wrong in it.
+    A process serves one rollout at a time. It serves another one only if nothing went wrong in it. All processes have
+    one parent, which code in any of them can end; what must not share that fate is opened ``alone``.
     """
 
     def __init__(self, plan: EnvironmentPlan) -> None:
         self._plan = plan
         self._staff = Staff(_nursery(plan), "environments", Limits().start_seconds)
         self._free = asyncio.Semaphore(plan.max_concurrent)
+        self._free_alone = asyncio.Semaphore(_ALONE)
         self._idle: list[Worker] = []
 
     async def __aenter__(self) -> Self:
@@ -114,7 +126,7 @@ class Hosts:
             while self._idle and self._idle[-1].reader.at_eof():
                 await self._bury(self._idle.pop())
             worker = self._idle.pop() if self._idle else await self._hire()
-            host = Host(worker, self._plan.timeout_seconds, lambda dead: asyncio.ensure_future(self._bury(dead)))
+            host = Host(worker, self._plan.timeout_seconds, self._bury)
             is_over = False
             try:
                 yield host
@@ -125,15 +137,35 @@ class Hosts:
                 elif worker in self._staff.workers:
                     await asyncio.shield(self._bury(worker))
 
-    async def _hire(self) -> Worker:
+    @contextlib.asynccontextmanager
+    async def alone(self) -> AsyncIterator[Host]:
+        """Give a rollout an environment whose process has a parent of its own, which costs an import.
+
+        Raises: EngineError when no process can be started.
+        """
+        async with self._free_alone:
+            staff = Staff(_nursery(self._plan), "environment", Limits().start_seconds)
+
+            async def obituary(worker: Worker) -> Death:
+                await staff.dismiss(worker)
+                return await staff.end(worker)
+
+            try:
+                yield Host(await self._hire(staff), self._plan.timeout_seconds, obituary)
+            finally:
+                await asyncio.shield(staff.close())
+
+    async def _hire(self, staff: Staff | None = None) -> Worker:
         try:
-            return await self._staff.fork()
+            if staff is not None:
+                await staff.open()
+            return await (staff or self._staff).fork()
         except (OSError, EOFError, TimeoutError, RewardError) as error:
             raise EngineError(f"a process for the environment {self._plan.names} does not start: {error!r}") from error
 
-    async def _bury(self, worker: Worker) -> str:
+    async def _bury(self, worker: Worker) -> Death:
         if worker not in self._staff.workers:
-            return "ended"
+            return Death("ended")
         await self._staff.dismiss(worker)
         return await self._staff.end(worker)
 

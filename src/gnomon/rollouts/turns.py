@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gnomon.engines.base import Engine, Sampling
-from gnomon.rollouts.hosts import Answer, Host, HostFault, Hosts
+from gnomon.rollouts.hosts import Answer, Host, HostFault, HostLost, Hosts
 from gnomon.tasks.bridge import Bridge
 from gnomon.tasks.environment import EnvironmentPlan
 from gnomon.types import Completion, EndedBy, Ending, Grade, Rollout, Task
@@ -125,6 +125,10 @@ class Trajectory:
         return merged
 
 
+_TRIES = 3
+"""Plays of one conversation whose processes are lost: among the others, then twice apart from them."""
+
+
 @dataclass(frozen=True)
 class Conversation:
     """Plays the turns of a rollout with an environment.
@@ -135,7 +139,10 @@ class Conversation:
     Which endings are trained on: all that follow something the policy said. For a policy that makes a tool hang, raise
     or flood that is the end, and it is graded on what it has: were it not trained on, or were the rest left to a
     critic's guess as where a budget ends, breaking a tool would be a way out of a bad grade. A failure before the first
-    answer is nobody's doing but the environment's: an error.
+    answer is nobody's doing but the environment's: an error. A process that ends by no doing of the environment in it
+    (the kernel's memory killer, or another environment that ends their parent) says nothing about the policy: the
+    conversation is played again from its beginning with the same draws, apart from the others, and is an error when
+    that process is lost too, twice.
     """
 
     engine: Engine
@@ -150,23 +157,38 @@ class Conversation:
 
         key: turn to the key of its draws.
         """
-        path = Trajectory(task.prompt, self.engine.version, seed=key(0))
-        async with self.hosts.open() as host:
+        lost: list[str] = []
+        while len(lost) < _TRIES:
             try:
-                first = await host.reset(task.text, {"seed": path.seed % 2**63, **task.columns}, path.seed)
-                room = self._show(path, first, sampling.max_completion_length)
-            except HostFault as fault:
-                path.error = f"environment: reset: {fault.cause}"
-                path.ending = Ending(0, fault.by, fault.cause)
-            else:
-                by, cause = await self._turns(path, host, room, key, sampling)
-                path.ending = Ending(len(path.completions), by, cause)
-            if host.is_sound:
-                try:
-                    path.reward += await host.end()
-                except HostFault as fault:
-                    path.error = path.error or f"environment: close: {fault.cause}"
+                async with self.hosts.alone() if lost else self.hosts.open() as host:
+                    path = await self._play(host, task, key, sampling)
+                break
+            except HostLost as error:
+                lost.append(str(error))
+        else:
+            path = Trajectory(task.prompt, self.engine.version, seed=key(0))
+            path.error = f"environment: its process {lost[-1]}, {len(lost)} times"
+            path.ending = Ending(0, "fault", path.error)
         path.text = self.decode(path.tokens)
+        return path
+
+    async def _play(self, host: Host, task: Task, key: Callable[[int], int], sampling: Sampling) -> Trajectory:
+        """Return the trajectory that one environment's process lived through. Raises: HostLost when it did not."""
+        path = Trajectory(task.prompt, self.engine.version, seed=key(0))
+        try:
+            first = await host.reset(task.text, {"seed": path.seed % 2**63, **task.columns}, path.seed)
+            room = self._show(path, first, sampling.max_completion_length)
+        except HostFault as fault:
+            path.error = f"environment: reset: {fault.cause}"
+            path.ending = Ending(0, fault.by, fault.cause)
+        else:
+            by, cause = await self._turns(path, host, room, key, sampling)
+            path.ending = Ending(len(path.completions), by, cause)
+        if host.is_sound:
+            try:
+                path.reward += await host.end()
+            except HostFault as fault:
+                path.error = path.error or f"environment: close: {fault.cause}"
         return path
 
     def _show(self, path: Trajectory, first: Answer, budget: int) -> int:

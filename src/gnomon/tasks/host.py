@@ -16,6 +16,7 @@ from gnomon.tasks.prime import Prime, check_prime
 from gnomon.tasks.tools import ToolRaised, Tools, check_tools
 from gnomon.verifiers.cause import cause, shorten
 from gnomon.verifiers.luck import begin_with
+from gnomon.verifiers.sandbox.base import NotRun
 from gnomon.verifiers.worker import run_program
 
 LONGEST_REPLY = 80_000
@@ -52,7 +53,7 @@ class Hosting:
         try:
             return self._do(request)
         except ToolRaised as error:
-            return {"fault": shorten(str(error))}
+            return {"fault": shorten(str(error)), "is_lost": isinstance(error.__cause__, NotRun)}
         except BaseException as error:
             return {"fault": _cause(error)}
 

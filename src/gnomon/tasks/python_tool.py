@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Awaitable, Callable
 
-from gnomon.verifiers.sandbox.base import Bounds, Outcome, Sandbox
+from gnomon.verifiers.sandbox.base import Bounds, NotRun, Outcome, Sandbox
 from gnomon.verifiers.sandbox.selftest import Kind, choose
 
 LONGEST_OUTPUT = 4000
@@ -29,7 +29,10 @@ def over(sandbox: Sandbox) -> Callable[[str], Awaitable[str]]:
         Args:
             code: the whole program; print what you want to see
         """
-        return shown(await sandbox.run(code))
+        outcome = await sandbox.run(code)
+        if outcome.cause == "refused":
+            raise NotRun(outcome.stderr)
+        return shown(outcome)
 
     return python
 

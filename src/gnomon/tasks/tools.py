@@ -12,6 +12,7 @@ from gnomon.tasks.partner import Said, check_settings, reset, rewarded, settled
 from gnomon.tasks.python_tool import python_tool
 from gnomon.verifiers.cause import cause
 from gnomon.verifiers.function import find_member
+from gnomon.verifiers.sandbox.base import NotRun
 
 
 class ToolRaised(Exception):
@@ -59,7 +60,7 @@ class Tools:
         try:
             result = await settled(self._functions[call.name](**call.arguments))
         except Exception as error:
-            if self._plan.on_error == "end":
+            if self._plan.on_error == "end" or isinstance(error, NotRun):
                 raise ToolRaised(f"{call.name}: {cause(error)}") from error
             return f"error: {type(error).__name__}: {error}"
         return result if isinstance(result, str) else json.dumps(result, default=str, ensure_ascii=False)

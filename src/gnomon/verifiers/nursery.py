@@ -60,6 +60,18 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Death:
+    """How a worker ended. words: "was killed by SIGKILL". is_foreign: whether that was not its own code's doing.
+
+    Its own code exits, or ends by a fault such as SIGSEGV. A signal that another process or the kernel sends (out of
+    memory), or the end of the nursery, says nothing about the work that was under way.
+    """
+
+    words: str
+    is_foreign: bool = False
+
+
+@dataclass(frozen=True)
 class Program:
     """A program of workers. module: run by name. settings: a dataclass that it is told, as a table.
 
@@ -116,17 +128,18 @@ class Nursery:
             self.open()
         return self._fork()
 
-    def end(self, pid: int) -> str:
-        """Kill a worker with all that it started and return how it ended, in words."""
-        if self._control is None:
-            return "ended"
+    def end(self, pid: int) -> Death:
+        """Kill a worker with all that it started and return how it ended."""
+        if pid not in self._forked:
+            return _WITH_THE_NURSERY  # one that was started since then knows nothing of it
         self._forked.discard(pid)
         try:
-            status = self._ask({"do": "end", "pid": pid})["status"]
+            answer = self._ask({"do": "end", "pid": pid})
         except (OSError, EOFError):
             _kill_group(pid)
-            return "ended with the nursery"
-        return obituary(status)
+            return _WITH_THE_NURSERY
+        status = answer["status"]
+        return Death(obituary(status), bool(answer["was_dead"]) and status is not None and -status in _FOREIGN)
 
     def kill(self) -> None:
         """End the nursery at once, from any thread; `open` in another thread then returns."""
@@ -249,6 +262,10 @@ def check(grading: Grading, limits: Limits | None = None) -> None:
 def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+
+
+_FOREIGN = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT})
+_WITH_THE_NURSERY = Death("ended with the process that started it, which was killed (out of memory?)", is_foreign=True)
 
 
 def obituary(status: int | None) -> str:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from gnomon.errors import RewardError
 from gnomon.verifiers import wire
-from gnomon.verifiers.nursery import Nursery
+from gnomon.verifiers.nursery import Death, Nursery
 
 T = TypeVar("T")
 
@@ -106,7 +106,7 @@ class Staff:
         with contextlib.suppress(OSError):
             await worker.writer.wait_closed()
 
-    async def end(self, worker: Worker) -> str:
+    async def end(self, worker: Worker) -> Death:
         """Kill a worker with all that it started, and return how it ended."""
         return await self._call(lambda: self.nursery.end(worker.pid))
 

@@ -33,6 +33,7 @@ from gnomon.verifiers.luck import begin_with
 
 _SET_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 BURIAL_SECONDS = 5.0
+_EXITING = 0x4  # PF_EXITING of Linux's sched.h, in the flags of proc(5)
 
 
 class Labor(Protocol):
@@ -126,7 +127,8 @@ class Brood:
             if order["do"] == "fork":
                 control.send({"pid": self._fork(control, files[0])})
             else:
-                control.send({"status": self._end(order["pid"])})
+                was_dead = order["pid"] in self._workers and _is_dead(order["pid"])
+                control.send({"status": self._end(order["pid"]), "was_dead": was_dead})
         for pid in tuple(self._workers):
             self._end(pid)
         self._servants = set()
@@ -227,6 +229,23 @@ def _children() -> set[int]:
     except OSError:
         return set()
     return {int(pid) for pid in listed.split()}
+
+
+def _is_dead(pid: int) -> bool:
+    """Whether a child has ended or is about to; it stays to be waited for.
+
+    A socket closes a moment before its process can be waited for, but not before the kernel marks the process as
+    exiting.
+    """
+    try:
+        flags = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6])
+        return bool(flags & _EXITING)
+    except OSError:
+        pass
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False
 
 
 def _bury(pid: int) -> int | None:

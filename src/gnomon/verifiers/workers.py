@@ -16,10 +16,13 @@ from gnomon.types import Grade
 from gnomon.verifiers import wire
 from gnomon.verifiers.base import Sample, Verdict
 from gnomon.verifiers.grade import Grading
-from gnomon.verifiers.nursery import Limits, Nursery
+from gnomon.verifiers.nursery import Death, Limits, Nursery
 from gnomon.verifiers.staff import Hung, Staff, Worker
 
 _BIRTHS = 3
+_TRIES = 2
+_FOREIGN_TRIES = 8
+"""Tries of a sample whose workers are killed from outside, or by another sample; none of that is its own doing."""
 
 
 class GradingPool:
@@ -40,7 +43,7 @@ class GradingPool:
         self._limits = limits or Limits()
         self._staff = Staff(Nursery(grading, self._limits), "grading", self._limits.start_seconds)
         self._idle: asyncio.Queue[Worker | None] = asyncio.Queue()
-        self._successions: set[asyncio.Task[str]] = set()
+        self._successions: set[asyncio.Task[Death]] = set()
         self._fault: GnomonError | None = None
         self._is_closed = False
 
@@ -80,33 +83,37 @@ class GradingPool:
     async def grade(self, sample: Sample) -> Grade:
         """Return a reward or an error; never raises for a bad sample.
 
-        A sample whose worker dies is tried once more, in case an earlier sample had damaged that worker.
+        A sample whose worker dies is tried once more, in case an earlier sample had damaged that worker, and more
+        often where the worker was killed from outside. It is an error then, never a reward.
         Raises: GradingError when no worker can be started, or after `close`.
         """
         fields = wire.from_sample(sample)
-        verdict, death = await self._try(fields)
-        if death is not None:
-            verdict, death = await self._try(fields)
-        if verdict is None:
-            return Grade(None, error=f"{self._names}: the grading process {death}")
-        return Grade(verdict.reward, verdict.parts, verdict.error, verdict.answer)
+        own = foreign = 0
+        while True:
+            said = await self._try(fields)
+            if isinstance(said, Verdict):
+                return Grade(said.reward, said.parts, said.error, said.answer)
+            own, foreign = own + (not said.is_foreign), foreign + said.is_foreign
+            if own == _TRIES or foreign == _FOREIGN_TRIES:
+                often = f", {foreign} times" if said.is_foreign else ""
+                return Grade(None, error=f"{self._names}: the grading process {said.words}{often}")
 
-    async def _try(self, fields: dict[str, Any]) -> tuple[Verdict | None, str | None]:
+    async def _try(self, fields: dict[str, Any]) -> Verdict | Death:
         """Return a verdict, or how the worker died."""
         worker = await self._take()
         is_sound = False
         try:
             said = await worker.ask({"sample": fields}, self._limits.deadline_seconds)
             is_sound = True
-            return self._late if said is None else wire.to_verdict(said), None
+            return self._late if said is None else wire.to_verdict(said)
         except Hung:
-            return self._late, None
+            return self._late
         except (TypeError, RecursionError) as error:
             is_sound = True
-            return Verdict(None, error=f"the sample cannot be sent to a grading process: {error}"), None
+            return Verdict(None, error=f"the sample cannot be sent to a grading process: {error}")
         except (OSError, EOFError, ValueError):
             is_sound = True  # its succession is waited for here, to learn how it died
-            return None, await asyncio.shield(self._succeed(worker))
+            return await asyncio.shield(self._succeed(worker))
         finally:
             if not is_sound:
                 self._succeed(worker)
@@ -123,7 +130,7 @@ class GradingPool:
                 return worker
             self._succeed(worker)
 
-    def _succeed(self, worker: Worker) -> "asyncio.Task[str]":
+    def _succeed(self, worker: Worker) -> "asyncio.Task[Death]":
         """End a worker and put another in its place; the result says how it ended."""
         self._staff.workers.discard(worker)
         succession = asyncio.ensure_future(self._replace(worker))
@@ -131,19 +138,19 @@ class GradingPool:
         succession.add_done_callback(self._successions.discard)
         return succession
 
-    async def _replace(self, worker: Worker) -> str:
+    async def _replace(self, worker: Worker) -> Death:
         await self._staff.dismiss(worker)
         if self._is_closed:
-            return "ended with the pool"
-        obituary = await self._staff.end(worker)
+            return Death("ended with the pool")
+        death = await self._staff.end(worker)
         if self._fault is not None:
-            return obituary
+            return death
         try:
             self._idle.put_nowait(await self._hire())
         except GnomonError as error:
-            self._fault = GradingError(f"a grading process that {obituary} cannot be replaced: {error}")
+            self._fault = GradingError(f"a grading process that {death.words} cannot be replaced: {error}")
             self._idle.put_nowait(None)
-        return obituary
+        return death
 
     async def _hire(self) -> Worker:
         """Return a new worker. Raises: GradingError when three in a row die before their first word."""

@@ -14,7 +14,7 @@ class Outcome:
         the machine's Python are replaced by ``python``.
     cause: why it did not end well. None: it ended by itself with status 0. Else "exit N", "time" (wall or
         processor time), "memory", "output" (it wrote more than allowed), "signal N", or "refused" (the machine
-        would not isolate it, so it was never run; ``stderr`` says why).
+        would not isolate it, or something outside killed it twice; ``stderr`` says what).
     seconds: of wall time, the start of the process included.
     """
 
@@ -22,6 +22,10 @@ class Outcome:
     stderr: str
     cause: str | None
     seconds: float
+
+
+class NotRun(Exception):
+    """The sandbox did not run a program to its end, and the program did not end itself: nobody can judge it."""
 
 
 class Sandbox(Protocol):

@@ -110,7 +110,7 @@ PROCESSES = (
     Probe("kill another", "import os; os.kill({bystander}, 9)"),
     Probe("kill all", "import os; os.kill(-1, 15)"),
     Probe("kill its group", "import os; os.killpg(0, 9); print('OPEN')"),
-    Probe("kill itself", "import os; os.kill(os.getpid(), 9)\nwhile True: pass", ("signal 9", "time")),
+    Probe("kill itself", "import os; os.kill(os.getpid(), 9)\nwhile True: pass", ("signal 9", "time", "exit 1")),
     Probe("kill by descriptor", _call("C.syscall(424, C.syscall(434, {bystander}, 0), 9, 0, 0)")),
     Probe("trace", _call("C.ptrace(16, {bystander}, 0, 0)")),
     Probe("read another's memory", _call("C.process_vm_readv({bystander}, b'x' * 16, 1, b'x' * 16, 1, 0)")),

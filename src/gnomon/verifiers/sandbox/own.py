@@ -1,6 +1,7 @@
 """A fresh process behind walls: Landlock, seccomp and limits, in namespaces of its own or of bubblewrap's."""
 
 import os
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from gnomon.verifiers.sandbox.watch import Watched, in_thread, outcome, watch
 
 WALLS = ("namespaces", "landlock", "seccomp")
 FOLDER = str(Path(__file__).resolve().parent)
+_KILLED = f"signal {int(signal.SIGKILL)}"
 _START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from inside.start import main, nameless; nameless(); main()"
 
 
@@ -50,8 +52,19 @@ class OwnSandbox:
         return await in_thread(self.run_now, source, stdin)
 
     def run_now(self, source: str, stdin: str = "", watched: Watched | None = None) -> Outcome:
-        """Run ``source`` and wait for it."""
-        return outcome(watch(self._command, source, stdin, self.bounds, watched or Watched()))
+        """Run ``source`` and wait for it; once more where something outside killed it."""
+        watched = watched or Watched()
+        ended = outcome(watch(self._command, source, stdin, self.bounds, watched))
+        if self._is_foreign(ended, watched):
+            ended = outcome(watch(self._command, source, stdin, self.bounds, watched))
+        if not self._is_foreign(ended, watched):
+            return ended
+        why = "something outside of the sandbox killed it twice (is the machine out of memory?)"
+        return Outcome(ended.stdout, why, "refused", ended.seconds)
+
+    def _is_foreign(self, ended: Outcome, watched: Watched) -> bool:
+        """Whether neither the program nor its bounds nor whoever asked ended it: the filter lets it send no SIGKILL."""
+        return ended.cause == _KILLED and "seccomp" in self.walls and not watched.is_ended
 
     def standing(self) -> str:
         """Return the names of the walls that stand around a program, empty where none is run."""

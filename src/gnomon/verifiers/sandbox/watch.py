@@ -21,7 +21,7 @@ _BURIAL_SECONDS = 5.0
 
 @dataclass
 class Watched:
-    """A process that is being watched, with a way to end it from another thread."""
+    """A process that is being watched, with a way to end it from another thread. is_ended: whether that was used."""
 
     process: "subprocess.Popen[bytes] | None" = None
     is_ended: bool = False
@@ -29,9 +29,8 @@ class Watched:
     def end(self) -> None:
         """Kill it with all of its group; nothing when it is gone already."""
         self.is_ended = True
-        if self.process is not None and self.process.returncode is None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+        if self.process is not None:
+            _kill(self.process)
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def watch(
         finally:
             os.close(report[1])
         watched.process = process
-        stack.callback(_bury, process, watched)
+        stack.callback(_bury, process)
         if watched.is_ended:
             watched.end()
         limit = bounds.output_kib << 10
@@ -80,7 +79,7 @@ def watch(
             raise OSError("a process without the pipes that were asked for")
         pipes = {process.stdout.fileno(): "stdout", process.stderr.fileno(): "stderr", report[0]: "report"}
         cause = _listen(pipes, heard, limit, bounds.wall_seconds)
-        watched.end()
+        _kill(process)
     lines = heard["report"].decode(errors="replace").splitlines()
     return Ending(
         _text(heard["stdout"], limit),
@@ -159,8 +158,14 @@ def _file(stack: ExitStack, text: str) -> int:
     return descriptor
 
 
-def _bury(process: "subprocess.Popen[bytes]", watched: Watched) -> None:
-    watched.end()
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    if process.returncode is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _bury(process: "subprocess.Popen[bytes]") -> None:
+    _kill(process)
     with suppress(subprocess.TimeoutExpired):
         process.wait(_BURIAL_SECONDS)
     for pipe in (process.stdout, process.stderr):

@@ -41,7 +41,7 @@ def main() -> None:
     job.threads += 0 if is_apart and os.getuid() == namespaces.NOBODY else others
     child = os.fork()
     if child:
-        _witness(child, job.report)
+        _witness(child, job)
     try:
         stand = _wall_in(job, is_apart)
     except Exception as error:
@@ -78,13 +78,15 @@ def _named(code: CodeType) -> CodeType:
     return code.replace(co_filename=os.path.basename(code.co_filename), co_consts=inner)
 
 
-def _witness(child: int, report: int) -> None:
-    """Wait for the program and report how it ended."""
+def _witness(child: int, job: Job) -> None:
+    """Wait for the program and report how it ended; the kernel's kill at the limit of processor time is SIGXCPU."""
     for descriptor in (0, 1, 2):
         os.close(descriptor)
-    _, status = os.waitpid(child, 0)
+    _, status, used = os.wait4(child, 0)
     code = os.waitstatus_to_exitcode(status)
-    _say(report, f"exit {code}" if code >= 0 else f"signal {-code}")
+    if code == -9 and used.ru_utime + used.ru_stime > job.cpu_seconds - 0.1:
+        code = -24
+    _say(job.report, f"exit {code}" if code >= 0 else f"signal {-code}")
     os._exit(0)
 
 
