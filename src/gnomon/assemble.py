@@ -22,7 +22,7 @@ from gnomon.curriculum.uniform import UniformCurriculum
 from gnomon.engines.base import Sampling
 from gnomon.errors import ConfigError, unknown
 from gnomon.experiment import Experiment
-from gnomon.models.load import Tokenizer, check_model, load_tokenizer
+from gnomon.models.load import Tokenizer, check_weights, load_tokenizer
 from gnomon.progress import counted, working
 from gnomon.rollouts.hosts import describe
 from gnomon.rollouts.replay import ReplayBuffer
@@ -80,7 +80,7 @@ def held_out_questions(experiment: Experiment) -> Questions:
 def _reading(experiment: Experiment) -> tuple[Grading, Tokenizer, ChatRenderer]:
     grading = grading_of(experiment)
     schemas = () if experiment.environment is None else describe(experiment.environment)
-    check_model(experiment.model, experiment.trust_remote_code)
+    check_weights(experiment.model, experiment.trust_remote_code)
     with working(f"reading the tokenizer of {experiment.model}"):
         tokenizer = load_tokenizer(experiment.model, experiment.trust_remote_code)
     if experiment.environment is not None:

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,25 @@ from torch import Tensor, nn
 
 from gnomon.errors import ModelError, unknown
 from gnomon.models import default
+from gnomon.models.generation import moved, savable
 from gnomon.models.lora import LoraPlan, adapt, check_lora, merged_tensors, trainable
 from gnomon.models.parsed import first_line, parsed, untrusted
-from gnomon.models.quiet import no_bars
+from gnomon.models.quiet import no_bars, no_report
 from gnomon.models.tiny import TINY, TINY_MODELS, tiny_model, tiny_tokenizer
 from gnomon.models.tokenizer import Tokenizer, wrap
+from gnomon.models.weights import (
+    FILES,
+    Fit,
+    Header,
+    check_files,
+    check_numbers,
+    check_plausible,
+    check_quantized,
+    contradiction,
+    headers,
+    refuse,
+    weight_files,
+)
 
 __all__ = [
     "BUILT_IN",
@@ -23,6 +37,7 @@ __all__ = [
     "LoraPlan",
     "Tokenizer",
     "check_model",
+    "check_weights",
     "load_model",
     "load_tokenizer",
     "merged_tensors",
@@ -33,13 +48,8 @@ __all__ = [
 ]
 
 BUILT_IN = (*TINY_MODELS, default.NAME)
-WEIGHTS = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
 _HUB_SECONDS = 5.0
+_SMALL_BYTES = 64 << 20
 
 
 def check_model(name: str, trust_remote_code: bool = False) -> None:
@@ -68,6 +78,34 @@ def check_model(name: str, trust_remote_code: bool = False) -> None:
     _check_causal(_hub_config(name, trust_remote_code), name, trust_remote_code)
 
 
+def check_weights(name: str, trust_remote_code: bool = False) -> tuple[str, ...]:
+    """Check that the files of ``name`` hold the weights that its config needs; return what is to be said of them.
+
+    Names, shapes and kinds are read from headers, numbers only where the files are small: of a large model they are
+    looked at when it is loaded. Of one on the hub that is not in the local cache nothing is known before that.
+    Raises: ModelError as `check_model` does; when weights are missing, of another shape or kind, quantized, not finite,
+        all zero, tied by the config and not by the files, or without a place in the model.
+    """
+    said, found = _check_headers(name, trust_remote_code)
+    if sum(file.stat().st_size for file in {header.file for header in found.values()}) <= _SMALL_BYTES and found:
+        _from_pretrained(_place(name), torch.float32, trust_remote_code)
+    return said
+
+
+def _check_headers(name: str, trust_remote_code: bool) -> tuple[tuple[str, ...], Mapping[str, Header]]:
+    check_model(name, trust_remote_code)
+    folder = None if name in TINY_MODELS else _local(name)
+    if folder is None or not weight_files(folder):
+        return (), {}
+    found = headers(folder)
+    place = str(folder) if Path(name).expanduser().is_dir() else name
+    config = _read_config(str(folder), trust_remote_code)
+    check_quantized(config, place)
+    with parsed(f"model '{place}': its config.json does not make a model"):
+        check_plausible(config, found, place)
+        return check_files(_empty(config, trust_remote_code), found, place), found
+
+
 def load_model(
     name: str,
     dtype: torch.dtype,
@@ -82,7 +120,7 @@ def load_model(
     Raises: ModelError as `check_model` does, or when the weights do not fit the config; ConfigError without peft.
     """
     check_lora(lora)
-    check_model(name, trust_remote_code)
+    _check_headers(name, trust_remote_code)
     shape = TINY_MODELS.get(name)
     model = tiny_model(0, shape, dtype) if shape else _from_pretrained(_place(name), dtype, trust_remote_code)
     # Moved last: adapters are drawn on the CPU, so that a seed means the same weights on every device.
@@ -127,7 +165,9 @@ def model_writer(
     from transformers import AutoModelForCausalLM
 
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors}
-    written = copy.deepcopy(config)
+    written, generation = copy.deepcopy(config), copy.deepcopy(generation_config)
+    if generation is not None:
+        moved(written, generation)
     written.dtype = next(tensor.dtype for tensor in state.values() if tensor.is_floating_point())
     with torch.device("meta"):
         # An empty model knows its tied weights, and how its names are spelled on disk.
@@ -136,8 +176,8 @@ def model_writer(
     if named != set(state):
         missing, extra = sorted(named - set(state)), sorted(set(state) - named)
         raise ModelError(f"these are not the weights of {type(empty).__name__}: missing {missing}, unknown {extra}")
-    if generation_config is not None:
-        empty.generation_config = generation_config
+    if generation is not None:
+        empty.generation_config = savable(generation)[0]
 
     def write(folder: Path) -> None:
         with no_bars():
@@ -159,15 +199,34 @@ def _place(name: str) -> str:
     return str(folder) if folder.is_dir() else name
 
 
+def _local(name: str) -> Path | None:
+    """Return the folder of a model on this machine: given, built in, or in the local hub cache; else None."""
+    from huggingface_hub import try_to_load_from_cache
+
+    place = Path(_place(name))
+    if place.is_dir():
+        return place
+    found = try_to_load_from_cache(name, "config.json")
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _empty(config: Any, trust_remote_code: bool) -> Any:
+    """Return the model of a config without weights."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+
+
 def _check_folder(folder: Path) -> None:
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         raise ModelError(f"'{folder}' holds a LoRA adapter only; merge it into its base model and give that folder")
     if not (folder / "config.json").is_file():
         raise ModelError(f"model folder '{folder}' has no config.json; it holds: {_listing(folder)}")
-    has_weights = any((folder / name).is_file() for name in WEIGHTS)
+    has_weights = any((folder / name).is_file() for name in FILES)
     if not has_weights:
         raise ModelError(
-            f"model folder '{folder}' has no weights; looked for {', '.join(WEIGHTS)}; it holds: {_listing(folder)}"
+            f"model folder '{folder}' has no weights; looked for {', '.join(FILES)}; it holds: {_listing(folder)}"
         )
     for index in folder.glob("*.index.json"):
         with parsed(f"model folder '{folder}' has an {index.name} that cannot be read"):
@@ -248,18 +307,23 @@ def _from_pretrained(place: str, dtype: torch.dtype, trust_remote_code: bool) ->
     from transformers import AutoModelForCausalLM
 
     def load(**attention: str) -> Any:
-        with no_bars():
+        with no_report():
             return AutoModelForCausalLM.from_pretrained(
-                place, dtype=dtype, trust_remote_code=trust_remote_code, **attention
+                place, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True, **attention
             )
 
     with parsed(f"model '{place}' cannot be loaded"):
         try:
-            model: Any = load(attn_implementation="sdpa")
+            model, loading = load(attn_implementation="sdpa")
         except ValueError as error:
             if "scaled_dot_product_attention" not in str(error):
                 raise
-            model = load()
+            model, loading = load()
+    refuse(Fit.of(loading), place)
+    for target, source in _empty(model.config, trust_remote_code).all_tied_weights_keys.items():
+        if target not in model.all_tied_weights_keys:
+            raise ModelError(contradiction(place, target, source))
+    check_numbers(model, place)
     loaded: nn.Module = model.eval()
     return loaded
 
