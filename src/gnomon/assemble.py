@@ -23,6 +23,7 @@ from gnomon.engines.base import Sampling
 from gnomon.errors import ConfigError, unknown
 from gnomon.experiment import Experiment
 from gnomon.models.load import Tokenizer, check_weights, load_tokenizer
+from gnomon.models.rehearsal import Form
 from gnomon.progress import counted, working
 from gnomon.rollouts.hosts import describe
 from gnomon.rollouts.replay import ReplayBuffer
@@ -43,12 +44,16 @@ from gnomon.verifiers.sandbox.selftest import enforced_by
 
 @dataclass(frozen=True)
 class Questions:
-    """What is asked and what may be answered, before any weight is read."""
+    """What is asked and what may be answered, before any weight is read.
+
+    form: what a checkpoint has besides weights.
+    """
 
     tokenizer: Tokenizer
     split: Split
     sampling: Sampling
     grading: Grading
+    form: Form = Form()
 
 
 def questions(experiment: Experiment) -> Questions:

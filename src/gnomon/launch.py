@@ -33,7 +33,9 @@ from gnomon.learner.machine import tune_machine
 from gnomon.loop.budget import Meter
 from gnomon.loop.evaluate import Evaluation, read_evaluations
 from gnomon.loop.run import StopRequest
+from gnomon.models.belongings import belongings_of
 from gnomon.models.critic import HEAD_FILE, check_critic
+from gnomon.models.rehearsal import rehearse
 from gnomon.records.card import Card, questions_of, run_card, write_card, write_end
 from gnomon.records.checkpoints import Checkpoints, Found
 from gnomon.records.console import Console
@@ -108,7 +110,8 @@ def train_experiment(loaded: Loaded, run_dir: Path | None = None, stop: StopRequ
         if run_dir is not None:
             RunDirectory.check_free(run_dir, other_experiment(run_dir, anchored(experiment)))
         asked, chosen = checked(experiment, console)
-        for note in filter(None, (asked.split.repeated, *asked.split.overlap.said, *starting_notes(experiment))):
+        notes = (asked.split.repeated, *asked.split.overlap.said, *asked.form.said, *starting_notes(experiment))
+        for note in filter(None, notes):
             console.warn(note)
         experiment = anchored(experiment)
         directory = RunDirectory.named(experiment.name) if run_dir is None else RunDirectory.create(run_dir)
@@ -170,6 +173,8 @@ def export(run: str | Path, folder: str | Path) -> Path:
     # A value head is no part of the model, and some engines read every weight file that they find.
     passed_over = ("manifest.json", HEAD_FILE)
     copy_files([path for path in source.iterdir() if path.is_file() and path.name not in passed_over], target)
+    # Folders that belong to the model; a critic and a run's state are no part of it.
+    belongings_of(source, with_code=True).write(target)
     return target
 
 
@@ -264,6 +269,8 @@ def _prepared(experiment: Experiment, console: Console) -> tuple[Questions, Choo
         check_critic(experiment.model, critic.initial, experiment.trust_remote_code, critic.trust_remote_code)
     with console.phase("preparing tasks"):
         asked = questions(experiment)
+        form = rehearse(experiment.model, asked.tokenizer, experiment.trust_remote_code)
+        asked = replace(asked, form=form)
         return asked, choosing(experiment.algorithm, asked.split.train, experiment.seed)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from gnomon.assemble import Choosing, Questions
 from gnomon.cluster.graders import Graders
@@ -20,6 +21,7 @@ from gnomon.loop.caution import Caution
 from gnomon.loop.journal import Journal
 from gnomon.loop.run import Run, StopRequest
 from gnomon.metrics import Metrics, Sum
+from gnomon.models.belongings import Belongings
 from gnomon.models.tokenizer import Tokenizer
 from gnomon.progress import working
 from gnomon.records.background import Background
@@ -37,6 +39,7 @@ from gnomon.verifiers.budget import ErrorBudget
 from gnomon.verifiers.workers import GradingPool
 
 GIB = 1 << 30
+_REHEARSED_BYTES = 64 << 20
 
 
 @dataclass
@@ -48,7 +51,7 @@ class Saver:
     (`Loan`). So memory may hold everything a second time; where so much is not free, the run waits for the disk
     instead, and says so once. One checkpoint is written at a time: a second one waits for the first.
     parts: by the name they have in a checkpoint. learner: one of them, which writes the model. background: raises what
-    writing raised, see there.
+    writing raised, see there. belongings: files of the model's folder that go along into each of them.
     """
 
     checkpoints: Checkpoints
@@ -57,6 +60,7 @@ class Saver:
     tokenizer: Tokenizer
     console: Console
     background: Background
+    belongings: Belongings = Belongings()
     _copied: float = 0.0
     _is_told: bool = False
 
@@ -73,9 +77,20 @@ class Saver:
             is_waited_for = is_short or not self.background.is_asynchronous
             model = self.learner.write_model if is_waited_for else self.learner.model_writer()
             self._copied += time.perf_counter() - began
-            files = partial(_write, [model, self.tokenizer.save])
+            files = partial(_write, [model, self.tokenizer.save, self.belongings.write])
             size = self.learner.model_bytes
             self.background.begin(lambda: self.checkpoints.save(step, states, files, is_best, size), is_waited_for)
+
+    def rehearse(self, check: Callable[[Path], None]) -> None:
+        """Write the model with all that belongs to it into a folder for a moment, and ``check`` that, before any step.
+
+        Of a large model nothing is written: its names and shapes were compared before it was loaded.
+        """
+        if self.learner.model_bytes > _REHEARSED_BYTES:
+            return
+        with self.console.phase("writing a checkpoint and loading it again"), TemporaryDirectory() as folder:
+            _write([self.learner.write_model, self.tokenizer.save, self.belongings.write], Path(folder))
+            check(Path(folder))
 
     def discard(self) -> None:
         """Remove all of these checkpoints, once nothing is being written."""

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from gnomon.algorithms import Algorithm
@@ -17,6 +18,7 @@ from gnomon.engines.base import Engine
 from gnomon.engines.pool import EnginePool
 from gnomon.experiment import Experiment
 from gnomon.learner.base import Writing
+from gnomon.learner.precision import dtype_of
 from gnomon.loop.admission import Trusted, Unlimited
 from gnomon.loop.arrival import Arrival, Fixed, Measured, Proved, Sending
 from gnomon.loop.beside import beside
@@ -34,6 +36,7 @@ from gnomon.loop.tracking import Tracked, Tracking, Untracked
 from gnomon.loop.train import train
 from gnomon.loop.valuing import Unvalued, Valued, Valuing
 from gnomon.metrics import Metrics
+from gnomon.models.rehearsal import check_written
 from gnomon.records.answers import AnswerLog
 from gnomon.records.background import Background
 from gnomon.records.batches import BatchLog
@@ -116,7 +119,12 @@ async def walk(session: Session, found: Found | None, stop: StopRequest) -> None
         meter = Meter(experiment.budget)
         parts = parts_of(learner, chosen, stream, experiment.seed) | {PART: meter}
         background = stack.enter_context(Background(experiment.checkpoints.asynchronous))
-        saver = Saver(_checkpoints(session), parts, learner, session.asked.tokenizer, console, background)
+        asked = session.asked
+        saver = Saver(
+            _checkpoints(session), parts, learner, asked.tokenizer, console, background, asked.form.belongings
+        )
+        if session.cluster is None and not experiment.learner.is_sharded:
+            await elsewhere(partial(saver.rehearse, _rehearsing(experiment)))
 
         def serving() -> Metrics:
             return engine.metrics() + stage.measured() + saver.metrics()
@@ -163,6 +171,12 @@ async def walk(session: Session, found: Found | None, stop: StopRequest) -> None
         check_counted(run, parts, [session.asked.split.train, session.asked.split.held_out])
         console.start(experiment.steps, learner.version)
         await beside(stage.watch(), train(run))
+
+
+def _rehearsing(experiment: Experiment) -> Callable[[Path], None]:
+    """Return what checks a checkpoint that was written before any step."""
+    dtype, trusts = dtype_of(precision_of(experiment)), experiment.trust_remote_code
+    return partial(check_written, name=experiment.model, dtype=dtype, trust_remote_code=trusts)
 
 
 def grade_once(experiment: Experiment, asked: Questions, console: Console, step: int = 0) -> Evaluation:

@@ -112,3 +112,82 @@ def test_a_missing_peft_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install peft"):
         load_model("tiny", torch.float32, LoraPlan(rank=4))
+
+
+HYBRIDS = {
+    "mamba": {"state_size": 8},
+    "mamba2": {"state_size": 8, "num_heads": 4, "head_dim": 16, "n_groups": 1, "expand": 2},
+    "falcon_mamba": {"state_size": 8},
+    "falcon_h1": {
+        "head_dim": 8, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1,
+        "mamba_d_state": 8,
+    },
+    "nemotron_h": {
+        "head_dim": 8, "layers_block_type": ["mamba", "attention"], "mamba_num_heads": 4, "mamba_head_dim": 16,
+        "ssm_state_size": 8, "n_groups": 1,
+    },
+    "llama4_text": {
+        "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 48,
+        "attention_chunk_size": 32, "no_rope_layers": [1, 0], "interleave_moe_layer_step": 1,
+    },
+    "jamba": {
+        "num_experts": 2, "num_experts_per_tok": 1, "attn_layer_period": 2, "attn_layer_offset": 1,
+        "expert_layer_period": 2, "expert_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 4,
+        "use_mamba_kernels": False,
+    },
+    "bamba": {
+        "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8, "attn_layer_indices": [1],
+    },
+    "granitemoehybrid": {
+        "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8, "num_local_experts": 4,
+        "num_experts_per_tok": 2, "shared_intermediate_size": 32, "layer_types": ["mamba", "attention"],
+    },
+    "gpt_oss": {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+}  # fmt: skip
+
+
+def hybrid(kind):
+    """A model of two layers of an architecture with state-space layers, convolutions or routers of its own."""
+    shape = {"vocab_size": 263, "hidden_size": 32, "num_hidden_layers": 2}
+    if "mamba" not in kind:
+        shape |= {
+            "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "max_position_embeddings": 64, "bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 258,
+        }  # fmt: skip
+    torch.manual_seed(0)
+    return hf.AutoModelForCausalLM.from_config(hf.AutoConfig.for_model(kind, **shape | HYBRIDS[kind])).eval()
+
+
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_no_adapter_of_a_hybrid_or_mixture_goes_without_a_gradient(kind):
+    """Layers that kernels read past an adapter, that no pass calls or that return pairs are left out by themselves."""
+    model = adapt(hybrid(kind), LoraPlan(rank=4))
+
+    logits = model(input_ids=torch.arange(128).view(4, 32), use_cache=False).logits
+    logits.log_softmax(-1)[..., 7].sum().backward()
+
+    adapters = dict(trainable(model))
+    assert adapters
+    assert [name for name, parameter in adapters.items() if parameter.grad is None] == []
+    assert [n for n, p in adapters.items() if "lora_B" in n and not p.grad.abs().sum()] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "why"),
+    [
+        ("mamba", "out_proj", "is read by kernels"),
+        ("mamba", "x_proj", "is read by kernels"),
+        ("mamba", "conv1d", "has no matrix of its own"),
+        ("falcon_h1", "mamba", "has no matrix of its own"),
+        ("jamba", "dt_proj", "is read by kernels"),
+        ("nemotron_h", "out_proj", "is read by kernels"),
+        ("llama4_text", "router", "computes in a way of its own"),
+        ("phimoe", "router", "computes in a way of its own"),
+    ],
+)
+def test_a_named_target_that_cannot_be_adapted_is_refused_with_those_that_fit(kind, target, why):
+    """The message names lora.targets, the module, and what to type instead."""
+    with pytest.raises(ConfigError, match=rf"lora.targets: '{target}' \(.*\) {why}.*those that fit: .*_proj"):
+        adapt(hybrid(kind), LoraPlan(rank=4, targets=(target,)))

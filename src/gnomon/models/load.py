@@ -86,15 +86,16 @@ def check_weights(name: str, trust_remote_code: bool = False) -> tuple[str, ...]
     Raises: ModelError as `check_model` does; when weights are missing, of another shape or kind, quantized, not finite,
         all zero, tied by the config and not by the files, or without a place in the model.
     """
-    said, found = _check_headers(name, trust_remote_code)
+    said, found = check_headers(name, trust_remote_code)
     if sum(file.stat().st_size for file in {header.file for header in found.values()}) <= _SMALL_BYTES and found:
         _from_pretrained(_place(name), torch.float32, trust_remote_code)
     return said
 
 
-def _check_headers(name: str, trust_remote_code: bool) -> tuple[tuple[str, ...], Mapping[str, Header]]:
+def check_headers(name: str, trust_remote_code: bool = False) -> tuple[tuple[str, ...], Mapping[str, Header]]:
+    """Do `check_weights` by the headers of the files alone; return what is said, and the headers. Raises: as there."""
     check_model(name, trust_remote_code)
-    folder = None if name in TINY_MODELS else _local(name)
+    folder = None if name in TINY_MODELS else local_folder(name)
     if folder is None or not weight_files(folder):
         return (), {}
     found = headers(folder)
@@ -120,7 +121,7 @@ def load_model(
     Raises: ModelError as `check_model` does, or when the weights do not fit the config; ConfigError without peft.
     """
     check_lora(lora)
-    _check_headers(name, trust_remote_code)
+    check_headers(name, trust_remote_code)
     shape = TINY_MODELS.get(name)
     model = tiny_model(0, shape, dtype) if shape else _from_pretrained(_place(name), dtype, trust_remote_code)
     # Moved last: adapters are drawn on the CPU, so that a seed means the same weights on every device.
@@ -132,15 +133,20 @@ def load_tokenizer(name: str, trust_remote_code: bool = False) -> Tokenizer:
 
     Raises: ModelError when there is none.
     """
-    from transformers import AutoTokenizer
-
     if name in TINY_MODELS:
         return tiny_tokenizer(TINY_MODELS[name])
     check_model(name, trust_remote_code)
-    place = _place(name)
-    with parsed(f"model '{name}' has no tokenizer that transformers can load"):
+    return read_tokenizer(_place(name), trust_remote_code)
+
+
+def read_tokenizer(place: str, trust_remote_code: bool = False) -> Tokenizer:
+    """Return the tokenizer of a folder that need not hold weights, or of a hub name. Raises: ModelError."""
+    from transformers import AutoTokenizer
+
+    with parsed(f"model '{place}' has no tokenizer that transformers can load"):
         backend = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
-        return wrap(backend, _read_config(place, trust_remote_code), _generation_eos(place))
+        ends = _generation_eos(place)
+        return wrap(backend, _read_config(place, trust_remote_code), ends)
 
 
 def write_model(
@@ -199,7 +205,7 @@ def _place(name: str) -> str:
     return str(folder) if folder.is_dir() else name
 
 
-def _local(name: str) -> Path | None:
+def local_folder(name: str) -> Path | None:
     """Return the folder of a model on this machine: given, built in, or in the local hub cache; else None."""
     from huggingface_hub import try_to_load_from_cache
 
@@ -332,11 +338,16 @@ def _generation_eos(place: str) -> list[int]:
     from transformers import GenerationConfig
 
     try:
-        eos = GenerationConfig.from_pretrained(place).eos_token_id
-    except OSError:
-        if (Path(place) / "generation_config.json").exists():
-            raise
-        return []
+        # What transformers would not write is said by the rehearsal.
+        with no_report():
+            eos = GenerationConfig.from_pretrained(place).eos_token_id
+    except Exception as error:
+        if isinstance(error, OSError) and not (Path(place) / "generation_config.json").exists():
+            return []
+        raise ModelError(
+            f"model '{place}': transformers does not take its generation_config.json ({first_line(error)}); correct "
+            "the file, or remove it"
+        ) from error
     if eos is None:
         return []
     return [eos] if isinstance(eos, int) else list(eos)

@@ -1,21 +1,25 @@
 """Low-rank adapters through peft, and the plain weights that they amount to."""
 
 import importlib.util
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from gnomon.errors import ConfigError, unknown
 from gnomon.models.merging import whole
+from gnomon.models.parsed import first_line
 from gnomon.types import Adapted
 
 ALL_LINEAR = "all-linear"
 _ADAPTER = "default"
+_FUSED = ("out_proj", "x_proj", "dt_proj")
+_PROBED_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -58,17 +62,20 @@ def adapt(model: nn.Module, plan: LoraPlan) -> nn.Module:
 
     B starts at zero, so the adapted model is the plain one until the first update; A is drawn from torch's
     default generator, which the caller seeds.
-    Raises: ConfigError when peft is missing or no module has a target's name.
+    With "all-linear", layers that cannot be adapted are left out: see `misfits`; and those that no pass calls.
+    Raises: ConfigError when peft is missing, no module has a target's name, or one that has cannot be adapted.
     """
     check_lora(plan)
     import peft
 
-    _check_targets(model, plan)
+    check_targets(model, plan)
     targets = list(plan.targets) if isinstance(plan.targets, tuple) else plan.targets
+    left_out = [*misfits(model), *_unused(model)] if plan.targets == ALL_LINEAR else []
     settings: Any = peft.LoraConfig(
         r=plan.rank,
         lora_alpha=plan.alpha,  # type: ignore[arg-type]
         target_modules=targets,
+        exclude_modules=left_out or None,
         lora_dropout=0.0,
         bias="none",
     )
@@ -78,7 +85,13 @@ def adapt(model: nn.Module, plan: LoraPlan) -> nn.Module:
         warnings.filterwarnings("ignore", message="fan_in_fan_out")
         # Experts are one tensor a layer; peft translates "all-linear" for them, and says which layers have none.
         warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys")
-        peft.inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)
+        try:
+            peft.inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)
+        except (ValueError, TypeError, AttributeError, NotImplementedError) as error:
+            raise ConfigError(
+                f"lora.targets = {plan.targets!r}: peft cannot adapt these in a {type(model).__name__} "
+                f"({first_line(error)}); those that fit: {_fitting(model)}"
+            ) from error
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             parameter.data = parameter.data.float()
@@ -86,8 +99,81 @@ def adapt(model: nn.Module, plan: LoraPlan) -> nn.Module:
     return model
 
 
-def _check_targets(model: nn.Module, plan: LoraPlan) -> None:
-    """Refuse targets that fit no module, and those whose merged weight would change another module's too."""
+def misfits(model: nn.Module) -> dict[str, str]:
+    """Return the linear layers that an adapter cannot change, by name, each with why.
+
+    A layer with a forward pass of its own (a router that returns a pair) is no W x; and of a state-space layer, kernels
+    that fuse it read the weights of all but its first product, past any adapter.
+    """
+    modules, found = dict(model.named_modules()), dict[str, str]()
+    for name, module in modules.items():
+        if not _is_linear(module):
+            continue
+        parent, _, last = name.rpartition(".")
+        plain: Any = (
+            nn.Linear if isinstance(module, nn.Linear) else next(c for c in type(module).__mro__ if _is_conv1d(c))
+        )
+        if type(module).forward is not plain.forward:
+            found[name] = "computes in a way of its own"
+        elif last in _FUSED and hasattr(modules[parent], "A_log") and hasattr(modules[parent], "D"):
+            found[name] = "is read by kernels that pass an adapter by"
+    return found
+
+
+def _is_conv1d(kind: type) -> bool:
+    return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or any(_is_conv1d(kind) for kind in type(module).__mro__)
+
+
+def _unused(model: nn.Module) -> list[str]:
+    """Return the linear layers that a short forward pass does not call in any layer: their weights are used otherwise.
+
+    Of experts, those that these tokens did not choose have others beside them that were called.
+    """
+    linear = {name: module for name, module in model.named_modules() if _is_linear(module)}
+    if not linear or any(parameter.device.type == "meta" for parameter in model.parameters()):
+        return []
+    called = set[str]()
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda *_: called.add(_pattern(name))
+
+    hooks = [module.register_forward_pre_hook(note(name)) for name, module in linear.items()]
+    network: Any = model
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            ids = torch.arange(_PROBED_TOKENS, device=next(model.parameters()).device).unsqueeze(0)
+            network(input_ids=ids % network.config.get_text_config().vocab_size, use_cache=False)
+    except Exception:
+        # A model that runs on another device only is not told from here.
+        return []
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [name for name in linear if _pattern(name) not in called]
+
+
+def _pattern(name: str) -> str:
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
+
+
+def _fitting(model: nn.Module) -> str:
+    """Return the names of the linear layers that fit."""
+    bad, network = misfits(model), cast(Any, model)
+    head = network.get_output_embeddings() if hasattr(network, "get_output_embeddings") else None
+    fitting = {n for n, m in model.named_modules() if _is_linear(m) and n not in bad and m is not head}
+    return ", ".join(sorted({name.rpartition(".")[2] for name in fitting})) or "none"
+
+
+def check_targets(model: nn.Module, plan: LoraPlan) -> None:
+    """Refuse targets that fit no module or none that can be adapted, and those whose weight another module has too.
+
+    Raises: ConfigError naming ``lora.targets`` and what fits.
+    """
+    bad = misfits(model)
     if plan.targets == ALL_LINEAR:
         return
     uses = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
@@ -98,9 +184,18 @@ def _check_targets(model: nn.Module, plan: LoraPlan) -> None:
             raise ConfigError(f"lora.targets: {unknown('module', target, names)}")
         for name, module in chosen:
             is_tied = any(uses[id(p)] > 1 for p in module.parameters(recurse=False))
+            why = bad.get(name, "" if _has_matrix(module) else "has no matrix of its own that an adapter could change")
+            if why:
+                raise ConfigError(f"lora.targets: '{target}' ({name}) {why}; those that fit: {_fitting(model)}")
             if is_tied or isinstance(module, nn.Embedding):
                 kind = "shares its weight with another module" if is_tied else "is an embedding"
                 raise ConfigError(f"lora.targets: '{target}' ({name}) {kind}; choose linear layers")
+
+
+def _has_matrix(module: nn.Module) -> bool:
+    """Whether a module computes with weights of its own, and is no convolution."""
+    is_convolution = isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    return not is_convolution and any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
 
 
 def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

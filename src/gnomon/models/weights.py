@@ -23,6 +23,7 @@ FILES = (
     "pytorch_model.bin.index.json",
 )
 _SHOWN = 4
+_FLOAT = "F32"
 _MOST_LAYERS = 1000
 _MOST_EXPERTS = 100_000
 _PROBED_ROWS = 64
@@ -140,6 +141,31 @@ def check_files(empty: Any, found: Mapping[str, Header], place: str) -> tuple[st
         f"'{place}' holds {_several(told)} besides the model that is trained; "
         f"{'it is' if len(told) == 1 else 'they are'} not loaded, and will be in no checkpoint",
     )
+
+
+def check_form(empty: Any, folder: Path, trust_remote_code: bool) -> None:
+    """Check that the config in ``folder`` makes the model ``empty`` again, and that its weights as files have fit it.
+
+    Raises: ModelError.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.core_model_loading import revert_weight_conversion
+
+    with torch.device("meta"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        again: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    one, other = ({name: tuple(t.shape) for name, t in model.state_dict().items()} for model in (empty, again))
+    if type(again).__name__ != type(empty).__name__ or one != other:
+        wrong = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+        raise ModelError(
+            f"a {type(empty).__name__} becomes a {type(again).__name__} when its config is written and read, other in "
+            f"{_several(wrong, 'weight')}"
+        )
+    spelled = revert_weight_conversion(empty, {name: tensor.to("meta") for name, tensor in empty.state_dict().items()})
+    fit, lost = _fit(again, {n: Header(tuple(t.shape), _FLOAT, folder) for n, t in spelled.items()})
+    if lost:
+        raise ModelError(_missing("checkpoint", lost, ()))
+    refuse(fit, "checkpoint")
 
 
 def refuse(fit: Fit, place: str, names: Iterable[str] = ()) -> None:
