@@ -29,6 +29,7 @@ from gnomon.plans import (
     RecordPlan,
     SamplingPlan,
     StalenessPlan,
+    check_texts,
     check_values,
 )
 from gnomon.tasks.build import TaskConfig, named, named_held_out
@@ -115,7 +116,9 @@ class Experiment:
         check_device(self.device)
         chosen(self.doctor.rules)
         check_stops(self.doctor.stops)
-        check_values(to_table(self))
+        written = to_table(self)
+        check_texts(written)
+        check_values(written)
         if self.steps < 0:
             raise ConfigError(f"steps must be 0 (evaluate only) or more, got {self.steps}")
         each = self.algorithm.num_generations
@@ -262,6 +265,7 @@ def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loa
         # An engine by its name alone: what else is said of it stays.
         set_path(whole, "engine.kind" if key == "engine" and isinstance(value, str) else key, value)
         _name_task(whole)
+    check_texts(whole)
     _hand_down(whole)
     if "algorithm" not in whole:
         raise ConfigError('missing algorithm; write algorithm = "grpo" (`gnomon algorithms` lists them)')

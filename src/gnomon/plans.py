@@ -302,7 +302,7 @@ _LAST_SEED = 2**63 - 1
 
 
 def check_values(table: Mapping[str, Any], path: str = "", is_counted: bool = True) -> None:
-    """Refuse numbers that no machine has room or time for, before any memory is taken, and texts that no file can hold.
+    """Refuse numbers that no machine has room or time for, before any memory is taken for them.
 
     A slip of the finger (steps = 10**18) would otherwise be found out by a machine that swaps.
     Raises: ConfigError naming the key, its value and what it may be.
@@ -315,26 +315,35 @@ def check_values(table: Mapping[str, Any], path: str = "", is_counted: bool = Tr
     for key, value in table.items():
         place = f"{path}.{key}" if path else str(key)
         is_counted_here = is_counted and key not in _NO_COUNTS
-        _check_text(str(key), place)
         if isinstance(value, Mapping):
             check_values(value, place, is_counted_here)
         elif isinstance(value, list):
             check_values({str(number): inner for number, inner in enumerate(value)}, place, is_counted_here)
-        elif isinstance(value, str):
-            _check_text(value, place)
         elif isinstance(value, float) and not math.isfinite(value):
             _check_finite(value, place)
         elif isinstance(value, int):
             _check_count(key, value, place, is_counted_here)
 
 
+def check_texts(value: Any, place: str = "") -> None:
+    """Refuse texts with half a surrogate pair, in a table, its keys or a text alone. Raises: ConfigError."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _check_text(str(key), place or "a key")
+            check_texts(inner, f"{place}.{key}" if place else str(key))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            check_texts(inner, f"{place}[{number}]")
+    elif isinstance(value, str):
+        _check_text(value, place)
+
+
 def _check_text(text: str, place: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        where = ascii(place)[1:-1]
         raise ConfigError(
-            f"{where} has half a surrogate pair at character {error.start + 1}, which no UTF-8 file can hold: "
+            f"{place} has half a surrogate pair at character {error.start + 1}, which no UTF-8 file can hold: "
             f"{shortened(ascii(text))}; write it again"
         ) from None
 

@@ -1,17 +1,242 @@
-"""Where rows come from."""
+"""Where rows come from: every format, what each may hold, and what is no table at all."""
 
+import datetime
+import gzip
+import json
+import os
+import uuid
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
+import datasets
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet
 import pytest
 
 from gnomon.errors import DatasetError
 from gnomon.tasks.sources import read_rows
+from gnomon.tasks.table import TableTask
 
 
 def test_a_file_of_an_unknown_format_is_not_looked_for_on_the_hub(tmp_path: Path):
     """A file that is here and cannot be read is refused at once, with the formats that can."""
-    table = tmp_path / "rows.csv"
+    table = tmp_path / "rows.xlsx"
     table.write_text("prompt,answer\n1+1=,2\n")
 
-    with pytest.raises(DatasetError, match=r"no known format; known are \.json, \.jsonl, \.parquet"):
+    with pytest.raises(DatasetError, match=r"no known format; known are \.arrow, \.csv, \.json, \.jsonl, \.parquet"):
         read_rows(str(table), None, "train")
+
+
+def questions(path: Path) -> list[tuple[str, Any]]:
+    return [(q.text, q.columns.get("answer")) for q in TableTask(str(path)).questions().questions]
+
+
+def parquet(folder: Path, answers: Any, **more: Any) -> Path:
+    path = folder / "t.parquet"
+    columns = {"prompt": pa.array([f"Question {n}?" for n in range(len(answers))]), "answer": answers, **more}
+    pyarrow.parquet.write_table(pa.table(columns), path)
+    return path
+
+
+DAY, MOMENT = datetime.date(2026, 1, 2), datetime.datetime(2026, 1, 2, 3, 4, 5)
+NAMED = uuid.UUID(int=7)
+
+
+@pytest.mark.parametrize(
+    ("answers", "read"),
+    [
+        (pa.array([b"7", "caf\u00e9".encode()]), ["7", "caf\u00e9"]),
+        (pa.array([b"7", b"8"], pa.large_binary()), ["7", "8"]),
+        (pa.array([Decimal("7.00"), Decimal("0.50")]), ["7", "0.5"]),
+        (pa.array([7.0, 0.5]), ["7", "0.5"]),
+        (pa.array([7, 2**63 - 1]), ["7", "9223372036854775807"]),
+        (pa.array([2**64 - 1, 0], pa.uint64()), ["18446744073709551615", "0"]),
+        (pa.array([DAY, DAY]), ["2026-01-02"] * 2),
+        (pa.array(["x", "y"]).dictionary_encode(), ["x", "y"]),
+        (pa.array([[1, 2], [3]]), [[1, 2], [3]]),
+        (pa.array([{"a": Decimal("1.0")}, {"a": Decimal("2.5")}]), [{"a": "1"}, {"a": "2.5"}]),
+        (pa.array([[("k", 1)], [("l", 2)]], pa.map_(pa.string(), pa.int64())), [[["k", 1]], [["l", 2]]]),
+        (pa.array([True, False]), [True, False]),
+        (pa.array([b"0" * 15 + b"7"] * 2, pa.binary(16)), ["0" * 15 + "7"] * 2),
+    ],
+    ids=str,
+)
+def test_what_a_parquet_file_holds_is_read_as_what_it_can_only_mean(tmp_path: Path, answers: Any, read: list[Any]):
+    """Bytes are UTF-8 text, numbers their shortest text, days ISO 8601; lists and objects are JSON's."""
+    found = questions(parquet(tmp_path, answers))
+
+    assert [answer for _, answer in found] == read
+    json.dumps(found, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        (pa.array([7.0, float("nan")]), ":2: answer: nan is no number; where there is none write null"),
+        (pa.array([float("inf"), 1.0]), ":1: answer: inf is no number"),
+        (pa.array([-float("inf"), 1.0], pa.float32()), ":1: answer: -inf is no number"),
+        (pa.array([b"\xff\xfe", b"7"]), r":1: answer: bytes that are no UTF-8 text: b'\\xff\\xfe'"),
+        (pa.array([None, "7"]), ":1: answer: missing; the row has prompt, answer"),
+        (pa.array(["  ", "7"]), ":1: answer: empty"),
+        (pa.array(["7", "7\0"]), ":2: answer: a NUL at character 2"),
+        (pa.array(["\ufeff7", "7"]), ":1: answer: a byte order mark at character 1"),
+        (pa.array([MOMENT, MOMENT]), ":1: answer: 2026-01-02T03:04:05 is a time, .*; write the answer as text"),
+        (pa.array([datetime.timedelta(1)] * 2), ":1: answer: 1 day, 0:00:00 is a time"),
+        (pa.array([[{"a": [1.0, float("nan")]}], []]), r":1: answer\[0\]\.a\[1\]: nan is no number"),
+        (pa.array([2**60, 1], pa.timestamp("ms")), ":1: answer: a value of the type timestamp.ms. that cannot be read"),
+        (pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")]),
+         ":1: answer: a value of the type string that cannot be read"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else str(value.type),
+)  # fmt: skip
+def test_what_a_parquet_file_holds_and_nobody_can_mean_is_named(tmp_path: Path, answers: Any, said: str):
+    """A value that is no text, number, list or object is refused by file, row and field."""
+    with pytest.raises(DatasetError, match=said):
+        questions(parquet(tmp_path, answers))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("id", "\ud8000", "id: half a surrogate pair at character 1"),
+        ("more", {"a": ["\udc00"]}, r"more\.a\[0\]: half a surrogate pair"),
+        ("\ud800", 1, r"line: the name of a field, '\\ud800', has half a surrogate pair"),
+        ("more", {"\0": 1}, "more: the name of a field, .* has a NUL"),
+        ("more", float("nan"), "more: nan is no number"),
+        ("more", [1e400], r"more\[0\]: inf is no number"),
+        ("\ufeffid", "x", "line: the name of a field, .* has a byte order mark at character 1"),
+        ("prompt", "\ufeffq", "prompt: a byte order mark at character 1"),
+        ("prompt", "q\0", "prompt: a NUL at character 2"),
+        ("id", "  ", "id: must be text or a whole number, got '  '"),
+        ("id", 1.5, "id: must be text or a whole number, got 1.5"),
+        ("prompt", [{"role": "user", "content": "\ud800"}], r"prompt\[0\]\.content: half a surrogate pair"),
+        ("solution", "another", "answer and solution: differ, '7' and 'another'; say .* = \"answer\""),
+        ("ground_truth", 8, "ground_truth and answer: differ, '8' and '7'"),
+        ("reward_model", {"ground_truth": "x"}, "reward_model.ground_truth and answer: differ"),
+        ("label", ["7"], "label and answer: differ"),
+    ],
+)  # fmt: skip
+def test_every_field_of_a_row_is_looked_at_once(tmp_path: Path, name: str, value: Any, said: str):
+    """Ids, prompts, answers, other columns and the names of fields, at any depth, go through one check."""
+    rows = [{"id": "a", "prompt": "q", "answer": "7"}, {"id": "b", "prompt": "r", "answer": "7", name: value}]
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+    with pytest.raises(DatasetError, match=rf"t\.jsonl:2: {said}") as caught:
+        questions(path)
+
+    assert str(caught.value).count("\n") < 5
+
+
+GOOD = b'{"prompt": "q", "answer": "a"}'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("t.jsonl", b"", "is empty: it has 0 bytes"),
+        ("t.jsonl", gzip.compress(GOOD), "is compressed by gzip; unpack it: `gunzip"),
+        ("t.jsonl", b"\x28\xb5\x2f\xfd\0\0", "is compressed by zstd"),
+        ("t.csv", b"PK\3\4....", "is a zip archive or a spreadsheet"),
+        ("t.jsonl", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a pointer of Git LFS"),
+        ("t.csv", b"\n<!DOCTYPE html>\n<html>", "is an HTML page"),
+        ("t.parquet", b"<html>Not found", "is an HTML page"),
+        ("t.parquet", b"version https://git-lfs.github.com/spec/v1\n", "is a pointer of Git LFS"),
+        ("t.jsonl", b"PAR1....PAR1", "is a file of the format .parquet; rename it"),
+        ("t.json", b"ARROW1..", "is a file of the format .arrow; rename it"),
+        ("t.jsonl", GOOD.decode().encode("utf-16"), "is UTF-16; save it as UTF-8: `iconv"),
+        ("t.jsonl", GOOD.decode().encode("utf-16-le"), "is UTF-16 or binary"),
+        ("t.csv", "prompt,answer\nq,a and b and c and d".encode("utf-16-be"), "is UTF-16 or binary"),
+        ("t.jsonl", GOOD.replace(b"q", b"caf\xe9"), ":1: line: not UTF-8: byte 0xe9"),
+        ("t.csv", b"prompt,answer\nq,a\ncaf\xe9,a\n", ":3: is not UTF-8: byte 0xe9; save the file as UTF-8"),
+        ("t.json", b'[\n{"prompt": "\xe9"}]', ":2: is not UTF-8"),
+        ("t.jsonl", b"[" + GOOD + b"]", "is one JSON list, not an object on each line; rename it to .json"),
+        ("t.jsonl", b"[\n " + GOOD + b",\n" + GOOD + b"\n]", "is one JSON list"),
+        ("t.json", GOOD, "holds one dict; expected a list of objects, .*one object on each line is .jsonl"),
+        ("t.json", GOOD + b"\n" + GOOD, "rename the file"),
+        ("t.jsonl", GOOD + b"\n" + GOOD[:20], ":2: line: not JSON"),
+        ("t.jsonl", b'{"prompt": "q", "answer": "1", "answer": "2"}', ":1: line: the field 'answer' is given twice"),
+        ("t.json", b'[{"prompt": "q", "a": {"b": 1, "b": 2}}]', "the field 'b' is given twice"),
+        ("t.jsonl", b'{"prompt": "q", "answer": ' + b"9" * 5000 + b"}", ":1: line: Exceeds the limit"),
+        ("t.jsonl", b'{"prompt": "q", "answer": ' + b"[" * 90 + b"]" * 90 + b"}", "nested more than 64 levels deep"),
+        ("t.jsonl", b'{"prompt": "q", "answer": ' + b"[" * 90000, ":1: line: "),
+        ("t.csv", b"sep=;\nprompt;answer\nq;a\n", "columns are parted by ',', .* has ';' instead"),
+        ("t.tsv", b"prompt,answer\nq,a\n", "columns are parted by '.t', .* has ',' instead"),
+        ("t.csv", b"prompt,answer\nq,a,b\n", ":2: line: 3 columns, and the first line names 2"),
+        ("t.csv", b'prompt,answer\n"q\nr",a\nq\n', ":4: line: 1 columns, and the first line names 2"),
+        ("t.csv", b"prompt,answer,answer\nq,a,b\n", ":1: the column 'answer' is named twice"),
+        ("t.csv", b'prompt,answer\nq,a\n"q,a\nr,b\n', ":3: not CSV: .*is a quote not closed"),
+        ("t.csv", b"prompt,answer\nq," + b"a" * 140000, ":2: not CSV: field larger than field limit"),
+        ("t.csv", b"prompt,answer\nq,\n", ":2: answer: missing"),
+        ("t.csv", b"prompt,answer\n", "has no rows"),
+        ("t.arrow", b"nothing of the kind", "not a readable Arrow file"),
+    ],
+)
+def test_what_is_no_table_is_refused_in_words(tmp_path: Path, name: str, content: bytes, said: str):
+    """A file that is something else than its name says, or torn, is named with what to do."""
+    path = tmp_path / name
+    path.write_bytes(content)
+
+    with pytest.raises(DatasetError, match=said) as caught:
+        questions(path)
+
+    assert str(caught.value).count("\n") < 5
+    assert len(str(caught.value)) < 900
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.parquet", "t"])
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, name: str):
+    """A named pipe is not waited for, and neither a folder nor a device is read as rows."""
+    os.mkfifo(tmp_path / name)
+    (tmp_path / "folder.csv").mkdir()
+    (tmp_path / "zero.jsonl").symlink_to("/dev/zero")
+
+    with pytest.raises(DatasetError, match=f"{name} is a named pipe"):
+        questions(tmp_path / name)
+    with pytest.raises(DatasetError, match=r"folder\.csv is a folder"):
+        questions(tmp_path / "folder.csv")
+    with pytest.raises(DatasetError, match=r"zero\.jsonl is a device"):
+        questions(tmp_path / "zero.jsonl")
+    with pytest.raises(DatasetError, match="cannot be read: File name too long"):
+        questions(tmp_path / f"{'x' * 300}.jsonl")
+    with pytest.raises(DatasetError, match=r"cannot be read: .*null byte"):
+        questions(Path("a\0.jsonl"))
+
+
+ROWS = [{"prompt": f'{n}, "two"\r\nlines\t=', "answer": f"{n}"} for n in range(3)]
+
+
+@pytest.mark.parametrize("begin", ["", "\ufeff"], ids=["plain", "marked"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=["unix", "windows", "mac"])
+def test_marks_and_line_ends_of_every_system_are_read(tmp_path: Path, begin: str, end: str):
+    """JSONL and CSV with or without a byte order mark and with the line ends of any system hold the same rows."""
+    (tmp_path / "t.jsonl").write_bytes((begin + end.join(map(json.dumps, ROWS)) + end).encode())
+    quoted = [",".join('"' + row[key].replace('"', '""') + '"' for key in row) for row in ROWS]
+    (tmp_path / "t.csv").write_bytes((begin + end.join(["prompt,answer", *quoted]) + end).encode())
+
+    expected = [(row["prompt"], row["answer"]) for row in ROWS]
+
+    assert questions(tmp_path / "t.jsonl") == questions(tmp_path / "t.csv") == expected
+
+
+def test_arrow_files_and_saved_datasets_hold_what_parquet_holds(tmp_path: Path):
+    """The check of values is the same for Parquet, both forms of Arrow, and folders of `datasets`."""
+    table = pa.table({"prompt": ["a", "b"], "answer": pa.array([b"7", b"8"]), "id": [1, 2]})
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+    pyarrow.feather.write_feather(table, str(tmp_path / "file.arrow"), compression="uncompressed")
+    with pa.OSFile(str(tmp_path / "stream.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    datasets.Dataset(table).select([0, 1]).save_to_disk(str(tmp_path / "saved"))
+
+    for name in ("t.parquet", "file.arrow", "stream.arrow", "saved"):
+        assert questions(tmp_path / name) == [("a", "7"), ("b", "8")]
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path: Path):
+    """Of two columns of one name neither is taken without a word."""
+    pyarrow.parquet.write_table(pa.table([["q"], ["1"], ["2"]], ["prompt", "answer", "answer"]), tmp_path / "t.parquet")
+
+    with pytest.raises(DatasetError, match="the column 'answer' is there twice"):
+        questions(tmp_path / "t.parquet")

@@ -16,61 +16,54 @@ def write(path: Path, rows: list[Any]) -> str:
     return str(path)
 
 
-def test_all_bad_rows_are_reported_at_once(tmp_path: Path) -> None:
-    """Each bad line gives file:line: field: reason; good lines and blank lines are not mentioned."""
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b'{"prompt": "1+2=", "answer": 3', "line: not JSON: Expecting ',' delimiter at position 31"),
+        (b'{"prompt": "caf\xe9", "answer": 3}', "line: not UTF-8: byte 0xe9 at position 16"),
+        (b'{"prompt": "  ", "answer": 3}', "prompt: empty"),
+        (b'{"answer": 3}', "prompt: missing; the row has answer"),
+        (b'{"prompt": 5, "answer": 3}', "prompt: must be text or a list of messages, got int"),
+        (b'{"prompt": "1+3="}', "answer: missing; the row has prompt (require_answer = false does without)"),
+        (b'{"prompt": "1+4=", "answer": 5, "id": "a"}', "id: 'a' is already the id of row 1"),
+        (
+            b'{"prompt": [{"role": "usr", "content": "1+5="}], "answer": 6}',
+            "prompt: message 1: role must be one of system, developer, user, assistant, tool, got 'usr'",
+        ),
+        (b"[1]", "line: a row is an object with named fields, got list"),
+        (b'{"prompt": "1+6=", "answer": NaN}', "answer: nan is no number; where there is none write null"),
+        (b'{"prompt": "\\ud800", "answer": 3}', "prompt: half a surrogate pair at character 1"),
+        (b'{"prompt": "1+7=", "answer": 8, "id": true}', "id: must be text or a whole number, got True"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path: Path, line: bytes, said: str) -> None:
+    """A bad line gives file:line: field: reason; good lines and blank lines are not mentioned but counted."""
     file = tmp_path / "train.jsonl"
-    file.write_bytes(
-        b'{"prompt": "1+1=", "answer": 2, "id": "a"}\n'
-        b'{"prompt": "1+2=", "answer": 3\n'
-        b'{"prompt": "caf\xe9", "answer": 3}\n'
-        b"\n"
-        b'{"prompt": "  ", "answer": 3}\n'
-        b'{"answer": 3}\n'
-        b'{"prompt": 5, "answer": 3}\n'
-        b'{"prompt": "1+3="}\n'
-        b'{"prompt": "1+4=", "answer": 5, "id": "a"}\n'
-        b'{"prompt": [{"role": "usr", "content": "1+5="}], "answer": 6}\n'
-        b"[1]\n"
-        b'{"prompt": "1+6=", "answer": NaN}\n'
-        b'{"prompt": "\\ud800", "answer": 3}\n'
-        b'{"prompt": "1+7=", "answer": 8, "id": true}\n'
-    )
+    file.write_bytes(b'{"prompt": "1+1=", "answer": 2, "id": "a"}\n\n' + line + b'\n{"prompt": "2+2=", "answer": 4}\n')
 
-    with pytest.raises(DatasetError, match=r"12 of 13 rows .* cannot be used") as caught:
+    with pytest.raises(DatasetError, match=r"1 of 3 rows .* cannot be used") as caught:
         TableTask(str(file)).questions()
 
-    lines = [line.strip().removeprefix(f"{file}:") for line in str(caught.value).splitlines()[1:-1]]
-    assert lines == [
-        "2: line: not JSON: Expecting ',' delimiter at position 31",
-        "3: line: not UTF-8: byte 0xe9 at position 16",
-        "5: prompt: empty",
-        "6: prompt: missing; the row has answer",
-        "7: prompt: must be text or a list of messages, got int",
-        "8: answer: missing; the row has prompt (require_answer = false does without)",
-        "9: id: 'a' is already the id of row 1",
-        "10: prompt: message 1: role must be one of system, developer, user, assistant, tool, got 'usr'",
-        "11: line: a row is an object with named fields, got list",
-        "12: line: not JSON: NaN is no JSON value",
-        "13: prompt: half a surrogate pair at character 1",
-        "14: id: must be text or a whole number, got True",
-    ]
+    assert str(caught.value).splitlines()[1] == f"  {file}:3: {said}"
 
 
 def test_the_listing_is_capped_and_counted(tmp_path: Path) -> None:
-    """Of 50 bad rows 20 are listed and 30 counted."""
+    """Of 50 bad rows 3 are shown and 47 counted, in five lines."""
     path = write(tmp_path / "train.jsonl", [{}] * 50)
 
-    with pytest.raises(DatasetError, match=r"(?s)50 of 50 rows.*:20: prompt: missing.*and 30 more") as caught:
+    with pytest.raises(
+        DatasetError, match=r"(?s)50 of 50 rows.*:3: prompt: missing.*and 47 more, rows 4, .*, 13, \.\.\.; correct"
+    ) as caught:
         TableTask(path).questions()
-    assert ":21:" not in str(caught.value)
+    assert str(caught.value).count("\n") == 4
 
 
 @pytest.mark.parametrize(
     ("row", "answer"),
     [
-        ({"solution": "s", "answer": "a", "label": 1}, "s"),
+        ({"solution": "s", "answer": "s", "label": None}, "s"),
         ({"solution": None, "answer": "a"}, "a"),
-        ({"ground_truth": 7, "label": 1}, "7"),
+        ({"ground_truth": 7, "label": 7.0}, "7"),
         ({"reward_model": {"style": "rule", "ground_truth": "v"}}, "v"),
         ({"reward_spec": {"ground_truth": 1.5}}, "1.5"),
         ({"label": ["x", "y"]}, ["x", "y"]),
@@ -156,6 +149,19 @@ def test_an_answer_may_be_missing_where_none_is_needed(tmp_path: Path) -> None:
     question = TableTask(write(tmp_path / "t.jsonl", [{"prompt": "q"}]), require_answer=False).questions()[0]
 
     assert "answer" not in question.columns
+
+
+def test_rows_that_ask_the_same_are_said(tmp_path: Path) -> None:
+    """Repeated questions are trained on as often, which is said by row; another answer is said as well."""
+    rows = [{"prompt": p, "answer": a} for p, a in [("q", "1"), ("r", "1"), ("q", "1"), ("r", "2"), ("s", "1")]]
+
+    said = TableTask(write(tmp_path / "t.jsonl", rows)).questions().repeated
+
+    assert said == (
+        "2 of 5 rows of 't' ask the same as an earlier row (row 3 as row 1, row 4 as row 2) and are trained on as "
+        "often; 1 have another answer than that row (row 4 as row 2): one is wrong"
+    )
+    assert TableTask(write(tmp_path / "t.jsonl", rows[:2])).questions().repeated == ""
 
 
 def test_json_parquet_and_saved_datasets_hold_the_same_questions(tmp_path: Path) -> None:

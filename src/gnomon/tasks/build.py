@@ -12,7 +12,7 @@ from gnomon.tasks.base import Renderer, TaskSet
 from gnomon.tasks.benchmarks import BENCHMARKS, BenchmarkTask, benchmark_named
 from gnomon.tasks.contamination import Overlap, overlap
 from gnomon.tasks.mixture import Mixture, schedule
-from gnomon.tasks.question import Question, QuestionSet, Rendered
+from gnomon.tasks.question import Listed, Question, QuestionSet, Rendered
 from gnomon.tasks.reasoning import ReasoningGymTask, generators
 from gnomon.tasks.sources import is_file_name
 from gnomon.tasks.split import (
@@ -105,7 +105,7 @@ class Split:
     """What is trained on and what is only evaluated on; no question is in both.
 
     dropped: training tasks given up because their question is held out. overlap: what the rest still has in common.
-    repeated: which rows of a set that is only evaluated on ask what another asks, in words; "" for none.
+    repeated: which rows that somebody wrote ask what another row asks, on either side, in words; "" for none.
     """
 
     train: TaskSet
@@ -118,9 +118,9 @@ class Split:
 def named(name: str) -> TaskConfig:
     """Return the task that a command line means by ``name``.
 
-    A name in `NAMED`; a benchmark (`benchmarks.benchmark_named`); a file ending in .jsonl, .json or .parquet; a
-    reasoning-gym generator, with or without ``reasoning_gym/`` in front; else, with a slash, a folder or a dataset on
-    the hub.
+    A name in `NAMED`; a benchmark (`benchmarks.benchmark_named`); a file of a format in
+    `SUFFIXES`; a reasoning-gym generator, with or without ``reasoning_gym/`` in front; else, with a slash, a folder or
+    a dataset on the hub.
     Raises: ConfigError naming the nearest known name.
 
     >>> named("held_out.jsonl").kind
@@ -140,7 +140,9 @@ def named(name: str) -> TaskConfig:
     if generator in known:
         return ReasoningGymTask(generator)
     names = [*NAMED, *BENCHMARKS, *known]
-    raise ConfigError(unknown("task", name, names) + "; or a file ending in .jsonl, .json or .parquet")
+    raise ConfigError(
+        unknown("task", name, names) + "; or a file ending in .jsonl, .json, .csv, .tsv, .parquet or .arrow"
+    )
 
 
 def own_rewards(task: TaskConfig) -> tuple[WeightedReward, ...]:
@@ -199,13 +201,23 @@ def build_split(
     remaining = disjoint(train, kept_back)
     check_disjoint(remaining, kept_back)
     common = overlap(remaining, kept_back)
-    again = "" if evaluation is None else repetitions(evaluation, kept_back)
+    beside = "" if evaluation is None else repetitions(evaluation, kept_back)
+    again = "; ".join(filter(None, (trained_again(train), beside)))
     return Split(Rendered(remaining, renderer), Rendered(kept_back, renderer), remaining.dropped, common, again)
 
 
 def repetitions(config: TaskConfig, asked: QuestionSet) -> str:
     """Return what `split.repeated` says of rows that somebody wrote; a generator may repeat itself."""
     return repeated(asked) if isinstance(config, TableTask | BenchmarkTask) else ""
+
+
+def trained_again(train: QuestionSet) -> str:
+    """Return which rows of the tables among ``train`` ask what an earlier row asks, in words; "" for none."""
+    if isinstance(train, Filtered):
+        return trained_again(train.source)
+    if isinstance(train, Mixture):
+        return "; ".join(filter(None, map(trained_again, train.parts)))
+    return train.repeated if isinstance(train, Listed) else ""
 
 
 def build_held_out(config: TaskConfig, held_out: HeldOut, renderer: Renderer) -> Rendered:

@@ -50,6 +50,11 @@ class Mixture:
             orders.append(iter(order))
         self._where = [(part, next(orders[part])) for part in places]
 
+    @property
+    def parts(self) -> tuple[QuestionSet, ...]:
+        """The sets that it is of; a part may be a view of one."""
+        return tuple(self._parts)
+
     def __len__(self) -> int:
         return len(self._where)
 

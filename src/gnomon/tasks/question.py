@@ -73,7 +73,7 @@ QuestionSet = Items[Question]
 
 @dataclass(frozen=True)
 class Listed:
-    """Questions that are held in memory.
+    """Questions that are held in memory. repeated: which ask what an earlier one asks, in words; "" for none.
 
     >>> Listed("two", (Question("a", "1+1=", "1+1="), Question("b", "2+2=", "2+2=")))[1].id
     'b'
@@ -81,6 +81,7 @@ class Listed:
 
     name: str
     questions: tuple[Question, ...]
+    repeated: str = ""
 
     def __len__(self) -> int:
         return len(self.questions)

@@ -5,32 +5,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gnomon.errors import DatasetError
+from gnomon.errors import DatasetError, shortened
 from gnomon.progress import counted
 from gnomon.tasks.chat import message_flaw, readable
-from gnomon.tasks.plain import json_safe
 from gnomon.tasks.question import Content, Listed, Question, digest
 from gnomon.tasks.sources import Row, is_file_name, read_rows
+from gnomon.tasks.values import number_text
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "messages")
 ANSWER_COLUMNS = (
     "solution", "answer", "ground_truth", "reward_model.ground_truth", "reward_spec.ground_truth", "label",
 )  # fmt: skip
-LISTED = 20
+_ASKED_TOO = ("tools", "images", "videos", "audio")
+LISTED = 3
 
 
 @dataclass(frozen=True)
 class TableTask:
     """Questions from rows.
 
-    path: a .jsonl, .json or .parquet file, a folder that ``save_to_disk`` wrote, or a dataset on the hub as
-        NAME, NAME:SUBSET or NAME:SUBSET:SPLIT.
+    path: a .jsonl, .json, .csv, .tsv, .parquet or .arrow file, a folder that ``save_to_disk`` wrote, or a dataset on
+        the hub as NAME, NAME:SUBSET or NAME:SUBSET:SPLIT.
     subset, split: of a dataset; a single file has neither.
     prompt_column: text or chat messages; None takes the first of prompt, question, problem, messages.
     answer_column: dots reach into objects; None takes the first of solution, answer, ground_truth,
-        reward_model.ground_truth, reward_spec.ground_truth, label that is not null. It becomes the column
-        ``answer`` (a number as its text), replacing one of that name: with worked solutions and bare answers
-        side by side, say ``answer_column = "answer"``.
+        reward_model.ground_truth, reward_spec.ground_truth, label that is not null; a row in which several of
+        them differ is a bad row: with worked solutions and bare answers side by side, say
+        ``answer_column = "answer"``. It becomes the column ``answer`` (a number as its text), replacing one of
+        that name.
     require_answer: whether a row without answer is a bad row.
 
     All other columns stay what they are; ``data_source`` is the table's name where a row has none. An id is
@@ -53,25 +55,25 @@ class TableTask:
     def questions(self) -> Listed:
         """Read and check every row.
 
-        Raises: DatasetError that lists all bad rows as file:row: field: reason (the first 20, and how many).
+        Raises: DatasetError that names bad rows as file:row: field: reason (the first 3, and the numbers of others).
         """
         questions: list[Question] = []
-        flaws: list[str] = []
+        flaws: list[tuple[int, str]] = []
         seen: dict[str, int] = {}
         name = self.name
         rows = read_rows(self.path, self.subset, self.split)
         for row in counted(rows, f"checking the rows of {name}", len(rows)):
             question, flaw = self._question(row, name)
             if question is not None and question.id in seen:
-                flaw = f"id: '{question.id}' is already the id of row {seen[question.id]}"
+                flaw = f"id: {_shown(question.id)} is already the id of row {seen[question.id]}"
             if flaw is not None:
-                flaws.append(f"{self.path}:{row.number}: {flaw}")
+                flaws.append((row.number, flaw))
             elif question is not None:
                 seen[question.id] = row.number
                 questions.append(question)
         if flaws:
             raise DatasetError(self._report(flaws, len(rows)))
-        return Listed(name, tuple(questions))
+        return Listed(name, tuple(questions), again(name, questions, [*seen.values()]))
 
     def _question(self, row: Row, name: str) -> tuple[Question | None, str | None]:
         """Return the row's question, or None and what is wrong with it."""
@@ -79,50 +81,103 @@ class TableTask:
             return None, row.flaw
         column = self.prompt_column or next((c for c in PROMPT_COLUMNS if row.values.get(c) is not None), None)
         if column is None or row.values.get(column) is None:
-            return None, f"{column or 'prompt'}: missing; the row has {', '.join(row.values) or 'nothing'}"
+            return None, f"{column or 'prompt'}: missing; the row has {_names(row.values)}"
         content, flaw = _content(row.values[column])
         if flaw is not None:
             return None, f"{column}: {flaw}"
-        answer, flaw = self._answer(row.values)
+        answer, flaw = self._answer(row)
         if flaw is not None:
             return None, flaw
         number = row.values.get("id")
         if number is not None and not _is_id(number):
-            return None, f"id: must be text or a whole number, got {number!r}"
+            return None, f"id: must be text or a whole number, got {_shown(number)}"
         text = content if isinstance(content, str) else readable(content)
-        columns = {k: json_safe(v) for k, v in row.values.items() if k not in ("id", column)}
+        columns = {k: v for k, v in row.values.items() if k not in ("id", column)}
         columns["data_source"] = columns.get("data_source") or name
         if answer is not None:
             columns["answer"] = answer
         return Question(str(number) if number is not None else f"{digest(content)}-{row.number}",
                         content, text, columns), None  # fmt: skip
 
-    def _answer(self, values: Mapping[str, Any]) -> tuple[Any, str | None]:
+    def _answer(self, row: Row) -> tuple[Any, str | None]:
         """Return the answer (None when there is none and none is needed), and what is wrong with it."""
         columns = (self.answer_column,) if self.answer_column else ANSWER_COLUMNS
-        column, answer = next(((c, a) for c in columns if (a := _reach(values, c)) is not None), (None, None))
-        if column is None or answer is None:
+        found = {c: _as_answer(a) for c in columns if (a := _reach(row.values, c)) is not None}
+        if not found:
             missing = f"{columns[0] if self.answer_column else 'answer'}: missing"
-            reason = f"{missing}; the row has {', '.join(values)} (require_answer = false does without)"
+            reason = f"{missing}; the row has {_names(row.values)} (require_answer = false does without)"
             return None, reason if self.require_answer else None
-        if isinstance(answer, str):
-            empty = self.require_answer and not answer.strip()
-            return answer, f"{column}: empty" if empty else _text_flaw(answer, column)
-        if isinstance(answer, int | float) and not isinstance(answer, bool):
-            return str(answer), None
-        return json_safe(answer), None
+        (column, answer), *others = found.items()
+        for other, value in others:
+            if value != answer:
+                return None, (
+                    f"{other} and {column}: differ, {_shown(value)} and {_shown(answer)}; say which is the answer: "
+                    f'task.answer_column = "{other}"'
+                )
+        if column in row.times:
+            return None, f"{column}: {answer} is a time, which can be written in many ways; write the answer as text"
+        if isinstance(answer, str) and self.require_answer and not answer.strip():
+            return None, f"{column}: empty"
+        return answer, None
 
-    def _report(self, flaws: Sequence[str], rows: int) -> str:
-        listed = "\n  ".join(flaws[:LISTED])
-        more = f"\n  ... and {len(flaws) - LISTED} more" if len(flaws) > LISTED else ""
-        return (f"{len(flaws)} of {rows} rows of {self.path} cannot be used:\n  {listed}{more}\n"
-                "correct these rows, or name the columns with prompt_column and answer_column")  # fmt: skip
+    def _report(self, flaws: Sequence[tuple[int, str]], rows: int) -> str:
+        listed = "\n  ".join(f"{self.path}:{number}: {flaw}" for number, flaw in flaws[:LISTED])
+        rest = [str(number) for number, _ in flaws[LISTED:]]
+        numbers = f"{', '.join(rest[:10])}{', ...' if len(rest) > 10 else ''}"
+        more = f"and {len(rest)} more, rows {numbers}; " if rest else ""
+        return (f"{len(flaws)} of {rows} rows of {self.path} cannot be used:\n  {listed}\n"
+                f"{more}correct these rows, or name the columns with prompt_column and answer_column")  # fmt: skip
+
+
+def again(name: str, questions: Sequence[Question], numbers: Sequence[int]) -> str:
+    """Return, in words, which rows ask exactly what an earlier row asks; "" for none.
+
+    numbers: the rows of the questions.
+    """
+    first: dict[str, int] = {}
+    repeated: list[tuple[int, int]] = []
+    for place, question in enumerate(questions):
+        beside = [question.columns.get(name) for name in _ASKED_TOO]
+        earlier = first.setdefault(digest(question.content, beside), place)
+        if earlier != place:
+            repeated.append((earlier, place))
+    if not repeated:
+        return ""
+    contrary = [pair for pair in repeated if _answers(questions, pair[0]) != _answers(questions, pair[1])]
+    said = f"{len(repeated):,} of {len(questions):,} rows of '{name}' ask the same as an earlier row"
+    said += f" ({_pairs(repeated, numbers)}) and are trained on as often"
+    if contrary:
+        said += f"; {len(contrary):,} have another answer than that row ({_pairs(contrary, numbers)}): one is wrong"
+    return said
+
+
+def _answers(questions: Sequence[Question], place: int) -> Any:
+    return questions[place].columns.get("answer")
+
+
+def _pairs(pairs: Sequence[tuple[int, int]], numbers: Sequence[int]) -> str:
+    shown = [f"row {numbers[place]} as row {numbers[earlier]}" for earlier, place in pairs[:LISTED]]
+    return ", ".join(shown) + (", ..." if len(pairs) > LISTED else "")
+
+
+def _names(values: Mapping[str, Any]) -> str:
+    return shortened(", ".join(name or "''" for name in values), 200) or "nothing"
+
+
+def _shown(value: Any) -> str:
+    return shortened(repr(value), 60)
+
+
+def _as_answer(value: Any) -> Any:
+    """Return a number as its text, and all else as it is."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number_text(value) if is_number else value
 
 
 def _content(value: Any) -> tuple[Content, str | None]:
     """Return text or messages, and what is wrong with them."""
     if isinstance(value, str):
-        return value, _text_flaw(value) if value.strip() else "empty"
+        return value, None if value.strip() else "empty"
     if not isinstance(value, list):
         return "", f"must be text or a list of messages, got {type(value).__name__}"
     flaw = _messages_flaw(value)
@@ -135,7 +190,7 @@ def _messages_flaw(messages: Sequence[Any]) -> str | None:
     if not messages:
         return "empty list of messages"
     for number, message in enumerate(messages, start=1):
-        flaw = message_flaw(message) or _text_flaw(message["content"])
+        flaw = message_flaw(message)
         if flaw is not None:
             return f"message {number}: {flaw}"
     last = messages[-1]
@@ -144,18 +199,8 @@ def _messages_flaw(messages: Sequence[Any]) -> str | None:
     return None if last["content"].strip() else "the last message is empty"
 
 
-def _text_flaw(text: str, column: str | None = None) -> str | None:
-    """Return why ``text`` cannot be encoded; JSON can spell half of a surrogate pair, UTF-8 cannot."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        reason = f"half a surrogate pair at character {error.start + 1}"
-        return f"{column}: {reason}" if column else reason
-    return None
-
-
 def _is_id(value: Any) -> bool:
-    return isinstance(value, str | int) and not isinstance(value, bool) and value != ""
+    return isinstance(value, str | int) and not isinstance(value, bool) and str(value).strip() != ""
 
 
 def _reach(values: Mapping[str, Any], path: str) -> Any:
