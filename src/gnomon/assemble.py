@@ -33,6 +33,7 @@ from gnomon.tasks.build import Split, build_held_out, build_split, check_context
 from gnomon.tasks.calls import describe_tools
 from gnomon.tasks.chat import ChatRenderer
 from gnomon.tasks.environment import PYTHON
+from gnomon.tasks.gold import check_answers
 from gnomon.types import Group
 from gnomon.verifiers.code import Code
 from gnomon.verifiers.environment import EnvironmentReward
@@ -47,6 +48,7 @@ class Questions:
     """What is asked and what may be answered, before any weight is read.
 
     form: what a checkpoint has besides weights.
+    untried: which answers the data check did not try, in words; "" where it tried all.
     """
 
     tokenizer: Tokenizer
@@ -54,6 +56,13 @@ class Questions:
     sampling: Sampling
     grading: Grading
     form: Form = Form()
+    untried: str = ""
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What is said of them at start and in a plan."""
+        found = (self.split.repeated, self.untried, *self.split.overlap.said, *self.form.said)
+        return tuple(said for said in found if said)
 
 
 def questions(experiment: Experiment) -> Questions:
@@ -96,9 +105,11 @@ def _reading(experiment: Experiment) -> tuple[Grading, Tokenizer, ChatRenderer]:
 
 def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: Grading) -> Questions:
     sampling = sampling_of(experiment, tokenizer)
-    for tasks in (split.train,) if split.train is split.held_out else (split.train, split.held_out):
+    sets = (split.train,) if split.train is split.held_out else (split.train, split.held_out)
+    for tasks in sets:
         check_context(tasks, tokenizer.context_length, sampling.max_completion_length)
-    return Questions(tokenizer, split, sampling, grading)
+    untried = check_answers(sets, grading, grading_limits(experiment))
+    return Questions(tokenizer, split, sampling, grading, untried=untried)
 
 
 def sampling_of(experiment: Experiment, tokenizer: Tokenizer) -> Sampling:

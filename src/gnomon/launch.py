@@ -110,8 +110,7 @@ def train_experiment(loaded: Loaded, run_dir: Path | None = None, stop: StopRequ
         if run_dir is not None:
             RunDirectory.check_free(run_dir, other_experiment(run_dir, anchored(experiment)))
         asked, chosen = checked(experiment, console)
-        notes = (asked.split.repeated, *asked.split.overlap.said, *asked.form.said, *starting_notes(experiment))
-        for note in filter(None, notes):
+        for note in (*asked.remarks, *starting_notes(experiment)):
             console.warn(note)
         experiment = anchored(experiment)
         directory = RunDirectory.named(experiment.name) if run_dir is None else RunDirectory.create(run_dir)
@@ -213,6 +212,8 @@ def evaluate_each(candidates: Sequence[Candidate], exam: Exam) -> tuple[Evaluati
                 asked = questions(experiment) if exam.task is None else held_out_questions(experiment)
             if asked.split.repeated and not found:
                 console.warn(asked.split.repeated)
+            if asked.untried and not found:
+                console.warn(asked.untried)
             if weights.run is not None and weights.step > 0 and weights.run.resolve() not in said:
                 said.add(weights.run.resolve())
                 for note in _trained_on(weights.run, asked):

@@ -123,7 +123,7 @@ def _shape(experiment: Experiment, asked: Questions, plan: Plan) -> Iterator[str
         f"{plan.training_prompts / plan.prompts_per_step:.0f} steps; {asked.split.dropped} were given up "
         f"because they are held out; {many(plan.held_out_prompts, 'held-out prompt')}."
     )
-    for said in filter(None, (asked.split.repeated, *asked.split.overlap.said, *asked.form.said)):
+    for said in asked.remarks:
         yield f"{said[:1].upper()}{said[1:]}."
 
 

@@ -67,6 +67,7 @@ def squeezed(text: str) -> str:
     """
     bare = _unspaced(unwrapped(tidy(text)))
     bare = re.sub(r"\\(?:cdot|times)(?![a-zA-Z])", "*", bare).replace("$", "")
+    bare = re.sub(r"(?<![0-9])\*|\*(?![0-9])", "", bare)
     bare = re.sub(r"(?<!\\begin)(?<!\\end)\{([0-9a-zA-Z]|\\[a-zA-Z]+)\}", r"\1", bare)
     return bare.rstrip(".")
 
@@ -98,6 +99,8 @@ def _same_shape(found: str, gold: str, number: Number | None, tolerance: float) 
         ours, theirs = (" ".join(text.split()).casefold() for text in texts)
         is_prose = _WRITTEN.search(found + gold) or any(" " in t or len(t) > 4 or t in _SAID for t in (ours, theirs))
         return ours == theirs if is_prose else None
+    if all(_BASED.fullmatch(text) for text in texts):
+        return False
     lists = [_listed(text) for text in texts]
     if lists[0] and lists[1]:
         return _same_lists(lists[0], lists[1], tolerance)

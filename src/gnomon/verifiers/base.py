@@ -100,6 +100,10 @@ class Verifier(Protocol):
         """
         return None
 
+    def is_heavy(self, sample: Sample) -> bool:
+        """Whether judging this sample takes a library that may not return, so that a grading process should."""
+        return False
+
     def answer(self, sample: Sample) -> str | None:
         """Return what the sample answers, so that samples can vote: equal answers as equal texts, None for no answer.
 

@@ -8,7 +8,7 @@ from typing import Literal
 from gnomon.errors import ConfigError, check_bounds
 from gnomon.verifiers.answers import same_answer, squeezed
 from gnomon.verifiers.base import Sample, Verifier, VerifierError, text_column
-from gnomon.verifiers.extract import Extract, extract, last_boxed
+from gnomon.verifiers.extract import Extract, extract, final_answer, last_boxed
 from gnomon.verifiers.numbers import Number, Which, choose_number, find_numbers, parse_number
 
 _SEVERAL = re.compile(r"[0-9] (?:and|to|or) [-+$\\]{0,3}[0-9.,]+[\s.$]*$")
@@ -89,7 +89,7 @@ class Numeric(Verifier):
 
     def stated(self, sample: Sample) -> str:
         """Return the answer in a sentence."""
-        return _as_answer("The answer is {}.", text_column(sample, self.column))
+        return _as_answer(text_column(sample, self.column))
 
     def answer(self, sample: Sample) -> str | None:
         """Return the number that is compared, as a fraction in lowest terms: 0.50 and 2/4 are "1/2"."""
@@ -106,7 +106,7 @@ class Boxed(Verifier):
     Compared as numbers when both are numbers, part by part when both are lists, sets, pairs or intervals, else as
     text without what TeX sets around it: `verifiers/answers.py`. What is equal only by algebra (x+1 and 1+x) is for
     `verifiers/mathematics.py`; wherever both can tell, they say the same.
-    column: where the answer is; when it holds a box itself (a worked solution), the box's content.
+    column: where the answer is; of a worked solution what follows its last ####, or the content of its last box.
     """
 
     kind: Literal["boxed"] = field(default="boxed", kw_only=True)
@@ -125,8 +125,8 @@ class Boxed(Verifier):
     def __call__(self, sample: Sample) -> float:
         """Find the box and compare its content."""
         whole = text_column(sample, self.column)
-        gold = last_boxed(whole)
-        gold = whole if gold is None else gold
+        marked = final_answer(whole)
+        gold = whole if marked is None else marked
         found = last_boxed(sample.completion)
         if found is None:
             return 0.0
@@ -243,20 +243,25 @@ class OverlongPenalty:
 
 
 def boxed_answer(text: str) -> str:
-    """Return a completion that gives ``text`` as its answer: in a box, unless it is a worked solution with one."""
-    return text if last_boxed(text) is not None else f"So it is \\boxed{{{text}}}."
+    """Return a completion that gives ``text``, or the content of its last box, as its answer in a box."""
+    marked = final_answer(text)
+    return f"So it is \\boxed{{{text if marked is None else marked}}}."
 
 
-def _as_answer(sentence: str, text: str) -> str:
-    return text if "####" in text or last_boxed(text) is not None else sentence.format(text.strip().rstrip("."))
+def _as_answer(text: str) -> str:
+    """Return a completion that gives the answer that ``text`` is, or that its worked solution ends in."""
+    if "####" in text:
+        return f"#### {text.rpartition('####')[2].strip()}"
+    boxed = last_boxed(text)
+    return f"The answer is {text.strip().rstrip('.')}." if boxed is None else f"So it is \\boxed{{{boxed}}}."
 
 
 def _gold_number(text: str, column: str) -> Number:
     """Return the number that an answer is, or that a worked solution ends in. Raises: VerifierError."""
-    marked = text.rpartition("####")[2] if "####" in text else last_boxed(text)
-    number = parse_number(text if marked is None else marked) or (
-        choose_number(text, "last") if marked is None else None
-    )
+    marked = final_answer(text)
+    number = parse_number(text if marked is None else marked)
+    if number is None and marked is None and not _SEVERAL.search(text):
+        number = choose_number(text, "last")
     if number is None or number.value is None:
         what = "more than a number" if find_numbers(text) else "no number"
         raise VerifierError(f"column '{column}' holds {what}: {text[-80:]!r}")

@@ -63,4 +63,15 @@ def last_boxed(text: str) -> str | None:
     return text[best[0] + 1 : best[1]] if best else None
 
 
+def final_answer(text: str) -> str | None:
+    """Return what a worked solution says is its answer: what follows the last ####, else the content of its last box.
+
+    None when it has neither, as a bare answer.
+
+    >>> final_answer("24 + 48 = 72 #### 72"), final_answer("72")
+    (' 72', None)
+    """
+    return text.rpartition("####")[2] if "####" in text else last_boxed(text)
+
+
 _WHICH: dict[str, Which] = {"last_number": "last", "first_number": "first", "only_number": "only"}

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from gnomon.verifiers.answers import same_answer, squeezed
 from gnomon.verifiers.base import Sample, Verifier, VerifierError, text_column
 from gnomon.verifiers.exact import boxed_answer
-from gnomon.verifiers.extract import last_boxed
+from gnomon.verifiers.extract import final_answer, last_boxed
 from gnomon.verifiers.numbers import choose_number, parse_number
 from gnomon.verifiers.optional import library
 
@@ -74,6 +74,10 @@ class Mathematics(Verifier):
         text = text_column(sample, self.column)
         return text if _content(text) is None else boxed_answer(text)
 
+    def is_heavy(self, sample: Sample) -> bool:
+        """Whether math-verify is asked."""
+        return parse_number(_content(text_column(sample, self.column)) or "") is None
+
     def answer(self, sample: Sample) -> str | None:
         """Return the answer as math-verify reads it: a number as a fraction in lowest terms, else sympy's own text.
 
@@ -113,9 +117,9 @@ def _asked(boxed: str | None, completion: str) -> str:
 
 def _content(text: str) -> str | None:
     """Return what a box would hold for this answer; None for a worked solution whose mathematics stands in it."""
-    boxed = last_boxed(text)
-    if boxed is not None:
-        return boxed
+    marked = final_answer(text)
+    if marked is not None:
+        return marked
     if _WHOLE.fullmatch(text):
         return (
             text.strip()

@@ -18,7 +18,9 @@ _OTHERS = {
 _HALVES = "\u00bd 1/2 \u2153 1/3 \u2154 2/3 \u00bc 1/4 \u00be 3/4 \u2155 1/5 \u2156 2/5 \u2157 3/5 \u2158 4/5 "
 _EIGHTHS = "\u2159 1/6 \u215a 5/6 \u215b 1/8 \u215c 3/8 \u215d 5/8 \u215e 7/8"
 _PARTS = (_HALVES + _EIGHTHS).split()
-_FRACTIONS = {ord(sign): f" {value}" for sign, value in zip(_PARTS[::2], _PARTS[1::2], strict=True)}
+_FRACTIONS = {
+    ord(sign): f"\\frac{{{value[0]}}}{{{value[-1]}}}" for sign, value in zip(_PARTS[::2], _PARTS[1::2], strict=True)
+}
 _CHARACTERS = {**_SIGNS, **_SPACES, **_WIDE, **_OTHERS, **_FRACTIONS}
 
 _SEPARATOR = r"(?:\{,\}|,\\!|\\,|\\!|\\ |\\;|\\:|~|,\\,|[\u00a0\u2007\u2009\u202f])"

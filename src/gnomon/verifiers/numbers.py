@@ -12,7 +12,7 @@ who means two numbers cannot be told apart.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
@@ -33,8 +33,9 @@ _NUMBER = re.compile(
     rf"(?:[ ]?/[ ]?(?P<bottom>{_WHOLE}(?:\.[0-9]++)?))?"
 )
 _WHOLE_PART = re.compile(r"[-+]?[0-9][0-9,]*")
+_SIMPLE = re.compile(r"\s*\+?(-?[0-9]{1,18}(?:\.[0-9]{1,18})?)\s*", re.ASCII)
 _BELOW_ONE = re.compile(r"([0-9]{1,9})[ ]?/[ ]?([0-9]{1,9})")
-_DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"), ("{", "}"))
+_DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
 
 # What makes of a number a part of something else, before it and behind it.
 _COMMANDS = (
@@ -44,17 +45,19 @@ _COMMANDS = (
 _PART_BEFORE = re.compile(
     rf"(?:\^\{{?|_\{{?|\\(?:{_COMMANDS})(?![a-zA-Z]) ?\{{?|"
     r"(?:[0-9)\]}]|(?<![a-zA-Z])[a-zA-Z]) ?[-+/] ?|[0-9)\]}] ?\* ?|"
-    r"[0-9][.,:]|[({\[] ?[^\s(){}\[\]]{1,20}, ?|[a-zA-Z0-9]\(|\\\{ ?|[0-9] or |\u221a\(?|[0-9], ?)\$?[-+]?$"
+    r"[0-9][.,:]|[({\[] ?[^\s(){}\[\]]{1,20}, ?|[a-zA-Z0-9]\(|\\\{ ?|[0-9] or |\u221a\(?|\} ?\{ ?|"
+    r"[0-9], ?)\$?[-+]?$"
 )
 _PART_BEHIND = re.compile(
-    rf" ?\^|_[0-9a-zA-Z{{]|[-/+*][0-9a-zA-Z\\(](?!\*)| ?[-/+*] ?[0-9\\(]| ?\\(?:{_COMMANDS})(?![a-zA-Z])|[.,:][0-9]|"
+    rf" ?\^|_[0-9a-zA-Z{{]|[-/+*][0-9a-zA-Z\\(](?!\*)| ?[-/+*] ?[0-9\\(]|"
+    rf" ?[-/+*] [b-zB-HJ-Z](?![a-zA-Z])| ?\\(?:{_COMMANDS})(?![a-zA-Z])|[.,:][0-9]|"
     r" ?, ?[-+]?[0-9.]{1,20} ?[)\]}\\]|\(| ?\\[{}]|(?!am|pm|st|nd|rd|th)[a-zA-Z]{1,2}(?![a-zA-Z])| ?\u221a|"
     r" (?:thousand|million|billion|trillion|hundred|dozen|and a half)(?![a-z])"
 )
 _THOUSAND = re.compile(r"(?<![0-9.,])[0-9]{1,3} $")
 _UNIT_BEHIND = re.compile(r" ?\$? ?(?:(?:square|cubic) )?(?:[A-Za-z]+|[%\u00b0])(?: ?\^ ?\{?[23]\}?)?(?:/[A-Za-z]+)?")
 _ENDS = re.compile(r"\s*(?:[.$)\]}*]|\\[)\]]|$)")
-_CONTEXT = 40
+_CONTEXT, _LAYERS = 40, 6
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,8 @@ class Number:
             return False
         if self.unit is not None and gold.unit is not None and self.unit != gold.unit:
             return False
+        if self.value == gold.value:
+            return True
         near = exact(tolerance)
         if abs(self.value - gold.value) <= near:
             return True
@@ -102,7 +107,7 @@ def find_numbers(text: str) -> list[Number]:
     >>> [n.text for n in find_numbers(r"1,234 - 5 is \frac{3}{4}, so x2 = -.5.")]
     ['1234', '5', '3/4', '-.5']
     """
-    return [number for _, _, number in _spans(plain(text))]
+    return [span.number for span in _spans(plain(text))]
 
 
 def choose_number(text: str, which: Which) -> Number | None:
@@ -118,12 +123,14 @@ def choose_number(text: str, which: Which) -> Number | None:
     """
     text = plain(text)
     found = list(_spans(text))
+    if which == "last" and len(found) > 1 and _is_power_of_unit(text, found[-2].end, found[-1].end):
+        found.pop()
     if not found or (which == "only" and len(found) > 1):
         return None
-    start, end, number = found[-1] if which == "last" else found[0]
-    if _is_part(text, start, end):
+    chosen = found[-1] if which == "last" else found[0]
+    if _is_part(text, chosen.start, chosen.end):
         return None
-    return Number(number.text, number.value, _unit_beside(text, start, end))
+    return replace(chosen.number, unit=_unit_beside(text, chosen.start, chosen.end))
 
 
 def parse_number(text: str) -> Number | None:
@@ -136,13 +143,20 @@ def parse_number(text: str) -> Number | None:
     """
     if len(text) > 10 * LONGEST and len(text.strip()) > 10 * LONGEST:
         return None
+    simple = _SIMPLE.fullmatch(text)
+    if simple is not None:
+        return Number(simple[1], Fraction(simple[1]))
     bare = unwrapped(plain(text))
     money = bare[:1] if bare[:1] and bare[0] in CURRENCIES else None
     bare = bare.lstrip(CURRENCIES).lstrip(" ")
+    if bare.startswith("(") and bare.endswith(")"):
+        bare = bare[1:-1].strip()
+    if bare[:2] in ("- ", "+ "):
+        bare = bare[0] + bare[2:].lstrip()
     found = next(_spans(bare), None)
-    if found is None or found[0] != 0:
+    if found is None or found.start != 0:
         return None
-    _, end, number = found
+    end, number = found.end, found.number
     rest = bare[end:].rstrip(". ")
     if not rest:
         return Number(number.text, number.value, money)
@@ -155,19 +169,39 @@ def exact(value: int | float) -> Fraction:
     return Fraction(repr(value))
 
 
-def _spans(text: str) -> Iterator[tuple[int, int, Number]]:
-    """Yield each number of a plain text with where it begins and ends; a whole before a/b with a < b is one with it."""
+@dataclass(frozen=True)
+class _Span:
+    """Where a number stands. whole: what stands before its fraction, of a mixed number."""
+
+    match: "re.Match[str]"
+    whole: "re.Match[str] | None" = None
+
+    @property
+    def start(self) -> int:
+        return (self.whole or self.match).start()
+
+    @property
+    def end(self) -> int:
+        return self.match.end()
+
+    @property
+    def number(self) -> Number:
+        return _number(self.match) if self.whole is None else _mixed(self.whole, self.match)
+
+
+def _spans(text: str) -> Iterator[_Span]:
+    """Yield each number of a plain text; a whole before a/b with a < b is one with it."""
     before: re.Match[str] | None = None
     for match in _NUMBER.finditer(text):
         if before is not None:
             if _is_mixed(text, before, match):
-                yield before.start(), match.end(), _mixed(before, match)
+                yield _Span(match, before)
                 before = None
                 continue
-            yield before.start(), before.end(), _number(before)
+            yield _Span(before)
         before = match
     if before is not None:
-        yield before.start(), before.end(), _number(before)
+        yield _Span(before)
 
 
 def _is_mixed(text: str, whole: "re.Match[str]", part: "re.Match[str]") -> bool:
@@ -207,6 +241,8 @@ def _exponent(text: str) -> int:
 def _is_part(text: str, start: int, end: int) -> bool:
     """Whether the number from ``start`` to ``end`` is a part of something larger."""
     before, behind = text[max(0, start - _CONTEXT) : start], text[end : end + _CONTEXT]
+    if before[-1:] in ("-", "+") and text[start] in "-+":
+        return True
     if _unit_behind(behind) is None and _PART_BEHIND.match(behind) is not None:
         return True
     if _THOUSAND.search(before) is not None and re.fullmatch("[0-9]{3}", text[start:end]) is not None:
@@ -234,6 +270,17 @@ def _unit_behind(behind: str) -> str | None:
     return unit_of(found[0].replace("$", " "), is_known=True)
 
 
+def _is_power_of_unit(text: str, end: int, last: int) -> bool:
+    """Whether the number that ends at ``last`` is the exponent of a unit: the 2 of 12 m^2."""
+    behind = text[end : end + _CONTEXT]
+    found = _UNIT_BEHIND.match(behind)
+    return (
+        found is not None
+        and found[0][-2:].strip("}").endswith(("2", "3"))
+        and (end + found.end() - found[0].endswith("}") == last and _unit_behind(behind) is not None)
+    )
+
+
 def _is_delimiter(text: str, start: int, end: int) -> bool:
     """Whether the dollar before a number opens TeX's mathematics: another one closes it on the same line."""
     return "$" in text[end : end + _CONTEXT].partition("\n")[0]
@@ -241,7 +288,7 @@ def _is_delimiter(text: str, start: int, end: int) -> bool:
 
 def unwrapped(text: str) -> str:
     r"""Return a plain ``text`` without what may stand around a whole answer: dollars, braces, stars, a final point."""
-    while True:
+    for _ in range(_LAYERS):
         bare = text.strip().rstrip(".").strip()
         for opening, closing in _DELIMITERS:
             is_around = bare.startswith(opening) and bare.endswith(closing) and len(bare) > len(opening + closing)
@@ -249,5 +296,20 @@ def unwrapped(text: str) -> str:
                 bare = bare[len(opening) : -len(closing)]
                 break
         else:
-            return bare.strip()
+            if not is_one_group(bare):
+                return bare
+            bare = bare[1:-1]
         text = bare
+    return text.strip()
+
+
+def is_one_group(text: str) -> bool:
+    """Whether the text's first character is a brace that its last one closes."""
+    if not (text.startswith("{") and text.endswith("}")) or text.endswith("\\}"):
+        return False
+    depth = 0
+    for index, character in enumerate(text):
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return index == len(text) - 1
+    return False
