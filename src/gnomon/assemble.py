@@ -1,7 +1,7 @@
 """From an experiment to the objects of a run: the only place where implementations are chosen."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -28,12 +28,15 @@ from gnomon.progress import counted, working
 from gnomon.rollouts.hosts import describe
 from gnomon.rollouts.replay import ReplayBuffer
 from gnomon.tasks.base import TaskSet
+from gnomon.tasks.beginning import Beginning, beginning_of
 from gnomon.tasks.bridge import Bridge, tells_tools
 from gnomon.tasks.build import Split, build_held_out, build_split, check_context, own_rewards, repetitions
 from gnomon.tasks.calls import describe_tools
 from gnomon.tasks.chat import ChatRenderer
 from gnomon.tasks.environment import PYTHON
 from gnomon.tasks.gold import check_answers
+from gnomon.tasks.inputs import reserved_flaw
+from gnomon.tasks.shown import Looks
 from gnomon.types import Group
 from gnomon.verifiers.code import Code
 from gnomon.verifiers.environment import EnvironmentReward
@@ -47,6 +50,7 @@ from gnomon.verifiers.sandbox.selftest import enforced_by
 class Questions:
     """What is asked and what may be answered, before any weight is read.
 
+    beginning: how the chat template begins answers, with what is to be said of it.
     form: what a checkpoint has besides weights.
     untried: which answers the data check did not try, in words; "" where it tried all.
     """
@@ -55,13 +59,14 @@ class Questions:
     split: Split
     sampling: Sampling
     grading: Grading
+    beginning: Beginning
     form: Form = Form()
     untried: str = ""
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """What is said of them at start and in a plan."""
-        found = (self.split.repeated, self.untried, *self.split.overlap.said, *self.form.said)
+        found = (self.split.repeated, self.untried, *self.split.overlap.said, *self.beginning.notes, *self.form.said)
         return tuple(said for said in found if said)
 
 
@@ -96,11 +101,28 @@ def _reading(experiment: Experiment) -> tuple[Grading, Tokenizer, ChatRenderer]:
     schemas = () if experiment.environment is None else describe(experiment.environment)
     check_weights(experiment.model, experiment.trust_remote_code)
     with working(f"reading the tokenizer of {experiment.model}"):
-        tokenizer = load_tokenizer(experiment.model, experiment.trust_remote_code)
+        tokenizer = _switched(load_tokenizer(experiment.model, experiment.trust_remote_code), experiment)
     if experiment.environment is not None:
         Bridge.over(tokenizer)
     told, tools = (None, schemas) if tells_tools(tokenizer, schemas) else (describe_tools(schemas), ())
     return grading, tokenizer, ChatRenderer(tokenizer, experiment.system or None, tools, told if schemas else None)
+
+
+def _switched(tokenizer: Tokenizer, experiment: Experiment) -> Tokenizer:
+    """Return the tokenizer whose chat template is given the experiment's variables. Raises: ConfigError."""
+    switches = experiment.chat_template_kwargs
+    if not switches:
+        return tokenizer
+    flaw = reserved_flaw(switches)
+    if flaw is not None:
+        raise ConfigError(f"chat_template_kwargs: {flaw}; remove it")
+    idle = Looks(tokenizer).idle([{"role": "user", "content": "2+2="}], (), switches)
+    if idle is not None:
+        raise ConfigError(
+            f"chat_template_kwargs.{idle} = {switches[idle]!r} changes nothing: the chat template of "
+            f"{experiment.model} does not read it so; remove it"
+        )
+    return replace(tokenizer, switches=switches)
 
 
 def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: Grading) -> Questions:
@@ -109,7 +131,8 @@ def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading
     for tasks in sets:
         check_context(tasks, tokenizer.context_length, sampling.max_completion_length)
     untried = check_answers(sets, grading, grading_limits(experiment))
-    return Questions(tokenizer, split, sampling, grading, untried=untried)
+    beginning = beginning_of(tokenizer, experiment.grading.opening)
+    return Questions(tokenizer, split, sampling, grading, beginning, untried=untried)
 
 
 def sampling_of(experiment: Experiment, tokenizer: Tokenizer) -> Sampling:

@@ -3,7 +3,7 @@
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -76,7 +76,7 @@ class Experiment:
     trained on a step, that is ``rollouts_per_step / algorithm.num_generations`` prompts. max_staleness: steps that a
     rollout may be older than the weights it trains; 0 is synchronous; "measured" trusts as far as the effective sample
     size says (``staleness`` says how far that is, and what happens meanwhile). system: a system message before every
-    question.
+    question. chat_template_kwargs: variables of the model's chat template, such as {enable_thinking = false}.
     trust_remote_code: lets a model's own code run; only for a model that you have read.
     device: what computes: "cpu", "cuda" or "cuda:N" (one NVIDIA GPU), or "auto", the first GPU that there is. A record
     keeps the word, so that a run goes on elsewhere; its card says what the word meant.
@@ -97,6 +97,7 @@ class Experiment:
     max_staleness: int | Literal["measured"] = 0
     staleness: StalenessPlan = StalenessPlan()
     system: str = ""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     trust_remote_code: bool = False
     device: str = "auto"
     held_out: HeldOut = HeldOut()

@@ -210,10 +210,9 @@ def evaluate_each(candidates: Sequence[Candidate], exam: Exam) -> tuple[Evaluati
             say_whose_code(experiment, console)
             with console.phase("preparing tasks"):
                 asked = questions(experiment) if exam.task is None else held_out_questions(experiment)
-            if asked.split.repeated and not found:
-                console.warn(asked.split.repeated)
-            if asked.untried and not found:
-                console.warn(asked.untried)
+            remarks = (asked.split.repeated, asked.untried, *asked.beginning.notes)
+            for note in filter(None, remarks) if not found else ():
+                console.warn(note)
             if weights.run is not None and weights.step > 0 and weights.run.resolve() not in said:
                 said.add(weights.run.resolve())
                 for note in _trained_on(weights.run, asked):

@@ -1,5 +1,6 @@
 """What one step of an experiment does, in plain words and numbers, before any of it is done."""
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +22,7 @@ from gnomon.sentences import Costs, initial_answers, many, paragraphs, size_in_w
 from gnomon.serving import device_of, own_copies, precision_of, said_of_serving
 
 GIB = 2**30
+_SHOWN, _ENDS = 400, 8
 _YEAR = 366 * 24 * 3600
 _ON_POLICY = "the weights that answered are the weights that are trained"
 _PROBE_TOKENS = 256
@@ -28,6 +30,31 @@ _PROBE_TOKENS_GPU = 8192
 _SMALLER = "train adapters (lora.rank), set learner.gradient_checkpointing = true, or lower engine.max_concurrent"
 _REACHED = 0.25
 """Share of the measured matrix rate that a whole step reached where this was calibrated (docs/log.md)."""
+
+
+@dataclass(frozen=True)
+class ShownPrompt:
+    """A prompt as the model is given it.
+
+    id: of its task. tokens: how many. text: what they say, control tokens spelled out. first_ids, last_ids: the ids at
+    both ends.
+    """
+
+    id: str
+    tokens: int
+    text: str
+    first_ids: tuple[int, ...]
+    last_ids: tuple[int, ...]
+
+    @property
+    def said(self) -> str:
+        """The prompt in words; the middle of a long one is left out."""
+        text = json.dumps(self.text, ensure_ascii=False)
+        if len(text) > 2 * _SHOWN:
+            text = f"{text[:_SHOWN]} ... {text[-_SHOWN:]}"
+        first, last = (", ".join(map(str, ids)) for ids in (self.first_ids, self.last_ids))
+        ids = first if self.tokens <= len(self.first_ids) else f"{first}, ..., {last}"
+        return f"The prompt of '{self.id}' has {many(self.tokens, 'token')}, {ids}, and reads {text}"
 
 
 @dataclass(frozen=True)
@@ -50,6 +77,7 @@ class Plan:
     disk_bytes: int
     step_seconds: float
     total_seconds: float
+    prompt: ShownPrompt
     sentences: tuple[str, ...]
 
     def as_row(self) -> dict[str, object]:
@@ -92,6 +120,7 @@ def make_plan(experiment: Experiment, asked: Questions, size: ModelSize) -> Plan
         disk_bytes=checkpoint * _kept(experiment) + records,
         step_seconds=seconds,
         total_seconds=seconds * (experiment.steps + _taught_batches(experiment) + before),
+        prompt=_shown_prompt(asked),
         sentences=(),
     )
     said = (*_shape(experiment, asked, plan), *paragraphs(experiment, costs), *_price(experiment, plan))
@@ -123,6 +152,7 @@ def _shape(experiment: Experiment, asked: Questions, plan: Plan) -> Iterator[str
         f"{plan.training_prompts / plan.prompts_per_step:.0f} steps; {asked.split.dropped} were given up "
         f"because they are held out; {many(plan.held_out_prompts, 'held-out prompt')}."
     )
+    yield plan.prompt.said
     for said in asked.remarks:
         yield f"{said[:1].upper()}{said[1:]}."
 
@@ -188,6 +218,13 @@ def _prompt_tokens(asked: Questions) -> float:
     """Return the mean length of the first prompts."""
     count = min(64, len(asked.split.train))
     return sum(len(asked.split.train[i].prompt) for i in range(count)) / count
+
+
+def _shown_prompt(asked: Questions) -> ShownPrompt:
+    """Return the first training prompt."""
+    task = asked.split.train[0]
+    text = asked.tokenizer.spelled(task.prompt)
+    return ShownPrompt(task.id, len(task.prompt), text, task.prompt[:_ENDS], task.prompt[-_ENDS:])
 
 
 def _taught_batches(experiment: Experiment) -> int:

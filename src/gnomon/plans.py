@@ -163,7 +163,7 @@ class GradingPlan:
     workers: processes. deadline_seconds: after which a sample's worker is killed and the sample is an error.
     memory_gib: address space that a worker may take beyond its imports, 0 for no limit. environment: names of further
     environment variables that rewards may read. max_error_fraction: in [0, 1), of the last 50 samples; more errors stop
-    the run.
+    the run. opening: whether rewards see what a chat template opens the answer with in the prompt, such as ``<think>``.
     """
 
     workers: int = 2
@@ -171,6 +171,7 @@ class GradingPlan:
     memory_gib: float = 4.0
     environment: tuple[str, ...] = ()
     max_error_fraction: float = 0.2
+    opening: bool = True
 
     def __post_init__(self) -> None:
         check_bounds(
@@ -296,7 +297,7 @@ _MOST = {
     "terms": 10**4, "max_concurrent": 10**5, "epochs": 10**4, "minibatches": 10**6, "max_completion_length": 10**8,
     "processes": 10**5, "steps": 10**12, "tokens": 10**15,
 }  # fmt: skip
-_NO_COUNTS = ("lowest", "highest", "stop_ids", "parameters", "settings", "max_staleness")
+_NO_COUNTS = ("lowest", "highest", "stop_ids", "parameters", "settings", "max_staleness", "chat_template_kwargs")
 _LAST_SEED = 2**63 - 1
 """Generators of Python, NumPy and torch all begin with any seed from 0 to this."""
 

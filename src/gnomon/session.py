@@ -248,7 +248,9 @@ async def _asker(
     if plan is not None:
         hosts = await stack.enter_async_context(Hosts(plan))
         bridge = Bridge.over(asked.tokenizer)
-        conversation = Conversation(engine, hosts, bridge, plan, asked.tokenizer.decode, judge.refuse)
+        conversation = Conversation(
+            engine, hosts, bridge, plan, asked.tokenizer.decode, judge.refuse, asked.beginning.opening
+        )
     return Asker(
         engine=engine,
         grader=judge,
@@ -257,6 +259,7 @@ async def _asker(
         generations=experiment.algorithm.num_generations,
         seed=experiment.seed,
         conversation=conversation,
+        opening=asked.beginning.opening,
     )
 
 

@@ -1,5 +1,6 @@
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -35,11 +36,23 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(i for i in ids if i < START).decode()
 
-    def template(self, messages: Sequence[Message]) -> str | None:
+    def spelled(self, ids: Sequence[int]) -> str:
+        return shown(ids)
+
+    def names_switch(self, name: str, has_tools: bool = False) -> bool:
+        return False
+
+    def template(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        switches: Mapping[str, Any] | None = None,
+        begins_answer: bool = True,
+    ) -> str | None:
         if not self.has_template:
             return None
         turns = "".join(f"<|im_start|>{m['role']}\n{m['content'].strip()}<|im_end|>\n" for m in messages)
-        return turns + "<|im_start|>assistant\n"
+        return turns + ("<|im_start|>assistant\n" if begins_answer else "")
 
 
 def shown(ids: Sequence[int]) -> str:

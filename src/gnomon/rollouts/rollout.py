@@ -9,7 +9,7 @@ from typing import Protocol
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.draws import draw_key
 from gnomon.failpoints import reach
-from gnomon.rollouts.turns import Conversation
+from gnomon.rollouts.turns import Conversation, unopened
 from gnomon.types import Completion, Grade, Group, Rollout, Task
 from gnomon.verifiers.base import Sample
 
@@ -47,7 +47,7 @@ class Asker:
 
     generations: rollouts a task. seed: of the run; draws depend on it, the round, the task and the sample alone.
     decode: an answer's token ids to its text. conversation: plays several turns with an environment; None asks for one
-    answer.
+    answer. opening: what the prompt opens the answer with, which stands before its text for rewards and records.
     """
 
     engine: Engine
@@ -57,6 +57,7 @@ class Asker:
     generations: int
     seed: int
     conversation: Conversation | None = None
+    opening: Callable[[Sequence[int]], str] = unopened
 
     async def ask(self, task: Task, round_number: int, watch: Stopwatch) -> Group:
         """Return the task's graded group; a sample that cannot be graded is a rollout with an error."""
@@ -91,7 +92,7 @@ class Asker:
 
     async def _grade(self, task: Task, completion: Completion, key: int) -> Rollout:
         reach("grade")
-        text = self.decode(completion.tokens)
+        text = self.opening(task.prompt) + self.decode(completion.tokens)
         sample = Sample(
             prompt=task.text,
             completion=text,

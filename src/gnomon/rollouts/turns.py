@@ -129,12 +129,17 @@ _TRIES = 3
 """Plays of one conversation whose processes are lost: among the others, then twice apart from them."""
 
 
+def unopened(prompt: Sequence[int]) -> str:
+    """Return that a prompt opens no answer."""
+    return ""
+
+
 @dataclass(frozen=True)
 class Conversation:
     """Plays the turns of a rollout with an environment.
 
-    decode: an answer's token ids to its text. refuse: the grade of a rollout that cannot be trained on,
-    counted against the error budget.
+    decode: an answer's token ids to its text. refuse: the grade of a rollout that cannot be trained on, counted against
+    the error budget. opening: what the ids before an answer open it with.
 
     Which endings are trained on: all that follow something the policy said. For a policy that makes a tool hang, raise
     or flood that is the end, and it is graded on what it has: were it not trained on, or were the rest left to a
@@ -151,6 +156,7 @@ class Conversation:
     plan: EnvironmentPlan
     decode: Callable[[Sequence[int]], str]
     refuse: Callable[[Sample, str], Grade]
+    opening: Callable[[Sequence[int]], str] = unopened
 
     async def play(self, task: Task, key: Callable[[int], int], sampling: Sampling) -> Trajectory:
         """Return the trajectory of one rollout; never raises for what an environment does.
@@ -169,7 +175,7 @@ class Conversation:
             path = Trajectory(task.prompt, self.engine.version, seed=key(0))
             path.error = f"environment: its process {lost[-1]}, {len(lost)} times"
             path.ending = Ending(0, "fault", path.error)
-        path.text = self.decode(path.tokens)
+        path.text = self.opening(path.prompt) + self.decode(path.tokens)
         return path
 
     async def _play(self, host: Host, task: Task, key: Callable[[int], int], sampling: Sampling) -> Trajectory:
@@ -213,8 +219,9 @@ class Conversation:
             left = room - len(path.tokens)
             limit = min(left, plan.max_turn_tokens or left)
             asked = replace(sampling, max_completion_length=limit)
-            [completion] = await self.engine.generate((*path.prompt, *path.tokens), [key(turn)], asked)
-            path.add_answer(completion, self.decode(completion.tokens))
+            before = (*path.prompt, *path.tokens)
+            [completion] = await self.engine.generate(before, [key(turn)], asked)
+            path.add_answer(completion, self.opening(before) + self.decode(completion.tokens))
             is_ended = completion.stop == "stop"
             if not is_ended and len(completion.tokens) >= left:
                 return "tokens", None

@@ -1,15 +1,29 @@
 """What is asked: sets of tasks, and the tokenizer seen from the tasks' side."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from gnomon.types import Message, Task
+
+
+@dataclass(frozen=True)
+class Further:
+    """What a row gives its prompt beside the question.
+
+    where: what the row is called in messages. tools: JSON schemas for the chat template. switches: further variables of
+    it, such as ``enable_thinking``.
+    """
+
+    where: str = "a prompt"
+    tools: tuple[Mapping[str, Any], ...] = ()
+    switches: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Renderer(Protocol):
     """Turns what a dataset holds into prompt token ids; `tasks/chat.py` implements it over any tokenizer."""
 
-    def __call__(self, question: str | Sequence[Message]) -> tuple[int, ...]:
+    def __call__(self, question: str | Sequence[Message], further: Further, /) -> tuple[int, ...]:
         """Return the prompt's ids; text that looks like a control token stays text."""
         ...
 

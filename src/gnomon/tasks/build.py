@@ -251,13 +251,14 @@ def _check_trainable(config: TaskConfig) -> None:
 def check_context(tasks: TaskSet, context_length: int | None, max_completion_length: int) -> None:
     """Raise DatasetError naming the tasks whose prompt and completion together may exceed the context.
 
-    context_length: tokens; None (the model does not say) passes everything. Renders every prompt once.
+    context_length: tokens; None (the model does not say) passes every length. Renders every prompt once, so that what a
+    template refuses or leaves out is found before anything is trained.
     """
+    places = counted(range(len(tasks)), "measuring prompts", len(tasks))
+    lengths = [(task.id, len(task.prompt)) for task in (tasks[index] for index in places)]
     if context_length is None:
         return
     room = context_length - max_completion_length
-    places = counted(range(len(tasks)), "measuring prompts", len(tasks))
-    lengths = [(task.id, len(task.prompt)) for task in (tasks[index] for index in places)]
     long = [(name, length) for name, length in lengths if length > room]
     if long:
         listed = ", ".join(f"{name} ({length})" for name, length in long[:10])

@@ -6,14 +6,19 @@ question that contains ``<|im_end|>`` would therefore end its own turn. Here eve
 from content is encoded as plain text instead, and everything else exactly as the model was trained on it.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gnomon.errors import DatasetError
+from gnomon.errors import ConfigError, DatasetError, UserError
+from gnomon.tasks.base import Further
+from gnomon.tasks.shown import Looks, name_of
 from gnomon.types import Message
 
+_NOTHING = Further()
+_SHOWN = 80
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
 
@@ -48,8 +53,22 @@ class Tokenizer(Protocol):
         """Return the text of an answer, without its end of turn; marks that are control tokens stay."""
         ...
 
-    def template(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str | None:
+    def spelled(self, ids: Sequence[int]) -> str:
+        """Return the text of any ids, control tokens spelled out."""
+        ...
+
+    def template(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        switches: Mapping[str, Any] | None = None,
+        begins_answer: bool = True,
+    ) -> str | None:
         """Return the messages as the model's chat text, ready for its answer; None without a template."""
+        ...
+
+    def names_switch(self, name: str, has_tools: bool = False) -> bool:
+        """Whether the template reads a variable of this name."""
         ...
 
 
@@ -63,23 +82,60 @@ class ChatRenderer:
     system: a system message for questions that bring none of their own; None adds none.
     tools: JSON schemas that the template itself tells the model about (`tasks/bridge.py` asks whether it does).
     told: what every system message ends with, and one is made for: tools that the template does not tell about.
-    Raises: DatasetError for a message without role or content, or with a role that is not known.
+    Raises: DatasetError for a message without role or content, or with a role that is not known, and for anything of a
+    row that is not in the rendered prompt (`tasks/shown.py`); ConfigError for a system message that is not.
     """
 
     tokenizer: Tokenizer
     system: str | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
     told: str | None = None
+    _looks: list[Looks] = field(default_factory=list, init=False, repr=False, compare=False)
 
-    def __call__(self, question: str | Sequence[Message]) -> tuple[int, ...]:
+    def __call__(self, question: str | Sequence[Message], further: Further = _NOTHING) -> tuple[int, ...]:
         """Return the prompt's ids."""
         messages = self._messages(question)
-        hidden = hide(self.tokenizer, messages)
-        rendered = self._rendered(hidden.messages)
-        return self._plain(messages) if rendered is None else tuple(hidden.encode(rendered))
+        names = {name_of(tool) for tool in self.tools}
+        tools = (*self.tools, *(tool for tool in further.tools if name_of(tool) not in names))
+        hidden = hide(self.tokenizer, messages, tools)
+        try:
+            rendered = self.tokenizer.template(hidden.messages, hidden.tools, further.switches)
+        except ConfigError as error:
+            raise DatasetError(f"{further.where}: {error}") from error
+        if rendered is None:
+            self._check_plain(further)
+            return self._plain(messages)
+        self._check(rendered, hidden, question, further)
+        return tuple(hidden.encode(rendered))
 
-    def _rendered(self, messages: Sequence[Message]) -> str | None:
-        return self.tokenizer.template(messages, self.tools) if self.tools else self.tokenizer.template(messages)
+    def _check(self, rendered: str, hidden: "Hidden", question: str | Sequence[Message], further: Further) -> None:
+        """Refuse a prompt that lacks what its row or the experiment says."""
+        if not self._looks:
+            self._looks.append(Looks(self.tokenizer))
+        looks, messages = self._looks[0], hidden.messages
+        lost = looks.lost(rendered, messages, hidden.tools, further.switches)
+        if isinstance(lost, str):
+            raise DatasetError(
+                f"{further.where}: the model's chat template does not show tools: '{lost}', its purpose or a parameter "
+                "is not in the prompt; remove the column, or name it in task.reward_columns where only rewards read it"
+            )
+        if lost is not None:
+            has_system = not isinstance(question, str) and any(m["role"] == "system" for m in question)
+            raise _left_out(messages, lost, further, is_ours=messages[lost]["role"] == "system" and not has_system)
+        idle = looks.idle(messages, hidden.tools, further.switches)
+        if idle is not None:
+            raise DatasetError(
+                f"{further.where}: {idle} = {further.switches[idle]!r} changes nothing, for the model's chat template "
+                "does not read it so; remove it, or name its column in task.reward_columns where only rewards read it"
+            )
+
+    def _check_plain(self, further: Further) -> None:
+        given = ["tools"] if further.tools else list(further.switches)
+        if given:
+            raise DatasetError(
+                f"{further.where}: {given[0]} reaches no prompt, for the model has no chat template; remove it, or "
+                "name its column in task.reward_columns where only rewards read it"
+            )
 
     def _messages(self, question: str | Sequence[Message]) -> list[Message]:
         messages = [{"role": "user", "content": question}] if isinstance(question, str) else list(question)
@@ -100,12 +156,13 @@ class Hidden:
     """Messages in which every control string is one private-use character that occurs nowhere else.
 
     The template sees, trims and moves such a character like any other text; `encode` then makes plain text of it.
-    originals: the character to the control string that it stands for.
+    tools: schemas, in the same form. originals: the character to the control string that it stands for.
     """
 
     tokenizer: Tokenizer
     messages: list[Message]
     originals: Mapping[str, str]
+    tools: tuple[Mapping[str, Any], ...] = ()
 
     def encode(self, rendered: str) -> list[int]:
         """Return the ids of rendered text: what the template wrote with control tokens, what it was given without."""
@@ -120,16 +177,46 @@ class Hidden:
         return ids
 
 
-def hide(tokenizer: Tokenizer, messages: Sequence[Message]) -> Hidden:
-    """Return the messages with the control strings in them hidden; unchanged where there are none."""
-    found = [c for c in tokenizer.control_strings if c and any(c in m["content"] for m in messages)]
+def hide(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Hidden:
+    """Return the messages and tools with the control strings in them hidden; unchanged where there are none."""
+    texts = [message["content"] for message in messages]
+    texts += [json.dumps(list(tools), ensure_ascii=False)] if tools else []
+    found = [c for c in tokenizer.control_strings if c and any(c in text for text in texts)]
     if not found:
-        return Hidden(tokenizer, [*messages], {})
-    stand_ins = dict(zip(found, _unused_characters(messages, len(found)), strict=True))
+        return Hidden(tokenizer, [*messages], {}, tuple(tools))
+    stand_ins = dict(zip(found, _unused_characters(texts, len(found)), strict=True))
     # longest first, so that of two control strings beginning alike the one really there is matched
     pattern = re.compile("|".join(re.escape(c) for c in sorted(found, key=len, reverse=True)))
-    hidden = [{**m, "content": pattern.sub(lambda match: stand_ins[match[0]], m["content"])} for m in messages]
-    return Hidden(tokenizer, [*hidden], {stand_in: control for control, stand_in in stand_ins.items()})
+
+    def hidden(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {hidden(key): hidden(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [hidden(item) for item in value]
+        return pattern.sub(lambda match: stand_ins[match[0]], value) if isinstance(value, str) else value
+
+    shown = [{**m, "content": hidden(m["content"])} for m in messages]
+    return Hidden(
+        tokenizer,
+        [*shown],
+        {stand_in: control for control, stand_in in stand_ins.items()},
+        tuple(hidden(tool) for tool in tools),
+    )
+
+
+def _left_out(messages: Sequence[Message], place: int, further: Further, is_ours: bool) -> UserError:
+    """Return the error for a message that is not in the prompt."""
+    message = messages[place]
+    text = message["content"] if len(message["content"]) <= _SHOWN else f"{message['content'][:_SHOWN]}..."
+    if is_ours:
+        return ConfigError(
+            f"the model's chat template leaves out the system message {text!r}: no prompt would have it; remove "
+            "`system` and put the text into the questions, or use a model whose template shows system messages"
+        )
+    return DatasetError(
+        f"{further.where}: the model's chat template leaves out or changes message {place + 1} of {len(messages)}, the "
+        f"{message['role']}'s: {text!r} is not in the prompt; put the text into the user's last message, or remove it"
+    )
 
 
 def _with_note(messages: Sequence[Message], note: str) -> list[Message]:
@@ -183,7 +270,7 @@ def readable(messages: Sequence[Message]) -> str:
     return "\n".join(f"{m['role']}: {m['content']}" for m in asked)
 
 
-def _unused_characters(messages: Sequence[Message], count: int) -> list[str]:
-    used = set().union(*(m["content"] for m in messages))
+def _unused_characters(texts: Sequence[str], count: int) -> list[str]:
+    used = set().union(*texts)
     free = (chr(code) for codes in _PRIVATE_USE for code in codes if chr(code) not in used)
     return [character for character, _ in zip(free, range(count), strict=False)]

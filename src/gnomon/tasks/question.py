@@ -9,10 +9,10 @@ comparing happen on questions and therefore never wait for a tokenizer.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
-from gnomon.tasks.base import Renderer
+from gnomon.tasks.base import Further, Renderer
 from gnomon.types import Message, Task
 
 Content = str | tuple[Message, ...]
@@ -24,13 +24,14 @@ class Question:
 
     id: stable and unique within its set. content: what is rendered: text, or chat messages.
     text: what a person reads and what two questions are compared by; without suffix, system prompt and
-    template. columns: everything else that a reward may look at.
+    template. columns: everything else that a reward may look at. further: what the row gives its prompt beside it.
     """
 
     id: str
     content: Content
     text: str
     columns: Mapping[str, Any] = field(default_factory=dict)
+    further: Further = Further()
 
 
 class Asked(Protocol):
@@ -111,7 +112,8 @@ class Rendered:
 
     def __getitem__(self, index: int) -> Task:
         question = self.questions[index]
-        return Task(question.id, self.renderer(question.content), question.text, question.columns)
+        further = replace(question.further, where=f"{self.name}: question '{question.id}'")
+        return Task(question.id, self.renderer(question.content, further), question.text, question.columns)
 
 
 def comparison_key(text: str) -> str:

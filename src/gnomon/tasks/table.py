@@ -8,6 +8,7 @@ from typing import Any, Literal
 from gnomon.errors import DatasetError, shortened
 from gnomon.progress import counted
 from gnomon.tasks.chat import message_flaw, readable
+from gnomon.tasks.inputs import further_of
 from gnomon.tasks.question import Content, Listed, Question, digest
 from gnomon.tasks.sources import Row, is_file_name, read_rows
 from gnomon.tasks.values import number_text
@@ -34,6 +35,9 @@ class TableTask:
         ``answer_column = "answer"``. It becomes the column ``answer`` (a number as its text), replacing one of
         that name.
     require_answer: whether a row without answer is a bad row.
+    reward_columns: columns that only rewards read, though their names mean input: ``tools``, ``documents``,
+        ``enable_thinking`` and ``chat_template_kwargs`` go into the prompt by the model's chat template, and images,
+        videos and audio are refused (`tasks/inputs.py`).
 
     All other columns stay what they are; ``data_source`` is the table's name where a row has none. An id is
     the row's ``id`` where it has one, else a hash of its prompt and its row number.
@@ -46,6 +50,7 @@ class TableTask:
     prompt_column: str | None = None
     answer_column: str | None = None
     require_answer: bool = True
+    reward_columns: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -91,13 +96,16 @@ class TableTask:
         number = row.values.get("id")
         if number is not None and not _is_id(number):
             return None, f"id: must be text or a whole number, got {_shown(number)}"
+        further, flaw = further_of(row.values, self.reward_columns)
+        if flaw is not None:
+            return None, flaw
         text = content if isinstance(content, str) else readable(content)
         columns = {k: v for k, v in row.values.items() if k not in ("id", column)}
         columns["data_source"] = columns.get("data_source") or name
         if answer is not None:
             columns["answer"] = answer
         return Question(str(number) if number is not None else f"{digest(content)}-{row.number}",
-                        content, text, columns), None  # fmt: skip
+                        content, text, columns, further), None  # fmt: skip
 
     def _answer(self, row: Row) -> tuple[Any, str | None]:
         """Return the answer (None when there is none and none is needed), and what is wrong with it."""
@@ -195,7 +203,8 @@ def _messages_flaw(messages: Sequence[Any]) -> str | None:
             return f"message {number}: {flaw}"
     last = messages[-1]
     if last["role"] not in ("user", "tool"):
-        return f"the last message must be the user's, or nothing is asked; it is the {last['role']}'s"
+        return (f"the last message must be the user's, or nothing is asked; it is the {last['role']}'s: remove it (an "
+                "answer goes into the column answer; answers cannot be begun for the model)")  # fmt: skip
     return None if last["content"].strip() else "the last message is empty"
 
 
