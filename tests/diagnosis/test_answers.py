@@ -1,6 +1,7 @@
 """What is measured of the answers of a step: numbers worked out by hand, and laws."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -123,3 +124,30 @@ def test_nothing_is_measured_of_nothing():
     assert set(measure_answers([])) == set()
     assert "rollout/duplicate_pair_fraction" not in set(measure_answers([group(rollout([1]))]))
     assert "rollout/length_reward_correlation" not in set(measure_answers([group(rollout([1]), rollout([2]))]))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_marked"),
+    [
+        ("<think>a</think>7", True),
+        ("</think>7", True),
+        ("<answer>7</answer>", True),
+        ("so \\boxed{7}", True),
+        ("so \\boxed {7}", True),
+        ("4 + 3\n#### 7", True),
+        ("```python\nx\n```", True),
+        ("<tool_call>{}</tool_call>", True),
+        ("7", False),
+        ("the #### of", False),
+        ("<think>never ends", False),
+    ],
+)
+def test_marks_of_answers_are_found(text, is_marked):
+    """Two different answers with the mark and one without it: two thirds are marked, and what they earn is measured."""
+    marked = [replace(rollout([n], reward=float(n)), text=f"{text}{' ' * n}") for n in (0, 1)]
+
+    found = measure_answers([group(*marked, rollout([7], reward=1.0))])
+
+    names = [f"rollout/marked_{name}" for name in ("fraction", "reward_mean", "reward_std")]
+    shown = [found[name] for name in names if name in found]
+    assert shown == ([pytest.approx(2 / 3), 0.5, 0.5] if is_marked else [])

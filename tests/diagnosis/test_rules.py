@@ -17,6 +17,7 @@ from gnomon.diagnosis.rules.policy import Clipping, EntropyCollapse, GradientNor
 from gnomon.diagnosis.rules.rewards import (
     ConstantPart,
     DominantPart,
+    FormUnseen,
     NothingMoves,
     NotLearning,
     RewardFalls,
@@ -325,6 +326,24 @@ def test_a_part_that_is_constant():
     assert at(0.0) == "warning"
     assert at(1.0) == "note"
     assert at(0.0, Facts(weights={"answer": 1.0, "loud": 0.0})) is None
+
+
+def test_answers_of_the_right_form_that_all_earn_the_same():
+    """Eight steps of 0 for every marked answer are a warning, of 1 a note; other rewards or few marks are nothing."""
+
+    def at(level: float | list[float], share: float = 0.8, spread: float = 0.0) -> str | None:
+        levels = level if isinstance(level, list) else [level] * 8
+        columns = {"rollout__marked_reward_mean": levels, "rollout__marked_reward_std": spread}
+        return severity(FormUnseen()(history(rollout__marked_fraction=share, **columns), FACTS))
+
+    assert at(0.0) == "warning"
+    assert at(0.5) == "warning"
+    assert at(1.0) == "note"
+    assert at(0.0, share=0.2) is None
+    assert at(0.0, spread=0.1) is None
+    assert at([0.0] * 7 + [1.0]) is None
+    assert at([0.0] * 7) is None
+    assert FormUnseen()(history(rollout__reward_mean=[0.0] * 8), FACTS) is None
 
 
 def test_verifier_errors():

@@ -1,6 +1,7 @@
 """What the answers of a step show that no mean of rewards does: repetition, copies, and what the reward goes by."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,10 @@ from gnomon.types import Group, Rollout
 Floats = NDArray[np.float64]
 NGRAM = 4
 _SHORTEST = 2 * NGRAM
+_FORM = re.compile(
+    r"</\s*(think|thinking|thought|answer|tool_call|solution)\s*>|\\boxed\s*\{|^#### *\S|^```", re.MULTILINE
+)
+"""What answers are marked with: ends of thoughts, answers and calls, boxes, GSM8K's line, fenced programs."""
 
 
 def measure_answers(groups: Sequence[Group]) -> Metrics:
@@ -29,6 +34,7 @@ def measure_answers(groups: Sequence[Group]) -> Metrics:
             **_copies(groups),
             **_lengths(judged),
             **_cut_off(groups),
+            **_formed(groups),
             **_parts(judged),
             **_expected(groups),
         }
@@ -84,6 +90,20 @@ def _lengths(judged: "_Judged") -> dict[str, Measure]:
     """
     found = rank_correlation(judged.centered(judged.lengths), judged.centered(judged.rewards))
     return {} if found is None else {"rollout/length_reward_correlation": Last(found)}
+
+
+def _formed(groups: Sequence[Group]) -> dict[str, Measure]:
+    """Return how many answers are marked as such, and what different ones of these earn; absent where none is."""
+    graded = [(r.text, r.grade.reward) for r in _rollouts(groups) if r.grade.reward is not None]
+    marked = [(text, reward) for text, reward in graded if _FORM.search(text)]
+    if len({text for text, _ in marked}) < 2:
+        return {}
+    rewards = np.array([reward for _, reward in marked], dtype=np.float64)
+    return {
+        "rollout/marked_fraction": Mean(len(marked), len(graded)),
+        "rollout/marked_reward_mean": Last(float(rewards.mean())),
+        "rollout/marked_reward_std": Last(float(rewards.std())),
+    }
 
 
 def _cut_off(groups: Sequence[Group]) -> dict[str, Measure]:

@@ -11,6 +11,7 @@ from gnomon.diagnosis.rules.policy import Clipping, EntropyCollapse, GradientNor
 from gnomon.diagnosis.rules.rewards import (
     ConstantPart,
     DominantPart,
+    FormUnseen,
     NothingMoves,
     NotLearning,
     RewardFalls,
@@ -39,6 +40,7 @@ _ALL: tuple[Rule, ...] = (
     Repetition(),
     DominantPart(),
     ConstantPart(),
+    FormUnseen(),
     DegenerateGroups(),
     ZeroGradient(),
     NotLearning(),

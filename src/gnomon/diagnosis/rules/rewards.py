@@ -100,6 +100,48 @@ class ConstantPart:
 
 
 @dataclass(frozen=True)
+class FormUnseen:
+    """Every answer of the right form earns the same, though the answers differ.
+
+    Of the right form is what is marked as an answer usually is: the end of a thought, ``<answer>``, a box, ``####``, a
+    fenced program. A reward that does not see the mark, or not what is in it, pays all of them alike.
+
+    window: steps. least: share of answers that are marked. All of them at 1 are a note: it may be learned.
+    Source: ours; huggingface/trl#2897 and #6966.
+    """
+
+    name: ClassVar[str] = "form-unseen"
+    window: int = 8
+    least: float = 0.3
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Look for marked answers whose rewards do not differ, within steps or between them."""
+        share = history.mean("rollout/marked_fraction", self.window)
+        level = history.latest("rollout/marked_reward_mean", self.window)
+        spread = history.latest("rollout/marked_reward_std", self.window)
+        if share is None or share < self.least or not level or not spread:
+            return None
+        if max(values(spread)) > 1e-9 or max(values(level)) - min(values(level)) > 1e-9:
+            return None
+        return Alarm(
+            "note" if mean(level) == 1 else "warning",
+            level[0][0],
+            f"every answer of the right form ({percent(share)} of all) earned {mean(level):.3g} in the last "
+            f"{self.window} steps, whatever it says",
+            {"marked": share, "reward": mean(level)},
+            "Answers are marked as such (a thought's end, <answer>, a box, ####, a fence) and differ, and the reward "
+            "does not: it does not see the mark, or not what is in it; or all are right, or all wrong.",
+            (
+                "read the samples: their text is what the reward saw. Is a right answer among those?",
+                "mend the pattern or the extraction in [[rewards]]; with grading.opening = true it sees what a prompt "
+                "opens, such as <think>",
+                "take easier questions, if none of them is right",
+            ),
+            one_a_prompt,
+        )
+
+
+@dataclass(frozen=True)
 class VerifierErrors:
     """Answers that could not be judged.
 
