@@ -11,7 +11,7 @@ from gnomon.experiment import load
 from gnomon.launch import checked, train_experiment
 from gnomon.metrics import Metrics
 from gnomon.models.size import model_size
-from gnomon.planning import Plan, make_plan
+from gnomon.planning import Plan, ShownPrompt, make_plan
 from gnomon.records.console import Console
 from gnomon.sentences import Costs, lambda_note, paragraphs, starting_notes
 
@@ -125,9 +125,9 @@ def test_every_piece_that_is_there_has_a_sentence(overrides: tuple[str, ...], se
     assert sentence not in " ".join(planned().sentences)
 
 
-def test_a_plain_algorithm_is_said_in_six_lines():
+def test_a_plain_algorithm_is_said_in_seven_lines():
     """Nothing is said of parts that are not there."""
-    assert len(planned().sentences) == 6
+    assert len(planned().sentences) == 7
 
 
 def test_a_piece_of_ones_own_is_shown_as_it_was_written():
@@ -268,3 +268,27 @@ def test_rounded_weights_are_not_the_weights_that_are_trained():
 
     assert not plan.is_on_policy
     assert "it is off-policy: answers are drawn from weights rounded to fp8." in " ".join(plan.sentences)
+
+
+def test_a_plan_shows_the_first_prompt_with_its_tokens():
+    """Text with control tokens spelled out, how many tokens, and the ids at both ends, in words and in the row."""
+    plan = planned()
+    shown = plan.as_row()["prompt"]
+
+    assert plan.prompt.text.startswith("<|bos|>")
+    assert plan.prompt.text.endswith("=")
+    assert plan.prompt.first_ids[0] == 256
+    assert plan.prompt.last_ids[-1] == ord("=")
+    assert plan.prompt.tokens == 1 + len(plan.prompt.text) - len("<|bos|>")
+    assert isinstance(shown, dict)
+    assert shown["text"] == plan.prompt.text
+    assert plan.prompt.said in plan.sentences
+    assert f'reads "{plan.prompt.text}"' in plan.prompt.said
+
+
+def test_the_middle_of_a_long_prompt_is_left_out():
+    """Four hundred characters at both ends are enough to read, and its row has all of it."""
+    shown = ShownPrompt("a", 5000, "x" * 5000, (1, 2), (3, 4))
+
+    assert len(shown.said) < 1000
+    assert "1, 2, ..., 3, 4" in shown.said

@@ -24,6 +24,7 @@ from gnomon.rollouts.hosts import Host, Hosts, describe
 from gnomon.rollouts.measure_turns import measure_turns
 from gnomon.rollouts.rollout import Asker, Stopwatch
 from gnomon.rollouts.turns import Conversation
+from gnomon.tasks.beginning import beginning_of
 from gnomon.tasks.bridge import Bridge
 from gnomon.tasks.environment import EnvironmentPlan
 from gnomon.tasks.host import Hosting
@@ -172,9 +173,12 @@ def tokenizer_with(template: str | None) -> Any:
 CHATTY = tokenizer_with(CHAT)
 
 
-def asking(engine: Parrot, hosts: Hosts, plan: EnvironmentPlan, graded: Graded, budget: int = 400) -> Asker:
+def asking(
+    engine: Parrot, hosts: Hosts, plan: EnvironmentPlan, graded: Graded, budget: int = 400, tokenizer: Any = CHATTY
+) -> Asker:
     """Who asks one rollout a task."""
-    conversation = Conversation(engine, hosts, Bridge.over(CHATTY), plan, CHATTY.decode, graded.refuse)
+    opening = beginning_of(tokenizer).opening
+    conversation = Conversation(engine, hosts, Bridge.over(tokenizer), plan, CHATTY.decode, graded.refuse, opening)
     sampling = Sampling(max_completion_length=budget, stop_ids=(EOS,))
     return Asker(engine, graded, CHATTY.decode, sampling, generations=1, seed=7, conversation=conversation)
 
@@ -255,6 +259,21 @@ def test_a_conversation_reads_as_the_template_has_it(mine: str):
     assert [m["content"] for m in sample.columns["conversation"]] == ["begin", "4", "no <|eos|>", "5"]
     assert (sample.columns["turns"], sample.columns["ended_by"], sample.is_truncated) == (2, "done", False)
     assert sample.completion_tokens == len(rollout.response)
+
+
+def test_what_a_template_opens_is_seen_in_every_turn(mine: str):
+    """A thought that the prompt begins stands before each answer for environment, reward and record, not in the ids."""
+    thinking = tokenizer_with(CHAT.replace("assistant\n{% endif", "assistant\n<think>{% endif"))
+    rendered = thinking.template([{"role": "user", "content": "q"}])
+    task = Task("t", tuple(thinking.encode(rendered)), "q", {"replies": ["no", "bye"]})
+
+    rollout, _, graded = played(EnvironmentPlan(use=mine), task, [say("a</think>4"), say("5")], tokenizer=thinking)
+
+    [sample] = graded.samples
+    assert sample.completion == "<think>5"
+    assert [m["content"] for m in sample.columns["conversation"]] == ["<think>a</think>4", "no", "<think>5"]
+    assert rollout.text.startswith("<think>a</think>4<|eos|>")
+    assert rollout.response[: len(say("a</think>4"))] == tuple(say("a</think>4"))
 
 
 def test_a_reward_in_trl_s_form_sees_every_message(mine: str):
