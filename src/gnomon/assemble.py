@@ -129,7 +129,7 @@ def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading
     sampling = sampling_of(experiment, tokenizer)
     sets = (split.train,) if split.train is split.held_out else (split.train, split.held_out)
     for tasks in sets:
-        check_context(tasks, tokenizer.context_length, sampling.max_completion_length)
+        check_context(tasks, tokenizer.context_length, sampling.max_completion_length, tokenizer.context_note)
     untried = check_answers(sets, grading, grading_limits(experiment))
     beginning = beginning_of(tokenizer, experiment.grading.opening)
     return Questions(tokenizer, split, sampling, grading, beginning, untried=untried)

@@ -319,8 +319,11 @@ def _from_pretrained(place: str, dtype: torch.dtype, trust_remote_code: bool) ->
             )
 
     with parsed(f"model '{place}' cannot be loaded"):
+        text = _read_config(place, trust_remote_code).get_text_config()
+        # SDPA does not bound scores: transformers drops the bound before 5.24, without a word, and refuses it since.
+        is_bounded = vars(text).get("attn_logit_softcapping") is not None
         try:
-            model, loading = load(attn_implementation="sdpa")
+            model, loading = load(attn_implementation="eager" if is_bounded else "sdpa")
         except ValueError as error:
             if "scaled_dot_product_attention" not in str(error):
                 raise

@@ -17,6 +17,7 @@ from gnomon.errors import ConfigError
 from gnomon.models.forward import accepted, checked_arguments
 from gnomon.models.head import chosen_logprobs, chunk_for
 from gnomon.models.prefix import Packed
+from gnomon.models.rotary import rotary_edge
 from gnomon.models.routing import Routing, pad_experts, routed
 from gnomon.models.trunk import Trunk, own_states
 
@@ -34,6 +35,21 @@ class TokenScores:
     entropy: Tensor
     computed: int = 0
     experts: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What is to be scored: the first three arguments of a `TokenScorer`."""
+
+    tokens: Tensor
+    prompt_lengths: Tensor
+    mask: Tensor
+
+    @property
+    def lengths(self) -> Tensor:
+        """Prompt and answer Int[B], each answer up to the last token that is wanted."""
+        steps = torch.arange(1, self.mask.shape[1] + 1, device=self.mask.device)
+        return self.prompt_lengths + (self.mask * steps).amax(1)
 
 
 @dataclass(frozen=True)
@@ -77,6 +93,7 @@ class TokenScorer:
         self.is_split = _is_split(self.model)
         self.shares_prompts = self.is_split and self._trunk.can_share()
         self._names = accepted(model)
+        self._edge = rotary_edge(model.config)
         self._keeps = "logits_to_keep" in self._names
 
     def __call__(
@@ -96,6 +113,37 @@ class TokenScorer:
         Raises: ConfigError when a prompt is empty, since nothing predicts its first response token, or as
             `routing.replaying` does.
         """
+        asked = _Rows(tokens, prompt_lengths, mask)
+        if self._edge is None or tokens.shape[1] <= self._edge:
+            return self._scored(asked, temperature, with_entropy, routing, self.shares_prompts)
+        return self._by_table(asked, temperature, with_entropy, routing)
+
+    def _by_table(self, asked: _Rows, temperature: float, with_entropy: bool, routing: Routing | None) -> TokenScores:
+        """Score rows up to the rotary edge without what pads them beyond it, and the others by themselves, unpacked."""
+        edge = self._edge or 0
+        is_short = asked.lengths <= edge
+        shape, device = asked.mask.shape, asked.mask.device
+        logprobs, entropy, computed = torch.zeros(shape, device=device), torch.zeros(shape, device=device), 0
+        experts: Tensor | None = None
+        for which, width, shares in ((is_short, edge, self.shares_prompts), (~is_short, asked.tokens.shape[1], False)):
+            at = which.nonzero()[:, 0]
+            if not len(at):
+                continue
+            part = _Rows(asked.tokens[at, :width], asked.prompt_lengths[at], asked.mask[at])
+            own = None if routing is None else routing.of_rows(at, width)
+            found = self._scored(part, temperature, with_entropy, own, shares)
+            logprobs, entropy = logprobs.index_put((at,), found.logprobs), entropy.index_put((at,), found.entropy)
+            computed += found.computed
+            if found.experts is not None:
+                made = found.experts.new_full((*asked.tokens.shape, *found.experts.shape[2:]), -1)
+                experts = made if experts is None else experts
+                experts[at.cpu(), : found.experts.shape[1]] = found.experts
+        return TokenScores(logprobs, entropy, computed, experts)
+
+    def _scored(
+        self, asked: _Rows, temperature: float, with_entropy: bool, routing: Routing | None, shares: bool
+    ) -> TokenScores:
+        tokens, prompt_lengths, mask = asked.tokens, asked.prompt_lengths, asked.mask
         rows, columns = mask.nonzero(as_tuple=True)
         positions = prompt_lengths[rows] + columns
         if rows.numel() == 0:
@@ -106,7 +154,7 @@ class TokenScorer:
         targets = tokens[rows, positions]
         predicting = (rows, positions - 1)
         if self.is_split:
-            hidden = self._hidden(tokens, prompt_lengths, predicting, routing)
+            hidden = self._hidden(asked, predicting, routing, shares)
             computed, experts = hidden.states.shape[0] * hidden.states.shape[1], hidden.experts
             # One flat index: its backward is an index_add, much cheaper than that of hidden[rows, predicting].
             wanted = hidden.states.flatten(0, 1).index_select(0, hidden.index)
@@ -123,12 +171,11 @@ class TokenScorer:
         """Whether rows of at most ``longest`` tokens that share prompts are computed one behind another."""
         return self._trunk.lies_in_line(longest)
 
-    def _hidden(
-        self, tokens: Tensor, prompt_lengths: Tensor, where: tuple[Tensor, Tensor], routing: Routing | None
-    ) -> _Hidden:
+    def _hidden(self, asked: _Rows, where: tuple[Tensor, Tensor], routing: Routing | None, shares: bool) -> _Hidden:
         rows, predicting = where
+        tokens = asked.tokens
         replayed = None if routing is None else routing.experts
-        packed = self._packed(tokens, prompt_lengths, where) if self.shares_prompts else None
+        packed = self._packed(tokens, asked.prompt_lengths, where) if shares else None
         placed = None if packed is None or replayed is None else packed.place(replayed)
         if packed is None or (replayed is not None and placed is None):
             with routed(self.model, routing) as recorder:
@@ -160,7 +207,9 @@ class TokenScorer:
         for row in sorted(set(rows.tolist())):
             mine = rows == row
             # What lies behind the last wanted position cannot matter to a causal model.
-            sequence = tokens[row : row + 1, : int(predicting[mine].max()) + 1]
+            end = int(predicting[mine].max()) + 1
+            is_beyond = self._edge is not None and tokens.shape[1] > self._edge
+            sequence = tokens[row : row + 1, : max(end, self._edge + 1) if self._edge and is_beyond else end]
             own = routing and routing.of(row, sequence.shape[1])
             arguments = (sequence, predicting[mine], targets[mine], temperature, entropy, own)
             if torch.is_grad_enabled():

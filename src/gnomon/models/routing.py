@@ -38,6 +38,10 @@ class Routing:
         """Return that of the first ``length`` positions of one row."""
         return Routing(None if self.experts is None else self.experts[row : row + 1, :length])
 
+    def of_rows(self, rows: Tensor, length: int) -> "Routing":
+        """Return that of the first ``length`` positions of several rows."""
+        return Routing(None if self.experts is None else self.experts[rows.to(self.experts.device), :length])
+
 
 class Recorder:
     """What the routers of one forward pass would have chosen by themselves, whether something was replayed or not.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from gnomon.errors import ConfigError
+from gnomon.models.rotary import edge_note, rotary_edge
 from gnomon.models.templates import check_template, names_switch, render
 from gnomon.types import Message
 
@@ -29,7 +30,7 @@ class Tokenizer:
         is left off: an answer follows.
     stop_ids: ids that end a turn: the eos of tokenizer and generation config, and the chat template's end of turn.
     context_length: most tokens that prompt and completion may have together; None where neither
-        the architecture nor the tokenizer states a limit.
+        the architecture nor the tokenizer states a limit. context_note: why it is so short, after its number.
     vocab_size: width of the logits, which may exceed the number of named tokens.
     switches: variables that every rendering by the chat template is given, such as ``enable_thinking``.
     """
@@ -42,6 +43,7 @@ class Tokenizer:
     context_length: int | None
     vocab_size: int
     switches: Mapping[str, Any] = field(default_factory=dict)
+    context_note: str = ""
 
     @property
     def control_strings(self) -> tuple[str, ...]:
@@ -159,17 +161,22 @@ def wrap(backend: Any, config: Any, generation_eos: Sequence[int] = ()) -> Token
         begin=_begin(backend, control),
         stop_ids=tuple(sorted({int(i) for i in ends if i is not None})),
         context_length=context_of(config, backend.model_max_length),
+        context_note=edge_note(config, context_of(config)),
         vocab_size=int(config.get_text_config().vocab_size),
     )
 
 
-def context_of(config: Any, stated: int = _UNSET_LENGTH) -> int | None:
-    """Return the positions that a model's config allows, else what its tokenizer states, else None."""
-    text = config.get_text_config()
+def context_of(config: Any, stated: int | None = None) -> int | None:
+    """Return the positions that a model's config allows, else what its tokenizer states, else None.
+
+    Never beyond the length at which its rotary positions become others (`rotary_edge`).
+    """
+    text, edge = config.get_text_config(), rotary_edge(config)
     positions = vars(text).get(text.attribute_map.get("max_position_embeddings", "max_position_embeddings"))
-    if positions is not None:
-        return int(positions)
-    return int(stated) if stated < _UNSET_LENGTH else None
+    stated = None if stated is None or stated >= _UNSET_LENGTH else stated
+    longest = stated if positions is None else positions
+    limits = [int(limit) for limit in (longest, edge) if limit is not None]
+    return min(limits, default=None)
 
 
 def _begin(backend: Any, control: Mapping[str, int]) -> tuple[int, ...]:

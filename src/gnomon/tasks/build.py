@@ -248,11 +248,11 @@ def _check_trainable(config: TaskConfig) -> None:
             )
 
 
-def check_context(tasks: TaskSet, context_length: int | None, max_completion_length: int) -> None:
+def check_context(tasks: TaskSet, context_length: int | None, max_completion_length: int, note: str = "") -> None:
     """Raise DatasetError naming the tasks whose prompt and completion together may exceed the context.
 
-    context_length: tokens; None (the model does not say) passes every length. Renders every prompt once, so that what a
-    template refuses or leaves out is found before anything is trained.
+    context_length: tokens; None (the model does not say) passes every length. note: why it is so short. Renders every
+    prompt once, so that what a template refuses or leaves out is found before anything is trained.
     """
     places = counted(range(len(tasks)), "measuring prompts", len(tasks))
     lengths = [(task.id, len(task.prompt)) for task in (tasks[index] for index in places)]
@@ -264,7 +264,7 @@ def check_context(tasks: TaskSet, context_length: int | None, max_completion_len
         listed = ", ".join(f"{name} ({length})" for name, length in long[:10])
         raise DatasetError(
             f"{len(long)} of {len(tasks)} prompts of '{tasks.name}' are longer than {room} tokens, the "
-            f"context of {context_length} less max_completion_length {max_completion_length}: "
+            f"context of {context_length}{note} less max_completion_length {max_completion_length}: "
             f"{listed}{', ...' if len(long) > 10 else ''}; shorten them or lower max_completion_length"
         )
 
