@@ -145,8 +145,8 @@ def test_each_case_can_count_alone():
 
 
 def test_a_completion_without_a_program_is_zero():
-    """No fenced block, an open one, or one of another language: nothing to run."""
-    for text in (SUM, f"```python\n{SUM}", f"```bash\n{SUM}\n```"):
+    """Prose, an open block, or one of another language: nothing to run."""
+    for text in ("It is print and input.", f"```python\n{SUM}", f"```bash\n{SUM}\n```"):
         assert Code()(Sample("", text, columns={"tests": STDIN})) == 0.0
 
 

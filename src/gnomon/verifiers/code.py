@@ -1,7 +1,6 @@
 """A reward for programs: run what the model wrote in a sandbox, and compare what it answers out here."""
 
 import math
-import re
 import secrets
 import time
 from collections.abc import Sequence
@@ -12,22 +11,24 @@ from gnomon.errors import ConfigError
 from gnomon.verifiers.base import Sample, Verifier, VerifierError, column
 from gnomon.verifiers.code_calls import Answers, harness, read_answers
 from gnomon.verifiers.code_cases import Case, Cases, StdinCase, read_cases
+from gnomon.verifiers.code_prelude import program_of
+from gnomon.verifiers.code_text import last_program
 from gnomon.verifiers.sandbox.base import Bounds, Outcome
 from gnomon.verifiers.sandbox.monty import Monty
 from gnomon.verifiers.sandbox.selftest import AnySandbox, Kind, choose
 
+__all__ = ["Code", "last_program"]
+
 Credit = Literal["all", "each"]
-_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
-_PYTHON = ("", "python", "py", "python3")
 
 
 @dataclass(frozen=True)
 class Code(Verifier):
     """1.0 if the completion's program passes every case of the tests column, else 0.0.
 
-    The program is the last fenced block that is Python's or nobody's; without one the reward is 0. A program that
-    raises, hangs, takes too much or does not run at all has not passed: 0, not an error. What a case expects never
-    enters the process that runs the program, so no program can read it, and what the program patches there (an
+    Which text of the completion is the program, `code_text.last_program` says; without one the reward is 0. A
+    program that raises, hangs, takes too much or does not run at all has not passed: 0, not an error. What a case
+    expects never enters the process that runs the program, so no program can read it, and what it patches there (an
     ``==`` that is always true, an early exit, a forged line of output) changes nothing here. Function calls and
     asserts are answered by lines that carry a secret of this run, in one process; one line missing and none counts.
 
@@ -70,7 +71,7 @@ class Code(Verifier):
     def __call__(self, sample: Sample) -> float:
         """Run the program on every case and count. Raises: VerifierError for cases that cannot be read."""
         cases = read_cases(column(sample, self.column), sample.columns)
-        program = last_program(sample.completion)
+        program = program_of(sample, cases)
         if program is None:
             return 0.0
         sandbox, _ = choose(self.sandbox, self._bounds)
@@ -90,7 +91,7 @@ class Code(Verifier):
             left = min(self.case_seconds, until - time.monotonic())
             if left <= 0 or (self.credit == "all" and False in passed):
                 return passed + [False] * (len(cases) - len(passed))
-            outcome = _sound(_within(sandbox, left).run_now(program, case.stdin))
+            outcome = _sound(_within(sandbox, left, len(case.expected)).run_now(program, case.stdin))
             passed.append(outcome.cause is None and case.accepts(outcome.stdout, self.tolerance))
         return passed
 
@@ -108,23 +109,15 @@ class Code(Verifier):
         return _judge(cases.called, answers, self.tolerance)
 
 
-def last_program(text: str) -> str | None:
-    """Return the last fenced block that is Python's or has no language; None where there is none.
-
-    >>> last_program("First:\\n```python\\nprint(1)\\n```\\nDone.")
-    'print(1)\\n'
-    """
-    found = [body for language, body in _FENCE.findall(text) if language.lower() in _PYTHON]
-    return found[-1] if found else None
-
-
 def _judge(cases: Sequence[Case], answers: Answers, tolerance: float) -> list[bool]:
     rest = iter(answers)
     return [case.accepts([next(rest) for _ in case.calls], tolerance) for case in cases]
 
 
-def _within(sandbox: AnySandbox, seconds: float) -> AnySandbox:
-    return replace(sandbox, bounds=replace(sandbox.bounds, wall_seconds=seconds))
+def _within(sandbox: AnySandbox, seconds: float, expected: int = 0) -> AnySandbox:
+    """Return the sandbox with this time, and room for an output of twice the expected characters."""
+    kib = max(sandbox.bounds.output_kib, (2 * expected) >> 10)
+    return replace(sandbox, bounds=replace(sandbox.bounds, wall_seconds=seconds, output_kib=kib))
 
 
 def _sound(outcome: Outcome) -> Outcome:

@@ -6,14 +6,17 @@ cannot be judged and is an error of the dataset.
 """
 
 import ast
+import builtins
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gnomon.verifiers.base import VerifierError
 from gnomon.verifiers.code_compare import near
 from gnomon.verifiers.code_operators import BINARY, KNOWN, formatted
+from gnomon.verifiers.code_text import flaw_of, parsed
 from gnomon.verifiers.code_values import Opaque
 
 _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
@@ -29,10 +32,14 @@ _ANSWER = "answer "
 
 @dataclass(frozen=True)
 class AssertCase:
-    """One assert. calls: what the program answers. rest: the claim, as text, with numbered answers in their place."""
+    """One assert.
+
+    calls: what the program answers. rest: the claim, with numbered answers in their place. names: of what is called.
+    """
 
     calls: tuple[str, ...]
     rest: ast.expr
+    names: frozenset[str] = frozenset()
 
     def accepts(self, answers: Sequence[Any], tolerance: float) -> bool:
         """Whether the claim holds for the answers; not where one was an exception or cannot be compared."""
@@ -44,23 +51,48 @@ class AssertCase:
             return False
 
 
-def read_asserts(text: str, entry: Any) -> tuple[tuple[AssertCase, ...], str]:
-    """Return the asserts of a test, and the imports before them. entry: what ``candidate`` stands for.
+@dataclass(frozen=True)
+class Asked:
+    """Whom tests ask. entry: what ``candidate`` stands for. own: functions of the program with names of Python's."""
+
+    entry: str | None = None
+    own: frozenset[str] = frozenset()
+
+    def calls_program(self, function: ast.expr, imported: Collection[str] = ()) -> bool:
+        """Whether a function, named in a claim, is the program's: no name of Python's, nor one that tests import.
+
+        A method is when it is of the program's own name, or of an object that the claim makes of a class there.
+        """
+        if isinstance(function, ast.Attribute):
+            inner = function.value
+            is_made = isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name) and inner.func.id[:1].isupper()
+            is_module = isinstance(inner, ast.Name) and inner.id in sys.stdlib_module_names and inner.id not in self.own
+            return not is_module and self.calls_program(
+                inner.func if isinstance(inner, ast.Call) and is_made else inner, imported
+            )
+        if not isinstance(function, ast.Name) or function.id in imported:
+            return False
+        return function.id in self.own or (function.id not in KNOWN and not hasattr(builtins, function.id))
+
+
+def read_asserts(text: str, asked: Asked | None = None) -> tuple[tuple[AssertCase, ...], str]:
+    """Return the asserts of a test, and the imports before them.
 
     Raises: VerifierError when the text is no Python, or holds more than imports and asserts.
     """
-    try:
-        body = ast.parse(text).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise VerifierError(f"the tests are no Python: {error}") from error
+    tree = parsed(text)
+    if tree is None:
+        raise VerifierError(f"the tests are no Python: {flaw_of(text)}")
+    asked = _named(tree, asked or Asked())
+    body = list(tree.body)
     imports: list[ast.stmt] = []
     cases: list[AssertCase] = []
     while body:
         statement = body.pop(0)
         if isinstance(statement, ast.Import | ast.ImportFrom):
             imports.append(statement)
-        elif isinstance(statement, ast.Assert):
-            cases.append(_case(statement.test, entry))
+        elif isinstance(statement, ast.Assert) and not _is_true(statement.test):
+            cases.append(_case(statement.test, asked, [a for i in imports for a in _aliases(i)]))
         elif isinstance(statement, ast.FunctionDef) and statement.name == "check":
             body = [*statement.body, *body]
         elif not _says_nothing(statement):
@@ -68,41 +100,87 @@ def read_asserts(text: str, entry: Any) -> tuple[tuple[AssertCase, ...], str]:
     return tuple(cases), "\n".join(map(ast.unparse, imports))
 
 
+def _named(tree: ast.Module, asked: Asked) -> Asked:
+    """Return whom the tests ask, also where only their own text tells.
+
+    A call ``check(add)`` names the candidate. Where no claim calls a function that is not Python's, a program is asked
+    to define one by a name of Python's: MBPP's ``assert sum(10, 15) == 6``.
+    """
+    if asked.entry is None:
+        checked = [s.value for s in tree.body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call)]
+        given = [c.args[0] for c in checked if isinstance(c.func, ast.Name) and c.func.id == "check" and c.args]
+        asked = replace(asked, entry=ast.unparse(given[0]) if given else None)
+    claims = [node.test for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+    calls = [[node for node in ast.walk(claim) if isinstance(node, ast.Call)] for claim in claims]
+    if asked.own or any(asked.calls_program(call.func) for found in calls for call in found):
+        return asked
+    first = {found[0].func.id for found in calls if found and isinstance(found[0].func, ast.Name)}
+    return replace(asked, own=frozenset(first))
+
+
+def _aliases(statement: ast.stmt) -> list[str]:
+    named = statement.names if isinstance(statement, ast.Import | ast.ImportFrom) else []
+    return [(alias.asname or alias.name).partition(".")[0] for alias in named]
+
+
+def _is_true(claim: ast.expr) -> bool:
+    return isinstance(claim, ast.Constant) and bool(claim.value)
+
+
 def _says_nothing(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.Expr):
         call = statement.value
-        return isinstance(call, ast.Constant) or (
+        return isinstance(call, ast.Constant | ast.Name) or (
             isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "check"
         )
     is_metadata = isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "METADATA"
-    return is_metadata or isinstance(statement, ast.Pass)
+    return is_metadata or isinstance(statement, ast.Pass | ast.Assert)
 
 
-def _case(test: ast.expr, entry: Any) -> AssertCase:
-    cut = _Cut(entry)
+def _case(test: ast.expr, asked: Asked, imported: Collection[str]) -> AssertCase:
+    cut = _Cut(asked, imported)
     rest = cut.visit(test)
     if not cut.calls:
         raise VerifierError(f"an assert that calls nothing: {ast.unparse(test)[:100]!r}")
     _Rest([None] * len(cut.calls), 0.0).check(rest)
-    return AssertCase(tuple(cut.calls), rest)
+    return AssertCase(tuple(cut.calls), rest, frozenset(cut.names))
 
 
 class _Cut(ast.NodeTransformer):
-    """Takes the program's calls out of a claim and leaves numbers in their place."""
+    """Takes the program's calls out of a claim and leaves numbers in their place.
 
-    def __init__(self, entry: Any) -> None:
+    Whatever else is called stays outside, so that a program decides nothing but its own answers.
+    """
+
+    def __init__(self, asked: Asked, imported: Collection[str]) -> None:
         self.calls: list[str] = []
-        self._entry = entry
+        self.names: set[str] = set()
+        self._asked = asked
+        self._imported = imported
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Keep a known function and look inside; take out any other call."""
-        if _known(node.func) is not None:
+        """Take out a call of the program, and look inside any other.
+
+        Raises: VerifierError for a call of the program about another of its answers.
+        """
+        if not self._asked.calls_program(node.func, self._imported):
             return self.generic_visit(node)
+        given = [part for word in (*node.args, *node.keywords) for part in ast.walk(word)]
+        if any(isinstance(part, ast.Call) and self._is_answer(part) for part in given):
+            raise VerifierError(f"an answer of the program is judged by the program: {ast.unparse(node)[:100]!r}")
         for name in ast.walk(node):
-            if isinstance(name, ast.Name) and name.id == "candidate" and isinstance(self._entry, str):
-                name.id = self._entry
-        self.calls.append(ast.unparse(node))
+            if isinstance(name, ast.Name) and name.id == "candidate" and self._asked.entry:
+                name.id = self._asked.entry
+        text = ast.unparse(node)
+        self.calls.append(text)
+        function = ast.parse(text, mode="eval").body
+        assert isinstance(function, ast.Call), "what was unparsed is a call"
+        self.names |= {part.id for part in ast.walk(function.func) if isinstance(part, ast.Name)}
         return ast.copy_location(ast.Constant(f"{_ANSWER}{len(self.calls) - 1}", kind=_ANSWER), node)
+
+    def _is_answer(self, call: ast.Call) -> bool:
+        is_class = isinstance(call.func, ast.Name) and call.func.id[:1].isupper()
+        return not is_class and self._asked.calls_program(call.func, self._imported)
 
 
 def _known(function: ast.expr) -> Callable[..., Any] | None:

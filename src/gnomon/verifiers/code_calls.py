@@ -5,9 +5,11 @@ What is none of those comes back as `code_values.Opaque`, so an object cannot br
 replace any of this, so what comes back is read as a stranger's.
 """
 
+import ast
 from collections.abc import Sequence
 from typing import Any
 
+from gnomon.verifiers.code_text import parsed
 from gnomon.verifiers.code_values import NoAnswerError, read_value
 
 Answers = Sequence[Any]
@@ -69,10 +71,21 @@ def harness(program: str, setup: str, calls: Sequence[str], secret: str) -> str:
 
     setup: what the tests import. secret: starts each line of answer; nobody can guess it before the run.
     """
-    before = "" if "from __future__" in program else _BEFORE
     lines = "".join(f"    lambda: ({call}),\n" for call in calls)
     after = _AFTER.replace("SECRET", secret).replace("CALLS", lines)
-    return f"{before}{program}\n{setup}\n{after}"
+    return f"{headed(program, _BEFORE)}\n{setup}\n{after}"
+
+
+def headed(program: str, head: str) -> str:
+    """Return the program behind these lines, which come after what must come first: its imports from the future."""
+    if not head:
+        return program
+    if "__future__" not in program or (tree := parsed(program)) is None:
+        return head + program
+    future = [n.end_lineno or 0 for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
+    lines = program.splitlines(keepends=True)
+    first = max(future, default=0)
+    return "".join((*lines[:first], "\n" if first else "", head, *lines[first:]))
 
 
 def read_answers(stdout: str, secret: str, count: int) -> Answers | None:

@@ -10,6 +10,7 @@
 Any of them may be text that holds it as JSON.
 """
 
+import builtins
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gnomon.verifiers.base import VerifierError
-from gnomon.verifiers.code_asserts import AssertCase, read_asserts
+from gnomon.verifiers.code_asserts import Asked, AssertCase, read_asserts
 from gnomon.verifiers.code_compare import same, same_text
+from gnomon.verifiers.code_text import Piece, parsed
 from gnomon.verifiers.code_values import Opaque
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -56,6 +58,7 @@ class CallCase:
     calls: tuple[str]
     expected: Any
     is_wrapped: bool = False
+    name: str = ""
 
     def accepts(self, answers: Sequence[Any], tolerance: float) -> bool:
         """Whether the answer is the expected one; APPS wraps some in a list of one."""
@@ -69,33 +72,70 @@ class CallCase:
 
 @dataclass(frozen=True)
 class Cases:
-    """All cases of one question. setup: what the tests themselves import."""
+    """All cases of one question. setup: what the tests themselves import. names: what a program must define."""
 
     stdin: tuple[StdinCase, ...] = ()
     called: tuple[CallCase | AssertCase, ...] = field(default_factory=tuple)
     setup: str = ""
+    names: frozenset[str] = frozenset()
+
+    @property
+    def claims(self) -> bool:
+        """Whether they are asserts, whose benchmarks put no imports before a program."""
+        return any(isinstance(case, AssertCase) for case in self.called)
 
 
 def read_cases(tests: Any, columns: Mapping[str, Any]) -> Cases:
     """Return the cases of a tests column.
 
-    columns: the others; ``entry_point`` or ``fn_name`` names the function, ``test_setup_code`` what tests import.
+    columns: the others; ``entry_point``, ``fn_name``, ``func_name`` or that of ``metadata`` names the function,
+    ``test_setup_code`` and ``test_imports`` are what tests import, and ``code`` or ``canonical_solution`` tells which
+    function with the name of one of Python's is the program's.
     Raises: VerifierError when the form is none of those above, or there is no case.
     """
     tests = _parsed(tests)
-    entry = columns.get("entry_point") or columns.get("fn_name")
-    setup = str(columns.get("test_setup_code") or "")
+    entry = _entry(columns)
+    setup = "\n".join(_lines(columns.get(name)) for name in ("test_imports", "test_setup_code") if columns.get(name))
     if isinstance(tests, str) or (tests and isinstance(tests, list) and all(isinstance(t, str) for t in tests)):
-        asserts, imports = read_asserts(tests if isinstance(tests, str) else "\n".join(tests), entry)
-        return _some(Cases(called=asserts, setup=f"{setup}\n{imports}"))
+        asserts, imports = read_asserts(tests if isinstance(tests, str) else "\n".join(tests), _asked(columns, entry))
+        names = frozenset(name for case in asserts for name in case.names)
+        return _some(Cases(called=asserts, setup=f"{setup}\n{imports}", names=names))
     if isinstance(tests, Mapping) and {"inputs", "outputs"} <= tests.keys():
-        return _some(_listed(tests, tests.get("fn_name") or entry, setup))
+        is_typed = not all(isinstance(given, str) for given in tests["inputs"] or ())
+        named = entry if is_typed else _entry({**columns, "entry_point": None})
+        return _some(_listed(tests, _name(tests) or named, setup))
     rows = [tests] if isinstance(tests, Mapping) else tests
     if not isinstance(rows, list) or not all(isinstance(r, Mapping) and {"input", "output"} <= r.keys() for r in rows):
         raise VerifierError(f"cases have none of the known forms: {str(tests)[:100]!r}")
     read = [_row(row, entry) for row in rows]
     stdin = tuple(case for case in read if isinstance(case, StdinCase))
-    return _some(Cases(stdin, tuple(case for case in read if isinstance(case, CallCase)), setup))
+    called = tuple(case for case in read if isinstance(case, CallCase))
+    return _some(Cases(stdin, called, setup, frozenset(case.name for case in called)))
+
+
+def _entry(columns: Mapping[str, Any]) -> Any:
+    """Return the function that a row names, from its metadata too, which some sets keep as text."""
+    own = columns.get("entry_point") or _name(columns)
+    metadata = columns.get("metadata")
+    if isinstance(metadata, str) and metadata.lstrip()[:1] == "{":
+        metadata = _parsed(metadata)
+    return own or (_name(metadata) if isinstance(metadata, Mapping) else None)
+
+
+def _name(values: Mapping[str, Any]) -> Any:
+    return values.get("fn_name") or values.get("func_name")
+
+
+def _lines(text: Any) -> str:
+    return "\n".join(map(str, text)) if isinstance(text, list | tuple) else str(text)
+
+
+def _asked(columns: Mapping[str, Any], entry: Any) -> Asked:
+    """Return whom asserts ask; a function of the row's own solution is the program's whatever its name."""
+    solutions = (columns.get("code"), columns.get("canonical_solution"))
+    texts = (text for text in solutions if isinstance(text, str))
+    own = {name for text in texts for name in Piece(text, parsed(text)).defines if hasattr(builtins, name)}
+    return Asked(entry if isinstance(entry, str) else None, frozenset({*own, *([entry] if entry else [])}))
 
 
 def _parsed(tests: Any) -> Any:
@@ -118,35 +158,49 @@ def _listed(tests: Mapping[str, Any], name: Any, setup: str) -> Cases:
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
         raise VerifierError("'inputs' and 'outputs' should be lists of one length")
     pairs = list(zip(inputs, outputs, strict=True))
-    if name and not all(isinstance(given, str) for given in inputs):
-        called = tuple(_call(name, args, expected, is_wrapped=True) for args, expected in pairs)
-        return Cases(called=called, setup=setup)
+    if name:
+        called = tuple(_call(name, _values(args), _value(wanted, args), is_wrapped=True) for args, wanted in pairs)
+        return Cases(called=called, setup=setup, names=frozenset(case.name for case in called))
     return Cases(stdin=tuple(StdinCase(_joined(given), _joined(wanted)) for given, wanted in pairs))
 
 
 def _row(row: Mapping[str, Any], entry: Any) -> StdinCase | CallCase:
-    kind = row.get("testtype") or row.get("type") or "stdin"
+    kind = row.get("testtype") or row.get("type") or ("functional" if _name(row) else "stdin")
     if kind in ("stdin", "stdin_stdout"):
         return StdinCase(_joined(row["input"]), _joined(row["output"]))
     if kind not in ("functional", "function", "function_call"):
         raise VerifierError(f"a case of unknown type {kind!r}; known: stdin, functional")
-    name = row.get("fn_name") or row.get("func_name") or entry
+    name = _name(row) or _entry(row) or entry
+    return _call(name, _values(row["input"]), _value(row["output"], ""))
+
+
+def _values(given: Any) -> Any:
+    """Return arguments: a list, or text of which each line is one as JSON."""
+    if not isinstance(given, str):
+        return given
+    return [_value(line, given) for line in given.split("\n") if line.strip()]
+
+
+def _value(text: Any, given: Any) -> Any:
+    """Return a value, which is written as JSON where the arguments are text."""
+    if not isinstance(text, str) or not isinstance(given, str):
+        return text
     try:
-        given = row["input"]
-        args = [json.loads(line) for line in given.split("\n") if line.strip()] if isinstance(given, str) else given
-        wanted = json.loads(row["output"]) if isinstance(row["output"], str) else row["output"]
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise VerifierError(f"arguments or result of a functional case are no JSON: {error}") from error
-    return _call(name, args, wanted)
+        raise VerifierError(f"arguments or result of a functional case are no JSON: {error}; {text[:60]!r}") from error
 
 
 def _call(name: Any, args: Any, expected: Any, is_wrapped: bool = False) -> CallCase:
     if not isinstance(name, str) or not all(map(_NAME.fullmatch, name.split("."))):
-        raise VerifierError(f"a function case needs the function's name (fn_name or entry_point), got {name!r}")
+        raise VerifierError(
+            f"a function case needs the function's name (fn_name, entry_point or metadata), got {name!r}"
+        )
     if not isinstance(args, list):
         raise VerifierError(f"the arguments of {name} should be a list, got {str(args)[:80]!r}")
     owner = f"(Solution() if 'Solution' in globals() else __import__('sys').modules['__main__']).{name}"
-    return CallCase((f"{owner}(*__import__('json').loads({json.dumps(args)!r}))",), expected, is_wrapped)
+    call = f"{owner}(*__import__('json').loads({json.dumps(args)!r}))"
+    return CallCase((call,), expected, is_wrapped, name.split(".")[-1])
 
 
 def _joined(text: Any) -> str:

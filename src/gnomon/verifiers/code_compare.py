@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+_EXACT = 2.0**53  # whole numbers below it have a float of their own
+
 
 def same(value: Any, expected: Any, tolerance: float) -> bool:
     """Whether two values are equal: numbers up to the tolerance, lists and tuples alike, dicts by JSON's keys.
@@ -31,14 +33,15 @@ def near(value: float, expected: float, tolerance: float) -> bool:
 
 
 def same_text(text: str, expected: str, tolerance: float) -> bool:
-    """Whether two outputs are equal line by line, spaces at line ends and empty lines at the end aside.
+    """Whether two outputs are equal line by line, spaces at line ends and empty lines at both ends aside.
 
-    Where lines differ, their words are compared, as numbers up to ``tolerance`` when both are written with a point.
+    Where lines differ, their words are compared, as numbers up to ``tolerance`` when the expected one is written with
+    a point, and exactly when only the other one is.
 
     >>> same_text("1  \\n0.50\\n", "1\\n0.5", 1e-9), same_text("1 2", "1\\n2", 1e-9), same_text("01", "1", 1)
     (True, False, False)
     """
-    ours, theirs = ([line.rstrip() for line in t.rstrip().split("\n")] for t in (text, expected))
+    ours, theirs = ([line.rstrip() for line in t.strip().split("\n")] for t in (text, expected))
     return len(ours) == len(theirs) and all(map(lambda a, b: a == b or _same_words(a, b, tolerance), ours, theirs))
 
 
@@ -50,9 +53,11 @@ def _same_words(line: str, expected: str, tolerance: float) -> bool:
 
 
 def _same_number(word: str, expected: str, tolerance: float) -> bool:
-    if not {".", "e", "E"} & {*expected}:
+    is_whole = not {".", "e", "E"} & {*expected}
+    if is_whole and "." not in word:
         return False
     try:
-        return near(float(word), float(expected), tolerance)
+        ours, theirs = float(word), float(expected)
     except ValueError:
         return False
+    return ours == theirs and abs(ours) < _EXACT if is_whole else near(ours, theirs, tolerance)

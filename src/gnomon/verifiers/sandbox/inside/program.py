@@ -5,6 +5,7 @@ from _frozen_importlib_external import SourceFileLoader  # importlib.machinery, 
 from types import CodeType, ModuleType
 
 NAME = "main.py"
+_INPUT = ("/dev/stdin", "/proc/self/fd/0", "/dev/fd/0")
 
 
 class _Program(SourceFileLoader):
@@ -26,6 +27,8 @@ def become(source: bytes) -> int:
     module.__loader__ = loader = _Program(source)
     sys.modules["__main__"] = module
     sys.argv = [NAME]
+    if any(name.encode() in source for name in _INPUT):
+        _give_input()
     try:
         loader.exec_module(module)
     except SystemExit:
@@ -34,6 +37,20 @@ def become(source: bytes) -> int:
         _show(error, source)
         return 1
     return 0
+
+
+def _give_input() -> None:
+    """Let a program open its input by a path, of which there is none behind walls."""
+    import builtins
+    import io
+    import os
+
+    own = io.open
+
+    def open(file, *words, **named):  # type: ignore[no-untyped-def]
+        return own(os.dup(0) if str(file) in _INPUT else file, *words, **named)
+
+    builtins.open = io.open = open
 
 
 def _show(error: BaseException, source: bytes) -> None:

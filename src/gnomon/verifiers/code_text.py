@@ -1,0 +1,206 @@
+"""Which text of an answer is its program, and what of it the cases can call."""
+
+import ast
+import builtins
+import functools
+import textwrap
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gnomon.verifiers.code_fences import Block, blocks, has_fence
+
+_READERS = frozenset({"input", "stdin", "open", "fileinput", "readline", "readlines"})
+_FLAWS = (SyntaxError, ValueError, RecursionError, MemoryError)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_THOUGHT = "</think>"
+_BEGINNINGS = ("def ", "class ", "import ", "from ", "@", "async def ")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A text of Python. tree: None where it is no Python."""
+
+    text: str
+    tree: ast.Module | None
+    language: str = ""
+
+    @functools.cached_property
+    def defines(self) -> frozenset[str]:
+        """Names that it binds at its outermost level, and the methods of a class ``Solution``."""
+        return frozenset() if self.tree is None else frozenset(_bound(self.tree.body))
+
+    @functools.cached_property
+    def needs(self) -> frozenset[str]:
+        """Names that it reads and nowhere binds, Python's own left out."""
+        return frozenset() if self.tree is None else free_names(self.tree)
+
+    @functools.cached_property
+    def reads(self) -> bool:
+        """Whether it seems to read its input."""
+        names = {name for node in ast.walk(self.tree or ast.Module([], [])) for name in _named(node)}
+        return bool(_READERS & names)
+
+    @property
+    def acts(self) -> bool:
+        """Whether anything in it calls, defines or imports something; a sample of output does not."""
+        acting = (ast.Call, ast.Import, ast.ImportFrom, *_SCOPES)
+        return self.tree is not None and any(isinstance(node, acting) for node in ast.walk(self.tree))
+
+
+def parsed(text: str) -> ast.Module | None:
+    """Return the syntax tree of a text, None for what is no Python."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the model's escapes
+        try:
+            return ast.parse(text)
+        except _FLAWS:
+            return None
+
+
+def flaw_of(text: str) -> str:
+    """Return why a text is no Python."""
+    try:
+        ast.parse(text)
+    except _FLAWS as error:
+        return str(error)
+    return ""
+
+
+def free_names(tree: ast.AST) -> frozenset[str]:
+    """Return the names that a tree reads and nowhere binds, Python's own left out.
+
+    >>> sorted(free_names(ast.parse("def f(x: List[int]): return gcd(x, abs(y))")))
+    ['List', 'gcd', 'y']
+    """
+    read: set[str] = set()
+    made = set(vars(builtins))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            (read if isinstance(node.ctx, ast.Load) else made).add(node.id)
+        elif isinstance(node, _SCOPES):
+            made.add(node.name)
+        elif isinstance(node, ast.arg):
+            made.add(node.arg)
+        elif isinstance(node, ast.alias):
+            made.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+            made.add(node.name)
+    return frozenset(read - made)
+
+
+def last_program(text: str, names: Collection[str] = (), reads: bool = False) -> str | None:
+    """Return the program of an answer, None where there is none.
+
+    names: what the cases call; the program is the last block that defines all of it, else all blocks together where
+    they do. reads: whether the cases write to standard input; the program is then the last block that reads. Blocks
+    before it come along where it needs what they define. Python's blocks go before those of no language, what stands
+    behind a thought before the thought, and an answer without any fence is a program if it is Python from some line on.
+
+    >>> last_program("First:\\n```python\\nprint(1)\\n```\\nDone.")
+    'print(1)\\n'
+    """
+    answer = text.rpartition(_THOUGHT)[2]
+    found = _python(answer)
+    if not found and len(answer) < len(text):
+        answer, found = text, _python(text)
+    if not found:
+        return None if has_fence(answer) else _unfenced(answer, names)
+    sound = [piece for piece in found if piece.tree is not None and piece.acts]
+    if not sound:
+        return found[-1].text
+    if names:
+        return _defining(sound, names)
+    readers = [piece for piece in sound if piece.reads] if reads else []
+    labelled = [piece for piece in sound if piece.language]
+    chosen = (readers or labelled or sound)[-1]
+    if readers and labelled and not chosen.language:
+        chosen = next((piece for piece in reversed(readers) if piece.language), chosen)
+    return _with_needs(sound, sound.index(chosen))
+
+
+def _python(text: str) -> list[Piece]:
+    return [_piece(block) for block in blocks(text) if block.is_python and block.body.strip()]
+
+
+def _piece(block: Block) -> Piece:
+    tree = parsed(block.body)
+    if tree is None:
+        flat = textwrap.dedent(block.body)
+        tree = parsed(flat) if flat != block.body else None
+        return Piece(block.body if tree is None else flat, tree, block.language)
+    return Piece(block.body, tree, block.language)
+
+
+def _defining(sound: Sequence[Piece], names: Collection[str]) -> str:
+    """Return the last piece that defines what is called, with what it needs; all of them where it takes them all."""
+    wanted = set(names)
+    for place in reversed(range(len(sound))):
+        if wanted <= sound[place].defines:
+            return _with_needs(sound, place)
+    if wanted <= frozenset().union(*(piece.defines for piece in sound)):
+        return "\n".join(piece.text for piece in sound)
+    partly = [place for place, piece in enumerate(sound) if wanted & piece.defines]
+    labelled = [place for place, piece in enumerate(sound) if piece.language]
+    return _with_needs(sound, (partly or labelled or [len(sound) - 1])[-1])
+
+
+def _with_needs(sound: Sequence[Piece], place: int) -> str:
+    """Return a piece behind those others that define what it needs, in their order."""
+    chosen, needs = [place], set(sound[place].needs)
+    for other in reversed(range(len(sound))):
+        useful = needs & sound[other].defines if other != place else None
+        if useful:
+            chosen.append(other)
+            needs = (needs - useful) | (sound[other].needs - sound[place].defines)
+    before = sorted(chosen[1:])
+    return "\n".join(sound[number].text for number in (*before, place))
+
+
+def _unfenced(text: str, names: Collection[str]) -> str | None:
+    """Return the text from its first line that begins as Python does, up to where it stops being Python."""
+    lines = text.replace("\r\n", "\n").split("\n")
+    starts = [0, *(number for number, line in enumerate(lines) if line.startswith(_BEGINNINGS))][:2]
+    for start in dict.fromkeys(starts):
+        rest = "\n".join(lines[start:])
+        for some in (rest, up_to_flaw(rest)):
+            piece = Piece(some, parsed(some))
+            if piece.acts and set(names) <= piece.defines:
+                return some
+    return None
+
+
+def up_to_flaw(text: str) -> str:
+    """Return a text up to the line where it stops being Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(text)
+    except SyntaxError as error:
+        return "\n".join(text.split("\n")[: max(0, (error.lineno or 1) - 1)])
+    except _FLAWS:
+        return ""
+    return text
+
+
+def _bound(body: Iterable[ast.stmt]) -> Iterator[str]:
+    for statement in body:
+        if isinstance(statement, _SCOPES):
+            yield statement.name
+            if statement.name == "Solution" and isinstance(statement, ast.ClassDef):
+                yield from _bound(statement.body)
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            yield from ((alias.asname or alias.name).partition(".")[0] for alias in statement.names)
+        else:
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    yield node.id
+                elif isinstance(node, _SCOPES):
+                    yield node.name
+
+
+def _named(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Name):
+        yield node.id
+    elif isinstance(node, ast.Attribute):
+        yield node.attr
