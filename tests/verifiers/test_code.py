@@ -126,7 +126,7 @@ def test_an_exception_or_an_object_fulfils_no_claim_of_difference(claim, body):
 
 def test_what_is_expected_never_enters():
     """The text that runs holds the calls and neither the expected values nor the comparison."""
-    cases, _ = read_asserts("assert round(area(2), 2) == 12.57 and area(0) in (0, 31337)", None)
+    cases, _ = read_asserts("assert round(area(2), 2) == 12.57 and area(0) in (0, 31337)")
     text = harness("", "", cases[0].calls, "s")
 
     assert cases[0].calls == ("area(2)", "area(0)")
@@ -162,9 +162,9 @@ def test_the_last_block_is_the_program():
         ({"inputs": ["1"], "outputs": []}, "one length"),
         ("{not json", "not: Expecting"),
         ("assert is_close(add(1, 2)", "no Python"),
-        (["for i in range(3): assert add(i, i) == 2 * i"], "no assert cannot be judged"),
-        (["assert 1 == 1"], "calls nothing"),
-        (["assert [x for x in add(1, 2)] == []"], "cannot be judged outside"),
+        (["assert 1 == 1"], "claim nothing"),
+        (["assert True"], "no cases"),
+        (["class A(TestCase):\n    def test(self): self.assertEqual(add(1, 2), 3)"], "TestCase, which needs a runner"),
         ([{"input": "1", "output": "2", "testtype": "functional"}], "function's name"),
         ([{"input": "1", "output": "2", "testtype": "interactive"}], "unknown type 'interactive'"),
         ({"inputs": [[1]], "outputs": [1], "fn_name": "f(); x"}, "function's name"),
@@ -195,7 +195,7 @@ def test_cases_that_cannot_be_read_are_an_error(tests, message):
 )
 def test_claims_are_evaluated_out_here(claim, answer, holds):
     """Operators, known functions and comparisons over answers, as Python has them; what raises does not hold."""
-    (case,), _ = read_asserts(claim, None)
+    (case,), _ = read_asserts(claim)
 
     assert case.accepts([answer] * len(case.calls), 1e-9) is holds
 

@@ -70,7 +70,7 @@ FORGED = {
 
 def judged(said: str) -> list[bool]:
     """Judge what a program wrote by every claim, and as the result of a call."""
-    cases: list[Any] = [case for claim in CLAIMS for case in read_asserts(claim, None)[0]]
+    cases: list[Any] = [case for claim in CLAIMS for case in read_asserts(claim)[0]]
     cases += [CallCase(("f()",), wanted) for wanted in (RIGHT, [RIGHT], {"a": RIGHT}, {RIGHT: 1})]
     answers = read_answers(f"\ns {said}\ns end\n", "s", 1)
     return [answers is not None and case.accepts(list(answers) * len(case.calls), 1e-9) for case in cases]
@@ -159,7 +159,7 @@ def test_a_set_holds_sets_and_no_objects():
 )
 def test_ordinary_claims_stay_within_the_bounds(claim, answer):
     """What datasets ask is computed as Python does."""
-    (case,), _ = read_asserts(claim, None)
+    (case,), _ = read_asserts(claim)
 
     assert case.accepts([answer] * len(case.calls), 1e-9)
 

@@ -9,12 +9,14 @@ from typing import Literal
 
 from gnomon.errors import ConfigError
 from gnomon.verifiers.base import Sample, Verifier, VerifierError, column
+from gnomon.verifiers.code_apart import judged_apart
 from gnomon.verifiers.code_calls import Answers, harness, read_answers
 from gnomon.verifiers.code_cases import Case, Cases, StdinCase, read_cases
 from gnomon.verifiers.code_prelude import program_of
 from gnomon.verifiers.code_text import last_program
 from gnomon.verifiers.sandbox.base import Bounds, Outcome
 from gnomon.verifiers.sandbox.monty import Monty
+from gnomon.verifiers.sandbox.own import OwnSandbox
 from gnomon.verifiers.sandbox.selftest import AnySandbox, Kind, choose
 
 __all__ = ["Code", "last_program"]
@@ -70,7 +72,7 @@ class Code(Verifier):
 
     def __call__(self, sample: Sample) -> float:
         """Run the program on every case and count. Raises: VerifierError for cases that cannot be read."""
-        cases = read_cases(column(sample, self.column), sample.columns)
+        cases = read_cases(column(sample, self.column), sample.columns, sample.prompt)
         program = program_of(sample, cases)
         if program is None:
             return 0.0
@@ -78,6 +80,8 @@ class Code(Verifier):
         until = time.monotonic() + self.total_seconds
         passed = self._by_stdin(sandbox, program, cases.stdin, until)
         passed += self._by_calls(_within(sandbox, max(0.1, until - time.monotonic())), program, cases)
+        if cases.script is not None:
+            passed.append(judged_apart(_python_of(sandbox), program, cases.script, self.tolerance))
         return float(all(passed)) if self.credit == "all" else sum(passed) / len(passed)
 
     @property
@@ -98,8 +102,7 @@ class Code(Verifier):
     def _by_calls(self, sandbox: AnySandbox, program: str, cases: Cases) -> list[bool]:
         if not cases.called:
             return []
-        if isinstance(sandbox, Monty):
-            raise VerifierError("monty knows too little of Python to answer calls: it is for cases of stdin and stdout")
+        sandbox = _python_of(sandbox)
         secret = secrets.token_hex(16)
         calls = [call for case in cases.called for call in case.calls]
         outcome = _sound(sandbox.run_now(harness(program, cases.setup, calls, secret)))
@@ -118,6 +121,13 @@ def _within(sandbox: AnySandbox, seconds: float, expected: int = 0) -> AnySandbo
     """Return the sandbox with this time, and room for an output of twice the expected characters."""
     kib = max(sandbox.bounds.output_kib, (2 * expected) >> 10)
     return replace(sandbox, bounds=replace(sandbox.bounds, wall_seconds=seconds, output_kib=kib))
+
+
+def _python_of(sandbox: AnySandbox) -> OwnSandbox:
+    """Return the sandbox, which must know all of Python."""
+    if isinstance(sandbox, Monty):
+        raise VerifierError("monty knows too little of Python to answer calls: it is for cases of stdin and stdout")
+    return sandbox
 
 
 def _sound(outcome: Outcome) -> Outcome:

@@ -83,7 +83,7 @@ def read_asserts(text: str, asked: Asked | None = None) -> tuple[tuple[AssertCas
     tree = parsed(text)
     if tree is None:
         raise VerifierError(f"the tests are no Python: {flaw_of(text)}")
-    asked = _named(tree, asked or Asked())
+    asked = named_by(tree, asked or Asked())
     body = list(tree.body)
     imports: list[ast.stmt] = []
     cases: list[AssertCase] = []
@@ -100,7 +100,7 @@ def read_asserts(text: str, asked: Asked | None = None) -> tuple[tuple[AssertCas
     return tuple(cases), "\n".join(map(ast.unparse, imports))
 
 
-def _named(tree: ast.Module, asked: Asked) -> Asked:
+def named_by(tree: ast.Module, asked: Asked) -> Asked:
     """Return whom the tests ask, also where only their own text tells.
 
     A call ``check(add)`` names the candidate. Where no claim calls a function that is not Python's, a program is asked

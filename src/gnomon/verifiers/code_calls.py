@@ -15,12 +15,10 @@ from gnomon.verifiers.code_values import NoAnswerError, read_value
 Answers = Sequence[Any]
 
 # The program believes it was imported, so that what it would do as a script is not done.
-_BEFORE = "import sys as _; _.modules['solution'] = _.modules['__main__']; __name__ = 'solution'; del _\n"
-_AFTER = """
-def _judge_SECRET():
-    import json, os, sys
-    import collections, types
+ENTERED = "import sys as _; _.modules['solution'] = _.modules['__main__']; __name__ = 'solution'; del _\n"
+"""What goes before it."""
 
+PLAIN = """
     def plain(value, depth=0):
         kind = type(value)
         if value is None or kind in (bool, int, str):
@@ -42,7 +40,15 @@ def _judge_SECRET():
 
     lazy = (types.GeneratorType, range, map, filter, zip, reversed, enumerate, collections.deque)
     kinds_of = {"tuple": tuple, "set": (set, frozenset), "list": (list, *lazy)}
+"""
+"""How the far side writes a value; ``collections`` and ``types`` are imported there."""
 
+_AFTER = """
+def _judge_SECRET():
+    import json, os, sys
+    import collections, types
+
+PLAIN
     def say(word):
         text = ("\\nSECRET " + word + "\\n").encode()
         while text:
@@ -72,8 +78,8 @@ def harness(program: str, setup: str, calls: Sequence[str], secret: str) -> str:
     setup: what the tests import. secret: starts each line of answer; nobody can guess it before the run.
     """
     lines = "".join(f"    lambda: ({call}),\n" for call in calls)
-    after = _AFTER.replace("SECRET", secret).replace("CALLS", lines)
-    return f"{headed(program, _BEFORE)}\n{setup}\n{after}"
+    after = _AFTER.replace("PLAIN", PLAIN).replace("SECRET", secret).replace("CALLS", lines)
+    return f"{headed(program, ENTERED)}\n{setup}\n{after}"
 
 
 def headed(program: str, head: str) -> str:

@@ -20,7 +20,8 @@ from typing import Any, Protocol
 from gnomon.verifiers.base import VerifierError
 from gnomon.verifiers.code_asserts import Asked, AssertCase, read_asserts
 from gnomon.verifiers.code_compare import same, same_text
-from gnomon.verifiers.code_text import Piece, parsed
+from gnomon.verifiers.code_script import Script, read_script
+from gnomon.verifiers.code_text import Piece, begun, parsed
 from gnomon.verifiers.code_values import Opaque
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -72,20 +73,24 @@ class CallCase:
 
 @dataclass(frozen=True)
 class Cases:
-    """All cases of one question. setup: what the tests themselves import. names: what a program must define."""
+    """All cases of one question. setup: what the tests themselves import. names: what a program must define.
+
+    script: tests that are more than claims; together they are one case.
+    """
 
     stdin: tuple[StdinCase, ...] = ()
     called: tuple[CallCase | AssertCase, ...] = field(default_factory=tuple)
     setup: str = ""
     names: frozenset[str] = frozenset()
+    script: Script | None = None
 
     @property
     def claims(self) -> bool:
         """Whether they are asserts, whose benchmarks put no imports before a program."""
-        return any(isinstance(case, AssertCase) for case in self.called)
+        return self.script is not None or any(isinstance(case, AssertCase) for case in self.called)
 
 
-def read_cases(tests: Any, columns: Mapping[str, Any]) -> Cases:
+def read_cases(tests: Any, columns: Mapping[str, Any], prompt: str = "") -> Cases:
     """Return the cases of a tests column.
 
     columns: the others; ``entry_point``, ``fn_name``, ``func_name`` or that of ``metadata`` names the function,
@@ -97,9 +102,8 @@ def read_cases(tests: Any, columns: Mapping[str, Any]) -> Cases:
     entry = _entry(columns)
     setup = "\n".join(_lines(columns.get(name)) for name in ("test_imports", "test_setup_code") if columns.get(name))
     if isinstance(tests, str) or (tests and isinstance(tests, list) and all(isinstance(t, str) for t in tests)):
-        asserts, imports = read_asserts(tests if isinstance(tests, str) else "\n".join(tests), _asked(columns, entry))
-        names = frozenset(name for case in asserts for name in case.names)
-        return _some(Cases(called=asserts, setup=f"{setup}\n{imports}", names=names))
+        text = tests if isinstance(tests, str) else "\n".join(tests)
+        return _some(_written(text, setup, _asked(columns, entry), begun(columns, prompt)))
     if isinstance(tests, Mapping) and {"inputs", "outputs"} <= tests.keys():
         is_typed = not all(isinstance(given, str) for given in tests["inputs"] or ())
         named = entry if is_typed else _entry({**columns, "entry_point": None})
@@ -130,6 +134,17 @@ def _lines(text: Any) -> str:
     return "\n".join(map(str, text)) if isinstance(text, list | tuple) else str(text)
 
 
+def _written(text: str, setup: str, asked: Asked, given: Piece | None) -> Cases:
+    """Return plain claims as a case each, and tests that are more as one."""
+    try:
+        asserts, imports = read_asserts(text, asked)
+    except VerifierError:
+        script = read_script(text, setup, asked, given)
+        return Cases(names=script.names, script=script)
+    names = frozenset(name for case in asserts for name in case.names)
+    return Cases(called=asserts, setup=f"{setup}\n{imports}", names=names)
+
+
 def _asked(columns: Mapping[str, Any], entry: Any) -> Asked:
     """Return whom asserts ask; a function of the row's own solution is the program's whatever its name."""
     solutions = (columns.get("code"), columns.get("canonical_solution"))
@@ -148,7 +163,7 @@ def _parsed(tests: Any) -> Any:
 
 
 def _some(cases: Cases) -> Cases:
-    if not cases.stdin and not cases.called:
+    if not cases.stdin and not cases.called and cases.script is None:
         raise VerifierError("there are no cases to run")
     return cases
 

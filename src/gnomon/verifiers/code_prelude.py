@@ -15,7 +15,7 @@ from gnomon.verifiers.base import Sample
 from gnomon.verifiers.code_calls import headed
 from gnomon.verifiers.code_cases import Cases
 from gnomon.verifiers.code_fences import blocks
-from gnomon.verifiers.code_text import Piece, free_names, last_program, parsed, up_to_flaw
+from gnomon.verifiers.code_text import Piece, begun, free_names, inner_indent, last_program, parsed, up_to_flaw
 
 # The order counts: of two modules with one name, the later one's is meant, as it is where all are imported.
 _STARS = (
@@ -55,7 +55,7 @@ def program_of(sample: Sample, cases: Cases) -> str | None:
 
     An answer that only goes on with the text that the row begins (HumanEval's form) is put behind it.
     """
-    given = begun(sample)
+    given = begun(sample.columns, sample.prompt)
     text = last_program(sample.completion, cases.names, bool(cases.stdin))
     if given is not None and cases.names and not (text and cases.names <= Piece(text, parsed(text)).defines):
         text = next(_continued(given, sample.completion, cases.names), text)
@@ -68,36 +68,16 @@ def program_of(sample: Sample, cases: Cases) -> str | None:
     return headed(text, "".join(line + "\n" for line in before))
 
 
-def begun(sample: Sample) -> Piece | None:
-    """Return the Python that the row gives to begin with: its starter code, or its prompt."""
-    columns = sample.columns
-    for text in (columns.get("starter_code"), columns.get("prompt"), sample.prompt):
-        if not isinstance(text, str) or not ("def " in text or "import " in text):
-            continue
-        for some in (text, *(block.body for block in blocks(text) if block.is_python)):
-            for whole in (some, some.rstrip() + "\n" + " " * _inner(some) + "pass\n"):
-                piece = Piece(some, parsed(whole))
-                if piece.tree is not None and piece.defines:
-                    return piece
-    return None
-
-
 def _continued(given: Piece, completion: str, names: frozenset[str]) -> Iterator[str]:
     """Yield the text that a row begins with the completion behind it, where that is Python and defines the names."""
     fenced = [block.body for block in blocks(completion) if block.is_python]
     for body in (*reversed(fenced), completion):
-        inner = textwrap.indent(textwrap.dedent(body.strip("\n")), " " * _inner(given.text))
+        inner = textwrap.indent(textwrap.dedent(body.strip("\n")), " " * inner_indent(given.text))
         for whole in (given.text + body, given.text.rstrip() + "\n" + inner):
             some = up_to_flaw(whole)
             tree = parsed(some)
             if len(some) > len(given.text.rstrip()) + 4 and names <= Piece(some, tree).defines:
                 yield some
-
-
-def _inner(text: str) -> int:
-    """Return how far the body of a text's last function is indented."""
-    heads = [line for line in text.split("\n") if line.lstrip().startswith(("def ", "async def "))]
-    return 4 if not heads else len(heads[-1]) - len(heads[-1].lstrip()) + 4
 
 
 def _left_out(given: Piece, piece: Piece, cases: Cases) -> list[str]:

@@ -5,8 +5,9 @@ import builtins
 import functools
 import textwrap
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gnomon.verifiers.code_fences import Block, blocks, has_fence
 
@@ -204,3 +205,22 @@ def _named(node: ast.AST) -> Iterator[str]:
         yield node.id
     elif isinstance(node, ast.Attribute):
         yield node.attr
+
+
+def begun(columns: Mapping[str, Any], prompt: str) -> Piece | None:
+    """Return the Python that a row gives to begin with: its starter code, or its prompt."""
+    for text in (columns.get("starter_code"), columns.get("prompt"), prompt):
+        if not isinstance(text, str) or not ("def " in text or "import " in text):
+            continue
+        for some in (text, *(block.body for block in blocks(text) if block.is_python)):
+            for whole in (some, some.rstrip() + "\n" + " " * inner_indent(some) + "pass\n"):
+                piece = Piece(some, parsed(whole))
+                if piece.tree is not None and piece.defines:
+                    return piece
+    return None
+
+
+def inner_indent(text: str) -> int:
+    """Return how far the body of a text's last function is indented."""
+    heads = [line for line in text.split("\n") if line.lstrip().startswith(("def ", "async def "))]
+    return 4 if not heads else len(heads[-1]) - len(heads[-1].lstrip()) + 4

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gnomon.verifiers.sandbox.base import Bounds, Outcome
 from gnomon.verifiers.sandbox.bubblewrap import BUBBLEWRAP, wrapped
-from gnomon.verifiers.sandbox.watch import Watched, in_thread, outcome, watch
+from gnomon.verifiers.sandbox.watch import Ends, Watched, in_thread, outcome, watch
 
 WALLS = ("namespaces", "landlock", "seccomp")
 FOLDER = str(Path(__file__).resolve().parent)
@@ -51,15 +51,20 @@ class OwnSandbox:
         """Run ``source`` in a thread; cancelling ends the program."""
         return await in_thread(self.run_now, source, stdin)
 
-    def run_now(self, source: str, stdin: str = "", watched: Watched | None = None) -> Outcome:
-        """Run ``source`` and wait for it; once more where something outside killed it."""
+    def run_now(
+        self, source: str, stdin: str = "", watched: Watched | None = None, ends: Ends | None = None
+    ) -> Outcome:
+        """Run ``source`` and wait for it; once more where something outside killed it.
+
+        ends: what it reads from and writes to in place of texts; it is then run once.
+        """
         watched = watched or Watched()
-        ended = outcome(watch(self._command, source, stdin, self.bounds, watched))
-        if self._is_foreign(ended, watched):
+        ended = outcome(watch(self._command, source, stdin, self.bounds, watched, ends))
+        if ends is None and self._is_foreign(ended, watched):
             ended = outcome(watch(self._command, source, stdin, self.bounds, watched))
         if not self._is_foreign(ended, watched):
             return ended
-        why = "something outside of the sandbox killed it twice (is the machine out of memory?)"
+        why = "something outside of the sandbox killed it (is the machine out of memory?)"
         return Outcome(ended.stdout, why, "refused", ended.seconds)
 
     def _is_foreign(self, ended: Outcome, watched: Watched) -> bool:

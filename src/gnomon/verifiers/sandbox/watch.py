@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gnomon.verifiers.sandbox.base import Bounds, Outcome
 
@@ -44,12 +45,25 @@ class Ending:
     seconds: float
 
 
+class Ends(NamedTuple):
+    """What a program reads from and writes to instead of texts: descriptors, closed here once the program has them."""
+
+    read: int
+    write: int
+
+
 def watch(
-    command: Callable[[int, int], Sequence[str]], source: str, stdin: str, bounds: Bounds, watched: Watched
+    command: Callable[[int, int], Sequence[str]],
+    source: str,
+    stdin: str,
+    bounds: Bounds,
+    watched: Watched,
+    ends: Ends | None = None,
 ) -> Ending:
     """Run the command to its end, or end it.
 
-    command: from the descriptors of source and report to the words of the command line.
+    command: from the descriptors of source and report to the words of the command line. ends: in place of ``stdin``
+    and of what the ending holds as ``stdout``.
     """
     began = time.monotonic()
     with ExitStack() as stack:
@@ -60,8 +74,8 @@ def watch(
             process = subprocess.Popen(
                 command(given, report[1]),
                 pass_fds=(given, report[1]),
-                stdin=asked,
-                stdout=subprocess.PIPE,
+                stdin=asked if ends is None else ends.read,
+                stdout=subprocess.PIPE if ends is None else ends.write,
                 stderr=subprocess.PIPE,
                 env=_ENVIRONMENT,
                 cwd="/",
@@ -69,15 +83,18 @@ def watch(
             )
         finally:
             os.close(report[1])
+            for end in ends or ():
+                os.close(end)
         watched.process = process
         stack.callback(_bury, process)
         if watched.is_ended:
             watched.end()
         limit = bounds.output_kib << 10
         heard = {name: bytearray() for name in ("stdout", "stderr", "report")}
-        if process.stdout is None or process.stderr is None:
-            raise OSError("a process without the pipes that were asked for")
-        pipes = {process.stdout.fileno(): "stdout", process.stderr.fileno(): "stderr", report[0]: "report"}
+        pipes = {report[0]: "report"}
+        for pipe, name in ((process.stdout, "stdout"), (process.stderr, "stderr")):
+            if pipe is not None:
+                pipes[pipe.fileno()] = name
         cause = _listen(pipes, heard, limit, bounds.wall_seconds)
         _kill(process)
     lines = heard["report"].decode(errors="replace").splitlines()
