@@ -373,3 +373,17 @@ def test_every_solution_of_human_eval_earns_one():
             failed.append((row["task_id"], found))
 
     assert not failed
+
+
+def test_cases_are_read_at_the_data_check():
+    """Before an answer is given, a row with cases is fine, and one without says which column holds them."""
+    fine = Sample("", "", columns={"tests": ["assert f(1) == 2"]})
+    elsewhere = Sample("", "", columns={"test_list": ["assert f(1) == 2"]})
+
+    assert Code().stated(fine) is None
+    with pytest.raises(VerifierError, match='set the reward\'s column = "test_list"'):
+        Code().stated(elsewhere)
+    with pytest.raises(VerifierError, match="same is not defined by the tests"):
+        Code().stated(Sample("", "", columns={"tests": ["assert same(f(1), 2)"]}))
+    with pytest.raises(VerifierError, match="monty answers no calls"):
+        Code(sandbox="monty").stated(fine)

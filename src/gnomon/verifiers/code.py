@@ -21,6 +21,8 @@ from gnomon.verifiers.sandbox.selftest import AnySandbox, Kind, choose
 
 __all__ = ["Code", "last_program"]
 
+_COLUMNS = ("tests", "test_list", "test", "input_output", "test_cases", "public_test_cases")
+
 Credit = Literal["all", "each"]
 
 
@@ -70,9 +72,16 @@ class Code(Verifier):
         """
         choose(self.sandbox, self._bounds)
 
+    def stated(self, sample: Sample) -> str | None:
+        """Return None: what a right program is, no row says. Raises: VerifierError for cases that cannot be used."""
+        cases = self._cases(sample)
+        if self.sandbox == "monty" and not cases.stdin:
+            raise VerifierError("monty answers no calls; it is for cases of stdin and stdout: take another sandbox")
+        return None
+
     def __call__(self, sample: Sample) -> float:
         """Run the program on every case and count. Raises: VerifierError for cases that cannot be read."""
-        cases = read_cases(column(sample, self.column), sample.columns, sample.prompt)
+        cases = self._cases(sample)
         program = program_of(sample, cases)
         if program is None:
             return 0.0
@@ -83,6 +92,12 @@ class Code(Verifier):
         if cases.script is not None:
             passed.append(judged_apart(_python_of(sandbox), program, cases.script, self.tolerance))
         return float(all(passed)) if self.credit == "all" else sum(passed) / len(passed)
+
+    def _cases(self, sample: Sample) -> Cases:
+        others = [name for name in _COLUMNS if name in sample.columns]
+        if sample.columns.get(self.column) is None and others:
+            raise VerifierError(f"there is no column '{self.column}'; set the reward's column = \"{others[0]}\"")
+        return read_cases(column(sample, self.column), sample.columns, sample.prompt)
 
     @property
     def _bounds(self) -> Bounds:

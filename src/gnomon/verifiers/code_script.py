@@ -51,7 +51,7 @@ def read_script(text: str, setup: str, asked: Asked, given: Piece | None) -> Scr
         raise VerifierError(f"the tests are no Python: {flaw_of(text) or flaw_of(setup)}")
     asked = named_by(tree, asked)
     tree = _without_own(tree)
-    tree.body = [*_helpers(given, tree, asked), *tree.body]
+    tree.body = [*_lent(given, tree, asked), *tree.body]
     loaded = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     free = free_names(tree)
     has_check = any(isinstance(s, ast.FunctionDef) and s.name == "check" for s in tree.body)
@@ -68,7 +68,7 @@ def read_script(text: str, setup: str, asked: Asked, given: Piece | None) -> Scr
     return Script(ast.unparse(ast.fix_missing_locations(_Tolerant().visit(tree))) + last, names, asked.entry or "None")
 
 
-def _helpers(given: Piece | None, tree: ast.Module, asked: Asked) -> list[ast.stmt]:
+def _lent(given: Piece | None, tree: ast.Module, asked: Asked) -> list[ast.stmt]:
     """Return the imports of the row's own text, and what tests need that it defines, but for the function asked for."""
     if given is None or given.tree is None:
         return []

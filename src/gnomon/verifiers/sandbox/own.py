@@ -64,7 +64,7 @@ class OwnSandbox:
             ended = outcome(watch(self._command, source, stdin, self.bounds, watched))
         if not self._is_foreign(ended, watched):
             return ended
-        why = "something outside of the sandbox killed it (is the machine out of memory?)"
+        why = "something outside of the sandbox killed it twice (is the machine out of memory?)"
         return Outcome(ended.stdout, why, "refused", ended.seconds)
 
     def _is_foreign(self, ended: Outcome, watched: Watched) -> bool:
