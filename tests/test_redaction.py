@@ -5,13 +5,19 @@ import base64
 import html
 import json
 import shlex
+import tempfile
 import time
+from pathlib import Path
+from typing import Any
 from urllib.parse import quote, quote_plus
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gnomon.cli.main import main
-from gnomon.redaction import SHORTEST, for_people, is_secret_name, shortened, tail, without_secrets
+from gnomon.records.jsonl import JsonLines, read_rows
+from gnomon.redaction import SHORTEST, for_people, is_secret_name, redacted, shortened, tail, without_secrets
 from gnomon.verifiers.base import VerifierError, real
 from gnomon.verifiers.cause import cause, shorten
 
@@ -197,6 +203,104 @@ def test_ordinary_text_keeps_its_form():
 
     assert json.loads(shown) == {"a": "x [DB_PASS] y", "b": "[SSL_KEY]\n", "c": [1, 2]}
     assert ast.literal_eval(without_secrets(repr([ODD]), {"DB_PASS": ODD})) == ["[DB_PASS]"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PROMPT_KEY", "question"), ("RESPONSE_KEY", "response"), ("BEST_METRIC_KEY", "reward_mean"),
+        ("EOS_TOKEN", "<|im_end|>"), ("PAD_TOKEN", "[PADDING]"), ("STOP_TOKENS", "</answer>"),
+        ("SORT_KEYS", "step, reward"),
+        ("SSH_KEY", "/home/me/.ssh/id_rsa"), ("X_KEY", "0.12345678"), ("DB_PASSWORD", "00000000"),
+        ("A_KEY", "advantages"),
+        ("METRIC_KEY", "rollout/reward_mean"), ("SEED_KEY", "20261125"), ("API_KEY", "xxxxxxxxxx"),
+    ],
+)  # fmt: skip
+def test_columns_marks_and_numbers_of_odd_variables_stay(name: str, value: str):
+    """A word, a path, a number or a tokenizer's mark under such a name, and one character again and again."""
+    assert without_secrets(f"said {value}!", {name: value}) == f"said {value}!"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HF_TOKEN", "hf_abcdefghijklmnopqrstuvw"), ("OPENAI_API_KEY", "sk-abcdefgh"), ("PGPASSWORD", "trustnoone"),
+        ("MY_KEY", "9f8e7d6c5b4a"), ("GH_TOKEN", "abcdefghijklmnopqrstuvwxyzabcd"), ("API_TOKEN", "question-words"),
+        ("CLIENT_SECRET", "response"), ("DB_PASSWORD", "12345678"), ("AWS_SECRET_ACCESS_KEY", "/AbC/dEf/ghi"),
+        ("AUTH_TOKEN", "reward_mean"),
+    ],
+)  # fmt: skip
+def test_real_secrets_go_whatever_they_look_like(name: str, value: str):
+    """Names that can mean nothing else are believed, words and numbers too."""
+    assert without_secrets(f"said {value}!", {name: value}) == f"said [{name}]!"
+
+
+NAMES = st.sampled_from(["DB_PASSWORD", "API_KEY", "HF_TOKEN", "PROMPT_KEY", "CLIENT_SECRET", "DATABASE_URL", "HOME"])
+WORDS = st.sampled_from(
+    [
+        "question",
+        "response",
+        "reward_mean",
+        "00000002",
+        "logprobs",
+        "true",
+        "0.500000",
+        '", "step": 1',
+        "{}\n{}",
+        "kept",
+    ]
+)
+ENVIRONMENTS = st.dictionaries(
+    NAMES, WORDS | st.text(st.characters(exclude_characters="\0", codec="utf-8")), max_size=4
+)
+ROWS = st.dictionaries(
+    st.sampled_from(["question", "response", "reward_mean", "text", "logprobs", "kept", "12345678"]),
+    st.recursive(
+        st.none() | st.booleans() | st.integers(0, 10**12) | st.floats(allow_nan=False, allow_infinity=False) | WORDS,
+        lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["parts", "response", "step"]), inner),
+        max_leaves=9,
+    ),
+)
+
+
+def skeleton(value: Any) -> Any:
+    """Return a value without its texts."""
+    if isinstance(value, dict):
+        return {key: skeleton(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [skeleton(inner) for inner in value]
+    return "" if isinstance(value, str) else value
+
+
+@given(environment=ENVIRONMENTS, row=ROWS)
+@settings(max_examples=200, deadline=None)
+def test_rows_keep_their_keys_and_numbers_in_any_environment(environment: dict[str, str], row: dict[str, Any]):
+    """Whatever an environment holds, a line of metrics is JSON of the same form; only texts may be others."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        lines = JsonLines(Path(folder) / "rows.jsonl")
+        lines.append(row)
+        lines.close()
+
+        assert [skeleton(read) for read in read_rows(Path(folder) / "rows.jsonl")] == [skeleton(row)]
+
+
+def test_secrets_in_a_row_go_out_of_its_texts_alone():
+    """In a text, in a list of texts and as an address that is a key; a field's own words stay."""
+    kept = {"DB_PASSWORD": "12345678", "CLIENT_SECRET": "response", "MY_TOKEN": "finished1"}
+    row = {"response": [12345678], "text": "12345678", "stop": "finished1", "a://12345678": {"x": ["response", 1]}}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in kept.items():
+            patch.setenv(name, value)
+        shown = redacted(row)
+
+    assert shown == {
+        "response": [12345678],
+        "text": "[DB_PASSWORD]",
+        "stop": "finished1",
+        "a://[DB_PASSWORD]": {"x": ["[CLIENT_SECRET]", 1]},
+    }
 
 
 def test_redaction_is_fast():

@@ -11,6 +11,7 @@ from gnomon.experiment import Experiment, to_toml
 from gnomon.models.own_code import revision
 from gnomon.records.card import Card, sessions_of
 from gnomon.records.directory import RunDirectory
+from gnomon.records.plain import read_plain, read_plain_text
 from gnomon.records.reading import RunRecord
 from gnomon.redaction import shortened
 from gnomon.sentences import foreign_code, trusted_models
@@ -24,7 +25,7 @@ _MACHINE = {"device": "the device", "cpu": "the processor", "threads": "the numb
 def is_begun(run_dir: Path, experiment: Experiment) -> bool:
     """Whether a run of this very experiment is there, so that the same command goes on with it."""
     try:
-        return RunDirectory(run_dir).experiment.read_bytes() == to_toml(experiment).encode()
+        return read_plain(RunDirectory(run_dir).experiment) == to_toml(experiment).encode()
     except OSError:
         return False
 
@@ -32,7 +33,7 @@ def is_begun(run_dir: Path, experiment: Experiment) -> bool:
 def other_experiment(run_dir: Path, experiment: Experiment) -> str:
     """Return what differs between the experiment of the run that is there and this one; "" where none can be read."""
     try:
-        there = parse_toml(RunDirectory(run_dir).experiment.read_text(encoding="utf-8"))
+        there = parse_toml(read_plain_text(RunDirectory(run_dir).experiment))
     except (OSError, ValueError, RecursionError):
         return ""
     return listed(differences(there, tomllib.loads(to_toml(experiment)))) if there else ""

@@ -1,6 +1,7 @@
 """Experiments to runs, and runs to results: what the commands and the Python interface call."""
 
 import hashlib
+import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
@@ -42,6 +43,7 @@ from gnomon.records.console import Console
 from gnomon.records.copying import copy_files
 from gnomon.records.directory import RunDirectory
 from gnomon.records.durable import write_durably
+from gnomon.records.plain import read_plain
 from gnomon.records.sinks import check_sinks
 from gnomon.rewinding import rewind, standing
 from gnomon.sentences import foreign_code, starting_notes
@@ -148,6 +150,7 @@ def resume(run: str | Path, stop: StopRequest | None = None) -> Result:
         if found is not None and at.batches is None and _is_last(found, experiment):
             spent = "" if step >= experiment.steps else ", and its budget is spent"
             console.say(f"{directory.path} is finished: {step} of {experiment.steps} steps{spent}")
+            Checkpoints(directory.checkpoints).sweep()
             return result_of(directory)
         asked, chosen = _prepared(experiment, console)
         _refuse_other_questions(directory, asked)
@@ -164,17 +167,45 @@ def export(run: str | Path, folder: str | Path) -> Path:
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RunDirectoryError(f"{target} exists and is not empty; name a new folder")
+    was_there = target.exists()
     source = checkpoint_of(Path(run))
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunDirectoryError(f"{target} cannot be made: {error.strerror}; name another folder") from error
+    try:
+        while not _exported(source, target):
+            # A run that goes on removes the checkpoints before its newest.
+            source, before = checkpoint_of(Path(run)), source
+            if source == before:
+                raise RunDirectoryError(f"{source} lost files while it was copied; try again, or name another run")
+    except BaseException:
+        _empty(target)
+        if not was_there:
+            target.rmdir()
+        raise
+    return target
+
+
+def _exported(source: Path, target: Path) -> bool:
+    """Copy a checkpoint's model; return whether all of it was there to the end. Nothing is left of a part."""
     # A value head is no part of the model, and some engines read every weight file that they find.
     passed_over = ("manifest.json", HEAD_FILE)
-    copy_files([path for path in source.iterdir() if path.is_file() and path.name not in passed_over], target)
-    # Folders that belong to the model; a critic and a run's state are no part of it.
-    belongings_of(source, with_code=True).write(target)
-    return target
+    try:
+        copy_files([path for path in source.iterdir() if path.is_file() and path.name not in passed_over], target)
+        # Folders that belong to the model; a critic and a run's state are no part of it.
+        belongings_of(source, with_code=True).write(target)
+        is_whole = source.is_dir()
+    except FileNotFoundError:
+        is_whole = False
+    if not is_whole:
+        _empty(target)
+    return is_whole
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def evaluate(
@@ -357,5 +388,5 @@ def _card(session: Session) -> Card:
         sources=sources_of(experiment),
         trusted_models=own_code_of(experiment),
         questions=stamp(session.asked.split.train),
-        settings=hashlib.sha256(session.directory.experiment.read_bytes()).hexdigest(),
+        settings=hashlib.sha256(read_plain(session.directory.experiment)).hexdigest(),
     )

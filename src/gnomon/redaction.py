@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 from urllib.parse import quote, quote_plus
 
 SHORTEST = 8
@@ -19,10 +20,23 @@ _WORD = re.compile(
     r"|\w*(?:PASSWORD|PASSWD|PASSPHRASE|PASSCODE|CREDENTIAL|SECRET|JWT|BEARER|WEBHOOK|MNEMONIC)\w*"
     r"|\w*TOKEN(?!I[SZ])\w*"
 )
+# Two parts that say it together, whatever each alone may mean.
+_STRONG = re.compile(r"(?:API|ACCESS|AUTH|PRIVATE|SECRET|SIGNING|ENCRYPTION|MASTER|ACCOUNT|BEARER)_?(?:KEY|TOKEN)")
+_PLAIN = {int, float, bool, type(None)}
 _PHRASE = re.compile(r"CONN(?:ECTION)?_?STR(?:ING)?(?![A-Z])")
-# The shell's own folders; and how many tokens there are of something.
+# The shell's own folders.
 _FOLDERS = {"PWD", "OLDPWD"}
-_COUNT = re.compile(r"[\d.,_ ]+")
+# Parts of a name that say "secret" in some programs, and in others a column, a mark of a tokenizer or a count.
+_ODD = re.compile(r"\w*(?<!API)(?<!ACCESS)(?<!AUTH)(?<!SECRET)(?<!PRIV)(?<!PRIVATE)KEYS?|\w*TOKENS?|PAT|CRED")
+# What such a name holds when it means no secret: words, a path, a number, a mark as of a tokenizer.
+_ORDINARY = re.compile(
+    r"[A-Za-z]{1,16}(?:[-_./:, ]+[A-Za-z]{1,16}){0,7}|(?:~|\.{1,2})?(?:/[\w.@+ -]{1,64}){2,}/?|[-+\d.,_: eE]+"
+    r"|<[^<>]*>|\[[^\[\]]*\]"
+)
+_FEW = 3
+"""Different characters that a secret has at least."""
+# Fields whose values are gnomon's own words.
+_OWN_WORDS = {"stop", "ended_by", "severity", "rule", "not_finite", "device"}
 _PRIVATE = "-----BEGIN "
 _SETTINGS = ("api_key", "apikey", "access_key", "access_token", "auth_token", "secret", "password", "passwd")
 # A name and a password before a host; and the forms that providers give to their keys.
@@ -51,10 +65,12 @@ def without_secrets(text: str, environment: Mapping[str, str] | None = None) -> 
     """Return ``text`` with ``[NAME]`` for each value of an environment variable that holds a secret.
 
     Its name says so (`is_secret_name`), or its value begins as a private key does; of an address with a password, the
-    password. A value has 8 characters at least, for a short one would be found everywhere. It is found whatever white
-    space joins its lines, line by line, as Python, JSON, HTML, a shell or an address writes it, in upper and lower
-    case, and in base64. What nobody ever wrote down cannot be read from a record, so this also holds for what a program
-    of the user's, a library or a server said in an error. Redact before text is cut: a part of a secret is not found.
+    password. A value has 8 characters at least, of three kinds, for others would be found everywhere; of names that may
+    mean a column or a mark, such as PROMPT_KEY and EOS_TOKEN, words, paths and numbers are no secrets. It is found
+    whatever white space joins its lines, line by line, as Python, JSON, HTML, a shell or an address writes it, in upper
+    and lower case, and in base64. What nobody ever wrote down cannot be read from a record, so this also holds for what
+    a program of the user's, a library or a server said in an error. Redact before text is cut: a part of a secret is
+    not found.
 
     >>> without_secrets("refused: 1234567890", {"JUDGE_API_KEY": "1234567890", "TOKENIZERS_PARALLELISM": "12345678"})
     'refused: [JUDGE_API_KEY]'
@@ -65,16 +81,67 @@ def without_secrets(text: str, environment: Mapping[str, str] | None = None) -> 
     return text
 
 
+def redacted(value: Any) -> Any:
+    """Return a value of a record whose texts are `without_secrets`; field names, numbers and its form stay.
+
+    So whatever the environment holds, what is then written as JSON has the keys and the numbers that it had.
+
+    >>> redacted({"text": "a", "reward": 0.5})
+    {'text': 'a', 'reward': 0.5}
+    """
+    said = "\n".join(_texts(value))
+    return value if without_secrets(said) == said else _replaced(value)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            if isinstance(key, str) and _is_address(key):
+                yield key
+            yield from _texts(inner)
+    elif isinstance(value, list | tuple) and not set(map(type, value)) <= _PLAIN:
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _replaced(value: Any) -> Any:
+    if isinstance(value, str):
+        return without_secrets(value)
+    if isinstance(value, Mapping):
+        return {
+            without_secrets(key) if isinstance(key, str) and _is_address(key) else key: inner
+            if key in _OWN_WORDS
+            else _replaced(inner)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_replaced(inner) for inner in value]
+    return value
+
+
+def _is_address(key: str) -> bool:
+    """Whether a key is no field's name but a model's or a file's."""
+    return ":/" in key
+
+
 def _secrets(given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield names and secret values."""
     for name, value in given.items():
-        if len(value.strip()) < SHORTEST:
+        if len(value.strip()) < SHORTEST or len(set(value.strip())) < _FEW:
             continue
-        if is_secret_name(name) or value.lstrip().startswith(_PRIVATE):
-            if not ("TOKENS" in name.upper() and _COUNT.fullmatch(value)):
-                yield name, value
+        if value.lstrip().startswith(_PRIVATE) or (is_secret_name(name) and not _is_ordinary(name, value)):
+            yield name, value
         elif ":/" in value:
             yield from ((name, login[2]) for login in _ADDRESS.finditer(value) if len(login[2]) >= SHORTEST)
+
+
+def _is_ordinary(name: str, value: str) -> bool:
+    """Whether a value of an odd name is no secret: a column's name, a path, a count, a control token."""
+    said = [w for word in re.split(r"[\W_]", name.upper()) if _WORD.fullmatch(w := word.rstrip("0123456789"))]
+    is_odd = bool(said) and all(_ODD.fullmatch(word) for word in said) and not _STRONG.search(name.upper())
+    return is_odd and not _SHAPES.search(value) and _ORDINARY.fullmatch(value.strip()) is not None
 
 
 @dataclass(frozen=True)

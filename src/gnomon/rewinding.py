@@ -81,6 +81,9 @@ def rewind(directory: RunDirectory, at: Standing) -> None:
         shutil.rmtree(directory.pretraining_checkpoints, ignore_errors=True)
     if at.batches is not None:
         drop_after(directory.pretraining, at.batches)
+    Checkpoints(directory.checkpoints).sweep()
+    for left in directory.path.glob(".*.tmp"):
+        left.unlink(missing_ok=True)
     for path in (directory.metrics, directory.evaluations, directory.findings):
         drop_after(path, kept)
     AnswerLog(directory.answers).drop_after(kept)

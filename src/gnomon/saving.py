@@ -13,7 +13,7 @@ from gnomon.cluster.graders import Graders
 from gnomon.cluster.ray import Cluster
 from gnomon.curriculum.drift import Unmeasured
 from gnomon.engines.pool import EnginePool
-from gnomon.errors import CheckpointError, ConfigError
+from gnomon.errors import CheckpointError, ConfigError, GnomonError
 from gnomon.experiment import Experiment
 from gnomon.learner.base import Writing
 from gnomon.loop.arrival import Proved
@@ -29,6 +29,7 @@ from gnomon.records.census import uncounted, unsaved_generators
 from gnomon.records.checkpoints import Checkpoints, Found, load
 from gnomon.records.console import Console
 from gnomon.records.directory import RunDirectory
+from gnomon.records.forms import check_form
 from gnomon.records.generators import Generators
 from gnomon.records.room import free_memory_bytes
 from gnomon.rollouts.hosts import Hosts
@@ -148,8 +149,12 @@ def restore(parts: Mapping[str, Stateful], found: Found) -> None:
         )
     for name, part in parts.items():
         try:
+            # The learner's own state is large, and it looks at its tensors itself.
+            check_form(saved[name], None if part is parts.get("learner") else part.state())
             part.restore(saved[name])
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            if isinstance(error, GnomonError):
+                raise
             raise CheckpointError(
                 f"the part {name} in {found.path} is not what this version of gnomon writes "
                 f"({type(error).__name__}: {error}); resume with the one that wrote it, or from an older checkpoint"

@@ -41,6 +41,14 @@ HELP = "\n".join(
         "First steps: `gnomon plan quickstart`, then `gnomon train quickstart`.",
     ]
 )
+_LIMITS = {
+    errno.EFBIG: "a file would be larger than files may be here (ulimit -f raises that, or a quota does)",
+    errno.EMFILE: "more files would be open than may be (ulimit -n 4096 raises that)",
+    errno.ENFILE: "this machine has no room for more open files",
+    errno.ENOMEM: "there is not enough memory (ulimit -v says how much may be taken)",
+    errno.EDQUOT: "a quota on this disk is used up",
+    errno.EROFS: "this disk can only be read",
+}
 FAILED, WRONG_INPUT, DISK_FULL, INTERRUPTED, STOPPED = 1, 2, 74, 130, 143
 
 
@@ -91,7 +99,12 @@ def _run(verb: str, rest: Sequence[str]) -> int:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             return _say(f"gnomon {verb}: the disk is full: {error}", DISK_FULL)
+        if error.errno in _LIMITS:
+            return _say(f"gnomon {verb}: {_LIMITS[error.errno]}: {error}", FAILED)
         raise
+    except MemoryError as error:
+        said = f": {error}" if str(error) else ""
+        return _say(f"gnomon {verb}: there is not enough memory (ulimit -v says how much may be taken){said}", FAILED)
 
 
 @contextmanager

@@ -164,6 +164,8 @@ class AccumulatedDrift:
         Raises: ConfigError when it belongs to another task set.
         """
         self._roster.check(dict(state.values), "accumulated drift")
+        if float(state.values["total"]) < 0 or float(state.values["per_update"]) < 0:
+            raise ValueError(f"total is {state.values['total']}, and no drift is below 0")
         self._total = float(state.values["total"])
         self._per_update = float(state.values["per_update"])
         self._total_at_visit = state.tensors["total_at_visit"].numpy().copy()

@@ -122,6 +122,11 @@ class ReplayedDrift:
         self._roster.check(dict(state.values), "replayed drift")
         arrays = {name: tensor.numpy() for name, tensor in state.tensors.items()}
         cuts = [0, *arrays["ends"].tolist()]
+        tasks = [*arrays["indices"].tolist(), *arrays["dropped"].tolist()]
+        is_whole = cuts == sorted(cuts) and all(cuts[-1] == len(arrays[n]) for n in ("tokens", "mask", "logprobs"))
+        is_whole = is_whole and len(cuts) == len(arrays["indices"]) + 1
+        if not (is_whole and all(0 <= task < len(self._roster) for task in tasks)):
+            raise ValueError("its tokens, ends and tasks do not belong together")
         self._visits = {
             index: _Visit(*(arrays[name][start:end].copy() for name in ("tokens", "mask", "logprobs")))
             for index, start, end in zip(arrays["indices"].tolist(), cuts, cuts[1:], strict=False)

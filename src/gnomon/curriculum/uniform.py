@@ -77,9 +77,12 @@ class UniformCurriculum:
 
     def restore(self, state: State) -> None:
         """Go on where the curriculum that returned ``state`` stood."""
+        tasks = [int(index) for index in state.values["passed_over"]]
+        if not (0 <= int(state.values["position"]) <= self._size and all(0 <= index < self._size for index in tasks)):
+            raise ValueError(f"position {state.values['position']} and tasks {tasks[:9]} are not of {self._size} tasks")
         self._epoch = int(state.values["epoch"])
         self._position = int(state.values["position"])
-        self._passed_over = [int(index) for index in state.values["passed_over"]]
+        self._passed_over = tasks
         self._order = _shuffled(self._size, self._seed, self._epoch)
 
 

@@ -12,7 +12,8 @@ from gnomon.diagnosis.finding import Finding, newest
 from gnomon.records.directory import RunDirectory
 from gnomon.records.durable import write_durably
 from gnomon.records.jsonl import Warn, parsed, read_rows, sound
-from gnomon.redaction import without_secrets
+from gnomon.records.plain import read_plain
+from gnomon.redaction import redacted
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Standing:
         if not findings and not self.path.exists():
             return
         rows = sound({"findings": [finding.as_row() for finding in findings]})
-        text = without_secrets(json.dumps(rows, ensure_ascii=False, allow_nan=False))
+        text = json.dumps(redacted(rows), ensure_ascii=False, allow_nan=False)
         content = (text + "\n").encode(errors="backslashreplace")
         if content == self._said:
             return
@@ -51,7 +52,7 @@ def written(run: RunDirectory) -> list[Finding]:
     The gravest first.
     """
     try:
-        standing = read_standing(run.diagnosis.read_bytes())
+        standing = read_standing(read_plain(run.diagnosis))
     except OSError:
         standing = None
     if standing is not None:

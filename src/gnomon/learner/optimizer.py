@@ -195,6 +195,17 @@ class Optimizer:
                 "the saved optimizer belongs to another model or another set of trained parameters; the first "
                 f"of {len(unlike)} differences: {unlike[0][0].removeprefix('master/')} {unlike[0][1]}"
             )
+        asked = {
+            f"{kind}/{n.partition('/')[2]}": s for n, s in mine.items() for kind in ("master", "moment1", "moment2")
+        }
+        asked["steps"] = (len(mine),)
+        wrong = [
+            f"{name} is {tensor.dtype} of shape {list(tensor.shape)}"
+            for name, tensor in state.tensors.items()
+            if name in asked and not (tensor.is_floating_point() and tuple(tensor.shape) == asked[name])
+        ]
+        if wrong or "steps" not in state.tensors:
+            raise CheckpointError(f"the saved optimizer is not what one writes: {', '.join(wrong[:3]) or 'no steps'}")
 
     def _held(self) -> Iterator[tuple[str, str, Tensor]]:
         """Yield masters and moments: which, of which parameter, and what of it is here."""

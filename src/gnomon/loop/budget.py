@@ -1,6 +1,7 @@
 """What a run has spent, and whether that is all it may."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,4 +78,7 @@ class Meter:
 
     def restore(self, state: State) -> None:
         """Go on from there."""
-        self.tokens, self.seconds = int(state.values["tokens"]), float(state.values.get("seconds", 0.0))
+        tokens, seconds = state.values["tokens"], state.values.get("seconds", 0.0)
+        if not (0 <= tokens < math.inf and 0 <= seconds < math.inf):
+            raise ValueError(f"tokens is {tokens} and seconds {seconds}, and nobody spends that")
+        self.tokens, self.seconds = int(tokens), float(seconds)

@@ -11,7 +11,8 @@ from typing import Any
 from gnomon.errors import ConfigError, DatasetError
 from gnomon.records.durable import step_files, write_durably
 from gnomon.records.jsonl import Warn, is_number, parsed, warn_on_stderr
-from gnomon.redaction import without_secrets
+from gnomon.records.plain import read_plain
+from gnomon.redaction import redacted
 from gnomon.statistics import maj_at_k, pass_at_k
 from gnomon.types import Group
 
@@ -125,8 +126,10 @@ class AnswerLog:
 
 def write_answered(path: Path, rows: Sequence[Answered]) -> None:
     """Write one JSON object a line, all or nothing. Raises: OSError."""
-    lines = (json.dumps(asdict(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
-    write_durably(path, without_secrets("".join(lines)).encode(errors="backslashreplace"), is_synced=False)
+    lines = (
+        json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in redacted([asdict(row) for row in rows])
+    )
+    write_durably(path, "".join(lines).encode(errors="backslashreplace"), is_synced=False)
 
 
 def read_answered(path: Path, warn: Warn = warn_on_stderr) -> tuple[Answered, ...]:
@@ -136,7 +139,7 @@ def read_answered(path: Path, warn: Warn = warn_on_stderr) -> tuple[Answered, ..
     Raises: DatasetError when there is no such file, or no line of it is an answered prompt.
     """
     try:
-        lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
+        lines = [line for line in read_plain(path).split(b"\n") if line.strip()]
     except FileNotFoundError as error:
         raise DatasetError(f"there is no file {path} of answered prompts; {_WRITERS}") from error
     except OSError as error:

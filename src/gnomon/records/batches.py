@@ -14,6 +14,7 @@ from torch import Tensor
 from gnomon.errors import ConfigError, DatasetError
 from gnomon.records.durable import step_files, write_durably
 from gnomon.records.jsonl import Warn, warn_on_stderr
+from gnomon.records.plain import read_plain_text
 from gnomon.types import Batch
 
 FORMAT = "gnomon-batch/1"
@@ -150,7 +151,7 @@ def read_batch(path: Path) -> RecordedBatch:
     Raises: DatasetError that lists sequence, field and position of everything that is wrong.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_plain_text(path))
     except OSError as error:
         raise DatasetError(f"{path} cannot be read: {error.strerror or error}") from error
     except RecursionError as error:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.records.durable import write_json
+from gnomon.records.plain import read_plain_text
 from gnomon.redaction import without_secrets
 
 PACKAGES = (
@@ -167,7 +168,7 @@ def sessions_of(card: Mapping[str, Any]) -> list[Any]:
 def questions_of(path: Path) -> str:
     """Return the stamp of the questions that a run began with; "" where its card says nothing."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_plain_text(path))
     except (OSError, ValueError, RecursionError):
         return ""
     said = found.get("questions") if isinstance(found, dict) else None
@@ -179,7 +180,7 @@ def _first(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_plain_text(path))
         # Written again with the new session, so it must be what JSON can say.
         json.dumps(found, allow_nan=False)
         if isinstance(found, dict) and isinstance(found.get("resumed", []), list):

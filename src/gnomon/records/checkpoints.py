@@ -15,6 +15,7 @@ from gnomon.failpoints import reach
 from gnomon.records.durable import remove_tree, sync_directory, sync_tree, write_durably, write_json
 from gnomon.records.jsonl import Warn, warn_on_stderr
 from gnomon.records.manifest import find_damage, size_bytes, verify, write_manifest
+from gnomon.records.plain import read_plain_text
 from gnomon.records.states import read_states, write_states
 from gnomon.types import State
 
@@ -122,7 +123,7 @@ class Checkpoints:
     def best(self) -> Path | None:
         """Return the checkpoint that was last saved as the best, if it is still there."""
         try:
-            step = int(json.loads((self.directory / BEST).read_text(encoding="utf-8"))["step"])
+            step = int(json.loads(read_plain_text(self.directory / BEST))["step"])
             path = self.directory / f"step-{step}"
             return path if path.is_dir() else None  # which raises for a name of hundreds of digits
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):

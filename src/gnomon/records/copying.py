@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gnomon.progress import working
+from gnomon.records.plain import open_plain
 
 _BLOCK_BYTES = 1 << 22
 
@@ -16,7 +17,7 @@ def copy_files(files: Sequence[Path], folder: Path) -> None:
     """
     with working(f"copying to {folder}", sum(file.stat().st_size for file in files), "bytes") as steps:
         for file in files:
-            with open(file, "rb") as source, open(folder / file.name, "xb") as target:
+            with open_plain(file) as source, open(folder / file.name, "xb") as target:
                 while block := source.read(_BLOCK_BYTES):
                     target.write(block)
                     steps.advance(len(block))

@@ -8,6 +8,7 @@ from typing import Any
 
 from gnomon.records.directory import RunDirectory
 from gnomon.records.jsonl import is_number, is_step, parsed
+from gnomon.records.plain import open_plain
 
 BUDGET = 32 * 2**20
 """Bytes of rollouts that are read: about a second. Longer runs are read at evenly spaced steps."""
@@ -82,7 +83,7 @@ def _rollout_files(folder: Path) -> dict[int, Path]:
 
 def _lines(path: Path) -> Iterator[bytes]:
     try:
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             yield from file
     except OSError:
         return

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gnomon.errors import RunDirectoryError, unknown
+from gnomon.records.plain import read_plain_text, refuse_special
 from gnomon.toml import parse_toml
 
 LOCK = ".lock"
@@ -104,6 +105,7 @@ class RunDirectory:
         """
         cls.check(path)
         _refuse_links_out(path)
+        cls(path).refuse_strange()
         with _reported(path):
             return cls(path, _lock(path))
 
@@ -122,12 +124,32 @@ class RunDirectory:
         Raises: RunDirectoryError when it cannot be read: without it nothing that was measured can be judged.
         """
         try:
-            table = parse_toml(self.experiment.read_text(encoding="utf-8"))
+            table = parse_toml(read_plain_text(self.experiment))
         except (OSError, ValueError, RecursionError) as error:
             raise RunDirectoryError(f"{self.experiment} cannot be read: {error}") from error
         if not table:
             raise RunDirectoryError(f"{self.experiment} cannot be read: it is empty")
         return table
+
+    def refuse_strange(self) -> None:
+        """Refuse a run in which something else is where a record belongs: going on removes and replaces records.
+
+        Raises: RunDirectoryError naming it.
+        """
+        plain = [self.metrics, self.evaluations, self.findings, self.pretraining, self.diagnosis, self.card]
+        folders = [self.answers, self.rollouts, self.batches]
+        for folder in folders:
+            if os.path.lexists(folder) and not folder.is_dir():
+                raise RunDirectoryError(f"{folder} is no folder, as a run writes it there; move it away")
+            plain += folder.glob("step-*") if folder.is_dir() else []
+        for path in plain:
+            if path.exists():
+                try:
+                    refuse_special(path)
+                except OSError as error:
+                    raise RunDirectoryError(
+                        f"{path} cannot be gone on with: {error.strerror}, as a run writes there; move it away"
+                    ) from error
 
     def take_back(self) -> None:
         """Remove a new run whose session never began (it has no card), so that its name is free again."""
@@ -248,7 +270,9 @@ class RunDirectory:
 
 
 def _lock(path: Path) -> int:
-    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    if os.path.lexists(path / LOCK):
+        refuse_special(path / LOCK)
+    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644)
     try:
         _flock(descriptor)
     except OSError as error:
@@ -338,7 +362,7 @@ class _reported:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, OSError) and not isinstance(error, RunDirectoryError):
-            if error.errno == errno.ENOSPC:
+            if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EMFILE):
                 return
             raise RunDirectoryError(
                 f"{self.path} cannot be written: {error.strerror or error}; "

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.failpoints import reach
-from gnomon.redaction import without_secrets
+from gnomon.records.plain import read_plain
+from gnomon.redaction import redacted
 
 
 def write_durably(path: Path, content: bytes, is_synced: bool = True) -> None:
@@ -36,8 +37,8 @@ def write_durably(path: Path, content: bytes, is_synced: bool = True) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as indented JSON, durably. Raises: OSError; ValueError for NaN and infinity."""
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    write_durably(path, without_secrets(text).encode())
+    text = json.dumps(redacted(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    write_durably(path, text.encode())
 
 
 def sync_file(path: Path) -> None:
@@ -79,7 +80,7 @@ def keep_lines(path: Path, is_kept: Callable[[bytes], bool]) -> None:
 
     A last line without its line feed was torn by a crash, and is not offered.
     """
-    content = path.read_bytes()
+    content = read_plain(path)
     whole = content[: content.rfind(b"\n") + 1]
     kept = b"".join(line for line in whole.splitlines(keepends=True) if is_kept(line))
     if kept != content:

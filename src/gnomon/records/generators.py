@@ -10,6 +10,7 @@ from gnomon.errors import CheckpointError
 from gnomon.types import State
 
 _NUMPY = "MT19937"
+_WORDS = 624
 
 
 class Generators:
@@ -44,9 +45,11 @@ class Generators:
         version, words, spare = state.values["python"]
         try:
             random.setstate((version, tuple(words), spare))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise CheckpointError(f"the state of Python's random numbers is of another Python: {error}") from error
         place, has_gauss, gauss = state.values["numpy"]
+        if not (0 <= place <= _WORDS and has_gauss in (0, 1)):
+            raise CheckpointError(f"the state of NumPy's random numbers cannot be at {place} of {_WORDS}")
         np.random.set_state((_NUMPY, state.tensors["numpy"].numpy().astype(np.uint32), place, has_gauss, gauss))
         torch.set_rng_state(state.tensors["torch"])
         if torch.cuda.is_available():

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gnomon.records.directory import LOCK
+from gnomon.records.plain import open_plain
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ def holder_of(run: Path) -> Holder | None:
     is given back at once. A run that begins in that very moment tries again.
     """
     try:
-        with open(run / LOCK, "rb") as file:
+        with open_plain(run / LOCK) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -11,7 +11,8 @@ from typing import Any, TypeGuard
 
 from gnomon.errors import RunDirectoryError
 from gnomon.records.durable import keep_lines
-from gnomon.redaction import for_people, without_secrets
+from gnomon.records.plain import open_plain, refuse_special
+from gnomon.redaction import for_people, redacted
 
 Warn = Callable[[str], None]
 _AGES = 1e12
@@ -36,14 +37,16 @@ class JsonLines:
         self.lost = 0
         self._warn, self._is_synced = warn, is_synced
         path.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(path):
+            refuse_special(path)
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - it lives as long as this object
         self._end = self._after_last_line()
         self._file.truncate(self._end)
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write one row; what is not finite, however deep, is written as null."""
-        text = json.dumps(sound(row), ensure_ascii=False, allow_nan=False)
-        line = (without_secrets(text) + "\n").encode(errors="backslashreplace")
+        text = json.dumps(redacted(sound(row)), ensure_ascii=False, allow_nan=False)
+        line = (text + "\n").encode(errors="backslashreplace")
         try:
             if self._file.write(line) != len(line):
                 raise OSError("the disk took a part of a row")
@@ -111,7 +114,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     Raises: RunDirectoryError when there is something that cannot be read as a file.
     """
     try:
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             for line in file:
                 row = parsed(line)
                 if row is not None:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from gnomon.errors import DatasetError, RunDirectoryError
 from gnomon.records.directory import LOCK, RunDirectory
 from gnomon.records.jsonl import is_number, step_rows
+from gnomon.records.plain import open_plain, read_plain_text
 from gnomon.records.rollouts import RecordedRollout, read_rollouts
 
 State = Literal["live", "finished", "stopped"]
@@ -58,7 +59,7 @@ class RunRecord:
     def card(self) -> dict[str, Any]:
         """Return the run card, empty where there is none."""
         try:
-            found = json.loads(self.files.card.read_text(encoding="utf-8"))
+            found = json.loads(read_plain_text(self.files.card))
         except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
@@ -145,7 +146,7 @@ def _steps(folder: Path, pattern: str) -> list[int]:
 def _is_locked(path: Path) -> bool:
     """Whether some process holds the lock; asked of the kernel with a shared lock that is given back at once."""
     try:
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

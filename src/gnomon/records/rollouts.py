@@ -11,8 +11,9 @@ from typing import Any
 from gnomon.errors import DatasetError
 from gnomon.records.durable import step_files, write_durably
 from gnomon.records.jsonl import Warn, warn_on_stderr
+from gnomon.records.plain import open_plain
 from gnomon.records.taught import Seen, Taught, read_taught, taught_rows
-from gnomon.redaction import without_secrets
+from gnomon.redaction import redacted
 from gnomon.types import Batch, Ending, Grade, Group, Rollout
 
 
@@ -62,19 +63,15 @@ class RolloutLog:
         """
         taught = iter(() if batch is None else taught_rows(batch, [r for g in groups for r in g.rollouts], seen))
         numbered = enumerate([*((g, True) for g in groups), *((g, False) for g in dropped)])
-        lines = [
-            json.dumps(
-                {"step": step, "group": number, "kept": is_kept, "question": group.task.text}
-                | _row(rollout)
-                | next(taught, {}),
-                ensure_ascii=False,
-                allow_nan=False,
-            )
+        rows = [
+            {"step": step, "group": number, "kept": is_kept, "question": group.task.text}
+            | _row(rollout)
+            | next(taught, {})
             for number, (group, is_kept) in numbered
             for rollout in group.rollouts
         ]
-        text = without_secrets("".join(line + "\n" for line in lines))
-        content = text.encode(errors="backslashreplace")
+        lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in redacted(rows))
+        content = "".join(lines).encode(errors="backslashreplace")
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             write_durably(self.directory / f"step-{step:06d}.jsonl", content, is_synced=False)
@@ -96,7 +93,7 @@ def read_rollouts(path: Path) -> Iterator[RecordedRollout]:
     Raises: DatasetError that names the file, the line and what is wrong with it.
     """
     try:
-        file = open(path, "rb")  # noqa: SIM115 - closed below
+        file = open_plain(path)
     except OSError as error:
         raise DatasetError(f"{path} cannot be read: {error.strerror or error}") from error
     with file:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from gnomon.records.plain import read_plain_text
+
 
 class Tracker(Protocol):
     """Somebody else's place for metrics. May raise, hang or be slow."""
@@ -101,4 +103,4 @@ def _identity(directory: Path) -> str:
     kept = directory / ".tracker-id"
     if not kept.exists():
         kept.write_text(secrets.token_hex(8))
-    return kept.read_text().strip()
+    return read_plain_text(kept).strip()

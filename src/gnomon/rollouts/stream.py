@@ -227,9 +227,16 @@ class RolloutStream:
 
     def restore(self, state: State) -> None:
         """Ask first what was on its way."""
-        self.slack = int(state.values["slack"])
+        slack, rows = int(state.values["slack"]), [[int(number) for number in row] for row in state.values["pending"]]
+        most = (self.max_staleness + 1) * self.prompts_per_step
+        if not (0 <= slack <= self.max_staleness and len(rows) <= most):
+            raise ValueError(f"slack is {slack} and {len(rows)} prompts are asked, and at most {most} can be")
+        for index, number, place, attempt in rows:
+            is_sound = 0 <= index < len(self.tasks) and 0 <= number <= int(state.values["next"])
+            if not (is_sound and 0 <= place < self.prompts_per_step and 0 <= attempt < self.max_attempts):
+                raise ValueError(f"no prompt can have been asked as {[index, number, place, attempt]}")
+        self.slack = slack
         self._next, self._clock = int(state.values["next"]), int(state.values["taken"]) - 1
-        rows = [[int(number) for number in row] for row in state.values["pending"]]
         self._pending = [Slot(index, number, place, Stopwatch(), again) for index, number, place, again in rows]
 
 

@@ -10,6 +10,7 @@ from gnomon.configuration import to_table
 from gnomon.experiment import Experiment
 from gnomon.records.card import sessions_of
 from gnomon.records.console import duration
+from gnomon.records.plain import read_plain_text
 from gnomon.records.reading import RunRecord, column
 from gnomon.tasks.arithmetic import ArithmeticTask
 
@@ -199,7 +200,7 @@ def _said(value: Any) -> str:
 def experiment_text(record: RunRecord, most: int = 40_000) -> str:
     """Return the resolved experiment as it was written, cut where it is very long."""
     try:
-        text = record.files.experiment.read_text(encoding="utf-8", errors="replace")
+        text = read_plain_text(record.files.experiment, errors="replace")
     except OSError as error:
         return f"cannot be read: {error.strerror or error}"
     return text if len(text) <= most else text[:most] + f"\n... and {len(text) - most:,} more characters"

@@ -9,6 +9,7 @@ from typing import Any
 
 from gnomon.records.damage import BUDGET, chosen_rollouts, rollout_row
 from gnomon.records.jsonl import is_number
+from gnomon.records.plain import read_plain
 from gnomon.records.reading import RunRecord, column
 
 _ERROR_STEPS = 10
@@ -112,6 +113,6 @@ def _add(found: Scan, step: int, lines: Sequence[tuple[int, dict[str, Any]]]) ->
 
 def _lines(path: Path) -> list[bytes]:
     try:
-        return path.read_bytes().splitlines()
+        return read_plain(path).splitlines()
     except OSError:
         return []

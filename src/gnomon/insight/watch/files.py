@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from gnomon.records.damage import chosen_rollouts, damaged_rollouts
 from gnomon.records.directory import RunDirectory
 from gnomon.records.jsonl import is_step, parsed
+from gnomon.records.plain import open_plain, read_plain
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -37,7 +38,7 @@ class Growing(Generic[T]):
     def look(self) -> None:
         """Read what is new."""
         try:
-            with open(self.path, "rb") as file:
+            with open_plain(self.path) as file:
                 status = os.fstat(file.fileno())
                 identity = (status.st_dev, status.st_ino)
                 if identity != self._identity or status.st_size < self._read:
@@ -102,7 +103,7 @@ class Unchanged(Generic[T]):
             status = self.path.stat()
             known = (status.st_ino, status.st_size, status.st_mtime_ns)
             if known != self._known or self._said is None:
-                self._said = self.read(self.path.read_bytes())
+                self._said = self.read(read_plain(self.path))
                 self._known = known
         except OSError:
             self._known = self._said = None

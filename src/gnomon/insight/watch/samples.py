@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gnomon.diagnosis import Sample
 from gnomon.records.jsonl import is_step, parsed
+from gnomon.records.plain import open_plain
 
 MOST = 4
 _MOST_BYTES = 32 << 20
@@ -35,7 +36,7 @@ def read_samples(path: Path, step: int) -> Samples:
     Token ids and log-probabilities are passed over unparsed, and of a larger file the first 32 MiB are read.
     """
     try:
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             rows = list(_rows(file))
             is_part = bool(file.read(1))
     except OSError:

@@ -1,0 +1,96 @@
+"""Something else in the place of a run's file: every verb ends in words and in time."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from gnomon.cli.main import main
+from gnomon.records.plain import open_plain, read_plain
+
+RUN = ["steps=2", "task.size=40", "rollouts_per_step=8", "held_out.size=3", "algorithm.num_generations=2"]
+FILES = [
+    "metrics.jsonl", "evaluations.jsonl", "findings.jsonl", "diagnosis.json", "run.json", "experiment.toml", ".lock",
+    "rollouts/step-000002.jsonl", "evaluations/step-000002.jsonl", "rollouts", "evaluations", "checkpoints",
+    "checkpoints/best.json", "checkpoints/step-2", "checkpoints/step-2/manifest.json",
+    "checkpoints/step-2/config.json", "checkpoints/step-2/state/stream.json",
+]  # fmt: skip
+VERBS = ["resume", "report", "doctor", "watch", "export"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run that is finished."""
+    run = tmp_path_factory.mktemp("special") / "base"
+    assert main(["train", "tiny", *RUN, "--run-dir", str(run)]) == 0
+    return run
+
+
+def put(make: Callable[[Path], object], path: Path) -> None:
+    """Put something in the place of a file or a folder."""
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    make(path)
+
+
+def ended(arguments: list[str]) -> int:
+    """Return the exit code of a verb. Raises: whatever nobody foresaw, and where it waits for ever."""
+
+    def late(number: int, frame: FrameType | None) -> None:
+        raise AssertionError(f"it hung: {arguments}")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(60)
+    try:
+        return main(arguments)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+@pytest.mark.parametrize("name", FILES)
+def test_every_verb_ends_whatever_is_in_a_files_place(
+    tmp_path: Path, base: Path, make: Callable[[Path], object], name: str, capsys: pytest.CaptureFixture[str]
+):
+    """A named pipe with nobody at its other end, and a folder: an exit code of ours, and never a traceback."""
+    run = tmp_path / "run"
+    shutil.copytree(base, run)
+    put(make, run / name)
+    for verb in VERBS:
+        more = {"watch": ["--once"], "export": [str(tmp_path / "model")]}.get(verb, [])
+        assert ended([verb, str(run), *more]) in (0, 1, 2)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["rollouts/step-000002.jsonl", "metrics.jsonl", "findings.jsonl", "run.json"])
+def test_a_run_with_a_folder_for_a_record_is_not_gone_on_with(tmp_path: Path, base: Path, name: str):
+    """Before anything is removed: exit code 2."""
+    run = tmp_path / "run"
+    shutil.copytree(base, run)
+    put(os.mkdir, run / name)
+    before = json.dumps(sorted(str(path) for path in run.rglob("*")))
+
+    assert main(["resume", str(run)]) == 2
+    assert json.dumps(sorted(str(path) for path in run.rglob("*"))) == before
+
+
+def test_only_plain_files_are_opened(tmp_path: Path):
+    """A pipe, a folder, a socket and a device are said to be that; links to files are files."""
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(os.path.relpath(tmp_path / "socket"))
+    (tmp_path / "file").write_text("said")
+    (tmp_path / "link").symlink_to("file")
+
+    for path, what in ((tmp_path / "pipe", "a named pipe"), (tmp_path, "a folder"), (tmp_path / "socket", "a socket")):
+        with pytest.raises(OSError, match=f"it is {what}, not a file"):
+            open_plain(path)
+    with pytest.raises(OSError, match="it is a device, not a file"):
+        open_plain(Path(os.devnull))
+    assert read_plain(tmp_path / "link") == b"said"
