@@ -333,7 +333,10 @@ def _absolute_member(named: str) -> str:
 
 
 def _absolute(name: str) -> str:
-    return str(Path(name).resolve()) if Path(name).exists() else name
+    try:
+        return str(Path(name).resolve(strict=True))
+    except (OSError, ValueError):  # not there, or no name that a file can have
+        return name
 
 
 def _name_task(whole: dict[str, Any]) -> None:
