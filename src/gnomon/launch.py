@@ -54,7 +54,8 @@ from gnomon.stopping import stopping
 from gnomon.tasks.build import named
 from gnomon.tasks.contamination import overlap
 from gnomon.tasks.stamp import stamp
-from gnomon.verifiers.nursery import check
+from gnomon.verifiers.base import Sample
+from gnomon.verifiers.trial import made_answers, try_rewards
 
 
 @dataclass(frozen=True)
@@ -241,6 +242,7 @@ def evaluate_each(candidates: Sequence[Candidate], exam: Exam) -> tuple[Evaluati
             say_whose_code(experiment, console)
             with console.phase("preparing tasks"):
                 asked = questions(experiment) if exam.task is None else held_out_questions(experiment)
+            _try_rewards(experiment, asked, console)
             remarks = (asked.split.repeated, asked.untried, *asked.beginning.notes)
             for note in filter(None, remarks) if not found else ():
                 console.warn(note)
@@ -266,10 +268,28 @@ def checked(experiment: Experiment, console: Console) -> tuple[Questions, Choosi
     Raises: UserError.
     """
     asked, chosen = _prepared(experiment, console)
-    if experiment.rewards:
-        with console.phase("trying rewards"):
-            check(asked.grading, grading_limits(experiment))
+    _try_rewards(experiment, asked, console)
     return asked, chosen
+
+
+def _try_rewards(experiment: Experiment, asked: Questions, console: Console) -> None:
+    """Try the rewards on made answers to the first questions. Raises: RewardError."""
+    if not experiment.rewards:
+        return
+    tasks = asked.split.train
+    questions = [made_answers(t.text, t.columns, t.messages) for t in (tasks[n] for n in range(min(2, len(tasks))))]
+    if experiment.environment is not None:
+        played = {"environment_reward": 0.0, "turns": 1, "ended_by": "done"}
+        questions = [[_in_conversation(sample, played) for sample in answers] for answers in questions]
+    with console.phase("trying rewards"):
+        notes = try_rewards(asked.grading, grading_limits(experiment), questions)
+    for note in notes:
+        console.warn(note)
+
+
+def _in_conversation(sample: Sample, played: dict[str, Any]) -> Sample:
+    said = {"conversation": [{"role": "assistant", "content": sample.completion}]}
+    return replace(sample, columns={**sample.columns, **said, **played})
 
 
 def _refuse_other_questions(directory: RunDirectory, asked: Questions) -> None:

@@ -1,7 +1,7 @@
 """One session of one run: the objects built, connected, walked, and closed again."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -92,6 +92,13 @@ class Judge:
         grade = await self.pool.grade(sample)
         self.budget.observe(grade, sample, sample.prompt)
         return grade
+
+    async def grade_together(self, samples: Sequence[Sample]) -> Sequence[Grade]:
+        """Return the pool's grades of all answers to a question. Raises: as `grade`."""
+        grades = await self.pool.grade_together(samples)
+        for grade, sample in zip(grades, samples, strict=True):
+            self.budget.observe(grade, sample, sample.prompt)
+        return grades
 
     def refuse(self, sample: Sample, error: str) -> Grade:
         """Return the grade of a sample that failed before it could be judged. Raises: as `grade`."""
@@ -260,6 +267,7 @@ async def _asker(
         seed=experiment.seed,
         conversation=conversation,
         opening=asked.beginning.opening,
+        together=judge.grade_together if asked.grading.may_be_joint else None,
     )
 
 

@@ -31,12 +31,14 @@ class Task:
     prompt: token ids, the chat template already applied.
     text: the question as a person reads it, without template.
     columns: the dataset's other columns by name (``answer``, ``data_source``, ``entry``, ...); JSON values.
+    messages: the question as the dataset holds it, where that is chat messages; () where it is text.
     """
 
     id: str
     prompt: tuple[int, ...]
     text: str
     columns: Mapping[str, Any] = field(default_factory=dict)
+    messages: tuple[Message, ...] = ()
 
 
 @dataclass(frozen=True)

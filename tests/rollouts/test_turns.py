@@ -284,9 +284,9 @@ def test_a_reward_in_trl_s_form_sees_every_message(mine: str):
         return [0.0]
 
     [sample] = graded.samples
-    asked = signature(score, "here").arguments(sample, True)
+    asked = signature(score, "here").arguments([sample], True)
     assert [m["content"] for m in asked["completions"][0]] == ["4", "no", "5"]
-    assert signature(score, "here").arguments(sample, False)["completions"] == ["5"]
+    assert signature(score, "here").arguments([sample], False)["completions"] == ["5"]
 
 
 @pytest.mark.parametrize(

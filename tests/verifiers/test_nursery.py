@@ -11,7 +11,8 @@ from gnomon.errors import ConfigError, GradingError, RewardError
 from gnomon.verifiers.exact import Numeric
 from gnomon.verifiers.function import UserFunction
 from gnomon.verifiers.grade import Grading, WeightedReward
-from gnomon.verifiers.nursery import Limits, Nursery, check
+from gnomon.verifiers.nursery import Limits, Nursery
+from gnomon.verifiers.trial import try_rewards
 
 
 def by(function: str) -> Grading:
@@ -20,14 +21,14 @@ def by(function: str) -> Grading:
 
 def test_a_good_reward_passes_the_check(hostile: Grading):
     """Before any model loads."""
-    check(hostile)
-    check(Grading((WeightedReward(Numeric()),)))
+    try_rewards(hostile, Limits(), ())
+    try_rewards(Grading((WeightedReward(Numeric()),)), Limits(), ())
 
 
 def test_the_check_says_what_is_wrong(rewards: Path):
     """The function's nearest name, through the process that looked for it."""
     with pytest.raises(RewardError, match="unknown function 'scor'; did you mean 'score'"):
-        check(by(f"{rewards}:scor"))
+        try_rewards(by(f"{rewards}:scor"), Limits(), ())
 
 
 def test_importing_that_hangs_is_ended(tmp_path: Path):
@@ -35,7 +36,7 @@ def test_importing_that_hangs_is_ended(tmp_path: Path):
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(1000)\ndef score(completion): return 1.0")
 
     with pytest.raises(RewardError, match=r"importing the rewards \(score\) took more than 1 s"):
-        check(by(f"{tmp_path}/slow.py:score"), Limits(start_seconds=1.0))
+        try_rewards(by(f"{tmp_path}/slow.py:score"), Limits(start_seconds=1.0), ())
 
 
 def test_importing_that_ends_the_process_shows_what_it_said(tmp_path: Path):
@@ -43,7 +44,7 @@ def test_importing_that_ends_the_process_shows_what_it_said(tmp_path: Path):
     (tmp_path / "gone.py").write_text("import os\nos.write(2, b'out of licenses')\nos._exit(1)")
 
     with pytest.raises(GradingError, match=r"ended while it imported the rewards: out of licenses"):
-        check(by(f"{tmp_path}/gone.py:score"))
+        try_rewards(by(f"{tmp_path}/gone.py:score"), Limits(), ())
 
 
 def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(monkeypatch: pytest.MonkeyPatch):
@@ -71,7 +72,7 @@ def test_importing_may_print(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     """Nothing of it reaches the conversation or the terminal."""
     (tmp_path / "loud.py").write_text("print('{}' * 100000)\ndef score(completion): return 1.0")
 
-    check(by(f"{tmp_path}/loud.py:score"))
+    try_rewards(by(f"{tmp_path}/loud.py:score"), Limits(), ())
 
     assert capfd.readouterr() == ("", "")
 

@@ -88,6 +88,15 @@ class Grader:
         except GnomonError as error:
             return None, (type(error).__name__, str(error))
 
+    async def grade_together(self, samples: bytes) -> Said:
+        """Return the grades of all answers to a question, one line of `verifiers.wire`."""
+        assert self._pool is not None, "it is opened first"
+        try:
+            listed = [wire.to_sample(fields) for fields in wire.decode(samples)["samples"]]
+            return await self._pool.grade_together(listed), None
+        except GnomonError as error:
+            return None, (type(error).__name__, str(error))
+
     async def status(self) -> None:
         """Show that it answers."""
 
@@ -167,19 +176,28 @@ class Graders:
 
         Raises: GradingError naming each grader and its cause when none is left, or after `close`.
         """
+        found = await self._graded("grade", wire.from_sample(sample))
+        return found if isinstance(found, Grade) else Grade(None, error=found)
+
+    async def grade_together(self, samples: Sequence[Sample]) -> list[Grade]:
+        """Return the grades of all answers to one question. Raises: as `grade`."""
+        found = await self._graded("grade_together", {"samples": [wire.from_sample(sample) for sample in samples]})
+        return [Grade(None, error=found)] * len(samples) if isinstance(found, str) else list(found)
+
+    async def _graded(self, method: str, message: dict[str, Any]) -> Any:
+        """Return what a grader says to a message, or in words why none does."""
         try:
-            line = wire.encode(wire.from_sample(sample))
+            line = wire.encode(message)
         except (TypeError, RecursionError) as error:
-            return Grade(None, error=f"the sample cannot be sent to a grading process: {error}")
+            return f"the sample cannot be sent to a grading process: {error}"
         cause = ""
         for _ in range(TRIES):
             desk = await self._free()
             try:
-                grade: Grade = await self._ask(desk, line)
-                return grade
+                return await self._ask(desk, line, method)
             except _Gone as gone:
                 cause = str(gone)
-        return Grade(None, error=f"{TRIES} graders died while they judged it: {cause}")
+        return f"{TRIES} graders died while they judged it: {cause}"
 
     async def _free(self) -> Desk:
         """Return the grader with least to do; wait for one that is being started when there is no other."""
@@ -191,11 +209,11 @@ class Graders:
             self._changed.clear()
             await self._changed.wait()
 
-    async def _ask(self, desk: Desk, line: bytes) -> Any:
+    async def _ask(self, desk: Desk, line: bytes, method: str) -> Any:
         """Return what a grader says. Raises: _Gone when it died; as the grader raises it."""
         actor = desk.actor
         desk.busy += 1
-        asked = awaited(actor.grade.remote(line))
+        asked = awaited(getattr(actor, method).remote(line))
         try:
             while not asked.done():
                 await asyncio.wait({asked}, timeout=_LOOK_SECONDS)

@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.draws import draw_key
 from gnomon.failpoints import reach
-from gnomon.rollouts.turns import Conversation, unopened
+from gnomon.rollouts.turns import Conversation, Trajectory, unopened
 from gnomon.types import Completion, Grade, Group, Rollout, Task
 from gnomon.verifiers.base import Sample
 
@@ -58,6 +58,8 @@ class Asker:
     seed: int
     conversation: Conversation | None = None
     opening: Callable[[Sequence[int]], str] = unopened
+    together: Callable[[Sequence[Sample]], Awaitable[Sequence[Grade]]] | None = None
+    """Grades all answers to a question at once, for rewards that compare them; None grades each as it comes."""
 
     async def ask(self, task: Task, round_number: int, watch: Stopwatch) -> Group:
         """Return the task's graded group; a sample that cannot be graded is a rollout with an error."""
@@ -66,53 +68,67 @@ class Asker:
         keys = [draw_key(self.seed, round_number, task.id, sample) for sample in range(self.generations)]
         completions = await self.engine.generate(task.prompt, keys, self.sampling)
         watch.generated(sum(len(c.tokens) for c in completions))
-        rollouts = await asyncio.gather(*(self._grade(task, c, key) for c, key in zip(completions, keys, strict=True)))
+        samples = [self._sample(task, c, key) for c, key in zip(completions, keys, strict=True)]
+        grades = await self._grades(samples)
         watch.graded()
+        rollouts = [_rollout(task, *each) for each in zip(completions, samples, grades, strict=True)]
         return Group(task, tuple(rollouts))
 
+    async def _grades(self, samples: Sequence[Sample]) -> Sequence[Grade]:
+        if self.together is not None:
+            return await self.together(samples)
+        return await asyncio.gather(*(self.grader.grade(sample) for sample in samples))
+
     async def _converse(self, conversation: Conversation, task: Task, round_number: int, watch: Stopwatch) -> Group:
-        async def one(sample: int) -> Rollout:
+        async def one(sample: int) -> tuple[Trajectory, Grade | None]:
             played = await conversation.play(
                 task, lambda turn: draw_key(self.seed, round_number, task.id, sample, turn), self.sampling
             )
             watch.generated(sum(played.mask))
             if played.error is not None:
-                return played.rollout(task, conversation.refuse(played.sample(task, self.sampling), played.error))
-            return played.rollout(task, await self.grader.grade(played.sample(task, self.sampling)))
+                return played, conversation.refuse(played.sample(task, self.sampling), played.error)
+            if self.together is not None:
+                return played, None
+            return played, await self.grader.grade(played.sample(task, self.sampling))
 
         playing = [asyncio.ensure_future(one(sample)) for sample in range(self.generations)]
         try:
-            rollouts = await asyncio.gather(*playing)
+            found = await asyncio.gather(*playing)
         finally:
             for rollout in playing:
                 rollout.cancel()
             await asyncio.gather(*playing, return_exceptions=True)  # their environments are ended then
+        waiting = [played.sample(task, self.sampling) for played, grade in found if grade is None]
+        later = iter(await self._grades(waiting) if waiting else ())
         watch.graded()
-        return Group(task, tuple(rollouts))
+        return Group(task, tuple(p.rollout(task, next(later) if grade is None else grade) for p, grade in found))
 
-    async def _grade(self, task: Task, completion: Completion, key: int) -> Rollout:
+    def _sample(self, task: Task, completion: Completion, key: int) -> Sample:
         reach("grade")
-        text = self.opening(task.prompt) + self.decode(completion.tokens)
-        sample = Sample(
+        return Sample(
             prompt=task.text,
-            completion=text,
+            completion=self.opening(task.prompt) + self.decode(completion.tokens),
             completion_tokens=len(completion.tokens),
             is_truncated=completion.stop == "length",
             max_completion_length=self.sampling.max_completion_length,
             columns=task.columns,
             seed=key,
+            messages=task.messages,
         )
-        return Rollout(
-            task_id=task.id,
-            prompt=task.prompt,
-            response=completion.tokens,
-            mask=(True,) * len(completion.tokens),
-            logprobs=completion.logprobs,
-            full_logprobs=completion.full_logprobs,
-            text=text,
-            grade=await self.grader.grade(sample),
-            oldest_version=completion.oldest_version,
-            newest_version=completion.newest_version,
-            stop=completion.stop,
-            routing=completion.routing,
-        )
+
+
+def _rollout(task: Task, completion: Completion, sample: Sample, grade: Grade) -> Rollout:
+    return Rollout(
+        task_id=task.id,
+        prompt=task.prompt,
+        response=completion.tokens,
+        mask=(True,) * len(completion.tokens),
+        logprobs=completion.logprobs,
+        full_logprobs=completion.full_logprobs,
+        text=sample.completion,
+        grade=grade,
+        oldest_version=completion.oldest_version,
+        newest_version=completion.newest_version,
+        stop=completion.stop,
+        routing=completion.routing,
+    )

@@ -81,6 +81,7 @@ class Trajectory:
             max_completion_length=sampling.max_completion_length,
             columns={**task.columns, **further},
             seed=self.seed,
+            messages=task.messages,
         )
 
     def rollout(self, task: Task, grade: Grade) -> Rollout:

@@ -113,7 +113,9 @@ class Rendered:
     def __getitem__(self, index: int) -> Task:
         question = self.questions[index]
         further = replace(question.further, where=f"{self.name}: question '{question.id}'")
-        return Task(question.id, self.renderer(question.content, further), question.text, question.columns)
+        messages = question.content if isinstance(question.content, tuple) else ()
+        prompt = self.renderer(question.content, further)
+        return Task(question.id, prompt, question.text, question.columns, messages)
 
 
 def comparison_key(text: str) -> str:

@@ -49,6 +49,7 @@ class Sample:
     max_completion_length: that budget, in tokens.
     columns: the dataset's other columns by name; JSON values, tuples and keys that are no text included.
     seed: of whatever a reward draws, see `luck.begin_with`; no two samples of a run have the same.
+    messages: the question as the dataset holds it, where that is chat messages.
     """
 
     prompt: str
@@ -58,6 +59,7 @@ class Sample:
     max_completion_length: int | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
+    messages: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,8 @@ def real(value: object) -> float:
     >>> real(1), real(True)
     (1.0, 1.0)
     """
+    if getattr(value, "shape", None) == () and callable(item := getattr(value, "item", None)):
+        value = item()  # a number of NumPy's or torch's, a truth value too
     if not isinstance(value, numbers.Real):
         kind = type(value).__name__
         raise VerifierError(f"returned {_SHOWN.repr(value)} ({kind}); a reward is a finite number: return a float")

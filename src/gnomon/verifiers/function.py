@@ -8,7 +8,7 @@ import inspect
 import os
 import pkgutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -26,17 +26,19 @@ class UserFunction(Verifier):
     """What a user's function returns.
 
     function: "module:function", found from the working directory or the Python path, or "path.py:function".
-    messages: pass prompt and completion as one chat message each, ``[{"role": ..., "content": ...}]``, for
-        functions that were written for TRL's conversational format; otherwise they are text, also where the
-        dataset holds messages.
+    messages: pass prompt and completion as chat messages, ``[{"role": ..., "content": ...}]``, or as text; "auto" gives
+        TRL's list form messages where the dataset holds messages, as TRL does, and everything else text.
+    over: what the list form is called with: "group", all answers to a question at once; "sample", a list of one for
+        each; "auto" is the former, and the other signatures are always called for each sample.
     Signatures, sync or async: `verifiers/signatures.py`. None is an error in our signature and in verl's;
-    TRL's [None] means that this reward does not apply to the sample.
+    None in TRL's list means that this reward does not apply to the sample.
     Raises: RewardError at construction when ``function`` has another form, in `prepare` when it is not found.
     """
 
     function: str
     kind: Literal["function"] = field(default="function", kw_only=True)
-    messages: bool = False
+    messages: bool | Literal["auto"] = "auto"
+    over: Literal["auto", "sample", "group"] = "auto"
 
     def __post_init__(self) -> None:
         source, _, function = self.function.rpartition(":")
@@ -56,18 +58,38 @@ class UserFunction(Verifier):
 
         Raises: RewardError saying what was tried, and the nearest names.
         """
-        find(self.function)
+        _, how = find(self.function)
+        if self.over == "group" and how.style != "trl":
+            raise RewardError(
+                f"reward '{self.function}' is called for each sample; over = \"group\" is for the list form, "
+                "(prompts, completions, **columns) -> list"
+            )
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether it is called once for all answers to a question; imports it."""
+        return self.over != "sample" and find(self.function)[1].style == "trl"
 
     def __call__(self, sample: Sample) -> float:
         """Call it with this sample; await it where it must be awaited."""
-        function, how = find(self.function)
-        result = function(**how.arguments(sample, self.messages))
-        if inspect.isawaitable(result):
-            result = _runner().run(_await(result))
-        reward = how.reward(result)
+        _, how = find(self.function)
+        reward = how.reward(self._called((sample,)))
         if reward is None:
             raise VerifierError("returned None")
         return reward  # type: ignore[no-any-return] # checked where all rewards are
+
+    def together(self, samples: Sequence[Sample]) -> list[Any]:
+        """Return the reward of each answer to one question, from one call; None where none applies.
+
+        Raises: VerifierError, or whatever the function raises, for all of them.
+        """
+        return find(self.function)[1].rewards(self._called(samples), len(samples))
+
+    def _called(self, samples: Sequence[Sample]) -> Any:
+        function, how = find(self.function)
+        is_chat = how.style == "trl" and all(sample.messages for sample in samples)
+        result = function(**how.arguments(samples, is_chat if self.messages == "auto" else self.messages))
+        return _runner().run(_await(result)) if inspect.isawaitable(result) else result
 
 
 @functools.cache

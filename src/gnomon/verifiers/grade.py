@@ -3,7 +3,10 @@
 import hashlib
 import json
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from gnomon.configuration import build, to_table
 from gnomon.errors import ConfigError
@@ -13,6 +16,7 @@ from gnomon.verifiers.code import Code
 from gnomon.verifiers.environment import EnvironmentReward
 from gnomon.verifiers.exact import Boxed, Exact, Format, Numeric, OverlongPenalty, Parsable
 from gnomon.verifiers.function import UserFunction
+from gnomon.verifiers.luck import begin_with
 from gnomon.verifiers.mathematics import Mathematics
 from gnomon.verifiers.reasoning import Reasoning
 
@@ -20,6 +24,7 @@ AnyVerifier = (
     Exact | Numeric | Boxed | Format | Parsable | Reasoning | Mathematics | Code | EnvironmentReward | UserFunction
 )
 OVERLONG = "overlong"
+NOTHING = "no reward applies to this sample"
 LONGEST_ANSWER = 200
 """Characters of an answer that are kept; a longer one is told apart by a digest."""
 
@@ -75,6 +80,40 @@ class Grading:
         for reward in self.rewards:
             reward.verifier.prepare()
 
+    @property
+    def may_be_joint(self) -> bool:
+        """Whether a reward may be one that sees all answers to a question at once; nothing is imported to say so."""
+        return any(isinstance(r.verifier, UserFunction) and r.verifier.over != "sample" for r in self.rewards)
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether a reward sees all answers to a question at once."""
+        return any(_is_joint(reward.verifier) for reward in self.rewards)
+
+    def only(self, number: int, messages: bool | None) -> "Grading":
+        """Return the grading by one of the rewards without its weight; ``messages`` in place of the function's own."""
+        verifier = self.rewards[number].verifier
+        if isinstance(verifier, UserFunction) and messages is not None:
+            verifier = replace(verifier, messages=messages)
+        return Grading((WeightedReward(verifier, name=self.rewards[number].part),))
+
+    def together(self, samples: Sequence[Sample]) -> list[Verdict]:
+        """Judge all answers to a question. Never raises for bad ones."""
+        parts: list[dict[str, float]] = [{} for _ in samples]
+        errors: list[str | None] = [None for _ in samples]
+        for reward in self.rewards:
+            for number, found in enumerate(_found(reward, samples)):
+                if isinstance(found, str):
+                    errors[number] = errors[number] or found
+                elif found is not None:
+                    parts[number][reward.part] = found
+        return [self._verdict(*each) for each in zip(samples, parts, errors, strict=True)]
+
+    def _verdict(self, sample: Sample, parts: dict[str, float], error: str | None) -> Verdict:
+        if error is not None:
+            return Verdict(None, error=error)
+        return self._sum(sample, parts) if parts else Verdict(None, error=NOTHING)
+
     def __call__(self, sample: Sample) -> Verdict:
         """Judge a sample. Never raises for a bad one."""
         parts: dict[str, float] = {}
@@ -88,7 +127,7 @@ class Grading:
             except (Exception, SystemExit) as error:
                 return Verdict(None, error=f"{reward.part}: {cause(error)}")
         if not parts:
-            return Verdict(None, error="no reward applies to this sample")
+            return Verdict(None, error=NOTHING)
         return self._sum(sample, parts)
 
     def _sum(self, sample: Sample, parts: dict[str, float]) -> Verdict:
@@ -102,6 +141,45 @@ class Grading:
         if not abs(total) <= LARGEST:
             return Verdict(None, error=f"the weighted sum of {parts} is {total}, beyond the {LARGEST:.3g} of float32")
         return Verdict(total, parts, answer=_answer(self.rewards[0].verifier, sample))
+
+
+def _is_joint(verifier: AnyVerifier) -> bool:
+    return isinstance(verifier, UserFunction) and verifier.is_joint
+
+
+def _found(reward: WeightedReward, samples: Sequence[Sample]) -> list[float | str | None]:
+    """Return a part of each sample's reward: a number, None where it does not apply, or the error in words."""
+    verifier = reward.verifier
+    if not (isinstance(verifier, UserFunction) and verifier.is_joint):
+        return [_part(reward.part, partial(_drawn, verifier, sample)) for sample in samples]
+    begin_with(samples[0].seed, "reward")
+    try:
+        found = verifier.together(samples)
+    except VerifierError as error:
+        return [shorten(f"{reward.part}: {error}")] * len(samples)
+    except (Exception, SystemExit) as error:
+        return [f"{reward.part}: {cause(error)}"] * len(samples)
+    return [None if one is None else _part(reward.part, partial(_given, one)) for one in found]
+
+
+def _drawn(verifier: AnyVerifier, sample: Sample) -> float:
+    begin_with(sample.seed, "reward")
+    return verifier(sample)
+
+
+def _given(value: Any) -> Any:
+    return value
+
+
+def _part(name: str, judge: Callable[[], Any]) -> float | str | None:
+    try:
+        return real(judge())
+    except NotApplicable:
+        return None
+    except VerifierError as error:
+        return shorten(f"{name}: {error}")
+    except (Exception, SystemExit) as error:
+        return f"{name}: {cause(error)}"
 
 
 def _answer(verifier: AnyVerifier, sample: Sample) -> str | None:

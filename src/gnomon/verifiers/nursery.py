@@ -247,18 +247,6 @@ class Nursery:
         return {**dict.fromkeys(_ONE_THREAD, "1"), "PYTHONHASHSEED": "0", **passed, "PYTHONPATH": path}
 
 
-def check(grading: Grading, limits: Limits | None = None) -> None:
-    """Import every reward in a process that can be killed, and end it.
-
-    Raises: RewardError when a reward cannot be found, imported in time, or called; nothing is loaded here.
-    """
-    nursery = Nursery(grading, limits or Limits())
-    try:
-        nursery.open()
-    finally:
-        nursery.close()
-
-
 def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

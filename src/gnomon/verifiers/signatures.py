@@ -9,7 +9,7 @@ when it takes ``**columns``. All three may be ``async def``.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,13 +37,14 @@ class Signature:
     required: frozenset[str]
     takes_all: bool
 
-    def arguments(self, sample: Sample, messages: bool) -> dict[str, Any]:
-        """Return what to call the function with.
+    def arguments(self, samples: Sequence[Sample], messages: bool) -> dict[str, Any]:
+        """Return what to call the function with: one sample, or in the list form several answers to one question.
 
-        messages: whether prompt and completion are lists of one chat message instead of text.
-        Raises: VerifierError when it needs what the sample does not have.
+        messages: whether prompt and completion are lists of chat messages instead of text.
+        Raises: VerifierError when it needs what the samples do not have.
         """
-        offered = _OFFERS[self.style](sample, messages)
+        sample = samples[0]
+        offered = _trl(samples, messages) if self.style == "trl" else _OFFERS[self.style](sample, messages)
         missing = sorted(self.required - offered.keys())
         if missing:
             raise VerifierError(
@@ -53,19 +54,29 @@ class Signature:
         everything = self.takes_all and self.style != "verl"  # verl passes settings there, never columns
         return {k: v for k, v in offered.items() if k in self.accepted or everything}
 
+    def rewards(self, result: Any, count: int) -> list[Any]:
+        """Return the reward of each of ``count`` completions that the list form returned, None where none applies.
+
+        Raises: VerifierError for what is no list of that length.
+        """
+        is_array = len(getattr(result, "shape", ())) == 1 and hasattr(result, "tolist")
+        found = result.tolist() if is_array else result
+        if not isinstance(found, list | tuple):
+            raise VerifierError(f"returned {type(result).__name__}, expected a list of {count} numbers")
+        if len(found) != count:
+            raise VerifierError(f"returned {len(found)} rewards for {count} completion{'s' if count > 1 else ''}")
+        return list(found)
+
     def reward(self, result: Any) -> Any:
         """Return the one reward in what the function returned, not yet checked to be a number.
 
         Raises: VerifierError for another shape, NotApplicable for TRL's ``[None]``.
         """
         if self.style == "trl":
-            if not isinstance(result, list | tuple):
-                raise VerifierError(f"returned {type(result).__name__}, expected a list of one number")
-            if len(result) != 1:
-                raise VerifierError(f"returned {len(result)} rewards for 1 completion")
-            if result[0] is None:
+            (found,) = self.rewards(result, 1)
+            if found is None:
                 raise NotApplicable("returned [None]")
-            return result[0]
+            return found
         if self.style == "verl" and isinstance(result, dict):
             if "score" not in result:
                 raise VerifierError(f"returned a dict without 'score': {', '.join(map(str, result))}")
@@ -97,11 +108,17 @@ def signature(function: Function, where: str) -> Signature:
         required=frozenset(p.name for p in parameters if p.kind in _ASKABLE and p.default is inspect.Parameter.empty),
         takes_all=any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters),
     )
-    if found.style == "trl" and "completion_ids" in found.required:
-        raise RewardError(f"reward '{where}' {shown}: completion_ids is not passed; use the text in completions")
+    unknown_here = sorted(found.required & _NEVER.keys())
+    if found.style == "trl" and unknown_here:
+        raise RewardError(f"reward '{where}' {shown}: {unknown_here[0]} is not passed; {_NEVER[unknown_here[0]]}")
     return found
 
 
+_NEVER = {
+    "completion_ids": "use the text in completions",
+    "completions_ids": "use the text in completions",
+    "prompt_ids": "use the text in prompts",
+}
 _HOW = (
     "a reward function is (prompt, completion, **columns) -> float, TRL's (prompts, completions, **columns) "
     "-> list[float | None], or verl's (data_source, solution_str, ground_truth, extra_info) -> float or dict"
@@ -122,11 +139,12 @@ def _ours(sample: Sample, messages: bool) -> dict[str, Any]:
     return {**_named(sample.columns), "prompt": asked, "completion": answered}
 
 
-def _trl(sample: Sample, messages: bool) -> dict[str, Any]:
-    asked, answered = _spoken(sample, messages)
-    columns = {name: [value] for name, value in _named(sample.columns).items()}
-    stand_ins = {"trainer_state": None, "log_extra": _ignore, "log_metric": _ignore}
-    return {**columns, **stand_ins, "prompts": [asked], "completions": [answered]}
+def _trl(samples: Sequence[Sample], messages: bool) -> dict[str, Any]:
+    spoken = [_spoken(sample, messages) for sample in samples]
+    names = dict.fromkeys(name for sample in samples for name in _named(sample.columns))
+    columns = {name: [sample.columns.get(name) for sample in samples] for name in names}
+    stand_ins = {"trainer_state": _Unknown(), "log_extra": _ignore, "log_metric": _ignore}
+    return {**columns, **stand_ins, "prompts": [a for a, _ in spoken], "completions": [c for _, c in spoken]}
 
 
 def _verl(sample: Sample, messages: bool) -> dict[str, Any]:
@@ -146,7 +164,7 @@ def _verl(sample: Sample, messages: bool) -> dict[str, Any]:
 def _spoken(sample: Sample, messages: bool) -> tuple[Any, Any]:
     if not messages:
         return sample.prompt, sample.completion
-    asked = [{"role": "user", "content": sample.prompt}]
+    asked = [dict(message) for message in sample.messages] or [{"role": "user", "content": sample.prompt}]
     # Of a conversation every message, as TRL has it.
     answer = {"role": "assistant", "content": sample.completion}
     return asked, list(sample.columns.get("conversation") or [answer])
@@ -156,8 +174,15 @@ def _named(columns: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in columns.items() if isinstance(name, str)}
 
 
+class _Unknown:
+    """What stands for TRL's trainer_state: a reward that reads the step from it would be silently wrong."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise VerifierError(f"reads trainer_state.{name}, and a reward is told no step here: make it depend on none")
+
+
 def _ignore(*_: Any, **__: Any) -> None:
     """Stand in for TRL's logging callbacks."""
 
 
-_OFFERS: dict[Style, Callable[[Sample, bool], dict[str, Any]]] = {"ours": _ours, "trl": _trl, "verl": _verl}
+_OFFERS: dict[Style, Callable[[Sample, bool], dict[str, Any]]] = {"ours": _ours, "verl": _verl}

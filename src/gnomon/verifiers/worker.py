@@ -65,8 +65,16 @@ class Judging:
         self.grading.prepare()
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the verdict on a sample."""
-        return wire.from_verdict(_judge(self.grading, request))
+        """Return the verdict on a sample, or those on all answers to a question; none where no reward sees them all."""
+        grading = self.grading.only(**request["trial"]) if "trial" in request else self.grading
+        if "samples" not in request:
+            return wire.from_verdict(_judge(grading, request))
+        samples = [wire.to_sample(fields) for fields in request["samples"]]
+        try:
+            verdicts = grading.together(samples) if grading.is_joint else []
+        except BaseException as error:  # as in `_judge`
+            verdicts = [Verdict(None, error=f"grading raised {type(error).__name__}")] * len(samples)
+        return {"verdicts": [wire.from_verdict(verdict) for verdict in verdicts]}
 
 
 def judging(settings: Any) -> Judging:

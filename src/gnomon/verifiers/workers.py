@@ -8,6 +8,7 @@ This contains mistakes. It is no sandbox: rewards run with the user's rights.
 """
 
 import asyncio
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -46,6 +47,7 @@ class GradingPool:
         self._successions: set[asyncio.Task[Death]] = set()
         self._fault: GnomonError | None = None
         self._is_closed = False
+        self._is_joint = grading.may_be_joint
 
     async def start(self) -> None:
         """Import the rewards and fork the workers.
@@ -87,30 +89,48 @@ class GradingPool:
         often where the worker was killed from outside. It is an error then, never a reward.
         Raises: GradingError when no worker can be started, or after `close`.
         """
-        fields = wire.from_sample(sample)
+        (grade,) = await self._graded({"sample": wire.from_sample(sample)}, 1)
+        return grade
+
+    async def grade_together(self, samples: Sequence[Sample]) -> list[Grade]:
+        """Return the grades of all answers to one question, which a reward may compare with each other.
+
+        They have the deadlines of all of them together. Where no reward sees them all, it is `grade` of each.
+        Raises: as `grade`.
+        """
+        if self._is_joint and samples:
+            grades = await self._graded({"samples": [wire.from_sample(sample) for sample in samples]}, len(samples))
+            if grades:
+                return grades
+            self._is_joint = False
+        return list(await asyncio.gather(*(self.grade(sample) for sample in samples)))
+
+    async def _graded(self, request: dict[str, Any], count: int) -> list[Grade]:
         own = foreign = 0
         while True:
-            said = await self._try(fields)
-            if isinstance(said, Verdict):
-                return Grade(said.reward, said.parts, said.error, said.answer)
+            said = await self._try(request, count)
+            if isinstance(said, list):
+                return [Grade(verdict.reward, verdict.parts, verdict.error, verdict.answer) for verdict in said]
             own, foreign = own + (not said.is_foreign), foreign + said.is_foreign
             if own == _TRIES or foreign == _FOREIGN_TRIES:
                 often = f", {foreign} times" if said.is_foreign else ""
-                return Grade(None, error=f"{self._names}: the grading process {said.words}{often}")
+                return [Grade(None, error=f"{self._names}: the grading process {said.words}{often}")] * count
 
-    async def _try(self, fields: dict[str, Any]) -> Verdict | Death:
-        """Return a verdict, or how the worker died."""
+    async def _try(self, request: dict[str, Any], count: int) -> list[Verdict] | Death:
+        """Return ``count`` verdicts, or how the worker died."""
         worker = await self._take()
         is_sound = False
         try:
-            said = await worker.ask({"sample": fields}, self._limits.deadline_seconds)
+            said = await worker.ask(request, self._limits.deadline_seconds * count)
             is_sound = True
-            return self._late if said is None else wire.to_verdict(said)
+            if said is None:
+                return [self._late] * count
+            return [wire.to_verdict(fields) for fields in said.get("verdicts", [said])]
         except Hung:
-            return self._late
+            return [self._late] * count
         except (TypeError, RecursionError) as error:
             is_sound = True
-            return Verdict(None, error=f"the sample cannot be sent to a grading process: {error}")
+            return [Verdict(None, error=f"the sample cannot be sent to a grading process: {error}")] * count
         except (OSError, EOFError, ValueError):
             is_sound = True  # its succession is waited for here, to learn how it died
             return await asyncio.shield(self._succeed(worker))
