@@ -320,7 +320,7 @@ def _prepared(experiment: Experiment, console: Console) -> tuple[Questions, Choo
         check_critic(experiment.model, critic.initial, experiment.trust_remote_code, critic.trust_remote_code)
     with console.phase("preparing tasks"):
         asked = questions(experiment)
-        form = rehearse(experiment.model, asked.tokenizer, experiment.trust_remote_code)
+        form = rehearse(experiment.model, asked.tokenizer, experiment.trust_remote_code, experiment.lora)
         asked = replace(asked, form=form)
         return asked, choosing(experiment.algorithm, asked.split.train, experiment.seed)
 

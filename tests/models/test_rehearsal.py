@@ -6,10 +6,11 @@ import pytest
 import torch
 import transformers as hf
 
-from gnomon.errors import ModelError
+from gnomon.errors import ConfigError, ModelError
 from gnomon.models.belongings import belongings_of
 from gnomon.models.generation import savable
 from gnomon.models.load import load_model, load_tokenizer, merged_tensors, write_model
+from gnomon.models.lora import LoraPlan
 from gnomon.models.rehearsal import check_written, rehearse
 from gnomon.models.tiny import TinyConfig, save_tiny
 
@@ -215,3 +216,27 @@ def test_a_tokenizer_that_becomes_another_one_is_refused(folder, tmp_path):
     lying = type(tokenizer)(**{**vars(tokenizer), "stop_ids": (1,)})
     with pytest.raises(ModelError, match="other stop tokens when it is written and loaded again"):
         rehearse(str(folder), lying)
+
+
+def test_targets_that_cannot_be_are_refused_before_weights_are_read():
+    """`gnomon plan` names what fits as `gnomon train` does."""
+    with pytest.raises(ConfigError, match=r"lora.targets: unknown module 'q_prj'; did you mean 'q_proj'"):
+        rehearse("tiny", load_tokenizer("tiny"), lora=LoraPlan(rank=4, targets=("q_prj",)))
+
+
+def test_what_adapters_leave_out_is_said(tmp_path):
+    """A router that computes in its own way is named once, however many layers have one."""
+    config = hf.AutoConfig.for_model(
+        "phimoe", vocab_size=259, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, num_local_experts=4, num_experts_per_tok=2,
+        bos_token_id=256, eos_token_id=257, pad_token_id=258,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    hf.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    load_tokenizer("tiny").save(tmp_path)
+
+    said = rehearse(str(tmp_path), load_tokenizer(str(tmp_path)), lora=LoraPlan(rank=4)).said
+
+    assert [note for note in said if "lora" in note] == [
+        "lora.targets leaves out router, which computes in a way of its own"
+    ]

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from gnomon.errors import ModelError
 from gnomon.models.load import TINY, load_model, merged_tensors, model_config, model_writer
 from gnomon.models.parsed import parsed, untrusted
-from gnomon.models.quiet import no_bars
+from gnomon.models.quiet import no_bars, no_report
 from gnomon.models.tiny import tiny_model
 from gnomon.models.values import ValueHead
+from gnomon.models.weights import Fit, check_number_kinds, check_numbers, check_quantized, headers, refuse
 
 FOLDER, HEAD_FILE = "critic", "value_head.safetensors"
 POLICY = "policy"
@@ -66,6 +67,7 @@ def check_critic(name: str, initial: str, trust_remote_code: bool = False, trust
     if _head_file(folder) is None:
         _check_classifier(config, folder)
     _check_files(folder)
+    check_quantized(config, str(folder))
     _check_vocabulary(name, config, folder, trust_remote_code, trusts_initial)
 
 
@@ -188,13 +190,14 @@ def _config(folder: Path, trust_remote_code: bool) -> Any:
 
 
 def _check_files(folder: Path) -> None:
-    """Refuse files of weights that were cut short, by their headers alone."""
+    """Refuse files of weights that were cut short, or hold no weights, by their headers alone."""
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, framework="pt"):
                 continue
         except (OSError, SafetensorError) as error:
             raise ModelError(f"critic.initial: '{file}' is damaged: {error}; copy it again") from error
+    check_number_kinds(headers(folder), frozenset(), str(folder))
 
 
 def _check_classifier(config: Any, folder: Path) -> None:
@@ -256,14 +259,12 @@ def _classifier(policy: Any) -> nn.Module | None:
 def _from_pretrained(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> nn.Module:
     from transformers import AutoModelForSequenceClassification
 
-    with parsed(f"critic.initial: '{folder}' cannot be loaded"), no_bars():
+    with parsed(f"critic.initial: '{folder}' cannot be loaded"), no_report():
         network, loading = AutoModelForSequenceClassification.from_pretrained(
             folder, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
         )
-    if loading["missing_keys"]:
-        raise ModelError(
-            f"critic.initial: '{folder}' lacks weights that its config asks for: {sorted(loading['missing_keys'])}"
-        )
+    refuse(Fit.of(loading), str(folder))
+    check_numbers(network, str(folder))
     if not _has_head(network):
         raise ModelError(
             f"critic.initial: '{folder}' ({type(network).__name__}) has no linear head 'score' with one output, so its "

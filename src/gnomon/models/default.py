@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from gnomon.errors import ModelError
+from gnomon.models.weights import Fit, refuse
 from gnomon.progress import shown_by, told, working
 
 NAME = "smollm2-135m-instruct"
@@ -94,7 +95,11 @@ def _convert(source: Path, folder: Path) -> None:
     from tokenizers import pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model: Any = AutoModelForCausalLM.from_pretrained(str(source.parent), gguf_file=source.name, dtype=torch.bfloat16)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        str(source.parent), gguf_file=source.name, dtype=torch.bfloat16, output_loading_info=True
+    )
+    model, loading = loaded
+    refuse(Fit.of(loading), source.name)
     # The weights are plain tensors by now, but the model still believes that it is quantized and refuses to save.
     model.hf_quantizer = None
     model.is_quantized = False

@@ -46,6 +46,11 @@ class LoraPlan:
             raise ConfigError(f"lora: targets must be '{ALL_LINEAR}' or a list of module names, got {self.targets!r}")
 
     @property
+    def is_everything(self) -> bool:
+        """Whether every linear layer that fits is adapted."""
+        return self.targets == ALL_LINEAR
+
+    @property
     def scale(self) -> float:
         """The factor of B A."""
         return self.alpha / self.rank
@@ -70,7 +75,7 @@ def adapt(model: nn.Module, plan: LoraPlan) -> nn.Module:
 
     check_targets(model, plan)
     targets = list(plan.targets) if isinstance(plan.targets, tuple) else plan.targets
-    left_out = [*misfits(model), *_unused(model)] if plan.targets == ALL_LINEAR else []
+    left_out = [*misfits(model), *_unused(model)] if plan.is_everything else []
     settings: Any = peft.LoraConfig(
         r=plan.rank,
         lora_alpha=plan.alpha,  # type: ignore[arg-type]
@@ -174,7 +179,7 @@ def check_targets(model: nn.Module, plan: LoraPlan) -> None:
     Raises: ConfigError naming ``lora.targets`` and what fits.
     """
     bad = misfits(model)
-    if plan.targets == ALL_LINEAR:
+    if plan.is_everything:
         return
     uses = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
     for target in plan.targets:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from gnomon.errors import ModelError
 from gnomon.models.belongings import Belongings, belongings_of
 from gnomon.models.generation import moved, savable
 from gnomon.models.load import check_headers, load_model, local_folder, merged_tensors, read_tokenizer
+from gnomon.models.lora import LoraPlan, check_lora, check_targets, misfits
 from gnomon.models.parsed import parsed
 from gnomon.models.quiet import no_report
 from gnomon.models.size import outline
@@ -31,16 +33,18 @@ class Form:
     said: tuple[str, ...] = ()
 
 
-def rehearse(name: str, tokenizer: Tokenizer, trust_remote_code: bool = False) -> Form:
+def rehearse(name: str, tokenizer: Tokenizer, trust_remote_code: bool = False, lora: LoraPlan | None = None) -> Form:
     """Write everything of a checkpoint of ``name`` but the weights, load it again, and return what belongs to it.
 
     Config, generation config, tokenizer, chat template and the files beside them are written for real; of the weights,
     names and shapes are compared, as they are spelled in files.
-    Raises: ModelError when something cannot be written, or what is read back is another than what was written.
+    Raises: ModelError when something cannot be written, or what is read back is another than what was written;
+        ConfigError when the targets of ``lora`` are none of the model's, or cannot be adapted.
     """
     said = [*check_headers(name, trust_remote_code)[0]]
     belongings = belongings_of(local_folder(name), trust_remote_code)
     empty: Any = outline(name, trust_remote_code)
+    said += _adapters(empty, lora)
     config, generation = copy.deepcopy(empty.config), _generation(name, empty)
     moved(config, generation)
     repaired, dropped = savable(generation)
@@ -93,6 +97,16 @@ def check_written(folder: Path, name: str, dtype: torch.dtype, trust_remote_code
             f"model '{name}': a checkpoint of it computes other logits when it is loaded again, by up to {far:.2g}: "
             "its config is not written as it was read"
         )
+
+
+def _adapters(empty: nn.Module, lora: LoraPlan | None) -> list[str]:
+    """Check the targets of adapters; return what is left out of "all-linear"."""
+    if lora is None:
+        return []
+    check_lora(lora)
+    check_targets(empty, lora)
+    left_out = {name.rpartition(".")[2]: why for name, why in misfits(empty).items()} if lora.is_everything else {}
+    return [f"lora.targets leaves out {name}, which {why}" for name, why in sorted(left_out.items())]
 
 
 def _generation(name: str, empty: Any) -> Any:

@@ -3,7 +3,7 @@
 import importlib.util
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -197,7 +197,12 @@ def refuse(fit: Fit, place: str, names: Iterable[str] = ()) -> None:
 
 def check_kinds(empty: Any, found: Mapping[str, Header], place: str) -> None:
     """Refuse tensors of integers, truth values or 8-bit floats where the model has weights. Raises: ModelError."""
-    whole = {name for name, tensor in empty.state_dict().items() if not tensor.is_floating_point()}
+    whole = frozenset(name for name, tensor in empty.state_dict().items() if not tensor.is_floating_point())
+    check_number_kinds(found, whole, place)
+
+
+def check_number_kinds(found: Mapping[str, Header], whole: Set[str], place: str) -> None:
+    """Do `check_kinds`, with the names of the tensors that are whole numbers in the model. Raises: ModelError."""
     bad = [
         f"{name} ({header.kind})"
         for name, header in found.items()
