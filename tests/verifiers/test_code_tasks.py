@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gnomon.cli.main import main
 from gnomon.verifiers.base import Sample, VerifierError
 from gnomon.verifiers.code import Code
 from gnomon.verifiers.code_cases import read_cases
@@ -348,6 +349,27 @@ def test_tests_that_cannot_be_computed_outside_are_refused(tests, columns, messa
     """What only the program could judge, or what the sandbox lacks, is an error of the row."""
     with pytest.raises(VerifierError, match=message):
         read_cases(tests, columns)
+
+
+def test_a_table_is_refused_with_its_row_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """`gnomon plan` names the row whose tests only the program could judge, why, and what to do, in five lines."""
+    tests = [["assert f(1) == 1"]] * 30
+    tests[7] = ["assert same(f(2), 4)"]
+    table = tmp_path / "t.jsonl"
+    table.write_text(
+        "".join(json.dumps({"prompt": f"f{n}", "answer": "-", "tests": t}) + "\n" for n, t in enumerate(tests))
+    )
+    path = tmp_path / "e.toml"
+    path.write_text(
+        f'model = "tiny"\nalgorithm = "grpo"\nsteps = 1\nrollouts_per_step = 16\n[held_out]\nsize = 2\n'
+        f'[task]\nkind = "table"\npath = "{table}"\n[[rewards]]\nkind = "code"\n'
+    )
+
+    assert main(["plan", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert "row 8: \"['assert same(f(2), 4)']\": the program itself would judge" in said
+    assert "rewards.column" in said
+    assert len(said.strip().splitlines()) <= 5
 
 
 def human_eval() -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from gnomon.tasks.base import TaskSet
 from gnomon.tasks.question import Asked, Question, QuestionSet, Rendered
 from gnomon.types import Grade, Task
 from gnomon.verifiers.base import Sample, VerifierError
+from gnomon.verifiers.code import Code
 from gnomon.verifiers.grade import Grading, WeightedReward
 from gnomon.verifiers.nursery import Limits
 from gnomon.verifiers.workers import GradingPool
@@ -117,6 +118,12 @@ def _row(asked: Asked) -> str:
 def _report(flaws: Sequence[_Flaw], rows: int, name: str, reward: WeightedReward) -> str:
     shown = "\n".join(f"  {flaw.where}: {_short(flaw.value)!r}: {_short(flaw.why, 140)}" for flaw in flaws[:SHOWN])
     more = "" if len(flaws) <= SHOWN else f" (the first {SHOWN})"
+    if isinstance(reward.verifier, Code):
+        return (
+            f"the tests of {len(flaws):,} of {rows:,} rows of '{name}' cannot be used by '{reward.part}' (kind "
+            f'= "code"){more}:\n{shown}\ncorrect these rows, leave them out, or name the column of the tests: '
+            "rewards.column (docs/inputs.md lists what tests may be)"
+        )
     return (
         f"{len(flaws):,} of {rows:,} answers of '{name}' cannot be earned: the reward '{reward.part}' (kind = "
         f'"{reward.verifier.kind}") does not take them as their own answer{more}:\n{shown}\n'
