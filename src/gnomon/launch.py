@@ -46,6 +46,7 @@ from gnomon.records.durable import write_durably
 from gnomon.records.plain import read_plain
 from gnomon.records.sinks import check_sinks
 from gnomon.rewinding import rewind, standing
+from gnomon.rollouts.trial import try_environment
 from gnomon.sentences import foreign_code, starting_notes
 from gnomon.serving import check_serving, device_of, precision_of, said_of_device, said_of_native, weakened
 from gnomon.session import Session, grade_once, run_alone, walk
@@ -273,14 +274,18 @@ def checked(experiment: Experiment, console: Console) -> tuple[Questions, Choosi
 
 
 def _try_rewards(experiment: Experiment, asked: Questions, console: Console) -> None:
-    """Try the rewards on made answers to the first questions. Raises: RewardError."""
-    if not experiment.rewards:
+    """Try environment and rewards on made answers to the first questions. Raises: ConfigError, RewardError."""
+    if not experiment.rewards and experiment.environment is None:
         return
     tasks = asked.split.train
     questions = [made_answers(t.text, t.columns, t.messages) for t in (tasks[n] for n in range(min(2, len(tasks))))]
     if experiment.environment is not None:
+        for note in try_environment(experiment.environment, questions):
+            console.warn(note)
         played = {"environment_reward": 0.0, "turns": 1, "ended_by": "done"}
         questions = [[_in_conversation(sample, played) for sample in answers] for answers in questions]
+    if not experiment.rewards:
+        return
     with console.phase("trying rewards"):
         notes = try_rewards(asked.grading, grading_limits(experiment), questions)
     for note in notes:

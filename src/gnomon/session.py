@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,7 +57,7 @@ from gnomon.tasks.bridge import Bridge
 from gnomon.threads import elsewhere
 from gnomon.types import Grade, Group, Stateful
 from gnomon.verifiers.base import Sample
-from gnomon.verifiers.budget import ErrorBudget
+from gnomon.verifiers.budget import ErrorBudget, FaultBudget
 from gnomon.verifiers.workers import GradingPool
 
 INITIAL_ROUND = -2
@@ -86,6 +86,7 @@ class Judge:
 
     pool: GradingPool | Graders
     budget: ErrorBudget
+    faults: FaultBudget = field(default_factory=FaultBudget)
 
     async def grade(self, sample: Sample) -> Grade:
         """Return the pool's grade. Raises: GradingError past the error budget."""
@@ -256,7 +257,14 @@ async def _asker(
         hosts = await stack.enter_async_context(Hosts(plan))
         bridge = Bridge.over(asked.tokenizer)
         conversation = Conversation(
-            engine, hosts, bridge, plan, asked.tokenizer.decode, judge.refuse, asked.beginning.opening
+            engine,
+            hosts,
+            bridge,
+            plan,
+            asked.tokenizer.decode,
+            judge.refuse,
+            asked.beginning.opening,
+            judge.faults.observe,
         )
     return Asker(
         engine=engine,

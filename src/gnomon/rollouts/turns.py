@@ -158,6 +158,8 @@ class Conversation:
     decode: Callable[[Sequence[int]], str]
     refuse: Callable[[Sample, str], Grade]
     opening: Callable[[Sequence[int]], str] = unopened
+    count: Callable[[str | None], None] = lambda cause: None
+    """Is told of each conversation what fault ended it, None for any other end; raises when a run should end."""
 
     async def play(self, task: Task, key: Callable[[int], int], sampling: Sampling) -> Trajectory:
         """Return the trajectory of one rollout; never raises for what an environment does.
@@ -191,6 +193,7 @@ class Conversation:
         else:
             by, cause = await self._turns(path, host, room, key, sampling)
             path.ending = Ending(len(path.completions), by, cause)
+            self.count(cause if by == "fault" else None)
         if host.is_sound:
             try:
                 path.reward += await host.end()

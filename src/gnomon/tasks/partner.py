@@ -63,7 +63,10 @@ class Own:
             raise TypeError(f"step returned {type(reply).__name__}, expected a Reply or a text")
         if not isinstance(reply.text, str) or reply.role not in ("user", "tool"):
             raise TypeError(f"step returned a Reply without text or with a role that is none: {reply!r}")
-        return Said(((reply.role, reply.text),), rewarded(reply.reward), bool(reply.is_done))
+        done = reply.is_done.item() if hasattr(reply.is_done, "item") else reply.is_done
+        if not isinstance(done, bool):
+            raise TypeError(f"step returned a Reply with is_done = {done!r}, expected True or False")
+        return Said(((reply.role, reply.text),), rewarded(reply.reward), done)
 
     async def end(self) -> float | None:
         """Close it, if it can be closed."""

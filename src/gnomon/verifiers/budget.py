@@ -1,6 +1,7 @@
 """When to stop because grading fails too often."""
 
-from collections import deque
+import re
+from collections import Counter, deque
 from dataclasses import dataclass
 
 from gnomon.errors import ConfigError, GradingError
@@ -20,6 +21,39 @@ class _Failure:
 
     def __str__(self) -> str:
         return f"task {self.task_id}: {self.cause}; the completion ends with {self.tail!r}"
+
+
+class FaultBudget:
+    """Stops a run in which most conversations end in one fault of the user's environment or tool.
+
+    One that a policy can bring about ends that rollout, which is graded; when more than half of the last ``window``
+    conversations end in the same line of code, it is the code that is trained on. fewest: conversations before that.
+    """
+
+    def __init__(self, window: int = 50, fewest: int = 16) -> None:
+        self._recent: deque[tuple[str, str] | None] = deque(maxlen=window)
+        self._fewest = fewest
+
+    def observe(self, cause: str | None) -> None:
+        """Count one conversation; ``cause`` is that of the fault that ended it, None for any other end.
+
+        Raises: GradingError with the commonest cause.
+        """
+        self._recent.append(None if cause is None else (_kind(cause), cause))
+        kinds = Counter(each[0] for each in self._recent if each is not None)
+        count, recent = max(kinds.values(), default=0), len(self._recent)
+        if cause is None or recent < self._fewest or 2 * count <= recent or kinds[_kind(cause)] != count:
+            return
+        raise GradingError(
+            f"{count} of the last {recent} conversations ended because the environment failed in one way: {cause}\n"
+            "Mend that line; a tool that may raise is answered with its error by environment.on_error = 'reply'."
+        )
+
+
+def _kind(cause: str) -> str:
+    """Return the type and the place of a cause, without the values in its message."""
+    found = re.fullmatch(r"(\w+).*\((\S+:\d+ in \S+)\)", cause, re.DOTALL)
+    return cause if found is None else " ".join(found.groups())
 
 
 class ErrorBudget:
