@@ -36,7 +36,7 @@ from gnomon.rollouts.hosts import Hosts
 from gnomon.rollouts.stream import RolloutStream
 from gnomon.tasks.environment import EnvironmentPlan
 from gnomon.types import State, Stateful
-from gnomon.verifiers.budget import ErrorBudget
+from gnomon.verifiers.budget import ErrorBudget, FaultBudget
 from gnomon.verifiers.workers import GradingPool
 
 GIB = 1 << 30
@@ -172,6 +172,7 @@ STATELESS: Mapping[type, str] = {
     Graders: "judge each answer by itself",
     Cluster: "is where others compute",
     ErrorBudget: "counts the latest failures in order to end a run; no reward depends on it",
+    FaultBudget: "counts the latest ends of conversations in order to end a run; no reward depends on it",
     Proved: "asks; what it measures is a part, or never changes",
     Caution: "counts refused steps in a row again from the metrics",
     Journal: "writes; its files are cut back to the checkpoint",
