@@ -13,6 +13,7 @@ from gnomon.models.load import BUILT_IN
 from gnomon.records.checkpoints import Checkpoints
 from gnomon.records.directory import RunDirectory
 from gnomon.records.manifest import verify
+from gnomon.records.ownership import check_own
 from gnomon.tasks.benchmarks import BenchmarkTask
 from gnomon.tasks.build import named, own_rewards
 from gnomon.tasks.table import TableTask
@@ -88,6 +89,8 @@ class Exam:
                 f"{leader.model if leader else ''} held out are asked: leave --prompts out, or name a task"
             )
         begun: Mapping[str, Any] = {"algorithm": "grpo"} if leader is None else read(_experiment(leader))
+        for run in (Path(candidate.model) for candidate in candidates if candidate.is_run):
+            check_own(run, read(run / "experiment.toml"))
         return [(self._experiment(begun, weights), weights) for weights in map(find_weights, candidates)]
 
     @property

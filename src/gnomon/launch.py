@@ -27,7 +27,7 @@ from gnomon.drift import (
 )
 from gnomon.errors import CheckpointError, DatasetError, RunDirectoryError, RunError, Stopped, UserError
 from gnomon.examination import NEWEST, Candidate, Exam, checkpoint_of
-from gnomon.experiment import Experiment, Loaded, anchored, load, to_toml
+from gnomon.experiment import Experiment, Loaded, anchored, load, read, to_toml
 from gnomon.failpoints import reach
 from gnomon.insight.report.write import leave_page
 from gnomon.learner.machine import tune_machine
@@ -43,6 +43,7 @@ from gnomon.records.console import Console
 from gnomon.records.copying import copy_files
 from gnomon.records.directory import RunDirectory
 from gnomon.records.durable import write_durably
+from gnomon.records.ownership import seal
 from gnomon.records.plain import read_plain
 from gnomon.records.sinks import check_sinks
 from gnomon.rewinding import rewind, standing
@@ -410,6 +411,7 @@ def _card(session: Session) -> Card:
         card,
         native=said_of_native(experiment),
         foreign_code=foreign_code(experiment),
+        seal=seal(read(session.directory.experiment)),
         sources=sources_of(experiment),
         trusted_models=own_code_of(experiment),
         questions=stamp(session.asked.split.train),

@@ -7,7 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+from gnomon.errors import ConfigError
+
 _TOLD: list[Callable[[str], None]] = []
+_FORBIDDEN: list[bool] = []
 
 
 @contextmanager
@@ -23,6 +26,28 @@ def told_before_code(tell: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         _TOLD.remove(tell)
+
+
+@contextmanager
+def without_code() -> Iterator[None]:
+    """Refuse, during the block, whatever names code that is not gnomon's own, in whichever form.
+
+    >>> with without_code():
+    ...     check_allowed("mine.py:OWN")
+    Traceback (most recent call last):
+    gnomon.errors.ConfigError: 'mine.py:OWN' is code, and none is run here
+    """
+    _FORBIDDEN.append(True)
+    try:
+        yield
+    finally:
+        _FORBIDDEN.pop()
+
+
+def check_allowed(named: str) -> None:
+    """Let ``named`` be looked up, imported already or not. Raises: ConfigError within `without_code`."""
+    if _FORBIDDEN:
+        raise ConfigError(f"'{named}' is code, and none is run here")
 
 
 def announce(named: str) -> None:

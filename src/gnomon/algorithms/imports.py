@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from gnomon.errors import ConfigError, unknown
-from gnomon.user_file import announce, run_as_module
+from gnomon.user_file import announce, check_allowed, run_as_module
 
 _PREFIX = "gnomon_user_"
 
@@ -21,6 +21,8 @@ def load_object(reference: str) -> Any:
     place, _, name = reference.rpartition(":")
     if not place or not name:
         raise ConfigError(f"'{reference}' should be 'path.py:NAME' or 'module:NAME'")
+    if place.partition(".")[0] != "gnomon":
+        check_allowed(reference)
     module = _load_file(Path(place), reference) if place.endswith(".py") else _load_module(place, reference)
     found: Any = module
     for part in name.split("."):

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -39,12 +39,18 @@ from gnomon.types import Snapshot
 KEY = "GNOMON_ENGINE_KEY"
 """The environment variable that holds the key, here and at the client: an argument would be seen by everybody."""
 LOOPBACK = "127.0.0.1"
+_STRANGERS, _STRANGER_SECONDS, _BODY_SECONDS = 64, 10.0, 60.0
+_LINE = 1 << 14
 
 Verb = Callable[[Any], Awaitable[Any]]
 
 
 class Service:
     """Answers for an engine. A caller that hangs up is cancelled, which frees its rows.
+
+    The key comes first: before a caller has shown it, no body is read, nothing is parsed but a hundred headers of at
+    most 16 KiB, it has 10 s, and of more than 64 such callers the one that has waited longest is hung up on. With it,
+    a body has 60 s to arrive.
 
     engine: any engine; it is not closed here. key: what a caller must bring.
     """
@@ -53,6 +59,7 @@ class Service:
         self._engine = engine
         self._key = key
         self._meetings: set[asyncio.Future[None]] = set()
+        self._strangers: dict[asyncio.StreamWriter, None] = {}
         self._verbs: dict[str, Verb] = {
             "/generate": self._generate,
             "/score": self._score,
@@ -63,7 +70,7 @@ class Service:
 
     async def serve(self, listening: socket.socket) -> None:
         """Answer on a socket that listens, until cancelled."""
-        server = await asyncio.start_server(self._meet, sock=listening)
+        server = await asyncio.start_server(self._meet, sock=listening, limit=_LINE)
         try:
             async with server:
                 await server.serve_forever()
@@ -73,21 +80,29 @@ class Service:
             await asyncio.gather(*self._meetings, return_exceptions=True)
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._strangers) >= _STRANGERS:
+            next(iter(self._strangers)).transport.abort()
+        self._strangers[writer] = None
         meeting = asyncio.ensure_future(self._converse(reader, writer))
         self._meetings.add(meeting)
         # A connection that breaks concerns its caller alone.
         with contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError, asyncio.CancelledError):
             await meeting
         self._meetings.discard(meeting)
+        self._strangers.pop(writer, None)
         writer.close()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            heard = await hear(reader)
+            async with asyncio.timeout(_STRANGER_SECONDS) as deadline:
+                heard = await hear(reader, partial(self._admit, writer, deadline))
+        except PermissionError as error:
+            await reply(writer, HTTPStatus.UNAUTHORIZED, {"error": str(error)})
+            return
         except ValueError as error:
             await reply(writer, HTTPStatus.BAD_REQUEST, {"error": f"not understood: {error}"})
             return
-        answering = asyncio.ensure_future(self._answer(heard.first[1], heard.headers, heard.body))
+        answering = asyncio.ensure_future(self._answer(heard.first[1], heard.body))
         hanging_up = asyncio.ensure_future(reader.read(1))
         try:
             await asyncio.wait({answering, hanging_up}, return_when=asyncio.FIRST_COMPLETED)
@@ -97,10 +112,15 @@ class Service:
             answering.cancel()
             hanging_up.cancel()
 
-    async def _answer(self, path: str, headers: Any, body: Any) -> tuple[HTTPStatus, Any]:
+    def _admit(self, writer: asyncio.StreamWriter, deadline: asyncio.Timeout, headers: Mapping[str, str]) -> None:
+        """Look at the key, and give whoever has it time for a body. Raises: PermissionError."""
         brought = headers.get("authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(brought.encode(), self._key.encode()):
-            return HTTPStatus.UNAUTHORIZED, {"error": f"wrong key; the right one is in the server's {KEY}"}
+            raise PermissionError(f"wrong key; the right one is in the server's {KEY}")
+        self._strangers.pop(writer, None)
+        deadline.reschedule(asyncio.get_running_loop().time() + _BODY_SECONDS)
+
+    async def _answer(self, path: str, body: Any) -> tuple[HTTPStatus, Any]:
         if path not in self._verbs:
             return HTTPStatus.NOT_FOUND, {"error": f"no {path} here; there are {', '.join(self._verbs)}"}
         try:

@@ -6,7 +6,7 @@ any engine. `curl` can talk to it too.
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import Any
@@ -15,7 +15,8 @@ from gnomon.engines.base import Sampling
 from gnomon.transport.fingerprint import Fingerprint
 from gnomon.types import Completion
 
-MOST_BYTES = 1 << 28
+MOST_BYTES = 1 << 26
+"""Of a body: a million tokens with three numbers each take less."""
 _MOST_HEADERS = 100
 
 
@@ -32,9 +33,10 @@ class Heard:
     body: dict[str, Any]
 
 
-async def hear(reader: asyncio.StreamReader) -> Heard:
+async def hear(reader: asyncio.StreamReader, admit: Callable[[Mapping[str, str]], None] | None = None) -> Heard:
     """Return the next request or reply.
 
+    admit: is told the headers before any of the body is read, and raises where it is not to be.
     Raises: WireError when it is none, is larger than MOST_BYTES or its body no JSON object; EOFError or OSError when
         the connection ends before it does.
     """
@@ -48,8 +50,10 @@ async def hear(reader: asyncio.StreamReader) -> Heard:
         if len(headers) > _MOST_HEADERS:
             raise WireError("too many headers")
     length = headers.get("content-length", "0")
-    if not length.isdecimal() or int(length) > MOST_BYTES:
-        raise WireError(f"a body of {length} bytes; the most is {MOST_BYTES}")
+    if not length.isdecimal() or len(length) > 12 or int(length) > MOST_BYTES:
+        raise WireError(f"a body of {length[:20]} bytes; the most is {MOST_BYTES}")
+    if admit is not None:
+        admit(headers)
     return Heard(first, headers, _body(await reader.readexactly(int(length))))
 
 

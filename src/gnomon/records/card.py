@@ -74,8 +74,9 @@ class Card:
     code: commit of gnomon's source and of the working directory, each with ``dirty`` when files differ from it;
     None where there is no repository. source: SHA-256 of gnomon's own Python and C files, in a repository or not.
     native: what tells the functions in C, of a compiler for this processor, from any others; "" where there are none.
-    foreign_code: the user's functions that it runs. trusted_models: models whose own code may run, each with what tells
-    that code from any other. sources: the user's files that it runs, each with its SHA-256. questions: a stamp of what
+    foreign_code: the user's functions that it runs. seal: shows that this user began it (`records/ownership.py`).
+    trusted_models: models whose own code may run, each with what tells that code from any other. sources: the user's
+    files that it runs, each with its SHA-256. questions: a stamp of what
     it is trained on. settings: SHA-256 of the run's experiment, as the session found it. cluster: what it computes on
     beside this machine, and who is let in there; "" for none.
     """
@@ -93,6 +94,7 @@ class Card:
     sandbox: str
     code: Mapping[str, Mapping[str, Any] | None]
     foreign_code: Sequence[str] = ()
+    seal: str = ""
     sources: Mapping[str, str] = field(default_factory=dict)
     trusted_models: Mapping[str, str] = field(default_factory=dict)
     source: str = ""

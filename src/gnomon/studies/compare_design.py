@@ -15,6 +15,7 @@ from gnomon.configuration import to_table
 from gnomon.drift import differences
 from gnomon.errors import ConfigError
 from gnomon.experiment import Experiment, from_table, parse_override, read
+from gnomon.records.ownership import check_own
 from gnomon.studies.compare_runs import Unit
 from gnomon.studies.fleet import Job
 
@@ -106,7 +107,7 @@ class Design:
         for key, _ in map(parse_override, overrides):
             if key in _OURS:
                 raise ConfigError(f"{key} cannot be set in a comparison: {_OURS[key]}")
-        table = read(experiment)
+        table = _own(experiment)
         named = [name for name in (part.strip() for part in algorithms) if name]
         if len(named) < 2:
             raise ConfigError("--algorithms needs two names or more, such as grpo,spo (`gnomon algorithms` lists them)")
@@ -174,7 +175,7 @@ def _entrant(named: str, table: Mapping[str, Any]) -> Entrant:
     """Return the algorithm of a preset, of FILE.py:NAME, or of an experiment that is otherwise the same."""
     if not named.endswith(".toml"):
         return Entrant(named.rpartition(":")[2] if ":" in named else named, named)
-    own, path = read(named), Path(named)
+    own, path = _own(named), Path(named)
     theirs = _built(own, (), path.stem)
     ours = _built({**table, "algorithm": algorithm_table(theirs.algorithm)}, (), path.stem)
     other = differences(_without_algorithm(ours), _without_algorithm(theirs))
@@ -184,6 +185,14 @@ def _entrant(named: str, table: Mapping[str, Any]) -> Entrant:
             f"{'; '.join(other[:3])} ('there' is the experiment, 'here' the file)"
         )
     return Entrant(path.stem, algorithm_table(theirs.algorithm))
+
+
+def _own(experiment: str | Path) -> dict[str, Any]:
+    """Return an experiment's table. Raises: ConfigError where it is of a run of somebody else and names code."""
+    table, folder = read(experiment), Path(experiment).parent
+    if (folder / "run.json").exists():
+        check_own(folder, table)
+    return table
 
 
 def _without_algorithm(experiment: Experiment) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def test_noise_is_refused_and_the_next_caller_is_served():
     """Neither bytes that are no HTTP nor a body too large, too deep or no object nor a caller who hangs up disturbs
     anybody else.
     """
-    head = "POST / HTTP/1.1\r\nContent-Length: {}\r\n\r\n"
+    head = f"POST / HTTP/1.1\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {{}}\r\n\r\n"
     bodies = (b"[" * 100_000, b"[]", b"9" * 5000, b"\xff\xfe", b'{"a": ')
     noises = [
         b"hello\r\n\r\n", b"\x00" * 9, head.format(99_999_999_999).encode(), head.format("9" * 5000).encode(),
@@ -225,5 +225,35 @@ def test_a_server_that_cannot_start_says_its_last_words(tmp_path):
         assert folder.exists()
         await client.close()
         assert not folder.exists()
+
+    asyncio.run(body())
+
+
+def test_strangers_cost_neither_memory_nor_places():
+    """A body of 60 MB with a wrong key is not read, of a hundred callers that say nothing those that waited longest are
+    hung up on, and whoever has the key is answered all the same."""
+
+    async def body():
+        listening = socket.create_server(("127.0.0.1", 0))
+        task = asyncio.ensure_future(Service(ScriptedEngine({}), KEY).serve(listening))
+        address = listening.getsockname()
+        silent = [await asyncio.open_connection(*address) for _ in range(100)]
+        assert (await exchange(*address, "/status", KEY, {}))[0] == 200
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(silent[0][0].read(), 10) == b""
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"POST /load HTTP/1.1\r\nAuthorization: Bearer no\r\nContent-Length: 60000000\r\n\r\n")
+        assert b"401" in await asyncio.wait_for(reader.read(), 10)  # before any of the body was sent
+        writer.close()
+        for raw in (b"A: " + b"x" * 9000, b"Content-Length: " + b"9" * 4000, b"Content-Length: 99999999999"):
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(b"POST /load HTTP/1.1\r\n" + raw + b"\r\n\r\n")
+            with contextlib.suppress(ConnectionResetError):
+                assert b"200" not in await asyncio.wait_for(reader.read(100), 10)
+            writer.close()
+        for _, writer in silent:
+            writer.close()
+        task.cancel()
+        await asyncio.wait({task})
 
     asyncio.run(body())

@@ -127,3 +127,57 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
     monkeypatch.setenv("GNOMON_CACHE", str(tmp_path / "taken"))
 
     assert build(()) is None
+
+
+@needs_one
+def test_a_compiler_is_a_command_line(monkeypatch, tmp_path):
+    """CC may hold arguments, as make's does; what is no command line is no compiler."""
+    monkeypatch.setenv("CC", "cc -DUNUSED='a b' -O1")
+    assert build(()) is not None
+    for text in ("cc 'never closed", " ", f"{tmp_path}/none -O1"):
+        monkeypatch.setenv("CC", text)
+        assert build(()) is None
+
+
+def test_a_failure_is_remembered(monkeypatch, tmp_path, cache):
+    """A compiler that cannot build these sources is asked once, and what it said is kept."""
+    text = f"open({str(tmp_path / 'asked')!r}, 'a').write('x')\nsys.exit('no such flag' if '-c' in sys.argv else 0)"
+    monkeypatch.setenv("CC", program(tmp_path, text))
+
+    assert build(()) is None
+    first = (tmp_path / "asked").read_text()
+    assert build(()) is None
+    assert (tmp_path / "asked").read_text() == first + "x"  # for its version
+    assert [path.read_text().strip() for path in cache.glob("*.failed")] == ["no such flag"]
+
+
+@needs_one
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o722])
+def test_a_cache_that_others_can_write_is_not_read(cache, mode):
+    """Neither the folder nor the library in it: what lies there would become code of this process."""
+    assert build(()) is not None
+    [library] = cache.glob("*.so")
+    library.chmod(mode)
+    assert build(()) is None
+    library.chmod(0o600)
+    cache.chmod(mode)
+    assert build(()) is None
+    cache.chmod(0o700)
+    assert build(()) is not None
+
+
+@needs_one
+def test_a_library_that_lacks_a_function_is_done_without():
+    """One of other sources under the same name."""
+    assert build((), ("norm", "gate")) is not None
+    assert build((), ("norm", "not there")) is None
+
+
+@needs_one
+def test_memory_that_is_not_there_is_an_error():
+    """Not a crash: what a function takes for itself is more than the machine has addresses for."""
+    kernels = Kernels(build(()))
+    made, table = torch.randn(4, 3, 16), (torch.tensor([[0, 1 << 44, 0, 0]]), torch.zeros(0, 2, dtype=torch.int64))
+
+    with pytest.raises(MemoryError, match="no memory for what a function in C needs"):
+        kernels.branched(made, 1, table, 0.2)

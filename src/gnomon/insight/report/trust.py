@@ -1,7 +1,6 @@
 """What an algorithm does with each recorded token: whether it trusts it, holds it back, or stops it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from gnomon.records.reading import RunRecord
 from gnomon.records.rollouts import RecordedRollout
 from gnomon.rollouts.collate import collate
 from gnomon.types import Group, Task
+from gnomon.user_file import without_code
 
 _ROUNDING = 1e-4
 
@@ -21,21 +21,13 @@ _ROUNDING = 1e-4
 def algorithm_of(record: RunRecord) -> Algorithm | None:
     """Return the run's algorithm; None where it cannot be read, or where that would run code that is not gnomon's."""
     table = record.experiment().get("algorithm")
-    if not isinstance(table, Mapping) or _names_code(table):
+    if not isinstance(table, Mapping):
         return None
     try:
-        return resolve(table)
+        with without_code():
+            return resolve(table)
     except (ConfigError, TypeError, ValueError, OverflowError, RecursionError):
         return None
-
-
-def _names_code(node: Any) -> bool:
-    if isinstance(node, Mapping):
-        is_foreign = any(":" in str(node.get(key, "")) for key in ("piece", "preset"))
-        return is_foreign or any(_names_code(below) for below in node.values())
-    if isinstance(node, list):
-        return any(_names_code(below) for below in node)
-    return False
 
 
 def trust_letters(algorithm: Algorithm, step: Sequence[RecordedRollout]) -> dict[int, str]:

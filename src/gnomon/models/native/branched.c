@@ -163,7 +163,7 @@ static void write_sides(const source *of, const sides *from, int64_t first, int6
 /* spans Int64[count 4]: where a prompt begins, its length, its first response and how many; responses Int64[. 2]: where
    each begins and its length. made [positions heads + 2 shared, size]; result [positions heads size]; sums
    Float32[positions heads 2]: a query's largest score, and 1 / sum exp(score - largest). Where gradient is given, back [like made] is written instead. */
-EXPORT void branched(const number *made, const int64_t *spans, const int64_t *responses, number *result,
+EXPORT int branched(const number *made, const int64_t *spans, const int64_t *responses, number *result,
                      float *sums, const number *gradient, number *back, int64_t count, int64_t heads,
                      int64_t shared, int64_t size, float scale, int threads) {
     source of = {made, heads, shared, size, padded(size), scale};
@@ -179,15 +179,20 @@ EXPORT void branched(const number *made, const int64_t *spans, const int64_t *re
     int64_t length = padded(longest), queries = 64 * group * of.padded, rows = length * of.padded;
     int64_t scores = MOST > group * length ? MOST : group * length;
     int64_t room = 6 * rows + 3 * queries + 2 * scores;
+    int lacks = 0;
 #pragma omp parallel num_threads(threads)
     {
         float *all = malloc((size_t)room * sizeof(float));
+        if (all == NULL)
+#pragma omp atomic write
+            lacks = 1;
         sides at = {all, all + rows, all + 2 * rows, all + 3 * rows, all + 4 * rows, all + 5 * rows, length};
         float *own_queries = all + 6 * rows, *outs = own_queries + queries, *found = outs + queries;
         float *own_scores = found + queries, *d_scores = own_scores + scores;
         int is_back = gradient != NULL;
 #pragma omp for schedule(dynamic, 1)
         for (int64_t task = 0; task < count * shared; task++) {
+            if (all == NULL) continue;
             const int64_t *span = spans + 4 * (task / shared);
             int64_t first = span[0], prompt = span[1], head = task % shared;
             read_sides(&of, &at, first, prompt, 0, head, 1, is_back);
@@ -217,4 +222,5 @@ EXPORT void branched(const number *made, const int64_t *spans, const int64_t *re
         }
         free(all);
     }
+    return lacks;
 }

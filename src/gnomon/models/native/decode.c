@@ -161,7 +161,7 @@ static void look_slowly(const float *queries, const number *keys, const number *
 
 /* made [rows heads + 2 shared, size]: queries, keys, values; places Int64[rows 5]; keys, values [blocks shared columns
    size]; result [rows heads size]. */
-EXPORT void attend(const number *made, const number *cosines, const number *sines, const int64_t *places, number *keys,
+EXPORT int attend(const number *made, const number *cosines, const number *sines, const int64_t *places, number *keys,
                    number *values, number *result, int64_t rows, int64_t heads, int64_t shared, int64_t size,
                    int64_t columns, int64_t lanes, float scale, int threads) {
     int64_t group = heads / shared, longest = 0;
@@ -170,12 +170,17 @@ EXPORT void attend(const number *made, const number *cosines, const number *sine
         int64_t count = at->prompt + at->grown + 1;
         longest = count > longest ? count : longest;
     }
+    int lacks = 0;
 #pragma omp parallel num_threads(threads)
     {
         float *room = malloc((size_t)(group * (longest + 3) + (2 * group + 4) * size) * sizeof(float));
+        if (room == NULL)
+#pragma omp atomic write
+            lacks = 1;
         float *queries = room, *found = queries + group * size, *column = found + group * size, *scores = column + 4 * size;
 #pragma omp for schedule(static)
         for (int64_t task = 0; task < rows * shared; task++) {
+            if (room == NULL) continue;
             int64_t row = task / shared, head = task % shared;
             const place *at = (const place *)(places + 5 * row);
             const number *own = made + row * (heads + 2 * shared) * size;
@@ -194,4 +199,5 @@ EXPORT void attend(const number *made, const number *cosines, const number *sine
         }
         free(room);
     }
+    return lacks;
 }

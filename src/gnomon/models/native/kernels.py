@@ -30,6 +30,8 @@ _SIGNATURES: dict[str, list[Any]] = {
     "sample": [*[_P] * 4, *[_I] * 2, _F, _T],
     "branched": [*[_P] * 7, *[_I] * 4, _F, _T],
 }
+_ALLOCATING = ("attend", "sample", "branched")
+"""These take memory of their own and return 0, or 1 where there was none."""
 _OF_SOME: dict[str, list[Any]] = {"pack": [*[_P] * 2, *[_I] * 2, _T], "linear": [*[_P] * 5, *[_I] * 3, _T]}
 _COLUMNS = 32
 
@@ -46,7 +48,7 @@ class Kernels:
         self.name = Path(library._name).stem
         for name, types in _SIGNATURES.items():
             function = getattr(library, name)
-            function.argtypes, function.restype = types, None
+            function.argtypes, function.restype = types, _T if name in _ALLOCATING else None
         self.has_linear = hasattr(library, "linear")
         for name, types in _OF_SOME.items() if self.has_linear else ():
             function = getattr(library, name)
@@ -144,7 +146,7 @@ class Kernels:
         result = made.new_zeros(made.shape[0], heads * size)
         pointers = _addresses(made, *angles, places, keys, values, result)
         sizes = (len(places), heads, shared, size, columns, lanes)
-        self._library.attend(*pointers, *sizes, scale, _threads())
+        _check_memory(self._library.attend(*pointers, *sizes, scale, _threads()))
         return result
 
     def sample(self, logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -154,7 +156,7 @@ class Kernels:
         """
         tokens, logprobs = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
         pointers = _addresses(logits, uniforms, tokens, logprobs)
-        self._library.sample(*pointers, *logits.shape, temperature, _threads())
+        _check_memory(self._library.sample(*pointers, *logits.shape, temperature, _threads()))
         return tokens, logprobs
 
     def branched(self, made: Tensor, heads: int, table: tuple[Tensor, Tensor], scale: float) -> tuple[Tensor, Tensor]:
@@ -166,7 +168,8 @@ class Kernels:
         positions, total, size = made.shape
         result, sums = made.new_zeros(positions, heads, size), torch.zeros(positions, heads, 2)
         pointers = _addresses(made, *table, result, sums, None, None)
-        self._library.branched(*pointers, len(table[0]), heads, (total - heads) // 2, size, scale, _threads())
+        sizes = (len(table[0]), heads, (total - heads) // 2, size)
+        _check_memory(self._library.branched(*pointers, *sizes, scale, _threads()))
         return result, sums
 
     def branched_back(
@@ -177,7 +180,8 @@ class Kernels:
         heads = sums.shape[1]
         back = torch.zeros_like(made)
         pointers = _addresses(made, *table, None, sums, gradient, back)
-        self._library.branched(*pointers, len(table[0]), heads, (total - heads) // 2, size, scale, _threads())
+        sizes = (len(table[0]), heads, (total - heads) // 2, size)
+        _check_memory(self._library.branched(*pointers, *sizes, scale, _threads()))
         return back
 
     def head(self, logits: Tensor, targets: Tensor, found: Sequence[Tensor | None], temperature: float) -> None:
@@ -209,8 +213,13 @@ def kernels_of(tensor: Tensor) -> Kernels | None:
 def kernels_for(dtype: torch.dtype) -> Kernels | None:
     """Return the functions for plain tensors of this precision on a CPU; None where there are none (`build`)."""
     defines = _DEFINES.get(dtype)
-    library = None if defines is None else build(defines)
+    library = None if defines is None else build(defines, tuple(_SIGNATURES))
     return None if library is None else Kernels(library)
+
+
+def _check_memory(status: int) -> None:
+    if status:
+        raise MemoryError("there is no memory for what a function in C needs while it computes")
 
 
 def _addresses(*tensors: Tensor | None) -> list[int | None]:

@@ -20,14 +20,19 @@ static int64_t pick(const double *levels, int64_t count, double *fraction) {
 }
 
 /* logits [rows width] over temperature; tokens and their log-probabilities [rows]. */
-EXPORT void sample(const number *logits, const double *uniforms, int64_t *tokens, float *logprobs, int64_t rows,
+EXPORT int sample(const number *logits, const double *uniforms, int64_t *tokens, float *logprobs, int64_t rows,
                    int64_t width, float temperature, int threads) {
     int64_t blocks = (width + BLOCK - 1) / BLOCK;
+    int lacks = 0;
 #pragma omp parallel num_threads(threads)
     {
         double *levels = malloc((size_t)blocks * sizeof(double));
+        if (levels == NULL)
+#pragma omp atomic write
+            lacks = 1;
 #pragma omp for schedule(static)
         for (int64_t row = 0; row < rows; row++) {
+            if (levels == NULL) continue;
             const number *restrict own = logits + row * width;
             float largest = -INFINITY;
 #pragma omp simd reduction(max : largest)
@@ -50,4 +55,5 @@ EXPORT void sample(const number *logits, const double *uniforms, int64_t *tokens
         }
         free(levels);
     }
+    return lacks;
 }

@@ -1,0 +1,108 @@
+"""Which runs this user began: a seal in a run's card that only this user's key makes.
+
+A run directory can come from anybody. What looks at one (`report`, `watch`, `doctor`) runs no code that it names;
+`evaluate` and `compare` need a run's own rewards, and run them when this user began the run or went on with it.
+"""
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gnomon.errors import ConfigError
+from gnomon.models.default import cache_root
+from gnomon.records.card import sessions_of
+from gnomon.records.reading import RunRecord
+
+TRUST = "GNOMON_TRUST_RUNS"
+"""The environment variable that lets `evaluate` and `compare` run what a run of somebody else names, where it is 1."""
+_PYTHON = "python"  # the tool of gnomon's own
+
+
+def named_code(table: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what an experiment's table may have executed, each with what it is; nothing is imported to know it.
+
+    table: as it was read, in any spelling. A text with a colon within the algorithm or a reward counts as a name of
+    code, so more may be named than would be executed, and never less.
+    """
+    named = [f"piece {text}" for text in _texts(table.get("algorithm")) if ":" in text]
+    named += [f"reward {text}" for text in _texts(_functions(table.get("rewards"))) if ":" in text]
+    environment = table.get("environment")
+    if isinstance(environment, Mapping):
+        named += [f"environment {text}" for text in _texts(environment.get("use")) if text]
+        named += [f"tool {text}" for text in _texts(environment.get("tools")) if text != _PYTHON]
+    if any(_trusts(node) for node in (table, table.get("algorithm"))):
+        named.append(f"model {table.get('model')}, whose own code trust_remote_code lets run")
+    return tuple(dict.fromkeys(named))
+
+
+def seal(table: Mapping[str, Any]) -> str:
+    """Return what this user's key makes of the code that a table names; "" where it names none."""
+    named = named_code(table)
+    return hmac.new(_key(), json.dumps(named).encode(), hashlib.sha256).hexdigest() if named else ""
+
+
+def check_own(run: Path, table: Mapping[str, Any]) -> None:
+    """Let a run's own code run if this user sealed the run.
+
+    table: of the run's experiment.toml, as it was read.
+    Raises: ConfigError that names the code and how to do without it.
+    """
+    named = named_code(table)
+    if not named or os.environ.get(TRUST) == "1":
+        return
+    own = seal(table)
+    brought = [session.get("seal") for session in sessions_of(RunRecord(run).card()) if isinstance(session, Mapping)]
+    if any(isinstance(text, str) and hmac.compare_digest(text.encode(), own.encode()) for text in brought):
+        return
+    some = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+    raise ConfigError(
+        f"{run} was not begun by this user on this machine, and its experiment.toml names code: {some}\n"
+        f"Read that code first; to run it, set {TRUST}=1. To evaluate the weights without it, name the checkpoint's\n"
+        f"folder and a task of your own: gnomon evaluate {run}/checkpoints/step-N --task NAME"
+    )
+
+
+def _key() -> bytes:
+    """Return this user's key, made at the first use."""
+    path = cache_root() / "own-key"
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:  # another process was first
+        return path.read_bytes()
+    with os.fdopen(made, "wb") as file:
+        file.write(secrets.token_bytes(32))
+    return path.read_bytes()
+
+
+def _texts(node: Any) -> Iterator[str]:
+    """Yield every text below a node, keys left out."""
+    if isinstance(node, str):
+        yield node
+    below = node.values() if isinstance(node, Mapping) else node if isinstance(node, list | tuple) else ()
+    for inner in below:
+        yield from _texts(inner)
+
+
+def _functions(rewards: Any) -> list[Any]:
+    """Return what of the rewards may name a function: patterns of formats hold colons, and are no names."""
+    tables = rewards if isinstance(rewards, list) else [rewards]
+    return [node if isinstance(node, str) else _function_of(node) for node in tables]
+
+
+def _function_of(node: Any) -> Any:
+    return [value for key, value in node.items() if key not in ("pattern", "part")] if isinstance(node, Mapping) else ""
+
+
+def _trusts(node: Any) -> bool:
+    if isinstance(node, Mapping):
+        return node.get("trust_remote_code") is True or any(_trusts(inner) for inner in node.values())
+    return False
