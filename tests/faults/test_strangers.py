@@ -109,7 +109,7 @@ def test_one_s_own_run_is_evaluated_with_its_own_reward(
     capsys.readouterr()
 
     assert main(["evaluate", "run"]) == 2
-    assert "names code: reward mine.py:score" in capsys.readouterr().err
+    assert "mine.py:score\nRead that code first" in capsys.readouterr().err
     monkeypatch.setenv(TRUST, "1")
     assert main(["evaluate", "run"]) == 0
 
