@@ -137,7 +137,7 @@ GOOD = b'{"prompt": "q", "answer": "a"}'
     ("name", "content", "said"),
     [
         ("t.jsonl", b"", "is empty: it has 0 bytes"),
-        ("t.jsonl", gzip.compress(GOOD), "is compressed by gzip; unpack it: `gunzip"),
+        ("t.jsonl", gzip.compress(GOOD, mtime=0), "is compressed by gzip; unpack it: `gunzip"),
         ("t.jsonl", b"\x28\xb5\x2f\xfd\0\0", "is compressed by zstd"),
         ("t.csv", b"PK\3\4....", "is a zip archive or a spreadsheet"),
         ("t.jsonl", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a pointer of Git LFS"),
