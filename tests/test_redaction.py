@@ -211,7 +211,7 @@ def test_ordinary_text_keeps_its_form():
         ("PROMPT_KEY", "question"), ("RESPONSE_KEY", "response"), ("BEST_METRIC_KEY", "reward_mean"),
         ("EOS_TOKEN", "<|im_end|>"), ("PAD_TOKEN", "[PADDING]"), ("STOP_TOKENS", "</answer>"),
         ("SORT_KEYS", "step, reward"),
-        ("SSH_KEY", "/home/me/.ssh/id_rsa"), ("X_KEY", "0.12345678"), ("DB_PASSWORD", "00000000"),
+        ("SSH_KEY", "/srv/me/.ssh/id_rsa"), ("X_KEY", "0.12345678"), ("DB_PASSWORD", "00000000"),
         ("A_KEY", "advantages"),
         ("METRIC_KEY", "rollout/reward_mean"), ("SEED_KEY", "20261125"), ("API_KEY", "xxxxxxxxxx"),
     ],

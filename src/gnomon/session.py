@@ -127,12 +127,7 @@ async def walk(session: Session, found: Found | None, stop: StopRequest) -> None
         meter = Meter(experiment.budget)
         parts = parts_of(learner, chosen, stream, experiment.seed) | {PART: meter}
         background = stack.enter_context(Background(experiment.checkpoints.asynchronous))
-        asked = session.asked
-        saver = Saver(
-            _checkpoints(session), parts, learner, asked.tokenizer, console, background, asked.form.belongings
-        )
-        if session.cluster is None and not experiment.learner.is_sharded:
-            await elsewhere(partial(saver.rehearse, _rehearsing(experiment)))
+        saver = await _saver(session, parts, learner, background)
 
         def serving() -> Metrics:
             return engine.metrics() + stage.measured() + saver.metrics()
@@ -179,6 +174,15 @@ async def walk(session: Session, found: Found | None, stop: StopRequest) -> None
         check_counted(run, parts, [session.asked.split.train, session.asked.split.held_out])
         console.start(experiment.steps, learner.version)
         await beside(stage.watch(), train(run))
+
+
+async def _saver(session: Session, parts: dict[str, Stateful], learner: Writing, background: Background) -> Saver:
+    """Return what saves checkpoints, tried once where this process alone holds the model."""
+    experiment, asked, console = session.experiment, session.asked, session.console
+    saver = Saver(_checkpoints(session), parts, learner, asked.tokenizer, console, background, asked.form.belongings)
+    if session.cluster is None and not experiment.learner.is_sharded:
+        await elsewhere(partial(saver.rehearse, _rehearsing(experiment)))
+    return saver
 
 
 def _rehearsing(experiment: Experiment) -> Callable[[Path], None]:

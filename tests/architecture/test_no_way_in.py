@@ -9,6 +9,7 @@ from tests.architecture.test_fences import PACKAGE, SOURCES, dotted, imported, p
 
 # Where text does become code, and why that is meant. Everywhere else it may not.
 MEANT = {
+    "models/weights.py": "names, shapes and some rows of a model's .bin files, read as weights only",
     "verifiers/sandbox/inside/program.py": "the model's program, on the far side of the sandbox",
     "user_file.py": "an algorithm, reward, environment or tool, by the name that stands in the experiment; a claim",
 }

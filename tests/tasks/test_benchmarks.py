@@ -45,7 +45,7 @@ RIGHT = {
 WRONG = {name: text.replace("1,080", "1,081").replace("\\boxed{", "\\boxed{9") for name, text in RIGHT.items()}
 
 
-def as_bytes(question: object) -> tuple[int, ...]:
+def as_bytes(question: object, further: object = None) -> tuple[int, ...]:
     return tuple(str(question).encode())
 
 

@@ -29,7 +29,7 @@ from gnomon.types import Message
 WIDE = ArithmeticTask(highest=999, size=300)
 
 
-def as_bytes(question: str | Sequence[Message]) -> tuple[int, ...]:
+def as_bytes(question: str | Sequence[Message], further: object = None) -> tuple[int, ...]:
     text = question if isinstance(question, str) else "".join(m["content"] for m in question)
     return tuple(text.encode())
 
