@@ -106,7 +106,7 @@ def test_seeds_of_held_out_questions_cannot_be_trained_on(task: ArithmeticTask |
 def test_a_generator_that_is_named_for_evaluation_has_the_held_out_seed():
     """The same questions as `held_out` asks by default; the first of them, whatever the number."""
     asked = named_held_out("chain_sum").questions()
-    split = build_split(ReasoningGymTask("chain_sum"), HeldOut(size=3), lambda q: (1,))
+    split = build_split(ReasoningGymTask("chain_sum"), HeldOut(size=3), lambda *_: (1,))
 
     assert [asked[i].text for i in range(3)] == [split.held_out[i].text for i in range(3)]
 
