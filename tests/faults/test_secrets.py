@@ -240,6 +240,7 @@ def test_own_code_is_named_before_any_of_it_runs(nosy: Callable[..., str], tmp_p
     for verb in (["plan", *small], ["train", *small, "--run-dir", run], ["evaluate", run]):
         assert f"runs your code: reward {named}\n" in nosy(*verb), verb
     shutil.rmtree(tmp_path / "run" / "checkpoints")
+    (tmp_path / "run" / ".saved").unlink(missing_ok=True)
     assert f"runs your code: reward {named}\n" in nosy("resume", run)
 
 
