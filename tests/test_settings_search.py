@@ -97,6 +97,7 @@ def accepted(table: Mapping[str, Any]) -> Experiment | None:
 @given(changes())
 @example({"system": "\n".join("Q. 1. A. b. c." * 3 for _ in range(80))})
 @example({"seed": 2**63 - 1})
+@example({"task": {"kind": "reasoning_gym", "generator": "x", "parameters": {"a": [None]}}})
 @example({"task": {"kind": "reasoning_gym", "generator": "x", "parameters": {"\ud800": 1}}})
 def test_what_an_experiment_may_be_is_read_again_as_it_was_written(tmp_path_factory: Any, changed: dict[str, Any]):
     """Whatever its fields hold, an experiment is refused in words, or its TOML is read as an equal experiment."""

@@ -324,6 +324,8 @@ def check_values(table: Mapping[str, Any], path: str = "", is_counted: bool = Tr
             _check_finite(value, place)
         elif isinstance(value, int):
             _check_count(key, value, place, is_counted_here)
+        elif value is None:
+            raise ConfigError(f"{place} is null, which the record of an experiment cannot hold; leave it out")
 
 
 def check_texts(value: Any, place: str = "") -> None:

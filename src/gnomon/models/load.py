@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gnomon.errors import ModelError, unknown
+from gnomon.errors import ModelError, shortened, unknown
 from gnomon.models import default
 from gnomon.models.generation import moved, savable
 from gnomon.models.lora import LoraPlan, adapt, check_lora, merged_tensors, trainable
@@ -65,7 +65,7 @@ def check_model(name: str, trust_remote_code: bool = False) -> None:
         if not default.is_prepared(default.default_folder()):
             default.weights_file()
         return
-    folder = Path(name).expanduser()
+    folder = _named(name)
     if folder.is_dir():
         _check_folder(folder)
         with parsed(f"model '{name}': its config cannot be used"):
@@ -76,6 +76,15 @@ def check_model(name: str, trust_remote_code: bool = False) -> None:
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelError(f"model folder '{name}' does not exist (looked for {folder.absolute()})")
     _check_causal(_hub_config(name, trust_remote_code), name, trust_remote_code)
+
+
+def _named(name: str) -> Path:
+    try:
+        folder = Path(name).expanduser()
+        folder.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ModelError(f"model {shortened(ascii(name))} cannot be looked for: {error.args[-1]}") from error
+    return folder
 
 
 def check_weights(name: str, trust_remote_code: bool = False) -> tuple[str, ...]:
