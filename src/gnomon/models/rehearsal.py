@@ -62,8 +62,8 @@ def rehearse(name: str, tokenizer: Tokenizer, trust_remote_code: bool = False, l
     _compare(name, tokenizer, again)
     if dropped:
         said.append(
-            f"generation_config.json of '{name}' cannot be written as it is; checkpoints leave out "
-            f"{', '.join(sorted(dropped))}"
+            f"checkpoints of '{name}' leave out {', '.join(sorted(dropped))} of its generation_config.json, which "
+            "transformers reads and would not write"
         )
     if belongings.left_out:
         said.append(
