@@ -29,7 +29,9 @@ from gnomon.verifiers.function import UserFunction
 from gnomon.verifiers.grade import Grading, WeightedReward
 
 # A term of the loss that is nothing, and not a number at the calls that it is told: one call an update here.
+# What tries pieces before a model loads does so in the main thread, and is no update.
 SPOIL = """
+import threading
 from dataclasses import dataclass
 from gnomon.metrics import Metrics
 
@@ -53,8 +55,9 @@ class Spoil:
 
     def __call__(self, view):
         global calls
-        calls += 1
-        factor = float("inf") if self.first <= calls <= self.last else 0.0
+        is_update = threading.current_thread() is not threading.main_thread()
+        calls += is_update
+        factor = float("inf") if is_update and self.first <= calls <= self.last else 0.0
         return view.current * factor, Metrics()
 """
 REWARD = "rewards=[{kind='format', pattern='[!-P].*'}]"
