@@ -46,7 +46,13 @@ def checked_arguments(module: nn.Module, names: frozenset[str], arguments: dict[
             f"{type(module).__name__}.forward of transformers {transformers.__version__} takes no argument "
             f"{', '.join(repr(name) for name in lost)}, so it would be lost; it takes {', '.join(sorted(names))}"
         )
-    return {name: value for name, value in arguments.items() if name in names}
+    # Some models do not name use_cache and read it all the same, from their further arguments.
+    known = names | {"use_cache"} if _takes_more(module) else names
+    return {name: value for name, value in arguments.items() if name in known}
+
+
+def _takes_more(module: nn.Module) -> bool:
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(module.forward).parameters.values())
 
 
 class Forward:

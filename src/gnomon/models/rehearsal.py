@@ -22,7 +22,9 @@ from gnomon.models.tokenizer import Tokenizer
 from gnomon.models.weights import check_form
 
 _PROBE = "Question 12: is 3.50 < 4?\n\tné 日本 <b>"
-_TOLERANCE = 1e-5
+_TOLERANCE = {torch.float32: 1e-5}
+_ROUGH = 0.05
+"""Of logits in fewer bits: two ways through attention round otherwise."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def check_written(folder: Path, name: str, dtype: torch.dtype, trust_remote_code
         ids = torch.arange(16).unsqueeze(0) % network.config.get_text_config().vocab_size
         before, after = (model(input_ids=ids, use_cache=False).logits.float() for model in (one, other))
     far = float((before - after).abs().max())
-    if not far <= _TOLERANCE * max(1.0, float(before.abs().max())):
+    if not far <= _TOLERANCE.get(dtype, _ROUGH) * max(1.0, float(before.abs().max())):
         raise ModelError(
             f"model '{name}': a checkpoint of it computes other logits when it is loaded again, by up to {far:.2g}: "
             "its config is not written as it was read"

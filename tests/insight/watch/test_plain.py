@@ -188,8 +188,8 @@ def test_rows_that_cannot_be_read_are_one_error_for_everybody(name: str, tmp_pat
         assert main([verb, str(run), *options]) == 2
         assert capsys.readouterr() == (
             "",
-            f"gnomon {verb}: {run / name} cannot be read: Is a directory; it should be a file with one JSON object a "
-            "line: bring it back, or move away what is there\n",
+            f"gnomon {verb}: {run / name} cannot be read: it is a folder, not a file; it should be a file with one "
+            "JSON object a line: bring it back, or move away what is there\n",
         )
     assert not (run / "report.html").exists()
 
