@@ -116,8 +116,8 @@ def test_dynamic_sampling_trains_on_informative_groups_alone(tmp_path: Path):
     """DAPO discards groups of equal rewards, records them as not kept, and asks other prompts in their place."""
     folder = tmp_path / "run"
     # Its penalty on length would make rewards differ; here only right and wrong shall.
-    overrides = ("algorithm=dapo", "algorithm.num_generations=4", "algorithm.overlong=none")
-    _, rows = walk(folder, "steps=2", "rollouts_per_step=8", *overrides, "algorithm.updates.minibatches=1")
+    overrides = ("algorithm=dapo", "algorithm.num_generations=16", "algorithm.overlong=none")
+    _, rows = walk(folder, "steps=2", "rollouts_per_step=32", *overrides, "algorithm.updates.minibatches=1")
 
     assert sum(row["rollout/discarded_groups"] for row in rows) > 0
     for step in (1, 2):

@@ -150,7 +150,8 @@ def _asked(columns: Mapping[str, Any], entry: Any) -> Asked:
     solutions = (columns.get("code"), columns.get("canonical_solution"))
     texts = (text for text in solutions if isinstance(text, str))
     own = {name for text in texts for name in Piece(text, parsed(text)).defines if hasattr(builtins, name)}
-    return Asked(entry if isinstance(entry, str) else None, frozenset({*own, *([entry] if entry else [])}))
+    named = entry if isinstance(entry, str) else None
+    return Asked(named, frozenset({*own, *([named] if named else [])}))
 
 
 def _parsed(tests: Any) -> Any:
