@@ -119,7 +119,7 @@ def test_an_evaluation_is_read_as_it_was_written(tmp_path: Path):
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that learns too fast, is evaluated after each step, and keeps one checkpoint beside the best."""
     folder = tmp_path_factory.mktemp("evaluated") / "run"
-    overrides = ["steps=4", "rollouts_per_step=64", "learner.optimizer.learning_rate=0.03"]
+    overrides = ["steps=4", "seed=1", "rollouts_per_step=64", "learner.optimizer.learning_rate=0.03"]
     overrides += ["evaluation.every=1", "evaluation.samples=8", "checkpoints.keep_last=1"]
     train_experiment(load("tiny", overrides), folder)
     return folder

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gnomon.cli.main import main
-from gnomon.errors import Stopped
+from gnomon.errors import ConfigError, Stopped
 from gnomon.experiment import load
 from gnomon.launch import resume, train_experiment
 from gnomon.loop.run import StopRequest
@@ -131,12 +131,10 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_draws(place: Path, capsys:
     assert "draws every token with the same random number" in capsys.readouterr().err
 
 
-def test_an_environment_that_always_fails_is_said_once(place: Path, capsys: Capture):
-    """Every reply raises, which is no policy's doing: the run goes on, and whoever watches is told why, once."""
-    train_experiment(load("tiny", options("Wrong", 2, "rollouts_per_step=8")), place / "run")
-    said = capsys.readouterr().err
-
-    assert said.count("8 of 8 conversations of a step ended in a reply that failed, most often: TypeError: step") == 1
+def test_an_environment_that_always_fails_is_refused(place: Path):
+    """Every reply is of a wrong type, which is no policy's doing: said before a model loads, with what is right."""
+    with pytest.raises(ConfigError, match=r"step failed to the answer '': TypeError: step returned float, expected a"):
+        train_experiment(load("tiny", options("Wrong", 2, "rollouts_per_step=8")), place / "run")
 
 
 def test_what_breaks_an_environment_breaks_one_rollout(place: Path):
@@ -156,12 +154,12 @@ def test_what_breaks_an_environment_breaks_one_rollout(place: Path):
     assert causes == set(), "each kind of fault was seen"
 
 
-def test_an_environment_that_never_begins_stops_the_run(place: Path, capsys: Capture):
-    """Past the allowed fraction of errors the run ends with the cause and exit code 1."""
+def test_an_environment_that_never_begins_is_refused(place: Path, capsys: Capture):
+    """Before a model loads, with the cause and exit code 2."""
     code = main(["train", "tiny", *options("Absent", 2), "--run-dir", "run"])
 
-    assert code == 1
-    assert "environment: reset: ConnectionError: no server (mine.py:" in capsys.readouterr().err
+    assert code == 2
+    assert "reset failed: ConnectionError: no server (mine.py:" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
