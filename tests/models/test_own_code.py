@@ -177,6 +177,7 @@ def test_a_run_goes_on_with_the_code_that_it_trusted(tmp_path: Path, policy: Pat
     assert f"the own code of the model {policy} may run (trust_remote_code): {trusted}" in capsys.readouterr().err
     assert json.loads((run / "run.json").read_text())["trusted_models"] == {str(policy): trusted}
     shutil.rmtree(run / "checkpoints" / "step-1")
+    (run / ".saved").unlink(missing_ok=True)
     kept = {path.name: path.read_bytes() for path in policy.glob("*.py")}
     mark_of(policy).unlink()
     write_code(policy, "changed")
