@@ -194,6 +194,9 @@ def test_any_experiment_is_planned_or_refused(table: dict[str, Any]):
 @settings(max_examples=35)
 @example(("jsonl", [{"id": "\ud8000", "prompt": "q", "answer": "1"}] * 12))
 @example(("parquet", [{"prompt": f"q{n}", "answer": float("nan")} for n in range(12)]))
+@example(("jsonl", [{"\n": "\0", "prompt": "q", "answer": "1"}] * 12))
+@example(("jsonl", [{"a\nb": 1, "prompt": "q"}] * 12))
+@example(("json", [{"prompt": [{"role": "user", "content": "q", "a\n\n\nb": 1}], "answer": "1"}] * 12))
 def test_any_table_is_read_as_it_was_written_or_refused(table: tuple[str, list[dict[str, Any]]]):
     """Whatever stands in any column, a table is refused in words, or read as it was written."""
     reads(*table)

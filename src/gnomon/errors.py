@@ -128,6 +128,15 @@ def shortened(text: str, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
 
 
+def on_one_line(text: str) -> str:
+    r"""Return ``text`` as a message can show it: line ends, control characters and half surrogate pairs are spelled.
+
+    >>> print(on_one_line("two words"), on_one_line("a\nb"))
+    two words a\nb
+    """
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Return a sentence that says ``name`` is unknown and which known name is nearest.
 
@@ -141,7 +150,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     # Two letters that changed places are the likeliest slip, and no worse a match than others.
     near.sort(key=lambda candidate: sorted(candidate) != sorted(name))
     hint = f"; did you mean '{near[0]}'?" if near else "."
-    return f"unknown {kind} '{shortened(name)}'{hint} Known: {', '.join(names)}"
+    return f"unknown {kind} '{shortened(on_one_line(name))}'{hint} Known: {', '.join(names)}"
 
 
 def named(kind: str, said: str) -> GnomonError | None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gnomon.errors import ConfigError, DatasetError, UserError
+from gnomon.errors import ConfigError, DatasetError, UserError, on_one_line, shortened
 from gnomon.tasks.base import Further
 from gnomon.tasks.shown import Looks, name_of
 from gnomon.types import Message
@@ -237,12 +237,13 @@ def message_flaw(message: object) -> str | None:
     if not isinstance(message, Mapping):
         return f"a message is an object with role and content, got {type(message).__name__}"
     if message.get("role") not in ROLES:
-        return f"role must be one of {', '.join(ROLES)}, got {message.get('role')!r}"
+        return f"role must be one of {', '.join(ROLES)}, got {shortened(repr(message.get('role')))}"
     content = message.get("content")
     if not isinstance(content, str):
         return f"content must be text, got {type(content).__name__}"
     others = [str(key) for key, value in message.items() if key not in ("role", "content") and value is not None]
-    return f"only role and content are understood, got also {', '.join(others)}" if others else None
+    said = shortened(on_one_line(", ".join(others)))
+    return f"only role and content are understood, got also {said}" if others else None
 
 
 def transcript(messages: Sequence[Message]) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gnomon.errors import DatasetError, shortened
+from gnomon.errors import DatasetError, on_one_line, shortened
 from gnomon.progress import counted
 from gnomon.tasks.chat import message_flaw, readable
 from gnomon.tasks.inputs import further_of
@@ -169,7 +169,7 @@ def _pairs(pairs: Sequence[tuple[int, int]], numbers: Sequence[int]) -> str:
 
 
 def _names(values: Mapping[str, Any]) -> str:
-    return shortened(", ".join(name or "''" for name in values), 200) or "nothing"
+    return shortened(", ".join(on_one_line(name) or "''" for name in values), 200) or "nothing"
 
 
 def _shown(value: Any) -> str:

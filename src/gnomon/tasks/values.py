@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from gnomon.errors import shortened
+from gnomon.errors import on_one_line, shortened
 
 DEEPEST = 64
 """Levels of lists and objects in a value: far fewer than Python's own readers and writers can take."""
@@ -102,7 +102,7 @@ class Reading:
 
     def _refuse(self, place: str, why: str) -> None:
         if self.flaw is None:
-            self.flaw = f"{ascii(place)[1:-1] if text_flaw(place) else shortened(place)}: {why}"
+            self.flaw = f"{shortened(on_one_line(place))}: {why}"
 
 
 def text_flaw(text: str) -> str | None:
