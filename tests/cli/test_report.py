@@ -68,10 +68,18 @@ def test_a_run_that_was_stopped_has_a_page_too(tmp_path: Path):
     assert "1 of 3 steps, stopped" in (tmp_path / "run" / "report.html").read_text()
 
 
+FAILS = """
+def mine(prompt, completion, **columns):
+    if completion == "I do not know.":
+        return 0.0  # an answer of the trial before training, which no tiny model gives
+    raise ValueError("no such unit")
+"""
+
+
 def test_a_run_that_failed_has_a_page_too(tmp_path: Path):
     """Rewards that cannot be given end a run; what it had done until then can be seen."""
     reward = tmp_path / "mine.py"
-    reward.write_text("def mine(prompt, completion, **columns):\n    raise ValueError('no')\n")
+    reward.write_text(FAILS)
     rewards = f'rewards=[{{verifier={{kind="function", function="{reward}:mine"}}, name="mine"}}]'
     with pytest.raises(gnomon.RunError):
         train_experiment(load("tiny", ["steps=3", "rollouts_per_step=64", rewards]), tmp_path / "run")

@@ -9,7 +9,12 @@ from gnomon.cli.main import main
 from gnomon.records.card import end_of, run_card, write_card, write_end
 
 Capture = pytest.CaptureFixture[str]
-FAILING = "def reward(prompt, completion, **columns):\n    raise ValueError('no such unit')\n"
+FAILING = """
+def reward(prompt, completion, **columns):
+    if completion == "I do not know.":
+        return 0.0  # an answer of the trial before training, which no tiny model gives
+    raise ValueError("no such unit")
+"""
 
 
 def test_a_run_that_failed_says_with_what_everywhere(tmp_path: Path, capsys: Capture):

@@ -135,7 +135,8 @@ def starts_like_pickle(content: bytes) -> bool:
 def check_files(run: Path) -> Counter[str]:
     """Read every file of a run as what it says it is, and return how many there are of each kind."""
     kinds: Counter[str] = Counter()
-    for path in (path for path in run.rglob("*") if path.is_file()):
+    assert (run / ".saved").read_bytes() == b"", "a mark, not a file to read"
+    for path in (path for path in run.rglob("*") if path.is_file() and path.name != ".saved"):
         content = path.read_bytes()
         assert not starts_like_pickle(content), path
         kinds[path.suffix] += 1

@@ -172,12 +172,12 @@ def test_a_trusted_critic_beside_an_untrusted_policy_loads(critic: Path):
 def test_a_run_goes_on_with_the_code_that_it_trusted(tmp_path: Path, policy: Path, capsys: pytest.CaptureFixture[str]):
     """Its revision is printed and in the card; other code is refused before it runs; the former one goes on."""
     run, trusted = tmp_path / "run", revision(str(policy))
-    command = ["train", "tiny", f"model={policy}", "trust_remote_code=true", *SMALL, "--run-dir", str(run)]
+    several = ["steps=2", *SMALL[1:], "checkpoints.keep_last=2"]
+    command = ["train", "tiny", f"model={policy}", "trust_remote_code=true", *several, "--run-dir", str(run)]
     assert main(command) == 0
     assert f"the own code of the model {policy} may run (trust_remote_code): {trusted}" in capsys.readouterr().err
     assert json.loads((run / "run.json").read_text())["trusted_models"] == {str(policy): trusted}
-    shutil.rmtree(run / "checkpoints" / "step-1")
-    (run / ".saved").unlink(missing_ok=True)
+    shutil.rmtree(run / "checkpoints" / "step-2")
     kept = {path.name: path.read_bytes() for path in policy.glob("*.py")}
     mark_of(policy).unlink()
     write_code(policy, "changed")

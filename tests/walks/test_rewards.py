@@ -25,8 +25,8 @@ def ours(prompt, completion, answer, **columns):
 
 
 def trl(prompts, completions, answer, **columns):
-    """TRL's: lists of one."""
-    assert len(prompts) == len(completions) == len(answer) == 1
+    """TRL's: lists of all answers to a question."""
+    assert len(set(prompts)) == 1 and len(prompts) == len(completions) == len(answer)
     return [float("!" <= completion[:1] <= "P") for completion in completions]
 
 
@@ -49,6 +49,8 @@ def fails_sometimes(prompt, completion):
 
 
 def fails_always(prompt, completion):
+    if len(completion) > 3:
+        return 0.0  # an answer of the trial before training; sampling ends after three tokens
     raise ZeroDivisionError("a fault in the reward")
 '''
 

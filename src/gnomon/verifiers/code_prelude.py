@@ -32,7 +32,7 @@ def prelude(names: Iterable[str], only: tuple[str, ...] = _STARS) -> list[str]:
     Source: LiveCodeBench, ``lcb_runner/evaluation/testing_util.py``, ``import_string``.
 
     >>> prelude(["List", "math", "gcd", "nobody"])
-    ['from math import gcd', 'import math', 'from typing import List']
+    ['from math import gcd', 'from typing import List', 'import math']
     """
     found: list[str] = []
     for name in sorted(set(names), key=lambda name: (name.lower(), name)):

@@ -55,7 +55,7 @@ def tidy(text: str) -> str:
     r"""Return ``text`` with one spelling for each sign, space, wrapper and thousands mark; fractions stay as they are.
 
     >>> tidy("\\$32,\\!348"), tidy("90^{\\circ}"), tidy("\\text{(C)}"), tidy("1\u00bd")
-    ('$32,348', '90°', ' (C) ', '1 1/2')
+    ('$32,348', '90°', ' (C) ', '1\\frac{1}{2}')
     """
     if "\\" in text or not text.isascii() or "~" in text or "{" in text:
         text = _THOUSANDS.sub(lambda match: _GROUPS.sub(",", match[0]), text)

@@ -90,7 +90,10 @@ class Program:
 
 
 class Nursery:
-    """One process that forks the workers of one grading, or of another program."""
+    """One process that forks the workers of one grading, or of another program.
+
+    starts: how often it was started.
+    """
 
     def __init__(self, work: Grading | Program, limits: Limits) -> None:
         if sys.platform == "win32":
@@ -103,6 +106,7 @@ class Nursery:
         self._said: IO[bytes] | None = None
         self._forked: set[int] = set()
         self._owed = 0
+        self.starts = 0
 
     def open(self) -> None:
         """Start the nursery and have it import the rewards.
@@ -168,6 +172,7 @@ class Nursery:
         """Start the program and return how many threads it has after its imports."""
         ours, theirs = socket.socketpair()
         self._control, self._channel, self._owed = ours, Channel(ours), 0
+        self.starts += 1
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 # closed in `close`
         with theirs:
             self._program = subprocess.Popen(

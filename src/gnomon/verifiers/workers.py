@@ -173,14 +173,22 @@ class GradingPool:
         return death
 
     async def _hire(self) -> Worker:
-        """Return a new worker. Raises: GradingError when three in a row die before their first word."""
-        for _ in range(_BIRTHS):
+        """Return a new worker.
+
+        Raises: GradingError when three in a row die before their first word. Those that end with the process that
+            started them, which a sample may kill, are not counted until it was started `_FOREIGN_TRIES` times.
+        """
+        births, nursery = 0, self._staff.nursery
+        last = nursery.starts + _FOREIGN_TRIES
+        while births < _BIRTHS:
+            starts = nursery.starts
             try:
                 return await self._staff.fork()
             except TimeoutError as error:
                 raise GradingError(f"a worker was not ready after {self._limits.start_seconds:g} s") from error
             except (OSError, EOFError) as error:
                 died = error
+            births += starts == nursery.starts or starts >= last
         raise GradingError(f"grading processes die when they start: {died!r}") from died
 
     @property
