@@ -8,7 +8,7 @@
 # libraries: a machine without a GPU saves them when pip is pointed at PyTorch's CPU wheels (PIP_EXTRA_INDEX_URL).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model train test test-full peers vllm bench lint clean
+.PHONY: help setup model train test test-full test-versions peers vllm bench lint clean
 .SUFFIXES:
 
 VENV   := .venv
@@ -82,6 +82,9 @@ test-full: lint peers vllm ## the same with the slow tests, other implementation
 	@echo "[test] the vLLM engine, alone, in two processes and on a Ray cluster (eight minutes)"
 	@OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/engines/test_conformance.py tests/engines/vllm
 
+test-versions: setup ## the models' tests with transformers 5.16 to 5.24, and with the newest of everything
+	@sh tests/versions.sh $(BIN)/python 5.16 5.17 5.18 5.19 5.20 5.21 5.22 5.23 5.24 newest
+
 peers: $(PEERS)/.gnomon-setup ## make .venv-peers, with the implementations that gnomon is compared with (once)
 	@:
 
@@ -111,5 +114,5 @@ bench: model peers ## gnomon, this machine's limits and TRL, side by side (an ho
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## remove .venv, .venv-peers, .venv-vllm and every cache; runs/ stays
-	rm -rf $(VENV) $(PEERS) $(VLLM) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf $(VENV) $(PEERS) $(VLLM) .venv-versions .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
 	find src tests examples experiments -name __pycache__ -type d -prune -exec rm -rf {} +

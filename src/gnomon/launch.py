@@ -37,6 +37,7 @@ from gnomon.loop.run import StopRequest
 from gnomon.models.belongings import belongings_of
 from gnomon.models.critic import HEAD_FILE, check_critic
 from gnomon.models.rehearsal import rehearse
+from gnomon.planning import prompt_tokens
 from gnomon.records.card import Card, questions_of, run_card, write_card, write_end
 from gnomon.records.checkpoints import Checkpoints, Found
 from gnomon.records.console import Console
@@ -49,7 +50,7 @@ from gnomon.records.sinks import check_sinks
 from gnomon.rewinding import rewind, standing
 from gnomon.rollouts.trial import try_environment
 from gnomon.sentences import foreign_code, starting_notes
-from gnomon.serving import check_serving, device_of, precision_of, said_of_device, said_of_native, weakened
+from gnomon.serving import check_serving, device_of, precision_of, said_of_device, said_of_native, slow_ways, weakened
 from gnomon.session import Session, grade_once, run_alone, walk
 from gnomon.staging import check_staging, opened
 from gnomon.stopping import stopping
@@ -373,6 +374,8 @@ def _run(session: Session, found: Found | None, stop: StopRequest) -> Result:
         for said in changes(latest_session(directory.path), card):
             console.warn(said)
         write_card(directory.card, card)
+        for said in card.slow:
+            console.warn(said)
         console.say(f"run {directory.path}: {card.reproducibility}")
         reach("start")
         stack.enter_context(
@@ -410,6 +413,7 @@ def _card(session: Session) -> Card:
     return replace(
         card,
         native=said_of_native(experiment),
+        slow=slow_ways(experiment, prompt_tokens(session.asked)),
         foreign_code=foreign_code(experiment),
         seal=seal(read(session.directory.experiment)),
         sources=sources_of(experiment),

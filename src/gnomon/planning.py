@@ -19,7 +19,7 @@ from gnomon.models.head import chunk_for
 from gnomon.models.size import ModelSize
 from gnomon.records.console import duration
 from gnomon.sentences import Costs, initial_answers, many, paragraphs, size_in_words
-from gnomon.serving import device_of, own_copies, precision_of, said_of_serving
+from gnomon.serving import device_of, own_copies, precision_of, said_of_serving, slow_ways
 
 GIB = 2**30
 _SHOWN, _ENDS = 400, 8
@@ -97,11 +97,11 @@ def make_plan(experiment: Experiment, asked: Questions, size: ModelSize) -> Plan
         )
     algorithm, rollouts = experiment.algorithm, experiment.rollouts_per_step
     precision = precision_of(experiment)
-    prompt_tokens = _prompt_tokens(asked)
+    asked_tokens = prompt_tokens(asked)
     costs = _costs(experiment, asked, size, precision)
     checkpoint = _checkpoint(experiment, size, precision)
     records = int(rollouts * experiment.steps * 40 * experiment.sampling.max_completion_length)
-    seconds = _step_seconds(experiment, size, precision, prompt_tokens)
+    seconds = _step_seconds(experiment, size, precision, asked_tokens)
     before = initial_answers(experiment, costs.training_prompts) / rollouts / passes(algorithm)
     plan = Plan(
         steps=experiment.steps,
@@ -114,7 +114,7 @@ def make_plan(experiment: Experiment, asked: Questions, size: ModelSize) -> Plan
         held_out_prompts=len(asked.split.held_out),
         parameters=size.parameters,
         precision=precision,
-        memory_bytes=_memory(experiment, size, precision, prompt_tokens, costs),
+        memory_bytes=_memory(experiment, size, precision, asked_tokens, costs),
         undo_bytes=_undo(experiment, size),
         checkpoint_bytes=checkpoint,
         disk_bytes=checkpoint * _kept(experiment) + records,
@@ -139,7 +139,7 @@ def _shape(experiment: Experiment, asked: Questions, plan: Plan) -> Iterator[str
     yield (
         f"A step asks {many(plan.prompts_per_step, 'prompt')}, {many(algorithm.num_generations, 'answer')} each: "
         f"{plan.rollouts_per_step} rollouts of at most {budget} tokens, from prompts of about "
-        f"{_prompt_tokens(asked):.0f}. {said_of_serving(experiment)}"
+        f"{prompt_tokens(asked):.0f}. {said_of_serving(experiment)}"
     )
     epochs, late = algorithm.updates.epochs, _lateness(experiment)
     yield (
@@ -153,7 +153,7 @@ def _shape(experiment: Experiment, asked: Questions, plan: Plan) -> Iterator[str
         f"because they are held out; {many(plan.held_out_prompts, 'held-out prompt')}."
     )
     yield plan.prompt.said
-    for said in asked.remarks:
+    for said in (*asked.remarks, *slow_ways(experiment, prompt_tokens(asked))):
         yield f"{said[:1].upper()}{said[1:]}."
 
 
@@ -214,7 +214,7 @@ def _parameters(count: int) -> str:
     return f"{count / 1e6:,.0f} million" if count >= 1_000_000 else f"{count:,}"
 
 
-def _prompt_tokens(asked: Questions) -> float:
+def prompt_tokens(asked: Questions) -> float:
     """Return the mean length of the first prompts."""
     count = min(64, len(asked.split.train))
     return sum(len(asked.split.train[i].prompt) for i in range(count)) / count

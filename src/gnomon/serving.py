@@ -18,6 +18,8 @@ from gnomon.models.decoder import vocabulary_size
 from gnomon.models.device import describe_device, resolve_device
 from gnomon.models.linear import input_axes
 from gnomon.models.native.kernels import kernels_of
+from gnomon.models.size import outline
+from gnomon.models.slow import slow_parts
 from gnomon.plans import STORE, StalenessPlan
 from gnomon.records.card import CLUSTERED, CONVERSING, OVERLAPPED, PARTED, SERVED, TIMED
 from gnomon.sentences import many
@@ -48,8 +50,8 @@ def check_serving(experiment: Experiment) -> None:
         )
     if experiment.algorithm.routing == "behavior":
         raise ConfigError(
-            'algorithm.routing = "behavior" replays the experts that the engine chose, and vLLM does not say which; '
-            'set algorithm.routing = "proximal", or engine.kind = "local"'
+            'algorithm.routing = "behavior" replays the experts that the engine chose, and gnomon does not ask vLLM '
+            'which; set algorithm.routing = "proximal", or engine.kind = "local"'
         )
     if experiment.trust_remote_code:
         raise ConfigError(
@@ -149,6 +151,23 @@ def said_of_native(experiment: Experiment) -> str:
         return ""
     kernels = kernels_of(torch.empty(0, dtype=dtype_of(precision_of(experiment))))
     return "" if kernels is None else kernels.name
+
+
+def slow_ways(experiment: Experiment, prompt_tokens: float) -> tuple[str, ...]:
+    """Return a sentence for each slower way that the run computes by, with its factor: for plan, start and card.
+
+    prompt_tokens: of a usual prompt.
+    """
+    if experiment.engine.kind != "local":
+        return ()
+    answer = experiment.sampling.max_completion_length
+    said = list(slow_parts(outline(experiment.model, experiment.trust_remote_code), prompt_tokens, answer))
+    if device_of(experiment).type == "cpu" and not said_of_native(experiment):
+        said.append(
+            "there are no functions in C (no compiler, or GNOMON_NATIVE=0), so PyTorch does what they would: "
+            "generation and updates take up to twice as long (reckoned: docs/speed.md)"
+        )
+    return tuple(said)
 
 
 def said_of_device(experiment: Experiment) -> str:

@@ -7,6 +7,7 @@ import transformers as hf
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.models.decoder import AlignedDecoder, RecomputeDecoder, WaveDecoder, choose_decoder
+from gnomon.models.forward import accepted, cache_name
 
 SIZE = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.2}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "head_dim": 8}
@@ -127,17 +128,22 @@ def test_state_space_models_run_in_waves(make):
     assert isinstance(choose_decoder(build(make)), WaveDecoder)
 
 
+NAME = cache_name(accepted(hf.LlamaForCausalLM(hf.LlamaConfig(**SIZE, **HEADS, **LIMIT)))) or ""
+
+
 class Counting(hf.LlamaForCausalLM):
     """A Llama whose cache lies: with one, logits are shifted."""
 
     def forward(self, input_ids=None, past_key_values=None, use_cache=None, **more):
         """Add what no cache should add."""
-        output = super().forward(input_ids, past_key_values=past_key_values, use_cache=use_cache, **more)
+        cache = {} if past_key_values is None else {NAME: past_key_values}
+        output = super().forward(input_ids, use_cache=use_cache, **cache, **more)
         if use_cache:
             output.logits = output.logits + torch.arange(96)
         return output
 
 
+@pytest.mark.filterwarnings("ignore:no cache gave the answers:RuntimeWarning")
 def test_a_model_whose_cache_cannot_be_trusted_is_recomputed(ask, score):
     """Neither way of caching reproduces its forward pass, so every step is a full one, and right."""
     torch.manual_seed(0)

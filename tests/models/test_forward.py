@@ -10,6 +10,7 @@ from tests.models.architectures import SHAPE, llama, mistral, qwen2, qwen3
 from gnomon.errors import ModelError
 from gnomon.models.decoder import AlignedDecoder, Decoder, RecomputeDecoder, WaveDecoder
 from gnomon.models.forward import CACHE_NAMES, Forward, accepted, cache_name, checked_arguments
+from gnomon.models.slow import slow_parts
 from gnomon.models.static import fastest_decoder
 
 
@@ -92,7 +93,9 @@ def test_a_cache_that_would_be_swallowed_is_an_error():
     with pytest.raises(ModelError, match="takes no argument 'cache', so it would be lost"):
         forward(torch.tensor([[5]]), cache=object())
     assert forward.calls == 0
-    assert isinstance(fastest_decoder(model), RecomputeDecoder)
+    with pytest.warns(RuntimeWarning, match="every token is drawn by a whole forward pass: 164 times"):
+        assert isinstance(fastest_decoder(model), RecomputeDecoder)
+    assert "takes no cache, so every token" in next(slow_parts(model, 100, 256))
 
 
 class Deaf(hf.LlamaForCausalLM):

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
 from gnomon.models.cache import AlignedCache, AlignedLayer, Frame, Prefix
-from gnomon.models.decoder import AlignedDecoder, Decoder, agrees, choose_decoder
+from gnomon.models.decoder import AlignedDecoder, Decoder, RecomputeDecoder, agrees, choose_decoder
 from gnomon.models.lean import LeanDecoder
 from gnomon.models.prefix import attends_fully
 from gnomon.models.routing import expert_count
+from gnomon.models.slow import recomputing_factor
 from gnomon.models.standard import beginning, is_standard_head
 
 _ROWS_STEP = 32
@@ -244,7 +245,16 @@ def fastest_decoder(model: nn.Module) -> Decoder:
         return LeanDecoder(model)
     is_on_gpu = next(model.parameters()).device.type == "cuda"
     if not is_on_gpu or not attends_fully(model) or expert_count(model) > 1:
-        return choose_decoder(model)
+        decoder = choose_decoder(model)
+        name = type(model).__name__
+        if isinstance(decoder, RecomputeDecoder):
+            warnings.warn(
+                f"no cache gave the answers of {name}, so every token is drawn by a whole forward pass: "
+                f"{recomputing_factor(100, 256):.0f} times as many tokens computed for answers of 256 (reckoned)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return decoder
     decoder = choose_decoder(model, [StaticDecoder])
     if not isinstance(decoder, StaticDecoder):
         warnings.warn(

@@ -73,6 +73,7 @@ class Card:
     the network's arithmetic. reproducibility, sandbox: the level, and what it means, in words.
     code: commit of gnomon's source and of the working directory, each with ``dirty`` when files differ from it;
     None where there is no repository. source: SHA-256 of gnomon's own Python and C files, in a repository or not.
+    slow: what is computed by a slower way than there could be, with the factor.
     native: what tells the functions in C, of a compiler for this processor, from any others; "" where there are none.
     foreign_code: the user's functions that it runs. seal: shows that this user began it (`records/ownership.py`).
     trusted_models: models whose own code may run, each with what tells that code from any other. sources: the user's
@@ -102,6 +103,7 @@ class Card:
     settings: str = ""
     cluster: str = ""
     native: str = ""
+    slow: Sequence[str] = ()
 
 
 def run_card(
