@@ -1,18 +1,23 @@
 """Nothing that gnomon reads can run code, lead out of a run, or carry a secret away."""
 
 import ast
+import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from tests.architecture.test_fences import PACKAGE, SOURCES, dotted, imported, parse
+from tests.architecture.sources import MODULES, SOURCES, dotted, functions, imported, none_of, parse, spot
 
 # Where text does become code, and why that is meant. Everywhere else it may not.
 MEANT = {
-    "models/weights.py": "names, shapes and some rows of a model's .bin files, read as weights only",
-    "verifiers/sandbox/inside/program.py": "the model's program, on the far side of the sandbox",
-    "user_file.py": "an algorithm, reward, environment or tool, by the name that stands in the experiment; a claim",
+    "gnomon.models.weights": "names, shapes and some rows of a model's .bin files, read as weights only",
+    "gnomon.verifiers.sandbox.inside.program": "the model's program, on the far side of the sandbox",
+    "gnomon.user_file": "an algorithm, reward, environment or tool, by the name that stands in the experiment; a claim",
 }
+# Where ranks of a learner on several machines, and engines that weights are sent to, meet: on the one interface that
+# they are told to use. Everything else that listens does so on the loopback.
+MEET_ON_A_NETWORK = {"gnomon.learner.mesh", "gnomon.engines.vllm_transfer"}
+# Binds a socket to see that the sandbox does not let it.
+SANDBOX_PROBES = "gnomon.verifiers.sandbox.probes"
 RUNNERS = {
     "eval", "exec", "compile", "__import__", "os.system", "os.popen", "yaml.load", "yaml.unsafe_load", "yaml.full_load",
     "torch.load", "torch.save", "joblib.load", "pandas.read_pickle", "runpy.run_path", "runpy.run_module",
@@ -28,8 +33,8 @@ def calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
             yield dotted(node.func), node
 
 
-def runs_text(tree: ast.Module) -> list[str]:
-    """Return the calls that turn what is read into something that runs, also under another name."""
+def runs_text(tree: ast.Module) -> list[tuple[int, str]]:
+    """Return the calls that turn what is read into something that runs, also under another name, with their lines."""
     aliases = {
         alias.asname or alias.name: f"{node.module}.{alias.name}"
         for node in ast.walk(tree)
@@ -46,17 +51,21 @@ def runs_text(tree: ast.Module) -> list[str]:
         is_module = name.endswith((".exec_module", ".source_to_code", "spec_from_file_location"))
         is_program = name.startswith(("os.spawn", "os.exec", "pty."))
         if name in RUNNERS or is_pickling or is_shell or is_module or is_program:
-            found.append(name)
+            found.append((call.lineno, name))
     return found
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_what_is_read_is_never_run(path: Path):
+def test_what_is_read_is_never_run():
     """No eval, exec, compile, shell, pickle in any disguise; `test_fences.py` looks for the commonest apart."""
-    tree, name = parse(path), str(path.relative_to(PACKAGE))
+    found = [
+        f"{spot(path, line)}: {name}"
+        for module, path in MODULES.items()
+        if module not in MEANT
+        for line, name in runs_text(parse(path))
+    ]
+    found += [f"{spot(p)}: imports {name}" for p in SOURCES for name in sorted(imported(parse(p)) & READERS)]
 
-    assert runs_text(tree) == [] or name in MEANT
-    assert imported(tree) & READERS == set()
+    none_of(found, "read safetensors, JSON or TOML, which cannot run; a place where code is meant stands in MEANT")
 
 
 @pytest.mark.parametrize(
@@ -77,19 +86,19 @@ def test_every_disguise_is_seen(source: str):
 
 def test_what_is_excused_is_still_there():
     """What is meant exists: a reason that nobody needs any more hides the next mistake."""
-    assert {str(path.relative_to(PACKAGE)) for path in SOURCES if runs_text(parse(path))} == set(MEANT)
+    assert {module for module, path in MODULES.items() if runs_text(parse(path))} == set(MEANT)
 
 
 def test_entry_points_and_plugins_are_not_looked_for():
     """No directory and no installed package can add code to a run by being there."""
-    found = {
-        str(path.relative_to(PACKAGE))
+    found = [
+        f"{spot(path, call.lineno)}: {name}"
         for path in SOURCES
-        for name, _ in calls(parse(path))
+        for name, call in calls(parse(path))
         if name.endswith(("entry_points", "iter_entry_points")) or name in ("site.addsitedir", "addsitedir")
-    }
+    ]
 
-    assert found == set()
+    none_of(found, "take code only from where the experiment names it")
 
 
 def test_no_server_listens_to_the_world():
@@ -97,29 +106,35 @@ def test_no_server_listens_to_the_world():
     the places where ranks of several machines, and engines that weights are sent to, meet: on the one interface that
     they use.
     """
-    texts = {path: path.read_text() for path in SOURCES}
-    assert [str(p) for p, text in texts.items() if "0.0.0.0" in text or '"::"' in text] == []
-    for path in SOURCES:
+    found = [
+        f"{spot(p)}: the address of all interfaces" for p in SOURCES if re.search('0[.]0[.]0[.]0|"::"', p.read_text())
+    ]
+    for module, path in MODULES.items():
         for name, call in calls(parse(path)):
-            if name.endswith("create_server"):
-                # Ranks of a learner on several machines meet on the network that they are told to use.
-                is_meeting = path.relative_to(PACKAGE).as_posix() in ("learner/mesh.py", "engines/vllm_transfer.py")
-                assert is_meeting or ast.unparse(call.args[0]).startswith("(LOOPBACK, "), f"{path}: {ast.unparse(call)}"
-            if name.endswith("start_server"):
-                assert "sock" in {k.arg for k in call.keywords}, f"{path}: listens on a socket of its own choice"
-            if name.endswith(".bind"):
-                assert path.name == "probes.py", f"{path}: only the sandbox's own probe binds a socket, to 127.0.0.1"
+            where = f"{spot(path, call.lineno)}: {name}"
+            is_local = bool(call.args) and ast.unparse(call.args[0]).startswith("(LOOPBACK, ")
+            if name.endswith("create_server") and not is_local and module not in MEET_ON_A_NETWORK:
+                found.append(f"{where} does not listen on LOOPBACK")
+            if name.endswith("start_server") and "sock" not in {k.arg for k in call.keywords}:
+                found.append(f"{where} listens on a socket of its own choice")
+            if name.endswith(".bind") and module != SANDBOX_PROBES:
+                found.append(f"{where} binds a socket, which only the sandbox's own probe does")
+
+    none_of(found, "listen on (LOOPBACK, port)")
 
 
 def test_a_model_s_own_code_is_off_by_default_everywhere():
     """Every default of trust_remote_code is False, and none is passed as a constant True."""
+    found = []
     for path in SOURCES:
+        for f in functions(parse(path)):
+            given = [*f.args.posonlyargs, *f.args.args]
+            defaults = [None] * (len(given) - len(f.args.defaults)) + f.args.defaults
+            for argument, default in zip([*given, *f.args.kwonlyargs], [*defaults, *f.args.kw_defaults], strict=True):
+                if argument.arg == "trust_remote_code" and default is not None and ast.unparse(default) != "False":
+                    found.append(f"{spot(path, f.lineno)}: {f.name} trusts by default")
         for node in ast.walk(parse(path)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                arguments = [*node.args.args, *node.args.kwonlyargs]
-                defaults = [None] * (len(node.args.args) - len(node.args.defaults)) + node.args.defaults
-                for argument, default in zip(arguments, [*defaults, *node.args.kw_defaults], strict=True):
-                    if argument.arg == "trust_remote_code" and default is not None:
-                        assert ast.unparse(default) == "False", f"{path}:{node.name}"
-            if isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
-                assert ast.unparse(node.value) != "True", str(path)
+            if isinstance(node, ast.keyword) and node.arg == "trust_remote_code" and ast.unparse(node.value) == "True":
+                found.append(f"{spot(path, node.value.lineno)}: a model's own code is trusted, whatever the user said")
+
+    none_of(found, "pass on what the experiment says; the default is False")
