@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from gnomon.algorithms.algorithm import LossView, PieceResult
+from gnomon.algorithms.protocols import LossView, PieceResult
 from gnomon.experiment import load
 from gnomon.launch import checked, train_experiment
 from gnomon.metrics import Metrics

@@ -24,7 +24,7 @@ from gnomon.algorithms import (
     SoftGate,
     Truncated,
 )
-from gnomon.algorithms.algorithm import Correction
+from gnomon.algorithms.protocols import Correction
 from gnomon.testing import loss_and_gradient
 
 approx = pytest.approx

@@ -33,7 +33,7 @@ from gnomon.algorithms import (
     Truncated,
     Whitened,
 )
-from gnomon.algorithms.algorithm import Advantage, Correction
+from gnomon.algorithms.protocols import Advantage, Correction
 from gnomon.algorithms.statistics import Statistics
 from gnomon.metrics import EffectiveSize
 from gnomon.testing import loss_and_gradient, make_batch

@@ -9,7 +9,7 @@ from gnomon.algorithms.advantages import (
     Whitened,
 )
 from gnomon.algorithms.aggregates import ConstantLength, SequenceMean, SequenceSum, TokenMean
-from gnomon.algorithms.algorithm import Algorithm, Loss, LossView
+from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.configure import Resolution, override, resolve, resolve_with_notes, to_table
 from gnomon.algorithms.corrections import Capped, Masked, OffPolicyMask, ProbabilityMask, Rejected, Truncated
 from gnomon.algorithms.critics import CriticPlan, Pretraining
@@ -54,6 +54,7 @@ from gnomon.algorithms.presets import (
     VAPO_REVIEW,
     VC_PPO,
 )
+from gnomon.algorithms.protocols import Loss, LossView
 from gnomon.algorithms.ratios import Ratio
 from gnomon.algorithms.regularizers import Entropy, EssKl, Kl, PositiveNll, SelfImitation
 from gnomon.algorithms.surrogates import GeometricClip, Pessimistic, Regression, Score, SoftGate

@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gnomon.algorithms.algorithm import Advantage, Need
 from gnomon.algorithms.groups import Groups
+from gnomon.algorithms.protocols import Advantage, Need
 from gnomon.algorithms.ratios import masked
 from gnomon.errors import ConfigError, GradingError
 from gnomon.types import Batch

@@ -9,7 +9,8 @@ from typing import Any
 
 from gnomon.algorithms.advantages import GroupRelative, LeaveOneOut, Returns, Whitened
 from gnomon.algorithms.aggregates import ConstantLength
-from gnomon.algorithms.algorithm import Algorithm, Regularizer
+from gnomon.algorithms.algorithm import Algorithm
+from gnomon.algorithms.protocols import Regularizer
 from gnomon.algorithms.regularizers import Entropy, Kl
 from gnomon.algorithms.surrogates import Pessimistic
 from gnomon.errors import ConfigError

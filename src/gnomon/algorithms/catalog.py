@@ -15,17 +15,10 @@ from gnomon.algorithms.advantages import (
     Whitened,
 )
 from gnomon.algorithms.aggregates import ConstantLength, SequenceMean, SequenceSum, TokenMean
-from gnomon.algorithms.algorithm import (
-    Advantage,
-    Aggregate,
-    Algorithm,
-    Correction,
-    Regularizer,
-    Surrogate,
-)
+from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.corrections import Capped, Masked, OffPolicyMask, ProbabilityMask, Rejected, Truncated
 from gnomon.algorithms.gae import Fixed, Gae, LambdaRule, LengthAdaptive, LengthSigmoid
-from gnomon.algorithms.imports import reference_of
+from gnomon.algorithms.protocols import Advantage, Aggregate, Correction, Regularizer, Surrogate
 from gnomon.algorithms.regularizers import Entropy, EssKl, Kl, PositiveNll, SelfImitation
 from gnomon.algorithms.surrogates import GeometricClip, Pessimistic, Regression, Score, SoftGate
 from gnomon.algorithms.trust import Cap, Clip, EssCap, Trust, Unbounded
@@ -40,7 +33,6 @@ SLOTS: Mapping[Any, tuple[type, ...]] = {
     Regularizer: (Kl, EssKl, Entropy, PositiveNll, SelfImitation),
     Aggregate: (TokenMean, SequenceMean, SequenceSum, ConstantLength),
 }
-_HOME = __name__.rpartition(".")[0]
 _EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
@@ -95,11 +87,6 @@ def slots() -> dict[str, dict[str, type]]:
                 found[place] = found.get(place, {}) | fitting
                 visited += [(place, piece) for piece in fitting.values()]
     return found
-
-
-def piece_name(cls: type) -> str:
-    """Return what "piece" says for ``cls``: its name, or where a user's own is found."""
-    return cls.__name__ if cls.__module__.startswith(_HOME) else reference_of(cls)
 
 
 def leaf(hint: Any, value: Any, path: str) -> Any:

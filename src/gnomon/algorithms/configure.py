@@ -17,8 +17,8 @@ from typing import Any, get_type_hints
 
 from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.aliases import canonical, translate
-from gnomon.algorithms.catalog import SLOTS, choices, leaf, members, piece_name
-from gnomon.algorithms.imports import load_object
+from gnomon.algorithms.catalog import SLOTS, choices, leaf, members
+from gnomon.algorithms.imports import load_object, piece_name
 from gnomon.algorithms.presets import PRESETS
 from gnomon.errors import ConfigError, unknown
 

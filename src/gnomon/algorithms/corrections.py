@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gnomon.algorithms.algorithm import LossView, PieceResult
+from gnomon.algorithms.protocols import LossView, PieceResult
 from gnomon.algorithms.ratios import masked
 from gnomon.algorithms.statistics import average, fraction
 from gnomon.errors import ConfigError

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gnomon.algorithms.advantages import check_kl, kl_needs, token_rewards
-from gnomon.algorithms.algorithm import Need
+from gnomon.algorithms.protocols import Need
 from gnomon.algorithms.ratios import masked
 from gnomon.errors import ConfigError
 from gnomon.types import Batch

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from gnomon.algorithms.advantages import spread
 from gnomon.algorithms.aggregates import TokenMean
-from gnomon.algorithms.algorithm import Algorithm, Need
+from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.critics import CriticPlan
 from gnomon.algorithms.plans import Replay
+from gnomon.algorithms.protocols import Need
 from gnomon.algorithms.ratios import Ratio
 from gnomon.algorithms.surrogates import Score
 from gnomon.algorithms.trust import Unbounded

@@ -12,6 +12,8 @@ from gnomon.user_file import announce, check_allowed, run_as_module
 
 _PREFIX = "gnomon_user_"
 
+_HOME = __name__.rpartition(".")[0]
+
 
 def load_object(reference: str) -> Any:
     """Return what ``path.py:NAME`` or ``module:NAME`` means. A file is executed once.
@@ -65,3 +67,8 @@ def _load_file(path: Path, reference: str) -> ModuleType:
 
 def _failed(reference: str, error: BaseException) -> str:
     return f"'{reference}' could not be imported: {type(error).__name__}: {error}"
+
+
+def piece_name(cls: type) -> str:
+    """Return what "piece" says for ``cls``: its name, or where a user's own is found."""
+    return cls.__name__ if cls.__module__.startswith(_HOME) else reference_of(cls)

@@ -4,20 +4,14 @@ import torch
 from torch import Tensor
 
 from gnomon.algorithms.advantages import last_trained, unscaled
-from gnomon.algorithms.algorithm import Advantage, Algorithm, LossView
+from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.gae import Gae
+from gnomon.algorithms.protocols import Advantage
 from gnomon.metrics import Last, Max, Mean, Metrics
 from gnomon.types import Batch
 
 NEAR_ZERO = 0.02
 NEGLIGIBLE = 1e-4
-
-
-def ratio_metrics(view: LossView) -> Metrics:
-    """Return the largest ratio of a cut; nothing when no token is trained."""
-    if not bool(view.batch.mask.any()):
-        return Metrics()
-    return Metrics.of({"loss/ratio_max": Max(float(view.log_ratio.detach()[view.batch.mask].max().exp()))})
 
 
 def measure_values(batch: Batch) -> Metrics:

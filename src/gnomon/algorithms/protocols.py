@@ -1,105 +1,117 @@
-"""What each piece of an algorithm must have, and which places take gnomon's own kinds alone."""
+"""What the pieces of an algorithm are: what each is given, and what it returns."""
 
-import functools
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+from typing import Literal, Protocol
 
+from torch import Tensor
+
+from gnomon.algorithms.statistics import Statistics
 from gnomon.errors import ConfigError
+from gnomon.metrics import Metrics
+from gnomon.types import Batch
 
-if TYPE_CHECKING:
-    from gnomon.algorithms.algorithm import Algorithm
+Need = Literal["proximal", "reference", "values", "routing"]
+PieceResult = tuple[Tensor, Metrics]
 
 
 @dataclass(frozen=True)
-class Form:
-    """A protocol in one line, for messages. parts: what a piece must have beside a call."""
+class LossView:
+    """What a piece may see of one cut.
 
-    line: str
-    parts: tuple[str, ...] = ()
-
-    def lacks(self, piece: Any) -> list[str]:
-        """Return what ``piece`` does not have of it. A property that raises is had; it is tried later."""
-        lacks = [name for name in self.parts if name not in dir(piece)]
-        return lacks if callable(piece) and not isinstance(piece, type) else [*lacks, "__call__"]
-
-
-FORMS: Mapping[str, Form] = {
-    "Advantage": Form(
-        "__call__(batch) -> (advantages Float[B T], returns Float[B T] or None), center(batch) -> Float[B T], needs, "
-        "minimum_generations",
-        ("needs", "minimum_generations", "center"),
-    ),
-    "Surrogate": Form("__call__(view: LossView) -> (loss of each token Float[B T], Metrics)"),
-    "Correction": Form("__call__(view: LossView) -> (detached factor of each token Float[B T], Metrics)"),
-    "Regularizer": Form(
-        "__call__(view: LossView) -> (term of each token Float[B T], Metrics), weights(batch, default) -> Float[B T], "
-        "name, needs",
-        ("name", "needs", "weights"),
-    ),
-    "Aggregate": Form("__call__(mask Bool[B T], group Int[B]) -> weight of each token Float[B T]"),
-    "Trust": Form("__call__(ratio Float[B T], statistics) -> bounded ratio Float[B T]"),
-    "LambdaRule": Form("__call__(lengths Int[B]) -> Float64[B] in [0, 1]"),
-}
-
-
-def check_places(algorithm: "Algorithm") -> None:
-    """Check that every part of an algorithm is of a kind that its place takes.
-
-    Raises: ConfigError naming the place, what stands there and the protocol's line.
+    batch: the cut, weights filled. current Float[B T]: log-probabilities with a gradient. entropy Float[B T]:
+    of the tempered policy, with a gradient. proximal Float[B T]: scored before the
+    step, or ``current`` detached on the first inner step, where they are the same policy. log_ratio Float[B
+    T]: of the algorithm's `Ratio`, 0 where masked. statistics: in the algorithm's scope, detached.
     """
-    for name, allowed in _places().items():
-        value = getattr(algorithm, name)
-        is_list = name == "regularizers"
-        if is_list and not isinstance(value, tuple):
-            raise ConfigError(f"algorithm.{name} is a tuple of pieces, got {type(value).__name__}")
-        for number, piece in enumerate(value if is_list else (value,)):
-            _check(f"{name}.{number}" if is_list else name, piece, allowed)
+
+    batch: Batch
+    current: Tensor
+    entropy: Tensor
+    proximal: Tensor
+    log_ratio: Tensor
+    statistics: Statistics
+
+    @property
+    def advantages(self) -> Tensor:
+        """Float[B T]; raises ConfigError if `prepare` was not called."""
+        if self.batch.advantages is None:
+            raise ConfigError("the batch has no advantages: call algorithm.prepare(batch) first")
+        return self.batch.advantages.detach()
 
 
-def _check(path: str, piece: Any, allowed: tuple[Any, ...]) -> None:
-    if piece is None and type(None) in allowed:
-        return
-    names = [kind.__name__ for kind in allowed if kind is not type(None)]
-    if names[0] in FORMS:
-        form = FORMS[names[0]]
-        lacks = form.lacks(piece)
-        if lacks:
-            raise ConfigError(
-                f"{path} {said_of(piece)} has no {' and no '.join(lacks)}; {article(names[0])} is `{form.line}`"
-            )
-    elif not isinstance(piece, allowed):
-        raise ConfigError(
-            f"{path} {said_of(piece)} is none of {', '.join(names)}: this place takes no piece of your own"
-        )
+class Advantage(Protocol):
+    """Rewards to advantages Float[B T] (and returns for a critic, or None), on the whole rollout batch."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What must be scored first."""
+        ...
+
+    @property
+    def minimum_generations(self) -> int:
+        """Fewest rollouts a prompt with which the estimate means something."""
+        ...
+
+    def center(self, batch: Batch) -> Tensor:
+        """Return the advantages before any scale Float[B T]: reward less what was expected, in rewards."""
+        ...
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return advantages and returns."""
+        ...
 
 
-@functools.cache
-def _places() -> dict[str, tuple[Any, ...]]:
-    """Return the kinds that each place of an algorithm takes, for places that take pieces."""
-    from gnomon.algorithms.algorithm import Algorithm
+class Surrogate(Protocol):
+    """Ratio and advantage to a per-token loss Float[B T]."""
 
-    found = {}
-    for name, hint in get_type_hints(Algorithm).items():
-        inner = get_args(hint)[0] if get_origin(hint) is tuple else hint
-        allowed = get_args(inner) if get_origin(inner) in (Union, types.UnionType) else (inner,)
-        if any(isinstance(kind, type) and kind.__module__.startswith(f"{__package__}.") for kind in allowed):
-            found[name] = allowed
-    return found
+    def __call__(self, view: LossView) -> PieceResult:
+        """Return the loss of each token, and what was measured on the way."""
+        ...
 
 
-def said_of(piece: Any) -> str:
-    """Return what a piece is called in messages."""
-    from gnomon.algorithms.catalog import piece_name
+class Correction(Protocol):
+    """A detached factor Float[B T] for the gap between proximal and behavior."""
 
-    return f"`{piece_name(piece if isinstance(piece, type) else type(piece))}`"
+    def __call__(self, view: LossView) -> PieceResult:
+        """Return the factor of each token, and what was measured on the way."""
+        ...
 
 
-def article(name: str) -> str:
-    """Return the name with its article.
+class Regularizer(Protocol):
+    """A term added to the loss, its coefficient included."""
 
-    >>> article("Advantage"), article("Trust")
-    ('an Advantage', 'a Trust')
-    """
-    return f"an {name}" if name[0] in "AEIOU" else f"a {name}"
+    @property
+    def name(self) -> str:
+        """Its name in metrics: ``loss/NAME``."""
+        ...
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What must be scored first."""
+        ...
+
+    def weights(self, batch: Batch, default: Tensor) -> Tensor:
+        """Return its weights Float[B T] on a whole minibatch; ``default`` are the algorithm's own."""
+        ...
+
+    def __call__(self, view: LossView) -> PieceResult:
+        """Return the term of each token Float[B T]."""
+        ...
+
+
+class Aggregate(Protocol):
+    """Mask Bool[B T] (and groups Int[B]) of a whole minibatch to weights Float[B T]."""
+
+    def __call__(self, mask: Tensor, group: Tensor) -> Tensor:
+        """Return the weight of each token."""
+        ...
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss of one cut: ``total`` has the gradient; parts sum to it; metrics merge over cuts."""
+
+    total: Tensor
+    parts: Mapping[str, float]
+    metrics: Metrics

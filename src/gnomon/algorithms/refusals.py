@@ -4,12 +4,10 @@ import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gnomon.algorithms.composition import Composition
 from gnomon.algorithms.spelling import spelled
-
-if TYPE_CHECKING:
-    from gnomon.algorithms.algorithm import Algorithm
 
 _OFFERED = 3
 """Fixes that one message offers at most."""
@@ -34,11 +32,11 @@ class Refusal:
     candidates: tuple[Change, ...] = ()
 
 
-Rules = Callable[["Algorithm"], list[Refusal]]
+Rules = Callable[[Composition], list[Refusal]]
 """A composition to everything that is wrong with it."""
 
 
-def said(refusal: Refusal, algorithm: "Algorithm", rules: Rules) -> str:
+def said(refusal: Refusal, algorithm: Composition, rules: Rules) -> str:
     """Return the sentence of a refusal, with those of its fixes that work for this composition.
 
     A fix works when fewer mistakes are left than before: so whoever follows fixes arrives at a composition that builds.
@@ -47,7 +45,7 @@ def said(refusal: Refusal, algorithm: "Algorithm", rules: Rules) -> str:
     return f"{refusal.reason}; set {' or '.join(fixes)}" if fixes else refusal.reason
 
 
-def _working(refusal: Refusal, algorithm: "Algorithm", rules: Rules) -> Iterator[str]:
+def _working(refusal: Refusal, algorithm: Composition, rules: Rules) -> Iterator[str]:
     """Yield the changes that mend something; two changes at once only where none does alone."""
     wrong = len(rules(algorithm))
     after = [(change, changed(algorithm, change)) for change in refusal.candidates]
@@ -61,7 +59,7 @@ def _working(refusal: Refusal, algorithm: "Algorithm", rules: Rules) -> Iterator
                 yield f"{first} and {second}"
 
 
-def changed(algorithm: "Algorithm", change: Change) -> "Algorithm":
+def changed(algorithm: Composition, change: Change) -> Composition:
     """Return ``algorithm`` with a change, unchecked: what would be wrong with it is the question."""
     name, _, below = change.path.partition(".")
     altered = copy.copy(algorithm)

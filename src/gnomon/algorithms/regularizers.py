@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gnomon.algorithms.algorithm import LossView, Need, PieceResult
+from gnomon.algorithms.protocols import LossView, Need, PieceResult
 from gnomon.algorithms.ratios import masked
 from gnomon.algorithms.statistics import average, fraction
 from gnomon.algorithms.trust import smallest
@@ -99,6 +99,11 @@ class EssKl:
     def name(self) -> str:
         """ess_kl."""
         return "ess_kl"
+
+    @property
+    def reads_both(self) -> bool:
+        """Whether it looks at the proximal policy beside behavior."""
+        return self.anchor == "mixture"
 
     @property
     def needs(self) -> frozenset[Need]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gnomon.algorithms.algorithm import Algorithm
+from gnomon.algorithms.composition import Composition
 from gnomon.algorithms.plans import Prioritized, TrackerPlan
 from gnomon.algorithms.regularizers import Entropy, Kl
 from gnomon.algorithms.surrogates import Score
@@ -10,7 +10,7 @@ from gnomon.algorithms.trust import Unbounded
 from gnomon.algorithms.validate import uses_tracker
 
 
-def remarks(algorithm: Algorithm) -> tuple[str, ...]:
+def remarks(algorithm: Composition) -> tuple[str, ...]:
     """Return what is unusual about a composition, a sentence each that ends with what to set; mostly nothing.
 
     Unlike what `validate` refuses, each of these can be meant.
@@ -23,7 +23,7 @@ def remarks(algorithm: Algorithm) -> tuple[str, ...]:
     return (*_bounds(algorithm), *_idle(algorithm))
 
 
-def _bounds(algorithm: Algorithm) -> Iterator[str]:
+def _bounds(algorithm: Composition) -> Iterator[str]:
     surrogate, updates = algorithm.surrogate, algorithm.updates
     if isinstance(surrogate, Score) and isinstance(surrogate.trust, Unbounded) and updates.total > 1:
         yield (
@@ -39,7 +39,7 @@ def _bounds(algorithm: Algorithm) -> Iterator[str]:
         )
 
 
-def _idle(algorithm: Algorithm) -> Iterator[str]:
+def _idle(algorithm: Composition) -> Iterator[str]:
     is_asked = isinstance(algorithm.sampler, Prioritized) or uses_tracker(algorithm)
     if isinstance(algorithm.tracker, TrackerPlan) and not is_asked:
         yield (

@@ -4,7 +4,7 @@ import json
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
-from gnomon.algorithms.catalog import piece_name
+from gnomon.algorithms.imports import piece_name
 from gnomon.algorithms.ratios import Ratio
 
 

@@ -4,13 +4,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gnomon.algorithms.algorithm import LossView, PieceResult
-from gnomon.algorithms.measure import ratio_metrics
+from gnomon.algorithms.protocols import LossView, PieceResult
 from gnomon.algorithms.ratios import masked
 from gnomon.algorithms.statistics import average, fraction
 from gnomon.algorithms.trust import Clip, Trust
 from gnomon.errors import ConfigError
-from gnomon.metrics import Metrics
+from gnomon.metrics import Max, Metrics
 
 ROUNDING = 1e-6
 
@@ -76,6 +75,11 @@ class Score:
     """
 
     trust: Trust
+
+    @property
+    def reads_both(self) -> bool:
+        """Whether its bound looks at the proximal policy beside behavior."""
+        return bool(getattr(self.trust, "reads_both", False))
 
     def __call__(self, view: LossView) -> PieceResult:
         """Return the loss of each token, and how often the ratio was bounded."""
@@ -183,3 +187,10 @@ class Regression:
         error = self.beta * view.log_ratio - view.advantages
         measured = {"loss/clipped_fraction": nothing, "loss/regression_error_rewards": average(error.abs(), mask)}
         return error.square(), Metrics.of(measured)
+
+
+def ratio_metrics(view: LossView) -> Metrics:
+    """Return the largest ratio of a cut; nothing when no token is trained."""
+    if not bool(view.batch.mask.any()):
+        return Metrics()
+    return Metrics.of({"loss/ratio_max": Max(float(view.log_ratio.detach()[view.batch.mask].max().exp()))})

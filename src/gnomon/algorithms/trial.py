@@ -17,10 +17,11 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from gnomon.algorithms.algorithm import Algorithm, LossView
+from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.catalog import SLOTS, members
 from gnomon.algorithms.made import make_batch
-from gnomon.algorithms.protocols import FORMS, article, said_of
+from gnomon.algorithms.places import FORMS, article, said_of
+from gnomon.algorithms.protocols import LossView
 from gnomon.algorithms.ratios import masked
 from gnomon.algorithms.statistics import Statistics
 from gnomon.errors import ConfigError

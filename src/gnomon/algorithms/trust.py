@@ -88,6 +88,11 @@ class EssCap:
 
     of: Literal["behavior", "both"] = "behavior"
 
+    @property
+    def reads_both(self) -> bool:
+        """Whether it looks at the proximal policy beside behavior."""
+        return self.of == "both"
+
     def __call__(self, ratio: Tensor, statistics: Statistics) -> Tensor:
         """Return the capped ratio; not a number when a ratio of the step was not finite."""
         return ratio.clamp(max=self.size(statistics))

@@ -3,24 +3,21 @@
 from collections import Counter
 from collections.abc import Iterator
 from math import inf
-from typing import TYPE_CHECKING
 
 from gnomon.algorithms.advantages import GroupRelative, Tracked, Whitened, unscaled
 from gnomon.algorithms.aggregates import SequenceMean, TokenMean
+from gnomon.algorithms.composition import Composition
 from gnomon.algorithms.corrections import OffPolicyMask, ProbabilityMask, Rejected
 from gnomon.algorithms.critics import CriticPlan
 from gnomon.algorithms.gae import Gae
+from gnomon.algorithms.places import check_places
 from gnomon.algorithms.plans import Greso, OptimalValue, Prioritized, TrackerPlan, Uniform
-from gnomon.algorithms.protocols import check_places
 from gnomon.algorithms.ratios import Ratio
 from gnomon.algorithms.refusals import Change, Refusal, said
 from gnomon.algorithms.regularizers import EssKl
 from gnomon.algorithms.surrogates import GeometricClip, Pessimistic, Regression, Score, SoftGate
 from gnomon.algorithms.trust import Cap, EssCap
 from gnomon.errors import ConfigError
-
-if TYPE_CHECKING:
-    from gnomon.algorithms.algorithm import Algorithm
 
 _NO_CORRECTION = Change("correction", None)
 _SEQUENCE_MEAN = Change("aggregate", SequenceMean())
@@ -30,7 +27,7 @@ _NO_AVERAGE = Change("proximal", None)
 _TRACKER, _CRITIC = Change("tracker", TrackerPlan()), Change("critic", CriticPlan())
 
 
-def validate(algorithm: "Algorithm") -> None:
+def validate(algorithm: Composition) -> None:
     """Check a composition.
 
     Raises: ConfigError that lists everything that is wrong, each with the changes that mend it, as they are typed.
@@ -42,29 +39,22 @@ def validate(algorithm: "Algorithm") -> None:
         raise ConfigError(f"algorithm '{algorithm.name}': {wrong}")
 
 
-def refusals(algorithm: "Algorithm") -> list[Refusal]:
+def refusals(algorithm: Composition) -> list[Refusal]:
     """Return everything that is wrong."""
     rules = (_counts, _advantage, _ratio, _ess, _surrogate, _regression, _critic, _policies, _prompts, _keep, _rewards)
     return [refusal for rule in rules for refusal in rule(algorithm)]
 
 
-def uses_tracker(algorithm: "Algorithm") -> bool:
+def uses_tracker(algorithm: Composition) -> bool:
     """Whether the tracked success rate of a prompt is the baseline."""
     return isinstance(unscaled(algorithm.advantage), Tracked)
-
-
-def anchors_on_both(algorithm: "Algorithm") -> bool:
-    """Whether a piece looks at the proximal policy beside behavior, as P3O's two-anchor form does."""
-    trust = algorithm.surrogate.trust if isinstance(algorithm.surrogate, Score) else None
-    caps = isinstance(trust, EssCap) and trust.of == "both"
-    return caps or any(isinstance(r, EssKl) and r.anchor == "mixture" for r in algorithm.regularizers)
 
 
 def _refuse(reason: str, *candidates: Change) -> Refusal:
     return Refusal(reason, candidates)
 
 
-def _counts(algorithm: "Algorithm") -> Iterator[Refusal]:
+def _counts(algorithm: Composition) -> Iterator[Refusal]:
     generations, fewest = algorithm.num_generations, algorithm.advantage.minimum_generations
     enough = Change("num_generations", max(1, fewest))
     if generations < 1:
@@ -86,7 +76,7 @@ def _counts(algorithm: "Algorithm") -> Iterator[Refusal]:
         )
 
 
-def _advantage(algorithm: "Algorithm") -> Iterator[Refusal]:
+def _advantage(algorithm: Composition) -> Iterator[Refusal]:
     advantage = algorithm.advantage
     if not isinstance(advantage, Whitened):
         return
@@ -105,7 +95,7 @@ def _advantage(algorithm: "Algorithm") -> Iterator[Refusal]:
         )
 
 
-def _ratio(algorithm: "Algorithm") -> Iterator[Refusal]:
+def _ratio(algorithm: Composition) -> Iterator[Refusal]:
     ratio, is_regression = algorithm.ratio, isinstance(algorithm.surrogate, Regression)
     if ratio.level != "token" and isinstance(algorithm.aggregate, TokenMean) and not is_regression:
         yield _refuse(
@@ -123,7 +113,7 @@ def _ratio(algorithm: "Algorithm") -> Iterator[Refusal]:
         )
 
 
-def _ess(algorithm: "Algorithm") -> Iterator[Refusal]:
+def _ess(algorithm: Composition) -> Iterator[Refusal]:
     surrogate, ratio = algorithm.surrogate, algorithm.ratio
     caps_by_size = isinstance(surrogate, Score) and isinstance(surrogate.trust, EssCap)
     why = (
@@ -139,7 +129,7 @@ def _ess(algorithm: "Algorithm") -> Iterator[Refusal]:
         yield _refuse(f"EssCap counts tokens, but the ratio is of level '{ratio.level}'", _TOKEN_LEVEL)
 
 
-def _surrogate(algorithm: "Algorithm") -> Iterator[Refusal]:
+def _surrogate(algorithm: Composition) -> Iterator[Refusal]:
     surrogate, ratio = algorithm.surrogate, algorithm.ratio
     if isinstance(surrogate, SoftGate) and algorithm.correction is not None:
         yield _refuse(
@@ -157,7 +147,7 @@ def _surrogate(algorithm: "Algorithm") -> Iterator[Refusal]:
         )
 
 
-def _regression(algorithm: "Algorithm") -> Iterator[Refusal]:
+def _regression(algorithm: Composition) -> Iterator[Refusal]:
     ratio, regresses = algorithm.ratio, isinstance(algorithm.surrogate, Regression)
     if regresses and (ratio.anchor != "reference" or ratio.level != "sequence_product"):
         yield _refuse(
@@ -182,7 +172,7 @@ def _regression(algorithm: "Algorithm") -> Iterator[Refusal]:
         )
 
 
-def _critic(algorithm: "Algorithm") -> Iterator[Refusal]:
+def _critic(algorithm: Composition) -> Iterator[Refusal]:
     critic, replay, name = algorithm.critic, algorithm.replay, type(algorithm.advantage).__name__
     reads = "values" in algorithm.advantage.needs
     why = "reads the values of a critic, and there is none"
@@ -217,7 +207,7 @@ def _critic(algorithm: "Algorithm") -> Iterator[Refusal]:
         )
 
 
-def _policies(algorithm: "Algorithm") -> Iterator[Refusal]:
+def _policies(algorithm: Composition) -> Iterator[Refusal]:
     if algorithm.scope != "step" and algorithm.ratio.anchor != "behavior":
         yield _refuse(
             f"scope = '{algorithm.scope}' is of effective sample sizes, which only a ratio to behavior reads",
@@ -235,7 +225,7 @@ def _policies(algorithm: "Algorithm") -> Iterator[Refusal]:
         )
 
 
-def _prompts(algorithm: "Algorithm") -> Iterator[Refusal]:
+def _prompts(algorithm: Composition) -> Iterator[Refusal]:
     plan, uniform = algorithm.tracker, Change("sampler", Uniform())
     if plan is None and uses_tracker(algorithm):
         yield _refuse("the baseline Tracked needs a tracker", _TRACKER, Change("advantage", GroupRelative()))
@@ -263,7 +253,7 @@ def _prompts(algorithm: "Algorithm") -> Iterator[Refusal]:
         )
 
 
-def _keep(algorithm: "Algorithm") -> Iterator[Refusal]:
+def _keep(algorithm: Composition) -> Iterator[Refusal]:
     keeps_all = Change("keep", None)
     if algorithm.keep is not None and uses_tracker(algorithm):
         yield _refuse(
@@ -278,7 +268,7 @@ def _keep(algorithm: "Algorithm") -> Iterator[Refusal]:
         )
 
 
-def _rewards(algorithm: "Algorithm") -> Iterator[Refusal]:
+def _rewards(algorithm: Composition) -> Iterator[Refusal]:
     plan, unpunished = algorithm.tracker, Change("overlong", None)
     if isinstance(plan, TrackerPlan) and plan.rewards == "binary" and algorithm.overlong is not None:
         yield _refuse(

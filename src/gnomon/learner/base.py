@@ -6,7 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from gnomon.algorithms.algorithm import Algorithm, Need
+from gnomon.algorithms.algorithm import Algorithm
+from gnomon.algorithms.protocols import Need
 from gnomon.metrics import Metrics
 from gnomon.types import Batch, Scores, Snapshot, State
 

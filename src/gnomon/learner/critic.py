@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from gnomon.algorithms.algorithm import Loss
 from gnomon.algorithms.critics import CriticPlan
+from gnomon.algorithms.protocols import Loss
 from gnomon.learner.mesh import Mesh, copies
 from gnomon.learner.optimizer import Optimizer
 from gnomon.learner.passes import Passes

@@ -19,7 +19,8 @@ from typing import Any
 
 from torch import Tensor
 
-from gnomon.algorithms.algorithm import Algorithm, Need
+from gnomon.algorithms.algorithm import Algorithm
+from gnomon.algorithms.protocols import Need
 from gnomon.errors import ConfigError, LearnerError, named
 from gnomon.learner.crew import Crew, Gone
 from gnomon.learner.memory import is_out_of_memory

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gnomon.algorithms.algorithm import Loss
+from gnomon.algorithms.protocols import Loss
 from gnomon.learner.mesh import Alone, Mesh, agree
 from gnomon.metrics import Mean, Measure, Metrics, Sum
 from gnomon.models.logprobs import TokenScores

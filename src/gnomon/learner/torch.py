@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gnomon.algorithms.algorithm import Algorithm, Need
+from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.plans import Ewma
+from gnomon.algorithms.protocols import Need
 from gnomon.algorithms.statistics import Statistics
 from gnomon.errors import ConfigError
 from gnomon.failpoints import reach

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from gnomon.algorithms.algorithm import Need
+from gnomon.algorithms.protocols import Need
 from gnomon.algorithms.ratios import masked
 from gnomon.errors import ConfigError
 from gnomon.metrics import EffectiveSize, Metrics

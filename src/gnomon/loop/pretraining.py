@@ -5,9 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from gnomon.algorithms.advantages import Whitened
-from gnomon.algorithms.algorithm import Advantage, Algorithm
+from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.critics import Pretraining
 from gnomon.algorithms.gae import Gae
+from gnomon.algorithms.protocols import Advantage
 from gnomon.curriculum.base import Curriculum
 from gnomon.learner.base import Learner
 from gnomon.loop.caution import Careless, Watch

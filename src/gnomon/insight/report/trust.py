@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gnomon.algorithms import Algorithm, resolve
-from gnomon.algorithms.algorithm import LossView
+from gnomon.algorithms.protocols import LossView
 from gnomon.algorithms.ratios import masked
 from gnomon.errors import ConfigError
 from gnomon.records.reading import RunRecord

@@ -1,0 +1,254 @@
+"""An algorithm is a composition of pieces.
+
+    per_token = correction * surrogate(ratio, advantages)
+    loss      = sum(weights * per_token) + sum over regularizers of sum(own_weights * regularizer)
+
+``weights`` are computed once on each optimizer step's whole minibatch, before it is cut, so the loss on any
+cut is a
+plain sum: micro-batching, accumulation and data parallelism are exact.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gnomon.algorithms.aggregates import TokenMean
+from gnomon.algorithms.critics import CriticPlan
+from gnomon.algorithms.plans import (
+    Ewma,
+    Greso,
+    Informative,
+    OptimalValue,
+    OverlongPenalty,
+    Prioritized,
+    Replay,
+    TrackerPlan,
+    Uniform,
+    Updates,
+)
+from gnomon.algorithms.protocols import Advantage, Aggregate, Correction, Loss, LossView, Need, Regularizer, Surrogate
+from gnomon.algorithms.ratios import Ratio, masked
+from gnomon.algorithms.statistics import Statistics
+from gnomon.errors import ConfigError, NotFiniteError
+from gnomon.metrics import EffectiveSize, Max, Mean, Metrics
+from gnomon.types import Batch
+
+LARGEST_REWARD = float(torch.finfo(torch.float32).max)
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Pieces put together, not yet checked: `Algorithm` is what is made of them.
+
+    name, paper: what it is called and where it comes from. The pieces are described by their own types.
+    num_generations: rollouts of one prompt at one visit (G).
+    sampler: which prompt is asked next. tracker: a persistent success rate a prompt, for `Tracked` or
+        `Prioritized`.
+    keep: which finished groups are trained on; others are replaced by asking another prompt.
+    overlong: penalty on the reward before any statistic. mask_truncated: leave truncated responses out of the
+        loss.
+    critic: the value model, for advantages that read values. proximal: the learner's weights when the step began, or a
+        moving average of them. replay: imitation of the best responses so far.
+    scope: of effective sample sizes: the whole optimizer "step"; each "micro_batch", as P3O's reference code has it
+        (the loss then depends on how a step is cut); or "lagged", the previous step's, which needs no pass of its own.
+    routing: for mixtures of experts, whose experts the learner uses: its own ("free"), those of the policy when the
+        step began ("proximal", R2), or those that the engine chose ("behavior", R3).
+    """
+
+    name: str
+    paper: str
+    advantage: Advantage
+    ratio: Ratio
+    surrogate: Surrogate
+    aggregate: Aggregate
+    correction: Correction | None = None
+    regularizers: tuple[Regularizer, ...] = ()
+    updates: Updates = field(default=Updates())
+    num_generations: int = 8
+    sampler: Uniform | Prioritized | Greso = field(default=Uniform())
+    tracker: TrackerPlan | OptimalValue | None = None
+    keep: Informative | None = None
+    overlong: OverlongPenalty | None = None
+    mask_truncated: bool = False
+    critic: CriticPlan | None = None
+    proximal: Ewma | None = None
+    replay: Replay | None = None
+    scope: Literal["step", "micro_batch", "lagged"] = "step"
+    routing: Literal["free", "proximal", "behavior"] = "free"
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What the learner must score before the first update.
+
+        With a single update the proximal policy is the current one, so its forward serves both; unless the proximal
+        policy is an average, or a critic on the same trunk is taught in between.
+        """
+        needs = self.advantage.needs.union(*(r.needs for r in self.regularizers))
+        adds_drift = isinstance(self.tracker, TrackerPlan) and self.tracker.drift == "accumulated"
+        anchors = self.ratio.anchor == "proximal" or self.reads_both
+        reads_proximal = anchors or self.correction is not None or adds_drift
+        is_moved_first = self.critic is not None and self.critic.moves_policy_first
+        is_apart = self.updates.total > 1 or self.proximal is not None or is_moved_first
+        # The critic has moved the weights by then, so the current policy is not the one that the step began with.
+        if is_moved_first or (reads_proximal and is_apart):
+            needs |= {"proximal"}
+        if self.ratio.anchor == "reference":
+            needs |= {"reference"}
+        if self.routing == "proximal" and is_apart:
+            needs |= {"routing"}
+        return needs
+
+    @property
+    def updates_repeatedly(self) -> bool:
+        """Whether a step may change weights more than once, so that undoing it takes a copy of what was before it."""
+        return self.updates.total > 1 or self.critic is not None or self.replay is not None
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Return the scored rollout batch with advantages and returns; only here are groups whole.
+
+        Raises: NotFiniteError for a reward beyond what float32 holds: the square of a larger one may overflow, and a
+            deviation of infinity would make every advantage a silent 0.
+        """
+        if not bool((batch.rewards[batch.is_graded].double().abs() <= LARGEST_REWARD).all()):
+            raise NotFiniteError(f"a reward is not finite, or beyond {LARGEST_REWARD:.3g}, which float32 does not hold")
+        if self.mask_truncated:
+            batch = batch.with_fields(mask=batch.mask & ~batch.is_truncated[:, None])
+        advantages, returns = self.advantage(batch)
+        return batch.with_fields(advantages=masked(advantages, batch.mask).detach(), returns=returns)
+
+    def minibatches(self, batch: Batch, seed: int) -> list[Batch]:
+        """Return the optimizer steps' minibatches in order, each with its weights.
+
+        Rows are shuffled by ``seed`` and epoch when there is more than one minibatch; sizes differ by one at
+        most.
+        """
+        return [self.weigh(cut) for cut in minibatches(batch, self.updates, seed)]
+
+    def value_minibatches(self, batch: Batch, seed: int) -> list[Batch]:
+        """Return the same of the critic's own updates; every trained token of a minibatch counts the same."""
+        if self.critic is None:
+            return []
+        cuts = minibatches(batch, self.critic.updates, seed)
+        return [c.with_fields(weights=TokenMean()(c.mask, c.group).to(c.behavior.dtype)) for c in cuts]
+
+    def weigh(self, minibatch: Batch) -> Batch:
+        """Return one optimizer step's whole minibatch with its weights; call before any cut."""
+        weights = self.aggregate(minibatch.mask, minibatch.group).to(minibatch.behavior.dtype)
+        own = {r.name: r.weights(minibatch, weights) for r in self.regularizers}
+        return minibatch.with_fields(weights=weights, own_weights=own)
+
+    def live_rows(self, minibatch: Batch) -> Tensor:
+        """Return Bool[B]: rows that can have a gradient; others need no forward. Denominators count all."""
+        assert minibatch.weights is not None, "weigh comes first"
+        assert minibatch.advantages is not None, "prepare comes first"
+        pushes = minibatch.weights
+        if self.ratio.anchor != "reference":  # the distance to a reference has a slope where the advantage is 0
+            pushes = pushes * minibatch.advantages
+        live = (pushes != 0).any(1)
+        for weights in minibatch.own_weights.values():
+            live |= (weights != 0).any(1)
+        return live & minibatch.mask.any(1)
+
+    @property
+    def reads_statistics(self) -> bool:
+        """Whether a piece needs effective sample sizes before the first cut."""
+        return self.ratio.anchor == "behavior" and self.scope == "step"
+
+    @property
+    def reads_both(self) -> bool:
+        """Whether a piece looks at the proximal policy beside behavior, as P3O's form with two anchors does."""
+        return any(getattr(piece, "reads_both", False) for piece in (self.surrogate, *self.regularizers))
+
+    def statistics(self, current: Tensor, batch: Batch) -> Statistics:
+        """Return effective sizes of the ratios over trained tokens; those of cuts and ranks add up."""
+        now = current.detach().double()
+        proximal = now if batch.proximal is None else batch.proximal.detach().double()
+        return Statistics(
+            effective_size(now - batch.behavior.detach().double(), batch.mask),
+            effective_size(now - proximal, batch.mask),
+        )
+
+    def loss(self, current: Tensor, entropy: Tensor, cut: Batch, statistics: Statistics) -> Loss:
+        """Return the loss of one cut of a weighed minibatch; cuts' losses and gradients add to the whole's.
+
+        current, entropy Float[B T], with a gradient. statistics: of the whole optimizer
+        step, or of the one before it, as `scope` says; not read when that is "micro_batch".
+        """
+        assert cut.weights is not None, "weigh the minibatch before cutting it"
+        if self.scope == "micro_batch":
+            statistics = self.statistics(current, cut)
+        view = self.view(current, entropy, cut, statistics)
+        per_token, metrics = self.surrogate(view)
+        if self.correction is not None:
+            factor, measured = self.correction(view)
+            per_token, metrics = factor * per_token, metrics + measured
+        total = (cut.weights * masked(per_token, cut.mask)).sum()
+        parts = {"policy": float(total.detach())}
+        for regularizer in self.regularizers:
+            term, measured = regularizer(view)
+            term = (cut.own_weights[regularizer.name] * masked(term, cut.mask)).sum()
+            parts[regularizer.name] = float(term.detach())
+            total, metrics = total + term, metrics + measured
+        return Loss(total, parts, metrics + self.measure(view))
+
+    def view(self, current: Tensor, entropy: Tensor, cut: Batch, statistics: Statistics) -> LossView:
+        """Return what the pieces see of one cut."""
+        proximal = (current if cut.proximal is None else cut.proximal).detach()
+        anchors = {"proximal": proximal, "behavior": cut.behavior, "reference": cut.reference}
+        anchor = anchors[self.ratio.anchor]
+        if anchor is None:
+            raise ConfigError(
+                f"a ratio to the {self.ratio.anchor} policy needs its log-probabilities; score them first"
+            )
+        log_ratio = self.ratio(current, anchor.detach(), cut.mask)
+        return LossView(cut, current, entropy, proximal, log_ratio, statistics)
+
+    def measure(self, view: LossView) -> Metrics:
+        """Return what every algorithm reports of every cut."""
+        batch, mask = view.batch, view.batch.mask
+        count = int(mask.sum())
+        if count == 0:
+            return Metrics()
+        current = view.current.detach()
+
+        def mean(tensor: Tensor) -> Mean:
+            return Mean(float(masked(tensor.detach(), mask).sum()), count)
+
+        engine = (view.proximal - batch.full_behavior.detach()).abs()
+        mismatch = masked(view.proximal.double() - batch.behavior.detach().double(), mask)
+        return Metrics.of(
+            {
+                "loss/entropy_nats": mean(view.entropy),
+                "loss/ratio_clamped_fraction": mean((view.log_ratio.abs() >= self.ratio.clamp).double()),
+                "loss/kl_behavior_nats": mean(batch.behavior - current),
+                "loss/kl_proximal_nats": mean(view.proximal - current),
+                "loss/drift_abs_nats": mean((view.proximal - current).abs()),
+                "loss/ess_fraction": effective_size(current.double() - batch.behavior.detach().double(), mask),
+                "mismatch/logprob_abs_mean_nats": mean(engine),
+                "mismatch/logprob_abs_max_nats": Max(float(masked(engine, mask).max())),
+                "mismatch/truncation_mean_nats": mean(batch.behavior - batch.full_behavior),
+                "mismatch/k3_nats": mean(mismatch.exp() - 1 - mismatch),
+                "mismatch/ess_fraction": effective_size(mismatch, mask),
+            }
+        )
+
+
+def minibatches(batch: Batch, updates: Updates, seed: int) -> list[Batch]:
+    """Return the rows of each of a rollout batch's optimizer steps, in order."""
+    cuts: list[Batch] = []
+    for epoch in range(updates.epochs):
+        order = torch.arange(len(batch))
+        if updates.minibatches > 1:
+            generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+            order = torch.randperm(len(batch), generator=generator)
+        parts = torch.tensor_split(order, min(updates.minibatches, len(batch)))
+        cuts += [batch.rows(part.sort().values) for part in parts]
+    return cuts
+
+
+def effective_size(log_ratio: Tensor, mask: Tensor) -> EffectiveSize:
+    """Return the effective size of exp(``log_ratio``) over trained tokens; exponents are bounded nowhere."""
+    ratio = masked(log_ratio, mask).exp()[mask]
+    return EffectiveSize(int(ratio.numel()), float(ratio.sum()), float(ratio.square().sum()))
