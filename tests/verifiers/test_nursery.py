@@ -11,6 +11,7 @@ from gnomon.errors import ConfigError, GradingError, RewardError
 from gnomon.verifiers.exact import Numeric
 from gnomon.verifiers.function import UserFunction
 from gnomon.verifiers.grade import Grading, WeightedReward
+from gnomon.verifiers.judging import grading_program
 from gnomon.verifiers.nursery import Limits, Nursery
 from gnomon.verifiers.trial import try_rewards
 
@@ -49,7 +50,7 @@ def test_importing_that_ends_the_process_shows_what_it_said(tmp_path: Path):
 
 def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(monkeypatch: pytest.MonkeyPatch):
     """A nursery that was stopped when it should end a worker still forks the next one when it goes on."""
-    nursery = Nursery(Grading((WeightedReward(Numeric()),)), Limits())
+    nursery = Nursery(grading_program(Grading((WeightedReward(Numeric()),))), Limits())
     nursery.open()
     program: Any = nursery._program
     try:

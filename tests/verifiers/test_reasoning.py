@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from gnomon.verifiers import wire
+from gnomon.verifiers import judging, wire
 from gnomon.verifiers.base import Sample, VerifierError
 from gnomon.verifiers.reasoning import Reasoning
 
@@ -22,7 +22,7 @@ def item(generator: str, index: int = 0) -> dict[str, Any]:
 def sent(entry: dict[str, Any], completion: str, **columns: Any) -> Sample:
     """The sample as it arrives in a grading process."""
     sample = Sample(entry["question"], completion, columns={"entry": entry, **columns})
-    return wire.to_sample(wire.decode(wire.encode(wire.from_sample(sample))))
+    return judging.to_sample(wire.decode(wire.encode(judging.from_sample(sample))))
 
 
 @pytest.mark.parametrize("generator", QUICK)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnomon.verifiers import wire
+from gnomon.verifiers import judging, wire
 from gnomon.verifiers.base import Sample, Verdict
 
 keys = st.text() | st.integers() | st.none() | st.booleans() | st.sampled_from(["()", "{}"])
@@ -26,10 +26,10 @@ def test_columns_come_back_as_they_went(value: Any):
     """Tuples stay tuples, keys that are no text stay what they are, and no value can pass for a mark."""
     sample = Sample("p", "c", columns={"value": value})
 
-    line = wire.encode({"sample": wire.from_sample(sample)})
+    line = wire.encode({"sample": judging.from_sample(sample)})
 
     assert line.count(b"\n") == 1
-    assert same(wire.to_sample(wire.decode(line)["sample"]).columns["value"], value)
+    assert same(judging.to_sample(wire.decode(line)["sample"]).columns["value"], value)
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
@@ -37,7 +37,7 @@ def test_rewards_keep_every_bit(reward: float):
     """A reward is the same float on both sides."""
     verdict = Verdict(reward, {"score": reward})
 
-    assert wire.to_verdict(wire.decode(wire.encode(wire.from_verdict(verdict)))) == verdict
+    assert judging.to_verdict(wire.decode(wire.encode(judging.from_verdict(verdict)))) == verdict
 
 
 def test_what_is_no_json_value_is_refused():

@@ -18,6 +18,7 @@ from gnomon.types import Grade
 from gnomon.verifiers import wire
 from gnomon.verifiers.base import Sample
 from gnomon.verifiers.grade import Grading, from_json, to_json
+from gnomon.verifiers.judging import from_sample, to_sample
 from gnomon.verifiers.nursery import Limits
 from gnomon.verifiers.workers import GradingPool
 
@@ -84,7 +85,7 @@ class Grader:
         """Return the grade of a sample, one line of `verifiers.wire`."""
         assert self._pool is not None, "it is opened first"
         try:
-            return await self._pool.grade(wire.to_sample(wire.decode(sample))), None
+            return await self._pool.grade(to_sample(wire.decode(sample))), None
         except GnomonError as error:
             return None, (type(error).__name__, str(error))
 
@@ -92,7 +93,7 @@ class Grader:
         """Return the grades of all answers to a question, one line of `verifiers.wire`."""
         assert self._pool is not None, "it is opened first"
         try:
-            listed = [wire.to_sample(fields) for fields in wire.decode(samples)["samples"]]
+            listed = [to_sample(fields) for fields in wire.decode(samples)["samples"]]
             return await self._pool.grade_together(listed), None
         except GnomonError as error:
             return None, (type(error).__name__, str(error))
@@ -176,12 +177,12 @@ class Graders:
 
         Raises: GradingError naming each grader and its cause when none is left, or after `close`.
         """
-        found = await self._graded("grade", wire.from_sample(sample))
+        found = await self._graded("grade", from_sample(sample))
         return found if isinstance(found, Grade) else Grade(None, error=found)
 
     async def grade_together(self, samples: Sequence[Sample]) -> list[Grade]:
         """Return the grades of all answers to one question. Raises: as `grade`."""
-        found = await self._graded("grade_together", {"samples": [wire.from_sample(sample) for sample in samples]})
+        found = await self._graded("grade_together", {"samples": [from_sample(sample) for sample in samples]})
         return [Grade(None, error=found)] * len(samples) if isinstance(found, str) else list(found)
 
     async def _graded(self, method: str, message: dict[str, Any]) -> Any:

@@ -26,6 +26,8 @@ import torch
 
 from gnomon.engines.base import Engine
 from gnomon.engines.vllm_wire import (
+    KEY,
+    LOOPBACK,
     completion_to,
     fingerprint_to,
     hear,
@@ -36,9 +38,6 @@ from gnomon.errors import ConfigError, UserError
 from gnomon.transport.file import read
 from gnomon.types import Snapshot
 
-KEY = "GNOMON_ENGINE_KEY"
-"""The environment variable that holds the key, here and at the client: an argument would be seen by everybody."""
-LOOPBACK = "127.0.0.1"
 _STRANGERS, _STRANGER_SECONDS, _BODY_SECONDS = 64, 10.0, 60.0
 _LINE = 1 << 14
 

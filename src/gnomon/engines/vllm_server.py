@@ -20,8 +20,7 @@ from urllib.parse import urlsplit
 import torch
 
 from gnomon.engines.base import Sampling
-from gnomon.engines.vllm_serve import KEY, LOOPBACK
-from gnomon.engines.vllm_wire import completion_from, exchange, fingerprint_from, sampling_to
+from gnomon.engines.vllm_wire import KEY, LOOPBACK, completion_from, exchange, fingerprint_from, sampling_to
 from gnomon.errors import ConfigError, EngineError
 from gnomon.plans import EnginePlan
 from gnomon.progress import working

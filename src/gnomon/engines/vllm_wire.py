@@ -15,6 +15,9 @@ from gnomon.engines.base import Sampling
 from gnomon.transport.fingerprint import Fingerprint
 from gnomon.types import Completion
 
+KEY = "GNOMON_ENGINE_KEY"
+"""The environment variable that holds the key, here and at the client: an argument would be seen by everybody."""
+LOOPBACK = "127.0.0.1"
 MOST_BYTES = 1 << 26
 """Of a body: a million tokens with three numbers each take less."""
 _MOST_HEADERS = 100

@@ -19,7 +19,6 @@ from typing import IO, Any
 from gnomon.configuration import to_table
 from gnomon.errors import ConfigError, GradingError, RewardError, check_bounds
 from gnomon.redaction import tail
-from gnomon.verifiers.grade import Grading
 from gnomon.verifiers.worker import Channel
 
 # What a grading process may know of its surroundings. No keys, no tokens: those are passed by name.
@@ -83,22 +82,17 @@ class Program:
     what: str
     names: str
 
-    @classmethod
-    def grading(cls, grading: Grading) -> "Program":
-        """Return the program that grades."""
-        return cls("gnomon.verifiers.worker", grading, "the rewards", ", ".join(r.part for r in grading.rewards))
-
 
 class Nursery:
-    """One process that forks the workers of one grading, or of another program.
+    """One process that forks the workers of a program.
 
     starts: how often it was started.
     """
 
-    def __init__(self, work: Grading | Program, limits: Limits) -> None:
+    def __init__(self, work: Program, limits: Limits) -> None:
         if sys.platform == "win32":
             raise ConfigError("grading processes need fork, which Windows does not have; use WSL")
-        self._work = Program.grading(work) if isinstance(work, Grading) else work
+        self._work = work
         self._limits = limits
         self._control: socket.socket | None = None
         self._channel: Channel | None = None

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gnomon.errors import RewardError
-from gnomon.verifiers import wire
 from gnomon.verifiers.base import Sample, Verdict
 from gnomon.verifiers.function import UserFunction
 from gnomon.verifiers.grade import NOTHING, Grading, WeightedReward
+from gnomon.verifiers.judging import from_sample, grading_program, to_verdict
 from gnomon.verifiers.nursery import Limits, Nursery
 from gnomon.verifiers.worker import Channel
 
@@ -152,7 +152,7 @@ class _Bench:
         alone: list[Verdict] = []
         only = {"trial": {"number": number, "messages": messages}}
         for answers in self.questions:
-            fields = [wire.from_sample(sample) for sample in answers]
+            fields = [from_sample(sample) for sample in answers]
             together = self.ask({**only, "samples": fields}, len(answers))
             each = [self.ask({**only, "sample": one}, 1)[0] for one in fields]
             verdicts += together or each
@@ -176,7 +176,7 @@ class _Bench:
             said = None
         if said is None:
             return [Verdict(None, error=f"its process {self.end()}")] * count
-        return [wire.to_verdict(fields) for fields in said.get("verdicts", [said])]
+        return [to_verdict(fields) for fields in said.get("verdicts", [said])]
 
     def end(self) -> str:
         """End the worker; say how it ended."""
@@ -203,7 +203,7 @@ class _Bench:
 
 @contextmanager
 def _bench(grading: Grading, limits: Limits, questions: Sequence[Sequence[Sample]]) -> Iterator[_Bench]:
-    nursery = Nursery(grading, limits)
+    nursery = Nursery(grading_program(grading), limits)
     bench = _Bench(nursery, limits.deadline_seconds, questions)
     try:
         nursery.open()

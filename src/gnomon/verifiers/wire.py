@@ -5,10 +5,7 @@ right answer wrong) and look up numbers; both are therefore marked, and come bac
 """
 
 import json
-from dataclasses import asdict
 from typing import Any
-
-from gnomon.verifiers.base import Sample, Verdict
 
 _TUPLE, _PAIRS = "()", "{}"
 
@@ -28,26 +25,6 @@ def decode(line: bytes) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise ValueError(f"expected a message, got {line[:80]!r}")
     return message
-
-
-def from_sample(sample: Sample) -> dict[str, Any]:
-    """Return the sample's fields."""
-    return {**vars(sample), "columns": dict(sample.columns)}
-
-
-def to_sample(fields: dict[str, Any]) -> Sample:
-    """Return the sample with these fields."""
-    return Sample(**fields)
-
-
-def from_verdict(verdict: Verdict) -> dict[str, Any]:
-    """Return the verdict's fields."""
-    return asdict(verdict)
-
-
-def to_verdict(fields: dict[str, Any]) -> Verdict:
-    """Return the verdict with these fields."""
-    return Verdict(fields["reward"], fields["parts"], fields["error"], fields["answer"])
 
 
 def _marked(value: Any) -> Any:

@@ -1,18 +1,16 @@
-"""The program that grades: ``python -m gnomon.verifiers.worker FD``. It loads no torch.
+"""A fork server: a program that imports user code once, then forks a worker in milliseconds for each request.
 
-It is a *nursery*: it imports what the rewards need once, then forks a worker in milliseconds whenever it is
-asked to, and ends workers so that nothing of them is left. It stays single-threaded and never runs a reward,
-so it cannot hang. A *worker* reads samples from a socket of its own and answers each with a verdict.
+The fork server stays single-threaded and never runs user code beyond its import, so it cannot hang. A worker reads
+requests from a socket of its own and answers each. The module loads no torch.
 
-The nursery is the parent of its workers, so a worker's number cannot be given to another process before the
-nursery has buried it: a kill never hits a stranger. When the run is gone, its sockets close; the nursery then
-ends all workers and itself.
+A PID is not reused before the parent reaps the process, and the fork server is the parent of its workers: a kill
+cannot hit an unrelated process. When the run is gone, its sockets close; the fork server then ends all workers and
+itself.
 """
 
 import contextlib
 import ctypes
 import gc
-import json
 import os
 import signal
 import socket
@@ -21,15 +19,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from gnomon.errors import UserError
 from gnomon.verifiers import wire
-from gnomon.verifiers.base import Verdict
-from gnomon.verifiers.grade import Grading, from_json
-from gnomon.verifiers.luck import begin_with
 
 _SET_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 BURIAL_SECONDS = 5.0
@@ -51,35 +45,6 @@ class Labor(Protocol):
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to one request. Never raises."""
         ...
-
-
-@dataclass(frozen=True)
-class Judging:
-    """Samples to verdicts."""
-
-    grading: Grading
-    what: str = "the rewards"
-
-    def prepare(self) -> None:
-        """Import the rewards."""
-        self.grading.prepare()
-
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the verdict on a sample, or those on all answers to a question; none where no reward sees them all."""
-        grading = self.grading.only(**request["trial"]) if "trial" in request else self.grading
-        if "samples" not in request:
-            return wire.from_verdict(_judge(grading, request))
-        samples = [wire.to_sample(fields) for fields in request["samples"]]
-        try:
-            verdicts = grading.together(samples) if grading.is_joint else []
-        except BaseException as error:  # as in `_judge`
-            verdicts = [Verdict(None, error=f"grading raised {type(error).__name__}")] * len(samples)
-        return {"verdicts": [wire.from_verdict(verdict) for verdict in verdicts]}
-
-
-def judging(settings: Any) -> Judging:
-    """Return the labor of a grading that travelled as a table."""
-    return Judging(from_json(json.dumps(settings)))
 
 
 class Channel:
@@ -198,15 +163,6 @@ def work(channel: Channel, labor: Labor, nursery: int, warm: bool) -> NoReturn:
         channel.send({"id": request["id"], "seconds": seconds, **answer})
 
 
-def _judge(grading: Grading, request: dict[str, Any]) -> Verdict:
-    try:
-        sample = wire.to_sample(request["sample"])
-        begin_with(sample.seed, "reward")
-        return grading(sample)
-    except BaseException as error:  # KeyboardInterrupt, or an exception whose text cannot be made
-        return Verdict(None, error=f"grading raised {type(error).__name__}")
-
-
 def _prepare(labor: Labor) -> str | None:
     try:
         labor.prepare()
@@ -287,7 +243,7 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def main(read: Callable[[Any], Labor] = judging) -> None:
+def main(read: Callable[[Any], Labor]) -> None:
     """Import what the labor needs, say so, and serve. read: settings, as they travelled, to the labor."""
     os.set_inheritable(int(sys.argv[1]), False)
     control = Channel(socket.socket(fileno=int(sys.argv[1])))
@@ -319,7 +275,3 @@ def run_program(read: Callable[[Any], Labor]) -> NoReturn:
         sys.stderr.flush()
         os._exit(1)
     os._exit(0)
-
-
-if __name__ == "__main__":
-    run_program(judging)

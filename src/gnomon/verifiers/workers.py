@@ -14,9 +14,9 @@ from typing import Any, Self
 
 from gnomon.errors import GnomonError, GradingError
 from gnomon.types import Grade
-from gnomon.verifiers import wire
 from gnomon.verifiers.base import Sample, Verdict
 from gnomon.verifiers.grade import Grading
+from gnomon.verifiers.judging import from_sample, grading_program, to_verdict
 from gnomon.verifiers.nursery import Death, Limits, Nursery
 from gnomon.verifiers.staff import Hung, Staff, Worker
 
@@ -42,7 +42,7 @@ class GradingPool:
     def __init__(self, grading: Grading, limits: Limits | None = None) -> None:
         self._grading = grading
         self._limits = limits or Limits()
-        self._staff = Staff(Nursery(grading, self._limits), "grading", self._limits.start_seconds)
+        self._staff = Staff(Nursery(grading_program(grading), self._limits), "grading", self._limits.start_seconds)
         self._idle: asyncio.Queue[Worker | None] = asyncio.Queue()
         self._successions: set[asyncio.Task[Death]] = set()
         self._fault: GnomonError | None = None
@@ -89,7 +89,7 @@ class GradingPool:
         often where the worker was killed from outside. It is an error then, never a reward.
         Raises: GradingError when no worker can be started, or after `close`.
         """
-        (grade,) = await self._graded({"sample": wire.from_sample(sample)}, 1)
+        (grade,) = await self._graded({"sample": from_sample(sample)}, 1)
         return grade
 
     async def grade_together(self, samples: Sequence[Sample]) -> list[Grade]:
@@ -99,7 +99,7 @@ class GradingPool:
         Raises: as `grade`.
         """
         if self._is_joint and samples:
-            grades = await self._graded({"samples": [wire.from_sample(sample) for sample in samples]}, len(samples))
+            grades = await self._graded({"samples": [from_sample(sample) for sample in samples]}, len(samples))
             if grades:
                 return grades
             self._is_joint = False
@@ -125,7 +125,7 @@ class GradingPool:
             is_sound = True
             if said is None:
                 return [self._late] * count
-            return [wire.to_verdict(fields) for fields in said.get("verdicts", [said])]
+            return [to_verdict(fields) for fields in said.get("verdicts", [said])]
         except Hung:
             return [self._late] * count
         except (TypeError, RecursionError) as error:
