@@ -94,6 +94,35 @@ def test_neither_is_a_reward_nor_a_model_s_own_code(line: str, theirs: Path, tmp
     assert not (tmp_path / "ran").exists()
 
 
+ELSEWHERE = {
+    "interpreter": '[engine]\nkind = "vllm"\nserver = "start"\npython = "{evil}"\n',
+    "cluster's interpreter": '[engine]\nkind = "vllm"\npython = "{evil}"\n[cluster]\nkind = "ray"\n',
+    "cluster": '[cluster]\nkind = "ray"\naddress = "ray://127.0.0.1:1"\n',
+    "cluster by name": 'cluster = "ray://127.0.0.1:1"\n',
+}
+
+
+@pytest.mark.parametrize("form", ELSEWHERE)
+def test_neither_an_interpreter_nor_a_cluster_of_theirs_is_used(
+    form: str, theirs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """evaluate and compare name what would run code, and start and reach nothing."""
+    evil = tmp_path / "python"
+    evil.write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\n")
+    evil.chmod(0o755)
+    kept = (theirs / "experiment.toml").read_text()
+    kept = re.sub(r"(?ms)^\[(engine|cluster)\]\n.*?(?=^\[|\Z)", "", kept)
+    lines = ELSEWHERE[form].format(evil=evil)
+    text = f"{lines}\n{kept}" if not lines.startswith("[") else f"{kept}\n{lines}"
+    (theirs / "experiment.toml").write_text(text)
+    compared = ["--algorithms", "grpo,spo", "--budget", "10", "--out", str(tmp_path / "out")]
+
+    assert main(["evaluate", str(theirs)]) == 2
+    assert main(["compare", str(theirs / "experiment.toml"), *compared]) == 2
+    assert capsys.readouterr().err.count("was not begun by this user on this machine") == 2
+    assert not (tmp_path / "ran").exists()
+
+
 def test_one_s_own_run_is_evaluated_with_its_own_reward(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -35,6 +35,12 @@ def named_code(table: Mapping[str, Any]) -> tuple[str, ...]:
     if isinstance(environment, Mapping):
         named += [f"environment {text}" for text in _texts(environment.get("use")) if text]
         named += [f"tool {text}" for text in _texts(environment.get("tools")) if text != _PYTHON]
+    engine, cluster = table.get("engine"), table.get("cluster")
+    if isinstance(engine, Mapping):
+        named += [f"interpreter {text}" for text in _texts(engine.get("python")) if text]
+    # What is said to a cluster and what it answers are pickles, which run what they name.
+    reached = cluster.get("address") if isinstance(cluster, Mapping) else cluster
+    named += [f"cluster at {text}" for text in _texts(reached) if ":" in text]
     if any(_trusts(node) for node in (table, table.get("algorithm"))):
         named.append(f"model {table.get('model')}, whose own code trust_remote_code lets run")
     return tuple(dict.fromkeys(named))
