@@ -136,6 +136,24 @@ def test_any_change_spoils_no_view_very_often(
     _mutate(tmp_path_factory.mktemp("fuzz") / "run", sound, data)
 
 
+IMPOSSIBLE = {
+    "response": [[-1], [2**31], [2**70]], "prompt": [[-1], [2**40]], "reward": [10**400],
+    "newest_version": [2**70], "oldest_version": [-(2**64)], "step": [2**63], "group": [2**70],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_a_whole_number_that_nothing_holds_is_no_rollout(tmp_path: Path, sound: Path, name: str):
+    """Tokens that no tokenizer has, and counts beyond 63 bits: the line is damaged, and the page is drawn."""
+    row = json.loads((sound / ROLLOUTS).read_bytes().splitlines()[0])
+    for value in IMPOSSIBLE[name]:
+        wrong = value * len(row[name]) if isinstance(value, list) else value
+        run = with_file(sound, tmp_path / "run", ROLLOUTS, json.dumps({**row, name: wrong}).encode() + b"\n")
+
+        look(run)
+        assert RunRecord.of(run).rollouts(STEP) == []
+
+
 CASES: list[Any] = [
     {"inputs": ["1\n", [2]], "outputs": ["1", 2], "fn_name": "f"},
     [{"input": "[1]", "output": "2", "testtype": "functional", "fn_name": "A.f"}, {"input": "x", "output": "y"}],

@@ -110,6 +110,7 @@ def read_rollouts(path: Path) -> Iterator[RecordedRollout]:
             yield recorded
 
 
+_TOKENS, _BEYOND = 1 << 31, 1 << 63
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "step": (int,), "group": (int,), "kept": (bool,), "question": (str,), "task_id": (str,), "text": (str,),
     "prompt": (list,), "response": (list,), "logprobs": (list,), "mask": (list,), "full_logprobs": (list,),
@@ -129,6 +130,13 @@ def _check_types(row: Any) -> None:
         raise ValueError(f"response, log-probabilities and mask differ in length: {sorted(lengths)}")
     if any(type(token) is not int for name in ("prompt", "response") for token in row.get(name, ())):
         raise TypeError("tokens are whole numbers")
+    counted = [row[name] for name, kinds in _TYPES.items() if kinds == (int,) and name in row]
+    if any(not 0 <= token < _TOKENS for name in ("prompt", "response") for token in row.get(name, ())):
+        raise ValueError("tokens are from 0 to 2147483647")
+    if any(abs(number) >= _BEYOND for number in counted):
+        raise ValueError("a whole number in it is beyond 63 bits")
+    if row.get("reward") is not None:
+        float(row["reward"])  # of thousands of digits it is none
 
 
 def _row(rollout: Rollout) -> dict[str, Any]:
