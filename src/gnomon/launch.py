@@ -54,10 +54,14 @@ from gnomon.serving import check_serving, device_of, precision_of, said_of_devic
 from gnomon.session import Session, grade_once, run_alone, walk
 from gnomon.staging import check_staging, opened
 from gnomon.stopping import stopping
+from gnomon.tasks.arithmetic import ArithmeticTask
 from gnomon.tasks.build import named
 from gnomon.tasks.contamination import overlap
+from gnomon.tasks.gold import sparse_rows
+from gnomon.tasks.reasoning import ReasoningGymTask
 from gnomon.tasks.stamp import stamp
 from gnomon.verifiers.base import Sample
+from gnomon.verifiers.function import UserFunction
 from gnomon.verifiers.trial import made_answers, try_rewards
 
 
@@ -158,6 +162,7 @@ def resume(run: str | Path, stop: StopRequest | None = None) -> Result:
             return result_of(directory)
         asked, chosen = _prepared(experiment, console)
         _refuse_other_questions(directory, asked)
+        _try_rewards(experiment, asked, console)
         rewind(directory, at)
         console.say(f"resuming {directory.path} at step {step} of {experiment.steps}{at.said}")
         return _run(Session(experiment, asked, chosen, directory, console), found, stop or StopRequest())
@@ -276,7 +281,10 @@ def checked(experiment: Experiment, console: Console) -> tuple[Questions, Choosi
 
 
 def _try_rewards(experiment: Experiment, asked: Questions, console: Console) -> None:
-    """Try environment and rewards on made answers to the first questions. Raises: ConfigError, RewardError."""
+    """Try environment and rewards on made answers to the first questions, and to rows that have fewer columns.
+
+    Raises: ConfigError, RewardError.
+    """
     if not experiment.rewards and experiment.environment is None:
         return
     tasks = asked.split.train
@@ -284,14 +292,26 @@ def _try_rewards(experiment: Experiment, asked: Questions, console: Console) -> 
     if experiment.environment is not None:
         for note in try_environment(experiment.environment, questions):
             console.warn(note)
-        played = {"environment_reward": 0.0, "turns": 1, "ended_by": "done"}
-        questions = [[_in_conversation(sample, played) for sample in answers] for answers in questions]
     if not experiment.rewards:
         return
+    sparse = _sparse(experiment, asked)
+    questions += sparse.values()
+    if experiment.environment is not None:
+        played = {"environment_reward": 0.0, "turns": 1, "ended_by": "done"}
+        questions = [[_in_conversation(sample, played) for sample in answers] for answers in questions]
     with console.phase("trying rewards"):
-        notes = try_rewards(asked.grading, grading_limits(experiment), questions)
+        notes = try_rewards(asked.grading, grading_limits(experiment), questions, [*sparse])
     for note in notes:
         console.warn(note)
+
+
+def _sparse(experiment: Experiment, asked: Questions) -> dict[str, list[Sample]]:
+    """Return what a function of the user's is tried on beside the first questions; generators have one form of rows."""
+    own = any(isinstance(reward.verifier, UserFunction) for reward in experiment.rewards)
+    if not own or isinstance(experiment.task, ArithmeticTask | ReasoningGymTask):
+        return {}
+    train, held_out = asked.split.train, asked.split.held_out
+    return sparse_rows([train] if train is held_out else [train, held_out])
 
 
 def _in_conversation(sample: Sample, played: dict[str, Any]) -> Sample:

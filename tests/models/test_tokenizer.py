@@ -1,3 +1,5 @@
+import resource
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -173,6 +175,14 @@ ENDLESS = {
     "a power": "{{ 10 ** 10 ** 10 }}",
     "a wide number": "{{ 'x' * 10000000000 }}",
     "a wide format": "{{ 'x'|center(99999999999) }}",
+    "a text that doubles": "{% set n = namespace(x=messages[0].content) %}{% for i in range(60) %}"
+    "{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
+    "a list that doubles": "{% set n = namespace(x=[1]) %}{% for i in range(60) %}"
+    "{% set n.x = n.x + n.x %}{% endfor %}",
+    "a product of numbers": "{{ 'x' * 1000000 * 1000000 }}",
+    "texts of many": "{% for i in range(90000) %}{{ 'x' * 1000000 }}{% endfor %}",
+    "a long text": "{{ 'x' * 1000000 * 20 }}",
+    "a filter that joins": "{{ (['x' * 1000000] * 100000) | join }}",
     "itself without end": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "a wrong type": "{{ messages + 1 }}",
     "what is no template": "{% for %}",
@@ -186,8 +196,23 @@ def test_a_template_ends_in_words(fault):
     backend = byte_level("</s>", eos_token="</s>")
     backend.chat_template = ENDLESS[fault]
 
-    with pytest.raises(ConfigError, match=r"chat template (does not end|has|refuses|fails)"):
+    with pytest.raises(ConfigError, match=r"chat template (does not end|has|refuses|fails|writes)"):
         wrap(backend, LlamaConfig(vocab_size=512)).template([{"role": "user", "content": "hello"}])
+
+
+def test_a_template_that_fills_the_memory_leaves_the_limits_as_they_were():
+    """What the process may take afterwards is what it could before, and a long row is no long template."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    backend = byte_level("</s>", eos_token="</s>")
+    backend.chat_template = ENDLESS["a text that doubles"]
+    with pytest.raises(ConfigError, match=r"more than 10,000,000 characters, or fills 1 GiB of memory, for 1 messages"):
+        wrap(backend, LlamaConfig(vocab_size=512)).template([{"role": "user", "content": "hello"}])
+    backend.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    text = wrap(backend, LlamaConfig(vocab_size=512)).template([{"role": "user", "content": "x" * 11_000_000}])
+
+    assert text is not None
+    assert len(text) == 11_000_000
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
 def test_a_long_conversation_is_no_endless_template():

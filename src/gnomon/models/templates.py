@@ -1,8 +1,11 @@
 """Chat templates rendered with an end: a template is a program of somebody else's, and runs within bounds."""
 
+import resource
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -14,9 +17,13 @@ from gnomon.types import Message
 
 MOST_LINES = 1_000_000
 """Lines of a template that one rendering may execute; a long conversation takes some ten thousand."""
+MOST_CHARACTERS = 10_000_000
+"""Characters that one rendering may write, or ten times what it was given."""
 _SECONDS = 10.0
+_ROOM = 2**30
 _LARGEST = 1_000_000
 _LOOK = 1024
+_tried = set[int]()
 
 
 class EndlessTemplate(Exception):
@@ -33,17 +40,29 @@ def render(
     """Return ``messages`` as the tokenizer's chat template writes them.
 
     switches: further variables of the template. begins_answer: up to where the model's answer begins.
-    Raises: ConfigError when the template refuses the messages, is no template, or does not end.
+    The first rendering of a template gets a gibibyte of memory: no model is loaded yet that needs more beside it.
+    Raises: ConfigError when the template refuses the messages, is no template, does not end, or fills the memory.
     """
     plain = [dict(message) for message in messages]
     given = {**(switches or {}), "tools": [dict(tool) for tool in tools] or None}
     roles = [message.get("role") for message in plain]
+    template = hash(str(backend.chat_template))
     try:
-        return _within_bounds(
-            lambda: str(
-                backend.apply_chat_template(plain, tokenize=False, add_generation_prompt=begins_answer, **given)
+        with nullcontext() if template in _tried else _little_memory():
+            said = _within_bounds(
+                lambda: str(
+                    backend.apply_chat_template(plain, tokenize=False, add_generation_prompt=begins_answer, **given)
+                )
             )
-        )
+        _tried.add(template)
+        if len(said) > max(MOST_CHARACTERS, 10 * len(str((plain, given)))):
+            raise MemoryError
+        return said
+    except MemoryError as error:
+        raise ConfigError(
+            f"the model's chat template writes more than {MOST_CHARACTERS:,} characters, or fills {_ROOM >> 30} GiB of "
+            f"memory, for {len(plain)} messages; correct it (chat_template.jinja or tokenizer_config.json)"
+        ) from error
     except EndlessTemplate as error:
         raise ConfigError(
             f"the model's chat template does not end: more than {MOST_LINES:,} of its lines, or {_SECONDS:g} s, for "
@@ -114,3 +133,20 @@ def _within_bounds(work: Callable[[], str]) -> str:
         return work()
     finally:
         sys.settrace(before)
+
+
+@contextmanager
+def _little_memory() -> Iterator[None]:
+    """Let this process take `_ROOM` bytes more and no others meanwhile, where Linux tells how many it has."""
+    sizes = Path("/proc/self/statm")
+    if not sizes.exists():
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    bound = int(sizes.read_text().split()[0]) * resource.getpagesize() + _ROOM
+    bound = bound if soft == resource.RLIM_INFINITY else min(bound, soft)
+    resource.setrlimit(resource.RLIMIT_AS, (bound, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -1,4 +1,4 @@
-"""The data check of answers: each is read whole by its reward, and earns 1 when it is given as the answer."""
+"""The data check of answers: each is read whole by its reward, and earns 1 when it is given as the answer; odd rows."""
 
 import asyncio
 import re
@@ -9,11 +9,12 @@ from gnomon.errors import DatasetError
 from gnomon.progress import counted, working
 from gnomon.tasks.base import TaskSet
 from gnomon.tasks.question import Asked, Question, QuestionSet, Rendered
-from gnomon.types import Grade, Task
+from gnomon.types import Grade, Message, Task
 from gnomon.verifiers.base import Sample, VerifierError
 from gnomon.verifiers.code import Code
 from gnomon.verifiers.grade import Grading, WeightedReward
 from gnomon.verifiers.nursery import Limits
+from gnomon.verifiers.trial import made_answers
 from gnomon.verifiers.workers import GradingPool
 
 MOST_HEAVY = 500
@@ -87,6 +88,30 @@ def _asked(tasks: TaskSet) -> Iterator[Question | Task]:
     """Yield the questions without rendering them, where that can be."""
     questions: QuestionSet | TaskSet = tasks.questions if isinstance(tasks, Rendered) else tasks
     return (questions[index] for index in range(len(questions)))
+
+
+def sparse_rows(sets: Sequence[TaskSet], most: int = 6) -> dict[str, list[Sample]]:
+    """Return made answers to the first row of each set of columns that has fewer than there are, by where that row is.
+
+    A column that holds nothing is none. Of the ``most`` sets that have the fewest.
+    """
+    found: dict[frozenset[str], tuple[Question | Task, int]] = {}
+    for tasks in sets:
+        for asked in counted(_asked(tasks), f"looking at the columns of {tasks.name}", len(tasks)):
+            columns = frozenset(name for name, value in asked.columns.items() if value is not None)
+            first, count = found.get(columns, (asked, 0))
+            found[columns] = first, count + 1
+    every = frozenset[str]().union(*found)
+    sparse = [found[columns] for columns in sorted(found, key=len) if columns != every][:most]
+    return {
+        f"{_row(one)} (of {count:,} with its columns)": made_answers(one.text, one.columns, _messages(one))
+        for one, count in sparse
+    }
+
+
+def _messages(asked: Question | Task) -> tuple[Message, ...]:
+    said = asked.messages if isinstance(asked, Task) else asked.content
+    return said if isinstance(said, tuple) else ()
 
 
 def _tried(heavy: Sequence[tuple[Question | Task, Sample]], reward: WeightedReward, limits: Limits) -> list[_Flaw]:

@@ -16,6 +16,8 @@ from typing import Any, Literal
 from gnomon.errors import RewardError, unknown
 from gnomon.verifiers.base import NotApplicable, Sample, VerifierError
 
+NO_COLUMN = "which is no column of this sample"
+"""What the error says of a sample without a column that the function has to have."""
 Style = Literal["ours", "trl", "verl"]
 Function = Callable[..., Any]
 
@@ -48,7 +50,7 @@ class Signature:
         missing = sorted(self.required - offered.keys())
         if missing:
             raise VerifierError(
-                f"needs {', '.join(missing)}, which is no column of this sample; it has "
+                f"needs {', '.join(missing)}, {NO_COLUMN}; it has "
                 f"{', '.join(sorted(map(str, sample.columns))) or 'none'}"
             )
         everything = self.takes_all and self.style != "verl"  # verl passes settings there, never columns

@@ -12,6 +12,7 @@ from gnomon.verifiers.function import UserFunction
 from gnomon.verifiers.grade import NOTHING, Grading, WeightedReward
 from gnomon.verifiers.judging import from_sample, grading_program, to_verdict
 from gnomon.verifiers.nursery import Limits, Nursery
+from gnomon.verifiers.signatures import NO_COLUMN
 from gnomon.verifiers.worker import Channel
 
 EMPTY, PLAIN = "", "I do not know."
@@ -61,14 +62,17 @@ def made_answers(prompt: str, columns: Mapping[str, Any], messages: tuple[Mappin
     return [Sample(prompt, text, len(text), False, 64, columns, number, messages) for number, text in enumerate(texts)]
 
 
-def try_rewards(grading: Grading, limits: Limits, questions: Sequence[Sequence[Sample]]) -> tuple[str, ...]:
+def try_rewards(
+    grading: Grading, limits: Limits, questions: Sequence[Sequence[Sample]], rows: Sequence[str] = ()
+) -> tuple[str, ...]:
     """Import all rewards and call each function of the user's on made answers, in a process that can be killed.
 
-    questions: answers to each of a few.
+    questions: answers to each of a few. rows: where the last of these stand, in words, of rows with fewer columns.
     Returns: what should be said of them, a sentence each.
-    Raises: RewardError when a reward cannot be found or imported, or can judge none of the answers.
+    Raises: RewardError when a reward cannot be found or imported, can judge none of the answers, or needs a column that
+        a row lacks.
     """
-    with _bench(grading, limits, questions) as bench:
+    with _bench(grading, limits, questions, rows) as bench:
         return tuple(
             note
             for number, reward in enumerate(grading.rewards)
@@ -105,12 +109,29 @@ def _notes(bench: "_Bench", number: int, reward: WeightedReward, is_only: bool) 
             f"{named} scores an answer by those beside it: it is given all answers to a question at once, in training "
             "algorithm.num_generations of them, in an evaluation evaluation.samples"
         )
-    if found.failures:
+    of_rows = list(_of_sparse_rows(bench, named, found))
+    yield from of_rows
+    if found.failures and not of_rows:
         sample, error = found.failures[0]
         yield (
             f"{named} fails on {len(found.failures)} of {len(found.tried)} answers that were tried, such as "
             f"{sample.completion!r}: {error}; an answer like that is an error, which is neither a zero nor trained on"
         )
+
+
+def _of_sparse_rows(bench: "_Bench", named: str, found: Trial) -> Iterator[str]:
+    """Yield what should be said of rows with fewer columns. Raises: RewardError when one lacks what is needed."""
+    failed = {id(sample): error for sample, error in found.failures}
+    for row, answers in zip(bench.rows, bench.questions[len(bench.questions) - len(bench.rows) :], strict=True):
+        errors = [failed[id(sample)] for sample in answers if id(sample) in failed]
+        if len(errors) < len(answers):
+            continue
+        if NO_COLUMN in errors[0]:
+            raise RewardError(
+                f"{named} cannot judge {row}: {errors[0]}\n"
+                "correct these rows, leave them out, or give the parameter a default value"
+            )
+        yield f"{named} fails on each answer that was tried to {row}: {errors[0]}"
 
 
 def _hopeless(named: str, found: Trial, instead: str) -> str:
@@ -143,6 +164,7 @@ class _Bench:
     nursery: Nursery
     seconds: float
     questions: Sequence[Sequence[Sample]]
+    rows: Sequence[str] = ()
     hung: int = 0
     _worker: tuple[int, socket.socket, Channel] | None = field(default=None, init=False)
 
@@ -202,9 +224,11 @@ class _Bench:
 
 
 @contextmanager
-def _bench(grading: Grading, limits: Limits, questions: Sequence[Sequence[Sample]]) -> Iterator[_Bench]:
+def _bench(
+    grading: Grading, limits: Limits, questions: Sequence[Sequence[Sample]], rows: Sequence[str]
+) -> Iterator[_Bench]:
     nursery = Nursery(grading_program(grading), limits)
-    bench = _Bench(nursery, limits.deadline_seconds, questions)
+    bench = _Bench(nursery, limits.deadline_seconds, questions, rows)
     try:
         nursery.open()
         yield bench

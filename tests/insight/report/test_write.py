@@ -151,6 +151,44 @@ def test_every_element_is_closed_and_nothing_is_fetched(run: Path):
     assert "@import" not in text
 
 
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "figcaption",
+        "aria-label",
+        'class="n"',
+        "scope=",
+        "http-equiv",
+        "histories",
+        "<details",
+        "data-shelf",
+        "viewBox=",
+    ],
+)
+def test_a_secret_that_is_a_mark_destroys_no_page(run: Path, page: Page, secret: str, monkeypatch: pytest.MonkeyPatch):
+    """Elements and attributes stay what they are; only what is said can be replaced."""
+    monkeypatch.setenv("DB_PASSWORD", secret)
+    found = Page(run_page(RunRecord(run)))
+
+    assert found.faults == []
+    assert [(tag, list(names)) for tag, names in found.tags] == [(tag, list(names)) for tag, names in page.tags]
+    assert [names.get("class") for _, names in found.tags] == [names.get("class") for _, names in page.tags]
+
+
+@pytest.mark.parametrize("secret", ['pa\'ss "w" <o>&rd1', "held-out prompts", "made up and more"])
+def test_a_secret_in_a_text_of_the_page_is_taken_out(tmp_path: Path, secret: str, monkeypatch: pytest.MonkeyPatch):
+    """Between marks, with quotes and marks of its own, in what was written before it was a secret."""
+    made = make_run(tmp_path / "run")
+    (made / "run.json").write_text(json.dumps({"reproducibility": "R0 exact", "cpu": f"cpu {secret}"}))
+    assert secret in Page(run_page(RunRecord(made))).said
+    monkeypatch.setenv("DB_PASSWORD", secret)
+    found = Page(run_page(RunRecord(made)))
+
+    assert secret not in found.said
+    assert "[DB_PASSWORD]" in found.said
+    assert found.faults == []
+
+
 def test_links_lead_somewhere(page: Page):
     """Each entry of the contents is the name of a section."""
     names = {attributes["id"] for _, attributes in page.tags if "id" in attributes}

@@ -2,9 +2,11 @@
 
 import base64
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from html import unescape
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -12,7 +14,7 @@ from shlex import quote
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from gnomon.diagnosis.finding import Finding
 from gnomon.diagnosis.recorded import diagnose
@@ -38,6 +40,9 @@ MOST_DIAGNOSED = 500
 _ROOM = ((700, 5), (350, 5), (200, 3), (60, 2), (10, 1))
 """Tokens of a response and rollouts on a shelf, tried in this order until the page is small enough."""
 _STYLE, _SCRIPT = "<!--style-->", "<!--script-->"
+# A mark, or the text between two; and, in a mark, what a person reads.
+_PART = re.compile(r"<[^<>]*>|[^<>]+")
+_WORDS = re.compile(r"""( (?:title|aria-label|data-across|data-meaning)=")([^"]*)""")
 _COLORINGS = {
     "advantage": ("advantage", "Blue was better than expected and is made likelier, orange worse and less likely."),
     "surprise": ("surprise", "How unlikely each token was when it was drawn: -log p, in nats."),
@@ -170,9 +175,30 @@ def _page(template: str, context: Mapping[str, Any]) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     places = {"style": Markup(_STYLE), "script": Markup(_SCRIPT), "digest": digest, "mark": Markup(_MARK)}
     text = _templates().get_template(template).render(**context, **places, version=version("gnomon"))
-    # Secrets are taken out, and what cannot be seen is spelled out, before style and script come in: the script has to
-    # stay what its digest says. What others wrote is escaped, so it cannot say where those belong.
-    return for_people(text).replace(_STYLE, _style(), 1).replace(_SCRIPT, script, 1)
+    # Secrets are taken out, and what cannot be seen is spelled out, of texts alone and before style and script come in:
+    # the script has to stay what its digest says. What others wrote is escaped, so it cannot say where those belong.
+    return _for_people(text).replace(_STYLE, _style(), 1).replace(_SCRIPT, script, 1)
+
+
+def _for_people(page: str) -> str:
+    """Return a page whose texts are `for_people`: what stands between marks, and in attributes that hold words.
+
+    Marks, classes, names of places and numbers of drawings stay what they are, whatever a secret of the environment is.
+    """
+    plain = unescape(page)
+    return page if for_people(plain) == plain else _PART.sub(_part, page)
+
+
+def _part(found: re.Match[str]) -> str:
+    if found[0].startswith("<"):
+        return _WORDS.sub(lambda given: given[1] + _text(given[2]), found[0])
+    return _text(found[0])
+
+
+def _text(written: str) -> str:
+    plain = unescape(written)
+    shown = for_people(plain)
+    return written if shown == plain else str(escape(shown))
 
 
 def _style() -> str:
