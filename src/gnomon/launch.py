@@ -294,7 +294,7 @@ def _try_rewards(experiment: Experiment, asked: Questions, console: Console) -> 
             console.warn(note)
     if not experiment.rewards:
         return
-    sparse = _sparse(experiment, asked)
+    sparse = _sparse(isinstance(experiment.task, ArithmeticTask | ReasoningGymTask), asked)
     questions += sparse.values()
     if experiment.environment is not None:
         played = {"environment_reward": 0.0, "turns": 1, "ended_by": "done"}
@@ -305,10 +305,10 @@ def _try_rewards(experiment: Experiment, asked: Questions, console: Console) -> 
         console.warn(note)
 
 
-def _sparse(experiment: Experiment, asked: Questions) -> dict[str, list[Sample]]:
+def _sparse(is_made: bool, asked: Questions) -> dict[str, list[Sample]]:
     """Return what a function of the user's is tried on beside the first questions; generators have one form of rows."""
-    own = any(isinstance(reward.verifier, UserFunction) for reward in experiment.rewards)
-    if not own or isinstance(experiment.task, ArithmeticTask | ReasoningGymTask):
+    own = any(isinstance(reward.verifier, UserFunction) for reward in asked.grading.rewards)
+    if is_made or not own:
         return {}
     train, held_out = asked.split.train, asked.split.held_out
     return sparse_rows([train] if train is held_out else [train, held_out])
