@@ -78,7 +78,7 @@ test-full: lint peers vllm ## the same with the slow tests, other implementation
 	@echo "[test] pytest, the slow ones too"
 	@$(PYTEST)
 	@echo "[test] against verl, TRL and verifiers (a minute)"
-	@$(PEERS)/bin/python -m pytest tests/peers tests/tasks/test_prime.py
+	@$(PEERS)/bin/python -m pytest tests/peers tests/tasks/test_verifiers_env.py
 	@echo "[test] the vLLM engine, alone, in two processes and on a Ray cluster (eight minutes)"
 	@OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/engines/test_conformance.py tests/engines/vllm
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gnomon.errors import UserError
-from gnomon.studies.bench.conduct import CASES, Conditions, conduct, default_threads, quick_or_standard
-from gnomon.studies.bench.report import Report
-from gnomon.studies.bench.tables import markdown, show
+from benchmarks.harness.report import BenchReport
+from benchmarks.harness.run import CASES, Conditions, conduct, default_threads, quick_or_standard
+from benchmarks.harness.tables import markdown, show
+from gnomon.core.errors import UserError
 
 HERE = Path(__file__).resolve().parent
 PEERS = HERE.parent / ".venv-peers" / "bin" / "python"
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return report.exit_code
 
 
-def write(report: Report, folder: Path) -> tuple[Path, Path]:
+def write(report: BenchReport, folder: Path) -> tuple[Path, Path]:
     """Write the report as JSON and as a Markdown page, named after the machine and the day; return where."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = (report.machine["cpu"], f"{report.machine['cores']}-cores", report.settings["size"])

@@ -22,8 +22,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gnomon.experiment import load
-from gnomon.studies.compare_statistics import student_quantile
+from gnomon.analysis.compare.statistics import student_quantile
+from gnomon.config.experiment import load
 
 _LOOK_SECONDS = 0.005
 _START_SECONDS = 300.0

@@ -8,14 +8,14 @@ Try it:
 
 from dataclasses import replace
 
-from gnomon.algorithms import GRPO, Clip, Entropy, GroupRelative, Pessimistic, TokenMean
+from gnomon.algorithms import GRPO, Clip, ClippedSurrogate, Entropy, GroupRelative, TokenMean
 
 CAUTIOUS = replace(
     GRPO,
     name="cautious",
     paper="ours: GRPO without the group's standard deviation, clip-higher, token mean and a little entropy",
     advantage=GroupRelative(scale="none"),
-    surrogate=Pessimistic(Clip(low=0.2, high=0.28)),
+    surrogate=ClippedSurrogate(Clip(low=0.2, high=0.28)),
     aggregate=TokenMean(),
     regularizers=(Entropy(coefficient=0.001),),
 )

@@ -6,8 +6,8 @@ gnomon dissect BATCH --algorithms grpo,examples/own_piece.py:SIMPLE
 
 from dataclasses import dataclass, replace
 
-from gnomon.algorithms import GRPO, LossView
-from gnomon.metrics import Metrics
+from gnomon.algorithms import GRPO, LossInputs
+from gnomon.core.metrics import Metrics
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Quadratic:
 
     width: float = 0.2
 
-    def __call__(self, view: LossView):
+    def __call__(self, view: LossInputs):
         """Return the loss of each token, and what was measured on the way."""
         ratio = view.log_ratio.exp()
         return -view.advantages * ratio + view.advantages.abs() * (ratio - 1) ** 2 / (2 * self.width), Metrics()

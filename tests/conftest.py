@@ -23,10 +23,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gnomon"))
 
 @pytest.fixture(params=["native", "torch"])
 def way(request, monkeypatch):
-    """What lies between products by functions in C (`gnomon.models.native`), or by torch alone."""
+    """What lies between products by functions in C (`gnomon.models.cpu`), or by torch alone."""
     import torch
 
-    from gnomon.models.native import kernels
+    from gnomon.models.cpu import kernels
 
     if request.param == "torch":
         monkeypatch.setattr(kernels, "kernels_for", lambda dtype: None)

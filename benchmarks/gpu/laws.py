@@ -13,16 +13,16 @@ from benchmarks.gpu.ceilings import Work
 from benchmarks.gpu.shapes import SHAPES, Shape, make
 from benchmarks.gpu.step import generate, graded
 from gnomon.algorithms import GRPO
+from gnomon.core.types import Batch, State
 from gnomon.engines.local import LocalEngine
+from gnomon.learner.learner import TorchLearner
 from gnomon.learner.optimizer import OptimizerPlan
-from gnomon.learner.plan import LearnerPlan
-from gnomon.learner.torch import TorchLearner
+from gnomon.learner.sections import LearnerPlan
+from gnomon.models.cuda_graph_decoder import Recorded, StaticDecoder, fastest_decoder
 from gnomon.models.decoder import AlignedDecoder, Decoder, RecomputeDecoder
 from gnomon.models.device import finish
 from gnomon.models.logprobs import TokenScorer
-from gnomon.models.static import Recorded, StaticDecoder, fastest_decoder
 from gnomon.rollouts.collate import collate
-from gnomon.types import Batch, State
 
 BOUND = 1e-4
 """Largest relative difference from the CPU in float32."""
@@ -94,7 +94,7 @@ async def _step(learner: TorchLearner, batch: Batch) -> None:
     learner.advance()
 
 
-def _apart(one: State, other: State) -> float:
+def _separate(one: State, other: State) -> float:
     """Return the largest relative difference of masters and moments."""
     names = [name for name in one.tensors if name != "steps" and float(one.tensors[name].norm()) > 0]
     return max(_relative(one.tensors[name], other.tensors[name]) for name in names)
@@ -105,7 +105,7 @@ def _updates(device: torch.device, shape: Shape, plan: LearnerPlan) -> dict[str,
     for learner in learners:
         for _ in range(2):
             asyncio.run(_step(learner, batch))
-    apart = _apart(*(learner.state() for learner in learners))
+    apart = _separate(*(learner.state() for learner in learners))
     # Second moments are squares, so their relative error is twice the gradient's.
     return {"holds": apart < 10 * BOUND, "apart": apart}
 
@@ -117,7 +117,7 @@ def _resume(device: torch.device, shape: Shape) -> dict[str, Any]:
     restored = max(float((a - b).abs().max()) for a, b in _pairs(first.state(), second.state()))
     for learner in (first, second):
         asyncio.run(_step(learner, batch))
-    apart, elsewhere = _apart(first.state(), second.state()), _learner(CPU, shape, PLAN)
+    apart, elsewhere = _separate(first.state(), second.state()), _learner(CPU, shape, PLAN)
     elsewhere.restore(first.state())
     moved = max(float((a - b).abs().max()) for a, b in _pairs(first.state(), elsewhere.state()))
     is_right = restored == 0 and moved == 0 and apart < 10 * BOUND
@@ -161,7 +161,7 @@ def _recorded(device: torch.device) -> dict[str, Any]:
             seconds[name] = (time.perf_counter() - began) / 64
             logits[name] = found.float().cpu().clone()
     apart = {name: _relative(logits["plain"], each) for name, each in logits.items()}
-    wanted = "StaticDecoder" if device.type == "cuda" else "LeanDecoder"
+    wanted = "StaticDecoder" if device.type == "cuda" else "FusedDecoder"
     is_right = chosen == wanted and max(apart.values()) < BOUND
     return {"holds": is_right, "chosen": chosen, "apart": apart, "seconds": seconds}
 

@@ -10,15 +10,15 @@ import torch
 from benchmarks.gpu.ceilings import Work
 from benchmarks.gpu.shapes import SHAPES, make
 from gnomon.algorithms import GRPO
+from gnomon.core.types import Batch, Completion, Grade, Group, Rollout, Task
 from gnomon.engines.base import Sampling
-from gnomon.engines.draws import draw_key
 from gnomon.engines.local import LocalEngine
+from gnomon.engines.rng import draw_key
+from gnomon.learner.learner import TorchLearner
 from gnomon.learner.optimizer import OptimizerPlan
-from gnomon.learner.plan import LearnerPlan
-from gnomon.learner.torch import TorchLearner
+from gnomon.learner.sections import LearnerPlan
 from gnomon.models.device import finish
 from gnomon.rollouts.collate import collate
-from gnomon.types import Batch, Completion, Grade, Group, Rollout, Task
 
 Say = Callable[[str, dict[str, Any]], None]
 

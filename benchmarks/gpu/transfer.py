@@ -22,9 +22,9 @@ import torch
 
 from benchmarks.gpu.shapes import SHAPES, make
 from gnomon.engines.local import LocalEngine
-from gnomon.engines.vllm_transfer import BACKEND, Sender, meeting
+from gnomon.engines.vllm.transfer import BACKEND, Sender, rendezvous
 from gnomon.models.lora import merged_tensors
-from gnomon.transport.fingerprint import fingerprints
+from gnomon.models.transfer.fingerprint import fingerprints
 
 PROMPT, RESPONSE = (5, 6, 7, 8), (9, 10, 11, 12, 13, 14)
 BOUND_NATS = 0.2
@@ -52,7 +52,7 @@ def law(shape: str = "0.6b") -> dict[str, Any]:
         model.save_pretrained(folder)
         engine = _Engine(folder)
         try:
-            sender = Sender(meeting("127.0.0.1", [1]), [engine.tell], [1], lambda: merged_tensors(model))
+            sender = Sender(rendezvous("127.0.0.1", [1]), [engine.tell], [1], lambda: merged_tensors(model))
             for engine.version in range(1, 5):
                 with torch.no_grad():
                     for parameter in model.parameters():
@@ -146,7 +146,7 @@ class _Engine:
 
 def _serve(folder: str, pipe: Any) -> None:
     """Answer with one engine until killed."""
-    from gnomon.engines.vllm import VllmEngine
+    from gnomon.engines.vllm.engine import VllmEngine
 
     async def serve() -> None:
         engine = VllmEngine(folder, torch.bfloat16, 4, receives=BACKEND)

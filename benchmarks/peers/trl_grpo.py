@@ -2,7 +2,7 @@
 
 python trl_grpo.py WORK.json REPEATS fp32|autocast|bf16   prints one JSON object a step; the last line is the result
 
-WORK.json comes from ``python -m gnomon.studies.bench.contender work``. Nothing of TRL is changed: its methods are
+WORK.json comes from ``python -m benchmarks.harness.contender work``. Nothing of TRL is changed: its methods are
 wrapped in clocks. It is set for speed as far as TRL's own settings go: gradient checkpointing off, 16 answers a forward
 pass (the fastest of 8, 16 and 64 that were tried), no reference model, nothing saved. "fp32" has weights and arithmetic
 in fp32, "autocast" weights in fp32 and arithmetic in bf16 (TRL's own default), "bf16" both in bf16.
@@ -34,20 +34,20 @@ class Timed(GRPOTrainer):
         """Start the clock of the first step."""
         self.precision = precision
         self.steps: list[dict[str, float]] = []
-        self.laps = {"generate": 0.0, "grade": 0.0, "tokens": 0.0}
+        self.timer = {"generate": 0.0, "grade": 0.0, "tokens": 0.0}
         self.last = time.perf_counter()
 
     def _generate_single_turn(self, *arguments: Any, **named: Any) -> Any:
         began = time.perf_counter()
         answers = super()._generate_single_turn(*arguments, **named)
-        self.laps["generate"] += time.perf_counter() - began
-        self.laps["tokens"] += sum(map(len, answers[0]))
+        self.timer["generate"] += time.perf_counter() - began
+        self.timer["tokens"] += sum(map(len, answers[0]))
         return answers
 
     def _calculate_rewards(self, *arguments: Any, **named: Any) -> Any:
         began = time.perf_counter()
         rewards = super()._calculate_rewards(*arguments, **named)
-        self.laps["grade"] += time.perf_counter() - began
+        self.timer["grade"] += time.perf_counter() - began
         return rewards
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -56,8 +56,8 @@ class Timed(GRPOTrainer):
         if "train_runtime" in logs:
             return
         now = time.perf_counter()
-        self.steps.append({"total": now - self.last, **self.laps})
-        self.laps = dict.fromkeys(self.laps, 0.0)
+        self.steps.append({"total": now - self.last, **self.timer})
+        self.timer = dict.fromkeys(self.timer, 0.0)
         self.last = now
         if len(self.steps) > 1:
             print(json.dumps(result(self.steps[1:], self.precision)), flush=True)

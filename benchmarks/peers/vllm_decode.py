@@ -2,7 +2,7 @@
 
 python vllm_decode.py WORK.json REPEATS [bfloat16|float32 [eager]]   prints one JSON object as its last line
 
-WORK.json comes from ``python -m gnomon.studies.bench.contender work``. Two measures: with log-probabilities of the
+WORK.json comes from ``python -m benchmarks.harness.contender work``. Two measures: with log-probabilities of the
 sampled tokens, which reinforcement learning needs and gnomon's engine always returns, and without. Prefix caching is
 on, and emptied before each repeat, so that a prompt is computed once for its group and never carried over.
 """

@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gnomon.experiment import load
-from gnomon.launch import train_experiment
+from gnomon.config.experiment import load
 from gnomon.records.jsonl import read_rows
+from gnomon.training.api import train_experiment
 
 BOUNDS = ("0", "2", "8", "measured")
 SEEDS = (0, 1, 2)

@@ -35,7 +35,7 @@ DECODED = (1, 8)
 
 def check() -> dict[str, Any]:
     """Return predicted beside measured, for everything that is recorded."""
-    from gnomon.studies.capacity.check import published
+    from experiments.capacity.check import published
 
     return {
         "recorded": [row.as_row() for row in recorded()],
@@ -47,15 +47,16 @@ def check() -> dict[str, Any]:
 
 def recorded() -> Iterator[Any]:
     """Yield the recorded benchmarks: efficiencies from one decoding and one update, everything else predicted."""
-    from gnomon.studies.bench.report import Result
-    from gnomon.studies.capacity.check import calibrated, compared_work, machine_of, place_of_work
-    from gnomon.studies.capacity.efficiencies import PUBLISHED
+    from benchmarks.harness.report import BenchResult
+    from experiments.capacity.check import calibrated, compared_work, machine_of, place_of_work
 
-    found: dict[str, Result] = {}
+    from gnomon.planner.efficiencies import PUBLISHED
+
+    found: dict[str, BenchResult] = {}
     machines = {}
     for case in ("engine", "update", "c1"):
         rows = json.loads((RECORDED / MACHINE.format(case)).read_text())["results"]
-        results = [Result.from_row(row) for row in rows if row["contender"] == "gnomon"]
+        results = [BenchResult.from_row(row) for row in rows if row["contender"] == "gnomon"]
         found[case] = next(result for result in results if result.case == case)
         machines[case] = machine_of(next(result for result in results if result.case == "roofline"))
     decode, full = found["engine"].find("decode"), found["update"].find("full")
@@ -73,13 +74,14 @@ def recorded() -> Iterator[Any]:
 
 def memory() -> Iterator[Any]:
     """Yield what `gnomon plan` says of the fixed work's memory beside the recorded peak of its process."""
-    from gnomon.launch import checked
+    from benchmarks.harness.materials import experiment_of
+    from benchmarks.harness.sizes import STANDARD
+    from experiments.capacity.check import CheckedQuantity
+
+    from gnomon.analysis.plan import make_plan
     from gnomon.models.size import model_size
-    from gnomon.planning import make_plan
     from gnomon.records.console import Console
-    from gnomon.studies.bench.materials import experiment_of
-    from gnomon.studies.bench.sizes import STANDARD
-    from gnomon.studies.capacity.check import Compared
+    from gnomon.training.api import checked
 
     experiment = experiment_of(STANDARD, "steps=4", "learner.precision=fp32")
     with Console() as console:
@@ -89,38 +91,39 @@ def memory() -> Iterator[Any]:
         rows = json.loads((RECORDED / MACHINE.format(date)).read_text())["results"]
         (row,) = [row for row in rows if (row["case"], row["contender"]) == ("c1", "gnomon")]
         (peak,) = [measure["median"] for measure in row["measures"] if measure["name"] == "peak memory"]
-        yield Compared(f"{date}: peak memory, by `gnomon plan`", "GiB", planned, peak)
+        yield CheckedQuantity(f"{date}: peak memory, by `gnomon plan`", "GiB", planned, peak)
 
 
 def waits() -> Iterator[Any]:
     """Yield the stream on the virtual clock beside real processes on the wall clock (experiments/group_free)."""
-    from gnomon.studies.capacity.check import Compared
-    from gnomon.studies.waiting import LogNormal, Setting, simulate
+    from experiments.capacity.check import CheckedQuantity
+
+    from gnomon.planner.queueing import LogNormal, QueueSetting, simulate
 
     table = json.loads((ROOT / "experiments" / "group_free" / "measured.json").read_text())
     latency = LogNormal(table["sigma"], table["median_seconds"])
     for name, setting in table["settings"].items():
-        seconds = simulate(Setting(**setting), latency, table["steps"]).seconds
-        yield Compared(f"10 steps, {name}", "s", seconds, table["found"][name]["seconds"])
+        seconds = simulate(QueueSetting(**setting), latency, table["steps"]).seconds
+        yield CheckedQuantity(f"10 steps, {name}", "s", seconds, table["found"][name]["seconds"])
 
 
 def driver(rows: int = 64, tokens: int = 2048) -> dict[str, Any]:
     """Return what a token of an answer costs in the run's own process, part by part, once and in bytes."""
+    from benchmarks.harness.materials import BenchShape, make_groups
+
     from gnomon.algorithms import GRPO
-    from gnomon.algorithms.measure import measure_advantages
-    from gnomon.metrics import Metrics
+    from gnomon.algorithms.metrics import measure_advantages
+    from gnomon.core.metrics import Metrics
+    from gnomon.core.types import Rollout
     from gnomon.models.load import load_tokenizer
     from gnomon.records.rollouts import RolloutLog
     from gnomon.rollouts.collate import collate
-    from gnomon.rollouts.measure import measure_round
-    from gnomon.rollouts.rollout import Stopwatch
-    from gnomon.rollouts.stream import Round
-    from gnomon.rollouts.waste import measure_waste
-    from gnomon.studies.bench.materials import Shape, make_groups
-    from gnomon.types import Rollout
+    from gnomon.rollouts.metrics import measure_round, measure_waste
+    from gnomon.rollouts.rollout import RolloutTimer
+    from gnomon.rollouts.scheduler import RolloutBatch
 
     tokenizer = load_tokenizer("smollm2-135m-instruct", False)
-    shape = Shape((512,) * (rows // 8), 8, tokens, tokens)
+    shape = BenchShape((512,) * (rows // 8), 8, tokens, tokens)
     tracemalloc.start()
     draws = random.Random(0)
 
@@ -134,7 +137,7 @@ def driver(rows: int = 64, tokens: int = 2048) -> dict[str, Any]:
     held = tracemalloc.get_traced_memory()[0] / (rows * tokens)
     tracemalloc.stop()
     answers = [rollout.response for group in groups for rollout in group.rollouts]
-    finished = Round(0, groups, (), Stopwatch())
+    finished = RolloutBatch(0, groups, (), RolloutTimer())
     batch = collate(groups, 1.0)
     prepared = GRPO.prepare(batch)
     with tempfile.TemporaryDirectory() as folder:
@@ -165,16 +168,17 @@ def _timed(work: Callable[[], object]) -> float:
 
 def measure() -> dict[str, Any]:
     """Return a calibration of this machine and a real run's stages beside what they are predicted to be from it."""
-    from gnomon.studies.bench.report import Result
-    from gnomon.studies.capacity.check import calibrated, machine_of, place_of_work
-    from gnomon.studies.capacity.efficiencies import PUBLISHED
+    from benchmarks.harness.report import BenchResult
+    from experiments.capacity.check import calibrated, machine_of, place_of_work
 
-    roofline, update = (Result.from_row(_apart(name)) for name in ("roofline", "update"))
+    from gnomon.planner.efficiencies import PUBLISHED
+
+    roofline, update = (BenchResult.from_row(_separate(name)) for name in ("roofline", "update"))
     precision = update.facts["precision"]
     machine, item = machine_of(roofline, precision), 2 if precision == "bf16" else 4
     decodes = []
     for prompts in DECODED:
-        result = Result.from_row(_apart("decode", str(prompts)))
+        result = BenchResult.from_row(_separate("decode", str(prompts)))
         (work,) = result.facts["works"]["decode"]
         rate = result.find("decode")
         assert rate is not None, "it decodes"
@@ -183,7 +187,7 @@ def measure() -> dict[str, Any]:
     assert full is not None, "an update is whole"
     (work,) = update.facts["works"]["full"]
     reached = calibrated(decodes, (place_of_work(work, machine, PUBLISHED, item), full.median))
-    run = _apart("train")
+    run = _separate("train")
     rows = list(_run_compared(run, machine, reached, precision))
     return {
         "machine": {"operations": machine.operations, "bandwidth": machine.bandwidth},
@@ -194,29 +198,29 @@ def measure() -> dict[str, Any]:
 
 
 def _run_compared(run: dict[str, Any], machine: Any, reached: Any, precision: str) -> Iterator[Any]:
-    from gnomon.studies.bench.report import Measure, Result
-    from gnomon.studies.capacity.check import Compared, compared_work
+    from benchmarks.harness.report import BenchMeasure, BenchResult
+    from experiments.capacity.check import CheckedQuantity, compared_work
 
     names = {"generate": "generate", "update": "update"}
     for number, step in enumerate(run["steps"], start=1):
-        measures = tuple(Measure(name, "s", (step[f"time/{stage}_seconds"],)) for name, stage in names.items())
+        measures = tuple(BenchMeasure(name, "s", (step[f"time/{stage}_seconds"],)) for name, stage in names.items())
         works = {"generate": [step["work"] | {"part": "generate"}], "update": [step["work"] | {"part": "update"}]}
-        result = Result(f"quickstart, step {number}", "gnomon", measures, {"works": works, "precision": precision})
+        result = BenchResult(f"quickstart, step {number}", "gnomon", measures, {"works": works, "precision": precision})
         yield from compared_work(result, machine, reached, frozenset())
-    yield Compared(
+    yield CheckedQuantity(
         "quickstart: memory by `gnomon plan`", "GiB", run["planned_bytes"] / 2**30, run["peak_bytes"] / 2**30
     )
 
 
 def train() -> dict[str, Any]:
     """Return a real run's own metrics, the lengths of its answers, and what `gnomon plan` says of its memory."""
-    from gnomon.experiment import Loaded, load
-    from gnomon.launch import checked, resolved, train_experiment
+    from gnomon.analysis.plan import make_plan
+    from gnomon.config.experiment import Loaded, load
     from gnomon.models.size import model_size
-    from gnomon.planning import make_plan
     from gnomon.records.console import Console
     from gnomon.records.jsonl import read_rows
     from gnomon.records.rollouts import read_rollouts
+    from gnomon.training.api import checked, resolved, train_experiment
 
     experiment = resolved(load("quickstart", TRAINED).experiment)
     with tempfile.TemporaryDirectory() as made:
@@ -239,9 +243,9 @@ def train() -> dict[str, Any]:
 
 def part(name: str, *arguments: str) -> dict[str, Any]:
     """Return one measurement that wants a process of its own."""
-    from gnomon.studies.bench.generation import decode
-    from gnomon.studies.bench.roofline import roofline
-    from gnomon.studies.bench.sizes import STANDARD
+    from benchmarks.harness.generation import decode
+    from benchmarks.harness.roofline import roofline
+    from benchmarks.harness.sizes import STANDARD
 
     if name == "train":
         return train()
@@ -254,25 +258,25 @@ def _whole_update() -> Any:
     """Return the seconds of the update that `gnomon bench update` calls full, without its other shapes."""
     from functools import partial
 
-    from gnomon.studies.bench.materials import make_batch
-    from gnomon.studies.bench.report import Measure, Result
-    from gnomon.studies.bench.sizes import STANDARD
-    from gnomon.studies.bench.timing import repeat
-    from gnomon.studies.bench.updates import shapes, trainer_of
+    from benchmarks.harness.materials import make_batch
+    from benchmarks.harness.report import BenchMeasure, BenchResult
+    from benchmarks.harness.sizes import STANDARD
+    from benchmarks.harness.timing import repeat
+    from benchmarks.harness.updates import shapes, trainer_of
 
     trainer, vocabulary = trainer_of(STANDARD)
     shape = shapes(STANDARD)["full"]
     batch = trainer.on_policy(make_batch(shape, vocabulary))
     seconds = repeat(partial(trainer.step, batch), 2)
-    return Result(
+    return BenchResult(
         "update",
         "gnomon",
-        (Measure("full", "s", seconds),),
+        (BenchMeasure("full", "s", seconds),),
         {"works": {"full": [shape.work("update")]}, "precision": trainer.precision},
     )
 
 
-def _apart(*arguments: str) -> dict[str, Any]:
+def _separate(*arguments: str) -> dict[str, Any]:
     ran = subprocess.run(
         [sys.executable, __file__, "part", *arguments], stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT
     )
@@ -282,7 +286,7 @@ def _apart(*arguments: str) -> dict[str, Any]:
 
 def pages() -> dict[str, Any]:
     """Write the generated tables of docs/planning.md, and return which were."""
-    from gnomon.studies.capacity.pages import write
+    from experiments.capacity.pages import write
 
     return {"written": write(ROOT / "docs" / "planning.md")}
 

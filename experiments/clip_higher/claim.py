@@ -7,15 +7,16 @@ from collections import defaultdict
 from pathlib import Path
 from random import Random
 
-from gnomon.configuration import to_table
-from gnomon.records.durable import write_durably
+from experiments.claims.arms import Arm, ArmLine, Lines, Runs, first, last, smooth, whole
+from experiments.claims.claim import Claim, Gain, Level
+from experiments.claims.seeds_needed import fresh_alone
+from experiments.claims.warm_start import Warming, warm_model
+
+from gnomon.core.atomic_files import write_durably
+from gnomon.core.tables import to_table
 from gnomon.records.reading import RunRecord
-from gnomon.studies.arms import Arm, Line, Lines, Runs, first, last, smooth, whole
-from gnomon.studies.claims import Claim, Gain, Level
-from gnomon.studies.seeds_needed import fresh_alone
-from gnomon.studies.warm import Warming, warm_model
 from gnomon.tasks.split import HeldOut
-from gnomon.tasks.table import TableTask
+from gnomon.tasks.tables import TableTask
 
 SEEN, FRESH = tuple(range(5)), tuple(range(5, 15))
 STEPS, WINDOW, RATE, SKEW = 40, 10, "6e-4", 1.5
@@ -174,7 +175,9 @@ CLAIM = Claim(
         Gain("so does 0.4", SYMMETRIC, "0.2, 0.4", KINDS, above=0.0),
         Gain("0.28 above is not 0.02 less often right", SYMMETRIC, "0.2, 0.28", "reward, last 10", above=-0.02),
     ),
-    figure=Lines("Entropy under each pair of bounds", "nats a token", tuple(Line(name, "entropy") for name in BOUNDS)),
+    figure=Lines(
+        "Entropy under each pair of bounds", "nats a token", tuple(ArmLine(name, "entropy") for name in BOUNDS)
+    ),
     remarks=(
         "**What we make of it.** The cause is here: a quarter of the letters in right answers is rare, 4% of tokens "
         "are clipped above, and nearly half of the entropy goes while the reward rises to 0.84. Yet the upper bound "

@@ -7,10 +7,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from experiments.claims.warm_start import Warming, warm_model
+
 from gnomon.algorithms import PRESETS
-from gnomon.studies.warm import Warming, warm_model
 from gnomon.tasks.split import HeldOut
-from gnomon.tasks.table import TableTask
+from gnomon.tasks.tables import TableTask
 
 HERE = Path(__file__).resolve().parent
 STEPS, RATE = 32, 5e-4

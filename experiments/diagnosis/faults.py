@@ -5,15 +5,15 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-import gnomon.session
-import gnomon.staging
+import gnomon.training.build
+import gnomon.training.build_workers
+from gnomon.config.experiment import Experiment
+from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.pool import EnginePool
-from gnomon.experiment import Experiment
-from gnomon.loop.arrival import Unproved
-from gnomon.serving import load_network
-from gnomon.types import Completion, Snapshot
+from gnomon.training.build_engines import load_network
+from gnomon.training.weight_sync import PlainWeightSync
 
 
 class Frozen(LocalEngine):
@@ -48,9 +48,9 @@ def faulty(kind: str) -> Iterator[None]:
     def serve(experiment: Experiment, trained: nn.Module, warn: Callable[[str], None]) -> EnginePool:
         return EnginePool({kind: ENGINES[kind](load_network(experiment), shared=False)}, warn=warn)
 
-    kept = gnomon.staging.serve, gnomon.session._arrival
-    gnomon.staging.serve, gnomon.session._arrival = serve, lambda *given: Unproved()  # type: ignore[assignment]
+    kept = gnomon.training.build_workers.serve, gnomon.training.build._weight_sync
+    gnomon.training.build_workers.serve, gnomon.training.build._weight_sync = serve, lambda *given: PlainWeightSync()  # type: ignore[assignment]
     try:
         yield
     finally:
-        gnomon.staging.serve, gnomon.session._arrival = kept
+        gnomon.training.build_workers.serve, gnomon.training.build._weight_sync = kept

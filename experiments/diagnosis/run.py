@@ -35,19 +35,19 @@ from cases import (
 )
 from faults import faulty
 
-import gnomon.launch
+import gnomon.training.api
+from gnomon.config.experiment import from_table, read
+from gnomon.core.errors import RunError, Stopped
 from gnomon.diagnosis.doctor import Doctor
 from gnomon.diagnosis.finding import Finding
 from gnomon.diagnosis.recorded import groups_of, replay
-from gnomon.errors import RunError, Stopped
-from gnomon.experiment import from_table, read
-from gnomon.launch import train_experiment
 from gnomon.records.reading import RunRecord
+from gnomon.training.api import train_experiment
 
 # Every reward here is known to load, and trying each before each run takes longer than a tenth of the run.
-gnomon.launch.check = lambda grading, limits: None
+gnomon.training.api.check = lambda grading, limits: None
 # Nobody reads the pages of these runs.
-gnomon.launch.leave_page = lambda directory, console: None
+gnomon.training.api.leave_page = lambda directory, console: None
 RESULTS = Path(__file__).resolve().parent / "results.json"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "diagnosis.md"
 BEGIN, END = "<!-- begin: run.py --judge -->", "<!-- end: run.py --judge -->"

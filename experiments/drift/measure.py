@@ -13,30 +13,29 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gnomon.assemble import choosing, keeping, questions
-from gnomon.curriculum.drift import AccumulatedDrift, Score
-from gnomon.curriculum.forgetting import Forgetting
-from gnomon.curriculum.replayed import ReplayedDrift
-from gnomon.curriculum.roster import Roster
+from gnomon.config.experiment import load
+from gnomon.core.types import Group, State
 from gnomon.engines.local import LocalEngine
-from gnomon.experiment import load
-from gnomon.learner.machine import tune_allocator
+from gnomon.learner.allocator import tune_allocator
+from gnomon.learner.learner import TorchLearner
 from gnomon.learner.precision import dtype_of, resolve_precision
-from gnomon.learner.torch import TorchLearner
-from gnomon.loop.tracking import Tracked
 from gnomon.models.load import load_model
+from gnomon.rewards.grader_pool import GradingPool
 from gnomon.rollouts.collate import collate
-from gnomon.rollouts.rollout import Asker
-from gnomon.rollouts.stream import RolloutStream
-from gnomon.types import Group, State
-from gnomon.verifiers.workers import GradingPool
+from gnomon.rollouts.curriculum.base import TaskIndex
+from gnomon.rollouts.curriculum.drift import AccumulatedDrift, RescoredDrift, Score
+from gnomon.rollouts.curriculum.tracker import DecayRule
+from gnomon.rollouts.rollout import Rollouter
+from gnomon.rollouts.scheduler import RolloutScheduler
+from gnomon.training.baseline_tracking import PromptBaseline
+from gnomon.training.build_data import choosing, keeping, questions
 
 
 @dataclass
 class Both:
     """Answers with replayed drift, and keeps the accumulated one of the same visits."""
 
-    replayed: ReplayedDrift
+    replayed: RescoredDrift
     accumulated: AccumulatedDrift
     pairs: list[tuple[float, float]] = field(default_factory=list)
     needs_scoring = True
@@ -69,15 +68,15 @@ async def measure(source: str, overrides: Sequence[str]) -> dict[str, object]:
     chosen = choosing(experiment.algorithm, asked.split.train, experiment.seed)
     model = load_model(experiment.model, dtype_of(resolve_precision(experiment.learner.precision)))
     learner, engine = TorchLearner(model, experiment.learner, experiment.steps), LocalEngine(model)
-    roster = Roster(asked.split.train[i].id for i in range(len(asked.split.train)))
-    both = Both(ReplayedDrift(roster), AccumulatedDrift(roster))
-    tracking = Tracked(chosen.tracker, both, learner, experiment.sampling.temperature)
+    task_index = TaskIndex(asked.split.train[i].id for i in range(len(asked.split.train)))
+    both = Both(RescoredDrift(task_index), AccumulatedDrift(task_index))
+    tracking = PromptBaseline(chosen.tracker, both, learner, experiment.sampling.temperature)
     is_kept, attempts = keeping(experiment.algorithm)
     await engine.load(learner.snapshot())
     async with GradingPool(asked.grading) as pool:
-        asker = Asker(engine, pool, asked.tokenizer.decode, asked.sampling, 1, experiment.seed)
+        rollouter = Rollouter(engine, pool, asked.tokenizer.decode, asked.sampling, 1, experiment.seed)
         prompts = experiment.prompts_per_step
-        stream = RolloutStream(chosen.curriculum, asked.split.train, asker, prompts, 0, is_kept, attempts)
+        stream = RolloutScheduler(chosen.curriculum, asked.split.train, rollouter, prompts, 0, is_kept, attempts)
         for step in range(experiment.steps):
             finished = await stream.take()
             batch = collate(finished.groups, experiment.sampling.temperature, tracking.baseline)
@@ -89,10 +88,10 @@ async def measure(source: str, overrides: Sequence[str]) -> dict[str, object]:
             await engine.load(learner.snapshot())
             await tracking.observe(finished.groups, updates)
     await engine.close()
-    return agreement(both.pairs, Forgetting(0.875, 0.96, 0.06))
+    return agreement(both.pairs, DecayRule(0.875, 0.96, 0.06))
 
 
-def agreement(pairs: Sequence[tuple[float, float]], forgetting: Forgetting) -> dict[str, object]:
+def agreement(pairs: Sequence[tuple[float, float]], forgetting: DecayRule) -> dict[str, object]:
     """Return correlations, the ratio of the two, and how often they give the same forgetting."""
     replayed, accumulated = np.array(pairs).T
     ranks = [np.argsort(np.argsort(x)) for x in (replayed, accumulated)]

@@ -5,15 +5,15 @@ from collections.abc import Callable
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from gnomon.studies.claims import Claim, Level, Workplace, ratio
-from gnomon.studies.measured import Measured
-from gnomon.studies.virtual import run_virtually
-from gnomon.studies.waiting import LogNormal, Setting, answering_after, measure, said
-from gnomon.types import Rollout
+from experiments.claims.claim import Claim, Level, Workplace, ratio
+from experiments.claims.estimates import MeasuredValues
+
+from gnomon.core.types import Rollout
+from gnomon.planner.queueing import LogNormal, QueueSetting, answering_after, measure, run_virtually, said
 
 WAITS, FREE = "group-synchronous", "group-free"
 POOL = 2
-SETTINGS = {WAITS: Setting(64, 8), FREE: Setting(64, 1, pool=POOL, bound=16)}
+SETTINGS = {WAITS: QueueSetting(64, 8), FREE: QueueSetting(64, 1, pool=POOL, bound=16)}
 SEEDS = range(8)
 """Of the simulation. Three of them, tried first, left 9.9 [3.9, 15.8], which decides nothing."""
 WANTED = 4.35
@@ -35,7 +35,11 @@ class Counted(NamedTuple):
 
 
 def counted(
-    setting: Setting, latency: LogNormal, steps: tuple[int, int], seed: int, took: Callable[[Rollout], float] = said
+    setting: QueueSetting,
+    latency: LogNormal,
+    steps: tuple[int, int],
+    seed: int,
+    took: Callable[[Rollout], float] = said,
 ) -> Counted:
     """Return what came of it over so many steps, after so many that fill the pool. took: what an answer cost."""
     seconds: list[float] = []
@@ -49,7 +53,7 @@ def counted(
     return Counted(waited.rollouts_per_second, fmean(seconds), fmean(map(max, batches)) / fmean(seconds))
 
 
-def recorded(place: Workplace) -> Measured:
+def recorded(place: Workplace) -> MeasuredValues:
     """Return what is simulated now, and what vLLM gave: README.md says how that is measured again."""
     vllm = json.loads((place.home / "vllm.json").read_text())
     numbers: dict[str, dict[str, dict[int, float]]] = {name: {} for name in SETTINGS}
@@ -64,12 +68,12 @@ def recorded(place: Workplace) -> Measured:
         runs = vllm["found"][name]["runs"]
         numbers[name]["vLLM"] = dict(enumerate(run["rollouts_per_second"] for run in runs))
     numbers[WAITS]["slowest over mean, vLLM"] = {seed: budgets(vllm, seed).slowest for seed in range(3)}
-    return Measured(numbers)
+    return MeasuredValues(numbers)
 
 
 def budgets(vllm: dict[str, Any], seed: int) -> Counted:
     """Return the same of the answers that vLLM gave, in tokens: their lengths follow from the seed."""
-    setting = Setting(**vllm["settings"][WAITS])
+    setting = QueueSetting(**vllm["settings"][WAITS])
 
     def tokens(rollout: Rollout) -> float:
         return float(min(vllm["longest"], max(1, round(said(rollout)))))

@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
+from gnomon.core.types import Completion, Rollout, Snapshot
 from gnomon.engines.base import Sampling
-from gnomon.engines.vllm import VllmEngine
-from gnomon.studies.waiting import LogNormal, Setting, measure
-from gnomon.types import Completion, Rollout, Snapshot
+from gnomon.engines.vllm.engine import VllmEngine
+from gnomon.planner.queueing import LogNormal, QueueSetting, measure
 
 MODEL = "smollm2-135m-instruct"
 SIGMA, MEDIAN, LONGEST = 1.0, 6.0, 200
@@ -29,11 +29,11 @@ PROMPT_TOKENS = 16
 STEPS, FILLING, SEEDS = 4, 1, (0, 1, 2)
 ROWS = 32
 SETTINGS = {
-    "group-synchronous": Setting(16, 4),
-    "groups that wait for themselves": Setting(16, 4, 2, 16),
-    "group-free": Setting(16, 1, 2, 16),
-    "group-free, the slow dropped": Setting(16, 1, 2, 1, "drop"),
-    "group-synchronous, as many at once": Setting(ROWS, 4),
+    "group-synchronous": QueueSetting(16, 4),
+    "groups that wait for themselves": QueueSetting(16, 4, 2, 16),
+    "group-free": QueueSetting(16, 1, 2, 16),
+    "group-free, the slow dropped": QueueSetting(16, 1, 2, 1, "drop"),
+    "group-synchronous, as many at once": QueueSetting(ROWS, 4),
 }
 
 
@@ -78,7 +78,7 @@ def length(rollout: Rollout) -> float:
     return float(len(rollout.response))
 
 
-def once(engine: VllmEngine, setting: Setting, seed: int) -> dict[str, float]:
+def once(engine: VllmEngine, setting: QueueSetting, seed: int) -> dict[str, float]:
     """Return what one run came to."""
     budgeted = Budgeted(engine, LogNormal(SIGMA, MEDIAN))
     with asyncio.Runner(loop_factory=Busy) as runner:
@@ -94,7 +94,7 @@ def once(engine: VllmEngine, setting: Setting, seed: int) -> dict[str, float]:
 def main() -> None:
     """Measure every setting in turn, for one seed after the other, so that a busy minute meets all of them."""
     engine = VllmEngine(MODEL, torch.float32, max_concurrent=ROWS)
-    once(engine, Setting(4), 99)
+    once(engine, QueueSetting(4), 99)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in SETTINGS}
     for seed in SEEDS:
         for name, setting in SETTINGS.items():

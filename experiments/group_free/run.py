@@ -4,7 +4,7 @@
     python experiments/group_free/run.py measure > experiments/group_free/measured.json
     python experiments/group_free/draw.py experiments/group_free
 
-Everything waits in gnomon's own `RolloutStream`. `simulate` runs it on a virtual clock, `measure` on the wall clock
+Everything waits in gnomon's own `RolloutScheduler`. `simulate` runs it on a virtual clock, `measure` on the wall clock
 with a process that sleeps, as a tool does, for each answer.
 """
 
@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 
+from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import Sampling
 from gnomon.engines.scripted import ScriptedEngine
-from gnomon.studies.waiting import Latency, LogNormal, Setting, Waited, answering_after, measure, simulate
-from gnomon.types import Completion, Snapshot
+from gnomon.planner.queueing import Latency, LogNormal, QueueSetting, Waited, answering_after, measure, simulate
 
 BATCH, GENERATIONS, BOUND = 64, 8, 16
 TAILS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
@@ -30,25 +30,25 @@ AGENT = 1.0
 """Sigma of a run with tools: one rollout in a hundred takes ten times the median."""
 
 
-def contenders(generations: int = GENERATIONS, pool: int = 2, bound: int = BOUND) -> dict[str, Setting]:
+def contenders(generations: int = GENERATIONS, pool: int = 2, bound: int = BOUND) -> dict[str, QueueSetting]:
     """Return the ways of waiting that are compared; the first is what the others are divided by."""
     return {
-        "group-synchronous": Setting(BATCH, generations),
-        "groups that wait for themselves": Setting(BATCH, generations, pool, bound),
-        "group-free": Setting(BATCH, 1, pool, bound),
-        "group-free, the slow dropped": Setting(BATCH, 1, pool, pool - 1, "drop"),
-        "group-synchronous, as many at once": Setting(BATCH * pool, generations),
+        "group-synchronous": QueueSetting(BATCH, generations),
+        "groups that wait for themselves": QueueSetting(BATCH, generations, pool, bound),
+        "group-free": QueueSetting(BATCH, 1, pool, bound),
+        "group-free, the slow dropped": QueueSetting(BATCH, 1, pool, pool - 1, "drop"),
+        "group-synchronous, as many at once": QueueSetting(BATCH * pool, generations),
     }
 
 
-def compared(settings: Mapping[str, Setting], latency: LogNormal) -> dict[str, dict[str, float]]:
+def compared(settings: Mapping[str, QueueSetting], latency: LogNormal) -> dict[str, dict[str, float]]:
     """Return name to what was measured, over 30 steps after 10 that fill the pool."""
     found = {name: _simulated(setting, latency) for name, setting in settings.items()}
     return {name: row(waited, next(iter(found.values())), latency) for name, waited in found.items()}
 
 
 @cache
-def _simulated(setting: Setting, latency: LogNormal) -> Waited:
+def _simulated(setting: QueueSetting, latency: LogNormal) -> Waited:
     return simulate(setting, latency, STEPS, FILLING)
 
 
@@ -66,8 +66,8 @@ def row(waited: Waited, base: Waited, latency: LogNormal) -> dict[str, float]:
 def simulated() -> dict[str, object]:
     """Return the speed-up as a function of the tail, the group size, the pool and the bound on staleness."""
     agent = LogNormal(AGENT)
-    by_bound = {f"group-free, bound {bound}": Setting(BATCH, 1, 2, bound) for bound in BOUNDS}
-    base = {"group-synchronous": Setting(BATCH, GENERATIONS)}
+    by_bound = {f"group-free, bound {bound}": QueueSetting(BATCH, 1, 2, bound) for bound in BOUNDS}
+    base = {"group-synchronous": QueueSetting(BATCH, GENERATIONS)}
     return {
         "setting": {"batch": BATCH, "generations": GENERATIONS, "pool": 2, "bound": BOUND, "sigma": AGENT},
         "tail": {sigma: compared(contenders(), LogNormal(sigma)) for sigma in TAILS},
@@ -129,10 +129,10 @@ def measured() -> dict[str, object]:
     """Return seconds on the wall clock beside those that the virtual clock foretells for the same draws."""
     latency, steps = LogNormal(AGENT, median=0.15), 10
     settings = {
-        "group-synchronous": Setting(16, 4),
-        "groups that wait for themselves": Setting(16, 4, 2, BOUND),
-        "group-free": Setting(16, 1, 2, BOUND),
-        "group-free, the slow dropped": Setting(16, 1, 2, 1, "drop"),
+        "group-synchronous": QueueSetting(16, 4),
+        "groups that wait for themselves": QueueSetting(16, 4, 2, BOUND),
+        "group-free": QueueSetting(16, 1, 2, BOUND),
+        "group-free, the slow dropped": QueueSetting(16, 1, 2, 1, "drop"),
     }
     rows = {}
     for name, setting in settings.items():
@@ -145,7 +145,7 @@ def measured() -> dict[str, object]:
     return {"median_seconds": 0.15, "sigma": AGENT, "steps": steps, "settings": _tables(settings), "found": rows}
 
 
-def _tables(settings: Mapping[str, Setting]) -> dict[str, object]:
+def _tables(settings: Mapping[str, QueueSetting]) -> dict[str, object]:
     return {name: asdict(setting) for name, setting in settings.items()}
 
 

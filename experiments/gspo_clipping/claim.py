@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from gnomon.studies.arms import Arm, Curve, Runs, smooth, whole
-from gnomon.studies.claims import Claim, Derived, Gain, Level, ratio
-from gnomon.studies.mixtures import watched
-from gnomon.studies.ratio_spread import step_spreads
-from gnomon.studies.seeds_needed import fresh_alone
-from gnomon.studies.stretches import held_out_at, held_out_gain, stretch_experiment
+from experiments.claims.arms import Arm, Curve, Runs, smooth, whole
+from experiments.claims.claim import Claim, Derived, Gain, Level, ratio
+from experiments.claims.lengths import held_out_at, held_out_gain, stretch_experiment
+from experiments.claims.mixtures import watched
+from experiments.claims.ratio_spread import step_spreads
+from experiments.claims.seeds_needed import fresh_alone
 
 FOUR = "algorithm.updates.minibatches=4"
 GRPO = ("algorithm=grpo", FOUR)

@@ -7,16 +7,16 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
+from experiments.claims.arms import Arm, Curve, Runs, smooth, whole
+from experiments.claims.claim import Claim, Gain, Level
+from experiments.claims.estimates import NotMeasured
+from experiments.claims.lengths import held_out_at, held_out_gain, stretch_experiment
+from experiments.claims.ratio_spread import spread
+from experiments.claims.seeds_needed import fresh_alone
 from torch import Tensor
 
 from gnomon.records.batches import read_batch
 from gnomon.records.reading import RunRecord
-from gnomon.studies.arms import Arm, Curve, Runs, smooth, whole
-from gnomon.studies.claims import Claim, Gain, Level
-from gnomon.studies.measured import NotMeasured
-from gnomon.studies.ratio_spread import spread
-from gnomon.studies.seeds_needed import fresh_alone
-from gnomon.studies.stretches import held_out_at, held_out_gain, stretch_experiment
 
 FOUR = "algorithm.updates.minibatches=4"
 DIRECT = "algorithm.ratio.anchor=behavior"

@@ -2,15 +2,18 @@
 
 from pathlib import Path
 
-from gnomon.models.tiny import TinyConfig
-from gnomon.studies.arms import Arm, Curve, Runs, last, smooth, whole
-from gnomon.studies.claims import Claim, Gain, Level
-from gnomon.studies.exact import pass_at
-from gnomon.studies.mixtures import FOUR, GRPO, R2, R3, Mixture, share, watched
-from gnomon.studies.seeds_needed import fresh_alone
-from gnomon.studies.stretches import lowest_after_best
+from experiments.claims.arms import Arm, Curve, Runs, last, smooth, whole
+from experiments.claims.claim import Claim, Gain, Level
+from experiments.claims.exact_rates import pass_at
+from experiments.claims.lengths import lowest_after_best
+from experiments.claims.mixtures import FOUR, GRPO, R2, R3, PuzzleMixture, share, watched
+from experiments.claims.seeds_needed import fresh_alone
 
-MIXTURE = Mixture(TinyConfig(architecture="qwen3_moe", layers=2, experts=16, experts_per_token=1), rate=1e-3, steps=40)
+from gnomon.models.tiny import TinyConfig
+
+MIXTURE = PuzzleMixture(
+    TinyConfig(architecture="qwen3_moe", layers=2, experts=16, experts_per_token=1), rate=1e-3, steps=40
+)
 SEEN, FRESH = tuple(range(8)), tuple(range(8, 18))
 EARLY = tuple(range(1, 9))
 WATCHED_ARM = "grpo, nine steps"

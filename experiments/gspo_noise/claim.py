@@ -4,12 +4,13 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gnomon.insight.svg import Series, chart
-from gnomon.studies.arms import Arm, Runs
-from gnomon.studies.claims import Claim, Derived, Level, Workplace
-from gnomon.studies.gradient_noise import Noise, noise_by_length
-from gnomon.studies.measured import Estimate, Measured, NotMeasured, estimate
-from gnomon.studies.stretches import stretch_experiment
+from experiments.claims.arms import Arm, Runs
+from experiments.claims.claim import Claim, Derived, Level, Workplace
+from experiments.claims.estimates import Estimate, MeasuredValues, NotMeasured, estimate
+from experiments.claims.gradient_noise import Noise, noise_by_length
+from experiments.claims.lengths import stretch_experiment
+
+from gnomon.core.svg import Series, chart
 
 LENGTHS = ("short", "middle", "long")
 KINDS: dict[str, Callable[[Noise], float]] = {
@@ -38,7 +39,7 @@ def arms(folder: Path, seed: int) -> list[Arm]:
     ]
 
 
-def measure(place: Workplace) -> Measured:
+def measure(place: Workplace) -> MeasuredValues:
     """Train both arms of every seed, and take the noise of the one's weights on the other's answers."""
     runs = Runs(arms, numbers={}, curves={}, seeds=SEEDS)
     trained = runs(place)
@@ -50,16 +51,16 @@ def measure(place: Workplace) -> Measured:
         for length, noise in zip(LENGTHS, noise_by_length(records[ASKED], records[ARM], MOST), strict=True):
             for kind, read in KINDS.items():
                 found.setdefault(f"{kind}, {length}", {})[seed] = read(noise)
-    return trained.merged(Measured({ARM: found} if found else {}))
+    return trained.merged(MeasuredValues({ARM: found} if found else {}))
 
 
-def quotient(over: Sequence[str], under: Sequence[str]) -> Callable[[Measured], Estimate]:
+def quotient(over: Sequence[str], under: Sequence[str]) -> Callable[[MeasuredValues], Estimate]:
     """Return the geometric mean over seeds of numbers divided by numbers, with Student's interval of the logarithm.
 
     Such quotients are skewed, and none is below 0; their logarithms are neither.
     """
 
-    def of(measured: Measured) -> Estimate:
+    def of(measured: MeasuredValues) -> Estimate:
         rows = [[measured.values(ARM, name) for name in names] for names in (over, under)]
         above, below = ([math.prod(values) for values in zip(*row, strict=True)] for row in rows)
         if not all(value > 0 for value in (*above, *below)):
@@ -70,7 +71,7 @@ def quotient(over: Sequence[str], under: Sequence[str]) -> Callable[[Measured], 
     return of
 
 
-def draw(measured: Measured) -> str:
+def draw(measured: MeasuredValues) -> str:
     """Draw what each kind of weight adds, by length."""
 
     def line(kind: str) -> Series:

@@ -7,17 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 
-from gnomon.configuration import to_table
-from gnomon.records.durable import write_durably
+from experiments.claims.arms import Arm, ArmLine, Lines, Runs, last, whole
+from experiments.claims.claim import Claim, Gain, Level
+from experiments.claims.estimates import NotMeasured, Points
+from experiments.claims.families import sums
+from experiments.claims.seeds_needed import fresh_alone
+from experiments.claims.warm_start import Warming, warm_model
+
+from gnomon.core.atomic_files import write_durably
+from gnomon.core.tables import to_table
 from gnomon.records.reading import RunRecord
-from gnomon.studies.arms import Arm, Line, Lines, Runs, last, whole
-from gnomon.studies.claims import Claim, Gain, Level
-from gnomon.studies.families import sums
-from gnomon.studies.measured import NotMeasured, Points
-from gnomon.studies.seeds_needed import fresh_alone
-from gnomon.studies.warm import Warming, warm_model
 from gnomon.tasks.split import HeldOut
-from gnomon.tasks.table import TableTask
+from gnomon.tasks.tables import TableTask
 
 STEPS, EARLY, LATE, BUDGET = 40, 5, 10, 32
 LONGEST = 15
@@ -241,10 +242,10 @@ CLAIM = Claim(
         "Length of right and wrong answers after a coin",
         "tokens",
         (
-            Line(f"coin: {SEQUENCE}", "wrong", "wrong, sequence mean"),
-            Line(f"coin: {SEQUENCE}", "right", "right, sequence mean"),
-            Line(f"coin: {CONSTANT}", "wrong", "wrong, constant length"),
-            Line(f"coin: {CONSTANT}", "right", "right, constant length"),
+            ArmLine(f"coin: {SEQUENCE}", "wrong", "wrong, sequence mean"),
+            ArmLine(f"coin: {SEQUENCE}", "right", "right, sequence mean"),
+            ArmLine(f"coin: {CONSTANT}", "wrong", "wrong, constant length"),
+            ArmLine(f"coin: {CONSTANT}", "right", "right, constant length"),
         ),
     ),
     remarks=(

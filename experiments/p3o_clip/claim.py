@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from gnomon.studies.arms import Arm, Curve, Runs, smooth, whole
-from gnomon.studies.claims import Claim, Derived, Gain
-from gnomon.studies.measured import Estimate, Measured, NotMeasured, estimate
-from gnomon.studies.seeds_needed import fresh_alone
-from gnomon.studies.stretches import held_out_at, stretch_experiment
+from experiments.claims.arms import Arm, Curve, Runs, smooth, whole
+from experiments.claims.claim import Claim, Derived, Gain
+from experiments.claims.estimates import Estimate, MeasuredValues, NotMeasured, estimate
+from experiments.claims.lengths import held_out_at, stretch_experiment
+from experiments.claims.seeds_needed import fresh_alone
 
 WIDTHS = ("0.2", "0.4", "0.6")
 # Four updates a step, and twelve, in which the policy leaves far behind what sampled.
@@ -32,7 +32,7 @@ def arms(folder: Path, seed: int) -> list[Arm]:
 def spread(regime: str, number: str) -> Derived:
     """GRPO's best and worst width are apart."""
 
-    def of(measured: Measured) -> Estimate:
+    def of(measured: MeasuredValues) -> Estimate:
         swept = [measured.values(f"grpo {width}{regime}", number) for width in WIDTHS]
         means = [measured.estimate(f"grpo {width}{regime}", number).mean for width in WIDTHS]
         best, worst = means.index(max(means)), means.index(min(means))
@@ -45,7 +45,7 @@ def spread(regime: str, number: str) -> Derived:
 def against_best(regime: str, number: str) -> Derived:
     """P3O less GRPO's best width, seed by seed."""
 
-    def of(measured: Measured) -> Estimate:
+    def of(measured: MeasuredValues) -> Estimate:
         means = {width: measured.estimate(f"grpo {width}{regime}", number).mean for width in WIDTHS}
         if f"p3o{regime}" not in measured.numbers:
             raise NotMeasured("p3o")

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+from experiments.claims.arms import Arm, Curve, Number, Runs, smooth, whole
+from experiments.claims.claim import Claim, Gain, Level
+from experiments.claims.lengths import held_out_at, lowest_after_best, stretch_experiment
+from experiments.claims.seeds_needed import fresh_alone
+
 from gnomon.records.reading import RunRecord
-from gnomon.studies.arms import Arm, Curve, Number, Runs, smooth, whole
-from gnomon.studies.claims import Claim, Gain, Level
-from gnomon.studies.seeds_needed import fresh_alone
-from gnomon.studies.stretches import held_out_at, lowest_after_best, stretch_experiment
 
 STEPS = 120
 SEEN, FRESH = tuple(range(4)), tuple(range(4, 14))

@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
-from gnomon.insight.svg import Series, chart
-from gnomon.studies.arms import Arm, Runs, last, smooth, whole
-from gnomon.studies.claims import Claim, Gain, Level
-from gnomon.studies.exact import pass_at
-from gnomon.studies.families import family_experiment
-from gnomon.studies.measured import Measured
+from experiments.claims.arms import Arm, Runs, last, smooth, whole
+from experiments.claims.claim import Claim, Gain, Level
+from experiments.claims.estimates import MeasuredValues
+from experiments.claims.exact_rates import pass_at
+from experiments.claims.families import family_experiment
+
+from gnomon.core.svg import Series, chart
 
 STEPS, RATE = 64, "1e-3"
 BOUNDS = {"0": 0, "1": 1, "2": 2, "4": 4, "8": 8, "16": 16, "unbounded": STEPS}
@@ -60,7 +61,7 @@ def above(method: str, bound: str, margin: float, other: str = "naive") -> Gain:
     return Gain(says, f"{other}, {bound}", f"{method}, {bound}", "held out", above=margin)
 
 
-def draw(measured: Measured) -> str:
+def draw(measured: MeasuredValues) -> str:
     """Draw the held-out rate by how old the answers really were."""
     series = []
     for method in METHODS:

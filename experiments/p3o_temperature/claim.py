@@ -6,14 +6,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gnomon import session
-from gnomon.experiment import from_table
-from gnomon.launch import is_finished, train_experiment
-from gnomon.studies.arms import Arm, Curve, Runs, first, last, smooth, whole
-from gnomon.studies.claims import Claim, Gain, Level, Workplace
-from gnomon.studies.fleet import Job
-from gnomon.studies.seeds_needed import fresh_alone
-from gnomon.studies.stretches import held_out_at, lowest_after_best, stretch_experiment
+from experiments.claims.arms import Arm, Curve, Runs, first, last, smooth, whole
+from experiments.claims.claim import Claim, Gain, Level, Workplace
+from experiments.claims.lengths import held_out_at, lowest_after_best, stretch_experiment
+from experiments.claims.seeds_needed import fresh_alone
+
+from gnomon.analysis.compare.jobs import ComparisonJob
+from gnomon.config.experiment import from_table
+from gnomon.training import build
+from gnomon.training.api import is_finished, train_experiment
 
 FOUR = "algorithm.updates.minibatches=4"
 TOKENS = "algorithm.aggregate=TokenMean"
@@ -43,19 +44,19 @@ def scored_at_one() -> Iterator[None]:
 
     gnomon scores every policy at the sampler's temperature, where this mismatch does not exist; it is made here.
     """
-    real = session.Run
+    real = build.Run
 
     def assuming(**parts: Any) -> Any:
         return real(**{**parts, "temperature": 1.0})
 
-    vars(session)["Run"] = assuming
+    vars(build)["Run"] = assuming
     try:
         yield
     finally:
-        vars(session)["Run"] = real
+        vars(build)["Run"] = real
 
 
-def train_here(jobs: Sequence[Job], place: Workplace) -> None:
+def train_here(jobs: Sequence[ComparisonJob], place: Workplace) -> None:
     """Train what is not finished yet, one run after the other, with learners that assume temperature 1."""
     with scored_at_one():
         for job in jobs:

@@ -16,28 +16,28 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from gnomon.errors import ConfigError
-from gnomon.verifiers.sandbox import bubblewrap
-from gnomon.verifiers.sandbox.audit import BOUNDS, audit
-from gnomon.verifiers.sandbox.base import Bounds
-from gnomon.verifiers.sandbox.monty import Monty
-from gnomon.verifiers.sandbox.own import OwnSandbox, python
-from gnomon.verifiers.sandbox.selftest import AnySandbox, try_walls
+from gnomon.core.errors import ConfigError
+from gnomon.rewards.sandbox import bubblewrap
+from gnomon.rewards.sandbox.audit import BOUNDS, audit
+from gnomon.rewards.sandbox.base import SandboxLimits
+from gnomon.rewards.sandbox.linux import LinuxSandbox, python
+from gnomon.rewards.sandbox.monty import Monty
+from gnomon.rewards.sandbox.selftest import AnySandbox, probe_isolation
 
 SOLUTIONS = tomllib.loads((Path(__file__).parent / "solutions.toml").read_text(encoding="utf-8"))["solution"]
-LIMITS = Bounds(wall_seconds=5.0, memory_mib=512)
+LIMITS = SandboxLimits(wall_seconds=5.0, memory_mib=512)
 STARTS = 40
 BARE = "Python itself"
 
 
-def candidates(bounds: Bounds) -> dict[str, AnySandbox]:
+def candidates(bounds: SandboxLimits) -> dict[str, AnySandbox]:
     """Return every isolator by the name in the table."""
     return {
-        "limits only": OwnSandbox(bounds, ("none",)),
-        "own: namespaces, Landlock, seccomp": OwnSandbox(bounds),
-        "own: Landlock, seccomp": OwnSandbox(bounds, ("landlock", "seccomp")),
-        "bubblewrap": OwnSandbox(bounds, ("bubblewrap",)),
-        "bubblewrap, Landlock, seccomp": OwnSandbox(bounds, bubblewrap.WALLS),
+        "limits only": LinuxSandbox(bounds, ("none",)),
+        "own: namespaces, Landlock, seccomp": LinuxSandbox(bounds),
+        "own: Landlock, seccomp": LinuxSandbox(bounds, ("landlock", "seccomp")),
+        "bubblewrap": LinuxSandbox(bounds, ("bubblewrap",)),
+        "bubblewrap, Landlock, seccomp": LinuxSandbox(bounds, bubblewrap.WALLS),
         "pydantic-monty": Monty(bounds),
     }
 
@@ -81,7 +81,7 @@ def main() -> None:
     results = {}
     for name, sandbox in limits.items():
         # What has no walls is asked nine questions; the hostile programs would do their harm.
-        seen = try_walls(small[name])
+        seen = probe_isolation(small[name])
         findings = [] if "write outside" in seen.open else audit(small[name])
         through = {finding.probe: list(finding.reached) for finding in findings if finding.reached}
         wrong = right(sandbox)

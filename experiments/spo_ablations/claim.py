@@ -6,18 +6,19 @@ import statistics
 from pathlib import Path
 from random import Random
 
-from gnomon.configuration import to_table
-from gnomon.records.durable import write_durably
+from experiments.claims.arms import Arm, ArmLine, Lines, Runs, last
+from experiments.claims.claim import Claim, Derived, Gain
+from experiments.claims.estimates import Estimate, MeasuredValues, Points, estimate
+from experiments.claims.exact_rates import checkpoint_rates
+from experiments.claims.families import MATCHED
+from experiments.claims.seeds_needed import fresh_alone
+from experiments.claims.warm_start import Warming, warm_model
+
+from gnomon.core.atomic_files import write_durably
+from gnomon.core.tables import to_table
 from gnomon.records.reading import RunRecord, column
-from gnomon.studies.arms import Arm, Line, Lines, Runs, last
-from gnomon.studies.claims import Claim, Derived, Gain
-from gnomon.studies.exact import checkpoint_rates
-from gnomon.studies.families import MATCHED
-from gnomon.studies.measured import Estimate, Measured, Points, estimate
-from gnomon.studies.seeds_needed import fresh_alone
-from gnomon.studies.warm import Warming, warm_model
 from gnomon.tasks.split import HeldOut
-from gnomon.tasks.table import TableTask
+from gnomon.tasks.tables import TableTask
 
 DIGITS, HELD_OUT, STEPS, RATE = (3, 8), HeldOut(size=36, fraction=0.2), 40, "1e-4"
 GIVEN = (*MATCHED, f"learner.optimizer.learning_rate={RATE}", "checkpoints.every=10", "checkpoints.keep_every=10")
@@ -100,7 +101,7 @@ def share_left(record: RunRecord) -> float:
     return left / statistics.fmean(y**2 for _, y in column(rows, "rollout/reward_std"))
 
 
-def ages(measured: Measured) -> Estimate:
+def ages(measured: MeasuredValues) -> Estimate:
     """Return how much larger the squared error of the fixed table is in the end than that of the tracker."""
     fixed = measured.values("fixed offline baseline", "squared error of the value, last 10")
     tracked = measured.values("uniform sampling", "squared error of the value, last 10")
@@ -183,7 +184,7 @@ CLAIM = Claim(
     figure=Lines(
         "SPO without each part: exact success on held-out questions",
         "chance of the right answer",
-        tuple(Line(name, "held-out") for name in ARMS),
+        tuple(ArmLine(name, "held-out") for name in ARMS),
     ),
     remarks=(
         "**What we make of it.** The cause is there: rates of prompts differ by 0.3 (standard deviation) to the end, "

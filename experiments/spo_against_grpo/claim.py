@@ -4,13 +4,14 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-from gnomon.insight.svg import Series, chart
+from experiments.claims.arms import Arm, Number, Runs
+from experiments.claims.claim import Claim, Derived, Expectation, Gain
+from experiments.claims.estimates import Estimate, MeasuredValues, NotMeasured, Points, estimate
+from experiments.claims.exact_rates import pass_at
+from experiments.claims.families import MATCHED, family_experiment
+
+from gnomon.core.svg import Series, chart
 from gnomon.records.reading import RunRecord
-from gnomon.studies.arms import Arm, Number, Runs
-from gnomon.studies.claims import Claim, Derived, Expectation, Gain
-from gnomon.studies.exact import pass_at
-from gnomon.studies.families import MATCHED, family_experiment
-from gnomon.studies.measured import Estimate, Measured, NotMeasured, Points, estimate
 
 STEPS, START, KS, VOTES = 30, 0.1, (1, 2, 4, 8, 16, 32), (4, 8, 16)
 EVERY, CURVE = range(1, KS[-1] + 1), "pass@k"
@@ -51,7 +52,7 @@ def passes(record: RunRecord) -> Points:
     return [(float(k), pass_at(k)(record)) for k in EVERY]
 
 
-def curves(measured: Measured, name: str) -> dict[int, dict[float, float]]:
+def curves(measured: MeasuredValues, name: str) -> dict[int, dict[float, float]]:
     """Return of each seed that was run on all families pass@k by k, mean over families."""
     found = [measured.curves.get(f"{family}: {name}", {}).get(CURVE, {}) for family in FAMILIES]
     seeds = sorted(set.intersection(*map(set, found)))
@@ -61,13 +62,13 @@ def curves(measured: Measured, name: str) -> dict[int, dict[float, float]]:
     }
 
 
-def least_sure(name: str) -> Callable[[Measured], Estimate]:
+def least_sure(name: str) -> Callable[[MeasuredValues], Estimate]:
     """Return what gives the gain in pass@k of ``name`` over GRPO at the k from 2 on whose interval reaches lowest.
 
     That it lies above 0 says as much of every k.
     """
 
-    def read(measured: Measured) -> Estimate:
+    def read(measured: MeasuredValues) -> Estimate:
         first, second = curves(measured, "grpo"), curves(measured, name)
         seeds = sorted(first.keys() & second.keys())
         gains = [estimate([second[seed][k] - first[seed][k] for seed in seeds]) for k in map(float, EVERY[1:])]
@@ -76,13 +77,13 @@ def least_sure(name: str) -> Callable[[Measured], Estimate]:
     return read
 
 
-def gain(number: str, name: str) -> Callable[[Measured], Estimate]:
+def gain(number: str, name: str) -> Callable[[MeasuredValues], Estimate]:
     """Return what averages over families, seed by seed, the number of ``name`` less that of GRPO.
 
     A seed counts when it was run on all families: another mixture is another average.
     """
 
-    def read(measured: Measured) -> Estimate:
+    def read(measured: MeasuredValues) -> Estimate:
         first = [measured.numbers.get(f"{family}: grpo", {}).get(number, {}) for family in FAMILIES]
         second = [measured.numbers.get(f"{family}: {name}", {}).get(number, {}) for family in FAMILIES]
         seeds = sorted(set.intersection(*(set(found) for found in (*first, *second))))
@@ -91,10 +92,10 @@ def gain(number: str, name: str) -> Callable[[Measured], Estimate]:
     return read
 
 
-def level(number: str) -> Callable[[Measured], Estimate]:
+def level(number: str) -> Callable[[MeasuredValues], Estimate]:
     """Return what averages GRPO's number over families, seed by seed."""
 
-    def read(measured: Measured) -> Estimate:
+    def read(measured: MeasuredValues) -> Estimate:
         rows = [measured.values(f"{family}: grpo", number) for family in FAMILIES]
         return estimate([statistics.fmean(values) for values in zip(*rows, strict=True)])
 
@@ -126,7 +127,7 @@ def expected(name: str, counted: str) -> tuple[Expectation, ...]:
     )
 
 
-def figure(measured: Measured) -> str:
+def figure(measured: MeasuredValues) -> str:
     """Draw pass@k over k, averaged over families."""
     series = []
     for name in ALGORITHMS:

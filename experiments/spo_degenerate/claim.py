@@ -1,12 +1,13 @@
 """SPO: GRPO's groups fall silent as the policy learns; a tracked baseline's samples do not."""
 
+from experiments.claims.arms import ArmLine, Lines, Runs, first, last, smooth
+from experiments.claims.claim import Claim, Expectation, Gain, Level
+from experiments.claims.exact_rates import checkpoint_rates
+from experiments.claims.families import silence_arms
+from experiments.claims.seeds_needed import fresh_alone
+
+from gnomon.core.statistics import degenerate_probability
 from gnomon.records.reading import RunRecord
-from gnomon.statistics import degenerate_probability
-from gnomon.studies.arms import Line, Lines, Runs, first, last, smooth
-from gnomon.studies.claims import Claim, Expectation, Gain, Level
-from gnomon.studies.exact import checkpoint_rates
-from gnomon.studies.families import silence_arms
-from gnomon.studies.seeds_needed import fresh_alone
 
 WINDOW = 10
 SEEN, FRESH = tuple(range(3)), tuple(range(3, 13))
@@ -29,7 +30,7 @@ def grpo_only(measure):
 
     def read(record: RunRecord) -> float:
         if record.experiment()["algorithm"]["num_generations"] == 1:
-            from gnomon.studies.measured import NotMeasured
+            from experiments.claims.estimates import NotMeasured
 
             raise NotMeasured("one answer is no group")
         return measure(record)
@@ -127,9 +128,9 @@ CLAIM = Claim(
         "Samples without gradient, and with an advantage near zero",
         "share of samples",
         (
-            Line("grpo", "no gradient", "GRPO, no gradient"),
-            Line("spo", "no gradient", "SPO, no gradient"),
-            Line("spo", "near zero", "SPO, within 0.02 of zero"),
+            ArmLine("grpo", "no gradient", "GRPO, no gradient"),
+            ArmLine("spo", "no gradient", "SPO, no gradient"),
+            ArmLine("spo", "near zero", "SPO, within 0.02 of zero"),
         ),
     ),
 )

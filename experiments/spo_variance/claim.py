@@ -1,12 +1,13 @@
 """SPO: how much of the reward's variance each baseline leaves."""
 
+from experiments.claims.arms import ArmLine, Lines, Runs
+from experiments.claims.claim import Claim, Derived, Expectation, Level
+from experiments.claims.estimates import Estimate, MeasuredValues, NotMeasured, Points, estimate
+from experiments.claims.exact_rates import checkpoint_rates
+from experiments.claims.families import silence_arms
+from experiments.claims.seeds_needed import fresh_alone
+
 from gnomon.records.reading import RunRecord, column
-from gnomon.studies.arms import Line, Lines, Runs
-from gnomon.studies.claims import Claim, Derived, Expectation, Level
-from gnomon.studies.exact import checkpoint_rates
-from gnomon.studies.families import silence_arms
-from gnomon.studies.measured import Estimate, Measured, NotMeasured, Points, estimate
-from gnomon.studies.seeds_needed import fresh_alone
 
 FROM = 10
 SEEN, FRESH = tuple(range(3)), tuple(range(3, 13))
@@ -46,8 +47,8 @@ def over(trace):
 
 def floor(record: RunRecord) -> float:
     """Return E p (1 - p) over what the last five steps asked: what the exact value as a baseline would leave."""
-    from gnomon.assemble import questions
-    from gnomon.experiment import load
+    from gnomon.config.experiment import load
+    from gnomon.training.build_data import questions
 
     train = questions(load(record.files.experiment).experiment).split.train
     ids = [train[index].id for index in range(len(train))]
@@ -70,7 +71,7 @@ def share_left(record: RunRecord) -> float:
 def more(grpo: str, spo: str, *names: str):
     """Return what subtracts the largest of SPO's ``names`` from the variance of GRPO's effective samples, by seed."""
 
-    def read(measured: Measured) -> Estimate:
+    def read(measured: MeasuredValues) -> Estimate:
         effective = measured.values(grpo, "on samples with a gradient")
         others = zip(*(measured.values(spo, name) for name in names), strict=True)
         return estimate([a - max(b) for a, b in zip(effective, others, strict=True)])
@@ -170,10 +171,10 @@ CLAIM = Claim(
         "Variance of the reward before and after the baseline",
         "variance",
         (
-            Line("spo", "raw", "SPO, raw reward"),
-            Line("spo", "left", "SPO, r - tracked rate"),
-            Line("grpo", "effective", "GRPO, groups with a gradient"),
-            Line("grpo", "left", "GRPO, all groups"),
+            ArmLine("spo", "raw", "SPO, raw reward"),
+            ArmLine("spo", "left", "SPO, r - tracked rate"),
+            ArmLine("grpo", "effective", "GRPO, groups with a gradient"),
+            ArmLine("grpo", "left", "GRPO, all groups"),
         ),
     ),
 )

@@ -1,10 +1,11 @@
 """Crashes over seeds: VAPO has none, PPO many."""
 
+from experiments.claims.arms import Curve, Runs, smooth
+from experiments.claims.claim import Claim, Gain, Level
+from experiments.claims.critic_arms import CALM, FULL, critic_arms, explained
+from experiments.claims.lengths import held_out_at, lowest_after_best
+
 from gnomon.records.reading import RunRecord
-from gnomon.studies.arms import Curve, Runs, smooth
-from gnomon.studies.claims import Claim, Gain, Level
-from gnomon.studies.stretches import held_out_at, lowest_after_best
-from gnomon.studies.valued import CALM, FULL, critic_arms, explained
 
 BEGAN = 0.4
 SEEDS = tuple(range(3, 13))

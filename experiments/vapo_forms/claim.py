@@ -5,17 +5,17 @@ from functools import cache
 from pathlib import Path
 from statistics import fmean
 
+from experiments.claims.arms import Curve, Number, Runs, smooth, whole
+from experiments.claims.claim import Claim, Gain, Level
+from experiments.claims.critic_arms import ALPHA, FIXED, FULL, HELD_OUT, critic_arms, explained
+from experiments.claims.estimates import NotMeasured
+from experiments.claims.seeds_needed import fresh_alone
 from torch import Tensor
 
-from gnomon.algorithms.gae import Fixed, Gae, LengthAdaptive, LengthSigmoid
+from gnomon.algorithms.advantages import Fixed, Gae, LengthAdaptive, LengthSigmoid
+from gnomon.core.types import Batch
 from gnomon.records.batches import read_batch
 from gnomon.records.reading import RunRecord
-from gnomon.studies.arms import Curve, Number, Runs, smooth, whole
-from gnomon.studies.claims import Claim, Gain, Level
-from gnomon.studies.measured import NotMeasured
-from gnomon.studies.seeds_needed import fresh_alone
-from gnomon.studies.valued import ALPHA, FIXED, FULL, HELD_OUT, critic_arms, explained
-from gnomon.types import Batch
 
 SEEN, FRESH = tuple(range(3)), tuple(range(3, 13))
 SIGMOID, REPLAY = "length by sigmoid", "imitation by replay"

@@ -1,11 +1,12 @@
 """What a critic knows, by place in the response: with pre-training, without, and with targets of short sums."""
 
-from gnomon.insight.svg import Series, chart
-from gnomon.studies.arms import Runs
-from gnomon.studies.claims import Claim, Derived, Gain, Level
-from gnomon.studies.measured import Estimate, Measured, estimate
-from gnomon.studies.seeds_needed import fresh_alone
-from gnomon.studies.valued import FULL, QUARTERS, critic_arms, explained
+from experiments.claims.arms import Runs
+from experiments.claims.claim import Claim, Derived, Gain, Level
+from experiments.claims.critic_arms import FULL, QUARTERS, critic_arms, explained
+from experiments.claims.estimates import Estimate, MeasuredValues, estimate
+from experiments.claims.seeds_needed import fresh_alone
+
+from gnomon.core.svg import Series, chart
 
 NAMES = (FULL, "no value pre-training", "no decoupling")
 SEEDS = tuple(range(5, 15))
@@ -17,13 +18,13 @@ NUMBERS = {
 }
 
 
-def rise(measured: Measured) -> Estimate:
+def rise(measured: MeasuredValues) -> Estimate:
     """Return how much better the last quarter is foretold than the first, at the end."""
     ends = [measured.values(FULL, f"end, {quarter} quarter") for quarter in ("first", "last")]
     return estimate([last - first for first, last in zip(*ends, strict=True)])
 
 
-def draw(measured: Measured) -> str:
+def draw(measured: MeasuredValues) -> str:
     """Draw what is explained by place, at the start and at the end."""
     series = []
     for arm in NAMES:

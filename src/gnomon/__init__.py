@@ -4,7 +4,12 @@ Names are imported when they are first used, so `import gnomon` is quick and nee
 """
 
 import importlib
+import importlib.abc
+import importlib.machinery
 import os
+import sys
+import warnings
+from types import ModuleType
 from typing import Any
 
 # Threads that wait for work soon sleep instead of spinning. OpenMP reads this once, when torch is loaded. Beside one
@@ -16,16 +21,46 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
 
 _HOMES = {
-    "gnomon.errors": ("GnomonError", "UserError", "ConfigError", "RunError"),
-    "gnomon.types": ("Batch", "Completion", "Grade", "Group", "Rollout", "Task"),
+    "gnomon.core.errors": ("GnomonError", "UserError", "ConfigError", "RunError"),
+    "gnomon.core.types": ("Batch", "Completion", "Grade", "Group", "Rollout", "Task"),
     "gnomon.algorithms": ("Algorithm", "PRESETS", "CISPO", "DAPO", "GRPO", "GSPO", "P3O", "PPO", "SPO", "VAPO"),
-    "gnomon.experiment": ("Experiment",),
-    "gnomon.launch": ("train", "resume", "evaluate", "export"),
-    "gnomon.studies.dissect": ("dissect",),
+    "gnomon.config.experiment": ("Experiment",),
+    "gnomon.training.api": ("train", "resume", "evaluate", "export"),
+    "gnomon.analysis.dissect.dissect": ("dissect",),
 }
 _WHERE = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = sorted(_WHERE)
+
+
+# Modules that files of a user's own import by where they were before.
+_FORMER = {
+    "gnomon.errors": "gnomon.core.errors",
+    "gnomon.experiment": "gnomon.config.experiment",
+    "gnomon.launch": "gnomon.training.api",
+    "gnomon.metrics": "gnomon.core.metrics",
+    "gnomon.testing": "gnomon.algorithms.testing",
+    "gnomon.types": "gnomon.core.types",
+    "gnomon.verifiers.base": "gnomon.rewards.base",
+    "gnomon.verifiers": "gnomon.rewards",
+}
+
+
+class _FormerModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds a former module under its present name, and says so."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        return importlib.machinery.ModuleSpec(name, self) if name in _FORMER else None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        warnings.warn(f"{spec.name} is {_FORMER[spec.name]} now", FutureWarning, stacklevel=2)
+        return importlib.import_module(_FORMER[spec.name])
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+sys.meta_path.append(_FormerModules())
 
 
 def __getattr__(name: str) -> Any:

@@ -10,14 +10,14 @@ from gnomon.algorithms import (
     SPO,
     GroupRelative,
     LeaveOneOut,
-    LengthWeighted,
+    OptimalBaseline,
     Returns,
-    Tracked,
+    TrackedBaseline,
     Whitened,
     measure_advantages,
 )
-from gnomon.errors import ConfigError, GradingError
-from gnomon.testing import make_batch
+from gnomon.algorithms.testing import make_batch
+from gnomon.core.errors import ConfigError, GradingError
 
 approx = pytest.approx
 
@@ -30,7 +30,7 @@ def test_ungraded_responses_enter_no_statistic():
 
     assert advantages[:, 0].tolist() == approx([0.5**0.5, 0, -(0.5**0.5)])
     assert LeaveOneOut()(batch)[0][:, 0].tolist() == [1.0, 0.0, -1.0]
-    assert LengthWeighted()(batch)[0][:, 0].tolist() == [0.5, 0.0, -0.5]
+    assert OptimalBaseline()(batch)[0][:, 0].tolist() == [0.5, 0.0, -0.5]
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
@@ -58,27 +58,27 @@ def test_tracked_edges():
     same = make_batch([1.0, 0.5, None], [[1]] * 3, [0, 1, 2], baseline=[0.75, 0.25, 0.9])
     one = make_batch([1.0, None], [[1, 1], [1]], [0, 1], baseline=[0.25, 0.5])
 
-    assert Tracked()(same)[0].tolist() == [[0.0], [0.0], [0.0]]
-    assert Tracked()(one)[0].tolist() == [[0.75, 0.75], [0.0, 0.0]]
+    assert TrackedBaseline()(same)[0].tolist() == [[0.0], [0.0], [0.0]]
+    assert TrackedBaseline()(one)[0].tolist() == [[0.75, 0.75], [0.0, 0.0]]
 
 
 def test_tracked_whitening_is_over_sequences():
     """A long response counts once: A = (1/2, -1/2) whitens to +-0.7071 whatever the lengths."""
     batch = make_batch([1.0, 0.0], [[1, 1, 1, 1], [1]], [0, 1], baseline=[0.5, 0.5])
 
-    assert Tracked()(batch)[0][:, 0].tolist() == approx([0.5**0.5, -(0.5**0.5)], rel=1e-7)
+    assert TrackedBaseline()(batch)[0][:, 0].tolist() == approx([0.5**0.5, -(0.5**0.5)], rel=1e-7)
 
 
 def test_equal_up_to_rounding_is_not_blown_up():
     """0.3 - 0.1 and 0.4 - 0.2 differ by 3e-17; whitened they stay below 1e-8."""
     batch = make_batch([0.3, 0.4], [[1], [1]], [0, 1], baseline=[0.1, 0.2])
 
-    assert float(Tracked()(batch)[0].abs().max()) < 1e-8
+    assert float(TrackedBaseline()(batch)[0].abs().max()) < 1e-8
 
 
 def test_a_missing_baseline_is_named():
     """Without tracked values the message says where they come from."""
-    with pytest.raises(ConfigError, match=r"Tracked needs the tracked value .* \(Batch.baseline\)"):
+    with pytest.raises(ConfigError, match=r"TrackedBaseline needs the tracked value .* \(Batch.baseline\)"):
         SPO.prepare(make_batch([1.0], [[1]]))
 
 
@@ -128,7 +128,7 @@ def test_advantages_have_the_dtype_of_the_batch():
     """Computed in float64, returned in the batch's float32."""
     batch = make_batch([1.0, 0.0], [[1], [1]], dtype=torch.float32, baseline=[0.5, 0.25])
 
-    for piece in (GroupRelative(), LeaveOneOut(), LengthWeighted(), Returns(), Tracked(), Whitened(Returns())):
+    for piece in (GroupRelative(), LeaveOneOut(), OptimalBaseline(), Returns(), TrackedBaseline(), Whitened(Returns())):
         assert piece(batch)[0].dtype == torch.float32
 
 
@@ -170,7 +170,7 @@ def test_truncated_responses_leave_the_loss_and_stay_in_the_statistics():
     ("make", "message"),
     [
         (lambda: GroupRelative(epsilon=-1.0), "GroupRelative.epsilon must be >= 0"),
-        (lambda: Tracked(epsilon=-1.0), "Tracked.epsilon must be >= 0"),
+        (lambda: TrackedBaseline(epsilon=-1.0), "TrackedBaseline.epsilon must be >= 0"),
         (lambda: Returns(gamma=0.0), r"Returns.gamma must be in \(0, 1\]"),
         (lambda: Returns(kl=-1.0), "Returns.kl must be >= 0"),
         (lambda: LeaveOneOut(kl=-1.0), "LeaveOneOut.kl must be >= 0"),

@@ -2,12 +2,12 @@
 
 import pytest
 
-from gnomon.algorithms import PRESETS, Algorithm, Clip, Kl, Masked, Pessimistic, resolve
-from gnomon.algorithms.catalog import slots
+from gnomon.algorithms import PRESETS, Algorithm, Clip, ClippedSurrogate, Kl, MaskedIS, resolve
 from gnomon.algorithms.describe import as_row, find_piece, notes_on, piece_text, pieces_summary
-from gnomon.algorithms.spelling import spelled
-from gnomon.errors import ConfigError
-from gnomon.experiment import load, parse_override
+from gnomon.algorithms.pieces import slots
+from gnomon.algorithms.user_pieces import spelled
+from gnomon.config.experiment import load, parse_override
+from gnomon.core.errors import ConfigError
 
 PIECES = {name: cls for pieces in slots().values() for name, cls in pieces.items()}
 
@@ -27,7 +27,7 @@ def test_every_piece_can_be_described(name: str):
 
 def test_a_piece_says_what_its_fields_may_be():
     """Choices, numbers, pieces, and what holds when nothing is said."""
-    masked, gae, score = (piece_text(PIECES[name]) for name in ("Masked", "Gae", "Score"))
+    masked, gae, score = (piece_text(PIECES[name]) for name in ("MaskedIS", "Gae", "PolicyGradient"))
 
     assert masked.places == ("correction",)
     assert masked.fields["low"].default == "0.5"
@@ -38,10 +38,10 @@ def test_a_piece_says_what_its_fields_may_be():
 
 def test_names_that_mean_no_piece():
     """Other libraries' names mean ours; algorithms are none; what is neither is refused with the nearest name."""
-    assert find_piece("MIS") is find_piece("masked") is Masked
+    assert find_piece("MIS") is find_piece("masked") is MaskedIS
     assert find_piece("GRPO") is None
     assert find_piece("mine.py:ALGORITHM") is None
-    with pytest.raises(ConfigError, match="unknown algorithm or piece 'Truncatd'; did you mean 'Truncated'"):
+    with pytest.raises(ConfigError, match="unknown algorithm or piece 'Truncatd'; did you mean 'TruncatedIS'"):
         find_piece("Truncatd")
 
 
@@ -58,8 +58,8 @@ def test_the_row_of_an_algorithm_is_its_table_and_notes(preset: Algorithm):
     ("path", "value"),
     [
         ("correction", None),
-        ("correction", Masked(0.0, 3.0, "sequence")),
-        ("surrogate", Pessimistic(Clip(0.1, 0.3), dual=4.0)),
+        ("correction", MaskedIS(0.0, 3.0, "sequence")),
+        ("surrogate", ClippedSurrogate(Clip(0.1, 0.3), dual=4.0)),
         ("regularizers", (Kl("reference", 0.04, "k3"),)),
         ("num_generations", 4),
         ("mask_truncated", True),

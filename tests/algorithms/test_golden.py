@@ -21,31 +21,31 @@ from gnomon.algorithms import (
     Algorithm,
     Cap,
     Clip,
+    ClippedSurrogate,
     ConstantLength,
     EssKl,
     GeometricClip,
     GroupRelative,
     Kl,
     LeaveOneOut,
-    LengthWeighted,
-    Masked,
-    Pessimistic,
+    MaskedIS,
+    OptimalBaseline,
+    PolicyGradient,
     PositiveNll,
     Ratio,
     Returns,
-    Score,
     SequenceMean,
     SequenceSum,
     TokenMean,
-    Tracked,
-    Truncated,
+    TrackedBaseline,
+    TruncatedIS,
     Whitened,
 )
-from gnomon.algorithms.statistics import Statistics
-from gnomon.metrics import EffectiveSize, Metrics
-from gnomon.studies.goldens import vectors
-from gnomon.testing import loss_and_gradient, make_batch
-from gnomon.types import Batch
+from gnomon.algorithms.ratios import Statistics
+from gnomon.algorithms.testing import loss_and_gradient, make_batch
+from gnomon.analysis.dissect.golden import vectors
+from gnomon.core.metrics import EffectiveSize, Metrics
+from gnomon.core.types import Batch
 
 approx = pytest.approx
 
@@ -102,7 +102,7 @@ def groups() -> Batch:
         (GroupRelative(ddof=0), "grpo_biased_eps1e6"),
         (GroupRelative(scale="none"), "dr_grpo"),
         (LeaveOneOut(), "rloo"),
-        (LengthWeighted(), "opo"),
+        (OptimalBaseline(), "opo"),
         (GroupRelative(scale="batch", epsilon=1e-4), "lite_ppo_batch_std_unbiased_eps1e4"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
@@ -117,7 +117,7 @@ def test_a_degenerate_group_is_exactly_zero_in_float32_too():
     trap = GOLDEN["group_advantages"]["float32_false_signal"]
     batch = make_batch(trap["rewards"], [[1]] * 6, dtype=torch.float32)
 
-    for piece in (GroupRelative(epsilon=1e-9), GroupRelative(epsilon=0.0), LeaveOneOut(), LengthWeighted()):
+    for piece in (GroupRelative(epsilon=1e-9), GroupRelative(epsilon=0.0), LeaveOneOut(), OptimalBaseline()):
         assert per_sequence(piece, batch) == trap["exact"]
 
 
@@ -145,7 +145,7 @@ def test_aggregation(aggregate: Any, key: str):
         (GRPO, "grpo_eps0.2_seqmean"),
         (replace(GRPO, regularizers=(Kl("reference", 0.04, "k3"),)), "grpo_eps0.2_seqmean_klref0.04"),
         (DAPO, "dapo_0.2_0.28_tokenmean"),
-        (replace(DAPO, surrogate=Pessimistic(Clip(0.2, 0.28), dual=1.3)), "dapo_dualclip_c1.3_tokenmean"),
+        (replace(DAPO, surrogate=ClippedSurrogate(Clip(0.2, 0.28), dual=1.3)), "dapo_dualclip_c1.3_tokenmean"),
         (replace(DR_GRPO, aggregate=ConstantLength(6)), "dr_grpo_horizon6"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
@@ -183,7 +183,7 @@ def test_sequence_ratios_on_a_large_shift():
 
         assert ratio.tolist() == approx(GOLDEN["gspo"][key], **exact)
 
-    wide = replace(GSPO, surrogate=Pessimistic(Clip(0.2, 0.2)))
+    wide = replace(GSPO, surrogate=ClippedSurrogate(Clip(0.2, 0.2)))
     assert run(wide, batch)[0] == approx(GOLDEN["gspo"]["big_shift_loss_eps_0p2"], **exact)
 
 
@@ -212,7 +212,7 @@ def test_the_token_form_takes_an_advantage_for_each_token():
 def test_capped_score(trust: Cap, key: str):
     """CISPO: value, gradient and capped tokens."""
     expected = GOLDEN["cispo"][key]
-    loss, gradient, metrics = run(replace(CISPO, surrogate=Score(trust)), fixture())
+    loss, gradient, metrics = run(replace(CISPO, surrogate=PolicyGradient(trust)), fixture())
 
     assert loss == approx(expected["loss"], **exact)
     close(gradient, expected["dloss_dlp"], atol=1e-12)
@@ -292,15 +292,15 @@ def test_expected_gradients_of_the_kl_estimators(sampled: str, estimator: Any, k
 def test_decoupled_ppo():
     """A ratio against proximal times proximal / behavior, with and without a cap; at equal policies plain PPO."""
     expected = GOLDEN["decoupled_ppo"]
-    base = replace(DAPO, surrogate=Pessimistic(Clip(0.1, 0.1)))
-    free = replace(base, correction=Truncated(cap=float("inf")))
+    base = replace(DAPO, surrogate=ClippedSurrogate(Clip(0.1, 0.1)))
+    free = replace(base, correction=TruncatedIS(cap=float("inf")))
     loss, gradient, metrics = run(free, fixture(proximal="prox"))
 
     assert loss == approx(expected["loss"], **exact)
     close(gradient, expected["dloss_dlp"])
     assert metrics["loss/clipped_fraction"] == approx(expected["clip_frac"], **exact)
     assert run(free, fixture())[0] == approx(expected["plain_ppo"], **exact)
-    capped, _, metrics = run(replace(base, correction=Truncated(cap=1.1)), fixture(proximal="prox"))
+    capped, _, metrics = run(replace(base, correction=TruncatedIS(cap=1.1)), fixture(proximal="prox"))
     assert capped == approx(expected["loss_cap_1p1"], **exact)
     assert metrics["mismatch/truncated_fraction"] == approx(expected["cap_frac_1p1"], **exact)
 
@@ -308,11 +308,11 @@ def test_decoupled_ppo():
 @pytest.mark.parametrize(
     ("correction", "key", "metric"),
     [
-        (Truncated(cap=2.0), "tis_token_C2", "truncated"),
-        (Masked(0.5, 2.0), "icepop_0p5_2", "masked"),
-        (Masked(0.5, 5.0), "icepop_0p5_5", "masked"),
-        (Truncated(cap=1.2, level="sequence"), "tis_seq_C1p2", ""),
-        (Masked(0.8, 1.25, level="sequence"), "mis_seq_0p8_1p25", ""),
+        (TruncatedIS(cap=2.0), "tis_token_C2", "truncated"),
+        (MaskedIS(0.5, 2.0), "icepop_0p5_2", "masked"),
+        (MaskedIS(0.5, 5.0), "icepop_0p5_5", "masked"),
+        (TruncatedIS(cap=1.2, level="sequence"), "tis_seq_C1p2", ""),
+        (MaskedIS(0.8, 1.25, level="sequence"), "mis_seq_0p8_1p25", ""),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
@@ -374,9 +374,9 @@ def test_tracked_advantages():
     expected = GOLDEN["spo"]
     batch = make_batch(expected["rewards"], [[1]] * 4, range(4), baseline=expected["v0_code_jeffreys"])
 
-    assert per_sequence(Tracked(normalize=False), batch) == approx(expected["raw_advantage"], **exact)
-    assert per_sequence(Tracked(), batch) == approx(expected["adv_sample_std"], **exact)
-    assert per_sequence(Tracked(ddof=0), batch) == approx(expected["adv_population_std"], rel=2e-8)
+    assert per_sequence(TrackedBaseline(normalize=False), batch) == approx(expected["raw_advantage"], **exact)
+    assert per_sequence(TrackedBaseline(), batch) == approx(expected["adv_sample_std"], **exact)
+    assert per_sequence(TrackedBaseline(ddof=0), batch) == approx(expected["adv_population_std"], rel=2e-8)
 
 
 def test_positive_nll():

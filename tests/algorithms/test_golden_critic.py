@@ -21,19 +21,19 @@ from gnomon.algorithms import (
     Gae,
     LengthAdaptive,
     LengthSigmoid,
-    Masked,
+    MaskedIS,
     OffPolicyMask,
     ProbabilityMask,
-    Rejected,
+    RejectionSampling,
     SelfImitation,
     TokenMean,
-    Truncated,
+    TruncatedIS,
     Whitened,
     measure_values,
 )
-from gnomon.algorithms.statistics import Statistics
-from gnomon.errors import ConfigError
-from gnomon.testing import loss_and_gradient, make_batch
+from gnomon.algorithms.ratios import Statistics
+from gnomon.algorithms.testing import loss_and_gradient, make_batch
+from gnomon.core.errors import ConfigError
 
 GAE = GOLDEN["gae"]
 NONE = Statistics()
@@ -209,9 +209,9 @@ def test_filters_of_whole_responses():
     """By the geometric mean of proximal / behavior: e^0.5 lies within [0.5, 2]; tokens may stick out."""
     rows = [[-1.5, 0.5], [-1.0, 1.0]]
 
-    assert factor(Rejected(0.5, 2.0), rows, rows, [1.0, 0.0]) == [[1, 1], [0, 0]]
-    assert factor(Rejected(0.5, 2.0, level="token"), rows, rows, [1.0, 0.0]) == [[1, 0], [1, 0]]
-    assert factor(Truncated(1.2, level="geometric"), rows, rows, [1.0, 0.0]) == [[1.2, 1.2], [1.2, 1.2]]
+    assert factor(RejectionSampling(0.5, 2.0), rows, rows, [1.0, 0.0]) == [[1, 1], [0, 0]]
+    assert factor(RejectionSampling(0.5, 2.0, level="token"), rows, rows, [1.0, 0.0]) == [[1, 0], [1, 0]]
+    assert factor(TruncatedIS(1.2, level="geometric"), rows, rows, [1.0, 0.0]) == [[1.2, 1.2], [1.2, 1.2]]
 
 
 def test_what_was_pushed_far_down_is_not_pushed_further():
@@ -241,6 +241,8 @@ def test_the_whole_ratio_is_capped():
 def test_masks_and_weights_agree_within_the_band():
     """IcePop weighs what a filter of the same band keeps."""
     rows = [[-1.2, -0.7], [-1.0, 1.0]]
-    kept, weighed = (factor(c, rows, rows, [1.0, 0.0]) for c in (Rejected(0.5, 2.0, "token"), Masked(0.5, 2.0)))
+    kept, weighed = (
+        factor(c, rows, rows, [1.0, 0.0]) for c in (RejectionSampling(0.5, 2.0, "token"), MaskedIS(0.5, 2.0))
+    )
 
     assert [[w > 0 for w in row] for row in weighed] == [[k == 1 for k in row] for row in kept]

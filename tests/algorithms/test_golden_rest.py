@@ -8,10 +8,10 @@ import pytest
 import torch
 from tests.algorithms.test_golden import GOLDEN, approx
 
-from gnomon.curriculum.keep import is_informative
+from gnomon.core.statistics import degenerate_probability, draws_until_mixed, pass_at_k
+from gnomon.core.types import Grade, Group, Rollout, Task
 from gnomon.models.head import chosen_logprobs
-from gnomon.statistics import degenerate_probability, draws_until_mixed, pass_at_k
-from gnomon.types import Grade, Group, Rollout, Task
+from gnomon.rollouts.curriculum.group_filter import is_informative
 
 
 def group_of(rewards: list[float], correct: list[float]) -> Group:

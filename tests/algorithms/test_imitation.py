@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnomon.algorithms.critics import CriticPlan
+from gnomon.algorithms.critic import CriticPlan
 from gnomon.algorithms.imitation import imitation
-from gnomon.algorithms.plans import Replay
-from gnomon.algorithms.statistics import Statistics
-from gnomon.errors import ConfigError
-from gnomon.studies.goldens import vectors
-from gnomon.types import Batch
+from gnomon.algorithms.ratios import Statistics
+from gnomon.algorithms.sections import SelfImitationBuffer
+from gnomon.analysis.dissect.golden import vectors
+from gnomon.core.errors import ConfigError
+from gnomon.core.types import Batch
 
 GOLDEN = vectors()
 FIXTURE = GOLDEN["fixture"]
-ALL, SURPLUS = imitation(Replay()), imitation(Replay(weigh="surplus"), CriticPlan(clip=0.01))
+ALL, SURPLUS = imitation(SelfImitationBuffer()), imitation(SelfImitationBuffer(weigh="surplus"), CriticPlan(clip=0.01))
 
 
 def doubles(key: str) -> Tensor:
@@ -106,4 +106,4 @@ def test_surplus_needs_values():
     with pytest.raises(ConfigError, match="score the batch for 'values' first"):
         SURPLUS.prepare(fixture(values=None))
     with pytest.raises(ConfigError, match="reads the values of a critic, and there is none"):
-        imitation(Replay(weigh="surplus"))
+        imitation(SelfImitationBuffer(weigh="surplus"))

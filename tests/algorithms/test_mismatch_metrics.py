@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gnomon.algorithms import GRPO, Algorithm, Truncated
-from gnomon.algorithms.statistics import Statistics
-from gnomon.metrics import Metrics
-from gnomon.testing import make_batch
+from gnomon.algorithms import GRPO, Algorithm, TruncatedIS
+from gnomon.algorithms.ratios import Statistics
+from gnomon.algorithms.testing import make_batch
+from gnomon.core.metrics import Metrics
 
 Rows = list[list[float]]
 
@@ -45,7 +45,7 @@ def test_a_corrections_own_size_has_a_name_of_its_own():
     """That of its weights after the cap: min(4, 2), 1, 1, 1 has 25 / (4 * 7), the ratios have 49 / (4 * 19)."""
     behavior = [[-2.0, -2.0, 0.0], [-1.0, -0.5, 0.0]]
     proximal = [[-2.0 + math.log(4), -2.0, 0.0], [-1.0, -0.5, 0.0]]
-    metrics = measured(replace(GRPO, correction=Truncated(cap=2.0)), behavior, proximal)
+    metrics = measured(replace(GRPO, correction=TruncatedIS(cap=2.0)), behavior, proximal)
 
     assert metrics["mismatch/weight_ess_fraction"] == pytest.approx(25 / 28, abs=1e-12)
     assert metrics["mismatch/ess_fraction"] == pytest.approx(49 / 76, abs=1e-12)

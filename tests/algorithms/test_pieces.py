@@ -14,25 +14,25 @@ from gnomon.algorithms import (
     SPO,
     Cap,
     Clip,
+    ClippedSurrogate,
     ConstantLength,
     Entropy,
     GeometricClip,
     Kl,
-    Masked,
-    Pessimistic,
+    MaskedIS,
+    PolicyGradient,
     PositiveNll,
     Ratio,
-    Score,
-    SoftGate,
+    SigmoidGate,
     TokenMean,
-    Truncated,
+    TruncatedIS,
     describe,
     summary,
 )
-from gnomon.algorithms.notes import NOTES
-from gnomon.algorithms.statistics import Statistics
-from gnomon.errors import ConfigError
-from gnomon.testing import loss_and_gradient, make_batch
+from gnomon.algorithms.describe import NOTES
+from gnomon.algorithms.ratios import Statistics
+from gnomon.algorithms.testing import loss_and_gradient, make_batch
+from gnomon.core.errors import ConfigError
 
 approx = pytest.approx
 
@@ -47,37 +47,37 @@ def one_token(surrogate: object, ratio: float, advantage: float) -> tuple[float,
 
 def test_clip_stops_pushing_once_the_ratio_is_out():
     """Above 1 + high with a positive advantage, the gradient is zero: -min(1.5 * 2, 1.2 * 2) = -2.4."""
-    assert one_token(Pessimistic(Clip(0.2, 0.2)), 1.5, 2.0) == approx((-2.4, 0.0))
+    assert one_token(ClippedSurrogate(Clip(0.2, 0.2)), 1.5, 2.0) == approx((-2.4, 0.0))
 
 
 def test_clip_pushes_back_what_went_the_wrong_way():
     """At ratio 1.5 with A = -2 nothing is clipped: loss 3, slope 3."""
-    assert one_token(Pessimistic(Clip(0.2, 0.2)), 1.5, -2.0) == approx((3.0, 3.0))
+    assert one_token(ClippedSurrogate(Clip(0.2, 0.2)), 1.5, -2.0) == approx((3.0, 3.0))
 
 
 def test_a_dual_clip_bounds_what_a_bad_token_can_cost():
     """At ratio 5 with A = -2 and dual 3: 6 in place of 10, and no gradient."""
-    assert one_token(Pessimistic(Clip(0.2, 0.2), dual=3.0), 5.0, -2.0) == approx((6.0, 0.0))
-    assert one_token(Pessimistic(Clip(0.2, 0.2), dual=3.0), 2.0, -2.0) == approx((4.0, 4.0))
+    assert one_token(ClippedSurrogate(Clip(0.2, 0.2), dual=3.0), 5.0, -2.0) == approx((6.0, 0.0))
+    assert one_token(ClippedSurrogate(Clip(0.2, 0.2), dual=3.0), 2.0, -2.0) == approx((4.0, 4.0))
 
 
 def test_a_low_of_one_has_no_lower_bound():
     """With low = 1 the ratio 0.001 is not clipped: A = -1 gives loss 0.001."""
-    assert one_token(Pessimistic(Clip(1.0, 0.2)), 0.001, -1.0) == approx((0.001, 0.001))
+    assert one_token(ClippedSurrogate(Clip(1.0, 0.2)), 0.001, -1.0) == approx((0.001, 0.001))
 
 
 def test_a_capped_score_keeps_a_gradient():
     """Ratio 8, cap 5, A = 2: the slope is -10."""
-    assert one_token(Score(Cap(5.0)), 8.0, 2.0)[1] == approx(-10.0)
+    assert one_token(PolicyGradient(Cap(5.0)), 8.0, 2.0)[1] == approx(-10.0)
 
 
 def test_a_soft_gate_has_the_slope_of_the_ratio_at_one():
     """At ratio 1 the slope is -A for both signs, at ratio 3 it has faded to 4 s (1 - s) 3 A, s = sigmoid(2)."""
     s = 1 / (1 + math.exp(-2))
 
-    assert one_token(SoftGate(), 1.0, 2.0)[1] == approx(-2.0)
-    assert one_token(SoftGate(), 1.0, -2.0)[1] == approx(2.0)
-    assert one_token(SoftGate(), 3.0, 1.0)[1] == approx(-4 * s * (1 - s) * 3)
+    assert one_token(SigmoidGate(), 1.0, 2.0)[1] == approx(-2.0)
+    assert one_token(SigmoidGate(), 1.0, -2.0)[1] == approx(2.0)
+    assert one_token(SigmoidGate(), 3.0, 1.0)[1] == approx(-4 * s * (1 - s) * 3)
 
 
 @pytest.mark.parametrize("estimator", ["k3", "k2_grad_k3", "unbiased"])
@@ -168,11 +168,11 @@ def test_an_empty_group_is_no_group():
         (lambda: Clip(0.2, 0.0), "Clip.high must be > 0, got 0"),
         (lambda: Cap(0.0), "Cap.cap must be > 0"),
         (lambda: Cap(1.0, 2.0), r"Cap.floor must be in \[0, 1.0\], got 2.0"),
-        (lambda: SoftGate(0.0), "SoftGate needs positive and negative > 0"),
-        (lambda: SoftGate(1.0, -1.0), "SoftGate needs positive and negative > 0"),
+        (lambda: SigmoidGate(0.0), "SigmoidGate needs positive and negative > 0"),
+        (lambda: SigmoidGate(1.0, -1.0), "SigmoidGate needs positive and negative > 0"),
         (lambda: GeometricClip(0.0), "GeometricClip.epsilon must be > 0"),
-        (lambda: Truncated(0.0), "Truncated.cap must be > 0"),
-        (lambda: Masked(2.0, 1.0), "Masked needs 0 <= low < high"),
+        (lambda: TruncatedIS(0.0), "TruncatedIS.cap must be > 0"),
+        (lambda: MaskedIS(2.0, 1.0), "MaskedIS needs 0 <= low < high"),
         (lambda: Kl(coefficient=-1.0), "Kl.coefficient must be >= 0"),
         (lambda: PositiveNll(-1.0), "PositiveNll.coefficient must be >= 0"),
         (lambda: ConstantLength(0), "ConstantLength.length must be at least 1"),
@@ -213,5 +213,5 @@ def test_a_user_algorithm_is_described_without_notes():
 def test_the_papers_settings():
     """SPO: eight updates, 0.05, clip-higher; GRPO: a mean over responses and a clip of 0.2 on both sides."""
     assert (SPO.updates.total, SPO.sampler.epsilon) == (8, 0.05)
-    assert SPO.surrogate == Pessimistic(Clip(0.2, 0.28))
-    assert GRPO.surrogate == Pessimistic(Clip(0.2, 0.2))
+    assert SPO.surrogate == ClippedSurrogate(Clip(0.2, 0.28))
+    assert GRPO.surrogate == ClippedSurrogate(Clip(0.2, 0.2))

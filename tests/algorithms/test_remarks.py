@@ -5,20 +5,8 @@ from typing import Any
 
 import pytest
 
-from gnomon.algorithms import (
-    GRPO,
-    OPO,
-    P3O,
-    PRESETS,
-    SPO,
-    Algorithm,
-    Entropy,
-    Kl,
-    Prioritized,
-    TrackerPlan,
-    Updates,
-)
-from gnomon.algorithms.remarks import remarks
+from gnomon.algorithms import GRPO, OPO, P3O, PRESETS, SPO, Algorithm, Entropy, Kl, Prioritized, TrackerPlan, Updates
+from gnomon.algorithms.validate import remarks
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda a: a.name)

@@ -24,11 +24,12 @@ from gnomon.algorithms import (
     VAPO_REVIEW,
     Algorithm,
     Cap,
+    ClippedSurrogate,
     ConstantLength,
     CriticPlan,
+    EmaProximal,
     EssCap,
     EssKl,
-    Ewma,
     Gae,
     GeometricClip,
     Greso,
@@ -37,34 +38,32 @@ from gnomon.algorithms import (
     Kl,
     OptimalValue,
     OverlongPenalty,
-    Pessimistic,
+    PolicyGradient,
     Prioritized,
     Ratio,
     Regression,
-    Replay,
-    Score,
     SelfImitation,
+    SelfImitationBuffer,
     SequenceMean,
-    SoftGate,
+    SigmoidGate,
     TokenMean,
-    Tracked,
+    TrackedBaseline,
     TrackerPlan,
-    Truncated,
+    TruncatedIS,
     Uniform,
     Updates,
     Whitened,
 )
-from gnomon.algorithms.configure import _value
-from gnomon.algorithms.refusals import Change, changed, said
-from gnomon.algorithms.validate import refusals
-from gnomon.configuration import set_path
-from gnomon.errors import ConfigError
-from gnomon.experiment import parse_override
+from gnomon.algorithms.build import _value
+from gnomon.algorithms.validate import Fix, changed, refusals, said
+from gnomon.config.experiment import parse_override
+from gnomon.core.errors import ConfigError
+from gnomon.core.tables import set_path
 
 REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [
     ("sequence ratio, token mean", GSPO, {"aggregate": TokenMean()}, 'set algorithm.aggregate = "SequenceMean"'),
     ("token mean, sequence ratio", DAPO, {"ratio": Ratio(level="sequence_token")}, "TokenMean"),
-    ("behavior ratio, correction", P3O, {"correction": Truncated()}, 'set algorithm.correction = "none"$'),
+    ("behavior ratio, correction", P3O, {"correction": TruncatedIS()}, 'set algorithm.correction = "none"$'),
     ("group of one", GRPO, {"num_generations": 1}, "group size 1.*'spo'.*set algorithm.num_generations = 2"),
     ("no generations", SPO, {"num_generations": 0}, "at least 1, got 0"),
     ("tracked without tracker", SPO, {"tracker": None}, "the baseline Tracked needs a tracker"),
@@ -77,7 +76,7 @@ REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [
         {"advantage": Whitened(GroupRelative())},
         'algorithm.advantage.of.scale = "none"',
     ),
-    ("whitened twice", SPO, {"advantage": Whitened(Tracked())}, "advantage.of.normalize = false"),
+    ("whitened twice", SPO, {"advantage": Whitened(TrackedBaseline())}, "advantage.of.normalize = false"),
     (
         "whitened whitened",
         DR_GRPO,
@@ -97,7 +96,7 @@ REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [
         'EssCap .* EssKl .* algorithm.ratio.anchor = "behavior"',
     ),
     ("leash of the wrong ratio", CISPO, {"regularizers": (EssKl(),)}, 'EssKl .* algorithm.ratio.anchor = "behavior"'),
-    ("soft gate with a correction", SAPO, {"correction": Truncated()}, "SoftGate"),
+    ("soft gate with a correction", SAPO, {"correction": TruncatedIS()}, "SigmoidGate"),
     ("geometric clip, token mean", GMPO, {"aggregate": TokenMean()}, "only SequenceMean"),
     ("geometric clip, sequence ratio", GMPO, {"ratio": Ratio(level="sequence")}, 'algorithm.ratio.level = "token"'),
     ("one term twice", GRPO, {"regularizers": (Kl(), Kl())}, "kl_reference appear more than once"),
@@ -115,7 +114,12 @@ REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [
         'GroupRelative reads no values.*algorithm.critic = "none"',
     ),
     ("imitation without a critic", GRPO, {"regularizers": (SelfImitation(),)}, "SelfImitation reads the values"),
-    ("surplus without a critic", GRPO, {"replay": Replay(weigh="surplus")}, 'algorithm.replay.weigh = "all"'),
+    (
+        "surplus without a critic",
+        GRPO,
+        {"replay": SelfImitationBuffer(weigh="surplus")},
+        'algorithm.replay.weigh = "all"',
+    ),
     (
         "regression on a ratio",
         GRPO,
@@ -124,17 +128,17 @@ REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [
     ),
     ("ratio to the reference", GRPO, {"ratio": Ratio(anchor="reference")}, 'set algorithm.ratio.anchor = "proximal"'),
     ("regression of tokens", A_STAR_PO, {"aggregate": ConstantLength(8)}, 'aggregate = "SequenceMean"'),
-    ("regression, correction", A_STAR_PO, {"correction": Truncated()}, 'algorithm.correction = "none"'),
-    ("regression, scaled", A_STAR_PO, {"advantage": Tracked()}, "advantage.normalize = false"),
+    ("regression, correction", A_STAR_PO, {"correction": TruncatedIS()}, 'algorithm.correction = "none"'),
+    ("regression, scaled", A_STAR_PO, {"advantage": TrackedBaseline()}, "advantage.normalize = false"),
     (
         "scope that nobody reads",
         GRPO,
         {"scope": "lagged"},
         'only a ratio to behavior reads; set algorithm.scope = "step"',
     ),
-    ("average that nobody reads", P3O, {"proximal": Ewma()}, 'set algorithm.proximal = "none"$'),
-    ("average and drift", SPO, {"proximal": Ewma()}, 'algorithm.tracker.drift = "constant"'),
-    ("average and shared trunk", VAPO_REVIEW, {"proximal": Ewma()}, 'algorithm.critic.trunk = "separate"'),
+    ("average that nobody reads", P3O, {"proximal": EmaProximal()}, 'set algorithm.proximal = "none"$'),
+    ("average and drift", SPO, {"proximal": EmaProximal()}, 'algorithm.tracker.drift = "constant"'),
+    ("average and shared trunk", VAPO_REVIEW, {"proximal": EmaProximal()}, 'algorithm.critic.trunk = "separate"'),
     (
         "uncertainty of fixed values",
         A_STAR_PO,
@@ -148,8 +152,13 @@ REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [
         "nothing reads the values of tracker = OptimalValue",
     ),
     ("skipping single responses", PPO, {"sampler": Greso()}, "set algorithm.num_generations = 2"),
-    ("rows that are never there", GRPO, {"replay": Replay(capacity=2, rows=3)}, "replay.rows = 2 or .*capacity = 3"),
-    ("cap without a ratio, corrected", P3O, {"ratio": Ratio(), "correction": Truncated()}, "EssCap"),
+    (
+        "rows that are never there",
+        GRPO,
+        {"replay": SelfImitationBuffer(capacity=2, rows=3)},
+        "replay.rows = 2 or .*capacity = 3",
+    ),
+    ("cap without a ratio, corrected", P3O, {"ratio": Ratio(), "correction": TruncatedIS()}, "EssCap"),
     ("regression of tokens, tracked", DAPO, {"surrogate": Regression()}, "Regression has one error a response"),
     (
         "a critic for imitation alone",
@@ -163,7 +172,12 @@ REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [
         {"surrogate": Regression(), "aggregate": SequenceMean()},
         r"clamp = inf\} and algorithm.regularizers = \[\]",
     ),
-    ("everything at once", P3O, {"correction": Truncated(), "sampler": Prioritized(), "proximal": Ewma()}, "; and "),
+    (
+        "everything at once",
+        P3O,
+        {"correction": TruncatedIS(), "sampler": Prioritized(), "proximal": EmaProximal()},
+        "; and ",
+    ),
     (
         "binary tracker of other rewards",
         SPO,
@@ -174,11 +188,18 @@ REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [
 
 
 PARTS: dict[str, list[Any]] = {
-    "advantage": [GroupRelative(), Tracked(), Gae(), Whitened(GroupRelative()), Whitened(Tracked())],
+    "advantage": [GroupRelative(), TrackedBaseline(), Gae(), Whitened(GroupRelative()), Whitened(TrackedBaseline())],
     "ratio": [Ratio(), Ratio("behavior"), Ratio("reference"), Ratio("behavior", "sequence")],
-    "surrogate": [Pessimistic(), Score(EssCap()), Score(Cap()), SoftGate(), GeometricClip(), Regression()],
+    "surrogate": [
+        ClippedSurrogate(),
+        PolicyGradient(EssCap()),
+        PolicyGradient(Cap()),
+        SigmoidGate(),
+        GeometricClip(),
+        Regression(),
+    ],
     "aggregate": [TokenMean(), SequenceMean()],
-    "correction": [None, Truncated()],
+    "correction": [None, TruncatedIS()],
     "regularizers": [(), (EssKl(),), (Kl(), Kl()), (Kl(), SelfImitation())],
     "updates": [Updates(), Updates(2, 2)],
     "num_generations": [0, 1, 8],
@@ -187,8 +208,8 @@ PARTS: dict[str, list[Any]] = {
     "keep": [None, Informative()],
     "overlong": [None, OverlongPenalty()],
     "critic": [None, CriticPlan()],
-    "proximal": [None, Ewma()],
-    "replay": [None, Replay(weigh="surplus"), Replay(rows=5, capacity=2)],
+    "proximal": [None, EmaProximal()],
+    "replay": [None, SelfImitationBuffer(weigh="surplus"), SelfImitationBuffer(rows=5, capacity=2)],
     "scope": ["step", "lagged"],
 }
 
@@ -246,7 +267,7 @@ def test_every_fix_that_a_refusal_offers_works(base: Any, changes: dict[str, Any
 def unchecked(algorithm: Algorithm, changes: dict[str, Any]) -> Algorithm:
     """Return a composition that may be wrong."""
     for path, value in changes.items():
-        algorithm = changed(algorithm, Change(path, value))
+        algorithm = changed(algorithm, Fix(path, value))
     return algorithm
 
 
@@ -270,9 +291,9 @@ def test_everything_that_is_wrong_is_said_at_once():
 def test_a_dual_clip_needs_a_clip():
     """Caps belong to Score, which has no dual clip; a dual clip of at most 1 would stop every token."""
     with pytest.raises(ConfigError, match="caps belong to Score"):
-        Pessimistic(Cap(5.0), dual=3.0)
+        ClippedSurrogate(Cap(5.0), dual=3.0)
     with pytest.raises(ConfigError, match="dual must be > 1, got 1"):
-        Pessimistic(dual=1.0)
+        ClippedSurrogate(dual=1.0)
 
 
 def test_what_can_be_meant_is_accepted():

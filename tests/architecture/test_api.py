@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import gnomon
-from gnomon import errors
+from gnomon.core import errors
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

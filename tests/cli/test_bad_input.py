@@ -107,8 +107,8 @@ WRONG = {
         "algorithm.correction: unknown key 'high'",
     ),
     "table that does not close": (
-        ['algorithm.correction={piece="Truncated"'],
-        'algorithm.correction = {piece="Truncated" is not TOML: ',
+        ['algorithm.correction={piece="TruncatedIS"'],
+        'algorithm.correction = {piece="TruncatedIS" is not TOML: ',
     ),
     "table without its quotes": (["algorithm.correction={piece=Truncated}"], "is a bracket or a quote missing"),
     "list that does not close": (['rewards=["mine.py:score"'], 'rewards = ["mine.py:score" is not TOML'),
@@ -299,7 +299,7 @@ def test_unknown_verbs_and_algorithms(capsys: Capture):
     assert "unknown verb 'trian'; did you mean 'train'?" in refused(capsys, "trian")
     assert "unknown algorithm or piece 'sop'; did you mean 'spo'?" in refused(capsys, "algorithms", "sop")
     assert "unknown algorithm or piece 'grop'; did you mean 'grpo'?" in refused(capsys, "algorithms", "GROP")
-    assert "unknown algorithm or piece 'Truncatd'; did you mean 'Truncated'?" in refused(
+    assert "unknown algorithm or piece 'Truncatd'; did you mean 'TruncatedIS'?" in refused(
         capsys, "algorithms", "Truncatd"
     )
 

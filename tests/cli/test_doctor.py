@@ -7,7 +7,7 @@ import pytest
 
 from gnomon.cli.doctor import describe
 from gnomon.cli.main import main
-from gnomon.diagnosis import Finding, Sample
+from gnomon.diagnosis import Finding, FindingSample
 
 Capture = pytest.CaptureFixture[str]
 
@@ -54,7 +54,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: Capture):
 
 def test_a_terminal_obeys_no_answer():
     """Escape sequences, line breaks and marks of direction in answers are written out; markup is only text."""
-    sample = Sample(3, "t", "2+2=", "\x1b[2Jgone\n\u202e[bold]", 0.0)
+    sample = FindingSample(3, "t", "2+2=", "\x1b[2Jgone\n\u202e[bold]", 0.0)
     finding = Finding("r", "note", 1, 3, "said", {"a": 0.123456}, "means", ("try",), (sample,))
     said = describe(finding)
 

@@ -10,9 +10,9 @@ import pytest
 import tomli_w
 
 import gnomon
+from gnomon.analysis.paired import compare, read_answered
 from gnomon.cli.main import main
 from gnomon.models.tiny import save_tiny
-from gnomon.studies.paired import compare, read_answered
 
 Capture = pytest.CaptureFixture[str]
 REWARDS = [{"verifier": {"kind": "numeric"}}]

@@ -8,10 +8,10 @@ from tests.insight.report.test_write import make_run
 
 import gnomon
 from gnomon.cli.main import main
-from gnomon.errors import Stopped
-from gnomon.experiment import load
-from gnomon.launch import train_experiment
-from gnomon.loop.run import StopRequest
+from gnomon.config.experiment import load
+from gnomon.core.errors import Stopped
+from gnomon.training.api import train_experiment
+from gnomon.training.run import StopRequest
 
 Capture = pytest.CaptureFixture[str]
 SMALL = ["rollouts_per_step=16", "held_out.size=2", "task.size=60", "evaluation.before=false"]

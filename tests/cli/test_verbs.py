@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gnomon
 from gnomon.cli.main import VERBS, main
-from gnomon.errors import ConfigError
+from gnomon.core.errors import ConfigError
 from gnomon.models.load import load_model
 from gnomon.models.tiny import save_tiny
 

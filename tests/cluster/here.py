@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from gnomon.cluster.answerer import Order
-from gnomon.cluster.ray import Cluster, Place, library
+from gnomon.cluster.engine_actor import EngineSpec
+from gnomon.cluster.ray import Cluster, ResourceBundle, import_ray
+from gnomon.core.sections import ClusterPlan
+from gnomon.core.types import Snapshot
 from gnomon.engines.local import LocalEngine
 from gnomon.models.lora import merged_tensors
 from gnomon.models.tiny import TinyConfig, tiny_model
-from gnomon.plans import ClusterPlan
-from gnomon.types import Snapshot
 
 CONFIG = TinyConfig(width=128, context_length=96)
 """Of the conformance suite."""
@@ -27,9 +27,9 @@ def tiny_engine() -> LocalEngine:
     return LocalEngine(tiny_model(1, CONFIG), max_concurrent=3, shared=False)
 
 
-def tiny_order(make: Callable[[], LocalEngine] = tiny_engine) -> Order:
+def tiny_order(make: Callable[[], LocalEngine] = tiny_engine) -> EngineSpec:
     """How a process of the cluster makes it."""
-    return Order(make, takes_parts=True, threads=1)
+    return EngineSpec(make, takes_parts=True, threads=1)
 
 
 def snapshot(version: int, seed: int = 0) -> Snapshot:
@@ -39,10 +39,10 @@ def snapshot(version: int, seed: int = 0) -> Snapshot:
 
 
 @contextmanager
-def opened(*places: Place) -> Iterator[Cluster]:
+def opened(*places: ResourceBundle) -> Iterator[Cluster]:
     """A cluster with these places, that is gone afterwards."""
     # What tests define is not there where actors are; it travels with them.
-    library().cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    import_ray().cloudpickle.register_pickle_by_value(sys.modules[__name__])
     cluster = Cluster.open(ClusterPlan(kind="ray"), places, print)
     try:
         yield cluster
@@ -54,7 +54,7 @@ def opened(*places: Place) -> Iterator[Cluster]:
 def standing() -> Cluster:
     """A cluster with one place, for whoever comes, until the tests end."""
     stack = ExitStack()
-    cluster = stack.enter_context(opened(Place("engine", 0.5)))
+    cluster = stack.enter_context(opened(ResourceBundle("engine", 0.5)))
     # After Ray has registered its own end, so that it comes before that.
     atexit.register(stack.close)
     return cluster

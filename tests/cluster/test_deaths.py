@@ -13,14 +13,14 @@ import pytest
 from tests.cluster.here import CONFIG, opened, settled, snapshot, tiny_order
 
 from gnomon.cluster.engines import serve_remotely
-from gnomon.cluster.ray import Cluster, Place, library
+from gnomon.cluster.ray import Cluster, ResourceBundle, import_ray
+from gnomon.core.errors import EngineError
+from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.pool import EnginePool
-from gnomon.errors import EngineError
 from gnomon.models.tiny import tiny_model
-from gnomon.transport.fingerprint import fingerprints
-from gnomon.types import Completion, Snapshot
+from gnomon.models.transfer.fingerprint import fingerprints
 
 pytestmark = pytest.mark.slow
 
@@ -65,8 +65,8 @@ class Doomed(LocalEngine):
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """Two places for engines."""
-    with opened(Place("engine", 0.5), Place("engine", 0.5)) as cluster:
-        library().cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    with opened(ResourceBundle("engine", 0.5), ResourceBundle("engine", 0.5)) as cluster:
+        import_ray().cloudpickle.register_pickle_by_value(sys.modules[__name__])
         yield cluster
 
 

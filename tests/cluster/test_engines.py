@@ -8,12 +8,12 @@ import pytest
 from tests.cluster.here import kill, opened, settled, snapshot, tiny_order
 
 from gnomon.cluster.engines import RemoteEngine, serve_remotely
-from gnomon.cluster.ray import Cluster, Place
+from gnomon.cluster.ray import Cluster, ResourceBundle
+from gnomon.core.errors import EngineError
+from gnomon.core.metrics import Metrics
 from gnomon.engines.base import Sampling
 from gnomon.engines.pool import EnginePool
-from gnomon.errors import EngineError
-from gnomon.metrics import Metrics
-from gnomon.transport.fingerprint import fingerprints
+from gnomon.models.transfer.fingerprint import fingerprints
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,7 @@ LONG = Sampling(max_completion_length=90)
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """Two places for engines."""
-    with opened(Place("engine", 0.5), Place("engine", 0.5)) as cluster:
+    with opened(ResourceBundle("engine", 0.5), ResourceBundle("engine", 0.5)) as cluster:
         yield cluster
 
 

@@ -10,13 +10,13 @@ import pytest
 from tests.cluster.here import children, kill, opened, settled
 
 from gnomon.cluster.graders import RETURNS, Graders
-from gnomon.cluster.ray import Cluster, Place
-from gnomon.errors import GradingError, RewardError
-from gnomon.verifiers.base import Sample
-from gnomon.verifiers.exact import Numeric
-from gnomon.verifiers.function import UserFunction
-from gnomon.verifiers.grade import Grading, WeightedReward
-from gnomon.verifiers.nursery import Limits
+from gnomon.cluster.ray import Cluster, ResourceBundle
+from gnomon.core.errors import GradingError, RewardError
+from gnomon.core.processes.client import Limits
+from gnomon.rewards.base import Sample
+from gnomon.rewards.exact import Numeric
+from gnomon.rewards.function import UserFunction
+from gnomon.rewards.grading import Grading, WeightedReward
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ SLOW = """
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """Two places for graders."""
-    with opened(Place("grader", 0.5), Place("grader", 0.5)) as cluster:
+    with opened(ResourceBundle("grader", 0.5), ResourceBundle("grader", 0.5)) as cluster:
         yield cluster
 
 

@@ -14,17 +14,17 @@ import pytest
 from tests.learner.together import alone, apart, moved, recipe_for, together, walk
 
 from gnomon.algorithms import GRPO, PRESETS, Algorithm
-from gnomon.cluster.learners import RayCrew
-from gnomon.cluster.ray import Cluster, Place
-from gnomon.cluster.sweeper import users_of
-from gnomon.errors import LearnerError, NotFiniteError
-from gnomon.learner.gang import Gang, Rounding
-from gnomon.learner.torch import TorchLearner
-from gnomon.models.linear import input_axes
+from gnomon.cluster.learners import RayWorkerGroup
+from gnomon.cluster.ray import Cluster, ResourceBundle
+from gnomon.cluster.reaper import users_of
+from gnomon.core.errors import LearnerError, NotFiniteError
+from gnomon.core.sections import ClusterPlan
+from gnomon.core.types import Batch, State
+from gnomon.learner.distributed import DistributedLearner, Rounding
+from gnomon.learner.learner import TorchLearner
+from gnomon.models.cpu.packed_linear import input_axes
 from gnomon.models.size import outline
-from gnomon.plans import ClusterPlan
-from gnomon.transport.rounding import rounded
-from gnomon.types import Batch, State
+from gnomon.models.transfer.rounding import rounded
 
 PPO, VAPO = PRESETS["ppo"], PRESETS["vapo"]
 
@@ -32,7 +32,7 @@ PPO, VAPO = PRESETS["ppo"], PRESETS["vapo"]
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """Room for two learners on this machine."""
-    found = Cluster.open(ClusterPlan(kind="ray", start_seconds=120.0), [Place("learner")] * 2, print)
+    found = Cluster.open(ClusterPlan(kind="ray", start_seconds=120.0), [ResourceBundle("learner")] * 2, print)
     try:
         yield found
     finally:
@@ -40,18 +40,18 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def started(cluster: Cluster) -> Iterator[tuple[Gang, State]]:
+def started(cluster: Cluster) -> Iterator[tuple[DistributedLearner, State]]:
     """Ranks that every test shares, with a critic, and the state that they began with."""
-    with together(recipe_for(PPO), RayCrew(cluster, "cpu")) as gang:
-        yield gang, gang.state()
+    with together(recipe_for(PPO), RayWorkerGroup(cluster, "cpu")) as distributed:
+        yield distributed, distributed.state()
 
 
 @pytest.fixture
-def gang(started: tuple[Gang, State]) -> Gang:
+def distributed(started: tuple[DistributedLearner, State]) -> DistributedLearner:
     """The ranks, as they began."""
-    gang, first = started
-    gang.restore(first)
-    return gang
+    distributed, first = started
+    distributed.restore(first)
+    return distributed
 
 
 @pytest.fixture
@@ -67,54 +67,60 @@ def batches(make_batch: Callable[..., Batch]) -> list[Batch]:
 
 
 @pytest.mark.parametrize("algorithm", [GRPO, VAPO], ids=lambda a: a.name)
-def test_ranks_make_the_steps_of_one_process(algorithm: Algorithm, gang: Gang, single: TorchLearner, batches):
+def test_ranks_make_the_steps_of_one_process(
+    algorithm: Algorithm, distributed: DistributedLearner, single: TorchLearner, batches
+):
     """Weights, moments and all that is measured, over three steps, to 1e-6 (P4)."""
     first = single.state().tensors
-    mine, theirs = (walk(learner, algorithm, batches) for learner in (single, gang))
+    mine, theirs = (walk(learner, algorithm, batches) for learner in (single, distributed))
 
-    assert apart(gang.state().tensors, single.state().tensors) < 1e-6
+    assert apart(distributed.state().tensors, single.state().tensors) < 1e-6
     assert moved(single.state().tensors, first) > 1e-3
     for one, other in zip(mine, theirs, strict=True):
         assert other == pytest.approx(one, rel=1e-4, abs=1e-6)
 
 
-def test_the_same_steps_are_the_same_bits(gang: Gang, started: tuple[Gang, State], batches):
+def test_the_same_steps_are_the_same_bits(
+    distributed: DistributedLearner, started: tuple[DistributedLearner, State], batches
+):
     """With the same ranks sums are made in the same order."""
     found = []
     for _ in range(2):
-        gang.restore(started[1])
-        found.append((walk(gang, GRPO, batches), gang.state().tensors))
+        distributed.restore(started[1])
+        found.append((walk(distributed, GRPO, batches), distributed.state().tensors))
 
     assert found[0][0] == found[1][0]
     assert apart(found[0][1], found[1][1]) == 0.0
 
 
-def test_weights_lie_where_engines_find_them(gang: Gang, single: TorchLearner, batches):
+def test_weights_lie_where_engines_find_them(distributed: DistributedLearner, single: TorchLearner, batches):
     """A snapshot says where; it is the learner's weights, in any process, and can be lent back without passing here."""
-    batch, before = batches[0], gang.snapshot()
+    batch, before = batches[0], distributed.snapshot()
     held = {name: tensor.clone() for name, tensor in before.tensors()}
-    walk(gang, GRPO, batches[:1])
+    walk(distributed, GRPO, batches[:1])
     walk(single, GRPO, batches[:1])
-    after = gang.snapshot()
+    after = distributed.snapshot()
 
     assert before.stored is not None
     assert after.stored is not None
     assert apart(dict(after.tensors()), dict(single.snapshot().tensors())) < 1e-6
     assert apart(dict(after.tensors()), held) > 1e-3
-    lent = asyncio.run(gang.logprobs(batch, after))
-    assert float((lent - asyncio.run(gang.logprobs(batch))).abs().max()) < 2e-6
+    lent = asyncio.run(distributed.logprobs(batch, after))
+    assert float((lent - asyncio.run(distributed.logprobs(batch))).abs().max()) < 2e-6
 
 
-def test_the_model_comes_from_a_disk_that_the_run_does_not_see(gang: Gang, batches, tmp_path: Path):
+def test_the_model_comes_from_a_disk_that_the_run_does_not_see(
+    distributed: DistributedLearner, batches, tmp_path: Path
+):
     """Rank 0 tells by a probe whether it sees the run's folder; if not, it keeps its files until they are fetched."""
-    walk(gang, GRPO, batches[:1])
-    gang.write_model(tmp_path / "seen")
-    crew = gang.crew
-    assert isinstance(crew, RayCrew)
-    first = crew.members[0]
-    room = crew._asked(first, first.actor.room.remote(str(tmp_path / "nothing"), "not this"))
-    gang._ask("write", folder=room)
-    crew.bring(room, tmp_path / "fetched")
+    walk(distributed, GRPO, batches[:1])
+    distributed.write_model(tmp_path / "seen")
+    worker_group = distributed.worker_group
+    assert isinstance(worker_group, RayWorkerGroup)
+    first = worker_group.members[0]
+    room = worker_group._asked(first, first.actor.room.remote(str(tmp_path / "nothing"), "not this"))
+    distributed._ask("write", folder=room)
+    worker_group.bring(room, tmp_path / "fetched")
 
     files = {p.relative_to(tmp_path / "seen") for p in (tmp_path / "seen").rglob("*") if p.is_file()}
     assert {p.relative_to(tmp_path / "fetched") for p in (tmp_path / "fetched").rglob("*") if p.is_file()} == files
@@ -124,7 +130,7 @@ def test_the_model_comes_from_a_disk_that_the_run_does_not_see(gang: Gang, batch
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc who listens where")
-def test_nobody_outside_reaches_a_cluster_that_was_started_here(cluster: Cluster, gang: Gang):
+def test_nobody_outside_reaches_a_cluster_that_was_started_here(cluster: Cluster, distributed: DistributedLearner):
     """All of its processes, the ranks' too, listen on loopback alone; its key is readable by this user alone."""
     assert cluster.is_own
     users = users_of(cluster.folder, ())
@@ -137,9 +143,9 @@ def test_nobody_outside_reaches_a_cluster_that_was_started_here(cluster: Cluster
     listening = [line[1].rpartition(":")[0] for line in lines if line[3] == "0A" and line[9] in own]
 
     assert len(listening) >= 6
-    assert isinstance(gang.crew, RayCrew)
-    assert gang.crew.meeting == str(gang.crew.scratch / "meeting")
-    assert stat.S_IMODE(gang.crew.scratch.stat().st_mode) == 0o700
+    assert isinstance(distributed.worker_group, RayWorkerGroup)
+    assert distributed.worker_group.meeting == str(distributed.worker_group.scratch / "meeting")
+    assert stat.S_IMODE(distributed.worker_group.scratch.stat().st_mode) == 0o700
     # 127.0.0.1, the same as an IPv6 address, and ::1.
     assert set(listening) <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
     assert stat.S_IMODE(cluster.folder.stat().st_mode) == 0o700
@@ -165,29 +171,29 @@ def test_whoever_has_no_key_is_refused(cluster: Cluster):
         assert "token" in refused.stderr
 
 
-def test_what_is_not_finite_in_one_rank_changes_nothing_in_any(gang: Gang, make_batch):
+def test_what_is_not_finite_in_one_rank_changes_nothing_in_any(distributed: DistributedLearner, make_batch):
     """All raise, with the text of the one that has it, and the next step is as if it never was."""
-    state, minibatch = gang.state(), GRPO.weigh(GRPO.prepare(make_batch(0, 3, 3)))
+    state, minibatch = distributed.state(), GRPO.weigh(GRPO.prepare(make_batch(0, 3, 3)))
     minibatch.advantages[0] = minibatch.advantages[0] + float("nan")
 
     with pytest.raises(NotFiniteError, match="not finite"):
-        asyncio.run(gang.update(minibatch, GRPO, 0))
+        asyncio.run(distributed.update(minibatch, GRPO, 0))
 
-    assert apart(gang.state().tensors, state.tensors) == 0.0
-    walk(gang, GRPO, [make_batch(1, 3, 3)])
+    assert apart(distributed.state().tensors, state.tensors) == 0.0
+    walk(distributed, GRPO, [make_batch(1, 3, 3)])
 
 
-def test_a_rank_that_dies_ends_the_learner_in_words(gang: Gang, make_batch):
+def test_a_rank_that_dies_ends_the_learner_in_words(distributed: DistributedLearner, make_batch):
     """At once, with rank, machine, end and what it wrote last; nothing more is asked. The last test here: nobody is
     left.
     """
     minibatch = GRPO.weigh(GRPO.prepare(make_batch(0, 3, 3)))
     minibatch.advantages[0] = minibatch.advantages[0] + float("nan")
     with pytest.raises(NotFiniteError):
-        asyncio.run(gang.update(minibatch, GRPO, 0))
-    crew = gang.crew
-    assert isinstance(crew, RayCrew)
-    numbers = [member.at.number for member in crew.members if member.at is not None]
+        asyncio.run(distributed.update(minibatch, GRPO, 0))
+    worker_group = distributed.worker_group
+    assert isinstance(worker_group, RayWorkerGroup)
+    numbers = [member.at.number for member in worker_group.members if member.at is not None]
     os.kill(numbers[1], signal.SIGKILL)
     began = time.monotonic()
 
@@ -195,19 +201,19 @@ def test_a_rank_that_dies_ends_the_learner_in_words(gang: Gang, make_batch):
         r"(?s)process 1 of the learner's 2 is gone \(on 127.0.0.1, pid \d+\): .*; it wrote last:\n.*NotFiniteError: "
     )
     with pytest.raises(LearnerError, match=words):
-        asyncio.run(gang.score(make_batch(0, 3, 3), {"proximal"}))
+        asyncio.run(distributed.score(make_batch(0, 3, 3), {"proximal"}))
 
     assert time.monotonic() - began < 20
     with pytest.raises(LearnerError, match="go on from the newest checkpoint"):
-        gang.state()
+        distributed.state()
 
 
 @pytest.mark.slow
 def test_a_place_is_free_again_when_its_actor_died(cluster: Cluster, make_batch):
     """One rank is a learner too; weights are rounded where they lie. It needs the room that the dead ones had."""
     axes = input_axes(outline("tiny"))
-    with together(recipe_for(GRPO), RayCrew(cluster, "cpu")) as gang:
-        gang._rounding = Rounding("int8", axes)
+    with together(recipe_for(GRPO), RayWorkerGroup(cluster, "cpu")) as distributed:
+        distributed._rounding = Rounding("int8", axes)
         single = alone(recipe_for(GRPO))
         sent = dict(rounded(single.snapshot(), "int8", axes).tensors())
-        assert apart(dict(gang.snapshot().tensors()), sent) == 0.0
+        assert apart(dict(distributed.snapshot().tensors()), sent) == 0.0

@@ -10,16 +10,16 @@ import pytest
 import torch
 from tests.cluster.here import CONFIG, opened, settled, snapshot, tiny_order
 
-from gnomon import failpoints
 from gnomon.cluster.engines import serve_remotely
-from gnomon.cluster.ray import Cluster, Place, library
+from gnomon.cluster.ray import Cluster, ResourceBundle, import_ray
+from gnomon.core import failpoints
+from gnomon.core.types import Snapshot
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.pool import EnginePool
 from gnomon.models.lora import merged_tensors
 from gnomon.models.tiny import tiny_model
-from gnomon.transport.fingerprint import fingerprints
-from gnomon.types import Snapshot
+from gnomon.models.transfer.fingerprint import fingerprints
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 # An engine is started anew three times in a run, so that seven pools bear twenty-one deaths.
@@ -55,8 +55,8 @@ class Interrupted(LocalEngine):
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """Two places for engines."""
-    with opened(Place("engine", 0.5), Place("engine", 0.5)) as cluster:
-        library().cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    with opened(ResourceBundle("engine", 0.5), ResourceBundle("engine", 0.5)) as cluster:
+        import_ray().cloudpickle.register_pickle_by_value(sys.modules[__name__])
         yield cluster
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from tests.cluster.test_run import LAYOUT, gnomon
 
-from gnomon.cluster.ray import Place, check_cluster
-from gnomon.errors import ConfigError
+from gnomon.cluster.ray import ResourceBundle, check_cluster
+from gnomon.core.errors import ConfigError
+from gnomon.core.sections import ClusterPlan
 from gnomon.models.tiny import TinyConfig, save_tiny
-from gnomon.plans import ClusterPlan
 from gnomon.records.jsonl import read_rows
 
 PYTHON = Path(__file__).resolve().parents[2] / ".venv-vllm" / "bin" / "python"
@@ -42,4 +42,4 @@ def test_an_interpreter_with_another_ray_is_refused(says: str, has: str, tmp_pat
     python.write_text(f"#!/bin/sh\necho '{says}'\n")
     python.chmod(0o755)
     with pytest.raises(ConfigError, match=rf"needs Ray and Python as they are here \(2.60.0 .*\), and has {has}; inst"):
-        check_cluster(ClusterPlan("ray"), [Place("engine", python=str(python))], 0)
+        check_cluster(ClusterPlan("ray"), [ResourceBundle("engine", python=str(python))], 0)

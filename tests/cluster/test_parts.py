@@ -11,22 +11,22 @@ import pytest
 import torch
 from tests.cluster.here import CONFIG, opened, snapshot, tiny_engine, tiny_order
 
-from gnomon.cluster.answerer import Fetched, Reply
+from gnomon.cluster.engine_actor import ActorReply, FetchStats
 from gnomon.cluster.engines import RemoteEngine
 from gnomon.cluster.graders import Graders
-from gnomon.cluster.ray import Cluster, Place
-from gnomon.cluster.weights import Shelf, Shelved, Stock
+from gnomon.cluster.ray import Cluster, ResourceBundle
+from gnomon.cluster.weight_store import WeightCache, WeightsRef, WeightStore
+from gnomon.core.errors import ConfigError, GradingError
+from gnomon.core.processes.client import Limits
+from gnomon.core.types import Snapshot
 from gnomon.engines.base import Sampling
-from gnomon.errors import ConfigError, GradingError
 from gnomon.models.lora import LoraPlan, adapt, merged_tensors, parts
 from gnomon.models.tiny import tiny_model
-from gnomon.transport.fingerprint import fingerprints
-from gnomon.types import Snapshot
-from gnomon.verifiers.base import Sample
-from gnomon.verifiers.exact import Numeric
-from gnomon.verifiers.grade import Grading, WeightedReward
-from gnomon.verifiers.nursery import Limits
-from gnomon.verifiers.workers import GradingPool
+from gnomon.models.transfer.fingerprint import fingerprints
+from gnomon.rewards.base import Sample
+from gnomon.rewards.exact import Numeric
+from gnomon.rewards.grader_pool import GradingPool
+from gnomon.rewards.grading import Grading, WeightedReward
 
 PROMPT = [256, 50, 43, 50, 61]
 SAMPLING = Sampling(max_completion_length=12, stop_ids=(257,))
@@ -35,7 +35,7 @@ SAMPLING = Sampling(max_completion_length=12, stop_ids=(257,))
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A place for an engine, and one for a grader."""
-    with opened(Place("engine", 0.5), Place("grader", 0.5)) as cluster:
+    with opened(ResourceBundle("engine", 0.5), ResourceBundle("grader", 0.5)) as cluster:
         yield cluster
 
 
@@ -44,16 +44,16 @@ class Served:
     """An engine in the cluster, what it was sent, and the loop in which it is asked."""
 
     engine: RemoteEngine
-    fetched: list[Fetched]
+    fetched: list[FetchStats]
     runner: asyncio.Runner
 
 
 @pytest.fixture(scope="module")
 def served(cluster: Cluster) -> Iterator[Served]:
     """An engine that all tests share."""
-    fetched: list[Fetched] = []
+    fetched: list[FetchStats] = []
     with asyncio.Runner() as runner:
-        engine = RemoteEngine(cluster, 0, tiny_order(), Stock(), fetched.append)
+        engine = RemoteEngine(cluster, 0, tiny_order(), WeightCache(), fetched.append)
         yield Served(engine, fetched, runner)
         runner.run(engine.close())
 
@@ -133,7 +133,7 @@ def test_weights_to_be_merged_are_read_merged_by_anybody(cluster: Cluster):
         for parameter in model.parameters():
             parameter.add_(0.01)
     whole = dict(merged_tensors(model))
-    shelved = Shelved.joined([Shelf(rank, 2, piece_bytes=4000).put(1, parts(model)) for rank in range(2)])
+    shelved = WeightsRef.joined([WeightStore(rank, 2, piece_bytes=4000).put(1, parts(model)) for rank in range(2)])
 
     assert {name: tensor.tolist() for name, tensor in shelved.tensors()} == {n: t.tolist() for n, t in whole.items()}
     assert shelved.expected({}) == fingerprints(whole.items())
@@ -148,13 +148,13 @@ def test_weights_lie_as_they_were_put(cluster: Cluster):
     """
     generator = torch.Generator().manual_seed(0)
     named = {f"w{number}": torch.rand(16 + number, generator=generator) for number in range(30)}
-    shelves = [Shelf(rank, 2, piece_bytes=500) for rank in range(2)]
+    shelves = [WeightStore(rank, 2, piece_bytes=500) for rank in range(2)]
     for version in range(12):
         for name in named:
             if float(torch.rand((), generator=generator)) < 0.3:
                 named[name] = torch.rand(len(named[name]), generator=generator)
-        parts = [shelf.put(version, named.items(), lasting=version % 2 == 0) for shelf in shelves]
-        shelved = Shelved.joined(parts)
+        parts = [store.put(version, named.items(), lasting=version % 2 == 0) for store in shelves]
+        shelved = WeightsRef.joined(parts)
         found = dict(shelved.tensors())
 
         assert {name: tensor.tolist() for name, tensor in found.items()} == {n: t.tolist() for n, t in named.items()}
@@ -184,7 +184,7 @@ def test_grades_are_those_of_one_machine(cluster: Cluster):
 def test_weights_that_a_step_did_not_change_have_its_version(served: Served):
     """They were put under version 5 and are sent as version 9: the engine says 9, and nothing travels twice."""
     named = dict(merged_tensors(tiny_model(0, CONFIG)))
-    shelved = Shelf().put(5, named.items())
+    shelved = WeightStore().put(5, named.items())
 
     async def work(engine: RemoteEngine) -> None:
         for version in (5, 9):
@@ -202,7 +202,7 @@ def test_a_reply_that_was_overtaken_changes_nothing(served: Served, cluster: Clu
         asking = asyncio.ensure_future(engine.generate(PROMPT, range(8), SAMPLING))
         await asyncio.sleep(0)
         for number, version in ((10**6, 8), (10**6 - 1, 7)):
-            await engine._answer(cluster.put(Reply(None, number, version, beats=1)))
+            await engine._answer(cluster.put(ActorReply(None, number, version, beats=1)))
             assert engine.version == 8
         await asking
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from gnomon.cli.main import main
-from gnomon.cluster import watch
-from gnomon.cluster.ray import Place, asked, check_cluster
-from gnomon.cluster.sweeper import FAREWELL
-from gnomon.cluster.watch import Watch
-from gnomon.errors import ConfigError
-from gnomon.experiment import load
-from gnomon.plans import ClusterPlan
-from gnomon.staging import check_staging, places_of
+from gnomon.cluster import head_monitor
+from gnomon.cluster.head_monitor import HeadMonitor
+from gnomon.cluster.ray import ResourceBundle, asked, check_cluster
+from gnomon.cluster.reaper import FAREWELL
+from gnomon.config.experiment import load
+from gnomon.core.errors import ConfigError
+from gnomon.core.sections import ClusterPlan
+from gnomon.training.build_workers import check_staging, places_of
 
 NCCL = ("engine=vllm", "cluster.transfer=nccl")
 MICRO = ("algorithm=p3o", "algorithm.scope=micro_batch")
@@ -66,7 +66,7 @@ def test_auto_without_a_cluster_ends_at_once():
     for address, words in (("", "no Ray cluster runs on this machine"), (gone, f"nobody answers at {gone}, which it")):
         code = (
             "import sys, ray._private.services as found; from gnomon.cluster.joining import join\n"
-            "from gnomon.errors import ConfigError; from gnomon.plans import ClusterPlan; import ray\n"
+            "from gnomon.core.errors import ConfigError; from gnomon.core.sections import ClusterPlan; import ray\n"
             "found._find_address_from_flag = lambda flag: set()\n"
             f"found.find_bootstrap_address = lambda folder: {address!r} or None\n"
             "try: join(ray, ClusterPlan('ray', 'auto'), print)\n"
@@ -151,15 +151,17 @@ def test_a_run_takes_a_place_for_each_of_its_parts():
     """Graders take a CPU for each of their processes."""
     experiment = load("tiny", [*TINY, "learner.processes=2", "engine.count=3", "grading.workers=4"]).experiment
 
-    assert places_of(experiment) == [Place("learner")] * 2 + [Place("engine")] * 3 + [Place("grader", 4.0)]
+    assert places_of(experiment) == [ResourceBundle("learner")] * 2 + [ResourceBundle("engine")] * 3 + [
+        ResourceBundle("grader", 4.0)
+    ]
 
 
 def test_an_engine_of_several_parts_takes_them_of_one_machine():
     """A CPU each, and where there are GPUs, one each; said in words, and refused where it makes no sense."""
     plan = load("tiny", [*TINY, "engine=vllm", "engine.tensor_parallel=2", "engine.count=2"]).experiment
 
-    assert places_of(plan)[1:3] == [Place("engine", 2.0)] * 2
-    assert asked([Place("engine", 2.0, 2.0)] * 2) == "2 engines of 2 CPUs and 2 GPUs"
+    assert places_of(plan)[1:3] == [ResourceBundle("engine", 2.0)] * 2
+    assert asked([ResourceBundle("engine", 2.0, 2.0)] * 2) == "2 engines of 2 CPUs and 2 GPUs"
     with pytest.raises(ConfigError, match="gnomon's own engine holds its model on one device"):
         load("tiny", ["engine.tensor_parallel=2"])
     with pytest.raises(ConfigError, match="is there already; start it with --tensor-parallel"):
@@ -171,7 +173,7 @@ def test_an_engine_of_several_parts_takes_them_of_one_machine():
 def test_more_gpus_than_this_machine_has_are_refused():
     """A cluster that is started here has what the machine has."""
     with pytest.raises(ConfigError, match="2 learners of 1 CPU and 1 GPU need 2 GPUs, and this machine has 1"):
-        check_cluster(ClusterPlan("ray"), [Place("learner", gpus=1.0)] * 2, 1)
+        check_cluster(ClusterPlan("ray"), [ResourceBundle("learner", gpus=1.0)] * 2, 1)
 
 
 def test_without_ray_the_extra_is_named():
@@ -194,18 +196,18 @@ def test_an_address_where_nobody_listens_is_refused(form: str):
     with socket.create_server(("127.0.0.1", 0)) as one:
         address = form.format(one.getsockname()[1])
     with pytest.raises(ConfigError, match="nobody answers there"):
-        check_cluster(ClusterPlan("ray", address), [Place("learner")], 0)
+        check_cluster(ClusterPlan("ray", address), [ResourceBundle("learner")], 0)
 
 
 def test_a_head_that_is_gone_or_silent_is_noticed(monkeypatch: pytest.MonkeyPatch):
     """Its port is closed, or it takes connections and does not answer; a moment is forgiven."""
-    monkeypatch.setattr(watch, "_PAUSE", 0.05)
-    monkeypatch.setattr(watch, "_ASK_SECONDS", 0.05)
-    monkeypatch.setattr(watch, "_CLOSED_SECONDS", 0.3)
-    monkeypatch.setattr(watch, "_SILENT_SECONDS", 0.6)
+    monkeypatch.setattr(head_monitor, "_PAUSE", 0.05)
+    monkeypatch.setattr(head_monitor, "_ASK_SECONDS", 0.05)
+    monkeypatch.setattr(head_monitor, "_CLOSED_SECONDS", 0.3)
+    monkeypatch.setattr(head_monitor, "_SILENT_SECONDS", 0.6)
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
-        answering, silent = Watch(address, lambda: None), Watch(address, lambda: time.sleep(60))
+        answering, silent = HeadMonitor(address, lambda: None), HeadMonitor(address, lambda: time.sleep(60))
         time.sleep(1.2)
         assert answering.fault == ""
         assert "has not answered for 0.6 s" in silent.fault
@@ -226,7 +228,7 @@ def test_whoever_has_a_file_open_in_the_folder_is_ended(farewell: bytes, is_said
     assert agent.stdout is not None
     assert agent.stdout.readline() == b"open\n"
     sweeper = subprocess.Popen(
-        [sys.executable, "-m", "gnomon.cluster.sweeper", str(folder)],
+        [sys.executable, "-m", "gnomon.cluster.reaper", str(folder)],
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from gnomon.core.types import Grade, Group, Rollout, StopReason, Task
 from gnomon.diagnosis.history import History
-from gnomon.types import Grade, Group, Rollout, StopReason, Task
 
 
 def history(**columns: float | Sequence[float | None]) -> History:

@@ -9,7 +9,7 @@ import pytest
 
 import gnomon.diagnosis.rules
 from gnomon.algorithms import PRESETS
-from gnomon.experiment import load
+from gnomon.config.experiment import load
 
 KEY = re.compile(r"\b(?:(?:algorithm|learner|sampling|grading|engine|checkpoints|evaluation|task)(?:\.[a-z_0-9]+)+)")
 SOURCES = sorted(Path(gnomon.diagnosis.rules.__file__).parent.glob("*.py"))

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from gnomon.config.experiment import load
 from gnomon.diagnosis import Finding
-from gnomon.experiment import load
-from gnomon.launch import train_experiment
 from gnomon.records.reading import RunRecord
+from gnomon.training.api import train_experiment
 
 EXPERIMENT = Path(__file__).resolve().parents[2] / "experiments" / "diagnosis"
 LETTERS = 'rewards=[{kind="format", pattern=".*[a-z].*"}]'

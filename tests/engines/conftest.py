@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gnomon.core.types import Completion
 from gnomon.engines.base import Engine, Sampling
-from gnomon.types import Completion
 
 Asks = Sequence[tuple[Sequence[int], Sequence[int], Sampling]]
 

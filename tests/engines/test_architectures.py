@@ -6,7 +6,7 @@ import transformers as hf
 
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
-from gnomon.models.decoder import AlignedDecoder, RecomputeDecoder, WaveDecoder, choose_decoder
+from gnomon.models.decoder import AlignedDecoder, RecomputeDecoder, SameLengthDecoder, choose_decoder
 from gnomon.models.forward import accepted, cache_name
 
 SIZE = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.2}
@@ -125,7 +125,7 @@ def test_attention_models_are_batched_continuously(make):
 @pytest.mark.parametrize("make", OTHERS, ids=lambda f: f.__name__)
 def test_state_space_models_run_in_waves(make):
     """They bring a cache of their own, which is used as it is."""
-    assert isinstance(choose_decoder(build(make)), WaveDecoder)
+    assert isinstance(choose_decoder(build(make)), SameLengthDecoder)
 
 
 NAME = cache_name(accepted(hf.LlamaForCausalLM(hf.LlamaConfig(**SIZE, **HEADS, **LIMIT)))) or ""

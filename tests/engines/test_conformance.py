@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from gnomon.core.errors import ConfigError, EngineError
+from gnomon.core.types import Snapshot
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.pool import EnginePool
 from gnomon.engines.scripted import ScriptedEngine
-from gnomon.errors import ConfigError, EngineError
 from gnomon.models.lora import merged_tensors
 from gnomon.models.tiny import TinyConfig, save_tiny, tiny_model
-from gnomon.transport.fingerprint import fingerprints
-from gnomon.types import Snapshot
+from gnomon.models.transfer.fingerprint import fingerprints
 
 CONTEXT = 96
 # Heads of 32: vLLM's kernels for CPUs know none smaller.
@@ -62,7 +62,7 @@ def folder() -> Path:
 
 def vllm() -> Engine:
     """The same, computed by vLLM."""
-    from gnomon.engines.vllm import VllmEngine
+    from gnomon.engines.vllm.engine import VllmEngine
 
     return VllmEngine(str(folder()), torch.float32, max_concurrent=3)
 
@@ -72,9 +72,9 @@ def remote() -> Engine:
     from tests.cluster.here import standing, tiny_order
 
     from gnomon.cluster.engines import RemoteEngine
-    from gnomon.cluster.weights import Stock
+    from gnomon.cluster.weight_store import WeightCache
 
-    return RemoteEngine(standing(), 0, tiny_order(), Stock())
+    return RemoteEngine(standing(), 0, tiny_order(), WeightCache())
 
 
 has_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not here: make test-full")

@@ -4,14 +4,14 @@ import random
 import pytest
 import torch
 
+from gnomon.core.errors import ConfigError, EngineError
+from gnomon.core.types import Snapshot
 from gnomon.engines.base import Sampling
-from gnomon.engines.draws import draw_key
 from gnomon.engines.local import LocalEngine
-from gnomon.errors import ConfigError, EngineError
+from gnomon.engines.rng import draw_key
 from gnomon.models.lora import LoraPlan, adapt, merged_tensors
 from gnomon.models.tiny import tiny_model
-from gnomon.transport.fingerprint import fingerprints
-from gnomon.types import Snapshot
+from gnomon.models.transfer.fingerprint import fingerprints
 
 STOPS = (257, *range(20))
 RAGGED = [

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from gnomon.engines import worker
+from gnomon.core.errors import ConfigError, EngineError
+from gnomon.core.types import Completion, Snapshot
+from gnomon.engines import thread as worker
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.pool import EnginePool
 from gnomon.engines.scripted import ScriptedEngine
-from gnomon.errors import ConfigError, EngineError
 from gnomon.models.tiny import TinyConfig, tiny_model
-from gnomon.transport.fingerprint import Fingerprint, fingerprint
-from gnomon.types import Completion, Snapshot
+from gnomon.models.transfer.fingerprint import Fingerprint, fingerprint
 
 PROMPT = [7, 8, 9]
 SAMPLING = Sampling(max_completion_length=12, stop_ids=(257,))

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from gnomon.core.errors import EngineError
+from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.pool import EnginePool
 from gnomon.engines.scripted import ScriptedEngine
-from gnomon.errors import EngineError
-from gnomon.transport.fingerprint import Fingerprint, fingerprints
-from gnomon.types import Completion, Snapshot
+from gnomon.models.transfer.fingerprint import Fingerprint, fingerprints
 
 PROMPT, SAMPLING = [7, 8, 9], Sampling(max_completion_length=12, stop_ids=(257,))
 

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 import torch
 
+from gnomon.core.types import Completion
 from gnomon.engines.base import Sampling
 from gnomon.engines.batcher import Batcher, Request
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.scripted import ScriptedEngine
-from gnomon.models.decoder import AlignedDecoder, RecomputeDecoder, WaveDecoder
+from gnomon.models.decoder import AlignedDecoder, RecomputeDecoder, SameLengthDecoder
 from gnomon.models.logprobs import TokenScorer
 from gnomon.models.routing import Routing, recording
 from gnomon.models.tiny import TinyConfig, tiny_model
-from gnomon.types import Completion
 
 LAYERS, CHOSEN = 2, 2
 RECORDED = Sampling(max_completion_length=5, stop_ids=tuple(range(40)), record_routing=True)
@@ -38,7 +38,7 @@ def plain_routing(model: Any, prompt: tuple[int, ...], done: Completion) -> torc
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("decoder", [AlignedDecoder, WaveDecoder, RecomputeDecoder])
+@pytest.mark.parametrize("decoder", [AlignedDecoder, SameLengthDecoder, RecomputeDecoder])
 @pytest.mark.parametrize("architecture", ["qwen3_moe", "olmoe"])
 def test_every_position_has_the_experts_that_it_went_to(architecture: str, decoder: type):
     """However rows join, leave and share prompts, prompt and answer have the experts of a plain pass, the last none."""

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.loop.runs import gnomon, same, trace
+from tests.training.runs import gnomon, same, trace
 
 import gnomon as package
 from gnomon.records.jsonl import read_rows
@@ -25,10 +25,10 @@ TINY = [
 # Where the source asks what time it is on the wall, and why that bounds nothing.
 WALL = {
     "insight/watch/watcher.py": "the age of files, which have that clock's times; it is never below 0",
-    "records/card.py": "when a session started, for people",
+    "records/run_card.py": "when a session started, for people",
     "records/directory.py": "a new run's name, and since when one is at work, for people",
-    "studies/claim_folders.py": "the day of a measurement, for people",
-    "tasks/prime.py": "a field that another library reads, from a start that it wrote itself",
+    "experiments/claims/folders.py": "the day of a measurement, for people",
+    "tasks/verifiers_env.py": "a field that another library reads, from a start that it wrote itself",
 }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gnomon.cli.main import main
-from gnomon.records.card import end_of, run_card, write_card, write_end
+from gnomon.records.run_card import end_of, run_card, write_card, write_end
 
 Capture = pytest.CaptureFixture[str]
 FAILING = """

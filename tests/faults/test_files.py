@@ -17,19 +17,19 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 from safetensors.torch import save
 
-from gnomon.curriculum.rates import read_rates, read_values
-from gnomon.errors import RunError, UserError
-from gnomon.experiment import from_table, load, to_toml
-from gnomon.loop.caution import refused_in_a_row
-from gnomon.loop.evaluate import read_evaluations
+from gnomon.config.experiment import from_table, load, to_toml
+from gnomon.core.errors import RunError, UserError
 from gnomon.records.batches import read_batch
-from gnomon.records.card import questions_of, run_card, write_card
 from gnomon.records.checkpoints import Checkpoints
 from gnomon.records.jsonl import JsonlSink, drop_after, read_rows
 from gnomon.records.manifest import find_damage
 from gnomon.records.rollouts import read_rollouts
-from gnomon.records.states import read_states
-from gnomon.tasks.table import TableTask
+from gnomon.records.run_card import questions_of, run_card, write_card
+from gnomon.records.tensor_files import read_states
+from gnomon.rollouts.curriculum.tracker import read_rates, read_values
+from gnomon.tasks.tables import TableTask
+from gnomon.training.evaluate import read_evaluations
+from gnomon.training.nonfinite_guard import refused_in_a_row
 
 QUICK, THOROUGH = 25, 500
 KNOWN = (UserError, RunError)

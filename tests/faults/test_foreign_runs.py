@@ -20,23 +20,23 @@ from tests.faults.test_forged_states import ODD
 from tests.faults.test_model_files import CONFIGS, tried
 from tests.faults.test_run_files import look, or_ours
 
+from gnomon.analysis.compare.contestants import Design, RunLimit
 from gnomon.cli.main import main
-from gnomon.drift import changed_code, latest_session
-from gnomon.examination import Candidate, Exam
-from gnomon.experiment import load
-from gnomon.loop.caution import refused_in_a_row
-from gnomon.loop.evaluate import read_evaluations
+from gnomon.config.experiment import load
 from gnomon.models.load import load_tokenizer
 from gnomon.records.batches import read_batch
-from gnomon.records.card import end_of, questions_of
 from gnomon.records.directory import RunDirectory
 from gnomon.records.jsonl import step_rows
 from gnomon.records.manifest import write_manifest
 from gnomon.records.reading import RunRecord
-from gnomon.records.states import read_states
-from gnomon.rewinding import standing
-from gnomon.studies.compare_design import Design, Limit
+from gnomon.records.run_card import end_of, questions_of
+from gnomon.records.tensor_files import read_states
 from gnomon.tasks.chat import ChatRenderer
+from gnomon.training.eval_spec import EvalSpec, EvalTarget
+from gnomon.training.evaluate import read_evaluations
+from gnomon.training.nonfinite_guard import refused_in_a_row
+from gnomon.training.provenance import changed_code, latest_session
+from gnomon.training.resume import find_resume_point
 
 QUICK, THOROUGH, WHOLE = 3, 1000, 12
 RUN = [
@@ -116,7 +116,7 @@ def canaries(run: Path) -> list[Any]:
     return [
         f"{own}:X", "evil:X", {"piece": f"{own}:X"}, {"kind": "function", "function": f"{own}:X"},
         [{"kind": "function", "function": f"{own}:X"}], auto, {"auto_map": auto}, True, own,
-        "gnomon.launch:train", "os:system", "../../../etc/passwd", *TEMPLATES,
+        "gnomon.training.api:train", "os:system", "../../../etc/passwd", *TEMPLATES,
     ]  # fmt: skip
 
 
@@ -209,10 +209,10 @@ def as_begun(run: Path) -> None:
     """Read the experiment, and which checkpoint is taken, as `resume`, `evaluate` and `compare` do."""
     directory = RunDirectory(run)
     or_ours(lambda: RunDirectory.reopen(run).close())
-    or_ours(lambda: standing(directory, load(directory.experiment).experiment))
-    or_ours(lambda: Exam().experiments([Candidate(run)]))
-    or_ours(lambda: Exam().experiments([Candidate(run, "best")]))
-    or_ours(lambda: Design.of(str(directory.experiment), [], ["grpo", "rloo"], 2, Limit(10, "tokens")))
+    or_ours(lambda: find_resume_point(directory, load(directory.experiment).experiment))
+    or_ours(lambda: EvalSpec().experiments([EvalTarget(run)]))
+    or_ours(lambda: EvalSpec().experiments([EvalTarget(run, "best")]))
+    or_ours(lambda: Design.of(str(directory.experiment), [], ["grpo", "rloo"], 2, RunLimit(10, "tokens")))
 
 
 def as_model(run: Path) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gnomon.types import Grade
-from gnomon.verifiers.base import Sample
-from gnomon.verifiers.function import UserFunction
-from gnomon.verifiers.grade import Grading, WeightedReward
-from gnomon.verifiers.nursery import Limits
-from gnomon.verifiers.workers import GradingPool
+from gnomon.core.processes.client import Limits
+from gnomon.core.types import Grade
+from gnomon.rewards.base import Sample
+from gnomon.rewards.function import UserFunction
+from gnomon.rewards.grader_pool import GradingPool
+from gnomon.rewards.grading import Grading, WeightedReward
 
 SAMPLES = 1000
 REWARD = """

@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from gnomon.algorithms import GRPO, LossView
-from gnomon.errors import LearnerError
+from gnomon.algorithms import GRPO, LossInputs
+from gnomon.algorithms.testing import make_batch
+from gnomon.core.errors import LearnerError
+from gnomon.core.metrics import Metrics
+from gnomon.core.types import Batch
+from gnomon.learner.learner import TorchLearner
 from gnomon.learner.optimizer import OptimizerPlan
-from gnomon.learner.plan import LearnerPlan
-from gnomon.learner.torch import TorchLearner
-from gnomon.metrics import Metrics
+from gnomon.learner.sections import LearnerPlan
 from gnomon.models.tiny import tiny_model
-from gnomon.testing import make_batch
-from gnomon.types import Batch
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Crowded:
     def weights(self, batch: Batch, default: torch.Tensor) -> torch.Tensor:
         return default
 
-    def __call__(self, view: LossView) -> tuple[torch.Tensor, Metrics]:
+    def __call__(self, view: LossInputs) -> tuple[torch.Tensor, Metrics]:
         if len(view.batch) > self.rows:
             raise RuntimeError(self.message) if self.message else torch.OutOfMemoryError("CUDA out of memory")
         return 0 * view.current, Metrics()

@@ -9,17 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.loop.killed import attempt
-from tests.loop.runs import same, trace
-from tests.loop.test_ledger import STEPS as OVERLAPPED_STEPS
-from tests.loop.test_ledger import Books, check_nothing_lost, check_nothing_twice, measured, overrides
+from tests.training.killed import attempt
+from tests.training.runs import same, trace
+from tests.training.test_ledger import STEPS as OVERLAPPED_STEPS
+from tests.training.test_ledger import Books, check_nothing_lost, check_nothing_twice, measured, overrides
 
-from gnomon import failpoints
-from gnomon.errors import LearnerError
-from gnomon.experiment import load
-from gnomon.launch import train_experiment
+from gnomon.config.experiment import load
+from gnomon.core import failpoints
+from gnomon.core.errors import LearnerError
 from gnomon.models.lora import merged_tensors
 from gnomon.models.tiny import tiny_model
+from gnomon.training.api import train_experiment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 STEPS, KILLS = 3, 20

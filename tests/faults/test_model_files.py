@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.faults.test_files import NASTY, odd_somewhere, spliced
 
-from gnomon.errors import ModelError
+from gnomon.core.errors import ModelError
 from gnomon.models.critic import HEAD_FILE, check_critic, load_critic, write_critic
 from gnomon.models.load import check_model, load_model, load_tokenizer
 from gnomon.models.tiny import save_tiny

@@ -10,30 +10,30 @@ import pytest
 import torch
 
 from gnomon.algorithms import PRESETS, resolve
+from gnomon.algorithms.testing import make_batch
 from gnomon.cli.main import main
-from gnomon.errors import LearnerError, NotFiniteError
-from gnomon.experiment import load
-from gnomon.launch import resume, train_experiment
-from gnomon.learner.plan import LearnerPlan
-from gnomon.learner.torch import TorchLearner
-from gnomon.loop.caution import Caution, refused_in_a_row, unusable
+from gnomon.config.experiment import load
+from gnomon.core.errors import LearnerError, NotFiniteError
+from gnomon.core.types import Batch
+from gnomon.learner.learner import TorchLearner
+from gnomon.learner.sections import LearnerPlan
 from gnomon.models.critic import head_for, load_critic
 from gnomon.models.tiny import tiny_model
 from gnomon.records.batches import BatchLog, read_batch
 from gnomon.records.checkpoints import Checkpoints
 from gnomon.records.jsonl import read_rows
-from gnomon.testing import make_batch
-from gnomon.types import Batch
-from gnomon.verifiers.base import Sample
-from gnomon.verifiers.function import UserFunction
-from gnomon.verifiers.grade import Grading, WeightedReward
+from gnomon.rewards.base import Sample
+from gnomon.rewards.function import UserFunction
+from gnomon.rewards.grading import Grading, WeightedReward
+from gnomon.training.api import resume, train_experiment
+from gnomon.training.nonfinite_guard import NonFiniteGuard, refused_in_a_row, unusable
 
 # A term of the loss that is nothing, and not a number at the calls that it is told: one call an update here.
 # What tries pieces before a model loads does so in the main thread, and is no update.
 SPOIL = """
 import threading
 from dataclasses import dataclass
-from gnomon.metrics import Metrics
+from gnomon.core.metrics import Metrics
 
 calls = 0
 
@@ -131,8 +131,8 @@ def test_the_count_goes_on_in_a_resumed_run(tmp_path: Path):
         resume(tmp_path / "run")
 
 
-def run_of(learner: TorchLearner, folder: Path, said: list[str]) -> Caution:
-    return Caution(learner, "ppo", BatchLog(folder), said.append)
+def run_of(learner: TorchLearner, folder: Path, said: list[str]) -> NonFiniteGuard:
+    return NonFiniteGuard(learner, "ppo", BatchLog(folder), said.append)
 
 
 def is_identical(left: Any, right: Any) -> bool:
@@ -152,7 +152,7 @@ def test_a_critic_that_fails_takes_the_policy_s_update_back(tmp_path: Path, kind
         tokens=batch.tokens + 3, lengths=batch.lengths + 1, values=torch.zeros(2, 2), bootstrap=torch.zeros(2)
     )
     prepared = algorithm.prepare(batch)
-    caution = run_of(learner, tmp_path, said)
+    guard = run_of(learner, tmp_path, said)
     before = learner.state()
 
     async def learn(spoil: float) -> None:
@@ -164,17 +164,17 @@ def test_a_critic_that_fails_takes_the_policy_s_update_back(tmp_path: Path, kind
         for minibatch in algorithm.value_minibatches(worse, 0):
             await learner.fit(minibatch, algorithm, 0)
 
-    with caution.learning(1) as lesson:
-        lesson.check(prepared, ())
+    with guard.learning(1) as guarded:
+        guarded.check(prepared, ())
         asyncio.run(learn(1e38))
 
-    assert not lesson.is_learned
+    assert not guarded.is_learned
     assert is_identical(before.tensors, learner.state().tensors)
     assert ["step 1 changed nothing: the loss is not finite" in line for line in said] == [True]
-    with caution.learning(2) as lesson:
+    with guard.learning(2) as guarded:
         asyncio.run(learn(1.0))
-    assert lesson.is_learned
-    assert caution.streak == 0
+    assert guarded.is_learned
+    assert guard.streak == 0
 
 
 def scored(**more: Any) -> Batch:
@@ -268,9 +268,9 @@ def test_weights_that_are_not_finite_are_never_published(tmp_path: Path):
 
 def test_other_errors_pass(tmp_path: Path):
     """Only what is not finite is forgiven."""
-    caution = run_of(TorchLearner(tiny_model(0), LearnerPlan(), 1), tmp_path, [])
+    guard = run_of(TorchLearner(tiny_model(0), LearnerPlan(), 1), tmp_path, [])
 
-    with pytest.raises(ZeroDivisionError, match="division"), caution.learning(1):
+    with pytest.raises(ZeroDivisionError, match="division"), guard.learning(1):
         _ = 1 / 0
 
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from gnomon.errors import CheckpointError, DatasetError, RunDirectoryError, UserError
-from gnomon.experiment import load
-from gnomon.launch import export, resume, train_experiment
-from gnomon.loop.run import StopRequest
-from gnomon.records.card import run_card, write_card
+from gnomon.config.experiment import load
+from gnomon.core.errors import CheckpointError, DatasetError, RunDirectoryError, UserError
+from gnomon.core.types import Task
 from gnomon.records.checkpoints import Checkpoints
 from gnomon.records.directory import RunDirectory
-from gnomon.tasks.stamp import stamp
-from gnomon.tasks.table import TableTask
-from gnomon.types import Task
+from gnomon.records.run_card import run_card, write_card
+from gnomon.tasks.question import dataset_fingerprint
+from gnomon.tasks.tables import TableTask
+from gnomon.training.api import export, resume, train_experiment
+from gnomon.training.run import StopRequest
 
 TINY = ["rollouts_per_step=8", "held_out.size=4", "grading.workers=1", "algorithm.num_generations=4", "steps=4"]
 ROWS = [{"prompt": f"{n}+{n}=", "answer": str(2 * n)} for n in range(40)]
@@ -101,9 +101,9 @@ def test_a_stamp_is_of_everything_that_is_asked():
         tasks[::-1],
         tasks[:1],
     ]
-    stamps = {stamp(Listed(t)) for t in [tasks, *others]}
+    stamps = {dataset_fingerprint(Listed(t)) for t in [tasks, *others]}
 
-    assert stamp(Listed(tasks)) == stamp(Listed(list(tasks)))
+    assert dataset_fingerprint(Listed(tasks)) == dataset_fingerprint(Listed(list(tasks)))
     assert len(stamps) == 1 + len(others)
 
 
@@ -152,7 +152,7 @@ def test_a_run_may_itself_be_a_link(tmp_path: Path):
 
 def test_a_checkpoint_that_is_a_link_is_not_used(tmp_path: Path):
     """A sound checkpoint of another run under this run's name is none of its own."""
-    from gnomon.types import State
+    from gnomon.core.types import State
 
     other = Checkpoints(tmp_path / "other")
     path = other.save(5, {"part": State(values={"a": 1})}, lambda folder: None)

@@ -12,21 +12,21 @@ from hypothesis import strategies as st
 from tests.faults.test_files import NASTY, ODD, changed, odd_line, places, spliced
 from tests.insight.made_runs import finding, made_run
 
+from gnomon.core.errors import RunError, UserError
 from gnomon.diagnosis import diagnose
-from gnomon.diagnosis.standing import written
-from gnomon.drift import latest_session
-from gnomon.errors import RunError, UserError
+from gnomon.diagnosis.current_findings import written
 from gnomon.insight.report.write import run_page
 from gnomon.insight.watch.samples import read_samples
 from gnomon.insight.watch.watcher import Watcher
-from gnomon.records.answers import read_answered
-from gnomon.records.damage import damaged
+from gnomon.records.corruption import damaged
 from gnomon.records.directory import RunDirectory
-from gnomon.records.holder import holder_of
+from gnomon.records.eval_records import read_answered
 from gnomon.records.reading import RunRecord
-from gnomon.tasks.calls import find_calls
-from gnomon.verifiers.base import VerifierError
-from gnomon.verifiers.code_cases import read_cases
+from gnomon.records.run_lock import lock_owner
+from gnomon.rewards.base import VerifierError
+from gnomon.rewards.code.cases import read_cases
+from gnomon.tasks.tools import find_calls
+from gnomon.training.provenance import latest_session
 
 QUICK, THOROUGH = 40, 500
 STEP = 4
@@ -71,7 +71,7 @@ def or_ours(read: Callable[[], Any]) -> None:
 def look(run: Path) -> None:
     """Show a run in every way there is."""
     Watcher(run).look()
-    holder_of(run)
+    lock_owner(run)
     written(RunDirectory(run))
     damaged(RunDirectory(run))
     latest_session(run)

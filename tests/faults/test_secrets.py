@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from gnomon.cli.main import main
-from gnomon.engines.vllm_server import check_address
-from gnomon.errors import ConfigError
-from gnomon.experiment import load
-from gnomon.redaction import for_people, without_secrets
+from gnomon.config.experiment import load
+from gnomon.core.errors import ConfigError
+from gnomon.core.redaction import for_people, without_secrets
+from gnomon.engines.vllm.client import check_address
 from gnomon.tasks.environment import EnvironmentPlan
 
 NAMES = (
@@ -255,7 +255,7 @@ def test_own_pieces_tools_and_environments_are_named_at_start(tmp_path: Path, ca
     """Whatever of the user's runs is listed before it does, and in the card."""
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass, replace\nfrom gnomon.algorithms import GRPO\n"
-        "from gnomon.algorithms.aggregates import TokenMean\n"
+        "from gnomon.algorithms.loss_aggregation import TokenMean\n"
         "@dataclass(frozen=True)\nclass Mine(TokenMean):\n    pass\n"
         "OWN = replace(GRPO, name='own', aggregate=Mine())\n"
     )

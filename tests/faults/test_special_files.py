@@ -12,7 +12,7 @@ from types import FrameType
 import pytest
 
 from gnomon.cli.main import main
-from gnomon.records.plain import open_plain, read_plain
+from gnomon.core.atomic_files import open_plain, read_plain
 
 RUN = ["steps=2", "task.size=40", "rollouts_per_step=8", "held_out.size=3", "algorithm.num_generations=2"]
 FILES = [

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.loop.runs import same, trace
+from tests.training.runs import same, trace
 
 from gnomon.cli.main import main
-from gnomon.experiment import load
-from gnomon.launch import resume, train_experiment
+from gnomon.config.experiment import load
 from gnomon.records.checkpoints import Checkpoints
 from gnomon.records.jsonl import read_rows
+from gnomon.training.api import resume, train_experiment
 
 REWARD = "rewards=[{kind='format', pattern='[!-P].*'}]"
 TINY = [
@@ -27,7 +27,7 @@ TINY = [
 ]  # fmt: skip
 STOPS = 50
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["gnomon.launch", "transformers.models.llama.modeling_llama", __name__])
+_FORKS.set_forkserver_preload(["gnomon.training.api", "transformers.models.llama.modeling_llama", __name__])
 
 
 def _work(verb: list[str], log: str) -> None:

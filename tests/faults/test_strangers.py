@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gnomon.cli.main import main
-from gnomon.launch import train
 from gnomon.records.ownership import TRUST, named_code
+from gnomon.training.api import train
 
 EVIL = """
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ FORMS = {
     "plain": 'aggregate = "{evil}:X"',
     "table": 'aggregate = {{piece = "{evil}:X"}}',
     "advantage": 'advantage = "{evil}:X"',
-    "nested": 'surrogate = {{piece = "Pessimistic", trust = "{evil}:X"}}',
+    "nested": 'surrogate = {{piece = "ClippedSurrogate", trust = "{evil}:X"}}',
     "list": 'regularizers = ["{evil}:X"]',
     "list of tables": 'regularizers = [{{piece = "{evil}:X"}}]',
     "list by place": 'regularizers = {{0 = "{evil}:X"}}',

@@ -10,29 +10,29 @@ from typing import Any
 
 import datasets
 import pytest
+from experiments.claims.folders import CODE, RESULTS, ClaimFolder
+from experiments.claims.pages import page, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.faults.test_files import SOUND, changed, each_nasty, odd_line, odd_somewhere, places, spliced
 from tests.faults.test_run_files import or_ours, with_file
 from tests.insight.made_runs import add_rows, evaluation, made_run
 
-from gnomon.assemble import questions
-from gnomon.experiment import from_table, load, to_toml
-from gnomon.studies.claim_folders import CODE, RESULTS, ClaimFolder
-from gnomon.studies.claim_pages import page, table
-from gnomon.studies.compare import Setting, summarize
-from gnomon.studies.compare_conduct import FORMAT, TERMS, _refuse_other_study
-from gnomon.studies.compare_design import Design, Limit
-from gnomon.studies.compare_runs import read_trained
-from gnomon.studies.fleet import _refuse_other
+from gnomon.analysis.compare.contestants import Design, RunLimit
+from gnomon.analysis.compare.jobs import _refuse_other
+from gnomon.analysis.compare.records import read_trained
+from gnomon.analysis.compare.run import FORMAT, TERMS, _refuse_other_study
+from gnomon.analysis.compare.statistics import ComparedSetting, summarize
+from gnomon.config.experiment import from_table, load, to_toml
 from gnomon.tasks.benchmarks import BENCHMARKS, BenchmarkTask
+from gnomon.training.build_data import questions
 
 QUICK, THOROUGH = 25, 500
 TINY = to_toml(load("tiny").experiment)
-LIMIT = Limit(1000.0, "tokens")
+LIMIT = RunLimit(1000.0, "tokens")
 CLAIM = """
-from gnomon.studies.claims import Claim
-from gnomon.studies.measured import Measured
+from experiments.claims.claim import Claim
+from experiments.claims.estimates import MeasuredValues
 
 CLAIM = Claim(
     title="Toys", source="made up", claim="B beats A.", protocol="None.", expectations=(),
@@ -43,7 +43,7 @@ TESTED = {
     "date": "2026-01-01", "machine": "m", "versions": {"torch": "2"}, "seconds": 1.5, "cpu_minutes": 2.0,
     "numbers": {"a": {"x": {"0": 1.0, "1": 2.0}}}, "curves": {"a": {"y": {"0": [[1, 2.0]]}}}, "failures": ["f"],
 }  # fmt: skip
-# What `gnomon.tasks.prime.write_questions` writes of an environment of the verifiers package.
+# What `gnomon.tasks.verifiers_env.write_questions` writes of an environment of the verifiers package.
 OF_VERIFIERS = {
     "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "1+1="}], "answer": "2",
     "info": {"a": [1]}, "task": "default",
@@ -186,7 +186,9 @@ EVALUATION = {
     "seconds": 1.0,
 }  # fmt: skip
 FILES = ("metrics.jsonl", "evaluations.jsonl", "rollouts/step-000004.jsonl", "evaluations/step-000000.jsonl")
-SETTING = Setting("sums", "tiny", "arithmetic", "1,000 generated tokens", "tokens", 1000.0, 40, ("grpo", "p3o"), 2, 1)
+SETTING = ComparedSetting(
+    "sums", "tiny", "arithmetic", "1,000 generated tokens", "tokens", 1000.0, 40, ("grpo", "p3o"), 2, 1
+)
 
 
 @pytest.fixture(scope="module")

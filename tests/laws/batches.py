@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gnomon.algorithms import PRESETS, Algorithm, LossView, Score
-from gnomon.algorithms.statistics import Statistics
-from gnomon.testing import make_batch
-from gnomon.types import Batch
+from gnomon.algorithms import PRESETS, Algorithm, LossInputs, PolicyGradient
+from gnomon.algorithms.ratios import Statistics
+from gnomon.algorithms.testing import make_batch
+from gnomon.core.types import Batch
 
 # A tenth and a twentieth of the profile's examples: `HYPOTHESIS_PROFILE=search` looks ten times further.
 few = settings(max_examples=settings().max_examples // 10)
@@ -135,11 +135,11 @@ class Held:
 
 def frozen(algorithm: Algorithm, current: Tensor, weighed: Batch, statistics: Statistics) -> Algorithm:
     """Return the algorithm whose weights, if they have a stopped gradient, stay what they are at ``current``."""
-    if not isinstance(algorithm.surrogate, Score):
+    if not isinstance(algorithm.surrogate, PolicyGradient):
         return algorithm
-    view: LossView = algorithm.view(current, current, weighed, statistics)
+    view: LossInputs = algorithm.view(current, current, weighed, statistics)
     weight = algorithm.surrogate.trust(view.log_ratio.exp(), statistics)
-    return replace(algorithm, surrogate=Score(Held(weight)))
+    return replace(algorithm, surrogate=PolicyGradient(Held(weight)))
 
 
 def presets(*names: str) -> Sequence[Algorithm]:

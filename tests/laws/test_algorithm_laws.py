@@ -35,19 +35,19 @@ from gnomon.algorithms import (
     SPO,
     Algorithm,
     Clip,
+    ClippedSurrogate,
     Entropy,
     Kl,
-    Masked,
-    Pessimistic,
+    MaskedIS,
     PositiveNll,
     Ratio,
     Regression,
     TokenMean,
-    Truncated,
+    TruncatedIS,
 )
-from gnomon.algorithms.statistics import Statistics
-from gnomon.metrics import Metrics
-from gnomon.testing import loss_and_gradient, make_batch
+from gnomon.algorithms.ratios import Statistics
+from gnomon.algorithms.testing import loss_and_gradient, make_batch
+from gnomon.core.metrics import Metrics
 
 approx = pytest.approx
 
@@ -55,8 +55,8 @@ EXTRAS = (
     replace(
         GRPO,
         name="grpo-with-everything",
-        surrogate=Pessimistic(Clip(), dual=1.5),
-        correction=Truncated(),
+        surrogate=ClippedSurrogate(Clip(), dual=1.5),
+        correction=TruncatedIS(),
         regularizers=(
             Kl("reference", 0.1, "unbiased"),
             Kl("behavior", 0.1, "k3"),
@@ -64,8 +64,8 @@ EXTRAS = (
             PositiveNll(0.1),
         ),
     ),
-    replace(DAPO, name="dapo-by-group", aggregate=TokenMean("group"), correction=Masked()),
-    replace(GRPO, name="rloo-product", ratio=Ratio(level="sequence_product"), correction=Truncated(level="sequence")),
+    replace(DAPO, name="dapo-by-group", aggregate=TokenMean("group"), correction=MaskedIS()),
+    replace(GRPO, name="rloo-product", ratio=Ratio(level="sequence_product"), correction=TruncatedIS(level="sequence")),
     replace(CISPO, name="cispo-kl", regularizers=(Kl("reference", 0.1),)),
 )
 ALL = (*PRESETS.values(), *EXTRAS)
@@ -192,7 +192,7 @@ def test_on_policy_every_algorithm_is_reinforce(algorithm: Algorithm, d: Drawn):
 def test_both_sequence_forms_agree(d: Drawn):
     """GSPO and GSPO-token have the same value and gradient when each sequence has one advantage (P7)."""
     batch = GSPO.prepare(d.batch)
-    wide = Pessimistic(Clip(0.1, 0.1))
+    wide = ClippedSurrogate(Clip(0.1, 0.1))
     for one, other in ((GSPO, GSPO_TOKEN), (replace(GSPO, surrogate=wide), replace(GSPO_TOKEN, surrogate=wide))):
         loss, gradient = loss_and_gradient(one, batch, d.current)
         other_loss, other_gradient = loss_and_gradient(other, batch, d.current)

@@ -21,8 +21,8 @@ from gnomon.algorithms import (
     Returns,
     Updates,
 )
-from gnomon.testing import make_batch
-from gnomon.types import Batch
+from gnomon.algorithms.testing import make_batch
+from gnomon.core.types import Batch
 
 approx = pytest.approx
 CRITICS = [a for a in PRESETS.values() if a.critic is not None]
@@ -34,7 +34,7 @@ def plan_of(algorithm: Algorithm) -> CriticPlan:
     return algorithm.critic
 
 
-def lesson(algorithm: Algorithm, batch: Batch, seed: int = 0) -> Batch:
+def guarded(algorithm: Algorithm, batch: Batch, seed: int = 0) -> Batch:
     """Return the batch as the critic's only minibatch, weighed."""
     single = replace(algorithm, critic=replace(plan_of(algorithm), updates=Updates()))
     (weighed,) = single.value_minibatches(single.prepare(batch), seed)
@@ -135,7 +135,7 @@ def test_the_reviews_lambda_depends_on_the_company():
 @given(drawn(), st.integers(0, 9))
 def test_cutting_a_value_minibatch_changes_nothing(algorithm: Algorithm, d: Drawn, seed: int):
     """The critic's loss and gradient are the same whole, cut, and with rows in another order (P2, P3, P4)."""
-    weighed, plan = lesson(algorithm, d.batch, seed), plan_of(algorithm)
+    weighed, plan = guarded(algorithm, d.batch, seed), plan_of(algorithm)
     values = valued(weighed) + torch.randn(weighed.mask.shape, generator=torch.Generator().manual_seed(seed)).double()
     rows = list(range(len(weighed)))
     loss, gradient = value_loss(plan, values, weighed, [rows])
@@ -168,9 +168,9 @@ def test_every_token_of_a_value_minibatch_counts_the_same(algorithm: Algorithm, 
 @given(drawn(), st.sampled_from([float("nan"), float("inf")]))
 def test_a_critic_never_sees_what_is_masked(algorithm: Algorithm, d: Drawn, junk: float):
     """Junk in values, old values and targets where the mask is false changes no bit of loss and gradient (P1)."""
-    weighed, plan = lesson(algorithm, d.batch), plan_of(algorithm)
+    weighed, plan = guarded(algorithm, d.batch), plan_of(algorithm)
     rows, mask = list(range(len(weighed))), weighed.mask
-    spoiled = lesson(algorithm, d.batch.with_fields(values=torch.where(d.batch.mask, valued(d.batch), junk)))
+    spoiled = guarded(algorithm, d.batch.with_fields(values=torch.where(d.batch.mask, valued(d.batch), junk)))
     assert spoiled.returns is not None
     spoiled = spoiled.with_fields(returns=torch.where(mask, spoiled.returns, junk))
     values = valued(weighed) + 0.3
@@ -186,7 +186,7 @@ def test_a_critic_never_sees_what_is_masked(algorithm: Algorithm, d: Drawn, junk
 @given(drawn(), st.integers(0, 99))
 def test_the_critics_gradient_is_the_slope_of_its_loss(algorithm: Algorithm, d: Drawn, seed: int):
     """Central differences of the critic's loss, bounded or not, agree with its gradient (P20)."""
-    weighed, plan = lesson(algorithm, d.batch), replace(plan_of(algorithm), clip=0.2)
+    weighed, plan = guarded(algorithm, d.batch), replace(plan_of(algorithm), clip=0.2)
     generator = torch.Generator().manual_seed(seed)
     rows = list(range(len(weighed)))
     values = valued(weighed) + torch.randn(weighed.mask.shape, generator=generator, dtype=torch.float64)
@@ -211,5 +211,5 @@ def test_a_critic_is_taught_by_its_own_values_only(algorithm: Algorithm):
     assert bool(own.any())
     assert leaked is None
 
-    empty = lesson(algorithm, make_batch([None], [[1, 1]], values=[[0.5, 0.5]]))
+    empty = guarded(algorithm, make_batch([None], [[1, 1]], values=[[0.5, 0.5]]))
     assert value_loss(plan_of(algorithm), valued(empty) + 1, empty, [[0]])[0] == 0

@@ -18,21 +18,21 @@ from gnomon.algorithms import (
     Cap,
     Capped,
     Clip,
+    ClippedSurrogate,
     GeometricClip,
-    Pessimistic,
-    Score,
-    SoftGate,
-    Truncated,
+    PolicyGradient,
+    SigmoidGate,
+    TruncatedIS,
 )
 from gnomon.algorithms.protocols import Correction
-from gnomon.testing import loss_and_gradient
+from gnomon.algorithms.testing import loss_and_gradient
 
 approx = pytest.approx
-FREE = Pessimistic(Clip(1e9, 1e9))
+FREE = ClippedSurrogate(Clip(1e9, 1e9))
 PLAIN = replace(DECOUPLED_PPO, name="ppo-clip", correction=None)
 
 
-@pytest.mark.parametrize("correction", [Truncated(5.0), Capped(1e6)], ids=repr)
+@pytest.mark.parametrize("correction", [TruncatedIS(5.0), Capped(1e6)], ids=repr)
 @few
 @given(drawn())
 def test_decoupled_is_plain_when_nothing_is_stale(correction: Correction, d: Drawn):
@@ -50,7 +50,7 @@ def test_decoupled_is_plain_when_nothing_is_stale(correction: Correction, d: Dra
 def test_without_a_clip_the_proximal_policy_drops_out(d: Drawn):
     """At epsilon = infinity and without a cap the loss is -A current / behavior, whatever is proximal (P11)."""
     proximal, reference = scored(d.batch)
-    free = replace(DECOUPLED_PPO, surrogate=FREE, correction=Truncated(float("inf")))
+    free = replace(DECOUPLED_PPO, surrogate=FREE, correction=TruncatedIS(float("inf")))
     direct = replace(PLAIN, surrogate=FREE, ratio=replace(PLAIN.ratio, anchor="behavior"))
     wanted_loss, wanted = loss_and_gradient(direct, direct.prepare(d.batch), d.current)
     for other in (proximal, reference, d.current):
@@ -65,7 +65,7 @@ def test_without_a_clip_the_proximal_policy_drops_out(d: Drawn):
 @given(drawn(), st.floats(1e-7, 1e-5))
 def test_a_soft_gate_without_a_slope_is_the_plain_ratio(d: Drawn, tau: float):
     """As tau goes to 0, SAPO's gradient tends to that of -r A (P27)."""
-    soft = replace(SAPO, surrogate=SoftGate(tau, tau))
+    soft = replace(SAPO, surrogate=SigmoidGate(tau, tau))
     batch = SAPO.prepare(d.batch)
     _, gradient = loss_and_gradient(soft, batch, d.current)
     _, plain = loss_and_gradient(replace(SAPO, surrogate=FREE), batch, d.current)
@@ -77,7 +77,7 @@ def test_a_soft_gate_without_a_slope_is_the_plain_ratio(d: Drawn, tau: float):
 @given(drawn(wild=True), st.floats(0.2, 5))
 def test_a_soft_gate_has_a_bounded_slope(d: Drawn, tau: float):
     """|d loss / d log current| <= |A| max_r 4 s (1 - s) r, s = sigmoid(tau (r - 1)), however large the ratio (P27)."""
-    soft = replace(SAPO, surrogate=SoftGate(tau, tau))
+    soft = replace(SAPO, surrogate=SigmoidGate(tau, tau))
     batch = soft.weigh(soft.prepare(d.batch))
     assert batch.weights is not None
     assert batch.advantages is not None
@@ -108,7 +108,7 @@ def test_a_sequence_ratio_is_a_token_ratio_when_tokens_agree(d: Drawn, shift: fl
     narrow = GSPO.prepare(d.batch.with_fields(mask=d.batch.mask & (d.batch.mask.cumsum(1) == 1)))
     even = GSPO.prepare(d.batch)
     proximal, _ = scored(d.batch)
-    clip = Pessimistic(Clip(0.2, 0.2))
+    clip = ClippedSurrogate(Clip(0.2, 0.2))
     for batch, current in ((narrow, d.current), (even, proximal + shift)):
         loss, gradient = loss_and_gradient(replace(GSPO, surrogate=clip), batch, current)
         other_loss, other = loss_and_gradient(replace(GRPO, surrogate=clip), batch, current)
@@ -137,7 +137,7 @@ def test_p3o_trusts_as_far_as_the_step_says(d: Drawn):
 @given(drawn(), st.floats(0.1, 3))
 def test_p3o_with_a_chosen_cap_is_one_sided_cispo(d: Drawn, cap: float):
     """Without its leash, and with a constant in place of e, P3O is CISPO with a ratio to behavior (P17)."""
-    capped = replace(P3O, surrogate=Score(Cap(cap)), regularizers=())
+    capped = replace(P3O, surrogate=PolicyGradient(Cap(cap)), regularizers=())
     batch = capped.weigh(capped.prepare(d.batch))
     assert batch.weights is not None
     assert batch.advantages is not None

@@ -17,26 +17,26 @@ from gnomon.algorithms import (
     Cap,
     Capped,
     Clip,
+    ClippedSurrogate,
     GroupRelative,
     LeaveOneOut,
-    LengthWeighted,
-    Masked,
+    MaskedIS,
     OffPolicyMask,
-    Pessimistic,
+    OptimalBaseline,
+    PolicyGradient,
     ProbabilityMask,
-    Rejected,
+    RejectionSampling,
     Returns,
-    Score,
     SequenceMean,
     TokenMean,
-    Tracked,
-    Truncated,
+    TrackedBaseline,
+    TruncatedIS,
     Whitened,
 )
 from gnomon.algorithms.protocols import Advantage, Correction
-from gnomon.algorithms.statistics import Statistics
-from gnomon.metrics import EffectiveSize
-from gnomon.testing import loss_and_gradient, make_batch
+from gnomon.algorithms.ratios import Statistics
+from gnomon.algorithms.testing import loss_and_gradient, make_batch
+from gnomon.core.metrics import EffectiveSize
 
 approx = pytest.approx
 
@@ -81,12 +81,12 @@ def test_group_estimators_relate(d: Drawn):
     factor = torch.where(size > 1, size / (size - 1).clamp(min=1), 1.0)
     same(LeaveOneOut().center(d.batch), factor * centered, 1e-12)
 
-    opo = LengthWeighted().center(d.batch)
+    opo = OptimalBaseline().center(d.batch)
     for g in d.batch.group.unique():
         rows = d.batch.group == g
         assert float(opo[rows].sum()) == approx(0, abs=1e-12)
     square = d.batch.with_fields(mask=graded[:, None].expand_as(d.batch.mask))
-    same(LengthWeighted().center(square), GroupRelative(scale="none").center(square), 1e-12)
+    same(OptimalBaseline().center(square), GroupRelative(scale="none").center(square), 1e-12)
 
 
 @few
@@ -121,12 +121,12 @@ def test_a_wider_clip_clips_less_and_is_never_optimistic(d: Drawn):
     fractions = []
     for width in (0.05, 0.1, 0.2, 0.4):
         view = GRPO.view(d.current, d.current, batch, Statistics())
-        loss, metrics = Pessimistic(Clip(width, width))(view)
+        loss, metrics = ClippedSurrogate(Clip(width, width))(view)
         fractions.append(metrics["loss/clipped_fraction"])
         plain = -view.advantages * view.log_ratio.exp()
 
         assert bool((loss >= plain - 1e-15).all())
-        dual, _ = Pessimistic(Clip(width, width), dual=3.0)(view)
+        dual, _ = ClippedSurrogate(Clip(width, width), dual=3.0)(view)
         assert bool((dual <= torch.maximum(loss, torch.zeros(()))).all())
         assert bool((dual[view.advantages < 0] <= (-3 * view.advantages)[view.advantages < 0] + 1e-15).all())
 
@@ -138,14 +138,14 @@ def test_a_wider_clip_clips_less_and_is_never_optimistic(d: Drawn):
 def test_a_cap_that_never_acts_has_the_gradient_of_the_plain_ratio(d: Drawn):
     """CISPO without a cap has the gradient of -r A (P17)."""
     batch = CISPO.prepare(d.batch)
-    _, capped = loss_and_gradient(replace(CISPO, surrogate=Score(Cap(float("inf")))), batch, d.current)
-    _, plain = loss_and_gradient(replace(CISPO, surrogate=Pessimistic(Clip(1e9, 1e9))), batch, d.current)
+    _, capped = loss_and_gradient(replace(CISPO, surrogate=PolicyGradient(Cap(float("inf")))), batch, d.current)
+    _, plain = loss_and_gradient(replace(CISPO, surrogate=ClippedSurrogate(Clip(1e9, 1e9))), batch, d.current)
 
     same(capped, plain, 1e-12)
 
 
 LEVELS = ("token", "sequence", "geometric")
-OF_PROXIMAL = [piece(level=level) for piece in (Truncated, Masked, Rejected) for level in LEVELS]
+OF_PROXIMAL = [piece(level=level) for piece in (TruncatedIS, MaskedIS, RejectionSampling) for level in LEVELS]
 OF_CURRENT = [Capped(), OffPolicyMask(), ProbabilityMask()]
 
 
@@ -166,7 +166,7 @@ def test_without_a_mismatch_corrections_do_nothing(correction: Correction, d: Dr
 @few
 @given(drawn(), st.floats(0.1, 5), st.floats(-2, 2))
 def test_whitened_advantages_have_mean_zero_and_variance_one(d: Drawn, scale: float, shift: float):
-    """Over tokens for `Whitened`, sequences for `Tracked`; an affine change of all rewards changes nothing (P28)."""
+    """Over tokens for `Whitened`, sequences for `TrackedBaseline`; affine changes of rewards change nothing (P28)."""
     piece = Whitened(Returns(), epsilon=1e-16)
     values = piece(d.batch)[0][d.batch.mask]
     inner = Returns().center(d.batch)[d.batch.mask]
@@ -177,7 +177,7 @@ def test_whitened_advantages_have_mean_zero_and_variance_one(d: Drawn, scale: fl
         same(piece(moved)[0][d.batch.mask], values, 1e-6)
 
     square = d.batch.with_fields(mask=d.batch.is_graded[:, None].expand_as(d.batch.mask))
-    raw, final = Tracked(normalize=False)(square)[0], Tracked(epsilon=0.0)(square)[0]
+    raw, final = TrackedBaseline(normalize=False)(square)[0], TrackedBaseline(epsilon=0.0)(square)[0]
     rows = square.is_graded
     if int(rows.sum()) > 1:
         assert float(final[rows, 0].mean()) == approx(0, abs=1e-9)
@@ -189,7 +189,7 @@ def test_whitened_advantages_have_mean_zero_and_variance_one(d: Drawn, scale: fl
 @given(drawn())
 def test_a_tracked_baseline_ignores_other_prompts_rewards(d: Drawn):
     """Before whitening, a response's advantage depends on its own reward and baseline only."""
-    piece = Tracked(normalize=False)
+    piece = TrackedBaseline(normalize=False)
     first = piece(d.batch)[0][0]
     others = d.batch.rewards.clone()
     others[1:] = 1 - others[1:]

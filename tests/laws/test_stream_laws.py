@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.laws.batches import few
 
-from gnomon.curriculum.uniform import UniformCurriculum
+from gnomon.core.types import Completion, Grade, Snapshot, Task
 from gnomon.engines.base import Sampling
-from gnomon.rollouts.rollout import Asker
-from gnomon.rollouts.stream import RolloutStream
-from gnomon.types import Completion, Grade, Snapshot, Task
-from gnomon.verifiers.base import Sample
+from gnomon.rewards.base import Sample
+from gnomon.rollouts.curriculum.uniform import UniformCurriculum
+from gnomon.rollouts.rollout import Rollouter
+from gnomon.rollouts.scheduler import RolloutScheduler
 
 
 @dataclass
@@ -61,9 +61,9 @@ def test_the_nth_prompt_is_admitted_when_it_cannot_become_too_stale(prompts: int
     engine = Ledger()
 
     async def walk() -> None:
-        asker = Asker(engine, AlwaysRight(), str, Sampling(), generations=1, seed=0)
+        rollouter = Rollouter(engine, AlwaysRight(), str, Sampling(), generations=1, seed=0)
         curriculum = UniformCurriculum(7, seed=0)
-        async with RolloutStream(curriculum, Questions(), asker, prompts, staleness) as stream:
+        async with RolloutScheduler(curriculum, Questions(), rollouter, prompts, staleness) as stream:
             for step in range(steps):
                 finished = await stream.take()
                 for _ in range(20):  # let what was admitted reach the engine before the weights change

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from gnomon.algorithms import Algorithm
+from gnomon.core.types import Batch
+from gnomon.learner.learner import TorchLearner
 from gnomon.learner.optimizer import OptimizerPlan
-from gnomon.learner.plan import LearnerPlan
-from gnomon.learner.torch import TorchLearner
+from gnomon.learner.sections import LearnerPlan
 from gnomon.models.tiny import TinyConfig, tiny_model
-from gnomon.types import Batch
 
 # Programs of their own, which `test_device.py` runs.
 collect_ignore = ["on_second_device.py", "second_device.py"]

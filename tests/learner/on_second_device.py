@@ -14,20 +14,20 @@ from conftest import REVEALING, SHAPE, build_batch
 from second_device import NAME, register
 from torch import nn
 
-import gnomon.learner.passes
+import gnomon.learner.forward
 from gnomon.algorithms import PRESETS, Algorithm
-from gnomon.algorithms.plans import Ewma
+from gnomon.algorithms.sections import EmaProximal
+from gnomon.core.types import Completion, State
 from gnomon.engines.base import Sampling
-from gnomon.engines.draws import draw_key
 from gnomon.engines.local import LocalEngine
-from gnomon.learner.plan import LearnerPlan
-from gnomon.learner.torch import TorchLearner
+from gnomon.engines.rng import draw_key
+from gnomon.learner.learner import TorchLearner
+from gnomon.learner.sections import LearnerPlan
 from gnomon.models.critic import CausalCritic, head_for
-from gnomon.models.decoder import AlignedDecoder, RecomputeDecoder, WaveDecoder
+from gnomon.models.cuda_graph_decoder import StaticDecoder
+from gnomon.models.decoder import AlignedDecoder, RecomputeDecoder, SameLengthDecoder
 from gnomon.models.lora import LoraPlan, adapt
-from gnomon.models.static import StaticDecoder
 from gnomon.models.tiny import tiny_model
-from gnomon.types import Completion, State
 
 PLAN = LearnerPlan(optimizer=replace(REVEALING, learning_rate=0.1), max_tokens_per_micro_batch=60)
 MIXTURE = replace(SHAPE, architecture="qwen3_moe")
@@ -81,7 +81,7 @@ def trained(algorithm: Algorithm, plan: LearnerPlan = PLAN, **model: Any) -> flo
 
 def continued() -> float:
     """How far a run that changes devices after each step ends from one that stays on the CPU."""
-    algorithm = replace(PRESETS["grpo"], proximal=Ewma(0.9))
+    algorithm = replace(PRESETS["grpo"], proximal=EmaProximal(0.9))
     stays, first, second = (learner_on(device, algorithm) for device in ("cpu", NAME, "cpu"))
     for seed in range(3):
         asyncio.run(step(stays, algorithm, seed))
@@ -172,7 +172,7 @@ def forgotten() -> list[str]:
     """What is said when a cut stays where it was, and when a critic does."""
     said = []
     algorithm = PRESETS["ppo"]
-    with planted(gnomon.learner.passes, "move", lambda cut, device: cut):
+    with planted(gnomon.learner.forward, "move", lambda cut, device: cut):
         said.append(refusal(lambda: asyncio.run(step(learner_on(NAME, algorithm), algorithm))))
     own = model_on("cpu")
     beside = TorchLearner(model_on(NAME), PLAN, 10, None, CausalCritic(own, head_for(own)))
@@ -203,7 +203,7 @@ def results() -> dict[str, Callable[[], Any]]:
         "publish to the device": lambda: published(NAME, "cpu"),
         "publish from the device": lambda: published("cpu", NAME),
         **{f"decoder {make.__name__}": lambda make=make: decoded(make)
-           for make in (AlignedDecoder, WaveDecoder, StaticDecoder, RecomputeDecoder)},
+           for make in (AlignedDecoder, SameLengthDecoder, StaticDecoder, RecomputeDecoder)},
         "forgotten": forgotten,
     }  # fmt: skip
 

@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from gnomon.algorithms import GRPO, Ewma, Updates
-from gnomon.errors import CheckpointError
-from gnomon.learner.average import MovingAverage
+from gnomon.algorithms import GRPO, EmaProximal, Updates
+from gnomon.analysis.dissect.golden import vectors
+from gnomon.core.errors import CheckpointError
+from gnomon.learner.learner import TorchLearner
+from gnomon.learner.loss import MovingAverage
 from gnomon.learner.optimizer import OptimizerPlan
-from gnomon.learner.plan import LearnerPlan
-from gnomon.learner.torch import TorchLearner
+from gnomon.learner.sections import LearnerPlan
 from gnomon.models.logprobs import TokenScorer
 from gnomon.models.lora import LoraPlan, adapt
-from gnomon.studies.goldens import vectors
 
 GOLDEN = vectors()["ewma_proximal"]
-AVERAGED = replace(GRPO, name="grpo-ewma", proximal=Ewma(0.5), updates=Updates(minibatches=2))
+AVERAGED = replace(GRPO, name="grpo-ewma", proximal=EmaProximal(0.5), updates=Updates(minibatches=2))
 PLAN = LearnerPlan(OptimizerPlan(learning_rate=1e-2))
 
 
@@ -37,7 +37,7 @@ class One(nn.Module):
 
 def trace(dtype: torch.dtype) -> list[float]:
     first, *later = GOLDEN["theta"]
-    average = MovingAverage(One(first, dtype), Ewma(GOLDEN["beta"]))
+    average = MovingAverage(One(first, dtype), EmaProximal(GOLDEN["beta"]))
     found = [average.state().tensors["weight"].item()]
     for value in later:
         average.follow({"weight": torch.tensor([value])})
@@ -53,7 +53,7 @@ def test_the_average_is_the_papers(dtype):
 
 def test_the_average_of_equal_weights_is_those():
     """What the weights count sums to one from the first step on."""
-    average = MovingAverage(One(3.0), Ewma(0.9))
+    average = MovingAverage(One(3.0), EmaProximal(0.9))
     for _ in range(5):
         average.follow({"weight": torch.tensor([3.0])})
 
@@ -65,7 +65,7 @@ def test_only_adapters_are_averaged(make_model):
     torch.manual_seed(0)
     policy = adapt(make_model(), LoraPlan(rank=2, alpha=4))
 
-    average = MovingAverage(policy, Ewma())
+    average = MovingAverage(policy, EmaProximal())
 
     theirs = dict(policy.named_parameters())
     assert all(
@@ -78,7 +78,7 @@ def test_only_adapters_are_averaged(make_model):
 def test_scores_of_the_proximal_policy_are_of_the_averaged_weights(dtype, make_model, make_batch, make_minibatch):
     """After two steps: what a model with the average of the three sets of weights says; the policy is another."""
     policy, batch = make_model(dtype=dtype), make_batch()
-    learner = TorchLearner(policy, PLAN, 10, proximal=Ewma(0.5))
+    learner = TorchLearner(policy, PLAN, 10, proximal=EmaProximal(0.5))
 
     def masters() -> dict[str, torch.Tensor]:
         return {n: t for n, t in learner.state().tensors.items() if n.startswith("master/")}
@@ -108,7 +108,7 @@ def test_scores_of_the_proximal_policy_are_of_the_averaged_weights(dtype, make_m
 
 def test_the_current_policy_is_not_taken_for_the_average(make_model, make_batch):
     """Right after scoring the first step of the next batch has a drift: the average lags behind."""
-    learner = TorchLearner(make_model(), PLAN, 10, proximal=Ewma(0.5))
+    learner = TorchLearner(make_model(), PLAN, 10, proximal=EmaProximal(0.5))
     drifts = []
     for step in range(2):
         batch = make_batch(step)
@@ -123,4 +123,4 @@ def test_the_current_policy_is_not_taken_for_the_average(make_model, make_batch)
 def test_an_average_of_another_model_is_refused(make_model):
     """Names and shapes must be those of the trained weights."""
     with pytest.raises(CheckpointError, match="belongs to another model"):
-        MovingAverage(make_model(), Ewma()).restore(MovingAverage(One(1.0), Ewma()).state())
+        MovingAverage(make_model(), EmaProximal()).restore(MovingAverage(One(1.0), EmaProximal()).state())

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gnomon.algorithms import GRPO, P3O, PPO, CriticPlan, Ewma, Pretraining, Updates
-from gnomon.errors import CheckpointError, ConfigError, LearnerError
+from gnomon.algorithms import GRPO, P3O, PPO, CriticPlan, EmaProximal, Pretraining, Updates
+from gnomon.core.errors import CheckpointError, ConfigError, LearnerError
+from gnomon.core.types import Batch
+from gnomon.learner.learner import TorchLearner
 from gnomon.learner.optimizer import OptimizerPlan
-from gnomon.learner.plan import LearnerPlan
-from gnomon.learner.torch import TorchLearner
+from gnomon.learner.sections import LearnerPlan
 from gnomon.models.critic import CausalCritic, head_for, load_critic
 from gnomon.models.lora import LoraPlan, adapt
 from gnomon.models.values import ValueScorer
-from gnomon.types import Batch
 
 # One minibatch, the policy's learning rate, no clip: the gradient can be told from the new weights (`REVEALING`).
 PLAIN = CriticPlan(learning_rate_ratio=1.0)
@@ -309,7 +309,7 @@ def build_walker(kind: str, make_model, seed: int) -> tuple[TorchLearner, Any]:
     if kind == "lagged":
         algorithm = replace(P3O, name="p3o-lagged", scope="lagged", updates=updates)
         return TorchLearner(policy, SMOOTH, 10), algorithm
-    proximal = Ewma() if kind in ("ewma", "lora") else None
+    proximal = EmaProximal() if kind in ("ewma", "lora") else None
     learner = TorchLearner(policy, SMOOTH, 10, critic=build_critic(make_model(seed + 4, dtype)), proximal=proximal)
     return learner, replace(TAUGHT, proximal=proximal, updates=updates)
 

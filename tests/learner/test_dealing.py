@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnomon.learner.microbatches import Prompts, Sharing, cut_rows, deal_rows, micro_batches
+from gnomon.learner.microbatch import PromptRows, Sharing, cut_rows, deal_rows, micro_batches
 
 lengths = st.lists(st.integers(1, 60), max_size=30)
 
@@ -30,7 +30,7 @@ def test_nobody_has_more_than_a_row_above_the_mean(lengths: list[int], ranks: in
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 20)), min_size=1, max_size=20), st.integers(1, 4))
 def test_rows_of_one_prompt_are_dealt_like_others(rows: list[tuple[int, int]], ranks: int):
     """Every row once, whatever they share; the same every time."""
-    prompts = Prompts([number for number, _ in rows], [5] * len(rows), Sharing(100.0, 64))
+    prompts = PromptRows([number for number, _ in rows], [5] * len(rows), Sharing(100.0, 64))
     lengths = [5 + length for _, length in rows]
     hands = deal_rows(lengths, ranks, prompts)
 
@@ -40,8 +40,8 @@ def test_rows_of_one_prompt_are_dealt_like_others(rows: list[tuple[int, int]], r
 
 def test_a_group_larger_than_a_share_is_parted():
     """Eight answers to one prompt keep two processes busy; two groups of four stay whole."""
-    one = Prompts([0] * 8, [10] * 8, Sharing(1e6, 1000))
-    two = Prompts([0] * 4 + [1] * 4, [10] * 8, Sharing(1e6, 1000))
+    one = PromptRows([0] * 8, [10] * 8, Sharing(1e6, 1000))
+    two = PromptRows([0] * 4 + [1] * 4, [10] * 8, Sharing(1e6, 1000))
 
     assert [len(hand) for hand in deal_rows([20] * 8, 2, one)] == [4, 4]
     assert deal_rows([20] * 8, 2, two) == [[0, 1, 2, 3], [4, 5, 6, 7]]

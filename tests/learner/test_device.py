@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from gnomon.algorithms import PRESETS
+from gnomon.config.experiment import from_table, to_toml
+from gnomon.core.errors import ConfigError
 from gnomon.engines.sampler import Draws
-from gnomon.errors import ConfigError
-from gnomon.experiment import from_table, to_toml
-from gnomon.launch import resolved
 from gnomon.learner.precision import resolve_precision
+from gnomon.models.cpu.fused_decoder import FusedDecoder
+from gnomon.models.cuda_graph_decoder import Recorded, StaticDecoder, fastest_decoder
 from gnomon.models.decoder import choose_decoder
 from gnomon.models.device import describe_device, memory_of, resolve_device
 from gnomon.models.head import chunk_for
-from gnomon.models.lean import LeanDecoder
 from gnomon.models.logprobs import TokenScorer
-from gnomon.models.static import Recorded, StaticDecoder, fastest_decoder
+from gnomon.training.api import resolved
 
 TABLE = {"model": "tiny", "task": "arithmetic", "algorithm": "grpo"}
 PROGRAM = Path(__file__).with_name("on_second_device.py")
@@ -130,7 +130,7 @@ def test_a_recorded_step_gives_the_models_own_answers(make_model):
     """`StaticDecoder` passes the script by which ways of decoding are chosen; on a CPU it is not tried."""
     model = make_model()
     assert isinstance(choose_decoder(model, [StaticDecoder]), StaticDecoder)
-    assert type(fastest_decoder(model)) is LeanDecoder
+    assert type(fastest_decoder(model)) is FusedDecoder
 
 
 def test_elsewhere_than_on_a_gpu_nothing_is_recorded():

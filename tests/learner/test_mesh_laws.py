@@ -14,20 +14,20 @@ from tests.laws.batches import presets
 from tests.learner.together import alone, apart, moved, recipe_for, together, walk
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from gnomon.algorithms import GRPO, P3O, PPO, Algorithm, CriticPlan, Ewma, Kl, Updates
-from gnomon.errors import ConfigError, LearnerError
-from gnomon.learner.gang import Gang
-from gnomon.learner.local_crew import LocalCrew
+from gnomon.algorithms import GRPO, P3O, PPO, Algorithm, CriticPlan, EmaProximal, Kl, Updates
+from gnomon.core.errors import ConfigError, LearnerError
+from gnomon.core.types import Batch, State
+from gnomon.learner.distributed import DistributedLearner
+from gnomon.learner.worker_group import LocalWorkerGroup
 from gnomon.models.lora import LoraPlan
 from gnomon.models.tiny import BYTES
-from gnomon.types import Batch, State
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 20
 PADS = BYTES + 2
 WITH_REFERENCE = replace(GRPO, name="grpo-kl", regularizers=(Kl("reference", 0.1),), updates=Updates(2, 2))
 SHARED = replace(PPO, name="ppo-shared", critic=CriticPlan(trunk="shared"))
-AVERAGED = replace(PPO, name="ppo-ewma", critic=CriticPlan(), proximal=Ewma(0.9))
+AVERAGED = replace(PPO, name="ppo-ewma", critic=CriticPlan(), proximal=EmaProximal(0.9))
 LAGGED = replace(P3O, name="p3o-lagged", scope="lagged")
 ROUTED = replace(GRPO, name="grpo-r2", routing="proximal", updates=Updates(2, 2))
 VARIANTS: dict[str, tuple[Algorithm, dict[str, Any]]] = {
@@ -42,16 +42,16 @@ VARIANTS: dict[str, tuple[Algorithm, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def gang_for() -> Iterator[Callable[[Algorithm, int], tuple[Gang, State]]]:
+def gang_for() -> Iterator[Callable[[Algorithm, int], tuple[DistributedLearner, State]]]:
     """Started processes for whatever networks an algorithm needs, and the state that they began with."""
-    started: dict[Any, tuple[Gang, State]] = {}
+    started: dict[Any, tuple[DistributedLearner, State]] = {}
     with ExitStack() as stack:
 
-        def get(algorithm: Algorithm, processes: int) -> tuple[Gang, State]:
+        def get(algorithm: Algorithm, processes: int) -> tuple[DistributedLearner, State]:
             kind = (processes, algorithm.critic and algorithm.critic.trunk, "reference" in algorithm.needs)
             if kind not in started:
-                gang = stack.enter_context(together(recipe_for(algorithm, processes)))
-                started[kind] = gang, gang.state()
+                distributed = stack.enter_context(together(recipe_for(algorithm, processes)))
+                started[kind] = distributed, distributed.state()
             return started[kind]
 
         yield get
@@ -78,12 +78,12 @@ def test_processes_make_the_steps_of_one(algorithm: Algorithm, processes: int, g
 
     A critic makes several updates a step, at a multiple of the rate: to 2e-6.
     """
-    gang, first = gang_for(algorithm, processes)
-    gang.restore(first)
+    distributed, first = gang_for(algorithm, processes)
+    distributed.restore(first)
     single = alone(recipe_for(algorithm))
     batches = drawn(make_batch)
-    mine, theirs = (walk(learner, algorithm, batches) for learner in (single, gang))
-    mine_after, theirs_after = single.state().tensors, gang.state().tensors
+    mine, theirs = (walk(learner, algorithm, batches) for learner in (single, distributed))
+    mine_after, theirs_after = single.state().tensors, distributed.state().tensors
 
     difference = apart(theirs_after, mine_after)
     far = moved(mine_after, first.tensors)
@@ -101,11 +101,11 @@ def test_whatever_else_is_trained_is_trained_alike(name: str, processes: int, ma
     algorithm, changes = VARIANTS[name]
     single, batches = alone(recipe_for(algorithm, 1, **changes)), drawn(make_batch, 8)
     first = single.state().tensors
-    with together(recipe_for(algorithm, processes, **changes)) as gang:
-        assert apart(gang.state().tensors, first) == 0.0
-        mine, theirs = (walk(learner, algorithm, batches) for learner in (single, gang))
-        mine_after, theirs_after = single.state(), gang.state()
-        sent = dict(gang.snapshot().tensors())
+    with together(recipe_for(algorithm, processes, **changes)) as distributed:
+        assert apart(distributed.state().tensors, first) == 0.0
+        mine, theirs = (walk(learner, algorithm, batches) for learner in (single, distributed))
+        mine_after, theirs_after = single.state(), distributed.state()
+        sent = dict(distributed.snapshot().tensors())
     difference = apart(theirs_after.tensors, mine_after.tensors)
     print(f"{name} in {processes}: {difference:.2e} apart")
 
@@ -119,13 +119,13 @@ def test_whatever_else_is_trained_is_trained_alike(name: str, processes: int, ma
 
 def test_a_process_that_stands_still_counts_as_dead(make_batch, monkeypatch: pytest.MonkeyPatch):
     """Frozen in a step, it gives no sign of life; the others wait for it, and nobody waits for them forever."""
-    monkeypatch.setattr("gnomon.learner.local_crew.STILL_SECONDS", 6.0)
-    with together(recipe_for(GRPO)) as gang:
-        walk(gang, GRPO, drawn(make_batch, 1))
-        programs = [member.program for member in gang.crew.members]
+    monkeypatch.setattr("gnomon.learner.worker_group.STILL_SECONDS", 6.0)
+    with together(recipe_for(GRPO)) as distributed:
+        walk(distributed, GRPO, drawn(make_batch, 1))
+        programs = [member.program for member in distributed.worker_group.members]
         os.kill(programs[1].pid, signal.SIGSTOP)
         with pytest.raises(LearnerError, match="process 1 of the learner's 2 stood still for 6 s"):
-            walk(gang, GRPO, drawn(make_batch, 1))
+            walk(distributed, GRPO, drawn(make_batch, 1))
     assert None not in [program.poll() for program in programs]
 
 
@@ -136,13 +136,13 @@ def test_a_model_that_is_computed_row_by_row_is_refused(tmp_path: Path):
         num_key_value_heads=1, head_dim=8,
     )  # fmt: skip
     Gemma2ForCausalLM(config).save_pretrained(tmp_path)
-    gang = Gang(recipe_for(GRPO, model=str(tmp_path)), LocalCrew(2))
+    distributed = DistributedLearner(recipe_for(GRPO, model=str(tmp_path)), LocalWorkerGroup(2))
 
     with pytest.raises(
         ConfigError, match=r"(?s)Gemma2ForCausalLM does more with its logits.*set learner.processes = 1"
     ):
-        gang.open()
-    assert gang.crew.members == []
+        distributed.open()
+    assert distributed.worker_group.members == []
     assert alone(recipe_for(GRPO, 1, model=str(tmp_path))).version == 0
 
 
@@ -150,14 +150,14 @@ def test_bfloat16_has_float32_masters_in_parts(make_batch):
     """What is gathered is the masters' rounding, so the first step differs by the rounding of sums alone."""
     first, second = drawn(make_batch, 2)
     single = alone(recipe_for(GRPO, 1, precision="bf16"))
-    with together(recipe_for(GRPO, 2, precision="bf16")) as gang:
+    with together(recipe_for(GRPO, 2, precision="bf16")) as distributed:
         walk(single, GRPO, [first])
-        walk(gang, GRPO, [first])
-        assert {t.dtype for _, t in gang.snapshot().tensors()} == {torch.bfloat16}
-        sent = dict(gang.snapshot().tensors())
-        state = gang.state().tensors
+        walk(distributed, GRPO, [first])
+        assert {t.dtype for _, t in distributed.snapshot().tensors()} == {torch.bfloat16}
+        sent = dict(distributed.snapshot().tensors())
+        state = distributed.state().tensors
         assert apart({n: state[f"master/{n}"].bfloat16() for n in sent}, sent) == 0.0
-        single.restore(gang.state())
-        for learner in (single, gang):
+        single.restore(distributed.state())
+        for learner in (single, distributed):
             walk(learner, GRPO, [second])
-        assert apart(gang.state().tensors, single.state().tensors) < 1e-3
+        assert apart(distributed.state().tensors, single.state().tensors) < 1e-3

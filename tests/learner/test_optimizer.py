@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from gnomon.errors import CheckpointError, ConfigError, LearnerError, NotFiniteError
+from gnomon.core.errors import CheckpointError, ConfigError, LearnerError, NotFiniteError
 from gnomon.learner.optimizer import Optimizer, OptimizerPlan
 
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from gnomon.algorithms import GRPO, Kl
-from gnomon.learner.microbatches import trim
+from gnomon.core.types import Batch
+from gnomon.learner.learner import TorchLearner
+from gnomon.learner.microbatch import trim
 from gnomon.learner.optimizer import OptimizerPlan
-from gnomon.learner.plan import LearnerPlan
-from gnomon.learner.torch import TorchLearner
+from gnomon.learner.sections import LearnerPlan
 from gnomon.models.tiny import TinyConfig, tiny_model
-from gnomon.types import Batch
 
 ARCHITECTURES = ("qwen3_moe", "olmoe")
 LAYERS, EXPERTS, CHOSEN = 2, 4, 2

@@ -13,19 +13,19 @@ import pytest
 from tests.learner.together import apart, recipe_for, together, walk
 
 from gnomon.algorithms import GRPO
-from gnomon.learner.gang import Gang
-from gnomon.learner.local_crew import LocalCrew
-from gnomon.types import Batch, State
+from gnomon.core.types import Batch, State
+from gnomon.learner.distributed import DistributedLearner
+from gnomon.learner.worker_group import LocalWorkerGroup
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc who listens where")
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
 
 @pytest.fixture(scope="module")
-def started() -> Iterator[tuple[Gang, State]]:
+def started() -> Iterator[tuple[DistributedLearner, State]]:
     """Two processes, and the state that they began with."""
-    with together(recipe_for(GRPO)) as gang:
-        yield gang, gang.state()
+    with together(recipe_for(GRPO)) as distributed:
+        yield distributed, distributed.state()
 
 
 def listening(pid: int) -> dict[int, str]:
@@ -39,32 +39,34 @@ def listening(pid: int) -> dict[int, str]:
     return {int(port, 16): address for address, _, port in places}
 
 
-def crew_of(gang: Gang) -> LocalCrew:
+def crew_of(distributed: DistributedLearner) -> LocalWorkerGroup:
     """Return the processes themselves."""
-    assert isinstance(gang.crew, LocalCrew)
-    return gang.crew
+    assert isinstance(distributed.worker_group, LocalWorkerGroup)
+    return distributed.worker_group
 
 
-def test_they_meet_in_a_file_of_this_user_alone(started: tuple[Gang, State]):
+def test_they_meet_in_a_file_of_this_user_alone(started: tuple[DistributedLearner, State]):
     """In a folder that nobody else can enter; what they listen at is on loopback."""
-    crew = crew_of(started[0])
-    found = [listening(member.program.pid) for member in crew.members]
+    worker_group = crew_of(started[0])
+    found = [listening(member.program.pid) for member in worker_group.members]
 
-    assert Path(crew.meeting).parent == crew.scratch
-    assert stat.S_IMODE(crew.scratch.stat().st_mode) == 0o700
+    assert Path(worker_group.meeting).parent == worker_group.scratch
+    assert stat.S_IMODE(worker_group.scratch.stat().st_mode) == 0o700
     assert all(found)
     assert {address for ports in found for address in ports.values()} <= LOOPBACK
 
 
-def test_strangers_at_the_ports_change_nothing(started: tuple[Gang, State], make_batch: Callable[..., Batch]):
+def test_strangers_at_the_ports_change_nothing(
+    started: tuple[DistributedLearner, State], make_batch: Callable[..., Batch]
+):
     """What they say is passed over, and who says nothing is not waited for: the same steps, to the bit."""
-    gang, first = started
+    distributed, first = started
     batches = [make_batch(seed, 3, 3) for seed in range(2)]
-    measured = walk(gang, GRPO, batches)
-    wanted = gang.state().tensors
-    gang.restore(first)
+    measured = walk(distributed, GRPO, batches)
+    wanted = distributed.state().tensors
+    distributed.restore(first)
     guests = []
-    for member in crew_of(gang).members:
+    for member in crew_of(distributed).members:
         for port in listening(member.program.pid):
             for said in (
                 b"",
@@ -76,15 +78,15 @@ def test_strangers_at_the_ports_change_nothing(started: tuple[Gang, State], make
                 guest = socket.create_connection(("127.0.0.1", port), timeout=5)
                 guest.sendall(said)
                 guests.append(guest)
-    again = walk(gang, GRPO, batches)
+    again = walk(distributed, GRPO, batches)
     for guest in guests:
         guest.close()
 
     assert len(guests) >= 10
     assert again == measured
-    assert apart(gang.state().tensors, wanted) == 0.0
-    gang.restore(first)
-    assert walk(gang, GRPO, batches) == measured
+    assert apart(distributed.state().tensors, wanted) == 0.0
+    distributed.restore(first)
+    assert walk(distributed, GRPO, batches) == measured
 
 
 MEETING = """

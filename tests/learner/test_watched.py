@@ -10,62 +10,62 @@ import pytest
 from tests.learner.together import recipe_for, together
 
 from gnomon.algorithms import GRPO
-from gnomon.errors import LearnerError
-from gnomon.learner import gang as module
-from gnomon.learner.gang import Gang
-from gnomon.loop.beside import beside
+from gnomon.core.errors import LearnerError
+from gnomon.learner import distributed as module
+from gnomon.learner.distributed import DistributedLearner
+from gnomon.training.watchdog import run_with_watchdog
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_WATCH_SECONDS", 0.2)
-    monkeypatch.setattr("gnomon.learner.local_crew.STILL_SECONDS", 1.0)
+    monkeypatch.setattr("gnomon.learner.worker_group.STILL_SECONDS", 1.0)
 
 
-def hit(gang: Gang, number: signal.Signals) -> None:
+def hit(distributed: DistributedLearner, number: signal.Signals) -> None:
     """Send a signal to the second process."""
-    os.kill(gang.crew.members[1].program.pid, number)
+    os.kill(distributed.worker_group.members[1].program.pid, number)
 
 
 def test_deaths_between_two_calls_are_noticed():
     """Killed, it is named, the others are ended, the wait for answers is cut short, and later calls say the same."""
-    with together(recipe_for(GRPO)) as gang:
-        programs = [member.program for member in gang.crew.members]
+    with together(recipe_for(GRPO)) as distributed:
+        programs = [member.program for member in distributed.worker_group.members]
 
         async def wait() -> None:
-            asyncio.get_running_loop().call_later(1.0, hit, gang, signal.SIGKILL)
-            await beside(gang.watch(), asyncio.sleep(60))
+            asyncio.get_running_loop().call_later(1.0, hit, distributed, signal.SIGKILL)
+            await run_with_watchdog(distributed.watch(), asyncio.sleep(60))
 
         began = time.monotonic()
         with pytest.raises(LearnerError, match="process 1 of the learner's 2 is gone: it was killed"):
             asyncio.run(wait())
         assert time.monotonic() - began < 10
         with pytest.raises(LearnerError, match="process 1 of the learner's 2 is gone"):
-            gang.state()
+            distributed.state()
     assert None not in [program.poll() for program in programs]
 
 
 @pytest.mark.slow
 def test_one_that_is_stopped_between_two_calls_is_noticed():
     """The system says that it stands still."""
-    with together(recipe_for(GRPO)) as gang:
-        hit(gang, signal.SIGSTOP)
+    with together(recipe_for(GRPO)) as distributed:
+        hit(distributed, signal.SIGSTOP)
         with pytest.raises(LearnerError, match="process 1 of the learner's 2 stood still for 1 s"):
-            asyncio.run(beside(gang.watch(), asyncio.sleep(60)))
+            asyncio.run(run_with_watchdog(distributed.watch(), asyncio.sleep(60)))
 
 
 @pytest.mark.slow
 def test_looking_is_in_nobodys_way(tmp_path: Path):
     """While all live nothing comes of it, whatever is asked meanwhile; and it ends with the work."""
-    with together(recipe_for(GRPO)) as gang:
+    with together(recipe_for(GRPO)) as distributed:
 
         async def work() -> str:
             for number in range(3):
-                await asyncio.to_thread(gang.write_model, tmp_path / str(number))
+                await asyncio.to_thread(distributed.write_model, tmp_path / str(number))
                 await asyncio.sleep(0.3)
             return "done"
 
-        assert asyncio.run(beside(gang.watch(), work())) == "done"
+        assert asyncio.run(run_with_watchdog(distributed.watch(), work())) == "done"
     assert (tmp_path / "2" / "model.safetensors").is_file()
 
 
@@ -76,4 +76,4 @@ def test_what_the_work_itself_meets_says_more():
         raise error
 
     with pytest.raises(LearnerError, match="its own"):
-        asyncio.run(beside(fail(ValueError("watched")), fail(LearnerError("its own"))))
+        asyncio.run(run_with_watchdog(fail(ValueError("watched")), fail(LearnerError("its own"))))

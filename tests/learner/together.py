@@ -10,17 +10,16 @@ import torch
 from torch import Tensor
 
 from gnomon.algorithms import Algorithm
-from gnomon.learner.base import Writing
-from gnomon.learner.crew import Crew
-from gnomon.learner.gang import Gang
-from gnomon.learner.local_crew import LocalCrew
+from gnomon.core.metrics import Metrics
+from gnomon.core.types import Batch
+from gnomon.learner.base import SavableLearner
+from gnomon.learner.distributed import DistributedLearner
+from gnomon.learner.learner import TorchLearner
 from gnomon.learner.optimizer import OptimizerPlan
-from gnomon.learner.plan import LearnerPlan
-from gnomon.learner.recipe import Recipe
-from gnomon.learner.torch import TorchLearner
-from gnomon.loop.valuing import Unvalued, Valued
-from gnomon.metrics import Metrics
-from gnomon.types import Batch
+from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.spec import LearnerSpec
+from gnomon.learner.worker_group import LocalWorkerGroup, WorkerGroup
+from gnomon.training.critic_updates import CriticTraining, NoCritic
 
 # Adam's step is g / (|g| + epsilon): where epsilon is far above rounding, so is what it makes of rounding.
 PLAN = LearnerPlan(
@@ -28,42 +27,44 @@ PLAN = LearnerPlan(
 )
 
 
-def recipe_for(algorithm: Algorithm, processes: int = 2, model: str = "tiny", **changes: Any) -> Recipe:
+def recipe_for(algorithm: Algorithm, processes: int = 2, model: str = "tiny", **changes: Any) -> LearnerSpec:
     """The recipe of a learner of ``model`` in so many processes; ``changes`` of its plan, and ``lora``."""
     lora = changes.pop("lora", None)
-    return Recipe(model, algorithm, replace(PLAN, processes=processes, **changes), steps=20, lora=lora)
+    return LearnerSpec(model, algorithm, replace(PLAN, processes=processes, **changes), steps=20, lora=lora)
 
 
-def alone(recipe: Recipe) -> TorchLearner:
+def alone(recipe: LearnerSpec) -> TorchLearner:
     """The same learner in this process."""
     cpu = torch.device("cpu")
     return recipe.learner(recipe.network(cpu), cpu)
 
 
 @contextmanager
-def together(recipe: Recipe, crew: Crew | None = None) -> Iterator[Gang]:
+def together(recipe: LearnerSpec, worker_group: WorkerGroup | None = None) -> Iterator[DistributedLearner]:
     """The learner in processes of its own, of this machine where no crew is given, which are gone afterwards."""
-    gang = Gang(recipe, crew or LocalCrew(recipe.plan.processes, recipe.device))
-    gang.open()
+    distributed = DistributedLearner(recipe, worker_group or LocalWorkerGroup(recipe.plan.processes, recipe.device))
+    distributed.open()
     try:
-        yield gang
+        yield distributed
     finally:
-        gang.close()
+        distributed.close()
 
 
-def walk(learner: Writing, algorithm: Algorithm, batches: Sequence[Batch], first: int = 0) -> list[Mapping[str, float]]:
+def walk(
+    learner: SavableLearner, algorithm: Algorithm, batches: Sequence[Batch], first: int = 0
+) -> list[Mapping[str, float]]:
     """Score, teach and update once for each batch, and return what was measured."""
 
     async def steps() -> list[Mapping[str, float]]:
         measured = []
-        valuing = Unvalued() if algorithm.critic is None else Valued(algorithm, learner, 0)
+        critic_updates = NoCritic() if algorithm.critic is None else CriticTraining(algorithm, learner, 0)
         for step, batch in enumerate(batches, start=first):
             batch = (await learner.score(batch, algorithm.needs)).into(batch)
-            batch, metrics = await valuing.before(batch, step)
+            batch, metrics = await critic_updates.before(batch, step)
             batch = algorithm.prepare(batch)
             for minibatch in algorithm.minibatches(batch, step):
                 metrics += await learner.update(minibatch, algorithm, step)
-            metrics += await valuing.after(batch, step)
+            metrics += await critic_updates.after(batch, step)
             learner.advance()
             measured.append(without_clocks(metrics))
         return measured

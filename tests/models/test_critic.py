@@ -7,7 +7,7 @@ import torch
 import transformers as hf
 from safetensors.torch import save_file
 
-from gnomon.errors import ModelError
+from gnomon.core.errors import ModelError
 from gnomon.models import default
 from gnomon.models.critic import HEAD_FILE, CausalCritic, check_critic, head_for, load_critic, write_critic
 from gnomon.models.load import merged_tensors, write_model

@@ -7,11 +7,11 @@ import torch
 import transformers as hf
 from tests.models.architectures import SHAPE, llama, mistral, qwen2, qwen3
 
-from gnomon.errors import ModelError
-from gnomon.models.decoder import AlignedDecoder, Decoder, RecomputeDecoder, WaveDecoder
+from gnomon.core.errors import ModelError
+from gnomon.models.cuda_graph_decoder import fastest_decoder
+from gnomon.models.decoder import AlignedDecoder, Decoder, RecomputeDecoder, SameLengthDecoder
 from gnomon.models.forward import CACHE_NAMES, Forward, accepted, cache_name, checked_arguments
 from gnomon.models.slow import slow_parts
-from gnomon.models.static import fastest_decoder
 
 
 def phi3() -> Any:
@@ -114,7 +114,7 @@ def test_a_cache_that_does_not_grow_is_an_error():
 
     with torch.no_grad(), pytest.raises(ModelError, match="left nothing in the cache"):
         decoder.step([5], 8)
-    wave = WaveDecoder(model)
+    wave = SameLengthDecoder(model)
     wave.admit([(5,)], 8, frozenset())
     with torch.no_grad(), pytest.raises(ModelError, match="gives back no cache"):
         wave.step([5], 8)

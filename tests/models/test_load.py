@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers as hf
 
-from gnomon.errors import ConfigError, ModelError
+from gnomon.core.errors import ConfigError, ModelError
 from gnomon.models import default
 from gnomon.models.load import check_model, load_model, load_tokenizer, merged_tensors, write_model
 from gnomon.models.lora import LoraPlan

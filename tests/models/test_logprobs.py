@@ -25,7 +25,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from gnomon.errors import ConfigError
+from gnomon.core.errors import ConfigError
 from gnomon.models.head import chosen_logprobs
 from gnomon.models.logprobs import TokenScorer
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers as hf
 
-from gnomon.errors import ConfigError
+from gnomon.core.errors import ConfigError
 from gnomon.models.load import load_model
 from gnomon.models.lora import LoraPlan, adapt, merged_tensors, trainable
 from gnomon.models.tiny import TinyConfig, tiny_model

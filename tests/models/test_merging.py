@@ -11,14 +11,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnomon.models.merging import merged
-from gnomon.transport.fingerprint import fingerprint
-from gnomon.types import Adapted
+from gnomon.core.types import Adapted
+from gnomon.models.lora import merged
+from gnomon.models.transfer.fingerprint import fingerprint
 
 _ELSEWHERE = """
 import torch
-from gnomon.models.merging import merged
-from gnomon.transport.fingerprint import fingerprint
+from gnomon.models.lora import merged
+from gnomon.models.transfer.fingerprint import fingerprint
 from tests.models.test_merging import adapted
 torch.set_num_threads({threads})
 for rank in (1, 16, 70):

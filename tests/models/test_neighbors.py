@@ -8,13 +8,13 @@ import pytest
 import torch
 import transformers as hf
 
+from gnomon.core.errors import ConfigError
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
-from gnomon.errors import ConfigError
+from gnomon.models.attention import rotary_edge
+from gnomon.models.cuda_graph_decoder import fastest_decoder
 from gnomon.models.decoder import RecomputeDecoder, tried_lengths
 from gnomon.models.logprobs import TokenScorer
-from gnomon.models.rotary import rotary_edge
-from gnomon.models.static import fastest_decoder
 from gnomon.models.tokenizer import context_of
 
 SHAPE: dict[str, Any] = {

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Gemma2Config, Gemma2ForCausalLM, MambaConfig, MambaForCausalLM
 
-from gnomon.models import trunk
+from gnomon.models import backbone
 from gnomon.models.logprobs import TokenScorer
 from gnomon.models.prefix import crossing_tokens, number_prompts, pack, pieces
 from gnomon.models.tiny import tiny_model
@@ -66,8 +66,8 @@ def test_a_token_sees_its_prompt_and_its_own_response_only():
 @pytest.mark.parametrize(("is_told", "count"), [(True, 0), (False, 1)])
 def test_all_layers_share_one_mask(monkeypatch, is_told, count):
     """What a forward pass keeps has no mask of the packed rows where attention is told how they branch, else one."""
-    monkeypatch.setattr(trunk, "attends_by_branches", lambda _: is_told)
-    monkeypatch.setattr(trunk, "may_write_out", lambda _: False)
+    monkeypatch.setattr(backbone, "attends_by_branches", lambda _: is_told)
+    monkeypatch.setattr(backbone, "may_write_out", lambda _: False)
     model = tiny_model(0)
     kept: dict[int, torch.Tensor] = {}
 
@@ -126,9 +126,9 @@ def test_how_positions_attend_is_one_thing_in_two_forms(is_one_row):
 @pytest.mark.parametrize(("longest", "is_packed"), [(4, True), (3, False)])
 def test_rows_that_share_nothing_lie_in_one_row_unless_they_are_long(monkeypatch, longest, is_packed, way):
     """Long ones are left to attention that lays out no square, such as the one in C; shared prompts are packed."""
-    monkeypatch.setattr(trunk, "_LONGEST", longest)
+    monkeypatch.setattr(backbone, "_LONGEST", longest)
     tokens, prompts, _ = rows()
-    body = trunk.Trunk(tiny_model(0))
+    body = backbone.Backbone(tiny_model(0))
 
     assert (body.pack(tokens[1:3], prompts[1:3], torch.tensor([4, 4])) is not None) == (is_packed or way == "native")
     assert body.pack(tokens, prompts, torch.tensor([7, 4, 4, 5, 5])) is not None

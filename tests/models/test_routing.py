@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from gnomon.errors import ConfigError
+from gnomon.core.errors import ConfigError
+from gnomon.models.contexts import recomputing
 from gnomon.models.logprobs import TokenScorer, TokenScores
-from gnomon.models.modes import recomputing
 from gnomon.models.routing import Routing, changed_fraction, moe_layers, recording, replaying
 from gnomon.models.tiny import TinyConfig, tiny_model
 

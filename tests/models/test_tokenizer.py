@@ -7,7 +7,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-from gnomon.errors import ConfigError
+from gnomon.core.errors import ConfigError
 from gnomon.models.tiny import tiny_tokenizer
 from gnomon.models.tokenizer import Tokenizer, wrap
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnomon.errors import ConfigError
+from gnomon.core.errors import ConfigError
 from gnomon.models.critic import load_critic
 from gnomon.models.values import ValueScorer
 

@@ -15,24 +15,24 @@ from gnomon.algorithms import (
     Algorithm,
     Cap,
     Clip,
+    ClippedSurrogate,
     ConstantLength,
     Entropy,
     GeometricClip,
     Kl,
-    Masked,
+    MaskedIS,
     OffPolicyMask,
-    Pessimistic,
+    PolicyGradient,
     Ratio,
-    Score,
     SequenceMean,
     SequenceSum,
-    SoftGate,
+    SigmoidGate,
     TokenMean,
-    Truncated,
+    TruncatedIS,
 )
 
-CLIP = Pessimistic(Clip(0.2, 0.28))
-SEQUENCE_CLIP = Pessimistic(Clip(3e-2, 4e-2))
+CLIP = ClippedSurrogate(Clip(0.2, 0.28))
+SEQUENCE_CLIP = ClippedSurrogate(Clip(3e-2, 4e-2))
 EPSILON = {"epsilon": 0.2, "epsilon_high": 0.28}
 SEQUENCE_EPSILON = {"epsilon": 3e-2, "epsilon_high": 4e-2, "importance_sampling_level": "sequence"}
 
@@ -53,10 +53,13 @@ def without(problem: Any, row: int) -> Any:
         ({"loss_type": "dr_grpo", **EPSILON}, {"surrogate": CLIP, "aggregate": ConstantLength(12)}),
         (
             {"loss_type": "grpo", "delta": 1.5, **EPSILON},
-            {"surrogate": Pessimistic(Clip(0.2, 0.28), dual=1.5), "aggregate": SequenceMean()},
+            {"surrogate": ClippedSurrogate(Clip(0.2, 0.28), dual=1.5), "aggregate": SequenceMean()},
         ),
-        ({"loss_type": "cispo", "epsilon_high": 1.5}, {"surrogate": Score(Cap(1.5)), "aggregate": TokenMean()}),
-        ({"loss_type": "sapo"}, {"surrogate": SoftGate(1.0, 1.05), "aggregate": SequenceMean()}),
+        (
+            {"loss_type": "cispo", "epsilon_high": 1.5},
+            {"surrogate": PolicyGradient(Cap(1.5)), "aggregate": TokenMean()},
+        ),
+        ({"loss_type": "sapo"}, {"surrogate": SigmoidGate(1.0, 1.05), "aggregate": SequenceMean()}),
         (
             {"loss_type": "grpo", **SEQUENCE_EPSILON},
             {"surrogate": SEQUENCE_CLIP, "ratio": Ratio(level="sequence"), "aggregate": SequenceMean()},
@@ -103,7 +106,7 @@ def test_grpo_by_default_is_not_grpo(trl, problem, same):
 
 def test_delta_below_the_clip(trl, problem, compose):
     """TRL's delta bounds the ratio of good tokens too; set below 1 + epsilon_high, it is no dual clip any more."""
-    algorithm = compose(surrogate=Pessimistic(Clip(0.2, 0.5), dual=1.1))
+    algorithm = compose(surrogate=ClippedSurrogate(Clip(0.2, 0.5), dual=1.1))
 
     assert problem.ours(algorithm)[0] < trl(loss_type="grpo", delta=1.1, epsilon_high=0.5).loss(problem)[0] - 1e-3
 
@@ -134,10 +137,10 @@ def test_unbiased_kl_from_stale_samples(trl, problem, compose):
 @pytest.mark.parametrize(
     ("correction", "settings"),
     [
-        (Truncated(1.3), {"mode": "token_truncate", "clip_max": 1.3}),
-        (Truncated(1.3, "sequence"), {"mode": "sequence_truncate", "clip_max": 1.3}),
-        (Masked(0.7, 1.4), {"mode": "token_mask", "clip_min": 0.7, "clip_max": 1.4}),
-        (Masked(0.0, 3.0, "sequence"), {"mode": "sequence_mask"}),
+        (TruncatedIS(1.3), {"mode": "token_truncate", "clip_max": 1.3}),
+        (TruncatedIS(1.3, "sequence"), {"mode": "sequence_truncate", "clip_max": 1.3}),
+        (MaskedIS(0.7, 1.4), {"mode": "token_mask", "clip_min": 0.7, "clip_max": 1.4}),
+        (MaskedIS(0.0, 3.0, "sequence"), {"mode": "sequence_mask"}),
     ],
     ids=["token_truncate", "sequence_truncate", "token_mask", "sequence_mask, the default"],
 )

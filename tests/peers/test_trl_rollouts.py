@@ -6,19 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gnomon.algorithms import (
-    GRPO,
-    RLOO,
-    Clip,
-    GroupRelative,
-    LeaveOneOut,
-    Pessimistic,
-    Ratio,
-    SequenceMean,
-)
-from gnomon.curriculum.fixed import optimal_value
-from gnomon.verifiers.base import Sample
-from gnomon.verifiers.exact import OverlongPenalty
+from gnomon.algorithms import GRPO, RLOO, Clip, ClippedSurrogate, GroupRelative, LeaveOneOut, Ratio, SequenceMean
+from gnomon.rewards.base import Sample
+from gnomon.rewards.exact import OverlongPenalty
+from gnomon.rollouts.curriculum.tracker import optimal_value
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
@@ -76,7 +67,7 @@ def test_rloo(trl, drawn, compose, same):
     problem = drawn(2, holes=False)
     peer = trl("trl.RLOOTrainer", epsilon=0.2)
     algorithm = compose(
-        ratio=Ratio(level="sequence_product"), surrogate=Pessimistic(Clip(0.2, 0.2)), aggregate=SequenceMean()
+        ratio=Ratio(level="sequence_product"), surrogate=ClippedSurrogate(Clip(0.2, 0.2)), aggregate=SequenceMean()
     )
     old = torch.where(problem.batch.mask, problem.batch.proximal, 0.0).sum(1)
     theirs = peer.loss(problem, old_logps=old, completion_mask=problem.batch.mask.long())
@@ -89,7 +80,7 @@ def test_rloo_far_away(trl, drawn, compose):
     """TRL does not bound the product: 12 tokens at +4 give e^48, which we bound to e^20."""
     problem = drawn(3, holes=False)
     far = problem.with_batch(proximal=problem.current - 4)
-    algorithm = compose(ratio=Ratio(level="sequence_product"), surrogate=Pessimistic(Clip(0.2, 0.2)))
+    algorithm = compose(ratio=Ratio(level="sequence_product"), surrogate=ClippedSurrogate(Clip(0.2, 0.2)))
     old = torch.where(far.batch.mask, far.batch.proximal, 0.0).sum(1)
     theirs, _ = trl("trl.RLOOTrainer").loss(far, old_logps=old, completion_mask=far.batch.mask.long())
 

@@ -21,19 +21,19 @@ from gnomon.algorithms import (
     Algorithm,
     Cap,
     Clip,
+    ClippedSurrogate,
     ConstantLength,
     CriticPlan,
     GeometricClip,
     Kl,
-    Pessimistic,
+    PolicyGradient,
     Ratio,
-    Score,
     SequenceMean,
     SequenceSum,
-    SoftGate,
+    SigmoidGate,
     TokenMean,
 )
-from gnomon.metrics import Metrics
+from gnomon.core.metrics import Metrics
 from gnomon.models.head import chosen_logprobs
 
 AGGREGATES = [
@@ -88,14 +88,14 @@ def test_presets(verl, problem, same, preset, name, mode, settings):
 @modes
 def test_dual_clip(verl, problem, compose, same, mode, aggregate):
     """Asymmetric clip with a dual clip is verl's "vanilla" loss, in value and gradient, on every denominator."""
-    algorithm = compose(surrogate=Pessimistic(Clip(0.2, 0.28), dual=1.5), aggregate=aggregate)
+    algorithm = compose(surrogate=ClippedSurrogate(Clip(0.2, 0.28), dual=1.5), aggregate=aggregate)
 
     same(problem.ours(algorithm), verl.loss("vanilla", problem, mode, clip_ratio_c=1.5, **BOUNDS)[:2])
 
 
 def test_clip_fractions(verl, problem, compose, same):
     """verl's pg_clipfrac and pg_clipfrac_lower are our clipped and dual-clipped fractions."""
-    algorithm = compose(surrogate=Pessimistic(Clip(0.2, 0.28), dual=1.5))
+    algorithm = compose(surrogate=ClippedSurrogate(Clip(0.2, 0.28), dual=1.5))
     _, _, theirs = verl.loss("vanilla", problem, clip_ratio_c=1.5, **BOUNDS)
     metrics = problem.metrics(algorithm)
 
@@ -108,7 +108,7 @@ def test_extreme_ratios(verl, problem, compose, same):
     """Log-ratios of +-30 are bounded to +-20 by both, with no gradient beyond."""
     far = problem.current + 30 * torch.sign(problem.batch.behavior - problem.batch.proximal)
     extreme = problem.with_batch(proximal=far)
-    algorithm = compose(surrogate=Pessimistic(Clip(0.2, 0.28), dual=3.0), aggregate=TokenMean())
+    algorithm = compose(surrogate=ClippedSurrogate(Clip(0.2, 0.28), dual=3.0), aggregate=TokenMean())
 
     same(extreme.ours(algorithm), verl.loss("vanilla", extreme, clip_ratio_c=3.0, **BOUNDS)[:2])
 
@@ -116,7 +116,7 @@ def test_extreme_ratios(verl, problem, compose, same):
 @pytest.mark.parametrize("level", ["sequence", "sequence_token"])
 def test_gspo(verl, problem, compose, same, level):
     """GSPO and GSPO-token are both verl's "gspo" when it is averaged over sequences and A is one for a sequence."""
-    algorithm = compose(ratio=Ratio(level=level), surrogate=Pessimistic(Clip(3e-2, 4e-2)))
+    algorithm = compose(ratio=Ratio(level=level), surrogate=ClippedSurrogate(Clip(3e-2, 4e-2)))
     theirs = verl.loss("gspo", problem, "seq-mean-token-mean", clip_ratio_low=3e-2, clip_ratio_high=4e-2)
 
     same(problem.ours(algorithm), theirs[:2])
@@ -125,7 +125,7 @@ def test_gspo(verl, problem, compose, same, level):
 def test_gspo_token_with_advantages_of_tokens(verl, problem, compose, same):
     """GSPO-token is verl's "gspo" also when every token has an advantage of its own."""
     varied = problem.with_batch(advantages=problem.batch.values)
-    algorithm = compose(ratio=Ratio(level="sequence_token"), surrogate=Pessimistic(Clip(3e-2, 4e-2)))
+    algorithm = compose(ratio=Ratio(level="sequence_token"), surrogate=ClippedSurrogate(Clip(3e-2, 4e-2)))
     theirs = verl.loss("gspo", varied, "seq-mean-token-mean", clip_ratio_low=3e-2, clip_ratio_high=4e-2)
 
     same(varied.ours(algorithm), theirs[:2])
@@ -135,7 +135,7 @@ def test_gspo_clamp(verl, problem, compose, same):
     """verl's "gspo" bounds the sequence's log-ratio to 10 from above only: with Ratio(clamp=10) we are equal."""
     far = problem.with_batch(proximal=problem.current - 15)
     theirs = verl.loss("gspo", far, "seq-mean-token-mean")[:2]
-    clip = Pessimistic(Clip(0.2, 0.2))
+    clip = ClippedSurrogate(Clip(0.2, 0.2))
 
     same(far.ours(compose(ratio=Ratio(level="sequence_token", clamp=10.0), surrogate=clip))[0], theirs[0])
     assert abs(far.ours(compose(ratio=Ratio(level="sequence_token"), surrogate=clip))[0]) > 100 * abs(theirs[0])
@@ -151,7 +151,7 @@ def test_gspo_on_the_default_denominator(verl, problem, same):
 
 def test_sapo(verl, problem, compose, same):
     """The soft gate is verl's "sapo", which is a mean over sequences whatever it is asked for."""
-    algorithm = compose(surrogate=SoftGate(1.0, 1.05))
+    algorithm = compose(surrogate=SigmoidGate(1.0, 1.05))
 
     same(problem.ours(algorithm), verl.loss("sapo", problem, "token-mean", tau_pos=1.0, tau_neg=1.05)[:2])
 
@@ -163,7 +163,7 @@ def test_sapo(verl, problem, compose, same):
 )
 def test_cispo(verl, problem, compose, same, low, high, trust):
     """A cap is verl's "cispo" with 1 + clip_ratio_high as cap; its default also has a floor of 0.8."""
-    algorithm = compose(surrogate=Score(trust), aggregate=TokenMean())
+    algorithm = compose(surrogate=PolicyGradient(trust), aggregate=TokenMean())
     theirs = verl.loss("cispo", problem, clip_ratio_low=low, clip_ratio_high=high)
 
     same(problem.ours(algorithm), theirs[:2])
@@ -300,7 +300,8 @@ def reinforce(verl: Any, problem: Any, **settings: Any) -> tuple[float, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "surrogate"), [("reinforce", Score(Cap(2.0))), ("ppo_clip", Pessimistic(Clip(0.2, 0.2), dual=3.0))]
+    ("kind", "surrogate"),
+    [("reinforce", PolicyGradient(Cap(2.0))), ("ppo_clip", ClippedSurrogate(Clip(0.2, 0.2), dual=3.0))],
 )
 def test_bypass_mode(verl, problem, compose, same, kind, surrogate):
     """A ratio anchored on behavior is verl's bypass mode, truncated or clipped, and is corrected once."""

@@ -13,11 +13,11 @@ from gnomon.algorithms import (
     Gae,
     GroupRelative,
     LeaveOneOut,
-    LengthWeighted,
+    OptimalBaseline,
     Returns,
     Whitened,
 )
-from gnomon.testing import make_batch
+from gnomon.algorithms.testing import make_batch
 
 
 def estimate(verl: Any, name: str, batch: Any, **more: Any) -> Any:
@@ -37,7 +37,7 @@ def estimate(verl: Any, name: str, batch: Any, **more: Any) -> Any:
         (GroupRelative(scale="none"), "grpo", {"norm_adv_by_std_in_grpo": False}),
         (LeaveOneOut(), "rloo", {}),
         (LeaveOneOut(), "rloo_vectorized", {}),
-        (LengthWeighted(), "opo", {}),
+        (OptimalBaseline(), "opo", {}),
         (Whitened(GroupRelative(scale="none"), ddof=1), "reinforce_plus_plus_baseline", {}),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
@@ -73,7 +73,7 @@ def test_opo_of_a_group_of_one(verl):
     batch = make_batch([0.7, 0.2, 0.4], [[1, 1], [1], [1, 1]], [0, 1, 1])
 
     assert float(estimate(verl, "opo", batch)[0][0, 0]) == 0.7
-    assert float(LengthWeighted()(batch)[0][0, 0]) == 0
+    assert float(OptimalBaseline()(batch)[0][0, 0]) == 0
 
 
 def test_reinforce_pp(verl, problem, same):

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnomon.algorithms import Clip, GeometricClip, Masked, Pessimistic, Rejected, TokenMean, Truncated
+from gnomon.algorithms import Clip, ClippedSurrogate, GeometricClip, MaskedIS, RejectionSampling, TokenMean, TruncatedIS
 
 BOUNDS = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 3.0}
-SURROGATE = Pessimistic(Clip(0.2, 0.28), dual=3.0)
+SURROGATE = ClippedSurrogate(Clip(0.2, 0.28), dual=3.0)
 
 
 def weights(verl: Any, problem: Any, level: str, threshold: float | str) -> Tensor:
@@ -29,10 +29,10 @@ def rejected(verl: Any, problem: Any, kind: str, band: str) -> Tensor:
 @pytest.mark.parametrize(
     ("correction", "level", "threshold"),
     [
-        (Truncated(1.3), "token", 1.3),
-        (Truncated(1.3, "sequence"), "sequence", 1.3),
-        (Masked(0.7, 1.4), "token", "0.7_1.4"),
-        (Masked(0.4, 3.0, "sequence"), "sequence", "0.4_3.0"),
+        (TruncatedIS(1.3), "token", 1.3),
+        (TruncatedIS(1.3, "sequence"), "sequence", 1.3),
+        (MaskedIS(0.7, 1.4), "token", "0.7_1.4"),
+        (MaskedIS(0.4, 3.0, "sequence"), "sequence", "0.4_3.0"),
     ],
     ids=["TIS", "TIS of sequences", "IcePop", "MIS"],
 )
@@ -48,7 +48,7 @@ def test_weights(verl, problem, compose, same, correction, level, threshold):
 def test_far_engines(verl, problem, compose, same):
     """Sums of log-ratios beyond 20 are bounded by both."""
     far = problem.with_batch(behavior=problem.batch.proximal - 8)
-    algorithm = compose(surrogate=SURROGATE, aggregate=TokenMean(), correction=Truncated(1e12, "sequence"))
+    algorithm = compose(surrogate=SURROGATE, aggregate=TokenMean(), correction=TruncatedIS(1e12, "sequence"))
     factors = weights(verl, far, "sequence", 1e12)
 
     same(far.ours(algorithm), verl.loss("vanilla", far, weights=factors, **BOUNDS)[:2])
@@ -75,7 +75,9 @@ def test_rejection(verl, problem, compose, same, kind, level):
     """With bounds turned over, our rejection is verl's, but for the denominator: theirs counts what is kept."""
     batch = problem.batch
     mask = rejected(verl, problem, kind, "0.9_1.3").bool()
-    algorithm = compose(surrogate=SURROGATE, aggregate=TokenMean(), correction=Rejected(1 / 1.3, 1 / 0.9, level))
+    algorithm = compose(
+        surrogate=SURROGATE, aggregate=TokenMean(), correction=RejectionSampling(1 / 1.3, 1 / 0.9, level)
+    )
     loss, gradient = problem.ours(algorithm)
     amplified = int(batch.mask.sum()) / int(mask.sum())
 
@@ -87,9 +89,9 @@ def test_gmpo_with_weights(verl, problem, compose, same):
     """verl corrects a response of GMPO by the geometric mean of its weights, we by their mean: equal when all are."""
     settings = {"clip_ratio_low": 0.4, "clip_ratio_high": 0.4}
     factors = weights(verl, problem, "token", 1.3)
-    ours = problem.ours(compose(surrogate=GeometricClip(0.4), correction=Truncated(1.3)))[0]
+    ours = problem.ours(compose(surrogate=GeometricClip(0.4), correction=TruncatedIS(1.3)))[0]
     shifted = problem.with_batch(behavior=problem.batch.proximal - 0.1)
-    whole = compose(surrogate=GeometricClip(0.4), correction=Truncated(1.3))
+    whole = compose(surrogate=GeometricClip(0.4), correction=TruncatedIS(1.3))
 
     same(
         shifted.ours(whole),

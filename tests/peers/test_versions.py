@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gnomon.tasks.prime import INSTALL
+from gnomon.tasks.verifiers_env import INSTALL
 
 ROOT = Path(__file__).resolve().parents[2]
 

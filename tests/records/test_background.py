@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gnomon.errors import EngineError, Stopped
+from gnomon.core.errors import EngineError, Stopped
 from gnomon.records.background import Background
 
 PATIENCE_SECONDS = 20.0

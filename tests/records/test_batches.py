@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gnomon.errors import ConfigError, DatasetError
+from gnomon.core.errors import ConfigError, DatasetError
+from gnomon.core.types import Batch
 from gnomon.records.batches import BatchLog, parse_batch, read_batch, write_batch
-from gnomon.types import Batch
 
 CONTRACT = {
     "format": "gnomon-batch/1",

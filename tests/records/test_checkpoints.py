@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from gnomon.errors import CheckpointError
+from gnomon.core.errors import CheckpointError
+from gnomon.core.types import State
 from gnomon.records.checkpoints import Checkpoints, load
 from gnomon.records.manifest import find_damage, write_manifest
-from gnomon.types import State
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
@@ -301,7 +301,7 @@ import os, sys
 from pathlib import Path
 import torch
 from gnomon.records import checkpoints, manifest
-from gnomon.types import State
+from gnomon.core.types import State
 
 where, directory = sys.argv[1], Path(sys.argv[2])
 kept = checkpoints.Checkpoints(directory, keep_last=1)

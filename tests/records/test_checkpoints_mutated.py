@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from gnomon.errors import CheckpointError
-from gnomon.learner.plan import LearnerPlan
-from gnomon.learner.torch import TorchLearner
+from gnomon.core.errors import CheckpointError
+from gnomon.core.types import State
+from gnomon.learner.learner import TorchLearner
+from gnomon.learner.sections import LearnerPlan
 from gnomon.models.tiny import tiny_model, tiny_tokenizer
 from gnomon.records.checkpoints import Checkpoints, load
-from gnomon.types import State
 
 Rng = random.Random
 BLOCK = 512

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gnomon.errors import RunDirectoryError
+from gnomon.core.errors import RunDirectoryError
 from gnomon.records.directory import LOCK, RunDirectory
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -46,17 +46,17 @@ def nobody(tmp_path: Path) -> Iterator[None]:
 def holding(path: Path, *flags: str) -> Iterator["subprocess.Popen[str]"]:
     """Run a process that takes the run and sleeps."""
     command = [sys.executable, "-c", HOLD, str(path), *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=SOURCE) as holder:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=SOURCE) as owner:
         try:
-            yield holder
+            yield owner
         finally:
-            holder.kill()
+            owner.kill()
 
 
-def line(holder: "subprocess.Popen[str]") -> str:
+def line(owner: "subprocess.Popen[str]") -> str:
     """Return the next line that it says."""
-    assert holder.stdout is not None
-    return holder.stdout.readline().strip()
+    assert owner.stdout is not None
+    return owner.stdout.readline().strip()
 
 
 def test_a_new_run_is_made_and_locked(tmp_path: Path):
@@ -114,28 +114,28 @@ def test_no_permission_is_one_clear_message(tmp_path: Path):
 
 def test_a_second_process_is_refused_with_pid_and_host(tmp_path: Path):
     """Whoever has the run is named, for a new start and for a resume; when killed, the run is free at once."""
-    with holding(tmp_path / "run") as holder:
-        assert line(holder) == "held"
+    with holding(tmp_path / "run") as owner:
+        assert line(owner) == "held"
         (tmp_path / "run" / "experiment.toml").write_text("")
 
-        said = rf"in use by process {holder.pid} on {os.uname().nodename} since 2"
+        said = rf"in use by process {owner.pid} on {os.uname().nodename} since 2"
         with pytest.raises(RunDirectoryError, match=said):
             RunDirectory.create(tmp_path / "run")
         with pytest.raises(RunDirectoryError, match=said):
             RunDirectory.reopen(tmp_path / "run")
 
-        holder.kill()
-        holder.wait()
+        owner.kill()
+        owner.wait()
         RunDirectory.reopen(tmp_path / "run").close()
 
 
 def test_a_worker_that_outlives_a_killed_run_does_not_hold_its_lock(tmp_path: Path):
     """A forked child lets go of the lock that it inherited."""
-    with holding(tmp_path / "run", "fork") as holder:
-        child = int(sorted([line(holder), line(holder)])[0].split()[1])
+    with holding(tmp_path / "run", "fork") as owner:
+        child = int(sorted([line(owner), line(owner)])[0].split()[1])
         (tmp_path / "run" / "experiment.toml").write_text("")
-        holder.kill()
-        holder.wait()
+        owner.kill()
+        owner.wait()
         try:
             RunDirectory.reopen(tmp_path / "run").close()
         finally:

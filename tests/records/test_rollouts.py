@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnomon.errors import DatasetError
-from gnomon.records.durable import step_files
+from gnomon.core.atomic_files import step_files
+from gnomon.core.errors import DatasetError
+from gnomon.core.types import Grade, Group, Rollout, Task
 from gnomon.records.rollouts import RolloutLog, read_rollouts
-from gnomon.types import Grade, Group, Rollout, Task
 
 TASK = Task("t1", (1, 2), "1 + 1 = ?")
 GRADES = st.one_of(

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gnomon.errors import ConfigError
-from gnomon.records.aliases import ALIASES, with_aliases
-from gnomon.records.sinks import Aliased, BackgroundSink, build_sinks, check_sinks
+from gnomon.core.errors import ConfigError
+from gnomon.records.sinks import ALIASES, Aliased, BackgroundSink, build_sinks, check_sinks, with_aliases
 
 QUICK_SECONDS = 0.010
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gnomon.errors import CheckpointError
-from gnomon.records.states import read_states, write_states
-from gnomon.types import State
+from gnomon.core.errors import CheckpointError
+from gnomon.core.types import State
+from gnomon.records.tensor_files import read_states, write_states
 
 TYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,

@@ -10,9 +10,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from gnomon.errors import CheckpointError
+from gnomon.core.errors import CheckpointError
+from gnomon.core.types import Loan
 from gnomon.records.tensor_files import write_tensors
-from gnomon.types import Loan
 
 BLOCK = 1 << 22
 SHARED_MEMORY = Path("/dev/shm")

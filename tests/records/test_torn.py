@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gnomon.core.types import Grade, Group, Rollout, Task
 from gnomon.records.jsonl import JsonlSink, drop_after, read_rows
 from gnomon.records.rollouts import RolloutLog, read_rollouts
-from gnomon.types import Grade, Group, Rollout, Task
 
 KILLS = 100
 ROWS = 8

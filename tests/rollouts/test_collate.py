@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import torch
 
+from gnomon.core.types import Grade, Group, Rollout, Task
 from gnomon.rollouts.collate import collate
-from gnomon.types import Grade, Group, Rollout, Task
 
 
 def rollout(response: tuple[int, ...], grade: Grade, prompt: tuple[int, ...] = (7, 8)) -> Rollout:

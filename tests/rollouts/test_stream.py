@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gnomon.curriculum.uniform import UniformCurriculum
+from gnomon.core.errors import ConfigError
+from gnomon.core.types import Completion, Grade, Group, Snapshot, Task
 from gnomon.engines.base import Sampling
-from gnomon.errors import ConfigError
-from gnomon.rollouts.rollout import Asker
-from gnomon.rollouts.stream import RolloutStream
-from gnomon.types import Completion, Grade, Group, Snapshot, Task
-from gnomon.verifiers.base import Sample
+from gnomon.rewards.base import Sample
+from gnomon.rollouts.curriculum.uniform import UniformCurriculum
+from gnomon.rollouts.rollout import Rollouter
+from gnomon.rollouts.scheduler import RolloutScheduler
 
 
 @dataclass
@@ -55,9 +55,9 @@ class Parity:
         return Grade(float(int(sample.completion) % 2 == 0))
 
 
-def stream_of(engine: Echo, staleness: int = 0, **settings: object) -> RolloutStream:
-    asker = Asker(engine, Parity(), lambda ids: str(ids[0]), Sampling(), generations=2, seed=0)
-    return RolloutStream(UniformCurriculum(10, seed=0), Numbers(), asker, 3, staleness, **settings)
+def stream_of(engine: Echo, staleness: int = 0, **settings: object) -> RolloutScheduler:
+    rollouter = Rollouter(engine, Parity(), lambda ids: str(ids[0]), Sampling(), generations=2, seed=0)
+    return RolloutScheduler(UniformCurriculum(10, seed=0), Numbers(), rollouter, 3, staleness, **settings)
 
 
 def test_synchronous_rounds_are_asked_only_when_they_are_taken():
@@ -146,8 +146,8 @@ def test_a_prompt_asked_again_in_one_round_answers_anew():
         seen.append((group.task.id, group.rollouts[0].response[0]))
         return len(seen) > 10
 
-    asker = Asker(Echo(), Parity(), lambda ids: str(ids[0]), Sampling(), generations=2, seed=0)
-    stream = RolloutStream(UniformCurriculum(10, 0), Numbers(), asker, 10, is_kept=is_kept, max_attempts=2)
+    rollouter = Rollouter(Echo(), Parity(), lambda ids: str(ids[0]), Sampling(), generations=2, seed=0)
+    stream = RolloutScheduler(UniformCurriculum(10, 0), Numbers(), rollouter, 10, is_kept=is_kept, max_attempts=2)
     asyncio.run(stream.take())
     first, second = dict(seen[:10]), dict(seen[10:])
 

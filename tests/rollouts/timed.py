@@ -6,12 +6,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from gnomon.curriculum.uniform import UniformCurriculum
+from gnomon.core.types import Completion, Grade, Snapshot, Task
 from gnomon.engines.base import Sampling
-from gnomon.rollouts.rollout import Asker
-from gnomon.rollouts.stream import RolloutStream, Round
-from gnomon.types import Completion, Grade, Snapshot, Task
-from gnomon.verifiers.base import Sample
+from gnomon.rewards.base import Sample
+from gnomon.rollouts.curriculum.uniform import UniformCurriculum
+from gnomon.rollouts.rollout import Rollouter
+from gnomon.rollouts.scheduler import RolloutBatch, RolloutScheduler
 
 T = TypeVar("T")
 UPDATE_SECONDS = 1.0
@@ -94,15 +94,15 @@ class Digit:
         return Grade(None, error="nine") if digit == 9 else Grade(float(digit % 2 == 0))
 
 
-def stream_of(engine: TimedEngine, prompts: int, generations: int = 1, **settings: Any) -> RolloutStream:
+def stream_of(engine: TimedEngine, prompts: int, generations: int = 1, **settings: Any) -> RolloutScheduler:
     """Return a stream over a thousand questions in shuffled order."""
-    asker = Asker(engine, Digit(), lambda ids: str(ids[0]), Sampling(), generations, seed=0)
-    return RolloutStream(UniformCurriculum(1000, seed=0), Questions(), asker, prompts, **settings)
+    rollouter = Rollouter(engine, Digit(), lambda ids: str(ids[0]), Sampling(), generations, seed=0)
+    return RolloutScheduler(UniformCurriculum(1000, seed=0), Questions(), rollouter, prompts, **settings)
 
 
-async def train(stream: RolloutStream, engine: TimedEngine, steps: int) -> list[Round]:
+async def train(stream: RolloutScheduler, engine: TimedEngine, steps: int) -> list[RolloutBatch]:
     """Walk: take, update for a second, publish."""
-    rounds: list[Round] = []
+    rounds: list[RolloutBatch] = []
     async with stream:
         for _ in range(steps):
             rounds.append(await stream.take())

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnomon.errors import ConfigError
+from gnomon.core.errors import ConfigError
 from gnomon.tasks.arithmetic import ArithmeticTask
 
 

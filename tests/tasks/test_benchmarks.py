@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from gnomon.errors import ConfigError, DatasetError
-from gnomon.experiment import anchored, from_table, to_toml
+from gnomon.config.experiment import anchored, from_table, to_toml
+from gnomon.core.errors import ConfigError, DatasetError
+from gnomon.rewards.base import Sample
+from gnomon.rewards.grading import Grading
 from gnomon.tasks.arithmetic import ArithmeticTask
 from gnomon.tasks.benchmarks import BENCHMARKS, BenchmarkTask
 from gnomon.tasks.build import build_held_out, build_split, named
 from gnomon.tasks.split import HeldOut
-from gnomon.verifiers.base import Sample
-from gnomon.verifiers.grade import Grading
 
 # Rows of our own in the published form: column names and kinds as the dataset cards have them.
 ROWS: Mapping[str, dict[str, Any]] = {

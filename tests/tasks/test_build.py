@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gnomon import configuration
-from gnomon.errors import ConfigError, DatasetError
+from gnomon.core import tables
+from gnomon.core.errors import ConfigError, DatasetError
+from gnomon.core.types import Message
 from gnomon.tasks.arithmetic import ArithmeticTask
 from gnomon.tasks.base import TaskSet
 from gnomon.tasks.build import (
@@ -23,8 +24,7 @@ from gnomon.tasks.build import (
 )
 from gnomon.tasks.reasoning import ReasoningGymTask, generators
 from gnomon.tasks.split import HeldOut
-from gnomon.tasks.table import TableTask
-from gnomon.types import Message
+from gnomon.tasks.tables import TableTask
 
 WIDE = ArithmeticTask(highest=999, size=300)
 
@@ -209,7 +209,7 @@ def test_settings_come_back_from_their_table_and_pickle(config: TaskConfig) -> N
     class Outer:
         task: TaskConfig
 
-    assert configuration.build(Outer, {"task": configuration.to_table(config)}).task == config
+    assert tables.build(Outer, {"task": tables.to_table(config)}).task == config
     assert pickle.loads(pickle.dumps(config)) == config
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnomon.errors import DatasetError
+from gnomon.core.errors import DatasetError
+from gnomon.core.types import Message
 from gnomon.tasks.chat import ChatRenderer
-from gnomon.types import Message
 
 START, END, BOS = 256, 257, 258
 

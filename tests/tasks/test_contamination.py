@@ -4,19 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnomon.errors import ConfigError
+from gnomon.core.errors import ConfigError
 from gnomon.tasks.arithmetic import ArithmeticTask
 from gnomon.tasks.build import build_split, named_held_out
 from gnomon.tasks.contamination import Overlap, Pair, overlap
-from gnomon.tasks.question import Listed, Question
+from gnomon.tasks.question import ListDataset, Question
 from gnomon.tasks.reasoning import ReasoningGymTask, spread
 from gnomon.tasks.split import RESERVED, HeldOut
 
 STORY = "A farmer has seven goats and sells three of them to a man who walks to the market every Monday morning"
 
 
-def listed(name: str, *texts: str) -> Listed:
-    return Listed(name, tuple(Question(f"{name}/{n}", text, text) for n, text in enumerate(texts)))
+def listed(name: str, *texts: str) -> ListDataset:
+    return ListDataset(name, tuple(Question(f"{name}/{n}", text, text) for n, text in enumerate(texts)))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_identical_questions_are_always_found(trained: list[str], asked: list[st
 
 def test_names_of_questions_cannot_speak_to_a_terminal():
     """An id with a control sequence is shown without it."""
-    held = Listed("h", (Question("\x1b[2Jx", "one", "one"),))
+    held = ListDataset("h", (Question("\x1b[2Jx", "one", "one"),))
 
     assert "\x1b" not in overlap(listed("t", "one"), held).said[0]
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnomon.errors import ConfigError
+from gnomon.core.errors import ConfigError
 from gnomon.tasks.arithmetic import ArithmeticTask
 from gnomon.tasks.mixture import Mixture, schedule
 

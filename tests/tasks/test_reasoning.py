@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import reasoning_gym
 
-from gnomon.errors import ConfigError, DatasetError
-from gnomon.tasks.apart import generate_apart
-from gnomon.tasks.plain import json_safe
+from gnomon.core.errors import ConfigError, DatasetError
+from gnomon.tasks.isolated import generate_in_subprocess
 from gnomon.tasks.reasoning import ReasoningGym, ReasoningGymTask, generators
+from gnomon.tasks.tables import json_safe
 
 QUICK = (
     "chain_sum",
@@ -87,7 +87,7 @@ def test_hash_dependent_generators_are_the_same_in_every_process(monkeypatch: py
 
 def test_items_made_apart_keep_tuples_and_numbers() -> None:
     """An item of rearc, whose scorer compares tuples, comes from the child as it would from this process."""
-    (item,) = generate_apart("rearc", {}, seed=3, size=1)
+    (item,) = generate_in_subprocess("rearc", {}, seed=3, size=1)
 
     assert repr(item) == repr(json_safe(reasoning_gym.create_dataset("rearc", seed=3, size=1)[0]))
     assert isinstance(item["metadata"]["input"][0], tuple)
@@ -97,7 +97,7 @@ def test_what_a_snippet_writes_does_not_stay(tmp_path: Path, monkeypatch: pytest
     """This item's snippet writes a file, and the folder that the run was started in stays empty."""
     monkeypatch.chdir(tmp_path)
 
-    generate_apart("codeio", {}, seed=1226, size=1)
+    generate_in_subprocess("codeio", {}, seed=1226, size=1)
 
     assert list(tmp_path.iterdir()) == []
 
@@ -105,7 +105,7 @@ def test_what_a_snippet_writes_does_not_stay(tmp_path: Path, monkeypatch: pytest
 def test_a_child_that_fails_is_reported_in_one_line() -> None:
     """A generator that refuses its parameters in the child names itself and the child's last line."""
     with pytest.raises(DatasetError, match=r"'word_ladder' failed with .*TypeError"):
-        generate_apart("word_ladder", {"min_word_length": "x"}, seed=0, size=1)
+        generate_in_subprocess("word_ladder", {"min_word_length": "x"}, seed=0, size=1)
 
 
 @pytest.mark.parametrize(

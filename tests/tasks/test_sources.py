@@ -15,9 +15,8 @@ import pyarrow.feather
 import pyarrow.parquet
 import pytest
 
-from gnomon.errors import DatasetError
-from gnomon.tasks.sources import read_rows
-from gnomon.tasks.table import TableTask
+from gnomon.core.errors import DatasetError
+from gnomon.tasks.tables import TableTask, read_rows
 
 
 def test_a_file_of_an_unknown_format_is_not_looked_for_on_the_hub(tmp_path: Path):

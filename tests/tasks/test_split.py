@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnomon.errors import ConfigError, DatasetError
-from gnomon.tasks.question import Listed, Question, comparison_key
+from gnomon.core.errors import ConfigError, DatasetError
+from gnomon.tasks.question import ListDataset, Question, comparison_key
 from gnomon.tasks.split import HeldOut, by_content, check_disjoint, disjoint, first, repeated, unique
 
 
-def asked(name: str, texts: list[str]) -> Listed:
-    return Listed(name, tuple(Question(f"{name}{n}", text, text) for n, text in enumerate(texts)))
+def asked(name: str, texts: list[str]) -> ListDataset:
+    return ListDataset(name, tuple(Question(f"{name}{n}", text, text) for n, text in enumerate(texts)))
 
 
 texts = st.lists(st.sampled_from(["a", " A", "b", "b\n", "c c", "c  C", "d", "e"]), max_size=12)
@@ -92,7 +92,7 @@ def test_settings_that_hold_out_nothing_or_all_are_refused(settings: dict[str, f
 def test_rows_that_ask_the_same_are_counted() -> None:
     """Of five rows three repeat one, two of them with another answer; those of what is not asked do not count."""
     rows = [("1+1=", "2"), ("1+1= ", "2"), ("1+1=", "3"), ("A?", "1"), ("a?", "2")]
-    listed = Listed("t", tuple(Question(f"q{i}", q, q, {"answer": a}) for i, (q, a) in enumerate(rows)))
+    listed = ListDataset("t", tuple(Question(f"q{i}", q, q, {"answer": a}) for i, (q, a) in enumerate(rows)))
     kept = unique(listed)
 
     assert repeated(kept) == (
@@ -100,5 +100,5 @@ def test_rows_that_ask_the_same_are_counted() -> None:
         "another answer (q2, q4): the first row's counts"
     )
     assert repeated(first(kept, 1)).startswith("2 of 5 rows of 't' ask")
-    assert repeated(unique(Listed("t", listed.questions[2:4]))) == ""
+    assert repeated(unique(ListDataset("t", listed.questions[2:4]))) == ""
     assert repeated(listed) == ""

@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 import pytest
 
-from gnomon.errors import ConfigError, RewardError
-from gnomon.tasks.calls import Call, describe_tools, find_calls, misfit, schema_of
+from gnomon.core.errors import ConfigError, RewardError
+from gnomon.rewards.sandbox.base import Outcome
+from gnomon.tasks.env_server import LONGEST_REPLY, EnvServer
 from gnomon.tasks.environment import EnvironmentPlan
-from gnomon.tasks.host import LONGEST_REPLY, Hosting
 from gnomon.tasks.python_tool import LONGEST_OUTPUT, shown
-from gnomon.verifiers.sandbox.base import Outcome
+from gnomon.tasks.tools import ToolCall, describe_tools, find_calls, misfit, schema_of
 
 MINE = '''
 import asyncio
@@ -93,7 +93,7 @@ def call(name: str, **arguments: Any) -> str:
 
 def talk(plan: EnvironmentPlan, *answers: str, **columns: Any) -> list[dict[str, Any]]:
     """What an environment says to a reset, to each answer, and at its end."""
-    host = Hosting(plan)
+    host = EnvServer(plan)
     host.prepare()
     requests = [
         {"do": "reset", "luck": 0, "prompt": "q", "columns": columns},
@@ -157,15 +157,15 @@ def test_a_function_without_docstring_or_types_is_no_tool():
     ("text", "calls"),
     [
         ("4", []),
-        (call("add", a=1) + call("add", a=2), [Call("add", {"a": 1}), Call("add", {"a": 2})]),
-        ('<tool_call>{"name": "add", "parameters": {}}', [Call("add", {})]),
-        ("<tool_call>{}</tool_call>", [Call("", {}, 'a call is {"name": ..., "arguments": {...}}')]),
-        ('<tool_call>{"name": "a", "arguments": 1}</tool_call>', [Call("a", {}, "arguments must be an object")]),
-        ("Now:\n```python\nprint(1)\n```", [Call("python", {"code": "print(1)\n"})]),
+        (call("add", a=1) + call("add", a=2), [ToolCall("add", {"a": 1}), ToolCall("add", {"a": 2})]),
+        ('<tool_call>{"name": "add", "parameters": {}}', [ToolCall("add", {})]),
+        ("<tool_call>{}</tool_call>", [ToolCall("", {}, 'a call is {"name": ..., "arguments": {...}}')]),
+        ('<tool_call>{"name": "a", "arguments": 1}</tool_call>', [ToolCall("a", {}, "arguments must be an object")]),
+        ("Now:\n```python\nprint(1)\n```", [ToolCall("python", {"code": "print(1)\n"})]),
         ("```python\nprint(1)", []),
     ],
 )
-def test_calls_are_read_from_text(text: str, calls: list[Call]):
+def test_calls_are_read_from_text(text: str, calls: list[ToolCall]):
     """Tagged JSON, also without its end; a fenced block for Python; anything else is no call."""
     assert find_calls(text, "python") == calls
 
@@ -226,7 +226,7 @@ def test_trl_environments_have_tools_for_methods_and_a_reward_for_an_attribute(m
     assert begun["messages"] == [["user", "count to 3"]]
     assert counted["messages"] == [["tool", "3"]]
     assert end["reward"] == 3.0
-    described = Hosting(plan).answer({"do": "describe"})
+    described = EnvServer(plan).answer({"do": "describe"})
     assert [schema["function"]["name"] for schema in described["schemas"]] == ["count"]
 
 
@@ -266,7 +266,7 @@ def test_what_is_wrong_is_said_before_anything_is_asked(
         for key, value in plan.items()
     }
     with pytest.raises(error, match=message.replace("FILE", mine)):
-        Hosting(EnvironmentPlan(**placed)).prepare()
+        EnvServer(EnvironmentPlan(**placed)).prepare()
 
 
 def test_what_a_program_did_is_shown_and_cut_in_the_middle():

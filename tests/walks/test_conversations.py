@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from gnomon.cli.main import main
-from gnomon.errors import ConfigError, Stopped
-from gnomon.experiment import load
-from gnomon.launch import resume, train_experiment
-from gnomon.loop.run import StopRequest
-from gnomon.sentences import starting_notes
+from gnomon.config.experiment import load
+from gnomon.core.errors import ConfigError, Stopped
+from gnomon.training.api import resume, train_experiment
+from gnomon.training.notes import starting_notes
+from gnomon.training.run import StopRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 Capture = pytest.CaptureFixture[str]

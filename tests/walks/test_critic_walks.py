@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gnomon.experiment import load
-from gnomon.launch import train_experiment
+from gnomon.config.experiment import load
+from gnomon.training.api import train_experiment
 
 QUICK = ("task.size=60", "evaluation.before=false", "checkpoints.every=0", "grading.workers=1")
 TAUGHT = "algorithm.critic.pretraining={steps=4, frozen_trunk=false}"

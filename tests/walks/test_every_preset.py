@@ -12,8 +12,8 @@ from statistics import fmean
 import pytest
 
 from gnomon.algorithms import PRESETS
-from gnomon.experiment import load
-from gnomon.launch import train_experiment
+from gnomon.config.experiment import load
+from gnomon.training.api import train_experiment
 
 BLIND = 0.1
 STEPS = 40

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from gnomon.experiment import load
-from gnomon.launch import train_experiment
+from gnomon.config.experiment import load
 from gnomon.models.load import load_model
+from gnomon.training.api import train_experiment
 
 REWARD = "examples/own_reward.py"
 # A reward that an untrained model earns now and then, so that there is something to learn from the first step on.

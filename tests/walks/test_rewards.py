@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from gnomon.cli.main import main
-from gnomon.experiment import load
-from gnomon.launch import train_experiment
+from gnomon.config.experiment import load
 from gnomon.models.tiny import EOS
+from gnomon.training.api import train_experiment
 
 Capture = pytest.CaptureFixture[str]
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 from statistics import fmean
 
-from gnomon.experiment import load
-from gnomon.launch import train_experiment
+from gnomon.config.experiment import load
 from gnomon.records.jsonl import read_rows
+from gnomon.training.api import train_experiment
 
 QUICK = ("task.size=60", "evaluation.before=false", "checkpoints.every=0", "grading.workers=1")
 

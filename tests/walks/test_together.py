@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from gnomon.experiment import load
-from gnomon.launch import train_experiment
+from gnomon.config.experiment import load
 from gnomon.records.jsonl import read_rows
 from gnomon.records.rollouts import read_rollouts
+from gnomon.training.api import train_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = (

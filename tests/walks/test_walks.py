@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gnomon.experiment import load
-from gnomon.launch import Result, train_experiment
+from gnomon.config.experiment import load
 from gnomon.models.load import load_model
+from gnomon.training.api import Result, train_experiment
 
 # Sixty sums of two digits from 0 to 4; evaluation is tested elsewhere.
 QUICK = ("task.size=60", "evaluation.before=false", "checkpoints.every=0")

@@ -1,33 +1,35 @@
 """From rewards to a loss: pure, no input or output, no devices, no ranks."""
 
+import warnings
+from typing import Any
+
 from gnomon.algorithms.advantages import (
+    Fixed,
+    Gae,
     GroupRelative,
     LeaveOneOut,
-    LengthWeighted,
+    LengthAdaptive,
+    LengthSigmoid,
+    OptimalBaseline,
     Returns,
-    Tracked,
+    TrackedBaseline,
     Whitened,
 )
-from gnomon.algorithms.aggregates import ConstantLength, SequenceMean, SequenceSum, TokenMean
 from gnomon.algorithms.algorithm import Algorithm
-from gnomon.algorithms.configure import Resolution, override, resolve, resolve_with_notes, to_table
-from gnomon.algorithms.corrections import Capped, Masked, OffPolicyMask, ProbabilityMask, Rejected, Truncated
-from gnomon.algorithms.critics import CriticPlan, Pretraining
-from gnomon.algorithms.describe import describe, summary
-from gnomon.algorithms.gae import Fixed, Gae, LengthAdaptive, LengthSigmoid
-from gnomon.algorithms.measure import measure_advantages, measure_values
-from gnomon.algorithms.plans import (
-    Ewma,
-    Greso,
-    Informative,
-    OptimalValue,
-    OverlongPenalty,
-    Prioritized,
-    Replay,
-    TrackerPlan,
-    Uniform,
-    Updates,
+from gnomon.algorithms.aliases import FORMER
+from gnomon.algorithms.build import Resolution, override, resolve, resolve_with_notes, to_table
+from gnomon.algorithms.corrections import (
+    Capped,
+    MaskedIS,
+    OffPolicyMask,
+    ProbabilityMask,
+    RejectionSampling,
+    TruncatedIS,
 )
+from gnomon.algorithms.critic import CriticPlan, Pretraining
+from gnomon.algorithms.describe import describe, summary
+from gnomon.algorithms.loss_aggregation import ConstantLength, SequenceMean, SequenceSum, TokenMean
+from gnomon.algorithms.metrics import measure_advantages, measure_values
 from gnomon.algorithms.presets import (
     A_STAR_PO,
     CISPO,
@@ -54,11 +56,23 @@ from gnomon.algorithms.presets import (
     VAPO_REVIEW,
     VC_PPO,
 )
-from gnomon.algorithms.protocols import Loss, LossView
+from gnomon.algorithms.protocols import Loss, LossInputs
+from gnomon.algorithms.ratio_bounds import Cap, Clip, EssCap, Unbounded
 from gnomon.algorithms.ratios import Ratio
 from gnomon.algorithms.regularizers import Entropy, EssKl, Kl, PositiveNll, SelfImitation
-from gnomon.algorithms.surrogates import GeometricClip, Pessimistic, Regression, Score, SoftGate
-from gnomon.algorithms.trust import Cap, Clip, EssCap, Unbounded
+from gnomon.algorithms.sections import (
+    EmaProximal,
+    Greso,
+    Informative,
+    OptimalValue,
+    OverlongPenalty,
+    Prioritized,
+    SelfImitationBuffer,
+    TrackerPlan,
+    Uniform,
+    Updates,
+)
+from gnomon.algorithms.surrogates import ClippedSurrogate, GeometricClip, PolicyGradient, Regression, SigmoidGate
 
 __all__ = [
     "A_STAR_PO",
@@ -89,12 +103,13 @@ __all__ = [
     "Cap",
     "Capped",
     "Clip",
+    "ClippedSurrogate",
     "ConstantLength",
     "CriticPlan",
+    "EmaProximal",
     "Entropy",
     "EssCap",
     "EssKl",
-    "Ewma",
     "Fixed",
     "Gae",
     "GeometricClip",
@@ -105,33 +120,32 @@ __all__ = [
     "LeaveOneOut",
     "LengthAdaptive",
     "LengthSigmoid",
-    "LengthWeighted",
     "Loss",
-    "LossView",
-    "Masked",
+    "LossInputs",
+    "MaskedIS",
     "OffPolicyMask",
+    "OptimalBaseline",
     "OptimalValue",
     "OverlongPenalty",
-    "Pessimistic",
+    "PolicyGradient",
     "PositiveNll",
     "Pretraining",
     "Prioritized",
     "ProbabilityMask",
     "Ratio",
     "Regression",
-    "Rejected",
-    "Replay",
+    "RejectionSampling",
     "Resolution",
     "Returns",
-    "Score",
     "SelfImitation",
+    "SelfImitationBuffer",
     "SequenceMean",
     "SequenceSum",
-    "SoftGate",
+    "SigmoidGate",
     "TokenMean",
-    "Tracked",
+    "TrackedBaseline",
     "TrackerPlan",
-    "Truncated",
+    "TruncatedIS",
     "Unbounded",
     "Uniform",
     "Updates",
@@ -145,3 +159,10 @@ __all__ = [
     "summary",
     "to_table",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in FORMER:
+        raise AttributeError(f"module 'gnomon.algorithms' has no attribute {name!r}")
+    warnings.warn(f"gnomon.algorithms.{name} is gnomon.algorithms.{FORMER[name]} now", FutureWarning, stacklevel=2)
+    return globals()[FORMER[name]]

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gnomon.algorithms.advantages import GroupRelative, LeaveOneOut, Returns, Whitened
-from gnomon.algorithms.aggregates import ConstantLength
 from gnomon.algorithms.algorithm import Algorithm
+from gnomon.algorithms.loss_aggregation import ConstantLength
 from gnomon.algorithms.protocols import Regularizer
 from gnomon.algorithms.regularizers import Entropy, Kl
-from gnomon.algorithms.surrogates import Pessimistic
-from gnomon.errors import ConfigError
+from gnomon.algorithms.surrogates import ClippedSurrogate
+from gnomon.core.errors import ConfigError
 
 Changes = dict[str, Any]
 Rule = Callable[[str, Any, Algorithm, Mapping[str, Any]], Changes]
@@ -38,10 +38,27 @@ _SCALES: Mapping[Any, str] = {
 }
 
 _ROUTINGS: Mapping[str, str] = {"R2": "proximal", "R3": "behavior"}
+FORMER: Mapping[str, str] = {
+    "Constant": "UnitAdvantage",
+    "Ewma": "EmaProximal",
+    "LengthWeighted": "OptimalBaseline",
+    "LossView": "LossInputs",
+    "Masked": "MaskedIS",
+    "Pessimistic": "ClippedSurrogate",
+    "Rejected": "RejectionSampling",
+    "Replay": "SelfImitationBuffer",
+    "Score": "PolicyGradient",
+    "SoftGate": "SigmoidGate",
+    "Surplus": "PositiveAdvantage",
+    "Tracked": "TrackedBaseline",
+    "Truncated": "TruncatedIS",
+    "Trust": "RatioBound",
+}
+"""What pieces were called in gnomon 0.1's first months; understood in tables and in files of one's own."""
 _CORRECTIONS: Mapping[str, Changes] = {
-    "tis": {"piece": "Truncated"},
-    "icepop": {"piece": "Masked", "low": 0.5, "high": 5.0},
-    "mis": {"piece": "Masked", "low": 0.0, "high": 3.0, "level": "sequence"},
+    "tis": {"piece": "TruncatedIS"},
+    "icepop": {"piece": "MaskedIS", "low": 0.5, "high": 5.0},
+    "mis": {"piece": "MaskedIS", "low": 0.0, "high": 3.0, "level": "sequence"},
 }
 
 
@@ -88,7 +105,7 @@ def piece_of(name: str) -> dict[str, Any] | None:
     """Return the table of the correction that other libraries call ``name``, or None.
 
     >>> piece_of("icepop")
-    {'piece': 'Masked', 'low': 0.5, 'high': 5.0}
+    {'piece': 'MaskedIS', 'low': 0.5, 'high': 5.0}
     """
     return _CORRECTIONS.get(canonical(name))
 
@@ -109,13 +126,31 @@ def _values(table: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return ours, notes
 
 
+def former_pieces(table: Any, path: str = "algorithm") -> tuple[Any, list[str]]:
+    """Return ``table`` with the present names of pieces, and a sentence for each that was a former one.
+
+    >>> former_pieces({"surrogate": {"piece": "Score"}})
+    ({'surrogate': {'piece': 'PolicyGradient'}}, ["algorithm.surrogate: piece 'Score' is 'PolicyGradient'"])
+    """
+    if isinstance(table, Mapping):
+        found = {key: former_pieces(value, f"{path}.{key}") for key, value in table.items()}
+        return {key: value for key, (value, _) in found.items()}, [n for _, notes in found.values() for n in notes]
+    if isinstance(table, list | tuple):
+        each = [former_pieces(value, f"{path}.{number}") for number, value in enumerate(table)]
+        return [value for value, _ in each], [n for _, notes in each for n in notes]
+    is_piece = isinstance(table, str) and table in FORMER and not path.endswith((".name", ".paper"))
+    if not is_piece:
+        return table, []
+    return FORMER[table], [f"{path.removesuffix('.piece')}: piece {table!r} is {FORMER[table]!r}"]
+
+
 def _same(path: str) -> Rule:
     return lambda key, value, base, table: {path: value}
 
 
 def _clip_rule(sides: str) -> Rule:
     def rule(key: str, value: Any, base: Algorithm, table: Mapping[str, Any]) -> Changes:
-        if not isinstance(base.surrogate, Pessimistic):
+        if not isinstance(base.surrogate, ClippedSurrogate):
             raise ConfigError(
                 f"'{key}' is a clip, and '{base.name}' has none: it uses {type(base.surrogate).__name__}; set a field "
                 "of that instead, for example algorithm.surrogate.trust.cap, which is absolute (1 + epsilon_high)"
@@ -129,7 +164,7 @@ def _clip_rule(sides: str) -> Rule:
 
 
 def _dual(key: str, value: Any, base: Algorithm, table: Mapping[str, Any]) -> Changes:
-    if not isinstance(base.surrogate, Pessimistic):
+    if not isinstance(base.surrogate, ClippedSurrogate):
         raise ConfigError(f"'{key}' is a dual clip, and '{base.name}' has no clip: remove it")
     return {"surrogate.dual": value}
 

@@ -14,26 +14,25 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gnomon.algorithms.aggregates import TokenMean
-from gnomon.algorithms.critics import CriticPlan
-from gnomon.algorithms.plans import (
-    Ewma,
+from gnomon.algorithms.critic import CriticPlan
+from gnomon.algorithms.loss_aggregation import TokenMean
+from gnomon.algorithms.protocols import Advantage, Aggregate, Correction, Loss, LossInputs, Need, Regularizer, Surrogate
+from gnomon.algorithms.ratios import Ratio, Statistics, masked
+from gnomon.algorithms.sections import (
+    EmaProximal,
     Greso,
     Informative,
     OptimalValue,
     OverlongPenalty,
     Prioritized,
-    Replay,
+    SelfImitationBuffer,
     TrackerPlan,
     Uniform,
     Updates,
 )
-from gnomon.algorithms.protocols import Advantage, Aggregate, Correction, Loss, LossView, Need, Regularizer, Surrogate
-from gnomon.algorithms.ratios import Ratio, masked
-from gnomon.algorithms.statistics import Statistics
-from gnomon.errors import ConfigError, NotFiniteError
-from gnomon.metrics import EffectiveSize, Max, Mean, Metrics
-from gnomon.types import Batch
+from gnomon.core.errors import ConfigError, NotFiniteError
+from gnomon.core.metrics import EffectiveSize, Max, Mean, Metrics
+from gnomon.core.types import Batch
 
 LARGEST_REWARD = float(torch.finfo(torch.float32).max)
 
@@ -44,7 +43,7 @@ class Composition:
 
     name, paper: what it is called and where it comes from. The pieces are described by their own types.
     num_generations: rollouts of one prompt at one visit (G).
-    sampler: which prompt is asked next. tracker: a persistent success rate a prompt, for `Tracked` or
+    sampler: which prompt is asked next. tracker: a persistent success rate a prompt, for `TrackedBaseline` or
         `Prioritized`.
     keep: which finished groups are trained on; others are replaced by asking another prompt.
     overlong: penalty on the reward before any statistic. mask_truncated: leave truncated responses out of the
@@ -73,8 +72,8 @@ class Composition:
     overlong: OverlongPenalty | None = None
     mask_truncated: bool = False
     critic: CriticPlan | None = None
-    proximal: Ewma | None = None
-    replay: Replay | None = None
+    proximal: EmaProximal | None = None
+    replay: SelfImitationBuffer | None = None
     scope: Literal["step", "micro_batch", "lagged"] = "step"
     routing: Literal["free", "proximal", "behavior"] = "free"
 
@@ -193,7 +192,7 @@ class Composition:
             total, metrics = total + term, metrics + measured
         return Loss(total, parts, metrics + self.measure(view))
 
-    def view(self, current: Tensor, entropy: Tensor, cut: Batch, statistics: Statistics) -> LossView:
+    def view(self, current: Tensor, entropy: Tensor, cut: Batch, statistics: Statistics) -> LossInputs:
         """Return what the pieces see of one cut."""
         proximal = (current if cut.proximal is None else cut.proximal).detach()
         anchors = {"proximal": proximal, "behavior": cut.behavior, "reference": cut.reference}
@@ -203,9 +202,9 @@ class Composition:
                 f"a ratio to the {self.ratio.anchor} policy needs its log-probabilities; score them first"
             )
         log_ratio = self.ratio(current, anchor.detach(), cut.mask)
-        return LossView(cut, current, entropy, proximal, log_ratio, statistics)
+        return LossInputs(cut, current, entropy, proximal, log_ratio, statistics)
 
-    def measure(self, view: LossView) -> Metrics:
+    def measure(self, view: LossInputs) -> Metrics:
         """Return what every algorithm reports of every cut."""
         batch, mask = view.batch, view.batch.mask
         count = int(mask.sum())

@@ -12,18 +12,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gnomon.algorithms.protocols import LossView, PieceResult
-from gnomon.algorithms.ratios import masked
-from gnomon.algorithms.statistics import average, fraction
-from gnomon.errors import ConfigError
-from gnomon.metrics import EffectiveSize, Max, Metrics
+from gnomon.algorithms.protocols import LossInputs, PieceResult
+from gnomon.algorithms.ratios import average, fraction, masked
+from gnomon.core.errors import ConfigError
+from gnomon.core.metrics import EffectiveSize, Max, Metrics
 
 Level = Literal["token", "sequence", "geometric"]
 CLAMP = 20.0
 
 
 @dataclass(frozen=True)
-class Truncated:
+class TruncatedIS:
     """min(w, cap): truncated importance sampling (TIS).
 
     cap: > 0, dimensionless. level: "token"; "sequence", the product over the response's trained tokens; "geometric",
@@ -37,9 +36,9 @@ class Truncated:
 
     def __post_init__(self) -> None:
         if self.cap <= 0:
-            raise ConfigError(f"Truncated.cap must be > 0, got {self.cap}")
+            raise ConfigError(f"TruncatedIS.cap must be > 0, got {self.cap}")
 
-    def __call__(self, view: LossView) -> PieceResult:
+    def __call__(self, view: LossInputs) -> PieceResult:
         """Return the factor of each token, and how often it was truncated."""
         weight = mismatch_weight(view, self.level)
         factor = weight.clamp(max=self.cap)
@@ -48,10 +47,10 @@ class Truncated:
 
 
 @dataclass(frozen=True)
-class Masked:
+class MaskedIS:
     """w where it lies in [low, high], else 0: masked importance sampling; IcePop on tokens, MIS on sequences.
 
-    low, high: dimensionless, 0 <= low < high; low = 0 is no lower bound. level: as in `Truncated`.
+    low, high: dimensionless, 0 <= low < high; low = 0 is no lower bound. level: as in `TruncatedIS`.
     Source: IcePop (0.5, 5.0); MIS with (0, 3.0), level="sequence", is TRL's default.
     """
 
@@ -61,9 +60,9 @@ class Masked:
 
     def __post_init__(self) -> None:
         if not 0 <= self.low < self.high:
-            raise ConfigError(f"Masked needs 0 <= low < high, got low={self.low}, high={self.high}")
+            raise ConfigError(f"MaskedIS needs 0 <= low < high, got low={self.low}, high={self.high}")
 
-    def __call__(self, view: LossView) -> PieceResult:
+    def __call__(self, view: LossInputs) -> PieceResult:
         """Return the factor of each token, and how often it was 0."""
         weight = mismatch_weight(view, self.level)
         kept = (weight >= self.low) & (weight <= self.high)
@@ -73,10 +72,10 @@ class Masked:
 
 
 @dataclass(frozen=True)
-class Rejected:
+class RejectionSampling:
     """1 where w lies in [low, high], else 0: tokens or responses that are too far off are left out, others untouched.
 
-    low, high: dimensionless, 0 <= low < high. level: as in `Truncated`; "geometric" is the usual one.
+    low, high: dimensionless, 0 <= low < high. level: as in `TruncatedIS`; "geometric" is the usual one.
     Source: geometric rejection of rollout engines' mismatch (verl's ``seq_mean_k1``, bounds on w itself).
     """
 
@@ -86,9 +85,9 @@ class Rejected:
 
     def __post_init__(self) -> None:
         if not 0 <= self.low < self.high:
-            raise ConfigError(f"Rejected needs 0 <= low < high, got low={self.low}, high={self.high}")
+            raise ConfigError(f"RejectionSampling needs 0 <= low < high, got low={self.low}, high={self.high}")
 
-    def __call__(self, view: LossView) -> PieceResult:
+    def __call__(self, view: LossInputs) -> PieceResult:
         """Return the factor of each token, and how often it was 0."""
         weight = mismatch_weight(view, self.level)
         kept = (weight >= self.low) & (weight <= self.high)
@@ -108,7 +107,7 @@ class OffPolicyMask:
 
     threshold: float = 0.5
 
-    def __call__(self, view: LossView) -> PieceResult:
+    def __call__(self, view: LossInputs) -> PieceResult:
         """Return the factor of each token, and how often it was 0."""
         mask = view.batch.mask
         gap = masked(view.batch.behavior.detach() - view.current.detach(), mask).sum(1, keepdim=True)
@@ -133,7 +132,7 @@ class ProbabilityMask:
         if not 0 < self.threshold <= 1:
             raise ConfigError(f"ProbabilityMask.threshold must be in (0, 1], got {self.threshold}")
 
-    def __call__(self, view: LossView) -> PieceResult:
+    def __call__(self, view: LossInputs) -> PieceResult:
         """Return the factor of each token, and how often it was 0."""
         mask = view.batch.mask
         now, then = masked(view.current.detach(), mask).exp(), masked(view.batch.behavior.detach(), mask).exp()
@@ -156,7 +155,7 @@ class Capped:
         if self.cap <= 0:
             raise ConfigError(f"Capped.cap must be > 0, got {self.cap}")
 
-    def __call__(self, view: LossView) -> PieceResult:
+    def __call__(self, view: LossInputs) -> PieceResult:
         """Return the factor of each token, and how often it was lowered."""
         weight = mismatch_weight(view, "token")
         ratio = masked(view.current.detach() - view.proximal, view.batch.mask).clamp(-CLAMP, CLAMP).exp()
@@ -165,7 +164,7 @@ class Capped:
         return factor, Metrics.of(measured) + _measure(weight, factor, view)
 
 
-def mismatch_weight(view: LossView, level: Level) -> Tensor:
+def mismatch_weight(view: LossInputs, level: Level) -> Tensor:
     """Return proximal / behavior Float[B T], 1 where masked; the logarithm is bounded to +-20 before exp."""
     gap = masked(view.proximal - view.batch.behavior.detach(), view.batch.mask)
     if level != "token":
@@ -176,7 +175,7 @@ def mismatch_weight(view: LossView, level: Level) -> Tensor:
     return gap.clamp(-CLAMP, CLAMP).exp()
 
 
-def _measure(weight: Tensor, factor: Tensor, view: LossView) -> Metrics:
+def _measure(weight: Tensor, factor: Tensor, view: LossInputs) -> Metrics:
     mask = view.batch.mask
     if not bool(mask.any()):
         return Metrics()

@@ -6,20 +6,20 @@ import torch
 from torch import Tensor
 
 from gnomon.algorithms.advantages import spread
-from gnomon.algorithms.aggregates import TokenMean
 from gnomon.algorithms.algorithm import Algorithm
-from gnomon.algorithms.critics import CriticPlan
-from gnomon.algorithms.plans import Replay
+from gnomon.algorithms.critic import CriticPlan
+from gnomon.algorithms.loss_aggregation import TokenMean
 from gnomon.algorithms.protocols import Need
+from gnomon.algorithms.ratio_bounds import Unbounded
 from gnomon.algorithms.ratios import Ratio
-from gnomon.algorithms.surrogates import Score
-from gnomon.algorithms.trust import Unbounded
-from gnomon.errors import ConfigError
-from gnomon.types import Batch
+from gnomon.algorithms.sections import SelfImitationBuffer
+from gnomon.algorithms.surrogates import PolicyGradient
+from gnomon.core.errors import ConfigError
+from gnomon.core.types import Batch
 
 
 @dataclass(frozen=True)
-class Constant:
+class UnitAdvantage:
     """Advantage 1 on each trained token, whatever the reward: what was chosen to be imitated is imitated.
 
     Source: a review of VAPO, its self-imitation buffer of correct responses.
@@ -45,7 +45,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Surplus:
+class PositiveAdvantage:
     """How much better it went than the critic expects by now, on each trained token: (R - V)_+, never below 0.
 
     R is the response's reward on every token (no discount). It is 0 where the policy has caught up, so that what was
@@ -70,7 +70,9 @@ class Surplus:
         Raises: ConfigError when the values were not scored.
         """
         if batch.values is None:
-            raise ConfigError("Surplus compares rewards with a critic's values; score the batch for 'values' first")
+            raise ConfigError(
+                "PositiveAdvantage compares rewards with a critic's values; score the batch for 'values' first"
+            )
         gap = batch.rewards.double()[:, None] - batch.values.detach().double()
         return torch.where(batch.mask & batch.is_graded[:, None], gap.clamp(min=0.0), 0.0)
 
@@ -80,7 +82,7 @@ class Surplus:
         return self.center(batch).to(dtype), spread(batch.rewards.double(), batch).to(dtype)
 
 
-def imitation(plan: Replay, critic: CriticPlan | None = None) -> Algorithm:
+def imitation(plan: SelfImitationBuffer, critic: CriticPlan | None = None) -> Algorithm:
     """Return the algorithm of replayed responses: the mean over their tokens of -w log current.
 
     w = 1, or (R - V)_+ with ``plan.weigh = "surplus"``. The ratio is to the proximal policy, which is the current one
@@ -93,9 +95,9 @@ def imitation(plan: Replay, critic: CriticPlan | None = None) -> Algorithm:
     return Algorithm(
         name="self-imitation",
         paper="Self-Imitation Learning, Oh et al. 2018, arXiv 1806.05635",
-        advantage=Surplus() if is_surplus else Constant(),
+        advantage=PositiveAdvantage() if is_surplus else UnitAdvantage(),
         ratio=Ratio(),
-        surrogate=Score(Unbounded()),
+        surrogate=PolicyGradient(Unbounded()),
         aggregate=TokenMean(),
         num_generations=1,
         critic=critic if is_surplus else None,

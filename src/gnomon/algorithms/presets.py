@@ -4,38 +4,41 @@ import math
 from collections.abc import Mapping
 
 from gnomon.algorithms.advantages import (
+    Fixed,
+    Gae,
     GroupRelative,
     LeaveOneOut,
-    LengthWeighted,
+    LengthAdaptive,
+    LengthSigmoid,
+    OptimalBaseline,
     Returns,
-    Tracked,
+    TrackedBaseline,
     Whitened,
 )
-from gnomon.algorithms.aggregates import ConstantLength, SequenceMean, TokenMean
 from gnomon.algorithms.algorithm import Algorithm
-from gnomon.algorithms.corrections import Truncated
-from gnomon.algorithms.critics import CriticPlan, Pretraining
-from gnomon.algorithms.gae import Fixed, Gae, LengthAdaptive, LengthSigmoid
-from gnomon.algorithms.plans import (
+from gnomon.algorithms.corrections import TruncatedIS
+from gnomon.algorithms.critic import CriticPlan, Pretraining
+from gnomon.algorithms.loss_aggregation import ConstantLength, SequenceMean, TokenMean
+from gnomon.algorithms.ratio_bounds import Cap, Clip, EssCap, Unbounded
+from gnomon.algorithms.ratios import Ratio
+from gnomon.algorithms.regularizers import EssKl, Kl, PositiveNll
+from gnomon.algorithms.sections import (
     Informative,
     OptimalValue,
     OverlongPenalty,
     Prioritized,
-    Replay,
+    SelfImitationBuffer,
     TrackerPlan,
     Updates,
 )
-from gnomon.algorithms.ratios import Ratio
-from gnomon.algorithms.regularizers import EssKl, Kl, PositiveNll
-from gnomon.algorithms.surrogates import GeometricClip, Pessimistic, Regression, Score, SoftGate
-from gnomon.algorithms.trust import Cap, Clip, EssCap, Unbounded
+from gnomon.algorithms.surrogates import ClippedSurrogate, GeometricClip, PolicyGradient, Regression, SigmoidGate
 
 REINFORCE = Algorithm(
     name="reinforce",
     paper="Williams 1992, Machine Learning 8, doi 10.1007/BF00992696",
     advantage=Returns(),
     ratio=Ratio(),
-    surrogate=Score(Unbounded()),
+    surrogate=PolicyGradient(Unbounded()),
     aggregate=TokenMean(),
     num_generations=1,
 )
@@ -45,7 +48,7 @@ RLOO = Algorithm(
     paper="Back to Basics: Revisiting REINFORCE Style Optimization, arXiv 2402.14740",
     advantage=LeaveOneOut(kl=0.05),
     ratio=Ratio(),
-    surrogate=Pessimistic(Clip(0.2, 0.2)),
+    surrogate=ClippedSurrogate(Clip(0.2, 0.2)),
     aggregate=SequenceMean(),
     num_generations=4,
 )
@@ -55,7 +58,7 @@ REINFORCE_PP = Algorithm(
     paper="REINFORCE++, arXiv 2501.03262",
     advantage=Whitened(Returns(kl=0.01)),
     ratio=Ratio(),
-    surrogate=Pessimistic(Clip(0.2, 0.2)),
+    surrogate=ClippedSurrogate(Clip(0.2, 0.2)),
     aggregate=TokenMean(),
     num_generations=1,
 )
@@ -65,7 +68,7 @@ REINFORCE_PP_BASELINE = Algorithm(
     paper="REINFORCE++, arXiv 2501.03262",
     advantage=Whitened(GroupRelative(scale="none"), skip_degenerate=True),
     ratio=Ratio(),
-    surrogate=Pessimistic(Clip(0.2, 0.2)),
+    surrogate=ClippedSurrogate(Clip(0.2, 0.2)),
     aggregate=TokenMean(),
     regularizers=(Kl("reference", 0.01, "k2"),),
 )
@@ -73,9 +76,9 @@ REINFORCE_PP_BASELINE = Algorithm(
 OPO = Algorithm(
     name="opo",
     paper="On-Policy RL with Optimal Reward Baseline, arXiv 2505.23585",
-    advantage=LengthWeighted(),
+    advantage=OptimalBaseline(),
     ratio=Ratio(),
-    surrogate=Score(Unbounded()),
+    surrogate=PolicyGradient(Unbounded()),
     aggregate=TokenMean(),
 )
 
@@ -84,7 +87,7 @@ GRPO = Algorithm(
     paper="DeepSeekMath, arXiv 2402.03300",
     advantage=GroupRelative(),
     ratio=Ratio(),
-    surrogate=Pessimistic(Clip(0.2, 0.2)),
+    surrogate=ClippedSurrogate(Clip(0.2, 0.2)),
     aggregate=SequenceMean(),
 )
 
@@ -93,7 +96,7 @@ DR_GRPO = Algorithm(
     paper="Understanding R1-Zero-Like Training, arXiv 2503.20783",
     advantage=GroupRelative(scale="none"),
     ratio=Ratio(),
-    surrogate=Pessimistic(Clip(0.2, 0.2)),
+    surrogate=ClippedSurrogate(Clip(0.2, 0.2)),
     aggregate=ConstantLength(3000),
 )
 
@@ -102,7 +105,7 @@ DAPO = Algorithm(
     paper="DAPO, arXiv 2503.14476",
     advantage=GroupRelative(),
     ratio=Ratio(),
-    surrogate=Pessimistic(Clip(0.2, 0.28)),
+    surrogate=ClippedSurrogate(Clip(0.2, 0.28)),
     aggregate=TokenMean(),
     updates=Updates(minibatches=16),
     num_generations=16,
@@ -115,7 +118,7 @@ LITE_PPO = Algorithm(
     paper="Part I: Tricks or Traps? A Deep Dive into RL for LLM Reasoning, arXiv 2508.08221",
     advantage=GroupRelative(scale="batch"),
     ratio=Ratio(),
-    surrogate=Pessimistic(Clip(0.2, 0.2)),
+    surrogate=ClippedSurrogate(Clip(0.2, 0.2)),
     aggregate=TokenMean(),
 )
 
@@ -124,7 +127,7 @@ GSPO = Algorithm(
     paper="Group Sequence Policy Optimization, arXiv 2507.18071",
     advantage=GroupRelative(),
     ratio=Ratio(level="sequence"),
-    surrogate=Pessimistic(Clip(3e-4, 4e-4)),
+    surrogate=ClippedSurrogate(Clip(3e-4, 4e-4)),
     aggregate=SequenceMean(),
     updates=Updates(minibatches=4),
 )
@@ -134,7 +137,7 @@ GSPO_TOKEN = Algorithm(
     paper="Group Sequence Policy Optimization, section 4.3, arXiv 2507.18071",
     advantage=GroupRelative(),
     ratio=Ratio(level="sequence_token"),
-    surrogate=Pessimistic(Clip(3e-4, 4e-4)),
+    surrogate=ClippedSurrogate(Clip(3e-4, 4e-4)),
     aggregate=SequenceMean(),
     updates=Updates(minibatches=4),
 )
@@ -153,7 +156,7 @@ SAPO = Algorithm(
     paper="Soft Adaptive Policy Optimization, arXiv 2511.20347",
     advantage=GroupRelative(),
     ratio=Ratio(),
-    surrogate=SoftGate(1.0, 1.05),
+    surrogate=SigmoidGate(1.0, 1.05),
     aggregate=SequenceMean(),
 )
 
@@ -162,7 +165,7 @@ CISPO = Algorithm(
     paper="MiniMax-M1, arXiv 2506.13585",
     advantage=GroupRelative(),
     ratio=Ratio(),
-    surrogate=Score(Cap(5.0)),
+    surrogate=PolicyGradient(Cap(5.0)),
     aggregate=TokenMean(),
 )
 
@@ -171,7 +174,7 @@ P3O = Algorithm(
     paper="Policy-on Policy-off Policy Optimization, arXiv 2605.12380; the original is arXiv 1905.01756",
     advantage=GroupRelative(),
     ratio=Ratio(anchor="behavior"),
-    surrogate=Score(EssCap()),
+    surrogate=PolicyGradient(EssCap()),
     aggregate=TokenMean(),
     regularizers=(EssKl(),),
 )
@@ -179,9 +182,9 @@ P3O = Algorithm(
 SPO = Algorithm(
     name="spo",
     paper="Single-stream Policy Optimization, arXiv 2509.13232",
-    advantage=Tracked(),
+    advantage=TrackedBaseline(),
     ratio=Ratio(),
-    surrogate=Pessimistic(Clip(0.2, 0.28)),
+    surrogate=ClippedSurrogate(Clip(0.2, 0.28)),
     aggregate=TokenMean(),
     updates=Updates(minibatches=8),
     num_generations=1,
@@ -192,7 +195,7 @@ SPO = Algorithm(
 A_STAR_PO = Algorithm(
     name="a-star-po",
     paper="Accelerating RL for LLM Reasoning with Optimal Advantage Regression, arXiv 2505.20686",
-    advantage=Tracked(normalize=False),
+    advantage=TrackedBaseline(normalize=False),
     ratio=Ratio(anchor="reference", level="sequence_product", clamp=math.inf),
     surrogate=Regression(1e-3),
     aggregate=SequenceMean(),
@@ -205,7 +208,7 @@ PPO = Algorithm(
     paper="Proximal Policy Optimization Algorithms, arXiv 1707.06347",
     advantage=Whitened(Gae(Fixed(0.95), value_lambda=0.95)),
     ratio=Ratio(),
-    surrogate=Pessimistic(Clip(0.2, 0.2)),
+    surrogate=ClippedSurrogate(Clip(0.2, 0.2)),
     aggregate=TokenMean(),
     updates=Updates(minibatches=4),
     num_generations=1,
@@ -217,7 +220,7 @@ VC_PPO = Algorithm(
     paper="What's Behind PPO's Collapse in Long-CoT? Value Optimization Holds the Secret, arXiv 2503.01491",
     advantage=Gae(Fixed(0.95), value_lambda=1.0),
     ratio=Ratio(),
-    surrogate=Pessimistic(Clip(0.2, 0.2)),
+    surrogate=ClippedSurrogate(Clip(0.2, 0.2)),
     aggregate=SequenceMean(),
     updates=Updates(minibatches=4),
     num_generations=1,
@@ -229,7 +232,7 @@ VAPO = Algorithm(
     paper="VAPO: Efficient and Reliable RL for Advanced Reasoning Tasks, arXiv 2504.05118",
     advantage=Gae(LengthAdaptive(0.05), value_lambda=1.0),
     ratio=Ratio(),
-    surrogate=Pessimistic(Clip(0.2, 0.28)),
+    surrogate=ClippedSurrogate(Clip(0.2, 0.28)),
     aggregate=TokenMean(),
     regularizers=(PositiveNll(0.1),),
     updates=Updates(minibatches=16),
@@ -242,12 +245,12 @@ VAPO_REVIEW = Algorithm(
     paper="VAPO, arXiv 2504.05118, as a published review of it describes it, which is another algorithm",
     advantage=Gae(LengthSigmoid(0.3, 0.95), value_lambda=1.0),
     ratio=Ratio(),
-    surrogate=Pessimistic(Clip(0.2, 0.28)),
+    surrogate=ClippedSurrogate(Clip(0.2, 0.28)),
     aggregate=TokenMean(),
     critic=CriticPlan(
         trunk="shared", learning_rate_ratio=1.0, order="before", pretraining=Pretraining(50, frozen_trunk=True)
     ),
-    replay=Replay(),
+    replay=SelfImitationBuffer(),
 )
 
 DECOUPLED_PPO = Algorithm(
@@ -255,9 +258,9 @@ DECOUPLED_PPO = Algorithm(
     paper="Batch size-invariance for policy optimization, arXiv 2110.00641; AReaL, arXiv 2505.24298",
     advantage=GroupRelative(),
     ratio=Ratio(),
-    surrogate=Pessimistic(Clip(0.2, 0.2)),
+    surrogate=ClippedSurrogate(Clip(0.2, 0.2)),
     aggregate=TokenMean(),
-    correction=Truncated(5.0),
+    correction=TruncatedIS(5.0),
     updates=Updates(minibatches=4),
     num_generations=16,
 )
@@ -267,7 +270,7 @@ P3O_TWO_ANCHOR = Algorithm(
     paper="Policy-on Policy-off Policy Optimization, eq. 13, arXiv 2605.12380",
     advantage=GroupRelative(),
     ratio=Ratio(anchor="behavior"),
-    surrogate=Score(EssCap("both")),
+    surrogate=PolicyGradient(EssCap("both")),
     aggregate=TokenMean(),
     regularizers=(EssKl(anchor="mixture"),),
     updates=Updates(minibatches=4),

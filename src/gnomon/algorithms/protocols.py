@@ -6,17 +6,17 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from gnomon.algorithms.statistics import Statistics
-from gnomon.errors import ConfigError
-from gnomon.metrics import Metrics
-from gnomon.types import Batch
+from gnomon.algorithms.ratios import Statistics
+from gnomon.core.errors import ConfigError
+from gnomon.core.metrics import Metrics
+from gnomon.core.types import Batch
 
 Need = Literal["proximal", "reference", "values", "routing"]
 PieceResult = tuple[Tensor, Metrics]
 
 
 @dataclass(frozen=True)
-class LossView:
+class LossInputs:
     """What a piece may see of one cut.
 
     batch: the cut, weights filled. current Float[B T]: log-probabilities with a gradient. entropy Float[B T]:
@@ -65,7 +65,7 @@ class Advantage(Protocol):
 class Surrogate(Protocol):
     """Ratio and advantage to a per-token loss Float[B T]."""
 
-    def __call__(self, view: LossView) -> PieceResult:
+    def __call__(self, view: LossInputs) -> PieceResult:
         """Return the loss of each token, and what was measured on the way."""
         ...
 
@@ -73,7 +73,7 @@ class Surrogate(Protocol):
 class Correction(Protocol):
     """A detached factor Float[B T] for the gap between proximal and behavior."""
 
-    def __call__(self, view: LossView) -> PieceResult:
+    def __call__(self, view: LossInputs) -> PieceResult:
         """Return the factor of each token, and what was measured on the way."""
         ...
 
@@ -95,7 +95,7 @@ class Regularizer(Protocol):
         """Return its weights Float[B T] on a whole minibatch; ``default`` are the algorithm's own."""
         ...
 
-    def __call__(self, view: LossView) -> PieceResult:
+    def __call__(self, view: LossInputs) -> PieceResult:
         """Return the term of each token Float[B T]."""
         ...
 

@@ -6,13 +6,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gnomon.algorithms.protocols import LossView, Need, PieceResult
-from gnomon.algorithms.ratios import masked
-from gnomon.algorithms.statistics import average, fraction
-from gnomon.algorithms.trust import smallest
-from gnomon.errors import ConfigError
-from gnomon.metrics import Mean, Metrics
-from gnomon.types import Batch
+from gnomon.algorithms.protocols import LossInputs, Need, PieceResult
+from gnomon.algorithms.ratio_bounds import smallest
+from gnomon.algorithms.ratios import average, fraction, masked
+from gnomon.core.errors import ConfigError
+from gnomon.core.metrics import Mean, Metrics
+from gnomon.core.types import Batch
 
 Estimator = Literal["k2_grad_k3", "k1", "k2", "k3", "unbiased"]
 CLAMP = 20.0
@@ -62,7 +61,7 @@ class Kl:
         """Return the algorithm's own weights; zeros at coefficient 0, so that no row is computed for it."""
         return default if self.coefficient > 0 else torch.zeros_like(default)
 
-    def __call__(self, view: LossView) -> PieceResult:
+    def __call__(self, view: LossInputs) -> PieceResult:
         """Return the term of each token; the metric is without the coefficient."""
         if self.coefficient == 0:
             return torch.zeros_like(view.log_ratio), Metrics()
@@ -114,7 +113,7 @@ class EssKl:
         """Return the algorithm's own weights."""
         return default
 
-    def __call__(self, view: LossView) -> PieceResult:
+    def __call__(self, view: LossInputs) -> PieceResult:
         """Return the term of each token; the metric is without the factor."""
         e, other = view.statistics.behavior.value, view.statistics.proximal.value
         anchor = view.batch.behavior
@@ -150,7 +149,7 @@ class Entropy:
         """Return the algorithm's own weights; zeros at coefficient 0."""
         return default if self.coefficient != 0 else torch.zeros_like(default)
 
-    def __call__(self, view: LossView) -> PieceResult:
+    def __call__(self, view: LossInputs) -> PieceResult:
         """Return the term of each token."""
         return -self.coefficient * masked(view.entropy, view.batch.mask), Metrics()
 
@@ -188,7 +187,7 @@ class PositiveNll:
             tokens = torch.zeros_like(tokens)
         return tokens.to(default.dtype) / max(int(tokens.sum()), 1)
 
-    def __call__(self, view: LossView) -> PieceResult:
+    def __call__(self, view: LossInputs) -> PieceResult:
         """Return the term of each token; the metrics are without the coefficient."""
         tokens = self._tokens(view.batch)
         nll = -masked(view.current, view.batch.mask)
@@ -209,7 +208,7 @@ class SelfImitation:
     -coefficient (V_target - V)_+ log current, the factor without a gradient. A response that was expected to succeed
     teaches nothing here; a lucky one is remembered.
 
-    coefficient: >= 0. For responses of earlier steps: `Replay`, with weigh = "surplus".
+    coefficient: >= 0. For responses of earlier steps: `SelfImitationBuffer`, with weigh = "surplus".
     Source: Self-Imitation Learning, Oh et al. 2018, arXiv 1806.05635, eq. 2, on the current batch.
     """
 
@@ -232,7 +231,7 @@ class SelfImitation:
         """Return the algorithm's own weights; zeros at coefficient 0."""
         return default if self.coefficient > 0 else torch.zeros_like(default)
 
-    def __call__(self, view: LossView) -> PieceResult:
+    def __call__(self, view: LossInputs) -> PieceResult:
         """Return the term of each token; the metric is without the coefficient."""
         batch = view.batch
         if batch.values is None or batch.returns is None:
@@ -242,7 +241,7 @@ class SelfImitation:
         return self.coefficient * term, Metrics.of({"loss/surplus_mean_rewards": average(surplus, batch.mask)})
 
 
-def _mixture(view: LossView, of_behavior: float, of_proximal: float) -> Tensor:
+def _mixture(view: LossInputs, of_behavior: float, of_proximal: float) -> Tensor:
     """Return the logarithm of the weighted mean of behavior and proximal Float[B T]; of behavior if both weigh 0."""
     behavior, total = view.batch.behavior.detach(), of_behavior + of_proximal
     if total == 0:
@@ -254,7 +253,7 @@ def _mixture(view: LossView, of_behavior: float, of_proximal: float) -> Tensor:
     return torch.logaddexp(masked(behavior, mask) + first, masked(view.proximal, mask) + second)
 
 
-def kl_estimate(view: LossView, anchor: Tensor, estimator: Estimator) -> Tensor:
+def kl_estimate(view: LossInputs, anchor: Tensor, estimator: Estimator) -> Tensor:
     """Return the estimate of each token Float[B T], 0 where masked, with the slope of the table in `Kl`."""
     mask = view.batch.mask
     current = masked(view.current, mask)

@@ -4,18 +4,17 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gnomon.algorithms.protocols import LossView, PieceResult
-from gnomon.algorithms.ratios import masked
-from gnomon.algorithms.statistics import average, fraction
-from gnomon.algorithms.trust import Clip, Trust
-from gnomon.errors import ConfigError
-from gnomon.metrics import Max, Metrics
+from gnomon.algorithms.protocols import LossInputs, PieceResult
+from gnomon.algorithms.ratio_bounds import Clip, RatioBound
+from gnomon.algorithms.ratios import average, fraction, masked
+from gnomon.core.errors import ConfigError
+from gnomon.core.metrics import Max, Metrics
 
 ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
-class Pessimistic:
+class ClippedSurrogate:
     """The worse of the ratio and the clipped ratio: no gradient once a token moved far enough the right way.
 
     max(-A r, -A clip(r)); with ``dual`` and A < 0 at most -A dual.
@@ -34,12 +33,13 @@ class Pessimistic:
     def __post_init__(self) -> None:
         if not isinstance(self.trust, Clip):
             raise ConfigError(
-                f"Pessimistic compares with a Clip, got a {type(self.trust).__name__}; caps belong to Score"
+                f"ClippedSurrogate compares with a Clip, got a {type(self.trust).__name__}; "
+                "caps belong to PolicyGradient"
             )
         if self.dual is not None and self.dual <= 1:
-            raise ConfigError(f"Pessimistic.dual must be > 1, got {self.dual}")
+            raise ConfigError(f"ClippedSurrogate.dual must be > 1, got {self.dual}")
 
-    def __call__(self, view: LossView) -> PieceResult:
+    def __call__(self, view: LossInputs) -> PieceResult:
         """Return the loss of each token, and how often the clipped branch strictly won."""
         advantages, mask = view.advantages, view.batch.mask
         ratio = view.log_ratio.exp()
@@ -63,7 +63,7 @@ class Pessimistic:
 
 
 @dataclass(frozen=True)
-class Score:
+class PolicyGradient:
     """The policy gradient weighted by a bounded ratio that has no gradient itself: no token is ever dropped.
 
     -sg[trust(r)] A log current. The value contains log-probabilities, so it cannot be compared between steps.
@@ -74,14 +74,14 @@ class Score:
         `Unbounded`.
     """
 
-    trust: Trust
+    trust: RatioBound
 
     @property
     def reads_both(self) -> bool:
         """Whether its bound looks at the proximal policy beside behavior."""
         return bool(getattr(self.trust, "reads_both", False))
 
-    def __call__(self, view: LossView) -> PieceResult:
+    def __call__(self, view: LossInputs) -> PieceResult:
         """Return the loss of each token, and how often the ratio was bounded."""
         mask = view.batch.mask
         ratio = view.log_ratio.detach().exp()
@@ -97,7 +97,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class SoftGate:
+class SigmoidGate:
     """A sigmoid of the ratio in place of a clip: the push fades smoothly on both sides of 1.
 
     -(4 / tau) sigmoid(tau (r - 1)) A. Its slope at r = 1 is that of the plain ratio, so on policy it is
@@ -113,9 +113,9 @@ class SoftGate:
 
     def __post_init__(self) -> None:
         if self.positive <= 0 or self.negative <= 0:
-            raise ConfigError(f"SoftGate needs positive and negative > 0, got {self.positive}, {self.negative}")
+            raise ConfigError(f"SigmoidGate needs positive and negative > 0, got {self.positive}, {self.negative}")
 
-    def __call__(self, view: LossView) -> PieceResult:
+    def __call__(self, view: LossInputs) -> PieceResult:
         """Return the loss of each token; nothing is clipped."""
         mask = view.batch.mask
         gentle = torch.full_like(view.advantages, self.positive)
@@ -144,7 +144,7 @@ class GeometricClip:
         if self.epsilon <= 0:
             raise ConfigError(f"GeometricClip.epsilon must be > 0, got {self.epsilon}")
 
-    def __call__(self, view: LossView) -> PieceResult:
+    def __call__(self, view: LossInputs) -> PieceResult:
         """Return the loss of each token, and how many were clipped."""
         mask, shift = view.batch.mask, view.log_ratio
         length = mask.sum(1, keepdim=True).clamp(min=1)
@@ -180,7 +180,7 @@ class Regression:
         if self.beta <= 0:
             raise ConfigError(f"Regression.beta must be > 0, got {self.beta}")
 
-    def __call__(self, view: LossView) -> PieceResult:
+    def __call__(self, view: LossInputs) -> PieceResult:
         """Return the loss of each token; nothing is clipped."""
         mask = view.batch.mask
         nothing = fraction(torch.zeros_like(mask), mask)
@@ -189,7 +189,7 @@ class Regression:
         return error.square(), Metrics.of(measured)
 
 
-def ratio_metrics(view: LossView) -> Metrics:
+def ratio_metrics(view: LossInputs) -> Metrics:
     """Return the largest ratio of a cut; nothing when no token is trained."""
     if not bool(view.batch.mask.any()):
         return Metrics()

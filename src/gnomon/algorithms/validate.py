@@ -1,30 +1,148 @@
 """Compositions that cannot be meant are refused when they are made, saying what to do instead."""
 
+import copy
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
 from math import inf
+from typing import Any
 
-from gnomon.algorithms.advantages import GroupRelative, Tracked, Whitened, unscaled
-from gnomon.algorithms.aggregates import SequenceMean, TokenMean
+from gnomon.algorithms.advantages import Gae, GroupRelative, TrackedBaseline, Whitened, unscaled
 from gnomon.algorithms.composition import Composition
-from gnomon.algorithms.corrections import OffPolicyMask, ProbabilityMask, Rejected
-from gnomon.algorithms.critics import CriticPlan
-from gnomon.algorithms.gae import Gae
-from gnomon.algorithms.places import check_places
-from gnomon.algorithms.plans import Greso, OptimalValue, Prioritized, TrackerPlan, Uniform
+from gnomon.algorithms.corrections import OffPolicyMask, ProbabilityMask, RejectionSampling
+from gnomon.algorithms.critic import CriticPlan
+from gnomon.algorithms.loss_aggregation import SequenceMean, TokenMean
+from gnomon.algorithms.piece_checks import check_places
+from gnomon.algorithms.ratio_bounds import Cap, EssCap, Unbounded
 from gnomon.algorithms.ratios import Ratio
-from gnomon.algorithms.refusals import Change, Refusal, said
-from gnomon.algorithms.regularizers import EssKl
-from gnomon.algorithms.surrogates import GeometricClip, Pessimistic, Regression, Score, SoftGate
-from gnomon.algorithms.trust import Cap, EssCap
-from gnomon.errors import ConfigError
+from gnomon.algorithms.regularizers import Entropy, EssKl, Kl
+from gnomon.algorithms.sections import Greso, OptimalValue, Prioritized, TrackerPlan, Uniform
+from gnomon.algorithms.surrogates import ClippedSurrogate, GeometricClip, PolicyGradient, Regression, SigmoidGate
+from gnomon.algorithms.user_pieces import spelled
+from gnomon.core.errors import ConfigError
 
-_NO_CORRECTION = Change("correction", None)
-_SEQUENCE_MEAN = Change("aggregate", SequenceMean())
-_TOKEN_LEVEL = Change("ratio.level", "token")
-_TO_PROXIMAL, _TO_BEHAVIOR = Change("ratio.anchor", "proximal"), Change("ratio.anchor", "behavior")
-_NO_AVERAGE = Change("proximal", None)
-_TRACKER, _CRITIC = Change("tracker", TrackerPlan()), Change("critic", CriticPlan())
+# What is wrong with a composition, and which changes of it would mend that.
+
+_OFFERED = 3
+"""Fixes that one message offers at most."""
+
+
+@dataclass(frozen=True)
+class Fix:
+    """One value of a composition in place of another: ``path`` as "ratio.anchor", below the algorithm."""
+
+    path: str
+    value: Any
+
+    def __str__(self) -> str:
+        return f"algorithm.{self.path} = {spelled(self.value)}"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One mistake: what is wrong and why, and the changes that may mend it, the likeliest first."""
+
+    reason: str
+    candidates: tuple[Fix, ...] = ()
+
+
+Rules = Callable[[Composition], list[Refusal]]
+"""A composition to everything that is wrong with it."""
+
+
+def said(refusal: Refusal, algorithm: Composition, rules: Rules) -> str:
+    """Return the sentence of a refusal, with those of its fixes that work for this composition.
+
+    A fix works when fewer mistakes are left than before: so whoever follows fixes arrives at a composition that builds.
+    """
+    fixes = list(islice(_working(refusal, algorithm, rules), _OFFERED))
+    return f"{refusal.reason}; set {' or '.join(fixes)}" if fixes else refusal.reason
+
+
+def _working(refusal: Refusal, algorithm: Composition, rules: Rules) -> Iterator[str]:
+    """Yield the changes that mend something; two changes at once only where none does alone."""
+    wrong = len(rules(algorithm))
+    after = [(change, changed(algorithm, change)) for change in refusal.candidates]
+    alone = [str(change) for change, altered in after if len(rules(altered)) < wrong]
+    if alone:
+        yield from alone
+        return
+    for first, altered in after:
+        for second in (c for r in rules(altered) if r.reason != refusal.reason for c in r.candidates):
+            if second.path != first.path and len(rules(changed(altered, second))) < wrong:
+                yield f"{first} and {second}"
+
+
+def changed(algorithm: Composition, change: Fix) -> Composition:
+    """Return ``algorithm`` with a change, unchecked: what would be wrong with it is the question."""
+    name, _, below = change.path.partition(".")
+    altered = copy.copy(algorithm)
+    object.__setattr__(altered, name, _within(getattr(algorithm, name), below, change.value))
+    return altered
+
+
+def _within(piece: Any, path: str, value: Any) -> Any:
+    if not path:
+        return value
+    name, _, below = path.partition(".")
+    return replace(piece, **{name: _within(getattr(piece, name), below, value)})
+
+
+# Compositions that are legal and yet rarely meant: a sentence for each, to be read before training.
+
+
+def remarks(algorithm: Composition) -> tuple[str, ...]:
+    """Return what is unusual about a composition, a sentence each that ends with what to set; mostly nothing.
+
+    Unlike what `validate` refuses, each of these can be meant.
+
+    >>> from gnomon.algorithms import OPO, Updates
+    >>> from dataclasses import replace
+    >>> remarks(OPO), len(remarks(replace(OPO, updates=Updates(minibatches=4))))
+    ((), 1)
+    """
+    return (*_bounds(algorithm), *_idle(algorithm))
+
+
+def _bounds(algorithm: Composition) -> Iterator[str]:
+    surrogate, updates = algorithm.surrogate, algorithm.updates
+    if isinstance(surrogate, PolicyGradient) and isinstance(surrogate.trust, Unbounded) and updates.total > 1:
+        yield (
+            f"PolicyGradient(Unbounded) believes every ratio, and {updates.total} updates a step let the policy move "
+            "away from the one that answered with nothing to stop it; set algorithm.updates = {epochs = 1, "
+            "minibatches = 1}, or "
+            'algorithm.surrogate.trust = "Cap".'
+        )
+    if algorithm.scope == "micro_batch":
+        yield (
+            'With algorithm.scope = "micro_batch" the loss depends on how the machine cuts a step '
+            "(learner.max_tokens_per_micro_batch), so runs on different machines are different runs; set "
+            'algorithm.scope = "step" for a loss that does not.'
+        )
+
+
+def _idle(algorithm: Composition) -> Iterator[str]:
+    is_asked = isinstance(algorithm.sampler, Prioritized) or uses_tracker(algorithm)
+    if isinstance(algorithm.tracker, TrackerPlan) and not is_asked:
+        yield (
+            "The tracker keeps a success rate of every prompt, and neither the baseline nor the sampler reads it; set "
+            'algorithm.sampler = "Prioritized", or algorithm.tracker = "none".'
+        )
+    for regularizer in algorithm.regularizers:
+        if isinstance(regularizer, Kl | Entropy) and regularizer.coefficient == 0:
+            yield (
+                f"The coefficient of {regularizer.name} is 0, so it has no part in the loss; leave it out of "
+                "algorithm.regularizers, or give it a coefficient."
+            )
+
+
+_NO_CORRECTION = Fix("correction", None)
+_SEQUENCE_MEAN = Fix("aggregate", SequenceMean())
+_TOKEN_LEVEL = Fix("ratio.level", "token")
+_TO_PROXIMAL, _TO_BEHAVIOR = Fix("ratio.anchor", "proximal"), Fix("ratio.anchor", "behavior")
+_NO_AVERAGE = Fix("proximal", None)
+_TRACKER, _CRITIC = Fix("tracker", TrackerPlan()), Fix("critic", CriticPlan())
 
 
 def validate(algorithm: Composition) -> None:
@@ -47,16 +165,16 @@ def refusals(algorithm: Composition) -> list[Refusal]:
 
 def uses_tracker(algorithm: Composition) -> bool:
     """Whether the tracked success rate of a prompt is the baseline."""
-    return isinstance(unscaled(algorithm.advantage), Tracked)
+    return isinstance(unscaled(algorithm.advantage), TrackedBaseline)
 
 
-def _refuse(reason: str, *candidates: Change) -> Refusal:
+def _refuse(reason: str, *candidates: Fix) -> Refusal:
     return Refusal(reason, candidates)
 
 
 def _counts(algorithm: Composition) -> Iterator[Refusal]:
     generations, fewest = algorithm.num_generations, algorithm.advantage.minimum_generations
-    enough = Change("num_generations", max(1, fewest))
+    enough = Fix("num_generations", max(1, fewest))
     if generations < 1:
         yield _refuse(f"num_generations must be at least 1, got {generations}", enough)
     elif generations < fewest:
@@ -72,7 +190,7 @@ def _counts(algorithm: Composition) -> Iterator[Refusal]:
         yield _refuse(
             f"regularizers {', '.join(repeated)} appear more than once, where one with the coefficients added up would "
             "say the same",
-            Change("regularizers", tuple(reversed(first.values()))),
+            Fix("regularizers", tuple(reversed(first.values()))),
         )
 
 
@@ -82,16 +200,16 @@ def _advantage(algorithm: Composition) -> Iterator[Refusal]:
         return
     inner = advantage.of
     if isinstance(inner, Whitened):
-        yield _refuse("Whitened twice scales twice", Change("advantage.of", inner.of))
+        yield _refuse("Whitened twice scales twice", Fix("advantage.of", inner.of))
     if isinstance(inner, GroupRelative) and inner.scale != "none":
         yield _refuse(
             f"Whitened on top of GroupRelative(scale='{inner.scale}') scales twice",
-            Change("advantage.of.scale", "none"),
-            Change("advantage", inner),
+            Fix("advantage.of.scale", "none"),
+            Fix("advantage", inner),
         )
-    if isinstance(inner, Tracked) and inner.normalize:
+    if isinstance(inner, TrackedBaseline) and inner.normalize:
         yield _refuse(
-            "Whitened on top of Tracked(normalize=True) scales twice", Change("advantage.of.normalize", False)
+            "Whitened on top of TrackedBaseline(normalize=True) scales twice", Fix("advantage.of.normalize", False)
         )
 
 
@@ -103,7 +221,7 @@ def _ratio(algorithm: Composition) -> Iterator[Refusal]:
             _SEQUENCE_MEAN,
             _TOKEN_LEVEL,
         )
-    is_filter = isinstance(algorithm.correction, Rejected | OffPolicyMask | ProbabilityMask)
+    is_filter = isinstance(algorithm.correction, RejectionSampling | OffPolicyMask | ProbabilityMask)
     if ratio.anchor == "behavior" and algorithm.correction is not None and not is_filter:
         yield _refuse(
             "a ratio anchored on 'behavior' already covers the gap between behavior and proximal, and a correction "
@@ -115,27 +233,27 @@ def _ratio(algorithm: Composition) -> Iterator[Refusal]:
 
 def _ess(algorithm: Composition) -> Iterator[Refusal]:
     surrogate, ratio = algorithm.surrogate, algorithm.ratio
-    caps_by_size = isinstance(surrogate, Score) and isinstance(surrogate.trust, EssCap)
+    caps_by_size = isinstance(surrogate, PolicyGradient) and isinstance(surrogate.trust, EssCap)
     why = (
         "measures how far the current policy is from the one that sampled, but the ratio is anchored on "
         f"'{ratio.anchor}'"
     )
     if caps_by_size and ratio.anchor != "behavior":
-        yield _refuse(f"EssCap {why}", _TO_BEHAVIOR, Change("surrogate.trust", Cap()))
+        yield _refuse(f"EssCap {why}", _TO_BEHAVIOR, Fix("surrogate.trust", Cap()))
     without = tuple(r for r in algorithm.regularizers if not isinstance(r, EssKl))
     if without != algorithm.regularizers and ratio.anchor != "behavior":
-        yield _refuse(f"EssKl {why}", _TO_BEHAVIOR, Change("regularizers", without))
+        yield _refuse(f"EssKl {why}", _TO_BEHAVIOR, Fix("regularizers", without))
     if caps_by_size and ratio.level != "token":
         yield _refuse(f"EssCap counts tokens, but the ratio is of level '{ratio.level}'", _TOKEN_LEVEL)
 
 
 def _surrogate(algorithm: Composition) -> Iterator[Refusal]:
     surrogate, ratio = algorithm.surrogate, algorithm.ratio
-    if isinstance(surrogate, SoftGate) and algorithm.correction is not None:
+    if isinstance(surrogate, SigmoidGate) and algorithm.correction is not None:
         yield _refuse(
-            "SoftGate fades ratios that are far from 1 and a correction weighs them again",
+            "SigmoidGate fades ratios that are far from 1 and a correction weighs them again",
             _NO_CORRECTION,
-            Change("surrogate", Pessimistic()),
+            Fix("surrogate", ClippedSurrogate()),
         )
     if isinstance(surrogate, GeometricClip) and ratio.level != "token":
         yield _refuse(f"GeometricClip averages tokens itself, but the ratio is of level '{ratio.level}'", _TOKEN_LEVEL)
@@ -152,13 +270,13 @@ def _regression(algorithm: Composition) -> Iterator[Refusal]:
     if regresses and (ratio.anchor != "reference" or ratio.level != "sequence_product"):
         yield _refuse(
             "Regression compares the whole response's log-ratio to the reference with its advantage",
-            Change("ratio", Ratio("reference", "sequence_product", inf)),
+            Fix("ratio", Ratio("reference", "sequence_product", inf)),
         )
     if not regresses and ratio.anchor == "reference":
         yield _refuse(
             f"a ratio to the reference is no importance weight, but {type(algorithm.surrogate).__name__} takes it so",
             _TO_PROXIMAL,
-            Change("surrogate", Regression()),
+            Fix("surrogate", Regression()),
         )
     if regresses and not isinstance(algorithm.aggregate, SequenceMean):
         yield _refuse(f"Regression has one error a response, got {algorithm.aggregate}", _SEQUENCE_MEAN)
@@ -166,9 +284,9 @@ def _regression(algorithm: Composition) -> Iterator[Refusal]:
         yield _refuse(
             "Regression is right for samples of any policy, and a correction would weigh them", _NO_CORRECTION
         )
-    if regresses and isinstance(algorithm.advantage, Tracked) and algorithm.advantage.normalize:
+    if regresses and isinstance(algorithm.advantage, TrackedBaseline) and algorithm.advantage.normalize:
         yield _refuse(
-            "Regression aims at r - v in rewards, which a scale would change", Change("advantage.normalize", False)
+            "Regression aims at r - v in rewards, which a scale would change", Fix("advantage.normalize", False)
         )
 
 
@@ -177,32 +295,32 @@ def _critic(algorithm: Composition) -> Iterator[Refusal]:
     reads = "values" in algorithm.advantage.needs
     why = "reads the values of a critic, and there is none"
     if reads and critic is None:
-        yield _refuse(f"{name} {why}", _CRITIC, Change("advantage", GroupRelative()))
+        yield _refuse(f"{name} {why}", _CRITIC, Fix("advantage", GroupRelative()))
     readers = [r for r in algorithm.regularizers if "values" in r.needs]
     if readers and critic is None:
         others = tuple(r for r in algorithm.regularizers if r not in readers)
         names = " and ".join(type(r).__name__ for r in readers)
-        yield _refuse(f"{names} {why}", _CRITIC, Change("regularizers", others))
+        yield _refuse(f"{names} {why}", _CRITIC, Fix("regularizers", others))
     if critic is not None and not reads:
         yield _refuse(
             f"the critic has nobody to tell: {name} reads no values",
-            Change("advantage", Gae()),
-            Change("critic", None),
+            Fix("advantage", Gae()),
+            Fix("critic", None),
         )
     if replay is not None and replay.weigh == "surplus" and critic is None:
         yield _refuse(
-            "replay.weigh = 'surplus' compares with a critic, and there is none", Change("replay.weigh", "all"), _CRITIC
+            "replay.weigh = 'surplus' compares with a critic, and there is none", Fix("replay.weigh", "all"), _CRITIC
         )
     if replay is not None and replay.rows > replay.capacity:
         yield _refuse(
             f"replay draws {replay.rows} rows from a buffer of {replay.capacity}, which never holds as many",
-            Change("replay.rows", replay.capacity),
-            Change("replay.capacity", replay.rows),
+            Fix("replay.rows", replay.capacity),
+            Fix("replay.capacity", replay.rows),
         )
     if critic is not None and critic.trunk == "shared" and algorithm.proximal is not None:
         yield _refuse(
             "a shared trunk is moved by the value loss as well, which an averaged proximal policy does not follow",
-            Change("critic.trunk", "separate"),
+            Fix("critic.trunk", "separate"),
             _NO_AVERAGE,
         )
 
@@ -211,7 +329,7 @@ def _policies(algorithm: Composition) -> Iterator[Refusal]:
     if algorithm.scope != "step" and algorithm.ratio.anchor != "behavior":
         yield _refuse(
             f"scope = '{algorithm.scope}' is of effective sample sizes, which only a ratio to behavior reads",
-            Change("scope", "step"),
+            Fix("scope", "step"),
             _TO_BEHAVIOR,
         )
     if algorithm.proximal is not None and "proximal" not in algorithm.needs:
@@ -220,41 +338,41 @@ def _policies(algorithm: Composition) -> Iterator[Refusal]:
     if algorithm.proximal is not None and measures_drift:
         yield _refuse(
             "the tracker's drift would be measured from the averaged proximal policy",
-            Change("tracker.drift", "constant"),
+            Fix("tracker.drift", "constant"),
             _NO_AVERAGE,
         )
 
 
 def _prompts(algorithm: Composition) -> Iterator[Refusal]:
-    plan, uniform = algorithm.tracker, Change("sampler", Uniform())
+    plan, uniform = algorithm.tracker, Fix("sampler", Uniform())
     if plan is None and uses_tracker(algorithm):
-        yield _refuse("the baseline Tracked needs a tracker", _TRACKER, Change("advantage", GroupRelative()))
+        yield _refuse("the baseline Tracked needs a tracker", _TRACKER, Fix("advantage", GroupRelative()))
     if isinstance(algorithm.sampler, Prioritized) and not isinstance(plan, TrackerPlan):
         yield _refuse("the sampler Prioritized needs a tracker", _TRACKER, uniform)
     if isinstance(plan, OptimalValue) and not uses_tracker(algorithm):
         yield _refuse(
             "nothing reads the values of tracker = OptimalValue",
-            Change("tracker", None),
-            Change("advantage", Tracked()),
+            Fix("tracker", None),
+            Fix("advantage", TrackedBaseline()),
         )
     if isinstance(algorithm.sampler, Greso) and algorithm.num_generations < 2:
         yield _refuse(
             "the sampler Greso skips prompts whose groups were all right or all wrong, and one response is always that",
-            Change("num_generations", 2),
+            Fix("num_generations", 2),
             uniform,
         )
     if isinstance(plan, TrackerPlan) and plan.drift == "accumulated" and algorithm.updates.total == 1:
         yield _refuse(
             "tracker.drift = 'accumulated' adds up the drift that updates see after the first, and with one update a "
             "step there is nothing to measure",
-            Change("tracker.drift", "replayed"),
-            Change("tracker.drift", "constant"),
-            Change("updates.minibatches", 2),
+            Fix("tracker.drift", "replayed"),
+            Fix("tracker.drift", "constant"),
+            Fix("updates.minibatches", 2),
         )
 
 
 def _keep(algorithm: Composition) -> Iterator[Refusal]:
-    keeps_all = Change("keep", None)
+    keeps_all = Fix("keep", None)
     if algorithm.keep is not None and uses_tracker(algorithm):
         yield _refuse(
             "keep drops groups of equal rewards, but a tracked baseline learns from each response alone",
@@ -264,22 +382,22 @@ def _keep(algorithm: Composition) -> Iterator[Refusal]:
         yield _refuse(
             "keep compares the rewards of a group, and one response is never kept",
             keeps_all,
-            Change("num_generations", 2),
+            Fix("num_generations", 2),
         )
 
 
 def _rewards(algorithm: Composition) -> Iterator[Refusal]:
-    plan, unpunished = algorithm.tracker, Change("overlong", None)
+    plan, unpunished = algorithm.tracker, Fix("overlong", None)
     if isinstance(plan, TrackerPlan) and plan.rewards == "binary" and algorithm.overlong is not None:
         yield _refuse(
             "overlong makes rewards other than 0 and 1, which a binary tracker cannot count",
-            Change("tracker.rewards", "continuous"),
+            Fix("tracker.rewards", "continuous"),
             unpunished,
         )
     if algorithm.overlong is not None and algorithm.mask_truncated:
         yield _refuse(
             "overlong punishes truncated responses and mask_truncated leaves them out of the loss, so the punishment "
             "only shifts the others",
-            Change("mask_truncated", False),
+            Fix("mask_truncated", False),
             unpunished,
         )

@@ -5,7 +5,8 @@ import json
 import sys
 from collections.abc import Sequence
 
-from gnomon.progress import counted, working
+from gnomon.cli.clone import enter_clone
+from gnomon.core.progress import counted, working
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -32,8 +33,9 @@ def run(arguments: Sequence[str]) -> int:
         other = "--peer-python" if given.peer_python else "--repeats"
         parser.error(f"--profile measures one step of gnomon once: leave {other} out")
 
+    enter_clone("bench", "benchmarks")
     with working("loading libraries", is_brief=True):
-        from gnomon.studies.bench.conduct import Conditions, conduct, default_threads, profile, quick_or_standard
+        from benchmarks.harness.run import Conditions, conduct, default_threads, profile, quick_or_standard
 
     size = quick_or_standard(given.quick)
     conditions = Conditions(default_threads(), quiet_seconds=0.0 if given.quick else 60.0)
@@ -46,9 +48,8 @@ def run(arguments: Sequence[str]) -> int:
     if given.json:
         print(json.dumps(report.as_row(), allow_nan=False))
     else:
+        from benchmarks.harness.tables import show
         from rich.console import Console
-
-        from gnomon.studies.bench.tables import show
 
         show(report, Console(highlight=False, width=None if sys.stdout.isatty() else 200))
     return report.exit_code

@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from gnomon.progress import working
+from gnomon.core.progress import working
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -34,19 +34,19 @@ def run(arguments: Sequence[str]) -> int:
     given = parser.parse_intermixed_args(arguments)
 
     with working("loading libraries", is_brief=True):
-        from gnomon.errors import RunError
+        from gnomon.analysis.compare.contestants import Design, RunLimit
+        from gnomon.analysis.compare.page import text
+        from gnomon.analysis.compare.records import Unit
+        from gnomon.analysis.compare.run import NUMBERS, PAGE, conduct, folder_of
+        from gnomon.core.errors import RunError
         from gnomon.records.console import Console
-        from gnomon.studies.compare_conduct import NUMBERS, PAGE, conduct, folder_of
-        from gnomon.studies.compare_design import Design, Limit
-        from gnomon.studies.compare_page import text
-        from gnomon.studies.compare_runs import Unit
 
     asked: tuple[tuple[Unit, float | None], ...] = (
         ("tokens", given.budget),
         ("seconds", given.seconds),
         ("steps", given.steps),
     )
-    (chosen,) = [Limit(amount, unit) for unit, amount in asked if amount is not None]
+    (chosen,) = [RunLimit(amount, unit) for unit, amount in asked if amount is not None]
     design = Design.of(given.experiment, given.overrides, given.algorithms.split(","), given.seeds, chosen)
     folder = given.out or folder_of(design, given.experiment)
     with Console() as console:

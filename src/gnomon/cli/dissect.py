@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnomon.progress import counted, working
+from gnomon.core.progress import counted, working
 
 if TYPE_CHECKING:
     from gnomon.algorithms import Algorithm
@@ -39,15 +39,15 @@ def _dissect(batch: str, names: str, overrides: Sequence[str], rows: int, as_jso
     from rich.console import Console
 
     with working("loading libraries", is_brief=True):
+        from gnomon.analysis.dissect.dissect import as_row, decompose
+        from gnomon.analysis.dissect.tables import WIDTH, show
         from gnomon.records.batches import read_batch
-        from gnomon.studies.dissect import as_row, take_apart
-        from gnomon.studies.tables import WIDTH, show
 
     algorithms, notes = _algorithms(names, overrides)
     with working(f"reading {batch}"):
         recorded = read_batch(Path(batch))
     each = counted(algorithms.items(), "taking it apart", len(algorithms))
-    found = {name: take_apart(algorithm, recorded.batch, recorded.current) for name, algorithm in each}
+    found = {name: decompose(algorithm, recorded.batch, recorded.current) for name, algorithm in each}
     if as_json:
         print(json.dumps(as_row(recorded, found), allow_nan=False))
         return 0
@@ -60,8 +60,8 @@ def _dissect(batch: str, names: str, overrides: Sequence[str], rows: int, as_jso
 def _algorithms(names: str, overrides: Sequence[str]) -> tuple[Mapping[str, "Algorithm"], list[str]]:
     """Return the algorithms by the names that were given, each with every override, and what spellings became."""
     from gnomon.algorithms import resolve_with_notes
-    from gnomon.errors import ConfigError
-    from gnomon.experiment import parse_override
+    from gnomon.config.experiment import parse_override
+    from gnomon.core.errors import ConfigError
 
     changes: dict[str, Any] = {}
     for path, value in map(parse_override, overrides):
@@ -83,7 +83,7 @@ def _algorithms(names: str, overrides: Sequence[str]) -> tuple[Mapping[str, "Alg
 def _verify(names: str | None, as_json: bool) -> int:
     with working("loading libraries", is_brief=True):
         from gnomon.algorithms import PRESETS
-        from gnomon.studies.verify import verify
+        from gnomon.analysis.dissect.verify import verify
 
     report = verify(PRESETS if names is None else _algorithms(names, [])[0])
     print(json.dumps(report.as_row(), allow_nan=False) if as_json else report)

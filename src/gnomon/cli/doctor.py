@@ -7,11 +7,11 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gnomon.progress import working
-from gnomon.redaction import for_people, shortened
+from gnomon.core.progress import working
+from gnomon.core.redaction import for_people, shortened
 
 if TYPE_CHECKING:
-    from gnomon.diagnosis import Finding, Sample
+    from gnomon.diagnosis import Finding, FindingSample
 
 WIDEST = 80
 _TEXT = 60
@@ -33,10 +33,10 @@ def run(arguments: Sequence[str]) -> int:
     with working("loading libraries", is_brief=True):
         from gnomon.diagnosis import diagnose
         from gnomon.diagnosis.finding import SEVERITIES
-        from gnomon.records.card import end_of
         from gnomon.records.console import Console
-        from gnomon.records.damage import damaged, in_words
+        from gnomon.records.corruption import damaged, in_words
         from gnomon.records.reading import RunRecord
+        from gnomon.records.run_card import end_of
 
     record = RunRecord.of(given.run)
     with Console():
@@ -74,7 +74,7 @@ def describe(finding: "Finding", width: int = WIDEST) -> str:
     return "\n".join(lines)
 
 
-def _said(sample: "Sample") -> str:
+def _said(sample: "FindingSample") -> str:
     """Return one answer in a line: escaped, since a model may write what a terminal obeys."""
     verdict = f"error: {_visible(sample.error)}" if sample.error is not None else f"reward {sample.reward:.3g}"
     return f"step {sample.step}, {verdict}: {_visible(sample.question)} -> {_visible(sample.response)}"

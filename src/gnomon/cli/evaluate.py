@@ -10,13 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnomon.errors import ConfigError, RunDirectoryError
-from gnomon.progress import working
+from gnomon.core.errors import ConfigError, RunDirectoryError
+from gnomon.core.progress import working
 
 if TYPE_CHECKING:
-    from gnomon.examination import Candidate
-    from gnomon.loop.evaluate import Evaluation
-    from gnomon.statistics import Difference
+    from gnomon.core.statistics import Difference
+    from gnomon.training.eval_spec import EvalTarget
+    from gnomon.training.evaluate import Evaluation
 
 _TRUNCATED = 0.1
 
@@ -29,12 +29,12 @@ def run(arguments: Sequence[str]) -> int:
 
     with working("loading libraries", is_brief=True):
         from gnomon.cli.results import table
-        from gnomon.examination import Exam
-        from gnomon.launch import evaluate_each
+        from gnomon.training.api import evaluate_each
+        from gnomon.training.eval_spec import EvalSpec
 
     candidates = _candidates([given.model, *(text for text in others if text not in overrides)], given.checkpoint)
     _check_out(given.out)
-    exam = Exam(given.task, given.samples, given.prompts, overrides)
+    exam = EvalSpec(given.task, given.samples, given.prompts, overrides)
     found = evaluate_each(candidates, exam)
     names = [_name(c, e, len(candidates)) for c, e in zip(candidates, found, strict=True)]
     if given.out is not None:
@@ -88,24 +88,24 @@ def _checkpoint(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
 
 
-def _candidates(models: Sequence[str], checkpoints: Sequence[int | str] | None) -> list["Candidate"]:
+def _candidates(models: Sequence[str], checkpoints: Sequence[int | str] | None) -> list["EvalTarget"]:
     """Return what is evaluated: one or two models, or two checkpoints of one run."""
-    from gnomon.examination import NEWEST, Candidate
+    from gnomon.training.eval_spec import NEWEST, EvalTarget
 
     given = list(checkpoints or [])
     if len(models) > 2 or len(given) > 2:
         raise ConfigError(f"two are compared at most, got {', '.join(map(str, given if len(given) > 2 else models))}")
     if len(models) == 1:
-        return [Candidate(models[0], each) for each in given or [NEWEST]]
+        return [EvalTarget(models[0], each) for each in given or [NEWEST]]
     if len(given) == 2:
-        return [Candidate(model, each) for model, each in zip(models, given, strict=True)]
-    plain = [Candidate(model) for model in models]
+        return [EvalTarget(model, each) for model, each in zip(models, given, strict=True)]
+    plain = [EvalTarget(model) for model in models]
     if given and not any(c.is_run for c in plain):
         raise ConfigError(f"neither {models[0]} nor {models[1]} is a run, so there is no checkpoint {given[0]}")
-    return [Candidate(c.model, given[0]) if given and c.is_run else c for c in plain]
+    return [EvalTarget(c.model, given[0]) if given and c.is_run else c for c in plain]
 
 
-def _name(candidate: "Candidate", evaluation: "Evaluation", count: int) -> str:
+def _name(candidate: "EvalTarget", evaluation: "Evaluation", count: int) -> str:
     """Return how a column is headed."""
     if count == 1:
         return f"after step {evaluation.step}" if candidate.is_run else "the model"
@@ -117,7 +117,7 @@ def _differences(found: Sequence["Evaluation"]) -> dict[str, "Difference"]:
     """Return the paired differences by measure; none of a single evaluation."""
     if len(found) < 2:
         return {}
-    from gnomon.studies.paired import compare
+    from gnomon.analysis.paired import compare
 
     first, second = found
     curves = [*(f"pass@{k}" for k in first.pass_at), *(f"maj@{k}" for k in first.maj_at)]
@@ -155,7 +155,7 @@ def _check_out(folder: Path | None) -> None:
 
 
 def _write(folder: Path, names: Sequence[str], found: Sequence["Evaluation"]) -> None:
-    from gnomon.studies.paired import write_answered
+    from gnomon.analysis.paired import write_answered
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

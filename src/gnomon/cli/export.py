@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from gnomon.progress import working
+from gnomon.core.progress import working
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -17,7 +17,7 @@ def run(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
 
     with working("loading libraries", is_brief=True):
-        from gnomon.launch import export
+        from gnomon.training.api import export
 
     folder = export(given.run, given.folder)
     said = (

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 
-from gnomon.errors import GnomonError, Stopped, UserError, unknown
-from gnomon.progress import Steps, shown_by
-from gnomon.redaction import for_people
-from gnomon.user_file import told_before_code
+from gnomon.core.errors import GnomonError, Stopped, UserError, unknown
+from gnomon.core.progress import Steps, shown_by
+from gnomon.core.redaction import for_people
+from gnomon.core.user_code import told_before_code
 
 VERBS = {
     "train": "train an experiment: a TOML file or the name of a built-in one",

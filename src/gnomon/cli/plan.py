@@ -9,8 +9,8 @@ import json
 import sys
 from collections.abc import Sequence
 
-from gnomon.cli.clusters import add_cluster, cluster_overrides
-from gnomon.progress import working
+from gnomon.cli.arguments import add_cluster, cluster_overrides
+from gnomon.core.progress import working
 
 _DEVICES, _PROMPT_TOKENS = 8, 512
 
@@ -41,11 +41,11 @@ def run(arguments: Sequence[str]) -> int:
         parser.error("--gpus, --prompt-tokens and --answer-tokens are for --hardware")
 
     with working("loading libraries", is_brief=True):
-        from gnomon.experiment import load, to_toml
-        from gnomon.launch import checked
+        from gnomon.analysis.plan import make_plan
+        from gnomon.config.experiment import load, to_toml
         from gnomon.models.size import model_size
-        from gnomon.planning import make_plan
         from gnomon.records.console import Console
+        from gnomon.training.api import checked
 
     loaded = load(given.experiment, given.overrides)
     experiment = loaded.experiment
@@ -67,9 +67,9 @@ def run(arguments: Sequence[str]) -> int:
 def _on_cluster(given: argparse.Namespace) -> int:
     """Print what the experiment would do on hardware that need not be here; returns the exit code."""
     with working("loading libraries", is_brief=True):
-        from gnomon.experiment import load, to_toml
-        from gnomon.studies.capacity.place import passed_over, place_of
-        from gnomon.studies.capacity.words import forecast
+        from gnomon.config.experiment import load, to_toml
+        from gnomon.planner.deployment import passed_over, place_of
+        from gnomon.planner.text import forecast
 
     loaded = load(given.experiment, given.overrides)
     place = place_of(

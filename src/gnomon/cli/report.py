@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from gnomon.progress import working
+from gnomon.core.progress import working
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnomon.errors import ConfigError
-from gnomon.progress import working
+from gnomon.cli.clone import enter_clone
+from gnomon.core.errors import ConfigError
+from gnomon.core.progress import working
 
 if TYPE_CHECKING:
-    from gnomon.studies.claim_folders import ClaimFolder
+    from experiments.claims.folders import ClaimFolder
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -35,8 +36,9 @@ def run(arguments: Sequence[str]) -> int:
         what, other = "--list" if given.list else "--write", "--finished" if given.finished else "--workers"
         parser.error(f"{what} runs nothing: leave {other} out")
 
+    enter_clone("reproduce", "experiments")
     with working("loading libraries", is_brief=True):
-        from gnomon.studies.claim_folders import chosen, claim_folders, experiments_folder
+        from experiments.claims.folders import chosen, claim_folders, experiments_folder
 
     root = experiments_folder(given.experiments)
     if given.list:
@@ -49,8 +51,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _measure(folder: "ClaimFolder", work: Path, workers: int | None, is_training: bool) -> None:
+    from gnomon.analysis.compare.jobs import cores
     from gnomon.records.console import Console
-    from gnomon.studies.fleet import cores
 
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers must be at least 1, got {workers}")
@@ -60,8 +62,8 @@ def _measure(folder: "ClaimFolder", work: Path, workers: int | None, is_training
 
 def _write(folders: Sequence["ClaimFolder"]) -> None:
     """Write the pages of these claims, and the table of all where the experiments lie beside documents."""
-    from gnomon.studies.claim_folders import claim_folders, write_text
-    from gnomon.studies.claim_pages import TABLE, table, write_pages
+    from experiments.claims.folders import claim_folders, write_text
+    from experiments.claims.pages import TABLE, table, write_pages
 
     for folder in folders:
         write_pages(folder)
@@ -97,7 +99,7 @@ def _row(folder: "ClaimFolder") -> dict[str, Any]:
 
 
 def _show(folder: "ClaimFolder", as_json: bool) -> int:
-    from gnomon.studies.claim_pages import outdated
+    from experiments.claims.pages import outdated
 
     tested = folder.tested()
     row, warning = folder.row(tested), outdated(folder.claim(), tested)

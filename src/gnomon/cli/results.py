@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gnomon.errors import UserError
+from gnomon.core.errors import UserError
 
 if TYPE_CHECKING:
-    from gnomon.launch import Result
-    from gnomon.loop.evaluate import Evaluation
+    from gnomon.training.api import Result
+    from gnomon.training.evaluate import Evaluation
 
 
 def show(result: "Result", as_json: bool) -> int:
@@ -94,9 +94,9 @@ def _with_interval(value: float | None, evaluation: "Evaluation", name: str) -> 
 
 def _verdict(run: Path, before: "Evaluation", after: "Evaluation") -> str:
     """Return what the paired answers of both evaluations say; their intervals, where the answers were not kept."""
-    from gnomon.records.answers import AnswerLog
+    from gnomon.analysis.paired import compare, read_answered
     from gnomon.records.directory import RunDirectory
-    from gnomon.studies.paired import compare, read_answered
+    from gnomon.records.eval_records import AnswerLog
 
     name = next(iter(before.scores))
     log = AnswerLog(RunDirectory(run).answers)

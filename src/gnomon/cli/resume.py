@@ -5,10 +5,10 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from gnomon.cli.restarts import add_restarts, restarted
-from gnomon.errors import ConfigError
-from gnomon.progress import working
-from gnomon.restarting import reporting
+from gnomon.cli.arguments import add_restarts, restarted
+from gnomon.core.errors import ConfigError
+from gnomon.core.progress import working
+from gnomon.training.supervisor import reporting
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -31,7 +31,7 @@ def run(arguments: Sequence[str]) -> int:
         return restarted(["resume", str(given.run), *["--json"] * given.json], given.run, given.restarts)
     with working("loading libraries", is_brief=True):
         from gnomon.cli.results import show
-        from gnomon.launch import resume
+        from gnomon.training.api import resume
 
     with reporting(given.report):
         result = resume(given.run)

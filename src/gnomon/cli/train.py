@@ -4,11 +4,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from gnomon.cli.clusters import add_cluster, cluster_overrides
-from gnomon.cli.restarts import add_restarts, restarted
-from gnomon.progress import working
+from gnomon.cli.arguments import add_cluster, add_restarts, cluster_overrides, restarted
+from gnomon.core.progress import working
 from gnomon.records.directory import RunDirectory
-from gnomon.restarting import reporting
+from gnomon.training.supervisor import reporting
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -32,8 +31,8 @@ def run(arguments: Sequence[str]) -> int:
 
     with working("loading libraries", is_brief=True):
         from gnomon.cli.results import show
-        from gnomon.experiment import load
-        from gnomon.launch import train_experiment
+        from gnomon.config.experiment import load
+        from gnomon.training.api import train_experiment
 
     with reporting(given.report):
         result = train_experiment(load(given.experiment, [*given.overrides, *cluster]), run_dir=given.run_dir)

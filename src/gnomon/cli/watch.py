@@ -43,15 +43,15 @@ def _refuse_unreadable(run: Path, is_awaited: bool, is_one_look: bool) -> None:
 
     Raises: RunDirectoryError.
     """
-    from gnomon.errors import RunDirectoryError
+    from gnomon.core.errors import RunDirectoryError
     from gnomon.records.directory import RunDirectory
-    from gnomon.records.holder import holder_of
     from gnomon.records.jsonl import read_rows
+    from gnomon.records.run_lock import lock_owner
 
     files = RunDirectory(run)
     if is_one_look or run.is_file():
         files.check(run)
-    if not is_awaited and holder_of(run) is None:
+    if not is_awaited and lock_owner(run) is None:
         try:
             files.check(run)
         except RunDirectoryError as error:
@@ -68,11 +68,11 @@ def _once(run: Path, as_json: bool) -> int:
     from gnomon.insight.watch.plain import as_row, once
     from gnomon.insight.watch.watcher import Watcher
 
-    glance = Watcher(run).look()
+    snapshot = Watcher(run).look()
     if as_json:
-        print(json.dumps(as_row(glance), allow_nan=False))
+        print(json.dumps(as_row(snapshot), allow_nan=False))
         return 0
-    _say("\n".join(once(glance, shutil.get_terminal_size((100, 24)).columns)))
+    _say("\n".join(once(snapshot, shutil.get_terminal_size((100, 24)).columns)))
     return 0
 
 
@@ -84,7 +84,7 @@ def _plain(run: Path, interval: float) -> int:
 
 
 def _live(run: Path, interval: float) -> int:
-    from gnomon.errors import ConfigError
+    from gnomon.core.errors import ConfigError
 
     if importlib.util.find_spec("textual") is None:
         raise ConfigError(

@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from gnomon.engines.vllm_transfer import Sender, meeting
-from gnomon.errors import EngineError, LearnerError
-from gnomon.transport.fingerprint import Fingerprint
+from gnomon.core.errors import EngineError, LearnerError
+from gnomon.engines.vllm.transfer import Sender, rendezvous
+from gnomon.models.transfer.fingerprint import Fingerprint
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Broadcast:
         self, receivers: Receivers, rank: int, lasting: bool, named: Callable[[], Iterator[tuple[str, Tensor]]]
     ) -> None:
         self._version = -1
-        told = meeting(receivers.address, receivers.parts, rank, receivers.backend, lasting)
+        told = rendezvous(receivers.address, receivers.parts, rank, receivers.backend, lasting)
         self._end = Sender(told, [partial(self._tell, actor) for actor in receivers.actors], receivers.parts, named)
 
     def send(self, version: int) -> Sent:

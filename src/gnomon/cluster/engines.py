@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gnomon.cluster.answerer import Answerer, Fetched, Order, Reply
-from gnomon.cluster.causes import cause_of
-from gnomon.cluster.weights import Stock, awaited
+from gnomon.cluster.engine_actor import ActorReply, EngineActor, EngineSpec, FetchStats
+from gnomon.cluster.ray import cause_of
+from gnomon.cluster.weight_store import WeightCache, awaited
+from gnomon.core.errors import EngineError, named
+from gnomon.core.metrics import Mean, Metrics, Sum
+from gnomon.core.progress import working
+from gnomon.core.threads import elsewhere
+from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.pool import EnginePool
-from gnomon.errors import EngineError, named
-from gnomon.metrics import Mean, Metrics, Sum
-from gnomon.progress import working
-from gnomon.threads import elsewhere
-from gnomon.transport.fingerprint import Fingerprint
-from gnomon.types import Completion, Snapshot
+from gnomon.models.transfer.fingerprint import Fingerprint
 
 STARTING_SECONDS = 600.0
 """How long an engine may load its model before it counts as dead."""
@@ -60,9 +60,9 @@ class RemoteEngine:
         self,
         actors: Actors,
         place: int,
-        order: Order,
-        stock: Stock,
-        fetched: Callable[[Fetched], None] = lambda fetched: None,
+        order: EngineSpec,
+        stock: WeightCache,
+        fetched: Callable[[FetchStats], None] = lambda fetched: None,
         look_seconds: float = _LOOK_SECONDS,
     ) -> None:
         self.version = -1
@@ -71,7 +71,7 @@ class RemoteEngine:
         self._stock = stock
         self._fetched = fetched
         self._look_seconds = look_seconds
-        self.actor = actors.actor(place, Answerer, order)
+        self.actor = actors.actor(place, EngineActor, order)
         self.opened = self.actor.open.remote()
         self._until = time.monotonic() + STARTING_SECONDS
         self._is_closed = False
@@ -149,7 +149,7 @@ class RemoteEngine:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not asked.done():
                 raise EngineError(self._actors.fault)
-            reply: Reply = asked.result()
+            reply: ActorReply = asked.result()
         except asyncio.CancelledError:
             if is_ours:
                 ray.cancel(ref)
@@ -200,7 +200,7 @@ class Tally:
     seconds: float = 0.0
     overlapped: float = 0.0
 
-    def add(self, fetched: Fetched) -> None:
+    def add(self, fetched: FetchStats) -> None:
         """Count one load."""
         self.size += fetched.size
         self.tensors += fetched.tensors
@@ -221,13 +221,13 @@ class Tally:
         return taken
 
 
-class Engines:
+class RemoteEngines:
     """The engines of a run: started in their places, and anew when they were lost."""
 
-    def __init__(self, actors: Actors, places: Mapping[str, int], order: Order, timeout_seconds: float) -> None:
+    def __init__(self, actors: Actors, places: Mapping[str, int], order: EngineSpec, timeout_seconds: float) -> None:
         self.tally = Tally()
         self._actors, self._places, self._order = actors, places, order
-        self._stock = Stock()
+        self._stock = WeightCache()
         self._look_seconds = min(_LOOK_SECONDS, timeout_seconds / _LOOKS)
         self._returns = dict.fromkeys(places, 0)
 
@@ -264,7 +264,7 @@ class Engines:
 def serve_remotely(
     actors: Actors,
     places: Mapping[str, int],
-    order: Order,
+    order: EngineSpec,
     timeout_seconds: float,
     vocabulary_size: int | None,
     warn: Callable[[str], None],
@@ -274,7 +274,7 @@ def serve_remotely(
     order: how each is made; one that says how all are sent weights together binds them to each other, and nobody who is
     lost returns. timeout_seconds, vocabulary_size, warn: as `EnginePool` has them.
     """
-    engines = Engines(actors, places, order, timeout_seconds)
+    engines = RemoteEngines(actors, places, order, timeout_seconds)
     started = {name: engines.start(name) for name in places}
     again = None if order.receives else engines.again
     pool = EnginePool(started, timeout_seconds, vocabulary_size, warn, again, are_bound=bool(order.receives))

@@ -10,17 +10,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from gnomon.cluster.causes import cause_of
 from gnomon.cluster.engines import Actors, error_of
-from gnomon.cluster.weights import awaited
-from gnomon.errors import GnomonError, GradingError, UserError
-from gnomon.types import Grade
-from gnomon.verifiers import wire
-from gnomon.verifiers.base import Sample
-from gnomon.verifiers.grade import Grading, from_json, to_json
-from gnomon.verifiers.judging import from_sample, to_sample
-from gnomon.verifiers.nursery import Limits
-from gnomon.verifiers.workers import GradingPool
+from gnomon.cluster.ray import cause_of
+from gnomon.cluster.weight_store import awaited
+from gnomon.core.errors import GnomonError, GradingError, UserError
+from gnomon.core.processes import codec
+from gnomon.core.processes.client import Limits
+from gnomon.core.types import Grade
+from gnomon.rewards.base import Sample
+from gnomon.rewards.grader_pool import GradingPool
+from gnomon.rewards.grading import Grading, from_json, to_json
+from gnomon.rewards.grading_worker import from_sample, to_sample
 
 RETURNS = 3
 """How often a grader is started anew in one run."""
@@ -35,7 +35,7 @@ Said = tuple[Any, tuple[str, str] | None]
 
 
 @dataclass(frozen=True)
-class Order:
+class GraderSpec:
     """What a grader is made of.
 
     grading: as text. folder: the run's working directory. search: its path for imports. environment: those variables of
@@ -49,20 +49,20 @@ class Order:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, grading: Grading, limits: Limits) -> "Order":
+    def of(cls, grading: Grading, limits: Limits) -> "GraderSpec":
         """Return the order for this grading, with folder, path and environment of this process."""
         environment = {name: os.environ[name] for name in limits.environment if name in os.environ}
         return cls(to_json(grading), limits, os.getcwd(), tuple(p for p in sys.path if p), environment)
 
 
-class Grader:
+class GraderActor:
     """Holds a `GradingPool` in a process of the cluster; nothing that it raises is raised here.
 
     Rewards are imported, and their sandbox is tried out, on this machine. Files of the user are found under the same
     paths as on the machine of the run; relative ones from the same working directory, where there is one.
     """
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: GraderSpec) -> None:
         self._order = order
         self._pool: GradingPool | None = None
 
@@ -85,7 +85,7 @@ class Grader:
         """Return the grade of a sample, one line of `verifiers.wire`."""
         assert self._pool is not None, "it is opened first"
         try:
-            return await self._pool.grade(to_sample(wire.decode(sample))), None
+            return await self._pool.grade(to_sample(codec.decode(sample))), None
         except GnomonError as error:
             return None, (type(error).__name__, str(error))
 
@@ -93,7 +93,7 @@ class Grader:
         """Return the grades of all answers to a question, one line of `verifiers.wire`."""
         assert self._pool is not None, "it is opened first"
         try:
-            listed = [to_sample(fields) for fields in wire.decode(samples)["samples"]]
+            listed = [to_sample(fields) for fields in codec.decode(samples)["samples"]]
             return await self._pool.grade_together(listed), None
         except GnomonError as error:
             return None, (type(error).__name__, str(error))
@@ -103,7 +103,7 @@ class Grader:
 
 
 @dataclass(eq=False)
-class Desk:
+class GraderHandle:
     """One grader. busy: samples on their way. cause: why nothing is asked of it, None while it works.
 
     home: its machine and the number of its process. returns: how often it was started anew. is_out: whether it will not
@@ -133,11 +133,11 @@ class Graders:
         self, actors: Actors, places: Sequence[int], grading: Grading, limits: Limits, warn: Callable[[str], None]
     ) -> None:
         self._actors = actors
-        self._order = Order.of(grading, limits)
-        self.desks = [Desk(place) for place in places]
+        self._order = GraderSpec.of(grading, limits)
+        self.desks = [GraderHandle(place) for place in places]
         self._warn = warn
         self._changed = asyncio.Event()
-        self._successions: set[asyncio.Task[None]] = set()
+        self._replacements: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
     async def start(self) -> None:
@@ -156,9 +156,9 @@ class Graders:
     async def close(self) -> None:
         """End every grader with all that it started. Twice is once."""
         self._is_closed = True
-        for task in self._successions:
+        for task in self._replacements:
             task.cancel()
-        await asyncio.gather(*self._successions, return_exceptions=True)
+        await asyncio.gather(*self._replacements, return_exceptions=True)
         self._changed.set()
         actors = [desk.actor for desk in self.desks if desk.actor is not None]
         await asyncio.gather(*(asyncio.to_thread(self._actors.end, actor) for actor in actors))
@@ -188,7 +188,7 @@ class Graders:
     async def _graded(self, method: str, message: dict[str, Any]) -> Any:
         """Return what a grader says to a message, or in words why none does."""
         try:
-            line = wire.encode(message)
+            line = codec.encode(message)
         except (TypeError, RecursionError) as error:
             return f"the sample cannot be sent to a grading process: {error}"
         cause = ""
@@ -200,7 +200,7 @@ class Graders:
                 cause = str(gone)
         return f"{TRIES} graders died while they judged it: {cause}"
 
-    async def _free(self) -> Desk:
+    async def _free(self) -> GraderHandle:
         """Return the grader with least to do; wait for one that is being started when there is no other."""
         while True:
             self._check()
@@ -210,7 +210,7 @@ class Graders:
             self._changed.clear()
             await self._changed.wait()
 
-    async def _ask(self, desk: Desk, line: bytes, method: str) -> Any:
+    async def _ask(self, desk: GraderHandle, line: bytes, method: str) -> Any:
         """Return what a grader says. Raises: _Gone when it died; as the grader raises it."""
         actor = desk.actor
         desk.busy += 1
@@ -231,7 +231,7 @@ class Graders:
             desk.busy -= 1
             asked.cancel()
 
-    async def _look(self, desk: Desk) -> None:
+    async def _look(self, desk: GraderHandle) -> None:
         """Ask a grader whether it answers at all. Raises: _Gone when it does not; GradingError without a cluster."""
         self._check()
         try:
@@ -239,17 +239,17 @@ class Graders:
         except TimeoutError:
             raise _Gone(f"it answered nothing for {_SILENT_SECONDS:g} s") from None
 
-    def _lose(self, desk: Desk, actor: Any, cause: str) -> None:
+    def _lose(self, desk: GraderHandle, actor: Any, cause: str) -> None:
         """Have another grader started in the place of one that is gone, once."""
         if desk.actor is not actor or self._is_closed:
             return
         desk.actor, desk.cause = None, cause
         self._warn(f"lost the grader at place {desk.place}: {cause}; {self._heir(desk)}")
-        task = asyncio.ensure_future(self._succeed(desk, actor))
-        self._successions.add(task)
-        task.add_done_callback(self._successions.discard)
+        task = asyncio.ensure_future(self._replace_worker(desk, actor))
+        self._replacements.add(task)
+        task.add_done_callback(self._replacements.discard)
 
-    def _heir(self, lost: Desk) -> str:
+    def _heir(self, lost: GraderHandle) -> str:
         """Return who judges what a grader had that is lost."""
         working = sum(desk.cause is None for desk in self.desks)
         if working:
@@ -258,20 +258,20 @@ class Graders:
             return "what it had is judged by the one that is started in its place"
         return "no other one works at the moment"
 
-    async def _begin(self, desk: Desk) -> None:
+    async def _begin(self, desk: GraderHandle) -> None:
         """Start a grader for the first time. Raises: UserError when the rewards cannot be used there."""
         try:
-            await self._hire(desk)
+            await self._spawn(desk)
         except _Gone as gone:
             self._lose(desk, desk.actor, str(gone))
 
-    async def _succeed(self, desk: Desk, actor: Any) -> None:
+    async def _replace_worker(self, desk: GraderHandle, actor: Any) -> None:
         """Start graders in the place of ``actor`` until one works, or as often as is allowed."""
         while desk.returns < RETURNS and not self._actors.fault:
             await asyncio.to_thread(self._actors.end, actor)
             desk.returns += 1
             try:
-                await self._hire(desk)
+                await self._spawn(desk)
                 return
             except _Gone as gone:
                 actor, desk.cause = desk.actor, str(gone)
@@ -282,12 +282,12 @@ class Graders:
         self._changed.set()
         self._warn(f"the grader at place {desk.place} does not come back: {desk.cause}")
 
-    async def _hire(self, desk: Desk) -> None:
+    async def _spawn(self, desk: GraderHandle) -> None:
         """Start a grader at a desk, and wait until it works.
 
         Raises: UserError when the rewards cannot be used there; _Gone when it dies, or cannot start its workers.
         """
-        desk.actor = await asyncio.to_thread(self._actors.actor, desk.place, Grader, self._order)
+        desk.actor = await asyncio.to_thread(self._actors.actor, desk.place, GraderActor, self._order)
         try:
             said = await asyncio.wait_for(_answer(awaited(desk.actor.open.remote())), _STARTING_SECONDS)
             desk.home = _value(said)

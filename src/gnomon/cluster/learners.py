@@ -14,16 +14,14 @@ from typing import Any
 import torch
 
 from gnomon.cluster.broadcast import Receivers, Sent
-from gnomon.cluster.causes import cause_of
-from gnomon.cluster.group import Group
-from gnomon.cluster.ray import Cluster
-from gnomon.cluster.seat import Said, Seat, Whereabouts
-from gnomon.cluster.weights import Shelved
-from gnomon.errors import ConfigError, LearnerError
-from gnomon.learner.crew import Answer, Gone
-from gnomon.learner.local_crew import STILL_SECONDS
-from gnomon.learner.parcel import boxed, unboxed
-from gnomon.redaction import tail
+from gnomon.cluster.engine_group import BroadcastGroup
+from gnomon.cluster.learner_actor import ActorLocation, LearnerActor, LearnerReply
+from gnomon.cluster.ray import Cluster, cause_of
+from gnomon.cluster.weight_store import WeightsRef
+from gnomon.core.errors import ConfigError, LearnerError
+from gnomon.core.redaction import tail
+from gnomon.learner.serialization import boxed, unboxed
+from gnomon.learner.worker_group import STILL_SECONDS, WorkerAnswer, WorkerLost
 
 _LOOPBACK = "127.0.0.1"
 _STARTING_SECONDS = 300.0
@@ -32,17 +30,17 @@ _PIECE_BYTES = 1 << 26
 _INLINE_BYTES = 1 << 16
 _PROBE, _MEETING = ".gnomon-probe", "meeting"
 _TAIL = 1500
-_CARRIED = (Shelved, Sent, Receivers)
+_CARRIED = (WeightsRef, Sent, Receivers)
 _MARKS = (":job_id:", ":actor_name:", ":task_name:")
 
 
 @dataclass
-class Member:
+class RayWorkerHandle:
     """One rank: its actor, where that is, and since when its last sign of life has been waited for."""
 
     rank: int
     actor: Any
-    at: Whereabouts | None = None
+    at: ActorLocation | None = None
     beat: Any = None
     asked: float = field(default_factory=time.monotonic)
 
@@ -51,7 +49,7 @@ class Member:
         return "" if self.at is None else f" (on {self.at.address}, pid {self.at.number})"
 
 
-class RayCrew:
+class RayWorkerGroup:
     """Implements `Crew`: rank n in the n-th place for learners. What is sent is put into the store once, for all ranks.
 
     Each actor has a thread that does nothing but answer. One that does not answer for 40 s is stopped, or its machine
@@ -64,7 +62,7 @@ class RayCrew:
     is_shelving = True
 
     def __init__(
-        self, cluster: Cluster, device: str, still_seconds: float = STILL_SECONDS, group: Group | None = None
+        self, cluster: Cluster, device: str, still_seconds: float = STILL_SECONDS, group: BroadcastGroup | None = None
     ) -> None:
         self._cluster = cluster
         self._group = group
@@ -72,7 +70,7 @@ class RayCrew:
         self._places = cluster.of("learner")
         self.size, self.device, self.meeting = len(self._places), device, ""
         self.turns: Sequence[Sequence[int]] = []
-        self.members: list[Member] = []
+        self.members: list[RayWorkerHandle] = []
         self.scratch = Path(tempfile.mkdtemp(prefix="learner-", dir=cluster.folder))
         self._still_seconds = still_seconds
         self._waiting: dict[int, Any] = {}
@@ -85,11 +83,11 @@ class RayCrew:
         """
         threads = max(1, torch.get_num_threads() // self.size)
         for rank, place in enumerate(self._places):
-            actor = self._cluster.actor(place, Seat, rank, self.size, [p for p in sys.path if p], threads)
-            self.members.append(Member(rank, actor))
+            actor = self._cluster.actor(place, LearnerActor, rank, self.size, [p for p in sys.path if p], threads)
+            self.members.append(RayWorkerHandle(rank, actor))
         for member in self.members:
             member.at = self._asked(member, member.actor.where.remote(), _STARTING_SECONDS)
-        found: list[Whereabouts] = [member.at for member in self.members if member.at is not None]
+        found: list[ActorLocation] = [member.at for member in self.members if member.at is not None]
         _check_versions(found)
         is_far = len({at.address for at in found}) > 1 or (self.is_sending and self._cluster.nodes > 1)
         self._address = found[0].address if is_far else _LOOPBACK
@@ -107,7 +105,7 @@ class RayCrew:
         return self._group is not None
 
     def receivers(self) -> Receivers:
-        """Return whom rank 0 sends weights to, once all engines are made. Raises: as `Group.receivers`."""
+        """Return whom rank 0 sends weights to, once all engines are made. Raises: as `BroadcastGroup.receivers`."""
         assert self._group is not None, "asked for where `is_sending`"
         return self._group.receivers(self._address)
 
@@ -142,18 +140,18 @@ class RayCrew:
             member.beat, member.asked = None, time.monotonic()
             self._waiting[rank] = member.actor.obey.remote(do, text, sent, carried)
 
-    def heard(self, waiting: Collection[int], seconds: float) -> Mapping[int, Answer]:
+    def heard(self, waiting: Collection[int], seconds: float) -> Mapping[int, WorkerAnswer]:
         """Return what was answered; raise when one died, or gives no sign of life, or EngineError of the group's."""
         if self._group is not None:
             self._group.look()
         references = {self._waiting[rank]: rank for rank in waiting}
         ready = self._cluster.ready(list(references), seconds)
-        found: dict[int, Answer] = {}
+        found: dict[int, WorkerAnswer] = {}
         for reference in ready:
             rank = references[reference]
-            said: Said = self._asked(self.members[rank], reference)
+            said: LearnerReply = self._asked(self.members[rank], reference)
             value = unboxed(said.text, said.memory) if said.shelved is None else said.shelved
-            found[rank] = Answer(value, said.error)
+            found[rank] = WorkerAnswer(value, said.error)
         for rank in waiting:
             if rank not in found:
                 self._feel(self.members[rank])
@@ -208,7 +206,7 @@ class RayCrew:
         self.members = []
         shutil.rmtree(self.scratch, ignore_errors=True)
 
-    def _asked(self, member: Member, reference: Any, seconds: float = STILL_SECONDS) -> Any:
+    def _asked(self, member: RayWorkerHandle, reference: Any, seconds: float = STILL_SECONDS) -> Any:
         """Return an answer. Raises: Gone when the actor died, or gives none; LearnerError when it raised something."""
         from ray.exceptions import RayError, RayTaskError
 
@@ -219,13 +217,15 @@ class RayCrew:
             except TimeoutError:
                 if time.monotonic() > until:
                     how = f"gave no answer for {seconds:g} s{member}"
-                    raise Gone(member.rank, f"{how}{self._last_words(member)}") from None
+                    raise WorkerLost(member.rank, f"{how}{self._last_words(member)}") from None
             except RayTaskError as error:
                 raise LearnerError(f"process {member.rank} of the learner{member} failed: {error}") from error
             except RayError as error:
-                raise Gone(member.rank, f"is gone{member}: {cause_of(error)}{self._last_words(member)}") from error
+                raise WorkerLost(
+                    member.rank, f"is gone{member}: {cause_of(error)}{self._last_words(member)}"
+                ) from error
 
-    def _last_words(self, member: Member) -> str:
+    def _last_words(self, member: RayWorkerHandle) -> str:
         """Return what it wrote last; of a cluster that stays, which has its file, where that is."""
         if member.at is None or not member.at.log:
             return ""
@@ -239,7 +239,7 @@ class RayCrew:
         said = "\n".join(line for line in lines if not line.startswith(_MARKS)).strip()
         return f"; it wrote last:\n{said}" if said else "; it wrote nothing before"
 
-    def _feel(self, member: Member) -> None:
+    def _feel(self, member: RayWorkerHandle) -> None:
         """Ask for a sign of life now and then, and raise when there was none for too long."""
         now = time.monotonic()
         if now - self._looked > _BEAT_SECONDS:
@@ -252,10 +252,10 @@ class RayCrew:
             member.beat, member.asked = None, now
         elif now - member.asked > self._still_seconds:
             how = f"stood still for {self._still_seconds:g} s{member}"
-            raise Gone(member.rank, f"{how}{self._last_words(member)}")
+            raise WorkerLost(member.rank, f"{how}{self._last_words(member)}")
 
 
-def _check_versions(found: Sequence[Whereabouts]) -> None:
+def _check_versions(found: Sequence[ActorLocation]) -> None:
     first = found[0]
     for other in found[1:]:
         if other.versions != first.versions:

@@ -9,6 +9,7 @@ import inspect
 import math
 import os
 import platform
+import re
 import subprocess
 import threading
 import time
@@ -19,10 +20,34 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
-from gnomon.cluster import joining, starting
-from gnomon.cluster.watch import Watch
-from gnomon.errors import ClusterError, ConfigError
-from gnomon.plans import ClusterPlan
+from gnomon.cluster import joining, start
+from gnomon.cluster.head_monitor import HeadMonitor
+from gnomon.core.errors import ClusterError, ConfigError
+from gnomon.core.redaction import without_secrets
+from gnomon.core.sections import ClusterPlan
+
+# What Ray says of an actor's end, in one line.
+
+_LONGEST = 500
+_DETAIL = "Worker exit detail:"
+_UNAVAILABLE = r"The actor [0-9a-f]{8,} is unavailable: "
+_ADVICE = r"Some common causes|The task may"
+
+
+def cause_of(error: Exception) -> str:
+    """Return what Ray found out, without the fields that name actor and task, conjectures and advice.
+
+    >>> said = "The actor died.\\n\\tclass_name: Seat\\nWorker exit detail: End of file. Some common causes are: (1)"
+    >>> cause_of(RuntimeError(said))
+    'End of file.'
+    >>> cause_of(RuntimeError("The actor 0123456789 is unavailable: gone. The task may be tried again"))
+    'gone.'
+    """
+    lines = [line.strip() for line in without_secrets(str(error)).splitlines() if not line.startswith("\t")]
+    whole = " ".join(" ".join(lines).split())
+    said = whole.partition(_DETAIL)[2] if _DETAIL in whole else re.sub(_UNAVAILABLE, "", whole)
+    return (re.split(_ADVICE, said)[0].strip() or whole)[:_LONGEST]
+
 
 INSTALL = "pip install 'gnomon[cluster]'"
 _LOOK_SECONDS = 1.0
@@ -43,7 +68,7 @@ _SETTINGS = {
 
 
 @dataclass(frozen=True)
-class Place:
+class ResourceBundle:
     """Room for one actor. kind: "learner", "engine" or "grader". cpus, gpus: that it needs, of one machine.
 
     python: the interpreter that runs it, on whatever machine it is; "" is the cluster's own.
@@ -60,7 +85,7 @@ class Place:
         return {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
 
 
-def check_cluster(plan: ClusterPlan, places: Sequence[Place], gpus: int) -> None:
+def check_cluster(plan: ClusterPlan, places: Sequence[ResourceBundle], gpus: int) -> None:
     """Refuse a cluster that cannot be had, before anything is loaded. gpus: of this machine.
 
     Raises: ConfigError when ray is not installed, nobody listens at the address, or this machine has too few GPUs.
@@ -91,7 +116,7 @@ def _check_python(python: str) -> None:
         )
 
 
-def library() -> Any:
+def import_ray() -> Any:
     """Return ray. Raises: ConfigError when it is not installed."""
     os.environ.update(_SETTINGS)
     try:
@@ -113,30 +138,30 @@ class Cluster:
     """
 
     def __init__(
-        self, ray: Any, plan: ClusterPlan, places: Sequence[Place], started: "starting.Started | None"
+        self, ray: Any, plan: ClusterPlan, places: Sequence[ResourceBundle], started: "start.StartedCluster | None"
     ) -> None:
         self._ray, self._plan, self._started = ray, plan, started
-        self._folder = starting.Folder.made() if started is None else started.folder
+        self._folder = start.Folder.made() if started is None else started.folder
         self.places = tuple(places)
         self.address = joining.head_of(ray, plan.address)
-        self._watch = Watch(self.address, ray.nodes)
+        self._watch = HeadMonitor(self.address, ray.nodes)
         self._group: Any = None
         self._actors: list[Any] = []
         self._is_closed = False
 
     @classmethod
-    def open(cls, plan: ClusterPlan, places: Sequence[Place], warn: Callable[[str], None]) -> Self:
+    def open(cls, plan: ClusterPlan, places: Sequence[ResourceBundle], warn: Callable[[str], None]) -> Self:
         """Start or join the cluster, and take the places on it.
 
         warn: is told of what is open to others.
         Raises: ConfigError when it cannot be reached, or has no room within ``plan.start_seconds``.
         """
-        ray, started = library(), None
+        ray, started = import_ray(), None
         if plan.address:
             joining.join(ray, plan, warn)
         else:
             cpus = math.ceil(sum(place.cpus for place in places))
-            started = starting.start(ray, cpus, math.ceil(sum(place.gpus for place in places)), plan.start_seconds)
+            started = start.start(ray, cpus, math.ceil(sum(place.gpus for place in places)), plan.start_seconds)
         cluster = cls(ray, plan, places, started)
         try:
             cluster._take()
@@ -301,10 +326,10 @@ class Cluster:
         return f"{' and '.join(parts)} on {self.nodes} node{'s' if self.nodes > 1 else ''}"
 
 
-def asked(places: Sequence[Place]) -> str:
+def asked(places: Sequence[ResourceBundle]) -> str:
     """Return what was asked for, in words.
 
-    >>> asked([Place("learner"), Place("learner"), Place("grader", 2.0)])
+    >>> asked([ResourceBundle("learner"), ResourceBundle("learner"), ResourceBundle("grader", 2.0)])
     '2 learners of 1 CPU, 1 grader of 2 CPUs'
     """
     found = []

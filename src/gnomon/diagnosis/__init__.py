@@ -5,12 +5,12 @@ A finding can be read without the libraries that making one takes; `diagnose` lo
 
 from typing import TYPE_CHECKING, Any
 
-from gnomon.diagnosis.finding import Finding, Sample
+from gnomon.diagnosis.finding import Finding, FindingSample
 
 if TYPE_CHECKING:
     from gnomon.diagnosis.recorded import diagnose
 
-__all__ = ["Finding", "Sample", "diagnose"]
+__all__ = ["Finding", "FindingSample", "diagnose"]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from gnomon.core.errors import ConfigError, unknown
 from gnomon.diagnosis.finding import SEVERITIES
 from gnomon.diagnosis.rule import Rule
 from gnomon.diagnosis.rules.groups import AllRight, AllWrong, DegenerateGroups, ZeroGradient
@@ -11,7 +12,7 @@ from gnomon.diagnosis.rules.policy import Clipping, EntropyCollapse, GradientNor
 from gnomon.diagnosis.rules.rewards import (
     ConstantPart,
     DominantPart,
-    FormUnseen,
+    FormIgnored,
     NothingMoves,
     NotLearning,
     RewardFalls,
@@ -19,8 +20,7 @@ from gnomon.diagnosis.rules.rewards import (
 )
 from gnomon.diagnosis.rules.state import CriticExplains, TrackerStarves
 from gnomon.diagnosis.rules.texts import Duplicates, LengthReward, Repetition, Truncation
-from gnomon.diagnosis.rules.trust import EffectiveSampleSize, Mismatch, RefusedSteps, WeightsNotArrived
-from gnomon.errors import ConfigError, unknown
+from gnomon.diagnosis.rules.trust import EffectiveSampleSize, EngineMismatch, RefusedSteps, WeightsNotArrived
 
 _ALL: tuple[Rule, ...] = (
     RefusedSteps(),
@@ -29,7 +29,7 @@ _ALL: tuple[Rule, ...] = (
     AllWrong(),
     AllRight(),
     EntropyCollapse(),
-    Mismatch(),
+    EngineMismatch(),
     EffectiveSampleSize(),
     GradientNorm(),
     Clipping(),
@@ -40,7 +40,7 @@ _ALL: tuple[Rule, ...] = (
     Repetition(),
     DominantPart(),
     ConstantPart(),
-    FormUnseen(),
+    FormIgnored(),
     DegenerateGroups(),
     ZeroGradient(),
     NotLearning(),

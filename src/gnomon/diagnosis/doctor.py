@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gnomon.core.redaction import shortened
+from gnomon.core.types import Group
 from gnomon.diagnosis.catalog import RULES
 from gnomon.diagnosis.facts import Facts
-from gnomon.diagnosis.finding import SEVERITIES, Finding, Sample
+from gnomon.diagnosis.finding import SEVERITIES, Finding, FindingSample
 from gnomon.diagnosis.history import History
 from gnomon.diagnosis.rule import Alarm, Rule
-from gnomon.redaction import shortened
-from gnomon.types import Group
 
 SAMPLES, LONGEST = 5, 400
 
@@ -25,7 +25,7 @@ class _Known:
     first_step: int
     step: int
     alarm: Alarm
-    samples: tuple[Sample, ...]
+    samples: tuple[FindingSample, ...]
 
 
 def nothing_recorded(step: int) -> Sequence[Group]:
@@ -100,9 +100,9 @@ class Doctor:
         )
 
 
-def _samples(step: int, alarm: Alarm, groups: Sequence[Group]) -> tuple[Sample, ...]:
+def _samples(step: int, alarm: Alarm, groups: Sequence[Group]) -> tuple[FindingSample, ...]:
     return tuple(
-        Sample(
+        FindingSample(
             step=step,
             task_id=group.task.id,
             question=shortened(group.task.text, LONGEST),

@@ -12,7 +12,7 @@ SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
 
 @dataclass(frozen=True)
-class Sample:
+class FindingSample:
     """A rollout that shows what is meant; in a finding long texts are cut in the middle."""
 
     step: int
@@ -23,7 +23,7 @@ class Sample:
     error: str | None = None
 
     @classmethod
-    def of_row(cls, row: Any) -> "Sample | None":
+    def of_row(cls, row: Any) -> "FindingSample | None":
         """Return the sample of a JSON object, None where it is none."""
         if not isinstance(row, Mapping) or not is_step(row.get("step")):
             return None
@@ -53,7 +53,7 @@ class Finding:
     evidence: Mapping[str, float]
     meaning: str
     advice: Sequence[str]
-    samples: Sequence[Sample] = ()
+    samples: Sequence[FindingSample] = ()
 
     def as_row(self) -> dict[str, Any]:
         """Return one JSON object for ``findings.jsonl``."""
@@ -64,7 +64,7 @@ class Finding:
         """Return the finding of a JSON object, None where a field is not what it should be: a file may say anything."""
         if not isinstance(row, Mapping) or not _is_sound(row):
             return None
-        samples = [Sample.of_row(sample) for sample in row["samples"]]
+        samples = [FindingSample.of_row(sample) for sample in row["samples"]]
         return cls(
             rule=row["rule"],
             severity=row["severity"],

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
+from gnomon.core.progress import counted
+from gnomon.core.types import Group, Task
 from gnomon.diagnosis.catalog import chosen
 from gnomon.diagnosis.doctor import Answers, Doctor, nothing_recorded
 from gnomon.diagnosis.finding import Finding
-from gnomon.progress import counted
 from gnomon.records.reading import RunRecord
 from gnomon.records.rollouts import RecordedRollout
-from gnomon.types import Group, Task
 
 
 def diagnose(record: RunRecord, rules: Sequence[str] = ()) -> tuple[Finding, ...]:

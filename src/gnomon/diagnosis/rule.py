@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
+from gnomon.core.types import Group, Rollout
 from gnomon.diagnosis.facts import Facts
 from gnomon.diagnosis.finding import Severity
 from gnomon.diagnosis.history import History
-from gnomon.types import Group, Rollout
 
 ROUNDING = 1e-9
 Shown = Sequence[tuple[Group, Rollout]]

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gnomon.errors import ConfigError, check_bounds
-from gnomon.transport.fingerprint import Fingerprint
-from gnomon.types import Completion, Snapshot
+from gnomon.core.errors import ConfigError, check_bounds
+from gnomon.core.types import Completion, Snapshot
+from gnomon.models.transfer.fingerprint import Fingerprint
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Reach:
+class ContextLimits:
     """What a model can be asked at all. context_length: tokens of prompt and answer together, None without a limit.
 
     vocabulary_size: width of the logits.

@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gnomon.core.errors import EngineError
+from gnomon.core.types import Completion, StopReason
 from gnomon.engines.base import Sampling
-from gnomon.engines.draws import uniforms
+from gnomon.engines.rng import uniforms
 from gnomon.engines.sampler import Draws, draw
-from gnomon.errors import EngineError
 from gnomon.models.decoder import Decoder, Prompt
-from gnomon.types import Completion, StopReason
 
 
 @dataclass(eq=False)
@@ -33,7 +33,7 @@ class Request:
 
 
 @dataclass(eq=False)
-class Row:
+class BatchRow:
     """One answer on its way. place: which of the request's keys it answers. experts: set when it leaves the model."""
 
     request: Request
@@ -72,8 +72,8 @@ class Batcher:
     def __init__(self, decoder: Decoder, max_concurrent: int) -> None:
         self._decoder = decoder
         self._most = max_concurrent
-        self._waiting: deque[Row] = deque()
-        self._active: list[Row] = []
+        self._waiting: deque[BatchRow] = deque()
+        self._active: list[BatchRow] = []
         self.version = -1
 
     @property
@@ -85,7 +85,7 @@ class Batcher:
         """Queue the rows of requests."""
         for request in requests:
             budget = request.sampling.max_completion_length
-            self._waiting += [Row(request, i, uniforms(key, budget)) for i, key in enumerate(request.keys)]
+            self._waiting += [BatchRow(request, i, uniforms(key, budget)) for i, key in enumerate(request.keys)]
 
     def set_version(self, version: int) -> None:
         """Note new weights: rows on their way go on with them, and prompts computed with the last ones are dropped."""
@@ -169,7 +169,7 @@ class Batcher:
         answers = [self._finish(row, stop) for row, stop in reversed(rows)]
         return [answer for answer in answers if answer is not None]
 
-    def _finish(self, row: Row, stop: StopReason) -> tuple[Request, list[Completion]] | None:
+    def _finish(self, row: BatchRow, stop: StopReason) -> tuple[Request, list[Completion]] | None:
         request = row.request
         request.completions[row.place] = Completion(
             tokens=tuple(row.tokens),
@@ -184,7 +184,7 @@ class Batcher:
             return None
         return request, [request.completions[place] for place in range(len(request.keys))]
 
-    def _leave(self, slot: int) -> Row:
+    def _leave(self, slot: int) -> BatchRow:
         row, last = self._active[slot], self._active.pop()
         if row.request.sampling.record_routing:
             row.experts = self._decoder.experts(slot)

@@ -7,15 +7,15 @@ from typing import TypeVar
 
 from torch import nn
 
-from gnomon.engines.base import Reach, Sampling
+from gnomon.core.errors import ConfigError, EngineError
+from gnomon.core.types import Completion, Snapshot
+from gnomon.engines.base import ContextLimits, Sampling
 from gnomon.engines.batcher import Request
-from gnomon.engines.worker import Ask, Load, Look, Waiter, Worker
-from gnomon.errors import ConfigError, EngineError
+from gnomon.engines.thread import EngineThread, GenerateRequest, InspectRequest, LoadRequest, PendingCall
 from gnomon.models.decoder import context_length, vocabulary_size
 from gnomon.models.lora import merged_tensors
-from gnomon.models.plain import response_logprobs
-from gnomon.transport.fingerprint import Fingerprint, fingerprints
-from gnomon.types import Completion, Snapshot
+from gnomon.models.reference import response_logprobs
+from gnomon.models.transfer.fingerprint import Fingerprint, fingerprints
 
 T = TypeVar("T")
 
@@ -39,10 +39,10 @@ class LocalEngine:
     def __init__(self, model: nn.Module, max_concurrent: int = 64, shared: bool = True) -> None:
         if max_concurrent <= 0:
             raise ConfigError(f"engine.max_concurrent must be > 0, got {max_concurrent}")
-        self._reach = Reach(context_length(model), vocabulary_size(model))
+        self._reach = ContextLimits(context_length(model), vocabulary_size(model))
         self._shared = shared
-        self._worker = Worker(model, shared, max_concurrent)
-        self._arrivals: list[tuple[Request, Waiter]] = []
+        self._worker = EngineThread(model, shared, max_concurrent)
+        self._arrivals: list[tuple[Request, PendingCall]] = []
         self._posting: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
 
@@ -67,7 +67,7 @@ class LocalEngine:
         self._reach.check(prompt, sampling.max_completion_length)
         if not keys:
             return []
-        waiter = Waiter.here()
+        waiter = PendingCall.here()
         request = Request(tuple(prompt), tuple(keys), sampling, waiter.is_waiting)
         self._arrivals.append((request, waiter))
         # Another loop can be left here by a program that was interrupted before its turn ended.
@@ -83,8 +83,8 @@ class LocalEngine:
         Raises: EngineError when names or shapes are not this model's; its weights are as before then.
         """
         self._check_open()
-        waiter = Waiter.here()
-        self._worker.send(Load(snapshot, waiter))
+        waiter = PendingCall.here()
+        self._worker.send(LoadRequest(snapshot, waiter))
         await waiter.future
 
     async def score(self, prompt: Sequence[int], response: Sequence[int], temperature: float) -> list[float]:
@@ -113,8 +113,8 @@ class LocalEngine:
     async def _look(self, question: Callable[[nn.Module], T]) -> T:
         """Return what ``question`` says of the model, asked in the engine's thread."""
         self._check_open()
-        waiter = Waiter.here()
-        self._worker.send(Look(question, waiter))
+        waiter = PendingCall.here()
+        self._worker.send(InspectRequest(question, waiter))
         answer: T = await waiter.future
         return answer
 
@@ -130,7 +130,7 @@ class LocalEngine:
         self._posting = None
         arrivals, self._arrivals = self._arrivals, []
         if not self._is_closed:
-            self._worker.send(Ask(tuple(arrivals)))
+            self._worker.send(GenerateRequest(tuple(arrivals)))
             return
         for _, waiter in arrivals:
             waiter.fail(EngineError("the engine was closed"))

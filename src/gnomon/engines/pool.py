@@ -1,23 +1,200 @@
 """Several engines behind one protocol: whoever has least to do answers, and a lost one's questions are asked again."""
 
 import asyncio
+import math
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from gnomon.core.errors import EngineError, GnomonError, UserError
+from gnomon.core.metrics import Last, Measure, Metrics, Sum
+from gnomon.core.threads import elsewhere
+from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import Engine, Sampling
-from gnomon.engines.garbage import Expected, fault_of_logprobs
-from gnomon.engines.member import Lost, Member
-from gnomon.errors import EngineError, GnomonError
-from gnomon.metrics import Last, Measure, Metrics, Sum
-from gnomon.threads import elsewhere
-from gnomon.transport.fingerprint import Fingerprint, differences
-from gnomon.transport.stored import sent
-from gnomon.types import Completion, Snapshot
+from gnomon.models.transfer.fingerprint import Fingerprint, differences
+from gnomon.models.transfer.remote_weights import sent
+
+# What no engine that works can return: found before any of it is graded or trained on.
+
+ROUNDING = 1e-3
+"""Nats by which a log-probability may exceed 0: what is left of a normalization in low precision."""
+
+
+@dataclass(frozen=True)
+class CompletionValidator:
+    """What was asked for, that answers are held against.
+
+    answers: one for each key. vocabulary_size: token ids are below it; None when it is not known.
+    versions: of all weights that the engine was ever given, -1 for those that it began with.
+    """
+
+    answers: int
+    sampling: Sampling
+    vocabulary_size: int | None
+    versions: Collection[int]
+
+    def fault(self, completions: Sequence[Completion]) -> str | None:
+        """Return what is wrong with the first bad answer, in one line; None when nothing is.
+
+        >>> done = Completion((1, 2), (-0.1, float("nan")), (-0.1, -0.2), 0, 0, "stop")
+        >>> CompletionValidator(1, Sampling(), 10, {0}).fault([done])
+        'answer 1 of 1 has log-probabilities that are not finite'
+        """
+        if len(completions) != self.answers:
+            return f"{len(completions)} answers to {self.answers} keys"
+        for number, completion in enumerate(completions, start=1):
+            said = self._of_one(completion)
+            if said is not None:
+                return f"answer {number} of {self.answers} has {said}"
+        return None
+
+    def _of_one(self, completion: Completion) -> str | None:
+        tokens, oldest, newest = completion.tokens, completion.oldest_version, completion.newest_version
+        if len(tokens) > self.sampling.max_completion_length:
+            return f"{len(tokens)} tokens, more than the {self.sampling.max_completion_length} asked for"
+        beyond = math.inf if self.vocabulary_size is None else self.vocabulary_size
+        if tokens and (min(tokens) < 0 or max(tokens) >= beyond):
+            return f"token ids from {min(tokens)} to {max(tokens)}, outside the vocabulary of {self.vocabulary_size}"
+        for logprobs in (completion.logprobs, completion.full_logprobs):
+            said = fault_of_logprobs(logprobs, len(tokens))
+            if said is not None:
+                return said
+        unknown = [version for version in (oldest, newest) if version not in self.versions]
+        if unknown:
+            return f"weights of version {unknown[0]}, which this engine was never given"
+        return f"weights from version {oldest} back to {newest}" if oldest > newest else None
+
+
+def fault_of_logprobs(logprobs: Sequence[float], tokens: int) -> str | None:
+    """Return why these cannot be the log-probabilities of that many tokens; None when they can."""
+    if len(logprobs) != tokens:
+        return f"{len(logprobs)} log-probabilities for {tokens} tokens"
+    # A sum is not finite as soon as one term is not; a maximum would pass over NaN.
+    if not math.isfinite(sum(logprobs)):
+        return "log-probabilities that are not finite"
+    if logprobs and max(logprobs) > ROUNDING:
+        return f"a log-probability of {max(logprobs):.3g}, which is above 0"
+    return None
+
+
+# One engine of several: what it has in flight, when it was last heard of, and why it was taken out.
 
 T = TypeVar("T")
+
+_GRACE_SECONDS = 1.0
+_CLOSING_SECONDS = 15.0
+_LOOKS = 8
+
+
+class ReplicaLost(Exception):
+    """The engine was taken out while this call was in flight, or by it; ask another one."""
+
+
+class Replica:
+    """An engine, watched.
+
+    It is taken out, for good, when a call raises anything but a `UserError` (that one is the caller's own), when
+    nothing that was asked of it ends and nothing is drawn for ``timeout_seconds``, or when the pool says so. Every call
+    in flight then raises `ReplicaLost` at once and is cancelled; nobody waits for an engine that may never answer.
+
+    name: how people call it. cause: why it was taken out, None while it works. rows: answers on their way.
+    versions: of all weights that it was given.
+    """
+
+    def __init__(self, name: str, engine: Engine, timeout_seconds: float) -> None:
+        self.name, self.engine = name, engine
+        self.rows = 0
+        self.cause: str | None = None
+        self.versions = {engine.version}
+        self._timeout_seconds = timeout_seconds
+        self._heard = 0.0
+        self._beats = engine.beats
+        self._calls: set[asyncio.Future[Any]] = set()
+        self._gone: asyncio.Future[None] | None = None
+
+    async def ask(self, call: Callable[[Engine], Awaitable[T]], rows: int = 0, is_alone: bool = False) -> T:
+        """Return what ``call`` returns, within the patience that the engine has left.
+
+        rows: answers that it asks for. is_alone: it must end within the timeout itself; otherwise whatever else ends
+        counts as a sign of life. A load may hang while answers still arrive, except the first one.
+        Raises: Lost; UserError as the engine raises it.
+        """
+        if self.cause is not None:
+            raise ReplicaLost(self.cause)
+        if not self._calls:
+            self._gone = asyncio.get_running_loop().create_future()
+        assert self._gone is not None, "made with the first call in flight"
+        task = asyncio.ensure_future(call(self.engine))
+        task.add_done_callback(_retrieve)
+        self._calls.add(task)
+        self.rows += rows
+        try:
+            await self._patiently(task, self._gone, is_alone)
+            return self._outcome(task)
+        finally:
+            task.cancel()
+            self._calls.discard(task)
+            self.rows -= rows
+
+    def lose(self, cause: str) -> None:
+        """Take the engine out, and wake everybody who waits for it."""
+        if self.cause is None:
+            self.cause = cause
+            if self._gone is not None and not self._gone.done():
+                self._gone.set_result(None)
+
+    async def close(self) -> None:
+        """Close the engine, giving up on one that does not let itself be closed."""
+        closing = asyncio.ensure_future(self.engine.close())
+        closing.add_done_callback(_retrieve)
+        await asyncio.wait({closing}, timeout=_CLOSING_SECONDS)
+        closing.cancel()
+
+    async def _patiently(self, task: "asyncio.Future[T]", gone: "asyncio.Future[None]", is_alone: bool) -> None:
+        """Wait until the call is done or the engine lost; lose it when it was silent for the whole timeout.
+
+        After that comes a moment more, waited for apart: when the event loop itself was held up, whatever arrived
+        meanwhile is noticed in it, and an engine that keeps watch itself may say more about its end.
+        """
+        began = asyncio.get_running_loop().time()
+        is_strict = is_alone and self.engine.version >= 0
+        grace = min(_GRACE_SECONDS, self._timeout_seconds / 16)
+        either: set[asyncio.Future[Any]] = {task, gone}
+        while not task.done() and self.cause is None:
+            self._listen()
+            since = began if is_strict else max(began, self._heard)
+            left = since + self._timeout_seconds - asyncio.get_running_loop().time()
+            look = min(left, self._timeout_seconds / _LOOKS)
+            await asyncio.wait(either, timeout=max(look, grace), return_when=asyncio.FIRST_COMPLETED)
+            self._listen()
+            is_silent = is_strict or since == max(began, self._heard)
+            if left <= 0 and is_silent and not task.done():
+                what = "it did not take new weights" if is_alone else "it finished nothing"
+                self.lose(f"{what} in {self._timeout_seconds:g} seconds (engine.timeout_seconds)")
+
+    def _listen(self) -> None:
+        """Take tokens that were drawn for a sign of life, so that long answers are told from a hang."""
+        if self.engine.beats != self._beats:
+            self._beats, self._heard = self.engine.beats, asyncio.get_running_loop().time()
+
+    def _outcome(self, task: "asyncio.Future[T]") -> T:
+        if self.cause is not None:
+            raise ReplicaLost(self.cause)
+        error = None if task.cancelled() else task.exception()
+        if not task.cancelled() and (error is None or isinstance(error, UserError)):
+            self._heard = asyncio.get_running_loop().time()
+            return task.result()
+        self.lose(str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}")
+        raise ReplicaLost(self.cause) from error
+
+
+def _retrieve(task: "asyncio.Future[Any]") -> None:
+    """Look at the outcome of a call that nobody may wait for any more, so that nobody is told of it later."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _say(text: str) -> None:
@@ -32,7 +209,8 @@ class EnginePool:
     depend on the key alone, which engine answers changes nothing but rounding.
 
     An engine that raises `EngineError` or dies, that finishes nothing and draws nothing (`Engine.beats`) for
-    ``timeout_seconds`` while something was asked of it, or whose answers cannot be true (`Expected`: too few, tokens
+    ``timeout_seconds`` while something was asked of it, or whose answers cannot be true (`CompletionValidator`: too
+    few, tokens
     outside the vocabulary, log-probabilities that are NaN or above 0, weights that it was never given) is taken out and
     named. What it had not answered is asked again of another one, under the same keys: nothing of it was
     handed on, so no group is doubled and none is lost. A `UserError`, such as a prompt beyond the context, is the
@@ -60,14 +238,14 @@ class EnginePool:
         again: Callable[[str], Awaitable[Engine]] | None = None,
         are_bound: bool = False,
     ) -> None:
-        self._members = [Member(name, engine, timeout_seconds) for name, engine in engines.items()]
+        self._members = [Replica(name, engine, timeout_seconds) for name, engine in engines.items()]
         self._timeout_seconds = timeout_seconds
         self._vocabulary_size = vocabulary_size
         self._warn = warn
         self._again, self._are_bound = again, are_bound
         self._is_closed = False
         self._lost = self._returned = self._asked_again = 0
-        self._told: set[Member] = set()
+        self._told: set[Replica] = set()
         self._present: Snapshot | None = None
         self._returning: set[asyncio.Task[None]] = set()
 
@@ -87,15 +265,15 @@ class EnginePool:
         Raises: EngineError naming each engine and its cause when none is left; ConfigError as an engine does.
         """
 
-        def fault(member: Member, answers: Sequence[Completion]) -> str | None:
-            return Expected(len(keys), sampling, self._vocabulary_size, member.versions).fault(answers)
+        def fault(member: Replica, answers: Sequence[Completion]) -> str | None:
+            return CompletionValidator(len(keys), sampling, self._vocabulary_size, member.versions).fault(answers)
 
         return await self._routed(lambda engine: engine.generate(prompt, keys, sampling), fault, len(keys))
 
     async def score(self, prompt: Sequence[int], response: Sequence[int], temperature: float) -> list[float]:
         """Return the log-probability of each token of ``response``, by one of the engines; see `Engine`."""
 
-        def fault(member: Member, logprobs: Sequence[float]) -> str | None:
+        def fault(member: Replica, logprobs: Sequence[float]) -> str | None:
             said = fault_of_logprobs(logprobs, len(response))
             return None if said is None else f"a score has {said}"
 
@@ -117,7 +295,7 @@ class EnginePool:
         """
         answers: dict[str, T] = {}
 
-        async def ask(member: Member) -> None:
+        async def ask(member: Replica) -> None:
             answers[member.name] = await member.ask(call)
 
         await self._everywhere(ask)
@@ -152,17 +330,17 @@ class EnginePool:
         self._lost = self._returned = self._asked_again = 0
         return Metrics.of(measured)
 
-    async def _load(self, member: Member, snapshot: Snapshot) -> None:
+    async def _load(self, member: Replica, snapshot: Snapshot) -> None:
         member.versions.add(snapshot.version)
         await member.ask(lambda engine: engine.load(snapshot), is_alone=True)
         if member.engine.version != snapshot.version:
             member.lose(f"it says version {member.engine.version} after it was given {snapshot.version}")
 
-    async def _everywhere(self, work: Callable[[Member], Awaitable[None]]) -> None:
+    async def _everywhere(self, work: Callable[[Replica], Awaitable[None]]) -> None:
         self._check()
 
-        async def one(member: Member) -> None:
-            with suppress(Lost):
+        async def one(member: Replica) -> None:
+            with suppress(ReplicaLost):
                 await work(member)
             self._note(member)
             if self._are_bound:
@@ -177,7 +355,7 @@ class EnginePool:
         self._check()
 
     async def _routed(
-        self, call: Callable[[Engine], Awaitable[T]], fault: Callable[[Member, T], str | None], rows: int
+        self, call: Callable[[Engine], Awaitable[T]], fault: Callable[[Replica, T], str | None], rows: int
     ) -> T:
         """Return an answer without a fault, from the first engine that gives one."""
         while True:
@@ -189,12 +367,12 @@ class EnginePool:
                 if said is None:
                     return answer
                 member.lose(f"it answered garbage: {said}")
-            except Lost:
+            except ReplicaLost:
                 pass
             self._note(member)
             self._asked_again += bool(self._alive())
 
-    def _note(self, member: Member) -> None:
+    def _note(self, member: Replica) -> None:
         """Tell of a member that was lost, once; closing the pool is no loss, and the last loss is an error."""
         if member.cause is None or member in self._told or self._is_closed:
             return
@@ -209,19 +387,19 @@ class EnginePool:
             others = f"{left} of {len(self._members)} engines go on, and are asked what it did not answer"
             self._warn(f"lost engine {member.name}: {member.cause}; {others}")
 
-    async def _bring_back(self, lost: Member, again: Callable[[str], Awaitable[Engine]]) -> None:
+    async def _bring_back(self, lost: Replica, again: Callable[[str], Awaitable[Engine]]) -> None:
         """Put an engine that was started anew in the place of a lost one, as soon as it has proved its weights."""
         await lost.close()
         while True:
             try:
-                member = Member(lost.name, await again(lost.name), self._timeout_seconds)
+                member = Replica(lost.name, await again(lost.name), self._timeout_seconds)
                 try:
                     await self._prove(member)
                     self._members[self._members.index(lost)] = member
                 finally:
                     if member not in self._members:
                         await member.close()
-            except Lost:
+            except ReplicaLost:
                 continue
             except GnomonError as error:
                 self._warn(f"engine {lost.name} does not come back: {error}")
@@ -230,7 +408,7 @@ class EnginePool:
             self._warn(f"engine {lost.name} is back, and holds the weights of version {member.engine.version}")
             return
 
-    async def _prove(self, member: Member) -> None:
+    async def _prove(self, member: Replica) -> None:
         """Let an engine that nobody asks yet hold the present weights, also when others came meanwhile.
 
         Raises: Lost when it does not.
@@ -246,9 +424,9 @@ class EnginePool:
                 wrong = differences(expected, held)
                 if wrong:
                     member.lose(f"it does not hold the weights of version {snapshot.version}: {wrong[0]}")
-                    raise Lost(member.cause)
+                    raise ReplicaLost(member.cause)
 
-    def _alive(self) -> list[Member]:
+    def _alive(self) -> list[Replica]:
         return [member for member in self._members if member.cause is None]
 
     def _check(self) -> None:

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from gnomon.engines.base import Sampling
-from gnomon.models.exponential import exp_
-from gnomon.models.native.kernels import kernels_of
+from gnomon.models.cpu.exponential import exp_
+from gnomon.models.cpu.kernels import kernels_of
 
 BLOCK = 64
 _CANDIDATES = 512

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gnomon.core.errors import ConfigError, EngineError
+from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import Sampling
-from gnomon.errors import ConfigError, EngineError
-from gnomon.transport.fingerprint import Fingerprint
-from gnomon.types import Completion, Snapshot
+from gnomon.models.transfer.fingerprint import Fingerprint
 
 
 def utf8(text: str) -> Sequence[int]:

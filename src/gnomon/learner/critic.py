@@ -7,21 +7,21 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from gnomon.algorithms.critics import CriticPlan
+from gnomon.algorithms.critic import CriticPlan
 from gnomon.algorithms.protocols import Loss
+from gnomon.core.metrics import Last, Mean, Metrics, Sum
+from gnomon.core.types import Batch, State
+from gnomon.learner.forward import ForwardRunner
+from gnomon.learner.loss import LossAccumulator
 from gnomon.learner.mesh import Mesh, copies
 from gnomon.learner.optimizer import Optimizer
-from gnomon.learner.passes import Passes
-from gnomon.learner.tally import LossTally
-from gnomon.metrics import Last, Mean, Metrics, Sum
 from gnomon.models.critic import FOLDER, critic_writer
 from gnomon.models.load import trainable
 from gnomon.models.values import ValueHead, ValueScorer
-from gnomon.types import Batch, State
 
 
 @dataclass(frozen=True)
-class Lesson:
+class CriticFit:
     """How one optimizer step of the critic is made.
 
     plan: its loss. learning_rate: > 0. is_trunk_frozen: only the head learns. one_sided: as in `CriticPlan.loss`.
@@ -62,7 +62,7 @@ class CriticLearner:
     scorer: of `scorer_of`. optimizer: the learner's. passes: counts the work.
     """
 
-    def __init__(self, critic: nn.Module, scorer: ValueScorer, optimizer: Optimizer, passes: Passes) -> None:
+    def __init__(self, critic: nn.Module, scorer: ValueScorer, optimizer: Optimizer, passes: ForwardRunner) -> None:
         self.is_shared = isinstance(critic, ValueHead)
         self._critic = critic
         self._scorer = scorer
@@ -85,7 +85,7 @@ class CriticLearner:
                 bootstrap[index] = found.bootstrap.cpu()
         return self._mesh.total(values), self._mesh.total(bootstrap)
 
-    def fit(self, minibatch: Batch, lesson: Lesson) -> Metrics:
+    def fit(self, minibatch: Batch, guarded: CriticFit) -> Metrics:
         """Make one optimizer step on the weighed ``minibatch``, or none if no token of it counts.
 
         Raises: NotFiniteError when the loss or the gradient is not finite; nothing was changed then.
@@ -93,15 +93,15 @@ class CriticLearner:
         assert minibatch.weights is not None, "value_minibatches comes first"
         rows = ((minibatch.weights != 0) & minibatch.mask).any(1).nonzero()[:, 0]
         metrics = Metrics.of(
-            {"critic/updates": Sum(int(len(rows) > 0)), "critic/learning_rate": Last(lesson.learning_rate)}
+            {"critic/updates": Sum(int(len(rows) > 0)), "critic/learning_rate": Last(guarded.learning_rate)}
         )
         if len(rows) == 0:
             return (metrics if self._mesh.rank == 0 else Metrics()) + self._passes.work.take()
-        tally = LossTally(self._mesh)
+        tally = LossAccumulator(self._mesh)
         try:
-            self._accumulate(minibatch, rows, lesson, tally)
+            self._accumulate(minibatch, rows, guarded, tally)
             tally.check()
-            norm = self.optimizer.step(lesson.learning_rate)
+            norm = self.optimizer.step(guarded.learning_rate)
         except BaseException:
             self.optimizer.drop_gradients()
             raise
@@ -138,14 +138,14 @@ class CriticLearner:
         write = critic_writer(self._critic, named)
         return lambda folder: write(folder / FOLDER)
 
-    def _accumulate(self, minibatch: Batch, rows: Tensor, lesson: Lesson, tally: LossTally) -> None:
+    def _accumulate(self, minibatch: Batch, rows: Tensor, guarded: CriticFit, tally: LossAccumulator) -> None:
         """Add up losses and gradients of all cuts; the weights are of the whole minibatch, so the sums are exact."""
         with self._passes.recording(self._scorer.trunk):
             for index, cut in self._passes.cuts(minibatch, rows, self._scorer):
-                values = self._passes.value(self._scorer, cut, lesson.is_trunk_frozen).values
+                values = self._passes.value(self._scorer, cut, guarded.is_trunk_frozen).values
                 if len(index) == 0:
                     (0 * values).sum().backward()
                     continue
-                loss, measured = lesson.plan.loss(values, cut, lesson.one_sided)
+                loss, measured = guarded.plan.loss(values, cut, guarded.one_sided)
                 tally.add(Loss(loss, {"value": float(loss.detach())}, measured))
                 loss.backward()

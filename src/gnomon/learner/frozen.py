@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from gnomon.learner.mesh import Mesh
 
 
-class Frozen:
+class FrozenWeights:
     """What the trained weights are added to, and what they are compared with: base and reference, which never change.
 
     model: the policy, whole. reference: None without one. Where parameters are about to be parted, fingerprints are

@@ -19,18 +19,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from gnomon.errors import NotFiniteError
-from gnomon.models.lora import parts, plain_name
-from gnomon.models.merging import whole
-from gnomon.models.modes import has_adapters, layers_of, with_weights, without_adapters
-from gnomon.types import Adapted
+from gnomon.core.errors import NotFiniteError
+from gnomon.core.types import Adapted
+from gnomon.models.contexts import has_adapters, layers_of, with_weights, without_adapters
+from gnomon.models.lora import parts, plain_name, whole
 
 T = TypeVar("T")
 
 ELSEWHERE = "in another process of the learner"
 
 PATIENCE = datetime.timedelta(minutes=10)
-"""How long a process waits for the others in one exchange; one that died is noticed at once, by `gang`."""
+"""How long a process waits for the others in one exchange; one that died is noticed at once, by `distributed`."""
 _LONGEST_TEXT = 256
 _NETWORK = "tcp://"
 
@@ -94,10 +93,10 @@ class Mesh(Protocol):
         ...
 
 
-class Alone:
+class SingleProcess:
     """One process, which holds everything. Nothing is exchanged.
 
-    >>> Alone().total(torch.ones(1))
+    >>> SingleProcess().total(torch.ones(1))
     tensor([1.])
     """
 
@@ -148,7 +147,7 @@ class Alone:
         return with_weights(model, tensors)
 
 
-class Joined:
+class ShardedMesh:
     """Several processes, by FSDP2: gloo between CPUs, NCCL between GPUs, one each.
 
     A layer's parameters are gathered before it computes, dropped after it, and gathered again for its backward pass;
@@ -340,7 +339,7 @@ def join(meeting: str, rank: int, size: int, device: torch.device, is_offloaded:
 
     meeting: where they find each other: a file's path on one machine, or what `host` returned in one of them.
     """
-    _joined[:] = [Joined(meeting, rank, size, device, is_offloaded)]
+    _joined[:] = [ShardedMesh(meeting, rank, size, device, is_offloaded)]
     return _joined[0]
 
 
@@ -350,7 +349,7 @@ def here() -> Mesh:
     >>> here().size
     1
     """
-    return _joined[0] if _joined else Alone()
+    return _joined[0] if _joined else SingleProcess()
 
 
 def agree(mesh: Mesh, fault: str) -> None:

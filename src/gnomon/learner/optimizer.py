@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from gnomon.errors import CheckpointError, NotFiniteError, check_bounds
-from gnomon.failpoints import reach
+from gnomon.core.errors import CheckpointError, NotFiniteError, check_bounds
+from gnomon.core.failpoints import reach
+from gnomon.core.types import Loan, State
 from gnomon.learner.mesh import Mesh, agree
 from gnomon.learner.precision import Masters
-from gnomon.types import Loan, State
 
 
 @dataclass(frozen=True)

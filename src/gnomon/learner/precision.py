@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from gnomon.learner.mesh import Alone, Mesh
-from gnomon.models.sums import GradientSum, add_up
+from gnomon.learner.mesh import Mesh, SingleProcess
+from gnomon.models.cpu.gradient_sum import GradientSum, add_up
 
 Precision = Literal["fp32", "bf16"]
 
@@ -64,7 +64,7 @@ class Masters:
     """
 
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]], mesh: Mesh | None = None) -> None:
-        self.mesh: Mesh = Alone() if mesh is None else mesh
+        self.mesh: Mesh = SingleProcess() if mesh is None else mesh
         self.module_parameters: dict[str, nn.Parameter] = dict(named)
         self.parameters: dict[str, nn.Parameter] = {}
         self._twins: list[str] = []

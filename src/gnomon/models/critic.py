@@ -10,13 +10,21 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from gnomon.errors import ModelError
+from gnomon.core.errors import ModelError
 from gnomon.models.load import TINY, load_model, merged_tensors, model_config, model_writer
-from gnomon.models.parsed import parsed, untrusted
-from gnomon.models.quiet import no_bars, no_report
 from gnomon.models.tiny import tiny_model
+from gnomon.models.token_strings import parsed, untrusted
 from gnomon.models.values import ValueHead
-from gnomon.models.weights import Fit, check_number_kinds, check_numbers, check_quantized, headers, refuse
+from gnomon.models.weights_check import (
+    Fit,
+    check_number_kinds,
+    check_numbers,
+    check_quantized,
+    headers,
+    no_bars,
+    no_report,
+    refuse,
+)
 
 FOLDER, HEAD_FILE = "critic", "value_head.safetensors"
 POLICY = "policy"

@@ -3,8 +3,8 @@
 Three ways, tried in this order; the first that reproduces a plain forward pass on this very model is used:
 
 - `AlignedDecoder`: rows join and leave at any step and share their prompt's keys and values. Any attention-only model.
-- `WaveDecoder`: the model's own cache, whatever it holds (state space, linear attention, hybrids); rows of one prompt
-  length start together and nobody joins.
+- `SameLengthDecoder`: the model's own cache, whatever it holds (state space, linear attention, hybrids); rows of one
+  prompt length start together and nobody joins.
 - `RecomputeDecoder`: no cache; every step is a full forward pass.
 """
 
@@ -16,14 +16,13 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from gnomon.errors import ModelError
-from gnomon.models.attention import use_own_attention
-from gnomon.models.cache import AlignedCache, Prefix, Rows
+from gnomon.core.errors import ModelError
+from gnomon.models.attention import rotary_edge, use_own_attention
+from gnomon.models.contexts import Trace
+from gnomon.models.cpu.packed_linear import PackedLinears
 from gnomon.models.forward import CACHE_NAMES, Forward, accepted, cache_name
-from gnomon.models.packed import PackedLinears
-from gnomon.models.rotary import rotary_edge
+from gnomon.models.kv_cache import AlignedCache, Prefix, Rows
 from gnomon.models.tokenizer import context_of
-from gnomon.models.trace import Trace
 
 Prompt = tuple[int, ...]
 _PREFILL_TOKENS = 4096
@@ -182,7 +181,7 @@ class AlignedDecoder:
             ]
 
 
-class WaveDecoder:
+class SameLengthDecoder:
     """The model's own cache: rows of one prompt length, all started together; a row that left is computed on."""
 
     joins = False
@@ -315,7 +314,7 @@ def choose_decoder(model: nn.Module, first: Sequence[Callable[[nn.Module], Decod
     first: faster ways, tried before those of this file.
     """
     makers: list[Callable[[nn.Module], Decoder]] = [AlignedDecoder] if _is_attention_only(model) else []
-    for make in (*first, *makers, WaveDecoder):
+    for make in (*first, *makers, SameLengthDecoder):
         if agrees(make, model):
             return make(model)
     return RecomputeDecoder(model)
@@ -377,7 +376,7 @@ def _agrees(decoder: Decoder, plain: Decoder, tolerance: float, length: int = 0)
         tokens = [5, 2]
         for turn in range(4):
             ours, theirs = (each.step(tokens, 8).float() for each in (decoder, plain))
-            errors.append(_apart(ours, theirs))
+            errors.append(_separate(ours, theirs))
             tokens = [(2 * t + 1) % 7 for t in tokens]
             if turn == 1:
                 for each in (decoder, plain):
@@ -400,7 +399,7 @@ def _tolerance(model: Any) -> float:
     return min(_MOST_APART, _APART_A_LAYER * int(model.config.get_text_config().num_hidden_layers))
 
 
-def _apart(found: Tensor, exact: Tensor) -> float:
+def _separate(found: Tensor, exact: Tensor) -> float:
     spread = exact - exact.mean(dim=-1, keepdim=True)
     return float((found - exact).norm() / spread.norm())
 

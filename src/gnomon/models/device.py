@@ -6,7 +6,7 @@ import re
 import torch
 from torch import Tensor
 
-from gnomon.errors import ConfigError
+from gnomon.core.errors import ConfigError
 
 AUTO = "auto"
 _FORM = re.compile(r"auto|cpu|cuda(:\d+)?")

@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from gnomon.errors import ModelError
+from gnomon.core.errors import ModelError
 from gnomon.models.routing import Routing, routed
 
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from gnomon.models.cpu.exponential import exp_
+from gnomon.models.cpu.gradient_sum import add, sum_of
+from gnomon.models.cpu.kernels import kernels_of
 from gnomon.models.device import memory_of, round_up
-from gnomon.models.exponential import exp_
-from gnomon.models.native.kernels import kernels_of
-from gnomon.models.sums import add, sum_of
 
 _CACHED = 1 << 19
 """Logits that passes go over one after another: 2 MiB in float32."""

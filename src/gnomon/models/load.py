@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gnomon.errors import ModelError, shortened, unknown
+from gnomon.core.errors import ModelError, shortened, unknown
 from gnomon.models import default
-from gnomon.models.generation import moved, savable
+from gnomon.models.folder import moved, savable
 from gnomon.models.lora import LoraPlan, adapt, check_lora, merged_tensors, trainable
-from gnomon.models.parsed import first_line, parsed, untrusted
-from gnomon.models.quiet import no_bars, no_report
 from gnomon.models.tiny import TINY, TINY_MODELS, tiny_model, tiny_tokenizer
+from gnomon.models.token_strings import first_line, parsed, untrusted
 from gnomon.models.tokenizer import Tokenizer, wrap
-from gnomon.models.weights import (
+from gnomon.models.weights_check import (
     FILES,
     Fit,
     Header,
@@ -27,6 +26,8 @@ from gnomon.models.weights import (
     check_quantized,
     contradiction,
     headers,
+    no_bars,
+    no_report,
     refuse,
     weight_files,
 )

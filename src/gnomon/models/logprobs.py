@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gnomon.errors import ConfigError
+from gnomon.core.errors import ConfigError
+from gnomon.models.attention import rotary_edge
+from gnomon.models.backbone import Backbone, own_states
 from gnomon.models.forward import accepted, checked_arguments
 from gnomon.models.head import chosen_logprobs, chunk_for
 from gnomon.models.prefix import Packed
-from gnomon.models.rotary import rotary_edge
 from gnomon.models.routing import Routing, pad_experts, routed
-from gnomon.models.trunk import Trunk, own_states
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class TokenScorer:
         self.model: Any = model
         config: Any = model.config
         device = next(model.parameters()).device
-        self._trunk = Trunk(model)
+        self._trunk = Backbone(model)
         self.chunk_tokens = chunk_tokens or chunk_for(device, config.get_text_config().vocab_size)
         self.is_split = _is_split(self.model)
         self.shares_prompts = self.is_split and self._trunk.can_share()

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnomon.models.branched import Branches, Span
+from gnomon.models.cpu.prefix_attention import PrefixLayout, Span
 
 _ATTENTION_ONLY = {"full_attention"}
 
@@ -46,9 +46,9 @@ class Packed:
     is_placed: Tensor
 
     @cached_property
-    def branches(self) -> Branches:
+    def branches(self) -> PrefixLayout:
         """How positions attend, for attention that can be told."""
-        return Branches(self.spans, self.tokens.numel())
+        return PrefixLayout(self.spans, self.tokens.numel())
 
     @cached_property
     def mask(self) -> Tensor:

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from gnomon.errors import ConfigError
-from gnomon.metrics import Mean
+from gnomon.core.errors import ConfigError
+from gnomon.core.metrics import Mean
 
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
@@ -86,7 +86,7 @@ def recording(model: nn.Module) -> Iterator[Recorder]:
 
     Raises: ConfigError as `moe_layers` does.
     """
-    with _standing_in(model, None) as recorder:
+    with _substitute(model, None) as recorder:
         yield recorder
 
 
@@ -97,7 +97,7 @@ def replaying(model: nn.Module, experts: Tensor) -> Iterator[Recorder]:
     The gates come from the current logits. `modes.recomputing` repeats the same in the backward pass.
     Raises: ConfigError as `moe_layers` does, or when L or the number of positions is another than the model's.
     """
-    with _standing_in(model, experts) as recorder:
+    with _substitute(model, experts) as recorder:
         yield recorder
 
 
@@ -207,7 +207,7 @@ class _Choice(TorchFunctionMode):
 
 
 @contextmanager
-def _standing_in(model: nn.Module, experts: Tensor | None) -> Iterator[Recorder]:
+def _substitute(model: nn.Module, experts: Tensor | None) -> Iterator[Recorder]:
     routers = _routers(model)
     if experts is not None and routers and experts.shape[-2] != len(routers):
         raise ConfigError(

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from gnomon.errors import ConfigError
-from gnomon.models.quiet import no_bars
+from gnomon.core.errors import ConfigError
 from gnomon.models.tokenizer import Tokenizer, wrap
+from gnomon.models.weights_check import no_bars
 
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 BYTES = 256

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from gnomon.errors import ConfigError
-from gnomon.models.rotary import edge_note, rotary_edge
-from gnomon.models.templates import check_template, names_switch, render
-from gnomon.types import Message
+from gnomon.core.errors import ConfigError
+from gnomon.core.types import Message
+from gnomon.models.attention import edge_note, rotary_edge
+from gnomon.models.folder import check_template, names_switch, render
 
 _UNSET_LENGTH = 10**9  # transformers writes about 1e30 where a tokenizer states no length
 _PROBE = "gnomonprobe"

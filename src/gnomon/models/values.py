@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gnomon.errors import ConfigError
-from gnomon.models.trunk import Trunk
+from gnomon.core.errors import ConfigError
+from gnomon.models.backbone import Backbone
 
 
 class ValueHead(nn.Linear):
@@ -52,7 +52,7 @@ class ValueScorer:
     def __init__(self, trunk: nn.Module, head: nn.Linear) -> None:
         self.trunk: Any = trunk
         self.head = head
-        self._body = Trunk(trunk)
+        self._body = Backbone(trunk)
         self.shares_prompts = self._body.can_share()
 
     def __call__(

@@ -9,10 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
-from gnomon.errors import DiagnosedError, Stopped
-from gnomon.metrics import Metrics, Sum
-from gnomon.progress import working
-from gnomon.threads import alone
+from gnomon.core.errors import DiagnosedError, Stopped
+from gnomon.core.metrics import Metrics, Sum
+from gnomon.core.progress import working
+from gnomon.core.threads import alone
 
 _NICENESS = 10
 

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnomon.errors import ConfigError, DatasetError
-from gnomon.records.durable import step_files, write_durably
+from gnomon.core.atomic_files import read_plain_text, step_files, write_durably
+from gnomon.core.errors import ConfigError, DatasetError
+from gnomon.core.types import Batch
 from gnomon.records.jsonl import Warn, warn_on_stderr
-from gnomon.records.plain import read_plain_text
-from gnomon.types import Batch
 
 FORMAT = "gnomon-batch/1"
 REQUIRED = ("prompt_id", "reward", "mask", "current", "behavior")

@@ -14,9 +14,9 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from gnomon.progress import shown_by
-from gnomon.records.phase import Phase, duration
-from gnomon.redaction import for_people, visible
+from gnomon.core.progress import shown_by
+from gnomon.core.redaction import for_people, visible
+from gnomon.records.checkpoints import Phase, duration
 
 __all__ = ["Console", "Phase", "duration"]
 
@@ -31,7 +31,7 @@ class Console:
     On a terminal: a line of steps and one of what is being done, which redraw themselves, with messages above them.
     Elsewhere, a log file for one: a plain line for the first and the last step, and between them at most every
     ``every_seconds``; a phase of two seconds is named while it lasts, a longer one reports as often as steps do, and
-    each says when it ends. Inside of ``with`` it also shows what is reported with `gnomon.progress`.
+    each says when it ends. Inside of ``with`` it also shows what is reported with `gnomon.core.progress`.
     steps: of the run in all. first: steps that were done before this session.
     """
 

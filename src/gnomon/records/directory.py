@@ -16,9 +16,9 @@ from shlex import quote
 from types import TracebackType
 from typing import Any, Self
 
-from gnomon.errors import RunDirectoryError, unknown
-from gnomon.records.plain import read_plain_text, refuse_special
-from gnomon.toml import parse_toml
+from gnomon.core.atomic_files import read_plain_text, refuse_special
+from gnomon.core.errors import RunDirectoryError, unknown
+from gnomon.core.tables import parse_toml
 
 LOCK = ".lock"
 _MOST_NAMED = 12
@@ -276,11 +276,11 @@ def _lock(path: Path) -> int:
     try:
         _flock(descriptor)
     except OSError as error:
-        holder = os.pread(descriptor, 4096, 0)
+        owner = os.pread(descriptor, 4096, 0)
         os.close(descriptor)
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             raise RunDirectoryError(
-                f"the run {path} is in use by {_holder(holder)}; wait until it ends or stop it, "
+                f"the run {path} is in use by {_lock_owner(owner)}; wait until it ends or stop it, "
                 "or start another run with --run-dir DIR"
             ) from error
         raise
@@ -303,7 +303,7 @@ def _flock(descriptor: int) -> None:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _holder(note: bytes) -> str:
+def _lock_owner(note: bytes) -> str:
     try:
         said = json.loads(note)
         return f"process {said['pid']} on {said['host']} since {said['started']}"

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gnomon.types import State
+from gnomon.core.types import State
 
 _LARGEST = 2**53
 

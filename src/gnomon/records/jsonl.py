@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from gnomon.errors import RunDirectoryError
-from gnomon.records.durable import keep_lines
-from gnomon.records.plain import open_plain, refuse_special
-from gnomon.redaction import for_people, redacted
+from gnomon.core.atomic_files import keep_lines, open_plain, refuse_special
+from gnomon.core.errors import RunDirectoryError
+from gnomon.core.redaction import for_people, redacted
 
 Warn = Callable[[str], None]
 _AGES = 1e12

@@ -3,14 +3,34 @@
 import hashlib
 import json
 import os
+import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gnomon.errors import CheckpointError
-from gnomon.progress import working
-from gnomon.records.durable import sync_directory, sync_file
+from gnomon.core.atomic_files import open_plain, sync_directory, sync_file
+from gnomon.core.errors import CheckpointError
+from gnomon.core.progress import working
+
+# Files copied out of a run, with a word on how far it is: a model has gigabytes.
+
+_BLOCK_BYTES_COPYING = 1 << 22
+
+
+def copy_files(files: Sequence[Path], folder: Path) -> None:
+    """Copy ``files`` into ``folder``, with their times and rights.
+
+    Raises: OSError, among them that of a full disk; what was copied by then stays.
+    """
+    with working(f"copying to {folder}", sum(file.stat().st_size for file in files), "bytes") as steps:
+        for file in files:
+            with open_plain(file) as source, open(folder / file.name, "xb") as target:
+                while block := source.read(_BLOCK_BYTES_COPYING):
+                    target.write(block)
+                    steps.advance(len(block))
+            shutil.copystat(file, folder / file.name)
+
 
 NAME = "manifest.json"
 FORMAT = "gnomon-checkpoint/2"

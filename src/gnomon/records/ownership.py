@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gnomon.errors import ConfigError
+from gnomon.core.errors import ConfigError
 from gnomon.models.default import cache_root
-from gnomon.records.card import sessions_of
 from gnomon.records.reading import RunRecord
+from gnomon.records.run_card import sessions_of
 
 TRUST = "GNOMON_TRUST_RUNS"
 """The environment variable that lets `evaluate` and `compare` run what a run of somebody else names, where it is 1."""

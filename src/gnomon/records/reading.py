@@ -9,10 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from gnomon.errors import DatasetError, RunDirectoryError
+from gnomon.core.atomic_files import open_plain, read_plain_text
+from gnomon.core.errors import DatasetError, RunDirectoryError
 from gnomon.records.directory import LOCK, RunDirectory
 from gnomon.records.jsonl import is_number, step_rows
-from gnomon.records.plain import open_plain, read_plain_text
 from gnomon.records.rollouts import RecordedRollout, read_rollouts
 
 State = Literal["live", "finished", "stopped"]
@@ -73,7 +73,7 @@ class RunRecord:
         return [rows[step] for step in sorted(rows)]
 
     def evaluations(self) -> list[dict[str, Any]]:
-        """Return the rows of the evaluations, in order; `gnomon.loop.evaluate.read_evaluations` has them typed."""
+        """Return the rows of the evaluations, in order; `gnomon.training.evaluate.read_evaluations` has them typed."""
         return list(step_rows(self.files.evaluations))
 
     def findings(self) -> list[dict[str, Any]]:

@@ -8,13 +8,12 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from gnomon.errors import DatasetError
-from gnomon.records.durable import step_files, write_durably
+from gnomon.core.atomic_files import open_plain, step_files, write_durably
+from gnomon.core.errors import DatasetError
+from gnomon.core.redaction import redacted
+from gnomon.core.types import Batch, Ending, Grade, Group, Rollout
 from gnomon.records.jsonl import Warn, warn_on_stderr
-from gnomon.records.plain import open_plain
-from gnomon.records.taught import Seen, Taught, read_taught, taught_rows
-from gnomon.redaction import redacted
-from gnomon.types import Batch, Ending, Grade, Group, Rollout
+from gnomon.records.token_records import TokenRecord, TokenStats, read_taught, taught_rows
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class RecordedRollout:
     is_kept: bool
     question: str
     rollout: Rollout
-    taught: Taught = Taught()
+    taught: TokenRecord = TokenRecord()
 
 
 @dataclass
@@ -55,7 +54,7 @@ class RolloutLog:
         groups: Sequence[Group],
         dropped: Sequence[Group] = (),
         batch: Batch | None = None,
-        seen: Seen | None = None,
+        seen: TokenStats | None = None,
     ) -> None:
         """Write the rollouts of a step.
 

@@ -2,17 +2,159 @@
 
 import contextlib
 import importlib.util
+import os
 import queue
+import secrets
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from gnomon.errors import ConfigError, unknown
-from gnomon.records.aliases import with_aliases
+from gnomon.core.atomic_files import read_plain_text
+from gnomon.core.errors import ConfigError, unknown
 from gnomon.records.jsonl import Warn, warn_on_stderr
-from gnomon.records.trackers import Tracker, open_tensorboard, open_trackio, open_wandb
+
+# The names that dashboards made for TRL and verl expect, for what is the same quantity here.
+#
+# Left out on purpose, for they would lie: TRL's ``reward_std`` (a mean of group deviations), TRL's ``kl`` and verl's
+# ``actor/ppo_kl`` (other policies or estimators), verl's ``perf/*`` (tokens with prompts, per device).
+
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    "rollout/reward_mean": ("reward", "critic/score/mean"),
+    "rollout/degenerate_group_fraction": ("frac_reward_zero_std",),
+    "rollout/length_tokens_mean": ("completions/mean_length", "response_length/mean"),
+    "rollout/length_tokens_max": ("completions/max_length", "response_length/max"),
+    # verl compares a length with the budget; here and in TRL it is what the engine said. They differ in one case: an
+    # answer that ends exactly at the budget.
+    "rollout/truncated_fraction": ("completions/clipped_ratio", "response_length/clip_ratio"),
+    "loss/policy": ("actor/pg_loss",),
+    "loss/clipped_fraction": ("clip_ratio/region_mean", "actor/pg_clipfrac"),
+    "loss/entropy_nats": ("entropy", "actor/entropy"),
+    "learner/gradient_norm": ("grad_norm", "actor/grad_norm"),
+    "learner/learning_rate": ("learning_rate", "actor/lr"),
+    "time/generate_seconds": ("timing_s/gen",),
+    "time/grade_seconds": ("timing_s/reward",),
+    "time/score_seconds": ("timing_s/old_log_prob",),
+    "time/update_seconds": ("timing_s/update_actor",),
+    "time/publish_seconds": ("timing_s/update_weights",),
+    "time/step_seconds": ("step_time", "timing_s/step"),
+}
+
+
+def with_aliases(values: Mapping[str, float]) -> dict[str, float]:
+    """Return ``values`` and, beside them, the same numbers under the names of others.
+
+    >>> with_aliases({"learner/learning_rate": 0.1, "reward/exact_mean": 1.0})  # doctest: +NORMALIZE_WHITESPACE
+    {'learner/learning_rate': 0.1, 'reward/exact_mean': 1.0, 'learning_rate': 0.1, 'actor/lr': 0.1,
+     'rewards/exact/mean': 1.0}
+    """
+    named = dict(values)
+    for name, value in values.items():
+        for alias in ALIASES.get(name, ()):
+            named.setdefault(alias, value)
+        if name.startswith("reward/") and name.endswith("_mean"):
+            named.setdefault(f"rewards/{name[len('reward/') : -len('_mean')]}/mean", value)
+    return named
+
+
+# The trackers that a run may write to; each library is imported when its tracker is opened, in its thread.
+
+
+class Tracker(Protocol):
+    """Somebody else's place for metrics. May raise, hang or be slow."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Take the values of a step."""
+        ...
+
+    def finish(self) -> None:
+        """Write out and close."""
+        ...
+
+
+@dataclass(frozen=True)
+class TensorBoard:
+    """Event files in RUN/tensorboard. writer: `torch.utils.tensorboard.SummaryWriter`."""
+
+    writer: Any
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Add one scalar per name."""
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+        self.writer.flush()
+
+    def finish(self) -> None:
+        """Close the event file."""
+        self.writer.close()
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """A run of Weights & Biases or trackio, which have one interface."""
+
+    run: Any
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Log the values at ``step``."""
+        self.run.log(dict(values), step=step)
+
+    def finish(self) -> None:
+        """Upload what is left, and close."""
+        self.run.finish()
+
+
+def open_tensorboard(directory: Path, run_name: str, config: Mapping[str, Any], step: int) -> Tracker:
+    """Open event files; on a resume, what was written after ``step`` is hidden."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    make: Any = SummaryWriter
+    return TensorBoard(make(log_dir=str(directory / "tensorboard"), purge_step=step + 1 if step else None))
+
+
+def open_wandb(directory: Path, run_name: str, config: Mapping[str, Any], step: int) -> Tracker:
+    """Open a Weights & Biases run; its own environment variables (WANDB_PROJECT, WANDB_MODE, ...) hold.
+
+    A resumed run goes on under the same identity, which lies in the run directory.
+    """
+    import wandb
+
+    run = wandb.init(
+        project=os.environ.get("WANDB_PROJECT", "gnomon"),
+        name=run_name,
+        id=_identity(directory),
+        resume="allow",
+        dir=str(directory),
+        config=dict(config),
+        settings=wandb.Settings(console="off"),
+    )
+    return LoggedRun(run)
+
+
+def open_trackio(directory: Path, run_name: str, config: Mapping[str, Any], step: int) -> Tracker:
+    """Open a trackio run in its local database; a resumed run goes on under the same name."""
+    import trackio
+
+    # It greets on standard output, which belongs to results.
+    with contextlib.redirect_stdout(sys.stderr):
+        run = trackio.init(
+            project=os.environ.get("TRACKIO_PROJECT", "gnomon"),
+            name=run_name,
+            config=dict(config),
+            resume="allow",
+            embed=False,
+        )
+    return LoggedRun(run)
+
+
+def _identity(directory: Path) -> str:
+    kept = directory / ".tracker-id"
+    if not kept.exists():
+        kept.write_text(secrets.token_hex(8))
+    return read_plain_text(kept).strip()
+
 
 TRACKERS: Mapping[str, Callable[[Path, str, Mapping[str, Any], int], Tracker]] = {
     "tensorboard": open_tensorboard,

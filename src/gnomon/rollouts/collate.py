@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from gnomon.errors import ConfigError
-from gnomon.types import Batch, Group, Rollout
+from gnomon.core.errors import ConfigError
+from gnomon.core.types import Batch, Group, Rollout
 
 
 def collate(groups: Sequence[Group], temperature: float, baseline: Callable[[str], float] | None = None) -> Batch:

@@ -6,15 +6,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gnomon.core.failpoints import reach
+from gnomon.core.types import Completion, Grade, Group, Rollout, Task
 from gnomon.engines.base import Engine, Sampling
-from gnomon.engines.draws import draw_key
-from gnomon.failpoints import reach
-from gnomon.rollouts.turns import Conversation, Trajectory, unopened
-from gnomon.types import Completion, Grade, Group, Rollout, Task
-from gnomon.verifiers.base import Sample
+from gnomon.engines.rng import draw_key
+from gnomon.rewards.base import Sample
+from gnomon.rollouts.multi_turn import MultiTurnRollout, Trajectory, unopened
 
 
-class Grader(Protocol):
+class GradesRollouts(Protocol):
     """Who judges: `verifiers.workers.GradingPool`, or a function of a user's test."""
 
     async def grade(self, sample: Sample) -> Grade:
@@ -23,7 +23,7 @@ class Grader(Protocol):
 
 
 @dataclass
-class Stopwatch:
+class RolloutTimer:
     """Seconds and tokens since the last `read`, summed over the groups of a step."""
 
     generate_seconds: float = 0.0
@@ -42,7 +42,7 @@ class Stopwatch:
 
 
 @dataclass(frozen=True)
-class Asker:
+class Rollouter:
     """Asks an engine and a grader about tasks.
 
     generations: rollouts a task. seed: of the run; draws depend on it, the round, the task and the sample alone.
@@ -51,17 +51,17 @@ class Asker:
     """
 
     engine: Engine
-    grader: Grader
+    grader: GradesRollouts
     decode: Callable[[Sequence[int]], str]
     sampling: Sampling
     generations: int
     seed: int
-    conversation: Conversation | None = None
+    conversation: MultiTurnRollout | None = None
     opening: Callable[[Sequence[int]], str] = unopened
     together: Callable[[Sequence[Sample]], Awaitable[Sequence[Grade]]] | None = None
     """Grades all answers to a question at once, for rewards that compare them; None grades each as it comes."""
 
-    async def ask(self, task: Task, round_number: int, watch: Stopwatch) -> Group:
+    async def ask(self, task: Task, round_number: int, watch: RolloutTimer) -> Group:
         """Return the task's graded group; a sample that cannot be graded is a rollout with an error."""
         if self.conversation is not None:
             return await self._converse(self.conversation, task, round_number, watch)
@@ -79,7 +79,9 @@ class Asker:
             return await self.together(samples)
         return await asyncio.gather(*(self.grader.grade(sample) for sample in samples))
 
-    async def _converse(self, conversation: Conversation, task: Task, round_number: int, watch: Stopwatch) -> Group:
+    async def _converse(
+        self, conversation: MultiTurnRollout, task: Task, round_number: int, watch: RolloutTimer
+    ) -> Group:
         async def one(sample: int) -> tuple[Trajectory, Grade | None]:
             played = await conversation.play(
                 task, lambda turn: draw_key(self.seed, round_number, task.id, sample, turn), self.sampling

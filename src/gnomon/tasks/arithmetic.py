@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-from gnomon.errors import check_bounds
+from gnomon.core.errors import check_bounds
 from gnomon.tasks.question import Question, digest
 
 _OPERATORS = "+-*"

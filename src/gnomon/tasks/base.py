@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gnomon.types import Message, Task
+from gnomon.core.types import Message, Task
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-from gnomon.errors import ConfigError, DatasetError, unknown
-from gnomon.tasks.question import Listed, Question
-from gnomon.tasks.sources import is_file_name
-from gnomon.tasks.table import TableTask
-from gnomon.verifiers.exact import Boxed, Numeric, Parsable
-from gnomon.verifiers.grade import WeightedReward
-from gnomon.verifiers.mathematics import Mathematics
+from gnomon.core.errors import ConfigError, DatasetError, unknown
+from gnomon.rewards.exact import Boxed, Numeric, Parsable
+from gnomon.rewards.grading import WeightedReward
+from gnomon.rewards.math import Mathematics
+from gnomon.tasks.question import ListDataset, Question
+from gnomon.tasks.tables import TableTask, is_file_name
 
 _AT_THE_END = "\nReason step by step, and give the final answer, a number, at the very end."
 _IN_A_BOX = "\n\nReason step by step, and put the final answer in \\boxed{}."
@@ -103,7 +102,7 @@ class BenchmarkTask:
         """How its answers are judged."""
         return BENCHMARKS[self.benchmark].rewards
 
-    def questions(self) -> Listed:
+    def questions(self) -> ListDataset:
         """Return its questions.
 
         Raises: DatasetError when it cannot be fetched, saying how a local copy is used, or when rows are not as
@@ -123,7 +122,7 @@ class BenchmarkTask:
             raise DatasetError(str(error) if self.path else f"{error}\n{self._how}") from error
         self._check_answers(found.questions)
         asked = (replace(q, content=q.text + published.suffix) for q in found.questions)
-        return Listed(self.name, tuple(asked))
+        return ListDataset(self.name, tuple(asked))
 
     def _check_answers(self, asked: Sequence[Question]) -> None:
         """Refuse rows whose answer is none that this test set can have: nothing could ever be right there."""

@@ -5,33 +5,22 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-from gnomon.errors import ConfigError, DatasetError, check_bounds, unknown
-from gnomon.progress import counted
+from gnomon.core.errors import ConfigError, DatasetError, check_bounds, unknown
+from gnomon.core.progress import counted
+from gnomon.rewards.exact import Numeric
+from gnomon.rewards.grading import WeightedReward
+from gnomon.rewards.reasoning import Reasoning
 from gnomon.tasks.arithmetic import ArithmeticTask
 from gnomon.tasks.base import Renderer, TaskSet
 from gnomon.tasks.benchmarks import BENCHMARKS, BenchmarkTask, benchmark_named
 from gnomon.tasks.contamination import Overlap, overlap
 from gnomon.tasks.mixture import Mixture, schedule
-from gnomon.tasks.question import Listed, Question, QuestionSet, Rendered
+from gnomon.tasks.question import ListDataset, Question, QuestionSet, TokenizedDataset
 from gnomon.tasks.reasoning import ReasoningGymTask, generators
-from gnomon.tasks.sources import is_file_name
-from gnomon.tasks.split import (
-    RESERVED,
-    Filtered,
-    HeldOut,
-    by_content,
-    check_disjoint,
-    disjoint,
-    first,
-    repeated,
-    unique,
-)
-from gnomon.tasks.table import TableTask
-from gnomon.verifiers.exact import Numeric
-from gnomon.verifiers.grade import WeightedReward
-from gnomon.verifiers.reasoning import Reasoning
+from gnomon.tasks.split import RESERVED, HeldOut, Subset, by_content, check_disjoint, disjoint, first, repeated, unique
+from gnomon.tasks.tables import TableTask, is_file_name
 
-_Sides = tuple[QuestionSet, Filtered[Question]]
+_Sides = tuple[QuestionSet, Subset[Question]]
 SingleTask = ArithmeticTask | ReasoningGymTask | TableTask
 _Generated = ArithmeticTask | ReasoningGymTask
 
@@ -177,7 +166,7 @@ def named_held_out(name: str) -> TaskConfig:
 
 def build(config: TaskConfig, renderer: Renderer) -> TaskSet:
     """Return the tasks that ``config`` describes; what is wrong is found before any rendering."""
-    return Rendered(config.questions(), renderer)
+    return TokenizedDataset(config.questions(), renderer)
 
 
 def build_split(
@@ -203,7 +192,9 @@ def build_split(
     common = overlap(remaining, kept_back)
     beside = "" if evaluation is None else repetitions(evaluation, kept_back)
     again = "; ".join(filter(None, (trained_again(train), beside)))
-    return Split(Rendered(remaining, renderer), Rendered(kept_back, renderer), remaining.dropped, common, again)
+    return Split(
+        TokenizedDataset(remaining, renderer), TokenizedDataset(kept_back, renderer), remaining.dropped, common, again
+    )
 
 
 def repetitions(config: TaskConfig, asked: QuestionSet) -> str:
@@ -213,14 +204,14 @@ def repetitions(config: TaskConfig, asked: QuestionSet) -> str:
 
 def trained_again(train: QuestionSet) -> str:
     """Return which rows of the tables among ``train`` ask what an earlier row asks, in words; "" for none."""
-    if isinstance(train, Filtered):
+    if isinstance(train, Subset):
         return trained_again(train.source)
     if isinstance(train, Mixture):
         return "; ".join(filter(None, map(trained_again, train.parts)))
-    return train.repeated if isinstance(train, Listed) else ""
+    return train.repeated if isinstance(train, ListDataset) else ""
 
 
-def build_held_out(config: TaskConfig, held_out: HeldOut, renderer: Renderer) -> Rendered:
+def build_held_out(config: TaskConfig, held_out: HeldOut, renderer: Renderer) -> TokenizedDataset:
     """Return up to ``held_out.size`` different tasks for evaluation alone.
 
     The first ones of a table or a benchmark; a generator's from ``held_out.seed``. All that there are when those are
@@ -228,10 +219,10 @@ def build_held_out(config: TaskConfig, held_out: HeldOut, renderer: Renderer) ->
     Raises: ConfigError as `build_split`.
     """
     if isinstance(config, MixtureTask):
-        return Rendered(_split_mixture(config, held_out)[1], renderer)
+        return TokenizedDataset(_split_mixture(config, held_out)[1], renderer)
     if isinstance(config, _Generated):
-        return Rendered(_other_seed(config, held_out, is_short_refused=False), renderer)
-    return Rendered(first(unique(config.questions()), held_out.size), renderer)
+        return TokenizedDataset(_other_seed(config, held_out, is_short_refused=False), renderer)
+    return TokenizedDataset(first(unique(config.questions()), held_out.size), renderer)
 
 
 def _check_trainable(config: TaskConfig) -> None:
@@ -282,7 +273,7 @@ def _split(config: TaskConfig, held_out: HeldOut) -> _Sides:
     return config.questions(), _other_seed(config, held_out)
 
 
-def _other_seed(config: _Generated, held_out: HeldOut, is_short_refused: bool = True) -> Filtered[Question]:
+def _other_seed(config: _Generated, held_out: HeldOut, is_short_refused: bool = True) -> Subset[Question]:
     """Return ``held_out.size`` different questions that the generator makes from the held-out seed.
 
     is_short_refused: raise ConfigError when it makes fewer; otherwise those are all.

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gnomon.errors import ConfigError, DatasetError, UserError, on_one_line, shortened
+from gnomon.core.errors import ConfigError, DatasetError, UserError, on_one_line, shortened
+from gnomon.core.types import Message
 from gnomon.tasks.base import Further
-from gnomon.tasks.shown import Looks, name_of
-from gnomon.types import Message
+from gnomon.tasks.rendered import Looks, name_of
 
 _NOTHING = Further()
 _SHOWN = 80
@@ -23,7 +23,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
 
 
-class Tokenizer(Protocol):
+class ChatTokenizer(Protocol):
     """What tasks need of a tokenizer."""
 
     @property
@@ -80,13 +80,13 @@ class ChatRenderer:
     message is its bare text; several become ``role: content`` lines and end in ``assistant:``.
 
     system: a system message for questions that bring none of their own; None adds none.
-    tools: JSON schemas that the template itself tells the model about (`tasks/bridge.py` asks whether it does).
+    tools: JSON schemas that the template itself tells the model about (`tasks/turn_tokens.py` asks whether it does).
     told: what every system message ends with, and one is made for: tools that the template does not tell about.
     Raises: DatasetError for a message without role or content, or with a role that is not known, and for anything of a
-    row that is not in the rendered prompt (`tasks/shown.py`); ConfigError for a system message that is not.
+    row that is not in the rendered prompt (`tasks/rendered.py`); ConfigError for a system message that is not.
     """
 
-    tokenizer: Tokenizer
+    tokenizer: ChatTokenizer
     system: str | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
     told: str | None = None
@@ -159,7 +159,7 @@ class Hidden:
     tools: schemas, in the same form. originals: the character to the control string that it stands for.
     """
 
-    tokenizer: Tokenizer
+    tokenizer: ChatTokenizer
     messages: list[Message]
     originals: Mapping[str, str]
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -177,7 +177,7 @@ class Hidden:
         return ids
 
 
-def hide(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Hidden:
+def hide(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Hidden:
     """Return the messages and tools with the control strings in them hidden; unchanged where there are none."""
     texts = [message["content"] for message in messages]
     texts += [json.dumps(list(tools), ensure_ascii=False)] if tools else []

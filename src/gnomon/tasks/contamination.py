@@ -15,8 +15,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gnomon.progress import counted
-from gnomon.tasks.question import Asked, Items, comparison_key
+from gnomon.core.progress import counted
+from gnomon.tasks.question import Dataset, HasText, comparison_key
 
 SHORTEST, LONGEST = 8, 13
 """Words in a row that count: fewer collide by chance, more are not needed."""
@@ -67,7 +67,7 @@ class Overlap:
         return tuple(found)
 
 
-def overlap(train: Items[Asked], held_out: Items[Asked]) -> Overlap:
+def overlap(train: Dataset[HasText], held_out: Dataset[HasText]) -> Overlap:
     """Return what the two sets have in common; looks at every question of both once.
 
     A question that is identical on both sides counts as ``same``: of a run's own split there is none.

@@ -8,16 +8,16 @@ An environment is a class of the user's with `reset` and `step`; either may be `
         def step(self, text: str) -> Reply: ...
         def close(self) -> None: ...            # if there is something to close
 
-One instance serves one rollout, in a process that can be killed (`tasks/host.py`), and is closed afterwards.
+One instance serves one rollout, in a process that can be killed (`tasks/env_server.py`), and is closed afterwards.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from gnomon.errors import ConfigError, check_bounds
-from gnomon.redaction import is_secret_setting
-from gnomon.verifiers.sandbox.selftest import Kind as Walls
+from gnomon.core.errors import ConfigError, check_bounds
+from gnomon.core.redaction import is_secret_setting
+from gnomon.rewards.sandbox.selftest import Kind as Walls
 
 Role = Literal["user", "tool"]
 Kind = Literal["class", "tools", "trl", "verifiers"]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
-from gnomon.errors import ConfigError
+from gnomon.core.errors import ConfigError
 from gnomon.tasks.question import Question, QuestionSet
 
 

@@ -3,8 +3,8 @@
 import functools
 from collections.abc import Awaitable, Callable
 
-from gnomon.verifiers.sandbox.base import Bounds, NotRun, Outcome, Sandbox
-from gnomon.verifiers.sandbox.selftest import Kind, choose
+from gnomon.rewards.sandbox.base import NotRun, Outcome, Sandbox, SandboxLimits
+from gnomon.rewards.sandbox.selftest import Kind, choose
 
 LONGEST_OUTPUT = 4000
 """Characters of output that the policy sees: the beginning and the end of more."""
@@ -54,5 +54,5 @@ def shown(outcome: Outcome) -> str:
 @functools.cache
 def _sandbox(wall_seconds: float, walls: Kind) -> Sandbox:
     """Return this machine's sandbox, its walls tried out once."""
-    sandbox, _ = choose(walls, Bounds(wall_seconds=wall_seconds, output_kib=64))
+    sandbox, _ = choose(walls, SandboxLimits(wall_seconds=wall_seconds, output_kib=64))
     return sandbox

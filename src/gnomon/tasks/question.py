@@ -2,7 +2,7 @@
 
 Every task set is built in two stages. First come *questions*: text or chat messages with the dataset's
 columns, read and checked without any tokenizer, so that a bad file is reported before a model loads.
-`Rendered` then turns a question into a `Task` each time it is asked for. Mixing, splitting and
+`TokenizedDataset` then turns a question into a `Task` each time it is asked for. Mixing, splitting and
 comparing happen on questions and therefore never wait for a tokenizer.
 """
 
@@ -12,8 +12,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
-from gnomon.tasks.base import Further, Renderer
-from gnomon.types import Message, Task
+from gnomon.core.progress import counted
+from gnomon.core.types import Message, Task
+from gnomon.tasks.base import Further, Renderer, TaskSet
+
+# A fingerprint of what a run asks, so that a resumed run is asked the same.
+
+MOST = 20_000
+
+
+def dataset_fingerprint(tasks: TaskSet) -> str:
+    """Return a digest of the number of tasks and of id, prompt tokens, text and columns of each.
+
+    Of more than 20,000 tasks so many are read, evenly spaced: no more than seconds are spent. Another row, another
+    order, another tokenizer or chat template, or a generator of another version gives another stamp.
+    """
+    digest = hashlib.blake2b(str(len(tasks)).encode(), digest_size=16)
+    places = range(0, len(tasks), -(-len(tasks) // MOST) or 1)
+    for index in counted(places, "stamping prompts", len(places)):
+        task = tasks[index]
+        content = [task.id, task.prompt, task.text, dict(task.columns)]
+        digest.update(json.dumps(content, sort_keys=True, default=str).encode(errors="backslashreplace"))
+    return digest.hexdigest()
+
 
 Content = str | tuple[Message, ...]
 
@@ -34,7 +55,7 @@ class Question:
     further: Further = Further()
 
 
-class Asked(Protocol):
+class HasText(Protocol):
     """What a `Question` and a `Task` have in common: enough to compare and to filter."""
 
     @property
@@ -48,11 +69,11 @@ class Asked(Protocol):
         ...
 
 
-Item = TypeVar("Item", bound=Asked)
-ItemOut = TypeVar("ItemOut", bound=Asked, covariant=True)
+Item = TypeVar("Item", bound=HasText)
+ItemOut = TypeVar("ItemOut", bound=HasText, covariant=True)
 
 
-class Items(Protocol[ItemOut]):
+class Dataset(Protocol[ItemOut]):
     """A finite, indexable, deterministic set of questions or of tasks."""
 
     @property
@@ -69,14 +90,14 @@ class Items(Protocol[ItemOut]):
         ...
 
 
-QuestionSet = Items[Question]
+QuestionSet = Dataset[Question]
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListDataset:
     """Questions that are held in memory. repeated: which ask what an earlier one asks, in words; "" for none.
 
-    >>> Listed("two", (Question("a", "1+1=", "1+1="), Question("b", "2+2=", "2+2=")))[1].id
+    >>> ListDataset("two", (Question("a", "1+1=", "1+1="), Question("b", "2+2=", "2+2=")))[1].id
     'b'
     """
 
@@ -92,7 +113,7 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class Rendered:
+class TokenizedDataset:
     """A set of questions as a `TaskSet`; a prompt is rendered each time that it is asked for.
 
     Rendering takes well under a millisecond and nothing is kept, so a large table costs no second copy as

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gnomon.errors import ConfigError, DatasetError, unknown
-from gnomon.progress import working
-from gnomon.tasks import apart
-from gnomon.tasks.plain import json_safe
+from gnomon.core.errors import ConfigError, DatasetError, unknown
+from gnomon.core.optional import import_optional
+from gnomon.core.progress import working
+from gnomon.tasks import isolated
 from gnomon.tasks.question import Question, digest
-from gnomon.verifiers.optional import library
+from gnomon.tasks.tables import json_safe
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class ReasoningGym:
         return Question(name, text + self._config.suffix, text, columns)
 
 
-class _Apart:
+class _Isolated:
     """Items of a generator that is deterministic only in a process of its own; made when one is asked for."""
 
     def __init__(self, config: ReasoningGymTask) -> None:
@@ -111,7 +111,7 @@ class _Apart:
         c = self._config
         if not self._items:
             with working(f"generating {c.size} questions of {c.generator}"):
-                self._items = apart.generate_apart(c.generator, c.parameters, spread(c.seed), c.size)
+                self._items = isolated.generate_in_subprocess(c.generator, c.parameters, spread(c.seed), c.size)
         return self._items[index]
 
 
@@ -134,7 +134,7 @@ def spread(seed: int) -> int:
 
 
 def _registry() -> Mapping[str, tuple[type, type]]:
-    factory = library("reasoning_gym.factory", "tasks", "a reasoning-gym task")
+    factory = import_optional("reasoning_gym.factory", "tasks", "a reasoning-gym task")
     registry: Mapping[str, tuple[type, type]] = factory.DATASETS
     return registry
 
@@ -160,7 +160,7 @@ def _create(config: ReasoningGymTask) -> Any:
             f"reasoning-gym generator '{config.generator}' refuses {config.parameters}: "
             f"{error or type(error).__name__}; its defaults: {_defaults(settings, known)}"
         ) from error
-    return _Apart(config) if config.generator in apart.GENERATORS else made
+    return _Isolated(config) if config.generator in isolated.GENERATORS else made
 
 
 def _defaults(settings: Any, known: set[str]) -> str:

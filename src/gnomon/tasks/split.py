@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic
 
-from gnomon.errors import ConfigError, DatasetError, check_bounds
-from gnomon.progress import counted
-from gnomon.tasks.question import Item, Items, Question, comparison_key
+from gnomon.core.errors import ConfigError, DatasetError, check_bounds
+from gnomon.core.progress import counted
+from gnomon.tasks.question import Dataset, Item, Question, comparison_key
 
 _COMPARING = "comparing questions"
 RESERVED = range(20_260_101, 20_260_201)
@@ -41,13 +41,13 @@ class HeldOut:
 
 
 @dataclass(frozen=True)
-class Filtered(Generic[Item]):
+class Subset(Generic[Item]):
     """Some of a set's questions or tasks, in their order, with their ids.
 
     indices: where they are in ``source``.
     """
 
-    source: Items[Item]
+    source: Dataset[Item]
     indices: tuple[int, ...]
 
     @property
@@ -67,25 +67,25 @@ class Filtered(Generic[Item]):
         return self.source[self.indices[index]]
 
 
-def unique(items: Items[Item]) -> Filtered[Item]:
+def unique(items: Dataset[Item]) -> Subset[Item]:
     """Return the first of each question; repetitions are dropped."""
     first: dict[str, int] = {}
     for index in counted(range(len(items)), _COMPARING, len(items)):
         first.setdefault(comparison_key(items[index].text), index)
-    return Filtered(items, tuple(first.values()))
+    return Subset(items, tuple(first.values()))
 
 
-def first(items: Filtered[Item], size: int) -> Filtered[Item]:
+def first(items: Subset[Item], size: int) -> Subset[Item]:
     """Return the first ``size`` items, or all when there are fewer."""
-    return Filtered(items.source, items.indices[:size])
+    return Subset(items.source, items.indices[:size])
 
 
-def repeated(kept: Items[Question]) -> str:
+def repeated(kept: Dataset[Question]) -> str:
     """Return, in words, which rows were left out of a set by `unique` since an earlier one asks the same; "" for none.
 
     Such rows may differ in case or spaces, and in their answers, of which the first row's counts.
     """
-    if not isinstance(kept, Filtered):
+    if not isinstance(kept, Subset):
         return ""
     asked = {comparison_key(kept[i].text): kept[i] for i in range(len(kept))}
     chosen = set(kept.indices)
@@ -104,7 +104,7 @@ def repeated(kept: Items[Question]) -> str:
     return f"{said}, {len(contrary):,} of them with another answer ({shown}): the first row's counts"
 
 
-def disjoint(train: Items[Item], held_out: Items[Item], least: int = 1) -> Filtered[Item]:
+def disjoint(train: Dataset[Item], held_out: Dataset[Item], least: int = 1) -> Subset[Item]:
     """Return ``train`` without the questions that ``held_out`` asks; ``dropped`` says how many those were.
 
     Looks at every question of both sets once: a generator that needs 20 ms for an item needs 20 s for 1,000.
@@ -118,10 +118,10 @@ def disjoint(train: Items[Item], held_out: Items[Item], least: int = 1) -> Filte
             f"'{train.name}' keeps {len(keep)} of its {len(train)} training tasks after {len(held_out)} "
             f"held-out tasks are taken out, and needs at least {least}; hold out fewer, or widen the task"
         )
-    return Filtered(train, keep)
+    return Subset(train, keep)
 
 
-def check_disjoint(train: Items[Item], held_out: Items[Item]) -> None:
+def check_disjoint(train: Dataset[Item], held_out: Dataset[Item]) -> None:
     """Raise DatasetError naming the tasks whose question is in both sets; do nothing when there is none."""
     kept_back = _keys(held_out)
     common = [t.id for t in _each(train) if comparison_key(t.text) in kept_back]
@@ -132,7 +132,7 @@ def check_disjoint(train: Items[Item], held_out: Items[Item]) -> None:
         )
 
 
-def by_content(items: Items[Item], held_out: HeldOut) -> tuple[Filtered[Item], Filtered[Item]]:
+def by_content(items: Dataset[Item], held_out: HeldOut) -> tuple[Subset[Item], Subset[Item]]:
     """Return (training, held-out): a hash of its text decides where each question goes.
 
     The same question therefore lands on one side however often it occurs and in whatever order, and adding
@@ -143,14 +143,14 @@ def by_content(items: Items[Item], held_out: HeldOut) -> tuple[Filtered[Item], F
     sides: tuple[list[int], list[int]] = ([], [])
     for index in counted(range(len(items)), _COMPARING, len(items)):
         sides[_position(comparison_key(items[index].text), held_out.seed) < held_out.fraction].append(index)
-    kept_back = unique(Filtered(items, tuple(sides[1])))
+    kept_back = unique(Subset(items, tuple(sides[1])))
     if len(kept_back) < held_out.size or not sides[0]:
         raise ConfigError(
             f"a held-out fraction of {held_out.fraction} of '{items.name}' ({len(items)} rows) is "
             f"{len(kept_back)} different questions, {held_out.size} are asked for and {len(sides[0])} rows "
             "are left for training; change held_out.fraction or held_out.size, or name a separate file"
         )
-    return Filtered(items, tuple(sides[0])), Filtered(items, tuple(sides[1][i] for i in kept_back.indices))
+    return Subset(items, tuple(sides[0])), Subset(items, tuple(sides[1][i] for i in kept_back.indices))
 
 
 def _position(key: str, seed: int) -> float:
@@ -159,9 +159,9 @@ def _position(key: str, seed: int) -> float:
     return int.from_bytes(hashed, "big") / 2**64
 
 
-def _each(items: Items[Item]) -> Iterable[Item]:
+def _each(items: Dataset[Item]) -> Iterable[Item]:
     return (items[index] for index in counted(range(len(items)), _COMPARING, len(items)))
 
 
-def _keys(items: Items[Item]) -> set[str]:
+def _keys(items: Dataset[Item]) -> set[str]:
     return {comparison_key(item.text) for item in _each(items)}

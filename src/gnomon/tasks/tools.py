@@ -2,17 +2,184 @@
 
 import inspect
 import json
+import re
+import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from gnomon.errors import ConfigError
-from gnomon.tasks.calls import Call, find_calls, misfit, schema_of
+from gnomon.core.errors import ConfigError
+from gnomon.core.processes.exceptions import exception_text
+from gnomon.rewards.function import find_member
+from gnomon.rewards.sandbox.base import NotRun
+from gnomon.tasks.env_adapter import EnvReply, check_settings, checked_reward, maybe_await, reset
 from gnomon.tasks.environment import PYTHON, EnvironmentPlan
-from gnomon.tasks.partner import Said, check_settings, reset, rewarded, settled
 from gnomon.tasks.python_tool import python_tool
-from gnomon.verifiers.cause import cause
-from gnomon.verifiers.function import find_member
-from gnomon.verifiers.sandbox.base import NotRun
+
+# Tool calls in the text of an answer, and tools described to the model. No torch.
+#
+# The form, which Qwen and Hermes models were trained on, and which others are told in the system message:
+#
+#     <tool_call>
+#     {"name": "add", "arguments": {"a": 1, "b": 2}}
+#     </tool_call>
+#
+# A call of the Python tool may also be a fenced block that begins with three backticks and ``python``.
+
+_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_FENCE = re.compile(r"```python[ \t]*\n(.*?)```", re.DOTALL)
+_TYPES: Mapping[type, str] = {
+    str: "string", int: "integer", float: "number", bool: "boolean", list: "array", tuple: "array", dict: "object",
+    type(None): "null",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call of a tool. flaw: why it cannot be made, in words for the model; None when it can."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    flaw: str | None = None
+
+
+def find_calls(text: str, python: str | None = None) -> list[ToolCall]:
+    """Return the calls in an answer, in their order.
+
+    python: name of the tool that fenced Python blocks call, when no other call is made; None for no such tool.
+
+    >>> find_calls('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
+    [ToolCall(name='add', arguments={'a': 1}, flaw=None)]
+    """
+    calls = [_read(inner) for inner in _CALL.findall(text)]
+    if calls or python is None:
+        return calls
+    return [ToolCall(python, {"code": code}) for code in _FENCE.findall(text)]
+
+
+def _read(inner: str) -> ToolCall:
+    try:
+        said = json.loads(inner)
+    except (ValueError, RecursionError) as error:
+        return ToolCall("", {}, f"the call is not JSON: {error}")
+    if not isinstance(said, dict) or not isinstance(said.get("name"), str):
+        return ToolCall("", {}, 'a call is {"name": ..., "arguments": {...}}')
+    arguments = said.get("arguments", said.get("parameters", {}))
+    if not isinstance(arguments, dict):
+        return ToolCall(said["name"], {}, "arguments must be an object")
+    return ToolCall(said["name"], arguments)
+
+
+def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the function's JSON schema, in the form that chat templates and OpenAI's interface have.
+
+    The description is the docstring up to ``Args:``, a parameter's is its line below that (Google's style, as
+    transformers and TRL read it). A parameter without default is required.
+    Raises: ConfigError for a parameter without a type that JSON has, and for a function without a docstring.
+    """
+    name = vars(function).get("__name__", function.__name__)
+    text = inspect.getdoc(function)
+    if not text:
+        raise ConfigError(f"the tool '{name}' needs a docstring: the model reads what it does there")
+    head, _, rest = re.split(r"^(Args|Arguments):\s*$", text, maxsplit=1, flags=re.MULTILINE) if _has_args(text) else (
+        re.split(r"^Returns:", text, maxsplit=1, flags=re.MULTILINE)[0], "", "",
+    )  # fmt: skip
+    told = dict(re.findall(r"^ {2,4}\*{0,2}(\w+)(?: ?\([^)]*\))?: *(.+)$", rest, flags=re.MULTILINE))
+    hints = typing.get_type_hints(function)
+    properties: dict[str, Any] = {}
+    required = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
+            raise ConfigError(f"the tool '{name}': {parameter} cannot be passed by name")
+        if parameter.name not in hints:
+            raise ConfigError(f"the tool '{name}': the parameter '{parameter.name}' needs a type, such as str or int")
+        properties[parameter.name] = _typed(hints[parameter.name], f"{name}.{parameter.name}")
+        if parameter.name in told:
+            properties[parameter.name]["description"] = told[parameter.name].strip()
+        if parameter.default is inspect.Parameter.empty:
+            required.append(parameter.name)
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": " ".join(head.split()),
+            "parameters": {"type": "object", "properties": properties, "required": required},
+        },
+    }
+
+
+def _has_args(text: str) -> bool:
+    return re.search(r"^(Args|Arguments):\s*$", text, flags=re.MULTILINE) is not None
+
+
+def _typed(hint: Any, where: str) -> dict[str, Any]:
+    if hint is Any:
+        return {}
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return _typed(inner[0], where)
+    if origin is typing.Literal:
+        return {"type": _TYPES[type(inner[0])], "enum": list(inner)}
+    if origin in (typing.Union, types.UnionType):
+        return {"anyOf": [_typed(member, where) for member in inner]}
+    plain = origin or hint
+    if plain not in _TYPES:
+        raise ConfigError(f"the tool's parameter {where}: {hint} is no type of JSON")
+    schema: dict[str, Any] = {"type": _TYPES[plain]}
+    if plain is list and inner:
+        schema["items"] = _typed(inner[0], where)
+    return schema
+
+
+def misfit(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str | None:
+    """Return how the arguments do not fit the tool's schema, in words for the model, or None."""
+    parameters = schema["function"]["parameters"]
+    known = parameters.get("properties", {})
+    missing = [name for name in parameters.get("required", ()) if name not in arguments]
+    strange = [name for name in arguments if name not in known]
+    if missing or strange:
+        parts = [
+            f"missing: {', '.join(missing)}" if missing else "",
+            f"unknown: {', '.join(strange)}" if strange else "",
+        ]
+        return f"the arguments do not fit ({'; '.join(filter(None, parts))}); it takes {', '.join(known) or 'none'}"
+    wrong = [
+        f"{name} should be {_said(known[name])}" for name, value in arguments.items() if not _is(value, known[name])
+    ]
+    return "; ".join(wrong) or None
+
+
+def _is(value: Any, schema: Mapping[str, Any]) -> bool:
+    if "anyOf" in schema:
+        return any(_is(value, one) for one in schema["anyOf"])
+    if "enum" in schema:
+        return bool(value in schema["enum"])
+    if "type" not in schema:
+        return True
+    if schema["type"] == "number":
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if schema["type"] == "array":
+        return isinstance(value, list) and all(_is(one, schema.get("items", {})) for one in value)
+    return str(schema["type"]) == _TYPES.get(type(value))
+
+
+def _said(schema: Mapping[str, Any]) -> str:
+    if "anyOf" in schema:
+        return " or ".join(_said(one) for one in schema["anyOf"])
+    return " or ".join(map(repr, schema["enum"])) if "enum" in schema else str(schema.get("type"))
+
+
+def describe_tools(schemas: Sequence[Mapping[str, Any]]) -> str:
+    """Return the system message that tells a model without a tool format of its own how to call tools."""
+    listed = "\n".join(json.dumps(schema["function"], ensure_ascii=False) for schema in schemas)
+    return (
+        "You can call these functions, described as JSON:\n"
+        f"{listed}\n"
+        "To call one, write its name and arguments as JSON between tags, and then stop:\n"
+        '<tool_call>\n{"name": "NAME", "arguments": {"PARAMETER": VALUE}}\n</tool_call>\n'
+        "The result comes in the next message. An answer without a call ends the conversation."
+    )
 
 
 class ToolRaised(Exception):
@@ -36,32 +203,32 @@ class Tools:
         self.schemas = tuple(schema_of(f) for f in functions)
         self._fits = {s["function"]["name"]: s for s in self.schemas}
 
-    async def begin(self, prompt: str, columns: Mapping[str, Any]) -> Said:
+    async def begin(self, prompt: str, columns: Mapping[str, Any]) -> EnvReply:
         """Reset the environment whose methods are tools, if there is one."""
-        return Said() if self._environment is None else await reset(self._environment, prompt, columns)
+        return EnvReply() if self._environment is None else await reset(self._environment, prompt, columns)
 
-    async def reply(self, text: str) -> Said:
+    async def reply(self, text: str) -> EnvReply:
         """Make the calls in an answer. Raises: ToolRaised."""
         calls = find_calls(text, PYTHON if PYTHON in self._functions else None)
         if not calls:
-            return Said(is_done=True)
-        return Said(tuple([("tool", await self._result(call)) for call in calls]))
+            return EnvReply(is_done=True)
+        return EnvReply(tuple([("tool", await self._result(call)) for call in calls]))
 
     async def end(self) -> float | None:
         """Return the environment's ``reward``, which TRL's keep as an attribute, if it has one."""
-        return rewarded(getattr(self._environment, "reward", None))
+        return checked_reward(getattr(self._environment, "reward", None))
 
-    async def _result(self, call: Call) -> str:
+    async def _result(self, call: ToolCall) -> str:
         if call.flaw is None and call.name not in self._functions:
-            call = Call(call.name, {}, f"there is no tool '{call.name}'; there are {', '.join(self._functions)}")
+            call = ToolCall(call.name, {}, f"there is no tool '{call.name}'; there are {', '.join(self._functions)}")
         flaw = call.flaw or misfit(call.arguments, self._fits[call.name])
         if flaw is not None:
             return f"error: {flaw}"
         try:
-            result = await settled(self._functions[call.name](**call.arguments))
+            result = await maybe_await(self._functions[call.name](**call.arguments))
         except Exception as error:
             if self._plan.on_error == "end" or isinstance(error, NotRun):
-                raise ToolRaised(f"{call.name}: {cause(error)}") from error
+                raise ToolRaised(f"{call.name}: {exception_text(error)}") from error
             return f"error: {type(error).__name__}: {error}"
         return result if isinstance(result, str) else json.dumps(result, default=str, ensure_ascii=False)
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from gnomon.core.types import Snapshot
 from gnomon.models.lora import merged_tensors
 from gnomon.models.tiny import TinyConfig, save_tiny, tiny_model
-from gnomon.types import Snapshot
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 if not HAS_VLLM:
@@ -67,7 +67,7 @@ def snapshot() -> Callable[[int, int], Snapshot]:
 @pytest.fixture(scope="session")
 def engine(folder: Path):
     """Return vLLM in this process, with room for three rows."""
-    from gnomon.engines.vllm import VllmEngine
+    from gnomon.engines.vllm.engine import VllmEngine
 
     torch.set_num_threads(1)
     made = VllmEngine(str(folder), torch.float32, max_concurrent=3, receives="nccl")

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from gnomon.core.errors import EngineError, WeightSyncError
+from gnomon.core.types import Snapshot
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.pool import EnginePool
-from gnomon.errors import ArrivalError, EngineError
-from gnomon.learner.plan import LearnerPlan
-from gnomon.learner.torch import TorchLearner
-from gnomon.loop.arrival import Measured, Proved
-from gnomon.models.linear import input_axes
+from gnomon.learner.learner import TorchLearner
+from gnomon.learner.sections import LearnerPlan
+from gnomon.models.cpu.packed_linear import input_axes
 from gnomon.models.tiny import tiny_model
-from gnomon.transport.rounding import rounded
-from gnomon.types import Snapshot
+from gnomon.models.transfer.rounding import rounded
+from gnomon.training.weight_sync import CalibratedTolerance, VerifiedWeightSync
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -62,15 +62,15 @@ def proved(engine: Engine, model: torch.nn.Module, is_rounded: bool = False) -> 
     learner = TorchLearner(model, LearnerPlan(precision="fp32"), steps=9)
     axes = input_axes(model)
     sending = (lambda snapshot: rounded(snapshot, "fp8", axes)) if is_rounded else None
-    arrival = Proved(EnginePool({"vllm": engine}), 259, sending, Measured())
+    weight_sync = VerifiedWeightSync(EnginePool({"vllm": engine}), 259, sending, CalibratedTolerance())
 
     async def deliveries() -> list[dict[str, float]]:
-        first = await arrival.deliver(arrival.engines, learner)
+        first = await weight_sync.deliver(weight_sync.engines, learner)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.05)
         learner.advance()
-        return [first.values(), (await arrival.deliver(arrival.engines, learner)).values()]
+        return [first.values(), (await weight_sync.deliver(weight_sync.engines, learner)).values()]
 
     torch.manual_seed(0)
     return asyncio.run(deliveries())
@@ -94,7 +94,7 @@ def test_a_tensor_that_is_left_out_on_the_way_is_named(engine, config):
 def test_a_tensor_with_other_numbers_is_named(engine, config):
     """The fingerprint of what vLLM took in is not that of what was sent."""
     with pytest.raises(
-        ArrivalError, match=rf"version 1 did not arrive in engine vllm: 1 of 20 .*\({re.escape(GATE)} is"
+        WeightSyncError, match=rf"version 1 did not arrive in engine vllm: 1 of 20 .*\({re.escape(GATE)} is"
     ):
         proved(Between(engine, altered(GATE)), tiny_model(0, config))
 

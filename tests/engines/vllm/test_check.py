@@ -4,9 +4,9 @@ import sys
 import pytest
 import torch
 
-from gnomon.engines.vllm import SUPPORTED, VllmEngine, check_vllm, make_vllm
-from gnomon.errors import ConfigError
-from gnomon.plans import EnginePlan
+from gnomon.core.errors import ConfigError
+from gnomon.core.sections import EnginePlan
+from gnomon.engines.vllm.engine import SUPPORTED, VllmEngine, check_vllm, make_vllm
 
 
 def interpreter(folder, says: str) -> str:

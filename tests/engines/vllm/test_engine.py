@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gnomon.core.errors import ConfigError, EngineError
+from gnomon.core.types import Snapshot
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
-from gnomon.errors import ConfigError, EngineError
 from gnomon.models.tiny import tiny_model
-from gnomon.transport.fingerprint import fingerprints
-from gnomon.types import Snapshot
+from gnomon.models.transfer.fingerprint import fingerprints
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -211,7 +211,7 @@ def test_what_cannot_be_asked_is_refused_in_words(run):
 
 def test_there_is_one_in_a_process(engine, folder):
     """A second one is refused while the first is open."""
-    from gnomon.engines.vllm import VllmEngine
+    from gnomon.engines.vllm.engine import VllmEngine
 
     with pytest.raises(ConfigError, match="has a vLLM engine already"):
         VllmEngine(str(folder), torch.float32)

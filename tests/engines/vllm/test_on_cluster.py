@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.engines.vllm.test_walk import ROOT, TINY, sampled
-from tests.loop.runs import gnomon
+from tests.training.runs import gnomon
 
 from gnomon.records.jsonl import read_rows
 

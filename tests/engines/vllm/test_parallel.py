@@ -10,13 +10,13 @@ import torch
 from tests.cluster.here import children
 from tests.engines.vllm.conftest import CONFIG
 
+from gnomon.core.errors import ConfigError, EngineError
+from gnomon.core.sections import EnginePlan
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
-from gnomon.engines.vllm_server import VllmServerEngine
-from gnomon.errors import ConfigError, EngineError
+from gnomon.engines.vllm.client import VllmServerEngine
 from gnomon.models.tiny import TinyConfig, save_tiny, tiny_model
-from gnomon.plans import EnginePlan
-from gnomon.transport.fingerprint import fingerprints
+from gnomon.models.transfer.fingerprint import fingerprints
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 PLAN = EnginePlan(kind="vllm", server="start", tensor_parallel=2, max_concurrent=8, timeout_seconds=60)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from gnomon.core.errors import ConfigError, EngineError
+from gnomon.core.sections import EnginePlan
+from gnomon.core.types import Snapshot
 from gnomon.engines.base import Sampling
-from gnomon.engines.vllm import make_vllm
-from gnomon.engines.vllm_server import VllmServerEngine
-from gnomon.errors import ConfigError, EngineError
-from gnomon.plans import EnginePlan
-from gnomon.transport.fingerprint import fingerprints
-from gnomon.types import Snapshot
+from gnomon.engines.vllm.client import VllmServerEngine
+from gnomon.engines.vllm.engine import make_vllm
+from gnomon.models.transfer.fingerprint import fingerprints
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

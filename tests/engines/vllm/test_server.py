@@ -7,16 +7,16 @@ import socket
 import pytest
 import torch
 
+from gnomon.core.errors import ConfigError, EngineError
+from gnomon.core.sections import EnginePlan
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.scripted import ScriptedEngine
-from gnomon.engines.vllm_serve import Service
-from gnomon.engines.vllm_server import VllmServerEngine
-from gnomon.engines.vllm_wire import exchange
-from gnomon.errors import ConfigError, EngineError
+from gnomon.engines.vllm.client import VllmServerEngine
+from gnomon.engines.vllm.protocol import exchange
+from gnomon.engines.vllm.server import Service
 from gnomon.models.tiny import tiny_model
-from gnomon.plans import EnginePlan
-from gnomon.transport.fingerprint import fingerprints
+from gnomon.models.transfer.fingerprint import fingerprints
 
 PROMPT = [256, 50, 43, 50, 61]
 SAMPLING = Sampling(temperature=0.8, top_p=0.9, max_completion_length=12, stop_ids=(257,))
@@ -60,7 +60,7 @@ def test_what_is_served_is_what_the_engine_says():
 
 def test_weights_arrive_through_a_file_that_is_gone_afterwards(tmp_path, monkeypatch):
     """The snapshot's tensors arrive to the bit, those that share memory too; nobody else may read the file."""
-    monkeypatch.setattr("gnomon.transport.file._SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr("gnomon.models.transfer.file._SHARED_MEMORY", tmp_path)
     seen = []
 
     class Watching(LocalEngine):
@@ -69,8 +69,8 @@ def test_weights_arrive_through_a_file_that_is_gone_afterwards(tmp_path, monkeyp
             await super().load(snapshot)
 
     async def body():
+        from gnomon.core.types import Snapshot
         from gnomon.models.lora import merged_tensors
-        from gnomon.types import Snapshot
 
         def tensors():
             return merged_tensors(tiny_model(3))

@@ -9,12 +9,21 @@ import pytest
 import torch
 from tests.engines.vllm.plugin.sockets_transfer import Wire
 
+from gnomon.core.errors import ConfigError, EngineError
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
-from gnomon.engines.vllm_transfer import BEGIN, FINISH, MEET, RECEIVE, Engines, Sender, check_backend, meeting
-from gnomon.errors import ConfigError, EngineError
+from gnomon.engines.vllm.transfer import (
+    BEGIN,
+    FINISH,
+    MEET,
+    RECEIVE,
+    Sender,
+    TransferEngines,
+    check_backend,
+    rendezvous,
+)
 from gnomon.models.tiny import tiny_model
-from gnomon.transport.fingerprint import fingerprints
+from gnomon.models.transfer.fingerprint import fingerprints
 
 # vLLM imports and computes with what is deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -24,7 +33,7 @@ PROMPT = [256, 50, 43, 50, 61]
 
 @pytest.fixture
 def wired(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A group of one sender and one engine's only process, as `meeting` describes it."""
+    """A group of one sender and one engine's only process, as `rendezvous` describes it."""
     from vllm.distributed.weight_transfer import nccl_engine
 
     monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", lambda info: Wire(info, 0))
@@ -34,7 +43,7 @@ def wired(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
     # Packed, tensors are put together by kernels for GPUs.
-    return meeting("127.0.0.1", [1], lasting=False)
+    return rendezvous("127.0.0.1", [1], lasting=False)
 
 
 def test_what_is_sent_answers(engine: Any, snapshot: Callable[..., Any], wired: Any):
@@ -83,8 +92,8 @@ def test_ranks_of_engines_follow_each_other(engine: Any):
     """Three engines of one, two and one process behind rank 0: each is told where its own begin."""
     told: list[tuple[int, str, Any]] = []
     calls = [lambda what, said, n=n: told.append((n, what, said)) for n in range(3)]
-    engines = Engines(calls, [1, 2, 1])
-    info = meeting("127.0.0.1", [1, 2, 1])
+    engines = TransferEngines(calls, [1, 2, 1])
+    info = rendezvous("127.0.0.1", [1, 2, 1])
     engines.init_weight_transfer_engine({**asdict(info), "rank_offset": 1})
 
     assert info.world_size == 5
@@ -99,7 +108,7 @@ def test_one_engine_that_fails_is_heard():
         raise EngineError("no")
 
     with pytest.raises(EngineError, match="no"):
-        Engines([lambda what, told: None, fail], [1, 1]).start_weight_update()
+        TransferEngines([lambda what, told: None, fail], [1, 1]).start_weight_update()
 
 
 def test_vllm_has_the_interface_that_is_used(engine: Any):
@@ -108,7 +117,7 @@ def test_vllm_has_the_interface_that_is_used(engine: Any):
     from vllm.distributed.weight_transfer.base import VLLMWeightSyncClient
     from vllm.v1.worker.gpu_worker import Worker
 
-    assert isinstance(Engines([], []), VLLMWeightSyncClient)
+    assert isinstance(TransferEngines([], []), VLLMWeightSyncClient)
     assert all(callable(getattr(Worker, name)) for name in (MEET, BEGIN, RECEIVE, FINISH))
     told = nccl_engine.NCCLWeightTransferUpdateInfo(names=["a"], dtype_names=["float32"], shapes=[[1, 2]])
     assert asdict(told).keys() == {"names", "dtype_names", "shapes"}

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.loop.runs import gnomon
+from tests.training.runs import gnomon
 
 from gnomon.records.jsonl import read_rows
 
@@ -20,10 +20,10 @@ TINY = (
 RESUMED = """
 import json, signal, sys
 from pathlib import Path
-from gnomon.errors import Stopped
-from gnomon.experiment import load
-from gnomon.launch import resume, train_experiment
-from gnomon.loop.run import StopRequest
+from gnomon.core.errors import Stopped
+from gnomon.config.experiment import load
+from gnomon.training.api import resume, train_experiment
+from gnomon.training.run import StopRequest
 
 folder, overrides = Path(sys.argv[1]), json.loads(sys.argv[2])
 train_experiment(load("tiny", [*overrides, "engine=local"]), folder / "local")
@@ -38,10 +38,10 @@ PASSED_OVER = """
 import asyncio, sys, torch
 from gnomon.engines.pool import EnginePool
 from gnomon.engines.vllm import VllmEngine
-from gnomon.errors import GnomonError
-from gnomon.learner.plan import LearnerPlan
-from gnomon.learner.torch import TorchLearner
-from gnomon.loop.arrival import Measured, Proved
+from gnomon.core.errors import GnomonError
+from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.learner import TorchLearner
+from gnomon.training.weight_sync import CalibratedTolerance, VerifiedWeightSync
 from gnomon.models.tiny import TinyConfig, tiny_model
 
 def plant(worker):
@@ -113,7 +113,10 @@ def test_servers_staleness_rounding_and_an_environment_work_together(folder: Pat
             "model.layers.1.input_layernorm.weight",
             "EngineError: .* it took no new numbers for model.layers.1.input_layern",
         ),
-        ("model.layers.1.mlp.gate_proj.weight", "(EngineError: .*not finite|ArrivalError: .*computes something else)"),
+        (
+            "model.layers.1.mlp.gate_proj.weight",
+            "(EngineError: .*not finite|WeightSyncError: .*computes something else)",
+        ),
     ],
     ids=["a weight of its own", "a part of a fused one"],
 )

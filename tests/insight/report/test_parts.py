@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from gnomon.algorithms import resolve
+from gnomon.core.types import Grade, Group, Rollout, Task
 from gnomon.insight.report.compare import distinct
 from gnomon.insight.report.facts import card_rows, default_differences, preset_differences, time_shares, waste_shares
 from gnomon.insight.report.prompts import prompts_of
 from gnomon.insight.report.rollouts import chosen
-from gnomon.insight.report.scan import Scan, Seen, Visit, reward_intervals, scan
+from gnomon.insight.report.scan import Scan, ScannedRun, Visit, reward_intervals, scan
 from gnomon.insight.report.trust import algorithm_of, trust_letters
 from gnomon.records.reading import RunRecord
 from gnomon.records.rollouts import RecordedRollout, RolloutLog
-from gnomon.records.taught import Taught
-from gnomon.types import Grade, Group, Rollout, Task
+from gnomon.records.token_records import TokenRecord
 
 
 def recorded(ratios: list[float], advantages: list[float], mask: list[bool] | None = None) -> RecordedRollout:
@@ -26,7 +26,7 @@ def recorded(ratios: list[float], advantages: list[float], mask: list[bool] | No
     chosen_by = tuple(mask or [True] * count)
     rollout = Rollout("t", (1,), (5,) * count, chosen_by, behavior, behavior, "", Grade(1.0), 0, 0, "stop")
     return RecordedRollout(
-        1, 0, True, "q", rollout, Taught(tuple(advantages), tuple(-1.0 + math.log(r) for r in ratios))
+        1, 0, True, "q", rollout, TokenRecord(tuple(advantages), tuple(-1.0 + math.log(r) for r in ratios))
     )
 
 
@@ -67,7 +67,7 @@ def test_equal_policies_are_pushed_as_their_ratios_say(name: str):
 def test_what_was_not_scored_has_no_trust():
     """Without proximal log-probabilities, and without advantages, nothing is claimed."""
     one = recorded([1.0], [1.0])
-    bare = RecordedRollout(1, 0, True, "q", one.rollout, Taught(advantages=(1.0,)))
+    bare = RecordedRollout(1, 0, True, "q", one.rollout, TokenRecord(advantages=(1.0,)))
 
     assert trust_letters(resolve("grpo"), [bare]) == {}
     assert list(trust_letters(resolve("grpo"), [bare, one])) == [1]
@@ -94,7 +94,10 @@ def test_what_differs_is_named_by_its_path():
     """One changed value of the preset and one of the defaults; whatever is required is not called different."""
     table = {
         "model": "tiny", "task": {"kind": "arithmetic"}, "steps": 7,
-        "algorithm": {"name": "grpo", "surrogate": {"piece": "Pessimistic", "trust": {"piece": "Clip", "high": 0.3}}},
+        "algorithm": {
+            "name": "grpo",
+            "surrogate": {"piece": "ClippedSurrogate", "trust": {"piece": "Clip", "high": 0.3}},
+        },
     }  # fmt: skip
     name, changed = preset_differences(table)
 
@@ -106,8 +109,9 @@ def test_what_differs_is_named_by_its_path():
 
 def test_shelves_hold_what_they_say():
     """The latest of the highest and the lowest rewards come first, and another prompt before a second answer."""
-    seen = [Seen(1, 0, "a", 1.0, 0.5), Seen(2, 0, "a", 1.0, 0.1), Seen(2, 1, "a", 0.0, 0.9), Seen(2, 2, "b", 1.0, 0.1),
-            Seen(3, 0, "c", None)]  # fmt: skip
+    seen = [ScannedRun(1, 0, "a", 1.0, 0.5), ScannedRun(2, 0, "a", 1.0, 0.1),
+            ScannedRun(2, 1, "a", 0.0, 0.9), ScannedRun(2, 2, "b", 1.0, 0.1),
+            ScannedRun(3, 0, "c", None)]  # fmt: skip
     shelves = chosen(Scan(seen))
 
     assert [(s.step, s.task_id) for s in shelves["best"]] == [(2, "a"), (2, "b"), (1, "a"), (2, "a")]
@@ -119,7 +123,11 @@ def test_shelves_hold_what_they_say():
 
 def test_of_equal_answers_those_are_shown_that_were_looked_at():
     """An older one with entropies comes before a newer one without, but never before a better one."""
-    seen = [Seen(1, 0, "a", 1.0, 0.5, True), Seen(2, 0, "b", 1.0, 0.5), Seen(3, 0, "c", 0.5, 0.7, True)]
+    seen = [
+        ScannedRun(1, 0, "a", 1.0, 0.5, True),
+        ScannedRun(2, 0, "b", 1.0, 0.5),
+        ScannedRun(3, 0, "c", 0.5, 0.7, True),
+    ]
     shelves = chosen(Scan(seen))
 
     assert [s.task_id for s in shelves["best"]] == ["a", "b", "c"]
@@ -160,7 +168,7 @@ def test_the_interval_of_a_step_is_over_its_groups():
 
     Where steps were left out there is none.
     """
-    seen = [Seen(1, 0, "a", 0.0), Seen(1, 1, "b", 1.0)]
+    seen = [ScannedRun(1, 0, "a", 0.0), ScannedRun(1, 1, "b", 1.0)]
     found = reward_intervals(Scan(seen, {1: [0.25, 0.75], 2: [0.0, 1.0], 3: [0.5]}, steps=3, of_steps=3))
 
     assert found[1] == pytest.approx((0.01001, 0.98999), abs=1e-4)

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from gnomon.errors import ConfigError, RunDirectoryError
-from gnomon.experiment import load, to_toml
+from gnomon.config.experiment import load, to_toml
+from gnomon.core.errors import ConfigError, RunDirectoryError
+from gnomon.core.types import Grade, Group, Rollout, Task
 from gnomon.insight.report.write import LARGEST, leave_page, run_page, write_report
-from gnomon.loop.evaluate import Evaluation, Score
 from gnomon.models.tiny import tiny_tokenizer
 from gnomon.records.console import Console
 from gnomon.records.directory import RunDirectory
 from gnomon.records.reading import RunRecord
 from gnomon.records.rollouts import RolloutLog
 from gnomon.rollouts.collate import collate
-from gnomon.types import Grade, Group, Rollout, Task
+from gnomon.training.evaluate import EvalScore, Evaluation
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "wbr"}
 HOSTILE = (
@@ -106,7 +106,7 @@ def make_run(run: Path, steps: int = 6) -> Path:
         for step in range(1, steps + 1)
     ]  # fmt: skip
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    scores = [{"exact": Score(0.1, 0.05, 0.2)}, {"exact": Score(0.6, 0.5, 0.7)}]
+    scores = [{"exact": EvalScore(0.1, 0.05, 0.2)}, {"exact": EvalScore(0.6, 0.5, 0.7)}]
     evaluations = [
         Evaluation(step, "sums", 50, 1, score, {"1": 0.1}, {}, 2.0, 0.0, 0, 1.0)
         for step, score in zip((0, steps), scores, strict=True)

@@ -32,7 +32,7 @@ def driven(run: Path, drive: Drive, size: tuple[int, int] = (80, 24)) -> None:
     async def all_of_it() -> None:
         app = WatchApp(Watcher(run), interval=0.05)
         async with app.run_test(size=size) as pilot:
-            await seen(pilot, lambda: app.glance is not None)
+            await seen(pilot, lambda: app.snapshot is not None)
             await drive(app, pilot)
 
     asyncio.run(all_of_it())

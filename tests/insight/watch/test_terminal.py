@@ -130,11 +130,11 @@ def test_a_real_run_from_before_its_beginning_to_after_its_death(training: Path)
 
 
 def _worker(run: Path) -> int:
-    from gnomon.records.holder import holder_of
+    from gnomon.records.run_lock import lock_owner
 
-    holder = holder_of(run)
-    assert holder is not None
-    return holder.pid
+    owner = lock_owner(run)
+    assert owner is not None
+    return owner.pid
 
 
 @pytest.mark.slow

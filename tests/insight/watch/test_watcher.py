@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from tests.insight.made_runs import add_rows, finding, fingerprint, made_run, metrics, rollout, write_rollouts
 
-from gnomon.insight.watch.glance import Glance
+from gnomon.insight.watch.run_snapshot import RunSnapshot
 from gnomon.insight.watch.watcher import Watcher
-from gnomon.records.damage import damaged
+from gnomon.records.corruption import damaged
 from gnomon.records.directory import RunDirectory
-from gnomon.records.holder import Holder, holder_of
+from gnomon.records.run_lock import LockOwner, lock_owner
 
 
 @pytest.fixture
@@ -35,19 +35,19 @@ def test_a_run_that_is_worked_on_is_live(live: Path):
     seen = Watcher(live).look()
 
     assert seen.state == "live"
-    assert seen.holder is not None
-    assert (seen.holder.pid > 1, seen.step, seen.steps) == (True, 12, 20)
+    assert seen.owner is not None
+    assert (seen.owner.pid > 1, seen.step, seen.steps) == (True, 12, 20)
 
 
 def test_a_note_without_a_process_is_no_sign_of_life(run: Path):
     """What a killed process left in the file of the lock says nothing: the run stopped."""
     assert Watcher(run).look().state == "stopped"
-    assert holder_of(run) is None
+    assert lock_owner(run) is None
 
 
 def test_looking_keeps_no_run_from_being_taken(live: Path, run: Path):
     """Looked at a hundred times while it is free: it can be taken at once, and the note is the new holder's."""
-    assert isinstance(holder_of(live), Holder)
+    assert isinstance(lock_owner(live), LockOwner)
     RunDirectory(live).close()
     free = made_run(live.parent / "free", done=1)
     watcher = Watcher(free)
@@ -240,6 +240,6 @@ def _seconds(watcher: Watcher) -> float:
 
 def test_a_glance_of_nothing_says_nothing():
     """Without a row there is no step, no pace and no time left."""
-    empty = Glance(Path("x"), 0.0)
+    empty = RunSnapshot(Path("x"), 0.0)
 
     assert (empty.step, empty.steps, empty.share, empty.step_seconds, empty.seconds_left) == (0, 0, 0.0, None, None)

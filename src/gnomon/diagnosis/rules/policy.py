@@ -184,9 +184,9 @@ class Clipping:
                 "thrown away.",
                 _ADVICE_NARROW,
             )
-        return self._quiet(history, sides, (low, high))
+        return self._silent(history, sides, (low, high))
 
-    def _quiet(self, history: History, evidence: dict[str, float], sides: tuple[float, float]) -> Alarm | None:
+    def _silent(self, history: History, evidence: dict[str, float], sides: tuple[float, float]) -> Alarm | None:
         points = history.latest(CLIPPED, self.window)
         if sum(sides) >= self.least and max(sides) >= self.asymmetry * min(sides):
             side, key = ("below", "low") if sides[0] > sides[1] else ("above", "high")

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from gnomon.core.types import Group
 from gnomon.diagnosis.facts import Facts
 from gnomon.diagnosis.history import History, Point, error, has_risen, mean, values
 from gnomon.diagnosis.rule import Alarm, Shown, everybody, graded, one_a_prompt, percent
-from gnomon.types import Group
 
 ERRORS, ENTROPY = "rollout/error_fraction", "loss/entropy_nats"
 
@@ -100,7 +100,7 @@ class ConstantPart:
 
 
 @dataclass(frozen=True)
-class FormUnseen:
+class FormIgnored:
     """Every answer of the right form earns the same, though the answers differ.
 
     Of the right form is what is marked as an answer usually is: the end of a thought, ``<answer>``, a box, ``####``, a

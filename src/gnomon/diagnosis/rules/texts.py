@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gnomon.diagnosis.answers import repetition
+from gnomon.core.types import Group
 from gnomon.diagnosis.facts import Facts
 from gnomon.diagnosis.history import History, is_learning, mean
 from gnomon.diagnosis.rule import Alarm, Shown, everybody, graded, percent
-from gnomon.types import Group
+from gnomon.diagnosis.text_metrics import repetition
 
 LENGTH, CORRELATION = "rollout/length_tokens_mean", "rollout/length_reward_correlation"
 TRUNCATED = "rollout/truncated_fraction"

@@ -56,7 +56,7 @@ class EffectiveSampleSize:
             (
                 'lower max_staleness, or let it be measured: max_staleness = "measured"',
                 "lower learner.optimizer.learning_rate",
-                'algorithm.correction = "Truncated" bounds the weights; algorithm = "p3o" bounds them by the ESS',
+                'algorithm.correction = "TruncatedIS" bounds the weights; algorithm = "p3o" bounds them by the ESS',
             )
             if is_engine
             else (
@@ -67,7 +67,7 @@ class EffectiveSampleSize:
 
 
 @dataclass(frozen=True)
-class Mismatch:
+class EngineMismatch:
     """The engine's log-probabilities are not the learner's: KL(behavior, proximal), by the k3 estimate.
 
     What truncated sampling and staleness make of it from the first steps on was asked for; what arithmetic does, not.
@@ -106,7 +106,7 @@ class Mismatch:
             {"k3_nats": now, "at_first_nats": began, **{f"{part}_nats": value for part, value in known.items()}},
             "What is trained is not what answered: ratios that should be 1 are not, and the gradient is biased even "
             "where nothing is clipped.",
-            (*_MISMATCH_ADVICE.get(largest, ()), 'algorithm.correction = "Truncated" weighs what is left'),
+            (*_MISMATCH_ADVICE.get(largest, ()), 'algorithm.correction = "TruncatedIS" weighs what is left'),
         )
 
 

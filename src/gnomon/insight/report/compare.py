@@ -7,20 +7,20 @@ from typing import Any
 
 from markupsafe import Markup
 
+from gnomon.core.svg import Series, chart
 from gnomon.insight.report import facts
 from gnomon.insight.report.curves import NARROW, WIDE, Panel, Rows, evaluated
-from gnomon.insight.svg import Series, chart
-from gnomon.loop.evaluate import Evaluation, read_evaluations
 from gnomon.records.console import duration
-from gnomon.records.damage import damaged, in_words
+from gnomon.records.corruption import damaged, in_words
 from gnomon.records.reading import RunRecord, column
+from gnomon.training.evaluate import Evaluation, read_evaluations
 
 _MOST_DIFFERENCES = 120
 _SMOOTHED = 5
 
 
 @dataclass(frozen=True)
-class Line:
+class ComparisonLine:
     """One run in the table. color: the number of its curves' color. held_out, interval: of its last evaluation."""
 
     name: str
@@ -38,7 +38,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedRuns:
     """What the page of several runs says.
 
     damaged: a sentence for each run of which lines were passed over. settings: key, and its value in each run, where
@@ -46,7 +46,7 @@ class Compared:
     """
 
     names: Sequence[str]
-    lines: Sequence[Line]
+    lines: Sequence[ComparisonLine]
     verdict: str
     damaged: Sequence[str]
     panels: Sequence[Panel]
@@ -63,7 +63,7 @@ class _Run:
     experiment: Mapping[str, Any]
 
 
-def compared(records: Sequence[RunRecord]) -> Compared:
+def compared(records: Sequence[RunRecord]) -> ComparedRuns:
     """Return what there is to say of the runs together."""
     names = distinct([record.path for record in records])
     runs = [
@@ -72,7 +72,7 @@ def compared(records: Sequence[RunRecord]) -> Compared:
     ]
     experiments = [facts.flat(run.experiment) for run in runs]
     machines = [dict(facts.card_rows(run.record.card())) for run in runs]
-    return Compared(
+    return ComparedRuns(
         names=names,
         lines=[_line(run, place) for place, run in enumerate(runs)],
         verdict=_verdict(runs),
@@ -98,14 +98,14 @@ def distinct(paths: Sequence[Path]) -> list[str]:
     return [f"{name} ({number})" for number, name in enumerate(("/".join(part[-1:]) for part in parts), start=1)]
 
 
-def _line(run: _Run, place: int) -> Line:
+def _line(run: _Run, place: int) -> ComparisonLine:
     first, last = (run.evaluations[0], run.evaluations[-1]) if run.evaluations else (None, None)
     rewards = [value for _, value in column(run.rows, "rollout/reward_mean")]
     few = max(1, min(10, len(rewards) // 4))
     tokens = facts.total(run.rows, "tokens/generated")
     wasted = sum(share.fraction for share in facts.waste_shares(run.rows)[1:])
     algorithm = run.experiment.get("algorithm")
-    return Line(
+    return ComparisonLine(
         name=run.name,
         color=place % 8 + 1,
         algorithm=str(algorithm.get("name", "-")) if isinstance(algorithm, Mapping) else "-",

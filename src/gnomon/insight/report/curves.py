@@ -7,13 +7,12 @@ from typing import Any
 
 from markupsafe import Markup
 
+from gnomon.core.svg import Mark, Series, chart, number_of, thinned
 from gnomon.diagnosis.finding import Finding
 from gnomon.insight.report.plots import GROUPS, LEARNING, POLICY, STALENESS, TIME, WASTE, Plot
-from gnomon.insight.scale import thinned
-from gnomon.insight.svg import Mark, Series, chart, number_of
-from gnomon.loop.evaluate import Evaluation
 from gnomon.records.jsonl import is_number
 from gnomon.records.reading import column
+from gnomon.training.evaluate import Evaluation
 
 Rows = Sequence[Mapping[str, Any]]
 WIDE, NARROW = (820, 300), (360, 230)
@@ -32,7 +31,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Asked:
+class CurveSettings:
     """How a step asks. prompts: of a step. each: answers to one. intervals: of a step's mean reward, where known."""
 
     prompts: int = 1
@@ -41,7 +40,7 @@ class Asked:
 
 
 def reward_picture(
-    rows: Rows, asked: Asked, evaluations: Sequence[Evaluation], marks: Sequence[Mark], size: tuple[int, int]
+    rows: Rows, asked: CurveSettings, evaluations: Sequence[Evaluation], marks: Sequence[Mark], size: tuple[int, int]
 ) -> Markup:
     """Return training reward with its interval, and the held-out score with its own.
 
@@ -71,7 +70,9 @@ def evaluated(evaluations: Sequence[Evaluation], name: str) -> list[Series]:
     return [Series(name, steps, means, lows, highs, style="points")]
 
 
-def learning_panels(rows: Rows, asked: Asked, evaluations: Sequence[Evaluation], marks: Sequence[Mark]) -> list[Panel]:
+def learning_panels(
+    rows: Rows, asked: CurveSettings, evaluations: Sequence[Evaluation], marks: Sequence[Mark]
+) -> list[Panel]:
     """Return reward, held-out scores, parts of the reward, lengths, and groups where there are any."""
     note = (
         "The band is the 95% interval of each step's mean over prompts, bars are those of evaluations on held-out "
@@ -136,7 +137,7 @@ def marks_of(evaluations: Sequence[Evaluation], checkpoints: Sequence[int], find
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCurves:
     """A metric as one line of a table: a small picture, and numbers."""
 
     name: str
@@ -147,7 +148,7 @@ class Measured:
     high: float
 
 
-def everything(rows: Rows) -> list[Measured]:
+def everything(rows: Rows) -> list[MeasuredCurves]:
     """Return every metric of the run in order of names."""
     columns: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
@@ -155,7 +156,7 @@ def everything(rows: Rows) -> list[Measured]:
             if is_number(value):
                 columns.setdefault(name, []).append((row["step"], value))
     return [
-        Measured(name, sparkline(points), points[0][1], points[-1][1], *_ends([y for _, y in points]))
+        MeasuredCurves(name, sparkline(points), points[0][1], points[-1][1], *_ends([y for _, y in points]))
         for name, points in sorted(columns.items())
         if name not in ("step", "seconds")
     ]

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from gnomon.algorithms.configure import to_table as algorithm_table
+from gnomon.algorithms.build import to_table as algorithm_table
 from gnomon.algorithms.presets import GRPO, PRESETS
-from gnomon.configuration import to_table
-from gnomon.experiment import Experiment
-from gnomon.records.card import sessions_of
+from gnomon.config.experiment import Experiment
+from gnomon.core.atomic_files import read_plain_text
+from gnomon.core.tables import to_table
 from gnomon.records.console import duration
-from gnomon.records.plain import read_plain_text
 from gnomon.records.reading import RunRecord, column
+from gnomon.records.run_card import sessions_of
 from gnomon.tasks.arithmetic import ArithmeticTask
 
 Row = Mapping[str, Any]
@@ -53,7 +53,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Difference:
+class SettingDifference:
     """A setting that is not what it would be by itself; None stands for a setting that is not there."""
 
     key: str
@@ -122,10 +122,10 @@ def flat(table: Any, path: str = "") -> dict[str, Any]:
     return {key: value for at, below in inner for key, value in flat(below, at).items()}
 
 
-def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[Difference]:
+def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[SettingDifference]:
     """Return the keys of two flat tables whose values differ, in order of the keys."""
     keys = [key for key in sorted({*here, *there}) if here.get(key, MISSING) != there.get(key, MISSING)]
-    return [Difference(key, shown(here.get(key)), shown(there.get(key))) for key in keys]
+    return [SettingDifference(key, shown(here.get(key)), shown(there.get(key))) for key in keys]
 
 
 def shown(value: Any) -> str:
@@ -139,7 +139,7 @@ def shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def preset_differences(experiment: Mapping[str, Any]) -> tuple[str | None, list[Difference]]:
+def preset_differences(experiment: Mapping[str, Any]) -> tuple[str | None, list[SettingDifference]]:
     """Return the name of the preset that the algorithm is called after, and what differs from it; None without one."""
     algorithm = experiment.get("algorithm")
     name = algorithm.get("name") if isinstance(algorithm, Mapping) else None
@@ -149,7 +149,7 @@ def preset_differences(experiment: Mapping[str, Any]) -> tuple[str | None, list[
     return name, [d for d in differences(flat(algorithm), there) if d.key not in ("name", "paper")]
 
 
-def default_differences(experiment: Mapping[str, Any]) -> list[Difference]:
+def default_differences(experiment: Mapping[str, Any]) -> list[SettingDifference]:
     """Return what the experiment sets to something else than gnomon does by itself, apart from task and algorithm."""
     required = {f.name for f in fields(Experiment) if f.default is MISSING and f.default_factory is MISSING}
     left_out = {*required, "name", "seed", "rewards"}

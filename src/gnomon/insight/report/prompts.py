@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from gnomon.core.svg import number_of
 from gnomon.insight.report.scan import Scan, Visit
-from gnomon.insight.svg import number_of
 
 MOST_ROWS, MOST_COLUMNS = 36, 60
 _CELL, _HIGH = 10, 9
@@ -17,7 +17,7 @@ _SPARK = (180, 34)
 
 
 @dataclass(frozen=True)
-class History:
+class RewardHistory:
     """One prompt over the run. picture: tracked value as a line, rewards as dots."""
 
     task_id: str
@@ -29,15 +29,15 @@ class History:
 
 
 @dataclass(frozen=True)
-class Chapter:
+class PromptHistory:
     """Prompts that went alike."""
 
     title: str
-    prompts: Sequence[History]
+    prompts: Sequence[RewardHistory]
 
 
 @dataclass(frozen=True)
-class Prompts:
+class PromptTable:
     """What there is to say of prompts.
 
     asked, again: how many were asked in the steps that were read, and how many more than once. is_tracked: whether
@@ -49,10 +49,10 @@ class Prompts:
     is_tracked: bool
     overview: Markup | None
     rows: int
-    chapters: Sequence[Chapter]
+    chapters: Sequence[PromptHistory]
 
 
-def prompts_of(scan: Scan) -> Prompts:
+def prompts_of(scan: Scan) -> PromptTable:
     """Return the histories of the prompts that were asked more than once."""
     again = {name: visits for name, visits in scan.visits.items() if len(visits) > 1}
     is_tracked = any(visit.value is not None for visits in again.values() for visit in visits)
@@ -67,12 +67,12 @@ def prompts_of(scan: Scan) -> Prompts:
         "Asked most often": most,
     }
     listed = [
-        Chapter(title, [_history(scan, name, span) for name in names[:_EACH]])
+        PromptHistory(title, [_history(scan, name, span) for name in names[:_EACH]])
         for title, names in chapters.items()
         if names
     ]
     rows = min(len(again), MOST_ROWS)
-    return Prompts(len(scan.visits), len(again), is_tracked, overview(again, span), rows, listed)
+    return PromptTable(len(scan.visits), len(again), is_tracked, overview(again, span), rows, listed)
 
 
 def overview(visits: Mapping[str, Sequence[Visit]], span: tuple[float, float]) -> Markup | None:
@@ -105,11 +105,11 @@ def overview(visits: Mapping[str, Sequence[Visit]], span: tuple[float, float]) -
     )
 
 
-def _history(scan: Scan, name: str, span: tuple[float, float]) -> History:
+def _history(scan: Scan, name: str, span: tuple[float, float]) -> RewardHistory:
     visits = scan.visits[name]
     picture = _picture(visits, span)
     question = scan.questions.get(name, "")
-    return History(name, question, len(visits), visits[0].reward, visits[-1].reward, picture)
+    return RewardHistory(name, question, len(visits), visits[0].reward, visits[-1].reward, picture)
 
 
 def _picture(visits: Sequence[Visit], span: tuple[float, float]) -> Markup:

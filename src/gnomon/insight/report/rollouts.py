@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gnomon.algorithms import Algorithm
-from gnomon.insight.report.scan import Scan, Seen
+from gnomon.core.redaction import shortened, without_secrets
+from gnomon.insight.report.scan import Scan, ScannedRun
 from gnomon.insight.report.trust import trust_letters
-from gnomon.models.pieces import Vocabulary, read_vocabulary
+from gnomon.models.token_strings import Vocabulary, read_vocabulary
 from gnomon.records.reading import RunRecord
 from gnomon.records.rollouts import RecordedRollout
-from gnomon.redaction import shortened, without_secrets
 
 EACH = 5
 """Rollouts on a shelf."""
@@ -21,7 +21,7 @@ _LETTERS = 8
 
 
 @dataclass(frozen=True)
-class Excerpt:
+class TokenView:
     """A response in pieces: its beginning, its end, and how much is left out between them, in words.
 
     numbers: what is known of each piece, by the way of coloring: numbers with blanks between them, one alone where all
@@ -46,11 +46,11 @@ class Shown:
     error: str
     parts: Sequence[tuple[str, float]]
     facts: Sequence[str]
-    response: Excerpt
+    response: TokenView
 
 
 @dataclass(frozen=True)
-class Shelf:
+class RolloutList:
     """Rollouts of one kind. key: its name in the page."""
 
     key: str
@@ -81,15 +81,15 @@ class Reader:
     most: int = 700
     each: int = EACH
 
-    def shelves(self, scan: Scan) -> list[Shelf]:
+    def shelves(self, scan: Scan) -> list[RolloutList]:
         """Return the shelves that hold something."""
         wanted = {key: listed[: self.each] for key, listed in chosen(scan).items()}
         shown = self._read({seen for listed in wanted.values() for seen in listed})
         filled = {key: [shown[seen] for seen in listed if seen in shown] for key, listed in wanted.items()}
-        return [Shelf(key, *_SHELVES[key], rollouts) for key, rollouts in filled.items() if rollouts]
+        return [RolloutList(key, *_SHELVES[key], rollouts) for key, rollouts in filled.items() if rollouts]
 
-    def _read(self, wanted: set[Seen]) -> dict[Seen, Shown]:
-        found: dict[Seen, Shown] = {}
+    def _read(self, wanted: set[ScannedRun]) -> dict[ScannedRun, Shown]:
+        found: dict[ScannedRun, Shown] = {}
         for step in sorted({seen.step for seen in wanted}):
             rollouts = self.record.rollouts(step)
             letters = {} if self.algorithm is None else trust_letters(self.algorithm, rollouts)
@@ -115,7 +115,7 @@ class Reader:
             response=self._excerpt(one, letters),
         )
 
-    def _excerpt(self, one: RecordedRollout, letters: str) -> Excerpt:
+    def _excerpt(self, one: RecordedRollout, letters: str) -> TokenView:
         tokens, text = one.rollout.response, one.rollout.text
         if self.vocabulary is None:
             return _plain(text, _LETTERS * self.most)
@@ -129,7 +129,7 @@ class Reader:
         places = [*_places(head, 0), *_places(tail, last)]
         numbers = _numbers(one, letters, places)
         left_out = f"{last - first:,} tokens" if last > first else ""
-        return Excerpt(pieces[: len(head)], pieces[len(head) :], left_out, numbers)
+        return TokenView(pieces[: len(head)], pieces[len(head) :], left_out, numbers)
 
 
 def vocabulary_of(record: RunRecord) -> Vocabulary | None:
@@ -140,7 +140,7 @@ def vocabulary_of(record: RunRecord) -> Vocabulary | None:
     return next((found for place in places if (found := read_vocabulary(place)) is not None), None)
 
 
-def chosen(scan: Scan) -> dict[str, list[Seen]]:
+def chosen(scan: Scan) -> dict[str, list[ScannedRun]]:
     """Return which rollouts stand on which shelf, the first the likeliest to be shown.
 
     One of each prompt comes before a second of any; of equals those of which most is known, then the latest.
@@ -157,15 +157,15 @@ def chosen(scan: Scan) -> dict[str, list[Seen]]:
     }
 
 
-def _varied(seen: Sequence[Seen]) -> list[Seen]:
-    firsts: dict[str, Seen] = {}
+def _varied(seen: Sequence[ScannedRun]) -> list[ScannedRun]:
+    firsts: dict[str, ScannedRun] = {}
     for one in seen:
         firsts.setdefault(one.task_id, one)
     among = set(firsts.values())
     return [*firsts.values(), *(one for one in seen if one not in among)]
 
 
-def _course(graded: Sequence[Seen]) -> list[Seen]:
+def _course(graded: Sequence[ScannedRun]) -> list[ScannedRun]:
     first = {seen.step: seen for seen in reversed(graded)}  # of each step, for the last one in this order counts
     steps = sorted(first)
     if len(steps) < 2:
@@ -201,10 +201,10 @@ def _ends(count: int, most: int) -> tuple[int, int]:
     return first, count - (most - first)
 
 
-def _plain(text: str, most: int) -> Excerpt:
+def _plain(text: str, most: int) -> TokenView:
     first, last = _ends(len(text), most)
     left_out = f"{last - first:,} characters" if last > first else ""
-    return Excerpt([text[:first]] if text else [], [text[last:]] if left_out else [], left_out)
+    return TokenView([text[:first]] if text else [], [text[last:]] if left_out else [], left_out)
 
 
 def _places(pieces: Sequence[tuple[str, int]], start: int) -> Iterator[int]:

@@ -7,13 +7,13 @@ from typing import Any
 
 from gnomon.diagnosis.finding import SEVERITIES, Finding
 from gnomon.insight.report import curves, facts
-from gnomon.insight.report.prompts import Prompts, prompts_of
+from gnomon.insight.report.prompts import PromptTable, prompts_of
 from gnomon.insight.report.scan import Scan, reward_intervals, scan
-from gnomon.loop.evaluate import Evaluation, Score, read_evaluations
-from gnomon.records.card import end_of
 from gnomon.records.console import duration
-from gnomon.records.damage import damaged, in_words
+from gnomon.records.corruption import damaged, in_words
 from gnomon.records.reading import RunRecord, column
+from gnomon.records.run_card import end_of
+from gnomon.training.evaluate import EvalScore, Evaluation, read_evaluations
 
 _MOST_FINDINGS = 40
 _MOST_EVENTS = 60
@@ -38,7 +38,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Told:
+class RunReport:
     """What the page of a run says. Sentences and numbers are ready to be read; text is not escaped."""
 
     name: str
@@ -56,22 +56,22 @@ class Told:
     findings: Sequence[Finding]
     parts: Sequence[Part]
     events: Sequence[tuple[int, str, str]]
-    prompts: Prompts
+    prompts: PromptTable
     time: Sequence[facts.Share]
     time_panels: Sequence[curves.Panel]
     waste: Sequence[facts.Share]
     waste_panels: Sequence[curves.Panel]
     preset: str | None
-    changed: Sequence[facts.Difference]
-    set_here: Sequence[facts.Difference]
+    changed: Sequence[facts.SettingDifference]
+    set_here: Sequence[facts.SettingDifference]
     experiment: str
     card: Sequence[tuple[str, str]]
-    metrics: Sequence[curves.Measured]
+    metrics: Sequence[curves.MeasuredCurves]
     scan: Scan
     record: RunRecord
 
 
-def told(record: RunRecord, findings: Sequence[Finding], is_over: bool = False) -> Told:
+def build_report(record: RunRecord, findings: Sequence[Finding], is_over: bool = False) -> RunReport:
     """Return what there is to say of the run; all of its files are read, and none has to be there.
 
     is_over: it has just ended, though its process still holds it.
@@ -83,7 +83,10 @@ def told(record: RunRecord, findings: Sequence[Finding], is_over: bool = False) 
     marks = curves.marks_of(evaluations, checkpoints, findings)
     plain = [curves.unlabeled(mark) for mark in marks]
     seen = scan(record, rows)
-    algorithm, asked = experiment.get("algorithm"), curves.Asked(*facts.asked_of(experiment), reward_intervals(seen))
+    algorithm, asked = (
+        experiment.get("algorithm"),
+        curves.CurveSettings(*facts.asked_of(experiment), reward_intervals(seen)),
+    )
     named = algorithm if isinstance(algorithm, Mapping) else {}
     preset, changed = facts.preset_differences(experiment)
     parts = [
@@ -91,7 +94,7 @@ def told(record: RunRecord, findings: Sequence[Finding], is_over: bool = False) 
         Part("policy", "Policy and optimizer", curves.policy_panels(rows, plain)),
         Part("staleness", "Staleness and mismatch", curves.staleness_panels(rows, plain)),
     ]  # fmt: skip
-    return Told(
+    return RunReport(
         name=record.path.resolve().name,
         state=("finished" if done >= record.steps() else "stopped") if state == "live" and is_over else state,
         done=done,
@@ -143,10 +146,10 @@ def verdict(evaluations: Sequence[Evaluation]) -> str:
     return f"On {prompts} held-out prompts, {name} went from {before.mean:.3f} to {after.mean:.3f}: it {said}."
 
 
-def interval(score: Score) -> str:
+def interval(score: EvalScore) -> str:
     """Return a score's interval.
 
-    >>> interval(Score(0.5, 0.4, 0.6))
+    >>> interval(EvalScore(0.5, 0.4, 0.6))
     '95%: 0.400 to 0.600'
     """
     return f"95%: {score.low:.3f} to {score.high:.3f}"

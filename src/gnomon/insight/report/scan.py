@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gnomon.records.damage import BUDGET, chosen_rollouts, rollout_row
+from gnomon.core.atomic_files import read_plain
+from gnomon.records.corruption import BUDGET, chosen_rollouts, rollout_row
 from gnomon.records.jsonl import is_number
-from gnomon.records.plain import read_plain
 from gnomon.records.reading import RunRecord, column
 
 _ERROR_STEPS = 10
@@ -17,7 +17,7 @@ _Z = 1.959964
 
 
 @dataclass(frozen=True)
-class Seen:
+class ScannedRun:
     """A rollout by its place. reward: None for an error. surprise: reward less what was expected, without its sign.
 
     is_looked_at: whether the entropy of its tokens was recorded.
@@ -48,7 +48,7 @@ class Scan:
     lines that are no rollout, as `records.damage` counts them.
     """
 
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[ScannedRun] = field(default_factory=list)
     means: dict[int, list[float]] = field(default_factory=dict)
     visits: dict[str, list[Visit]] = field(default_factory=dict)
     questions: dict[str, str] = field(default_factory=dict)
@@ -103,7 +103,7 @@ def _add(found: Scan, step: int, lines: Sequence[tuple[int, dict[str, Any]]]) ->
         for place, row in members:
             reward = None if row["reward"] is None else float(row["reward"])
             surprise = 0.0 if reward is None else abs(reward - expected)
-            found.seen.append(Seen(step, place, row["task_id"], reward, surprise, "entropy" in row))
+            found.seen.append(ScannedRun(step, place, row["task_id"], reward, surprise, "entropy" in row))
         if rewards:
             found.means.setdefault(step, []).append(mean)
             name = members[0][1]["task_id"]

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from gnomon.algorithms import Algorithm, resolve
-from gnomon.algorithms.protocols import LossView
+from gnomon.algorithms.protocols import LossInputs
 from gnomon.algorithms.ratios import masked
-from gnomon.errors import ConfigError
+from gnomon.core.errors import ConfigError
+from gnomon.core.types import Group, Task
+from gnomon.core.user_code import without_code
 from gnomon.records.reading import RunRecord
 from gnomon.records.rollouts import RecordedRollout
 from gnomon.rollouts.collate import collate
-from gnomon.types import Group, Task
-from gnomon.user_file import without_code
 
 _ROUNDING = 1e-4
 
@@ -54,7 +54,7 @@ def trust_letters(algorithm: Algorithm, step: Sequence[RecordedRollout]) -> dict
     ratio = algorithm.ratio(proximal, behavior, batch.mask)
     # A correction bounds proximal over behavior itself, beside a ratio that begins at 1.
     anchored = algorithm.ratio(leaf, behavior if algorithm.correction is None else proximal, batch.mask)
-    view = LossView(batch, leaf, torch.zeros_like(leaf), proximal, anchored, algorithm.statistics(proximal, batch))
+    view = LossInputs(batch, leaf, torch.zeros_like(leaf), proximal, anchored, algorithm.statistics(proximal, batch))
     per_token, _ = algorithm.surrogate(view)
     if algorithm.correction is not None:
         per_token = algorithm.correction(view)[0] * per_token

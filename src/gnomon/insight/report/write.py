@@ -16,21 +16,21 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from gnomon.core.atomic_files import write_durably
+from gnomon.core.errors import ConfigError, RunDirectoryError
+from gnomon.core.redaction import for_people
+from gnomon.core.svg import COLORS, DARK
+from gnomon.diagnosis.current_findings import written
 from gnomon.diagnosis.finding import Finding
 from gnomon.diagnosis.recorded import diagnose
-from gnomon.diagnosis.standing import written
-from gnomon.errors import ConfigError, RunDirectoryError
 from gnomon.insight.report.compare import compared
-from gnomon.insight.report.rollouts import Reader, Shelf, vocabulary_of
-from gnomon.insight.report.run import told
+from gnomon.insight.report.rollouts import Reader, RolloutList, vocabulary_of
+from gnomon.insight.report.run import build_report
 from gnomon.insight.report.trust import algorithm_of
-from gnomon.insight.svg import COLORS, DARK
 from gnomon.records.console import Console
 from gnomon.records.directory import RunDirectory
-from gnomon.records.durable import write_durably
 from gnomon.records.jsonl import is_number
 from gnomon.records.reading import RunRecord
-from gnomon.redaction import for_people
 
 LARGEST = 2_000_000
 """Bytes of a page."""
@@ -62,7 +62,7 @@ _MARK = (
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportPage:
     """A page that was written: where, of how many bytes, of which runs."""
 
     path: Path
@@ -84,7 +84,7 @@ def leave_page(directory: RunDirectory, console: Console) -> None:
         console.warn(f"the report was not written ({error}); try again: gnomon report {quote(str(directory.path))}")
 
 
-def write_report(runs: Sequence[str | Path], out: Path | None = None) -> Report:
+def write_report(runs: Sequence[str | Path], out: Path | None = None) -> ReportPage:
     """Write the page of one run, or one that compares several, and return what was written.
 
     out: a file; without it ``report.html`` in the run, or ``comparison.html`` in the first of several.
@@ -112,7 +112,7 @@ def write_report(runs: Sequence[str | Path], out: Path | None = None) -> Report:
         raise RunDirectoryError(
             f"{path} cannot be written: {error.strerror or error}; name a file in a folder that is there, --out FILE"
         ) from error
-    return Report(path, len(content), tuple(record.path for record in records))
+    return ReportPage(path, len(content), tuple(record.path for record in records))
 
 
 def run_page(record: RunRecord, is_over: bool = False) -> str:
@@ -120,7 +120,7 @@ def run_page(record: RunRecord, is_over: bool = False) -> str:
 
     is_over: its process still holds it, and will not go on with it.
     """
-    run = told(record, findings_of(record), is_over)
+    run = build_report(record, findings_of(record), is_over)
     vocabulary, algorithm = vocabulary_of(record), algorithm_of(record)
     page = ""
     for most, each in _ROOM:
@@ -150,9 +150,9 @@ def findings_of(record: RunRecord) -> list[Finding]:
     return [*found, *(finding for finding in said if finding.rule not in known)]
 
 
-def colorings(shelves: Sequence[Shelf]) -> list[tuple[str, str, str]]:
+def colorings(shelves: Sequence[RolloutList]) -> list[tuple[str, str, str]]:
     """Return by what the tokens on the page can be colored: key, title and meaning."""
-    there = {name for shelf in shelves for one in shelf.rollouts for name in one.response.numbers}
+    there = {name for store in shelves for one in store.rollouts for name in one.response.numbers}
     return [(key, *words) for key, words in _COLORINGS.items() if key in there]
 
 

@@ -13,11 +13,11 @@ from textual.containers import VerticalScroll
 from textual.events import Resize
 from textual.widgets import Static
 
-from gnomon.insight.watch import panes
-from gnomon.insight.watch.glance import Glance
-from gnomon.insight.watch.head import head
+from gnomon.insight.watch import views
+from gnomon.insight.watch.header import head
 from gnomon.insight.watch.lines import BAD, CALM, HEAD, QUIET, WARN, joined, line
 from gnomon.insight.watch.overview import overview
+from gnomon.insight.watch.run_snapshot import RunSnapshot
 from gnomon.insight.watch.watcher import Watcher
 
 _FOOT = (("q", "quit"), ("tab ← →", "panes"), ("s", "samples"), ("f", "findings"), ("c", "curves"), ("?", "help"))
@@ -69,7 +69,7 @@ class WatchApp(App[None]):
         super().__init__()
         self.theme = "ansi-dark"
         self.watcher, self.interval = watcher, interval
-        self.glance: Glance | None = None
+        self.snapshot: RunSnapshot | None = None
         self.pane = "overview"
         self._drawn: dict[str, Text] = {}
 
@@ -92,7 +92,7 @@ class WatchApp(App[None]):
 
     async def _look_on(self) -> None:
         while True:
-            self.glance = await asyncio.to_thread(self.watcher.look)
+            self.snapshot = await asyncio.to_thread(self.watcher.look)
             self.draw()
             await asyncio.sleep(self.interval)
 
@@ -112,34 +112,34 @@ class WatchApp(App[None]):
 
     def draw(self) -> None:
         """Show what is known now, in the room that there is."""
-        glance = self.glance
-        if glance is None or not self.query("#pane"):
+        snapshot = self.snapshot
+        if snapshot is None or not self.query("#pane"):
             return  # not there yet, or no longer
         width, body = self.size.width - 2 * _MARGIN, self.query_one(Body)
         height = body.size.height
-        self._put("head", joined(head(glance, width)))
-        self._put("tabs", self._tabs(glance))
+        self._put("head", joined(head(snapshot, width)))
+        self._put("tabs", self._tabs(snapshot))
         self._put("keys", line(*(part for key, what in _FOOT for part in ((key, HEAD), (f" {what}   ", QUIET)))))
         made: dict[str, Callable[[], list[Text]]] = {
-            "overview": lambda: overview(glance, width, height),
-            "curves": lambda: panes.curves(glance, width - 2),
-            "samples": lambda: panes.samples(glance, width - 2),
-            "findings": lambda: panes.findings(glance, width - 2),
-            "help": lambda: panes.keys(width - 2),
+            "overview": lambda: overview(snapshot, width, height),
+            "curves": lambda: views.curves(snapshot, width - 2),
+            "samples": lambda: views.samples(snapshot, width - 2),
+            "findings": lambda: views.findings(snapshot, width - 2),
+            "help": lambda: views.keys(width - 2),
         }
         lines = made[self.pane]()
         # Said, not left to be measured: what is measured while a window changes its size is kept for too long.
         self.query_one("#pane").styles.height = max(len(lines), 1)
         self._put("pane", joined(lines))
 
-    def _tabs(self, glance: Glance) -> Text:
+    def _tabs(self, snapshot: RunSnapshot) -> Text:
         parts: list[tuple[str, str]] = []
         for pane in self.PANES:
-            count = len(glance.findings) if pane == "findings" else 0
+            count = len(snapshot.findings) if pane == "findings" else 0
             style = f"reverse {CALM}" if pane == self.pane else QUIET
             parts.append((f" {pane} ", style))
             if count:
-                worst = glance.findings[0].severity
+                worst = snapshot.findings[0].severity
                 parts.append((f"{count} ", BAD if worst == "severe" else WARN))
         return line(*parts)
 

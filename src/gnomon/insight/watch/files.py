@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from gnomon.records.damage import chosen_rollouts, damaged_rollouts
+from gnomon.core.atomic_files import open_plain, read_plain
+from gnomon.records.corruption import chosen_rollouts, damaged_rollouts
 from gnomon.records.directory import RunDirectory
 from gnomon.records.jsonl import is_step, parsed
-from gnomon.records.plain import open_plain, read_plain
 
 T = TypeVar("T")
 Row = dict[str, Any]

@@ -39,7 +39,7 @@ def title(text: str, width: int, right: str = "") -> Text:
     return spread(line((cut(text, width), HEAD)), line((cut(right, width - cell_len(text) - 2), QUIET)), width)
 
 
-def beside(left: Sequence[Text], right: Sequence[Text], width: int, gap: str = " │ ") -> list[Text]:
+def side_by_side(left: Sequence[Text], right: Sequence[Text], width: int, gap: str = " │ ") -> list[Text]:
     """Return two columns as lines, the left one ``width`` cells wide."""
     lines = []
     for number in range(max(len(left), len(right))):

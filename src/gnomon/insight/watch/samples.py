@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gnomon.diagnosis import Sample
+from gnomon.core.atomic_files import open_plain
+from gnomon.diagnosis import FindingSample
 from gnomon.records.jsonl import is_step, parsed
-from gnomon.records.plain import open_plain
 
 MOST = 4
 _MOST_BYTES = 32 << 20
@@ -25,9 +25,9 @@ class Samples:
     step: int = 0
     count: int = 0
     is_part: bool = False
-    best: tuple[Sample, ...] = ()
-    worst: tuple[Sample, ...] = ()
-    failed: tuple[Sample, ...] = ()
+    best: tuple[FindingSample, ...] = ()
+    worst: tuple[FindingSample, ...] = ()
+    failed: tuple[FindingSample, ...] = ()
 
 
 def read_samples(path: Path, step: int) -> Samples:
@@ -44,7 +44,7 @@ def read_samples(path: Path, step: int) -> Samples:
     return choose(rows, step, is_part)
 
 
-def choose(rows: Sequence[tuple[int, Sample]], step: int, is_part: bool = False) -> Samples:
+def choose(rows: Sequence[tuple[int, FindingSample]], step: int, is_part: bool = False) -> Samples:
     """Return which of ``rows``, each with the number of its group, are worth a look."""
     judged = [(group, sample) for group, sample in rows if sample.reward is not None]
     ranked = sorted(judged, key=lambda row: -(row[1].reward or 0.0))
@@ -55,11 +55,11 @@ def choose(rows: Sequence[tuple[int, Sample]], step: int, is_part: bool = False)
     return Samples(step, len(rows), is_part, tuple(best), tuple(worst), tuple(failed[:MOST]))
 
 
-def _spread(ranked: Iterable[tuple[int, Sample]]) -> list[Sample]:
+def _spread(ranked: Iterable[tuple[int, FindingSample]]) -> list[FindingSample]:
     """Return the first of each group, then others, `MOST` in all."""
     seen: set[int] = set()
-    firsts: list[Sample] = []
-    others: list[Sample] = []
+    firsts: list[FindingSample] = []
+    others: list[FindingSample] = []
     for group, sample in ranked:
         (others if group in seen else firsts).append(sample)
         seen.add(group)
@@ -68,12 +68,12 @@ def _spread(ranked: Iterable[tuple[int, Sample]]) -> list[Sample]:
     return [*firsts, *others][:MOST]
 
 
-def _rows(file: Iterable[bytes]) -> Iterator[tuple[int, Sample]]:
+def _rows(file: Iterable[bytes]) -> Iterator[tuple[int, FindingSample]]:
     left = _MOST_BYTES
     for line in file:
         place = line.find(_TOKENS)
         row = parsed(line if place < 0 else line[:place] + b"}")
-        sample = None if row is None else Sample.of_row({**row, "response": row.get("text")})
+        sample = None if row is None else FindingSample.of_row({**row, "response": row.get("text")})
         if row is not None and sample is not None:
             yield row["group"] if is_step(row.get("group")) else 0, sample
         left -= len(line)

@@ -4,7 +4,7 @@ import unicodedata
 
 from rich.cells import cell_len, chop_cells
 
-from gnomon.redaction import for_people, shortened, without_secrets
+from gnomon.core.redaction import for_people, shortened, without_secrets
 
 _MARKS = 2
 _LONGEST = 6000

@@ -7,18 +7,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from gnomon.core.tables import parse_toml
 from gnomon.diagnosis import Finding
+from gnomon.diagnosis.current_findings import read_current_findings
 from gnomon.diagnosis.finding import newest
-from gnomon.diagnosis.standing import read_standing
 from gnomon.insight.watch.files import DamagedRollouts, Growing, Row, Unchanged
-from gnomon.insight.watch.glance import Glance, Scored, ended
+from gnomon.insight.watch.run_snapshot import RunSnapshot, Scored, ended
 from gnomon.insight.watch.samples import Samples, read_samples
-from gnomon.records.card import end_of
-from gnomon.records.damage import ROLLOUTS
+from gnomon.records.corruption import ROLLOUTS
 from gnomon.records.directory import RunDirectory
-from gnomon.records.holder import holder_of
 from gnomon.records.jsonl import is_number, is_step, parsed
-from gnomon.toml import parse_toml
+from gnomon.records.run_card import end_of
+from gnomon.records.run_lock import lock_owner
 
 _PREFIXES = ("rollout/", "reward/", "loss/", "learner/", "time/", "stream/", "engines/", "critic/", "tokens/", "waste/")
 _NAMES = ("seconds", "memory/peak_bytes", "mismatch/logprob_abs_mean_nats")
@@ -27,7 +27,7 @@ _NAMES = ("seconds", "memory/peak_bytes", "mismatch/logprob_abs_mean_nats")
 class Watcher:
     """Looks at the run at ``path``. Nothing is written, and no lock is kept.
 
-    A run that is not there yet, that goes or that comes back is a `Glance` like others.
+    A run that is not there yet, that goes or that comes back is a `RunSnapshot` like others.
     """
 
     def __init__(self, path: Path) -> None:
@@ -38,36 +38,36 @@ class Watcher:
         self._teaching = Growing(files.pretraining, Names().numbers)
         self._evaluations = Growing(files.evaluations, scored)
         self._findings = Growing(files.findings, Finding.of_row)
-        self._standing: Unchanged[list[Finding] | None] = Unchanged(files.diagnosis, read_standing, None)
+        self._ranking: Unchanged[list[Finding] | None] = Unchanged(files.diagnosis, read_current_findings, None)
         self._ended: Unchanged[str] = Unchanged(files.card, _ended, "")
         self._samples = Samples()
         self._damage = DamagedRollouts(files)
         self._was_there = False
 
-    def look(self) -> Glance:
+    def look(self) -> RunSnapshot:
         """Return the run as it is now."""
         now = time.time()
         if not self._files.experiment.is_file():
             self._samples = Samples()
-            return Glance(self.path, now, was_there=self._was_there)
+            return RunSnapshot(self.path, now, was_there=self._was_there)
         self._was_there = True
-        holder = holder_of(self.path)
+        owner = lock_owner(self.path)
         for file in (self._metrics, self._teaching, self._evaluations, self._findings):
             file.look()
         table, rows = self._table.look(), in_order(self._metrics.rows)
         self._look_at_samples(rows)
         checkpoints = _published(self._files.checkpoints)
-        return Glance(
+        return RunSnapshot(
             path=self.path,
             now=now,
-            state="live" if holder else ended(rows, table, checkpoints),
+            state="live" if owner else ended(rows, table, checkpoints),
             was_there=True,
-            holder=holder,
+            owner=owner,
             table=table,
             rows=rows,
             teaching=in_order(self._teaching.rows),
             evaluations=tuple(self._evaluations.rows),
-            findings=tuple(self._standing_findings()),
+            findings=tuple(self._current_findings()),
             samples=self._samples,
             checkpoint=checkpoints[-1] if checkpoints else None,
             written=_written(self._files.metrics),
@@ -75,9 +75,9 @@ class Watcher:
             ended=self._ended.look(),
         )
 
-    def _standing_findings(self) -> list[Finding]:
+    def _current_findings(self) -> list[Finding]:
         """Return the findings in their newest words; where no such file is there, in those in which they were news."""
-        standing = self._standing.look()
+        standing = self._ranking.look()
         return newest(self._findings.rows) if standing is None else standing
 
     def _damaged(self) -> dict[str, int]:

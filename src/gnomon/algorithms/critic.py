@@ -1,0 +1,121 @@
+"""The critic as an algorithm asks for it: what it is, how it is taught, and when."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gnomon.algorithms.ratios import average, fraction, masked
+from gnomon.algorithms.sections import Updates
+from gnomon.core.errors import ConfigError, check_bounds
+from gnomon.core.metrics import Metrics
+from gnomon.core.types import Batch
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """A phase before the first step in which the critic alone learns, from answers of the unchanged policy.
+
+    Its targets are Monte-Carlo returns (lambda 1), so that it does not learn from its own first guesses. It ends after
+    ``steps`` rollout batches, or as soon as the explained variance of a batch that the critic had not seen reached
+    ``explained_variance`` on ``patience`` batches in a row.
+
+    steps: >= 1, at most so many batches. explained_variance: in (0, 1], or none to make all steps.
+    frozen_trunk: only the head learns in this phase; a shared trunk must be frozen, as the policy is.
+    Source: VC-PPO, arXiv 2503.01491; 50 steps, VAPO, arXiv 2504.05118; the frozen trunk is the review's.
+    """
+
+    steps: int = 50
+    explained_variance: float | None = None
+    patience: int = 2
+    frozen_trunk: bool = False
+
+    def __post_init__(self) -> None:
+        check_bounds(
+            "Pretraining",
+            self,
+            steps=(self.steps >= 1, "at least 1"),
+            patience=(self.patience >= 1, "at least 1"),
+        )
+        if self.explained_variance is not None and not 0 < self.explained_variance <= 1:
+            raise ConfigError(f"Pretraining.explained_variance must be in (0, 1], got {self.explained_variance}")
+
+
+@dataclass(frozen=True)
+class CriticPlan:
+    """A value model with one number a token: what the response's reward will be, seen from before that token.
+
+    loss = sum weights (V - V_target)^2 / 2; with ``clip`` c the larger of that and the same with V bounded to
+    V_before +- c, so that one step cannot move it far.
+
+    trunk: "separate", a network of its own; or "shared", a head on the policy's hidden states, whose loss then moves
+        the policy's weights too. The head is linear, without bias, and starts at zero.
+    initial: for a separate trunk, "policy" (the run's model) or the folder of a critic that a run has saved, or of a
+        reward model (sequence classification with one label).
+    learning_rate_ratio: > 0, of the policy's; 2 is VAPO's (2e-6 to 1e-6).
+    updates: the critic's own, on each rollout batch. clip: > 0, in rewards, or none.
+    order: "after", advantages are of the critic that had not seen the batch; "before", the critic is taught the batch
+        first, and what is left of its error, already partly explained away, becomes the advantage.
+    trust_remote_code: lets the own code of the model in ``initial`` run; only for one that you have read.
+    Source: PPO, arXiv 1707.06347; VAPO, arXiv 2504.05118; shared trunk and "before" are those of a review of it.
+    """
+
+    trunk: Literal["separate", "shared"] = "separate"
+    initial: str = "policy"
+    learning_rate_ratio: float = 2.0
+    updates: Updates = field(default=Updates())
+    clip: float | None = None
+    order: Literal["after", "before"] = "after"
+    pretraining: Pretraining | None = None
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.learning_rate_ratio < math.inf:
+            raise ConfigError(f"CriticPlan.learning_rate_ratio must be > 0 and finite, got {self.learning_rate_ratio}")
+        if self.clip is not None and self.clip <= 0:
+            raise ConfigError(f"CriticPlan.clip must be > 0, got {self.clip}; leave it out for no bound")
+        if self.trunk == "shared" and self.initial != "policy":
+            raise ConfigError(
+                f"a shared trunk is the policy's, so it cannot begin as '{self.initial}'; set trunk = 'separate', or "
+                "initial = 'policy'"
+            )
+        if self.trust_remote_code and self.initial == "policy":
+            raise ConfigError(
+                "this critic begins as the policy, whose own code the experiment's trust_remote_code is about; remove "
+                "algorithm.critic.trust_remote_code, or name a folder as initial"
+            )
+        if self.trunk == "shared" and self.pretraining is not None and not self.pretraining.frozen_trunk:
+            raise ConfigError(
+                "pretraining a critic on a shared trunk would change the policy, which that phase leaves alone; set "
+                "pretraining.frozen_trunk = true, or trunk = 'separate'"
+            )
+
+    @property
+    def moves_policy_first(self) -> bool:
+        """Whether its loss moves the policy's weights between the step's beginning and the policy's first update."""
+        return self.trunk == "shared" and self.order == "before"
+
+    def loss(self, values: Tensor, cut: Batch, one_sided: bool = False) -> tuple[Tensor, Metrics]:
+        """Return the loss of one cut of a weighed value minibatch, and what was measured.
+
+        values Float[B T], with a gradient. cut: with returns, weights, and values as they were when it was scored.
+        one_sided: only values below their return are wrong (self-imitation: what was reached can be reached).
+        """
+        assert cut.returns is not None, "prepare comes first"
+        assert cut.weights is not None, "weigh comes first"
+        mask, target = cut.mask, cut.returns.detach()
+        error = masked(values - target, mask)
+        if one_sided:
+            error = error.clamp(max=0.0)
+        loss = error.square()
+        is_bounded = torch.zeros_like(mask)
+        if self.clip is not None and cut.values is not None and not one_sided:
+            before = cut.values.detach()
+            bounded = masked(before + (values - before).clamp(-self.clip, self.clip) - target, mask).square()
+            # Inside the band ``before + (values - before)`` may miss ``values`` by a rounding, which is no bound.
+            is_bounded = ((values - before).abs() > self.clip) & (bounded > loss)
+            loss = torch.where(is_bounded, bounded, loss)
+        measured = {"critic/clipped_fraction": fraction(is_bounded, mask), "critic/loss": average(loss / 2, mask)}
+        return (cut.weights * loss).sum() / 2, Metrics.of(measured)

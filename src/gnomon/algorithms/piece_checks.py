@@ -1,0 +1,100 @@
+"""What each piece of an algorithm must have, and which places take gnomon's own kinds alone."""
+
+import functools
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from gnomon.algorithms.composition import Composition
+from gnomon.algorithms.user_pieces import piece_name
+from gnomon.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ArrayForm:
+    """A protocol in one line, for messages. parts: what a piece must have beside a call."""
+
+    line: str
+    parts: tuple[str, ...] = ()
+
+    def lacks(self, piece: Any) -> list[str]:
+        """Return what ``piece`` does not have of it. A property that raises is had; it is tried later."""
+        lacks = [name for name in self.parts if name not in dir(piece)]
+        return lacks if callable(piece) and not isinstance(piece, type) else [*lacks, "__call__"]
+
+
+FORMS: Mapping[str, ArrayForm] = {
+    "Advantage": ArrayForm(
+        "__call__(batch) -> (advantages Float[B T], returns Float[B T] or None), center(batch) -> Float[B T], needs, "
+        "minimum_generations",
+        ("needs", "minimum_generations", "center"),
+    ),
+    "Surrogate": ArrayForm("__call__(view: LossInputs) -> (loss of each token Float[B T], Metrics)"),
+    "Correction": ArrayForm("__call__(view: LossInputs) -> (detached factor of each token Float[B T], Metrics)"),
+    "Regularizer": ArrayForm(
+        "__call__(view: LossInputs) -> (term of each token Float[B T], Metrics), weights(batch, default) -> "
+        "Float[B T], name, needs",
+        ("name", "needs", "weights"),
+    ),
+    "Aggregate": ArrayForm("__call__(mask Bool[B T], group Int[B]) -> weight of each token Float[B T]"),
+    "RatioBound": ArrayForm("__call__(ratio Float[B T], statistics) -> bounded ratio Float[B T]"),
+    "LambdaRule": ArrayForm("__call__(lengths Int[B]) -> Float64[B] in [0, 1]"),
+}
+
+
+def check_places(algorithm: Composition) -> None:
+    """Check that every part of an algorithm is of a kind that its place takes.
+
+    Raises: ConfigError naming the place, what stands there and the protocol's line.
+    """
+    for name, allowed in _places().items():
+        value = getattr(algorithm, name)
+        is_list = name == "regularizers"
+        if is_list and not isinstance(value, tuple):
+            raise ConfigError(f"algorithm.{name} is a tuple of pieces, got {type(value).__name__}")
+        for number, piece in enumerate(value if is_list else (value,)):
+            _check(f"{name}.{number}" if is_list else name, piece, allowed)
+
+
+def _check(path: str, piece: Any, allowed: tuple[Any, ...]) -> None:
+    if piece is None and type(None) in allowed:
+        return
+    names = [kind.__name__ for kind in allowed if kind is not type(None)]
+    if names[0] in FORMS:
+        form = FORMS[names[0]]
+        lacks = form.lacks(piece)
+        if lacks:
+            raise ConfigError(
+                f"{path} {said_of(piece)} has no {' and no '.join(lacks)}; {article(names[0])} is `{form.line}`"
+            )
+    elif not isinstance(piece, allowed):
+        raise ConfigError(
+            f"{path} {said_of(piece)} is none of {', '.join(names)}: this place takes no piece of your own"
+        )
+
+
+@functools.cache
+def _places() -> dict[str, tuple[Any, ...]]:
+    """Return the kinds that each place of an algorithm takes, for places that take pieces."""
+    found = {}
+    for name, hint in get_type_hints(Composition).items():
+        inner = get_args(hint)[0] if get_origin(hint) is tuple else hint
+        allowed = get_args(inner) if get_origin(inner) in (Union, types.UnionType) else (inner,)
+        if any(isinstance(kind, type) and kind.__module__.startswith(f"{__package__}.") for kind in allowed):
+            found[name] = allowed
+    return found
+
+
+def said_of(piece: Any) -> str:
+    """Return what a piece is called in messages."""
+    return f"`{piece_name(piece if isinstance(piece, type) else type(piece))}`"
+
+
+def article(name: str) -> str:
+    """Return the name with its article.
+
+    >>> article("Advantage"), article("RatioBound")
+    ('an Advantage', 'a RatioBound')
+    """
+    return f"an {name}" if name[0] in "AEIOU" else f"a {name}"

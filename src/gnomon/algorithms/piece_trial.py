@@ -1,0 +1,524 @@
+"""Every piece of a user's own is tried on a made batch before a model loads.
+
+What a trial asks of a piece is what the laws (docs/laws.md) ask of gnomon's own on any batch: one number a token, of a
+floating type, finite, the same twice, with a gradient where it is a loss; what is padded and how a batch is cut do not
+matter; and the batch is left as it was.
+"""
+
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from traceback import extract_tb
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from gnomon.algorithms.algorithm import Algorithm
+from gnomon.algorithms.piece_checks import FORMS, article, said_of
+from gnomon.algorithms.pieces import SLOTS, members
+from gnomon.algorithms.protocols import LossInputs
+from gnomon.algorithms.ratios import Statistics, masked
+from gnomon.core.errors import ConfigError
+from gnomon.core.metrics import Metrics
+from gnomon.core.types import Batch
+
+# Made batches, and the loss and the gradient on them: what laws and trials of pieces are made of.
+
+Rows = Sequence[Sequence[float]]
+_PER_TOKEN_MADE = ("behavior", "full_behavior", "proximal", "reference", "values", "advantages", "returns", "weights")
+_PER_ROW = ("baseline", "bootstrap")
+
+
+def make_batch(
+    rewards: Sequence[float | None],
+    mask: Sequence[Sequence[int | bool]],
+    group: Sequence[int] | None = None,
+    dtype: torch.dtype = torch.float64,
+    **more: Any,
+) -> Batch:
+    """Return a valid batch from lists; each prompt is one token.
+
+    rewards: one a row; None is a response that could not be graded, and its mask becomes false. mask: one list a row;
+    shorter rows are padded. group: all rows are one group when it is left out.
+    more: behavior (-1 when left out), full_behavior (behavior), proximal, reference, values, advantages, returns,
+    weights as lists of rows; baseline, bootstrap, version, is_truncated as lists; temperature.
+
+    >>> batch = make_batch([1.0, None], [[1, 1], [1]])
+    >>> batch.mask.tolist(), batch.is_graded.tolist()
+    ([[True, True], [False, False]], [True, False])
+    """
+    rows, width = len(rewards), max((len(row) for row in mask), default=0)
+    graded = torch.tensor([r is not None for r in rewards], dtype=torch.bool)
+    lengths = torch.tensor([len(row) for row in mask], dtype=torch.long)
+    per_token = {name: _padded(more.pop(name), width, dtype) for name in _PER_TOKEN_MADE if name in more}
+    behavior = per_token.pop("behavior", torch.full((rows, width), -1.0, dtype=dtype))
+    per_row = {name: torch.tensor(more.pop(name), dtype=dtype) for name in _PER_ROW if name in more}
+    batch = Batch(
+        tokens=torch.zeros((rows, 1 + width), dtype=torch.long),
+        prompt_lengths=torch.ones(rows, dtype=torch.long),
+        lengths=lengths,
+        mask=_padded(mask, width, torch.bool) & graded[:, None],
+        rewards=torch.tensor([r or 0.0 for r in rewards], dtype=dtype),
+        is_graded=graded,
+        is_truncated=torch.tensor(more.pop("is_truncated", [False] * rows), dtype=torch.bool),
+        group=torch.tensor([0] * rows if group is None else group, dtype=torch.long),
+        version=torch.tensor(more.pop("version", [0] * rows), dtype=torch.long),
+        behavior=behavior,
+        full_behavior=per_token.pop("full_behavior", behavior),
+    )
+    return batch.with_fields(**per_token, **per_row, **more)
+
+
+def loss_and_gradient(
+    algorithm: Algorithm, minibatch: Batch, current: Tensor, cuts: Iterable[Sequence[int]] | None = None
+) -> tuple[float, Tensor]:
+    """Return the loss of one optimizer step and d loss / d current Float[B T], summed over ``cuts`` of its rows.
+
+    minibatch: prepared, not weighed. The entropy that pieces see is -current / 2, so that its gradient counts too.
+    """
+    weighed = algorithm.weigh(minibatch)
+    statistics = algorithm.statistics(current, weighed)
+    total, gradient = 0.0, torch.zeros_like(current)
+    for rows in [range(len(weighed))] if cuts is None else cuts:
+        where = torch.tensor(list(rows), dtype=torch.long)
+        leaf = current.detach()[where].requires_grad_()
+        loss = algorithm.loss(leaf, -leaf / 2, weighed.rows(where), statistics)
+        (slope,) = torch.autograd.grad(loss.total, leaf)
+        total += float(loss.total.detach())
+        gradient[where] = slope
+    return total, gradient
+
+
+def _padded(rows: Sequence[Sequence[Any]], width: int, dtype: torch.dtype) -> Tensor:
+    return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=dtype).reshape(len(rows), width)
+
+
+NEEDS = frozenset({"proximal", "reference", "values", "routing"})
+_FLOATS = (torch.float32, torch.float64)
+_TOLERANCE = 1e-4
+_CUTS = ([0, 3], [1], [2, 4, 5, 6], [7])
+_JUNK = -3.5
+_PER_TOKEN = ("behavior", "full_behavior", "proximal", "reference", "values")
+
+
+def try_pieces(algorithm: Algorithm, every: bool = False) -> None:
+    """Try the pieces of an algorithm that are not gnomon's on a made batch.
+
+    every: gnomon's own as well. Takes some ten milliseconds, and nothing when there are none.
+    Raises: ConfigError naming the piece, what it returned and the protocol's line.
+    """
+    found = [_Trial(algorithm, *place) for place in _pieces(algorithm, "algorithm") if every or _is_own(place[2])]
+    with _own_draws():
+        for trial in sorted(found, key=lambda trial: list(_TRIALS).index(trial.slot)):
+            _TRIALS[trial.slot](trial)
+
+
+def _pieces(container: Any, path: str) -> Iterator[tuple[str, str, Any]]:
+    """Yield path, protocol and piece of everything below ``container`` that stands where a protocol is asked for."""
+    from typing import get_type_hints
+
+    try:
+        hints = get_type_hints(type(container))
+    except Exception:  # annotations of a user's class that cannot be resolved name no piece of gnomon's
+        return
+    for part in fields(container):
+        value, wanted = getattr(container, part.name), members(hints.get(part.name))
+        wanted = wanted if wanted.sequence is None else members(wanted.sequence)
+        slot = next((kind.__name__ for kind in wanted if kind in SLOTS), None)
+        listed = list(enumerate(value)) if isinstance(value, tuple) else [("", value)]
+        for number, piece in listed:
+            place = f"{path}.{part.name}{f'.{number}' if number != '' else ''}"
+            if slot is not None and piece is not None:
+                yield place, slot, piece
+            if is_dataclass(piece) and not isinstance(piece, type):
+                yield from _pieces(piece, place)
+
+
+def _is_own(piece: Any) -> bool:
+    return not type(piece).__module__.startswith("gnomon.")
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """One piece, where it stands, and what can be found wrong with it."""
+
+    algorithm: Algorithm
+    path: str
+    slot: str
+    piece: Any
+    draws: list[bool] = field(default_factory=list)
+    """Whether it drew random numbers, call by call: what it returns for other rows cannot be compared then."""
+
+    def fail(self, wrong: str, instead: str = "") -> NoReturn:
+        """Refuse the piece."""
+        form = f"{article(self.slot)} is `{FORMS[self.slot].line}`"
+        raise ConfigError(f"{self.path} {said_of(self.piece)} {wrong}; {form}{f'; {instead}' if instead else ''}")
+
+    def call(self, function: Callable[..., Any], *given: Any, beside: str = "") -> Any:
+        """Return what the piece returns; twice the same, and what it was given is left alone."""
+        tensors = list(_tensors(given))
+        kept = [tensor.detach().clone() for _, tensor in tensors]
+        try:
+            first, second = self._drawn(function, given), self._drawn(function, given)
+        except (Exception, SystemExit) as error:
+            self.fail(f"{beside}raised {_cause(error)}", _hint(error))
+        for (name, tensor), before in zip(tensors, kept, strict=True):
+            if not _same(tensor.detach(), before, 0.0):
+                self.fail(f"{beside}changed {name} in place", "work on a copy: name.clone(), x + y, not x += y")
+        pairs = zip(_tensors((first,)), _tensors((second,)), strict=False)
+        if not all(_same(one.detach(), other.detach(), _TOLERANCE) for (_, one), (_, other) in pairs):
+            self.fail(
+                f"{beside}returned something else when it was called again with the same", "keep and draw nothing"
+            )
+        return first
+
+    def _drawn(self, function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+        """Call it where all generators begin with one seed, and note whether it drew from any."""
+        before = _seeded()
+        found = function(*given)
+        self.draws.append(_states() != before)
+        return found
+
+    def checked(self, found: Any, shape: torch.Size, beside: str = "", exact: bool = True) -> Tensor:
+        """Return a tensor of one finite number a token. exact: only a floating type will do."""
+        if not isinstance(found, Tensor):
+            self.fail(f"{beside}returned {type(found).__name__}, expected a tensor of shape {list(shape)}")
+        if found.shape != shape:
+            per = "one number a response" if len(shape) == 1 else "one number a token, nothing summed or averaged"
+            self.fail(f"{beside}returned shape {tuple(found.shape)} for {list(shape)}", f"return {per}")
+        if exact and found.dtype not in _FLOATS:
+            kind = str(found.dtype).removeprefix("torch.")
+            self.fail(f"{beside}returned {kind} for float32", "return the type that it was given")
+        return found
+
+    def finite(self, found: Tensor, mask: Tensor, what: str) -> None:
+        """Refuse NaN and infinity at trained tokens."""
+        bad = ~torch.isfinite(found.detach()) & mask
+        if bool(bad.any()):
+            row, token = (int(number) for number in bad.nonzero()[0][:2])
+            value = float(found.detach()[row, token])
+            self.fail(f"{what} {value:g} at row {row}, token {token}", "guard logarithms, roots and divisions by zero")
+
+    def pair(self, view: LossInputs) -> Tensor:
+        """Return the tensor of a piece that sees a view, its metrics checked."""
+        found = self.call(self.piece, view)
+        if not (isinstance(found, tuple) and len(found) == 2):
+            said = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            said = f"{len(found)} values" if isinstance(found, tuple) else said
+            per = "" if isinstance(found, Tensor) and found.shape == view.log_ratio.shape else "one number a token and "
+            self.fail(f"returned {said} for [B, T] = {list(view.log_ratio.shape)}",
+                      f"return {per}the measured: (loss, Metrics())")  # fmt: skip
+        if not isinstance(found[1], Metrics):
+            self.fail(f"returned {type(found[1]).__name__} beside its tensor", "return Metrics(), or Metrics.of({...})")
+        return self.checked(found[0], view.log_ratio.shape, exact=self.slot != "Correction")
+
+
+def _try_advantage(trial: _Trial) -> None:
+    piece, batch = trial.piece, _batch(trial.algorithm)
+    needs = trial.call(lambda: piece.needs, beside="needs ")
+    if not isinstance(needs, frozenset) or needs - NEEDS:
+        trial.fail(f"needs {needs!r}", f"return a frozenset of {', '.join(sorted(NEEDS))}")
+    fewest = trial.call(lambda: piece.minimum_generations, beside="minimum_generations ")
+    if not isinstance(fewest, int):
+        trial.fail(f"minimum_generations is {fewest!r}", "return a whole number")
+    trial.checked(trial.call(piece.center, batch, beside="center "), batch.mask.shape, "center ")
+    advantages, returns = _estimated(trial, batch)
+    trial.finite(advantages, batch.mask, "returned")
+    if returns is not None:
+        trial.finite(
+            trial.checked(returns, batch.mask.shape, "beside its advantages "), batch.mask, "returned a return of"
+        )
+    elif trial.algorithm.critic is not None:
+        trial.fail("returned no returns, and the algorithm teaches a critic", "return (advantages, returns)")
+    order = torch.tensor([7, 2, 0, 5, 1, 6, 3, 4])
+    turned, _ = _estimated(trial, _shuffled(batch, order))
+    _compare(trial, masked(turned, batch.mask[order]), masked(advantages, batch.mask)[order],
+             "depends on the order of rows", "tell groups apart by batch.group")  # fmt: skip
+    spoiled, _ = _estimated(trial, _spoiled(batch))
+    _compare(trial, masked(spoiled[:, : batch.width], batch.mask), masked(advantages, batch.mask),
+             "depends on what is padded", "leave out what batch.mask leaves out")  # fmt: skip
+
+
+def _estimated(trial: _Trial, batch: Batch) -> tuple[Tensor, Any]:
+    found = trial.call(trial.piece, batch)
+    if not (isinstance(found, tuple) and len(found) == 2):
+        said = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        trial.fail(f"returned {said}", "return (advantages, None) where there is no critic")
+    return trial.checked(found[0], batch.mask.shape), found[1]
+
+
+def _try_aggregate(trial: _Trial) -> None:
+    batch = _batch(trial.algorithm)
+    mask, group = batch.mask, batch.group
+    weights = trial.checked(trial.call(trial.piece, mask, group), mask.shape, exact=False)
+    trial.finite(weights, mask, "returned")
+    if not bool(weights[mask].any()):
+        trial.fail("returned weight 0 for every token, so nothing would be trained")
+    nothing = torch.zeros_like(mask)
+    empty = trial.checked(
+        trial.call(trial.piece, nothing, group, beside="without a trained token "), mask.shape, "", False
+    )
+    trial.finite(empty, ~nothing, "without a trained token returned")
+    order = torch.tensor([7, 2, 0, 5, 1, 6, 3, 4])
+    _compare(trial, trial.call(trial.piece, mask[order], group[order])[order.argsort()].double(), weights.double(),
+             "depends on the order of rows", "tell groups apart by group")  # fmt: skip
+
+
+def _try_viewed(trial: _Trial) -> None:
+    """Try a loss, a correction or a regularizer."""
+    batch = _weighed(trial)
+    if trial.slot == "Regularizer":
+        _try_weights(trial, batch)
+    slope = 0.0
+    for is_moved in (True, False):
+        view = _view(trial.algorithm, batch, is_moved)
+        found = trial.pair(view)
+        trial.finite(found, batch.mask, "returned" if is_moved else "returned, where all policies are one,")
+        if trial.slot == "Correction":
+            if found.requires_grad:
+                trial.fail("returned a factor with a gradient", "return factor.detach()")
+        else:
+            slope += _slope(trial, view, found, is_moved)
+        if is_moved:
+            _try_cuts(trial, view, found)
+            _try_padding(trial, batch, found)
+    if trial.slot == "Surrogate" and slope == 0:
+        trial.fail(
+            "has a gradient of 0 everywhere, so nothing would be trained", "let view.log_ratio or view.current in"
+        )
+
+
+def _slope(trial: _Trial, view: LossInputs, found: Tensor, is_moved: bool) -> float:
+    """Return the size of the gradient, which must be there and be finite."""
+    if not found.requires_grad:
+        trial.fail("returned numbers without a gradient", "use no detach(), item() or torch.no_grad() on the way")
+    total = masked(found, view.batch.mask).sum()
+    slopes = torch.autograd.grad(total, (view.current, view.entropy), allow_unused=True)
+    size = 0.0
+    for slope in slopes:
+        if slope is not None:
+            where = "has" if is_moved else "has, where all policies are one,"
+            trial.finite(slope, torch.ones_like(view.batch.mask), f"{where} a gradient of")
+            size += float(slope.abs().sum())
+    return size
+
+
+def _try_cuts(trial: _Trial, view: LossInputs, whole: Tensor) -> None:
+    """Refuse a piece whose numbers depend on which rows are beside: cuts of a batch must add up."""
+    for rows in _CUTS:
+        where = torch.tensor(rows)
+        cut = view.batch.rows(where)
+        policies = view.current[where], view.entropy[where], view.proximal[where]
+        part = _seen(trial.algorithm, policies, cut, view.statistics)
+        _compare(trial, masked(trial.pair(part).detach(), cut.mask), masked(whole.detach(), view.batch.mask)[where],
+                 "depends on how a batch is cut into micro-batches",
+                 "leave sums and means over rows to the aggregate")  # fmt: skip
+
+
+def _try_padding(trial: _Trial, batch: Batch, whole: Tensor) -> None:
+    wide = _spoiled(batch)
+    found = trial.pair(_view(trial.algorithm, wide, True))
+    _compare(trial, masked(found.detach()[:, : batch.width], batch.mask), masked(whole.detach(), batch.mask),
+             "depends on what is padded", "leave out what view.batch.mask leaves out")  # fmt: skip
+
+
+def _try_weights(trial: _Trial, batch: Batch) -> None:
+    piece = trial.piece
+    name, needs = (trial.call(lambda n=n: getattr(piece, n), beside=f"{n} ") for n in ("name", "needs"))
+    if not isinstance(name, str) or not name:
+        trial.fail(f"has the name {name!r}", "return a text")
+    if not isinstance(needs, frozenset) or needs - NEEDS:
+        trial.fail(f"needs {needs!r}", f"return a frozenset of {', '.join(sorted(NEEDS))}")
+    weights = trial.call(piece.weights, batch, batch.weights, beside="weights ")
+    trial.finite(trial.checked(weights, batch.mask.shape, "weights "), batch.mask, "weights returned")
+
+
+def _try_trust(trial: _Trial) -> None:
+    view = _view(trial.algorithm, _weighed(trial), True)
+    ratio = view.log_ratio.detach().exp()
+    found = trial.checked(trial.call(trial.piece, ratio, view.statistics), ratio.shape)
+    trial.finite(found, view.batch.mask, "returned")
+    for rows in _CUTS:
+        part = trial.checked(trial.call(trial.piece, ratio[rows], view.statistics), ratio[rows].shape)
+        _compare(trial, part, found[rows], "depends on how a batch is cut into micro-batches",
+                 "bound each ratio alone; what is of the whole step is in statistics")  # fmt: skip
+
+
+def _try_lambda(trial: _Trial) -> None:
+    lengths = torch.tensor([1, 2, 5, 100, 0])
+    found = trial.checked(trial.call(trial.piece, lengths), lengths.shape).detach()
+    if not bool(((found >= 0) & (found <= 1)).all()):
+        trial.fail(f"returned {found.tolist()} for lengths {lengths.tolist()}", "return numbers in [0, 1]")
+
+
+_TRIALS: dict[str, Callable[[_Trial], None]] = {
+    "LambdaRule": _try_lambda, "Advantage": _try_advantage, "Aggregate": _try_aggregate, "RatioBound": _try_trust,
+    "Surrogate": _try_viewed, "Correction": _try_viewed, "Regularizer": _try_viewed,
+}  # fmt: skip
+
+
+def _batch(algorithm: Algorithm) -> Batch:
+    """Return two groups of four in float32, with holes, padding, an error, an empty row, and what is scored for it.
+
+    What the algorithm does not need is None, as it is in training.
+    """
+    generator = torch.Generator().manual_seed(0)
+    lengths = (5, 3, 4, 1, 2, 5, 3, 3)
+    mask = [[(row + token) % 4 != 3 for token in range(length)] for row, length in enumerate(lengths)]
+    mask[7] = [False] * 3
+
+    def near(base: Tensor, size: float) -> Tensor:
+        return (base + size * torch.randn(8, 5, generator=generator, dtype=torch.float64)).clamp(max=-0.01)
+
+    behavior = near(torch.full((8, 5), -2.0, dtype=torch.float64), 0.5)
+    scored = {"proximal": near(behavior, 0.2), "reference": near(behavior, 0.3), "values": near(behavior, 1).exp()}
+    more: dict[str, Any] = {name: value.tolist() for name, value in scored.items() if name in algorithm.needs}
+    if "values" in algorithm.needs:
+        more["bootstrap"] = [0.1 * row for row in range(8)]
+    if algorithm.tracker is not None:
+        more["baseline"] = [0.4] * 4 + [0.6] * 4
+    return make_batch(
+        [1.0, 0.0, 0.25, 1.0, 0.0, 1.0, None, 0.5], mask, [0] * 4 + [1] * 4, torch.float32,
+        behavior=behavior.tolist(), full_behavior=near(behavior, 0.01).tolist(),
+        is_truncated=[False, True] * 4, **more,
+    )  # fmt: skip
+
+
+def _weighed(trial: _Trial) -> Batch:
+    algorithm = trial.algorithm
+    try:
+        return algorithm.weigh(algorithm.prepare(_batch(algorithm)))
+    except ConfigError:
+        raise
+    except Exception as error:  # a regularizer's weights, say: whatever a user's piece raises is its fault
+        trial.fail(f"cannot be tried: the algorithm raised {_cause(error)}", _hint(error))
+
+
+def _view(algorithm: Algorithm, batch: Batch, is_moved: bool) -> LossInputs:
+    """Return what pieces see. is_moved: the current policy is another than the others, which else are one."""
+    if not is_moved:
+        others = {name: batch.behavior for name in ("proximal", "reference") if getattr(batch, name) is not None}
+        batch = batch.with_fields(**others, full_behavior=batch.behavior)
+        policies = batch.behavior, -batch.behavior / 2, batch.behavior
+        return _seen(algorithm, policies, batch, algorithm.statistics(batch.behavior, batch))
+    generator = torch.Generator().manual_seed(1)
+
+    def moved(base: Tensor, size: float) -> Tensor:
+        step = torch.zeros_like(base)
+        step[:, :5] = size * torch.randn(8, 5, generator=generator)
+        return (base + step).clamp(max=-0.01)
+
+    proximal = moved(batch.behavior, 0.2) if batch.proximal is None else batch.proximal
+    current = moved(proximal, 0.2)
+    statistics = algorithm.statistics(current, batch.with_fields(proximal=proximal))
+    return _seen(algorithm, (current, -current / 2, proximal), batch, statistics)
+
+
+def _seen(
+    algorithm: Algorithm, policies: tuple[Tensor, Tensor, Tensor], batch: Batch, statistics: Statistics
+) -> LossInputs:
+    """Return the view of current policy, its entropy and proximal; the batch has the latter only where it is needed."""
+    current, entropy, proximal = policies
+    view = algorithm.view(_leaf(current), _leaf(entropy), batch.with_fields(proximal=proximal.detach()), statistics)
+    return replace(view, batch=batch)
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_()
+
+
+def _shuffled(batch: Batch, order: Tensor) -> Batch:
+    turned = batch.rows(order)
+    return turned.with_fields(group=9 - 4 * turned.group)
+
+
+def _spoiled(batch: Batch) -> Batch:
+    """Return the batch two tokens wider, with other numbers wherever the mask is false."""
+    rows, more = len(batch), 2
+    mask = torch.cat([batch.mask, torch.zeros(rows, more, dtype=torch.bool)], 1)
+
+    def spoiled(tensor: Tensor, junk: float = _JUNK) -> Tensor:
+        wider = torch.cat([tensor, torch.full((rows, more), junk, dtype=tensor.dtype)], 1)
+        return torch.where(mask, wider, junk)
+
+    given = {name: getattr(batch, name) for name in _PER_TOKEN}
+    changes: dict[str, Any] = {name: spoiled(tensor) for name, tensor in given.items() if tensor is not None}
+    for name in ("weights", "advantages", "returns"):
+        if getattr(batch, name) is not None:
+            changes[name] = spoiled(getattr(batch, name), 0.0)
+    own = {name: spoiled(tensor, 0.0) for name, tensor in batch.own_weights.items()}
+    tokens = torch.cat([batch.tokens, torch.zeros(rows, more, dtype=torch.long)], 1)
+    return batch.with_fields(mask=mask, tokens=tokens, own_weights=own, **changes)
+
+
+def _compare(trial: _Trial, found: Tensor, expected: Tensor, wrong: str, instead: str) -> None:
+    if not any(trial.draws) and not _same(found.detach(), expected.detach(), _TOLERANCE):
+        trial.fail(wrong, instead)
+
+
+def _states() -> tuple[Any, ...]:
+    numpy = sys.modules.get("numpy")
+    drawn = () if numpy is None else numpy.random.get_state()
+    return (
+        random.getstate(),
+        bytes(torch.get_rng_state().numpy()),
+        *(bytes(d) if hasattr(d, "nbytes") else d for d in drawn),
+    )
+
+
+def _seeded() -> tuple[Any, ...]:
+    random.seed(0)
+    torch.set_rng_state(torch.Generator().manual_seed(0).get_state())
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    return _states()
+
+
+@contextmanager
+def _own_draws() -> Iterator[None]:
+    """Leave the generators of the whole process as they are."""
+    numpy = sys.modules.get("numpy")
+    plain, ours = random.getstate(), torch.get_rng_state()
+    theirs = None if numpy is None else numpy.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(plain)
+        torch.set_rng_state(ours)
+        if numpy is not None:
+            numpy.random.set_state(theirs)
+
+
+def _same(one: Tensor, other: Tensor, tolerance: float) -> bool:
+    return one.shape == other.shape and torch.allclose(
+        one.double(), other.double(), rtol=tolerance, atol=tolerance / 10, equal_nan=True
+    )
+
+
+def _tensors(value: Any, name: str = "its tensor") -> Iterator[tuple[str, Tensor]]:
+    """Yield every tensor in what a piece is given or returns, with its name."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, tuple):
+        for inner in value:
+            yield from _tensors(inner, name)
+    elif isinstance(value, Batch | LossInputs):
+        for part in fields(value):
+            yield from _tensors(getattr(value, part.name), f"{type(value).__name__}.{part.name}")
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _tensors(inner, f"{name}[{key!r}]")
+
+
+def _cause(error: BaseException) -> str:
+    """Return type, message and the place where it was raised."""
+    last = extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]} ({Path(last.filename).name}:{last.lineno})"
+
+
+def _hint(error: BaseException) -> str:
+    return "batch.reference and batch.values are None unless needs names them" if "NoneType" in str(error) else ""

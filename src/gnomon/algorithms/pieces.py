@@ -1,0 +1,128 @@
+"""Which pieces fit where, and what a leaf of a table may be."""
+
+import math
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, is_dataclass
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from gnomon.algorithms.advantages import (
+    Fixed,
+    Gae,
+    GroupRelative,
+    LambdaRule,
+    LeaveOneOut,
+    LengthAdaptive,
+    LengthSigmoid,
+    OptimalBaseline,
+    Returns,
+    TrackedBaseline,
+    Whitened,
+)
+from gnomon.algorithms.algorithm import Algorithm
+from gnomon.algorithms.corrections import (
+    Capped,
+    MaskedIS,
+    OffPolicyMask,
+    ProbabilityMask,
+    RejectionSampling,
+    TruncatedIS,
+)
+from gnomon.algorithms.loss_aggregation import ConstantLength, SequenceMean, SequenceSum, TokenMean
+from gnomon.algorithms.protocols import Advantage, Aggregate, Correction, Regularizer, Surrogate
+from gnomon.algorithms.ratio_bounds import Cap, Clip, EssCap, RatioBound, Unbounded
+from gnomon.algorithms.regularizers import Entropy, EssKl, Kl, PositiveNll, SelfImitation
+from gnomon.algorithms.surrogates import ClippedSurrogate, GeometricClip, PolicyGradient, Regression, SigmoidGate
+from gnomon.core.errors import ConfigError, unknown
+
+SLOTS: Mapping[Any, tuple[type, ...]] = {
+    Advantage: (GroupRelative, LeaveOneOut, OptimalBaseline, Returns, TrackedBaseline, Gae, Whitened),
+    LambdaRule: (Fixed, LengthAdaptive, LengthSigmoid),
+    Surrogate: (ClippedSurrogate, PolicyGradient, SigmoidGate, GeometricClip, Regression),
+    RatioBound: (Clip, Cap, EssCap, Unbounded),
+    Correction: (TruncatedIS, MaskedIS, RejectionSampling, OffPolicyMask, ProbabilityMask, Capped),
+    Regularizer: (Kl, EssKl, Entropy, PositiveNll, SelfImitation),
+    Aggregate: (TokenMean, SequenceMean, SequenceSum, ConstantLength),
+}
+_EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+@dataclass(frozen=True)
+class Members:
+    """The types that an annotation allows; ``sequence`` is X when it is tuple[X, ...]."""
+
+    types: tuple[Any, ...]
+    sequence: Any = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.types)
+
+
+def members(hint: Any) -> Members:
+    """Return the types that ``hint`` allows.
+
+    >>> members(int | None).types
+    (<class 'int'>, <class 'NoneType'>)
+    """
+    if get_origin(hint) in (Union, types.UnionType):
+        return Members(get_args(hint))
+    if get_origin(hint) is tuple:
+        return Members((hint,), get_args(hint)[0])
+    return Members((hint,))
+
+
+def choices(wanted: Members) -> dict[str, type]:
+    """Return the pieces by name that fit; none for a leaf."""
+    found: dict[str, type] = {}
+    for member in wanted:
+        own: tuple[type, ...] = (member,) if isinstance(member, type) and is_dataclass(member) else ()
+        for cls in SLOTS.get(member, own):
+            found[str(cls.__name__)] = cls
+    return found
+
+
+def slots() -> dict[str, dict[str, type]]:
+    """Return the pieces by name for each place below an algorithm: its own parts first, then parts of pieces.
+
+    >>> list(slots()["advantage.policy_lambda"])
+    ['Fixed', 'LengthAdaptive', 'LengthSigmoid']
+    """
+    found: dict[str, dict[str, type]] = {}
+    visited: list[tuple[str, type]] = [("", Algorithm)]
+    for path, cls in visited:
+        for name, hint in get_type_hints(cls).items():
+            wanted = members(hint)
+            fitting = choices(wanted if wanted.sequence is None else members(wanted.sequence))
+            if fitting and fitting not in found.values():
+                place = f"{path}.{name}" if path else name
+                found[place] = found.get(place, {}) | fitting
+                visited += [(place, piece) for piece in fitting.values()]
+    return found
+
+
+def leaf(hint: Any, value: Any, path: str) -> Any:
+    """Return ``value`` when it is what ``hint`` says: no "5" for 5, no 1 for true, but 1 for 1.0.
+
+    Raises: ConfigError naming the path, the value and what was expected.
+    """
+    expected: list[str] = []
+    for member in members(hint):
+        if get_origin(member) is Literal:
+            options = get_args(member)
+            if any(value == option and type(value) is type(option) for option in options):
+                return value
+            if isinstance(value, str) and all(isinstance(o, str) for o in options):
+                raise ConfigError(f"{path} = {value!r}: {unknown('choice', value, options)}")
+            expected.append(f"one of {', '.join(map(repr, options))}")
+        elif member is float and type(value) in (int, float) and _is_float(value):
+            return float(value)
+        elif member in (bool, int, str) and type(value) is member:
+            return value
+        elif member is not type(None):
+            expected.append(_EXPECTED.get(member, str(member)))
+    raise ConfigError(f"{path} = {value!r}: expected {' or '.join(expected)}")
+
+
+def _is_float(value: int | float) -> bool:
+    """Whether a float can say it: infinity can, NaN and a whole number beyond 1e308 cannot be meant."""
+    return not math.isnan(value) if isinstance(value, float) else abs(value) < 2**1023

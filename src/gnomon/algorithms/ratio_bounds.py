@@ -1,0 +1,117 @@
+"""How far a ratio is believed: ratio to bounded ratio."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from gnomon.algorithms.ratios import Statistics
+from gnomon.core.errors import ConfigError
+
+
+class RatioBound(Protocol):
+    """A bound on the ratio."""
+
+    def __call__(self, ratio: Tensor, statistics: Statistics) -> Tensor:
+        """Return the bounded ratio; ``statistics`` are those of the algorithm's scope."""
+        ...
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Bound the ratio to [1 - low, 1 + high].
+
+    A larger ``high`` than ``low`` leaves rare tokens room to grow ("clip-higher").
+
+    low, high: dimensionless, > 0. ``low`` >= 1 means no lower bound.
+    Raises: ConfigError if either is not positive.
+    Source: PPO, arXiv 1707.06347, eq. 7; asymmetric form DAPO, arXiv 2503.14476, section 3.1.
+
+    >>> import torch
+    >>> Clip(0.2, 0.28)(torch.tensor([0.5, 1.0, 2.0]), Statistics())
+    tensor([0.8000, 1.0000, 1.2800])
+    """
+
+    low: float = 0.2
+    high: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.low <= 0:
+            raise ConfigError(f"Clip.low must be > 0, got {self.low}")
+        if self.high <= 0:
+            raise ConfigError(f"Clip.high must be > 0, got {self.high}")
+
+    def __call__(self, ratio: Tensor, statistics: Statistics) -> Tensor:
+        """Return the clipped ratio."""
+        return ratio.clamp(1 - self.low, 1 + self.high)
+
+
+@dataclass(frozen=True)
+class Cap:
+    """Bound the ratio to [floor, cap], both absolute.
+
+    Without a floor a token that became rare keeps its small weight; raising it would push it further than it
+    came.
+
+    cap: > 0, dimensionless; the paper's 1 + epsilon_high. floor: in [0, cap]; 0 is the paper's.
+    Source: CISPO, arXiv 2506.13585; the cap 5 is the only published value (ScaleRL).
+    """
+
+    cap: float = 5.0
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.cap <= 0:
+            raise ConfigError(f"Cap.cap must be > 0, got {self.cap}")
+        if not 0 <= self.floor <= self.cap:
+            raise ConfigError(f"Cap.floor must be in [0, {self.cap}], got {self.floor}")
+
+    def __call__(self, ratio: Tensor, statistics: Statistics) -> Tensor:
+        """Return the capped ratio."""
+        return ratio.clamp(self.floor, self.cap)
+
+
+@dataclass(frozen=True)
+class EssCap:
+    """Cap the ratio at the effective sample size of the whole step, a fraction in [1/n, 1].
+
+    min(r, e), e = (sum r)^2 / (n sum r^2) over all trained tokens of the optimizer step. Measured, not
+    chosen: nothing to tune. On-policy tokens (r = 1) are scaled by e as well. A ratio that all tokens share
+        cannot be seen by e.
+
+    of: "behavior", of current / behavior; "both", the smaller of that and the size of current / proximal.
+    Needs Ratio(anchor="behavior").
+    Source: P3O, arXiv 2605.12380; arXiv 1905.01756; "both" is its eq. 13 (P4O in the reference code). The scope is
+        the step (`Algorithm.scope`), where its code takes a micro-batch.
+    """
+
+    of: Literal["behavior", "both"] = "behavior"
+
+    @property
+    def reads_both(self) -> bool:
+        """Whether it looks at the proximal policy beside behavior."""
+        return self.of == "both"
+
+    def __call__(self, ratio: Tensor, statistics: Statistics) -> Tensor:
+        """Return the capped ratio; not a number when a ratio of the step was not finite."""
+        return ratio.clamp(max=self.size(statistics))
+
+    def size(self, statistics: Statistics) -> float:
+        """Return e, in [1/n, 1]."""
+        e = statistics.behavior.value
+        return e if self.of == "behavior" else smallest(e, statistics.proximal.value)
+
+
+@dataclass(frozen=True)
+class Unbounded:
+    """Believe every ratio."""
+
+    def __call__(self, ratio: Tensor, statistics: Statistics) -> Tensor:
+        """Return ``ratio``."""
+        return ratio
+
+
+def smallest(*sizes: float) -> float:
+    """Return the smallest; not a number when one of them is none (``min`` would depend on their order)."""
+    return math.nan if any(math.isnan(size) for size in sizes) else min(sizes)

@@ -1,0 +1,242 @@
+"""What an algorithm asks of the rest of the system, as plain values."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from gnomon.core.errors import ConfigError, check_bounds
+
+
+@dataclass(frozen=True)
+class Updates:
+    """How often a rollout batch is trained on: ``epochs`` passes of ``minibatches`` steps each."""
+
+    epochs: int = 1
+    minibatches: int = 1
+
+    def __post_init__(self) -> None:
+        check_bounds(
+            "updates",
+            self,
+            epochs=(self.epochs >= 1, "at least 1"),
+            minibatches=(self.minibatches >= 1, "at least 1"),
+        )
+
+    @property
+    def total(self) -> int:
+        """Optimizer steps a training step."""
+        return self.epochs * self.minibatches
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Shuffled epochs: every prompt once, then every prompt again in another order."""
+
+
+@dataclass(frozen=True)
+class Prioritized:
+    """Prompts by the uncertainty of their tracked success rate, without replacement.
+
+    weight = sqrt(v (1 - v)) / n_eff^gamma + epsilon, drawn by Gumbel-top-k.
+
+    epsilon: > 0; every prompt keeps a chance. gamma: in [0, 1]; 0 is the paper's text, above 0 another version's.
+    Source: SPO, arXiv 2509.13232, eq. 11; gamma from the OpenReview version.
+    """
+
+    epsilon: float = 0.05
+    gamma: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.epsilon <= 0:
+            raise ConfigError(f"Prioritized.epsilon must be > 0 or prompts are never asked, got {self.epsilon}")
+        if not 0 <= self.gamma <= 1:
+            raise ConfigError(f"Prioritized.gamma must be in [0, 1], got {self.gamma}")
+
+
+@dataclass(frozen=True)
+class Greso:
+    """Shuffled epochs that skip prompts whose last visits taught nothing, before anything is generated.
+
+    A prompt whose last z visits were all right (easy) or all wrong (hard) is skipped with probability
+    1 - max(p^z, floor), p = p_easy or p_hard. After each step p falls by ``step`` where the share of such groups
+    reached its target, and rises by ``step`` where it did not. Nothing adapts in the first epoch.
+
+    initial: p at first. step, lowest, highest: of p. floor: least chance of being asked.
+    target: share of groups without a signal that is tolerated; a third of it easy, two thirds hard.
+    Source: GRESO, arXiv 2506.02177; constants of its code.
+    """
+
+    initial: float = 0.5
+    step: float = 0.01
+    lowest: float = 0.05
+    highest: float = 0.95
+    floor: float = 0.01
+    target: float = 0.25
+
+    def __post_init__(self) -> None:
+        check_bounds(
+            "Greso",
+            self,
+            lowest=(0 < self.lowest <= self.highest, f"above 0 and at most highest = {self.highest}"),
+            highest=(self.highest < 1, "below 1"),
+            initial=(
+                self.lowest <= self.initial <= self.highest,
+                f"from lowest = {self.lowest} to highest = {self.highest}",
+            ),
+            floor=(0 < self.floor <= 1, "in (0, 1]"),
+            step=(self.step >= 0, ">= 0"),
+            target=(0 <= self.target <= 1, "in [0, 1]"),
+        )
+
+
+@dataclass(frozen=True)
+class TrackerPlan:
+    """A persistent success rate for each prompt, forgetting as fast as the policy drifts.
+
+    rho = clip(2^(-drift / d_half), rho_min, rho_max); alpha <- rho alpha + r; beta <- rho beta + 1 - r.
+
+    rho_min, rho_max: in (0, 1); the window is 1 / (1 - rho) visits, 8 to 25.
+    d_half: nats of mean absolute log-probability change that halve the memory.
+    drift: "replayed" scores the prompt's previous response again (the reference's), "accumulated" adds up the
+        drift that updates measured anyway (ours), "constant" always forgets with rho_min.
+    rewards: "binary" (Beta counts; rewards must be 0 or 1) or "continuous" (the same as a moving average of
+        any real).
+    initial: "prior", "samples" (n0 rollouts a prompt before training), or the path of a JSON file, id to
+        success rate or to [successes, samples].
+    prior: pseudo-count added to successes and failures (Jeffreys 0.5); 0 is the paper's plain mean.
+    Source: SPO, arXiv 2509.13232, section 3.1; constants of its recipe. Accumulated drift is ours.
+    """
+
+    rho_min: float = 0.875
+    rho_max: float = 0.96
+    d_half: float = 0.06
+    drift: Literal["replayed", "accumulated", "constant"] = "replayed"
+    rewards: Literal["binary", "continuous"] = "binary"
+    initial: str = "samples"
+    n0: int = 8
+    prior: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rho_min <= self.rho_max < 1:
+            raise ConfigError(f"TrackerPlan needs 0 < rho_min <= rho_max < 1, got {self.rho_min}, {self.rho_max}")
+        if self.d_half <= 0:
+            raise ConfigError(f"TrackerPlan.d_half must be > 0, got {self.d_half}")
+        if self.n0 < 1:
+            raise ConfigError(f"TrackerPlan.n0 must be at least 1, got {self.n0}")
+        if self.prior < 0:
+            raise ConfigError(f"TrackerPlan.prior must be >= 0, got {self.prior}")
+
+
+@dataclass(frozen=True)
+class OptimalValue:
+    """The value of the best policy near the initial one, estimated once for each prompt and then fixed.
+
+    V*(x) = beta log mean exp(r / beta) over ``n0`` samples of the initial policy: the mean for a large beta, the
+    largest for a small one. What such a table is worth falls as the policy moves; `TrackerPlan` follows it.
+
+    beta: > 0, in rewards. n0: samples a prompt. initial: "samples", or the path of a JSON file, id to value.
+    Source: A*-PO, arXiv 2505.20686, stage 1.
+    """
+
+    beta: float = 0.5
+    n0: int = 8
+    initial: str = "samples"
+
+    def __post_init__(self) -> None:
+        if self.beta <= 0:
+            raise ConfigError(f"OptimalValue.beta must be > 0, got {self.beta}")
+        if self.n0 < 1:
+            raise ConfigError(f"OptimalValue.n0 must be at least 1, got {self.n0}")
+
+
+@dataclass(frozen=True)
+class EmaProximal:
+    """The proximal policy is a moving average of the weights, one step of it after every optimizer step.
+
+    n <- 1 + decay n, then average <- average + (weights - average) / n (bias-corrected), with n = 1 for the initial
+    weights: weights that are k updates older count decay^k as much.
+    Its distance behind the current policy stays the same however often a step updates.
+
+    decay: in (0, 1); its center of mass lies decay / (1 - decay) updates back, 8 for 0.889.
+    Source: Hilton et al., Batch size-invariance for policy optimization, arXiv 2110.00641.
+    """
+
+    decay: float = 0.889
+
+    def __post_init__(self) -> None:
+        if not 0 < self.decay < 1:
+            raise ConfigError(f"EmaProximal.decay must be in (0, 1), got {self.decay}")
+
+
+@dataclass(frozen=True)
+class SelfImitationBuffer:
+    """Imitation of the best responses so far: a buffer of them, and updates of their own every few steps.
+
+    After every ``every`` training steps ``updates`` optimizer steps are made on ``rows`` responses drawn from the
+    buffer, on -w log current, w = 1, or (R - V)_+ with ``weigh = "surplus"``, which needs a critic.
+
+    capacity: responses kept, the best by reward, newer before older. per_prompt: of one prompt at most.
+    above: only rewards greater than this enter. every, rows, updates: at least 1.
+    learning_rate_ratio: > 0, of the policy's. value_coefficient: with "surplus", of ((R - V)_+)^2 / 2 for the critic.
+    Source: "all": the review's form of VAPO; "surplus": Self-Imitation Learning, Oh et al. 2018, arXiv 1806.05635.
+    """
+
+    capacity: int = 256
+    per_prompt: int = 1
+    above: float = 0.0
+    every: int = 4
+    rows: int = 64
+    updates: int = 1
+    weigh: Literal["all", "surplus"] = "all"
+    learning_rate_ratio: float = 1.0
+    value_coefficient: float = 0.01
+
+    def __post_init__(self) -> None:
+        counts = {n: getattr(self, n) for n in ("capacity", "per_prompt", "every", "rows", "updates")}
+        check_bounds(
+            "SelfImitationBuffer",
+            self,
+            **{name: (count >= 1, "at least 1") for name, count in counts.items()},
+            learning_rate_ratio=(0 < self.learning_rate_ratio < math.inf, "> 0 and finite"),
+            value_coefficient=(0 <= self.value_coefficient < math.inf, ">= 0 and finite"),
+            above=(math.isfinite(self.above), "a finite reward"),
+        )
+
+
+@dataclass(frozen=True)
+class Informative:
+    """Keep a group only if its rewards differ, else ask another prompt.
+
+    max_attempts: prompts asked in all, as a multiple of the step's prompts.
+    part: the component of the reward that must differ, by its name, such as "answer"; "" is the whole reward. They are
+        not the same where penalties or format rewards make right answers differ.
+    Source: DAPO, arXiv 2503.14476, section 3.2, which looks at accuracy; the bound is verl's.
+    """
+
+    max_attempts: int = 10
+    part: str = ""
+
+    def __post_init__(self) -> None:
+        if self.max_attempts < 1:
+            raise ConfigError(f"Informative.max_attempts must be at least 1, got {self.max_attempts}")
+
+
+@dataclass(frozen=True)
+class OverlongPenalty:
+    """Lower the reward linearly over the last ``buffer`` tokens of the budget, by ``factor`` at its end.
+
+    penalty(l) = -factor * clip((l - (L_max - buffer)) / buffer, 0, 1); L_max is the completion budget.
+    buffer: a fraction of the budget in (0, 1]. factor: >= 0, in rewards.
+    Source: DAPO, arXiv 2503.14476, eq. 13 (4096 of 20480 tokens, that is 0.2).
+    """
+
+    buffer: float = 0.2
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_bounds(
+            "OverlongPenalty",
+            self,
+            buffer=(0 < self.buffer <= 1, "in (0, 1]"),
+            factor=(self.factor >= 0, ">= 0"),
+        )

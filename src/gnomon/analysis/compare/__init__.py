@@ -1,0 +1,1 @@
+"""Several algorithms trained with several seeds, and what their difference is."""

@@ -1,0 +1,346 @@
+"""A comparison as one page that needs nothing else, and as lines of text."""
+
+import html
+from collections.abc import Callable, Iterator, Sequence
+
+from gnomon.analysis.compare.records import STAGES
+from gnomon.analysis.compare.statistics import Band, Comparison, Pairing, Ranking
+from gnomon.core.statistics import in_words
+from gnomon.core.svg import COLORS, DARK, Series, chart
+from gnomon.records.console import duration
+from gnomon.training.notes import many
+
+# What the evidence of a comparison allows one to say, in plain sentences, and what it does not.
+
+DIFFERENCE = 0.05
+"""The difference whose cost in seeds and prompts is told."""
+_SAME_COST = 0.05
+
+
+def verdict(found: Comparison) -> list[str]:
+    """Return the conclusion: what differs beyond noise, what cannot be told apart, and what would settle it."""
+    return [*_scope(found), *_differing(found), *_alike(found), *_power(found)]
+
+
+def caveats(found: Comparison) -> list[str]:
+    """Return what has to be known before any of it is believed."""
+    return [*_order(found), *_spending(found), *_settings(found), *_failures(found)]
+
+
+def scales(found: Comparison) -> list[str]:
+    """Return what has to be known of the training rewards of algorithms that do not count alike; often nothing."""
+    penalized = found.setting.penalized
+    if not penalized:
+        return []
+    whose = "is" if len(penalized) == 1 else "are"
+    return [
+        f"Not all of them count rewards alike: the line of {_listed(penalized)} {whose} less a penalty on length, so "
+        "its height says nothing beside the others; held-out scores are of one scale for all."
+    ]
+
+
+def pair_in_words(pairing: Pairing, pairs: int) -> str:
+    """Return one pair: who scored more, by how much, with which p-value.
+
+    The better one comes first, so that the sentence reads as what it says.
+    """
+    gain, interval = pairing.contrast.mean, pairing.contrast.interval
+    better, other = (pairing.second, pairing.first) if gain >= 0 else (pairing.first, pairing.second)
+    low, high = (interval.low, interval.high) if gain >= 0 else (-interval.high, -interval.low)
+    corrected = f", corrected for {pairs} pairs" if pairs > 1 else ""
+    who = f"the model that {better} trained" if pairing.contrast.is_about_models else better
+    than = f"the one of {other}" if pairing.contrast.is_about_models else other
+    numbers = f"{abs(gain):.3f} more than {than} [{low:.3f}, {high:.3f}] ({in_words(pairing.corrected)}{corrected})"
+    return f"{who} scored {numbers}"
+
+
+def _scope(found: Comparison) -> Iterator[str]:
+    each = sorted({len(standing.seeds) for standing in found.standings})
+    seeds = many(each[0], "seed") if len(each) == 1 else f"{each[0]} to {many(each[-1], 'seed')}"
+    samples = "" if found.setting.samples == 1 else f", {found.setting.samples} answers each"
+    yield f"This is {seeds} and {many(found.prompts, 'held-out prompt')}{samples}, after {_spent(found)} a run."
+    if found.seeds == 1:
+        yield (
+            "One seed says nothing about algorithms: what is compared is one model that each has trained, and with "
+            "another seed the order may be another."
+        )
+
+
+def _spent(found: Comparison) -> str:
+    """Return what a run really spent: of tokens, from the least to the most, as the last step passes the budget."""
+    if found.setting.unit != "tokens":
+        return found.setting.limit
+    ends = dict.fromkeys(f"{f(s.cost.tokens for s in found.standings):,.0f}" for f in (min, max))
+    asked = f"{found.setting.amount:,.0f}"
+    beside = "" if list(ends) == [asked] else f" (budget: {asked})"
+    return f"{' to '.join(ends)} generated tokens{beside}"
+
+
+def _differing(found: Comparison) -> Iterator[str]:
+    for pairing in (p for p in found.pairings if not p.is_noise):
+        said = pair_in_words(pairing, len(found.pairings))
+        yield f"{said[0].upper() + said[1:] if pairing.contrast.is_about_models else said}: beyond noise."
+
+
+def _alike(found: Comparison) -> Iterator[str]:
+    alike = [p for p in found.pairings if p.is_noise]
+    if not alike:
+        return
+    if len(alike) == len(found.pairings) > 1:
+        yield f"No two of the {len(found.standings)} can be told apart."
+    else:
+        yield f"{_listed([f'{p.first} and {p.second}' for p in alike], '; ')} cannot be told apart."
+
+
+def _power(found: Comparison) -> Iterator[str]:
+    """Say how large a difference had to be to be found, and what a difference of 0.05 takes."""
+    alike = [p for p in found.pairings if p.is_noise]
+    if not alike:
+        return
+    pair = max(alike, key=lambda pairing: pairing.contrast.detectable)
+    widest = pair.contrast
+    if widest.detectable == 0:
+        yield "On every prompt they did the same, which more prompts, samples or seeds may still change."
+        return
+    beside = " between two such models" if widest.is_about_models else ""
+    if len(found.pairings) > 1:
+        beside = f" between {pair.first} and {pair.second}, which vary most, were they the only pair,"
+    yield f"So many find a true difference of {widest.detectable:.3f} or more{beside} 4 times in 5."
+    if widest.detectable <= DIFFERENCE or widest.is_about_models:
+        return
+    seeds = widest.seeds_needed(DIFFERENCE)
+    if seeds is None:
+        prompts = widest.prompts_needed(DIFFERENCE)
+        yield f"One of {DIFFERENCE:.2f} takes about {prompts:,} prompts, or more answers each; seeds alone hardly do."
+        return
+    yield f"One of {DIFFERENCE:.2f} takes about {many(max(seeds, widest.seeds + 1), 'seed')} on these prompts."
+
+
+def _order(found: Comparison) -> Iterator[str]:
+    """Say what was looked up about the questions and their order."""
+    own = [s.name for s in found.standings if s.name not in found.setting.uniform]
+    if own:
+        yield (
+            f"{_listed(own)} {'chooses' if len(own) == 1 else 'choose'} the next questions by what was learned so far, "
+            "which is part of the algorithm; the set of questions is the same."
+        )
+    by_verdict: dict[str, list[int]] = {}
+    for order in found.orders:
+        by_verdict.setdefault(order.verdict, []).append(order.questions)
+    for said, counts in by_verdict.items():
+        yield _SAID[said].format(runs=many(len(counts), "pair", "pairs") + " of runs", questions=f"{min(counts):,}")
+    if any(order.is_same for order in found.orders):
+        yield (
+            "An algorithm that asks more answers a question walks the same row of questions more slowly: the same "
+            "order means that the shorter row is the beginning of the longer one."
+        )
+
+
+_SAID = {
+    "same": "The same questions in the same order, looked up in what was recorded: {runs} agree question by question "
+    "over the first {questions} or more.",
+    "same but for the ends of epochs": "The same questions in the same order but where an epoch ends within a step, "
+    "looked up in what was recorded: {runs}, over {questions} questions or more.",
+    "same, step by step": "The same questions up to the end of each step, looked up in what was recorded: {runs}, over "
+    "{questions} questions or more; the order within a step is not recorded where groups are refused.",
+    "other": "Warning: {runs} did not ask the same questions in the same order, over {questions} questions or more.",
+    "unknown": "Whether {runs} asked the same questions in the same order cannot be looked up in what was recorded.",
+}
+
+
+def _spending(found: Comparison) -> Iterator[str]:
+    for standing in found.standings:
+        cost = standing.cost
+        if cost.before:
+            yield (
+                f"{standing.name} spent {cost.before:,.0f} of its {cost.tokens:,.0f} tokens before its first step, for "
+                "initial values or its critic."
+            )
+        if cost.steps == 1 and found.setting.unit != "steps":
+            yield f"{standing.name} made a single step, which spent its budget: that says next to nothing of learning."
+        if cost.steps == 0:
+            yield f"{standing.name} made no step: its budget was spent before the first."
+    least, most = (f([s.cost.tokens for s in found.standings]) for f in (min, max))
+    if found.setting.unit == "tokens" and most > least * (1 + _SAME_COST):
+        yield (
+            f"A run ends with the step that reaches its budget, so the runs generated between {least:,.0f} and "
+            f"{most:,.0f} tokens; a larger budget, or smaller steps, makes them more alike."
+        )
+    if found.setting.unit != "tokens" and most > least * (1 + _SAME_COST):
+        yield f"At {found.setting.limit} the algorithms generated between {least:,.0f} and {most:,.0f} tokens."
+    if found.setting.unit == "seconds":
+        yield "Seconds are of this machine while runs worked beside each other; elsewhere the order may be another."
+
+
+def _settings(found: Comparison) -> Iterator[str]:
+    yield (
+        "Each algorithm had its preset's own settings and the experiment's one learning rate; with settings tuned for "
+        "each the order may be another."
+    )
+
+
+def _failures(found: Comparison) -> Iterator[str]:
+    if found.failures:
+        yield f"Runs that failed are left out, which favors an algorithm that fails often: {found.failures}"
+
+
+def _listed(names: Sequence[str], between: str = ", ") -> str:
+    if len(names) < 2:
+        return "".join(names)
+    return f"{between.join(names[:-1])} and {names[-1]}" if between == ", " else between.join(names)
+
+
+def best_first(found: Comparison) -> list[Ranking]:
+    """Return the standings by score; where they cannot be told apart that order means nothing."""
+    return sorted(found.standings, key=lambda standing: -standing.score)
+
+
+Rows = Sequence[Sequence[str]]
+
+
+def page(found: Comparison) -> str:
+    """Return the page: HTML without anything that is loaded from elsewhere. Names are text and never markup."""
+    setting = found.setting
+    title = f"{_list(s.name for s in found.standings)} on {setting.experiment}"
+    parts = [
+        f"<h1>{_escaped(title)}</h1>",
+        f"<p>{_escaped(setting.task)} with {_escaped(setting.model)}, {_escaped(setting.limit)} a run.</p>",
+        "<h2>What can be said</h2>",
+        *(f"<p>{_escaped(sentence)}</p>" for sentence in verdict(found)),
+        "<h2>Held-out score</h2>",
+        _curves(found, lambda standing: standing.curve, "held-out score"),
+        "<p>Lines are means over seeds; bands go from the lowest to the highest seed, so they are no intervals.</p>",
+        _table(score_rows(found)),
+        "<p>The interval is a bootstrap over seeds and prompts together; few seeds make it wide, as they should.</p>",
+        "<h2>Each against each</h2>",
+        _table(pair_rows(found)),
+        "<p>The difference is the second minus the first, paired by seed and prompt. p takes both as drawn at random "
+        "(min F\x27); it is corrected for the number of pairs by Holm's method. At 0.05 or less the two differ. "
+        "The interval is of each pair alone: it holds 0 exactly where p, before that correction, is above 0.05.</p>",
+        "<h2>Training reward</h2>",
+        _curves(found, lambda standing: standing.rewards, "mean reward"),
+        "<p>Of the questions that each algorithm asked; one that chooses hard questions has a lower line.</p>",
+        *(f"<p>{_escaped(sentence)}</p>" for sentence in scales(found)),
+        "<h2>Cost</h2>",
+        _table(cost_rows(found)),
+        "<h2>Before this is believed</h2>",
+        f"<ul>{''.join(f'<li>{_escaped(sentence)}</li>' for sentence in caveats(found))}</ul>",
+    ]
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{_escaped(title)}</title>'
+        '<meta name="viewport" content="width=device-width"><meta http-equiv="Content-Security-Policy" '
+        "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        f"<style>{_style()}</style></head><body>{''.join(parts)}</body></html>\n"
+    )
+
+
+def text(found: Comparison) -> str:
+    """Return the comparison as lines for a terminal."""
+    blocks = [
+        "\n".join(verdict(found)),
+        _lines(score_rows(found)),
+        _lines(pair_rows(found)),
+        _lines(cost_rows(found)),
+        "\n".join(f"- {sentence}" for sentence in caveats(found)),
+    ]
+    return "\n\n".join(blocks)
+
+
+def score_rows(found: Comparison) -> Rows:
+    """Return the final scores, the highest first, with a head."""
+    head = ["algorithm", "before", "after", "95% interval", "each seed", "steps", "tokens"]
+    rows = [
+        [
+            s.name,
+            f"{s.curve[0].mean:.3f}",
+            f"{s.score:.3f}",
+            str(s.interval),
+            " ".join(f"{value:.3f}" for value in s.by_seed),
+            f"{s.cost.steps:.0f}",
+            f"{s.cost.tokens:,.0f}",
+        ]
+        for s in best_first(found)
+    ]
+    return [head, *rows]
+
+
+def pair_rows(found: Comparison) -> Rows:
+    """Return every pair with its difference and what may be said of it, with a head."""
+    head = ["first", "second", "difference", "95% interval", "p", "corrected", ""]
+    rows = [
+        [
+            p.first,
+            p.second,
+            f"{p.contrast.mean:+.3f}",
+            str(p.contrast.interval),
+            in_words(p.contrast.p_value).removeprefix("p ").removeprefix("= "),
+            in_words(p.corrected).removeprefix("p ").removeprefix("= "),
+            "cannot be told apart" if p.is_noise else f"{p.second if p.contrast.mean > 0 else p.first} is better",
+        ]
+        for p in found.pairings
+    ]
+    return [head, *rows]
+
+
+def cost_rows(found: Comparison) -> Rows:
+    """Return what a run of each algorithm took, a row a quantity, mean over seeds, with a head."""
+    costs = [s.cost for s in found.standings]
+    causes = sorted({cause for cost in costs for cause, tokens in cost.wasted.items() if tokens})
+    rows = [
+        ["steps", *(f"{c.steps:.0f}" for c in costs)],
+        ["tokens generated", *(f"{c.tokens:,.0f}" for c in costs)],
+        ["of these before the first step", *(f"{c.before:,.0f}" for c in costs)],
+        ["of these with a gradient", *(_share(c.trained, c.tokens) for c in costs)],
+        *([f"no gradient: {cause}", *(_share(c.wasted.get(cause, 0.0), c.tokens) for c in costs)] for cause in causes),
+        ["seconds of training", *(duration(c.seconds["step"]) for c in costs)],
+        *([f"to {stage}", *(_share(c.seconds[stage], c.seconds["step"]) for c in costs)] for stage in STAGES),
+    ]
+    return [["a run, mean over seeds", *(s.name for s in found.standings)], *rows]
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else "-"
+
+
+def _curves(found: Comparison, bands: Callable[[Ranking], Sequence[Band]], label: str) -> str:
+    series = []
+    for standing in found.standings:
+        points = bands(standing)
+        lows, highs = ([], []) if len(standing.seeds) < 2 else ([p.low for p in points], [p.high for p in points])
+        series.append(Series(standing.name, [p.tokens for p in points], [p.mean for p in points], lows, highs))
+    return chart(series, f"{label} against generated tokens", "tokens generated for training", label, size=(760, 320))
+
+
+def _table(rows: Rows) -> str:
+    head = "".join(f"<th>{_escaped(cell)}</th>" for cell in rows[0])
+    body = "".join(f"<tr>{''.join(f'<td>{_escaped(cell)}</td>' for cell in row)}</tr>" for row in rows[1:])
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _lines(rows: Rows) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    padded = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in padded)
+
+
+def _escaped(said: str) -> str:
+    return html.escape("".join(c if c.isprintable() else " " for c in said))
+
+
+def _list(names: Iterator[str]) -> str:
+    return ", ".join(names)
+
+
+def _style() -> str:
+    light, dark = (
+        "".join(f"--series-{n}:{color};" for n, color in enumerate(colors, start=1)) for colors in (COLORS, DARK)
+    )
+    return (
+        f":root{{{light}--ink:#1b1e23;--muted:#6a7079;--rule:#e2e4e8;--page:#fff;color-scheme:light dark}}"
+        f"@media(prefers-color-scheme:dark){{:root{{{dark}--ink:#e6e8eb;--muted:#9aa1ab;--rule:#363b43;--page:#16181c}}}}"
+        "body{font:16px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--page);max-width:800px;"
+        "margin:2rem auto;padding:0 1rem}h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}"
+        ".wide{overflow-x:auto}table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums}"
+        "th,td{text-align:left;padding:.25rem .9rem .25rem 0;border-bottom:1px solid var(--rule);white-space:nowrap}"
+        "th{color:var(--muted);font-weight:500}"
+    )

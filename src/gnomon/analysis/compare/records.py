@@ -1,0 +1,175 @@
+"""What one finished run says of its algorithm: how it did after how many tokens, what that cost, what it asked."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gnomon.core.errors import DatasetError
+from gnomon.records.eval_records import AnswerLog, read_answered
+from gnomon.records.jsonl import read_rows
+from gnomon.records.reading import RunRecord, number
+from gnomon.training.evaluate import read_evaluations
+
+STAGES = ("generate", "grade", "score", "update", "publish", "track")
+Unit = Literal["tokens", "seconds", "steps"]
+"""What is the same for all runs of a comparison."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One evaluation. tokens, seconds, steps: that training had spent before it. score: the mean of the headline."""
+
+    tokens: float
+    seconds: float
+    steps: float
+    score: float
+
+    def spent(self, unit: Unit) -> float:
+        """Return what training had spent."""
+        return {"tokens": self.tokens, "seconds": self.seconds, "steps": self.steps}[unit]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run, or the mean of several, took.
+
+    tokens: generated for training in all; before: of these before the first step, for initial values or a critic.
+    trained: that had a gradient. wasted: cause to tokens of those generated in steps. seconds: stage to seconds.
+    """
+
+    steps: float
+    tokens: float
+    before: float
+    trained: float
+    wasted: Mapping[str, float]
+    seconds: Mapping[str, float]
+
+    @classmethod
+    def mean(cls, costs: Sequence["Cost"]) -> "Cost":
+        """Return the mean of several runs."""
+        count = len(costs)
+
+        def of(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
+            names = dict.fromkeys(name for table in tables for name in table)
+            return {name: sum(table.get(name, 0.0) for table in tables) / count for name in names}
+
+        return cls(
+            steps=sum(c.steps for c in costs) / count,
+            tokens=sum(c.tokens for c in costs) / count,
+            before=sum(c.before for c in costs) / count,
+            trained=sum(c.trained for c in costs) / count,
+            wasted=of([c.wasted for c in costs]),
+            seconds=of([c.seconds for c in costs]),
+        )
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run as a comparison sees it.
+
+    points: its evaluations, in order. scores: prompt to mean score of the last one. rewards: tokens spent, and mean
+    reward of training, for each step. asked: for each step the questions that were asked, in the order of the record;
+    empty where rollouts were not recorded. is_filtered: whether groups were refused, so that within a step the order of
+    asking is not in the record.
+    """
+
+    algorithm: str
+    seed: int
+    path: Path
+    points: tuple[Point, ...]
+    scores: Mapping[str, float]
+    rewards: tuple[tuple[float, float], ...]
+    cost: Cost
+    asked: tuple[tuple[str, ...], ...]
+    is_filtered: bool
+
+    def at(self, mark: float, unit: Unit) -> Point:
+        """Return the first evaluation after so much was spent, the last one if none is."""
+        late = [point for point in self.points if point.spent(unit) >= mark]
+        return late[0] if late else self.points[-1]
+
+
+def read_trained(algorithm: str, seed: int, path: Path) -> Trained:
+    """Return what a finished run's files say. Raises: DatasetError where they lack what a comparison needs."""
+    record = RunRecord.of(path)
+    rows = record.metrics()
+    points = _points(path, rows)
+    if not points:
+        raise DatasetError(f"{path} holds no evaluation, so it cannot be compared; remove it and train again")
+    asked, is_filtered = _asked(record)
+    spent = [_number(row, "tokens/generated_total") for row in rows]
+    return Trained(
+        algorithm=algorithm,
+        seed=seed,
+        path=path,
+        points=points,
+        scores=_scores(record),
+        rewards=tuple((tokens, _number(row, "rollout/reward_mean")) for tokens, row in zip(spent, rows, strict=True)),
+        cost=_cost(rows),
+        asked=asked,
+        is_filtered=is_filtered,
+    )
+
+
+def _points(path: Path, rows: Sequence[Mapping[str, Any]]) -> tuple[Point, ...]:
+    before = _before(rows)
+    spent = {0: (before, 0.0)}
+    seconds = 0.0
+    for row in rows:
+        seconds += _number(row, "time/step_seconds")
+        spent[row["step"]] = (_number(row, "tokens/generated_total"), seconds)
+    found = [e for e in read_evaluations(path / "evaluations.jsonl") if e.step in spent]
+    return tuple(Point(*spent[e.step], float(e.step), e.headline.mean) for e in found)
+
+
+def _before(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Return the tokens that were generated before the first step."""
+    return _number(rows[0], "tokens/generated_total") - _number(rows[0], "tokens/generated") if rows else 0.0
+
+
+def _scores(record: RunRecord) -> dict[str, float]:
+    steps = [row["step"] for row in record.evaluations()]
+    if not steps:
+        return {}
+    try:
+        answered = read_answered(AnswerLog(record.files.answers).path(steps[-1]))
+    except DatasetError:
+        return {}
+    return {row.prompt_id: score for row in answered if (score := row.measure("avg")) is not None}
+
+
+def _cost(rows: Sequence[Mapping[str, Any]]) -> Cost:
+    wasted: dict[str, float] = {}
+    for row in rows:
+        for name in row:
+            if name.startswith("waste/") and name.endswith("_fraction"):
+                cause = name.removeprefix("waste/").removesuffix("_fraction").replace("_", " ")
+                wasted[cause] = wasted.get(cause, 0.0) + _number(row, name) * _number(row, "tokens/generated")
+    seconds = {stage: sum(_number(row, f"time/{stage}_seconds") for row in rows) for stage in STAGES}
+    seconds["step"] = sum(_number(row, "time/step_seconds") for row in rows)
+    return Cost(
+        steps=float(len(rows)),
+        tokens=_before(rows) + sum(_number(row, "tokens/generated") for row in rows),
+        before=_before(rows),
+        trained=sum(_number(row, "tokens/trained") for row in rows),
+        wasted=wasted,
+        seconds=seconds,
+    )
+
+
+def _asked(record: RunRecord) -> tuple[tuple[tuple[str, ...], ...], bool]:
+    """Return the questions of each step, and whether groups were refused."""
+    steps, is_filtered = [], False
+    for step in record.rollout_steps():
+        groups: dict[int, str] = {}
+        for row in read_rows(record.files.rollouts / f"step-{step:06d}.jsonl"):
+            number = row.get("group")
+            groups.setdefault(number if type(number) is int else -1, str(row.get("task_id")))
+            is_filtered = is_filtered or row.get("kept") is False
+        steps.append(tuple(task for _, task in sorted(groups.items())))
+    return tuple(steps), is_filtered
+
+
+def _number(row: Mapping[str, Any], name: str) -> float:
+    return number(row, name) or 0.0

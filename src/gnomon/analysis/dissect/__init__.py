@@ -1,0 +1,1 @@
+"""What each algorithm makes of one batch, beside an independent computation."""

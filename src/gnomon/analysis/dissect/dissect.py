@@ -1,0 +1,248 @@
+"""One recorded batch, taken apart: what an algorithm makes of it, without a model and without an update."""
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnomon.algorithms import Algorithm, resolve
+from gnomon.algorithms.ratios import masked
+from gnomon.algorithms.validate import uses_tracker
+from gnomon.core.errors import ConfigError
+from gnomon.core.types import Batch
+from gnomon.records.batches import RecordedBatch, read_batch
+
+_REMEDY: Mapping[str, str] = {
+    "reference": "log-probabilities of the frozen reference, or set the coefficient that reads them to 0",
+    "values": "the critic's value before each token",
+    "baseline": "the prompt's tracked value (a-star-po: V*), read before this batch",
+}
+
+
+@dataclass(frozen=True)
+class Dissection:
+    """What an algorithm makes of one optimizer step. Matrices are Float64[B T], 0 where nothing is trained.
+
+    gradient: d loss / d current. loss: with regularizers, without the value loss. policy_loss: without either.
+    value_loss: of the recorded values against the algorithm's targets; None without a critic.
+    ratio: to the algorithm's anchor, per token or sequence. push: what the policy loss makes of it: d policy loss /
+    d current is -weight * push * advantage. Without any bound push is the ratio.
+    trust: a text a row, a letter a position: ``.`` pushed as its ratio says, ``x`` not at all, ``-`` less, ``+`` more,
+    ``0`` advantage 0, space not trained.
+    estimates_entropy: whether a term reads the entropy. A batch allows an estimate of it: -log current with the slope
+        -(1 + log current), unbiased for samples of the current policy.
+    statistics: by name; ``clipped_fraction`` counts trained tokens for which a bound strictly won,
+    ``out_of_band_fraction`` those outside of it whatever the sign of their advantage, ``capped_fraction`` those whose
+    weight was bounded, ``ess_fraction`` is the effective size of current / behavior.
+    """
+
+    algorithm: Algorithm
+    advantages: Tensor
+    gradient: Tensor
+    ratio: Tensor
+    push: Tensor
+    loss: float
+    policy_loss: float
+    value_loss: float | None
+    trust: tuple[str, ...]
+    estimates_entropy: bool
+    statistics: Mapping[str, float]
+
+
+def dissect(
+    batch: str | Path | RecordedBatch | Batch, algorithm: Algorithm | str, current: Tensor | None = None
+) -> tuple[float, Tensor, Dissection]:
+    """Return the loss of one step, its gradient d loss / d current Float64[B T], and everything else there is to say.
+
+    batch: a file as runs record it, what was read from one, or a batch of tensors. algorithm: or its name.
+    current: for a batch of tensors, the policy at which the loss is taken; without it ``proximal``, else ``behavior``.
+    Raises: DatasetError for a file that is no batch; ConfigError for a field that the algorithm needs and the batch
+    lacks.
+
+    >>> import gnomon.algorithms.testing
+    >>> batch = gnomon.algorithms.testing.make_batch([1.0, 0.0], [[1, 1], [1]])
+    >>> loss, gradient, report = dissect(batch, "dr-grpo")
+    >>> round(loss, 6), (gradient * 6000).round(decimals=6).tolist(), report.trust
+    (-8.3e-05, [[-0.5, -0.5], [0.5, 0.0]], ('..', '. '))
+    """
+    if isinstance(batch, str | Path):
+        batch = read_batch(Path(batch))
+    if isinstance(batch, RecordedBatch):
+        current = batch.current if current is None else current
+        batch = batch.batch
+    if current is None:
+        current = batch.behavior if batch.proximal is None else batch.proximal
+    if current.shape != batch.mask.shape:
+        raise ConfigError(f"current has shape {tuple(current.shape)}, and the batch is {tuple(batch.mask.shape)}")
+    chosen = resolve(algorithm) if isinstance(algorithm, str) else algorithm
+    found = decompose(chosen, batch, current)
+    return found.loss, found.gradient, found
+
+
+def decompose(algorithm: Algorithm, batch: Batch, current: Tensor) -> Dissection:
+    """Return what ``algorithm`` makes of the whole ``batch`` as one optimizer step at ``current`` Float[B T].
+
+    Raises: ConfigError naming the field that the algorithm reads and the batch lacks.
+    """
+    batch = _in_float64(batch)
+    _check_needs(algorithm, batch)
+    weighed = algorithm.weigh(algorithm.prepare(batch))
+    assert weighed.weights is not None, "weigh gives them"
+    mask, leaf = weighed.mask, current.detach().double().requires_grad_()
+    statistics = algorithm.statistics(leaf, weighed)
+    entropy = _estimated_entropy(masked(leaf, mask))
+    loss = algorithm.loss(leaf, entropy, weighed, statistics)
+    view = algorithm.view(leaf, entropy, weighed, statistics)
+    per_token = algorithm.surrogate(view)[0]
+    if algorithm.correction is not None:
+        per_token = algorithm.correction(view)[0] * per_token
+    policy = _slope((weighed.weights * masked(per_token, mask)).sum(), leaf)
+    gradient, advantages = _slope(loss.total, leaf), masked(view.advantages, mask)
+    pushed = weighed.weights * advantages
+    push = masked(-policy / pushed, pushed != 0)
+    ratio = masked(view.log_ratio.detach().exp(), mask)
+    measured = {name.removeprefix("loss/"): value for name, value in loss.metrics.values().items()}
+    measured["entropy_estimate_nats"] = measured.pop("entropy_nats", 0.0)
+    return Dissection(
+        algorithm=algorithm,
+        advantages=advantages,
+        gradient=gradient,
+        ratio=ratio,
+        push=push,
+        loss=float(loss.total.detach()),
+        policy_loss=loss.parts["policy"],
+        value_loss=_value_loss(algorithm, weighed),
+        trust=_letters(mask, advantages, push, ratio),
+        estimates_entropy=bool(_slope(loss.total, entropy).any()),
+        statistics=_complete(measured, gradient, (push == 0) & (pushed != 0), mask),
+    )
+
+
+def cosines(found: Mapping[str, Dissection]) -> dict[str, dict[str, float]]:
+    """Return the cosine of the angle between each two gradients, name by name; nan where one of them is 0."""
+    flat = {name: d.gradient.flatten() for name, d in found.items()}
+    table: dict[str, dict[str, float]] = {name: {} for name in flat}
+    for left, right in itertools.product(flat, flat):
+        # Scaled first: a square of a gradient of 1e-200 would be 0.
+        a, b = _scaled(flat[left]), _scaled(flat[right])
+        norms = float(a.norm() * b.norm())
+        table[left][right] = max(-1.0, min(1.0, float(a @ b) / norms)) if norms > 0 else math.nan
+    return table
+
+
+def as_row(recorded: RecordedBatch, found: Mapping[str, Dissection]) -> dict[str, Any]:
+    """Return the JSON object that `gnomon dissect --json` prints; a number that is not finite becomes null."""
+    lengths = [int(n) for n in recorded.batch.lengths - recorded.batch.prompt_lengths]
+
+    def rows(matrix: Tensor) -> list[list[float | None]]:
+        return [[_finite(x) for x in row[:length]] for row, length in zip(matrix.tolist(), lengths, strict=True)]
+
+    algorithms = {
+        name: {
+            "loss": _finite(d.loss),
+            "policy_loss": _finite(d.policy_loss),
+            "value_loss": None if d.value_loss is None else _finite(d.value_loss),
+            "advantages": rows(d.advantages),
+            "gradient": rows(d.gradient),
+            "trust": [letters[:length] for letters, length in zip(d.trust, lengths, strict=True)],
+            "statistics": {key: _finite(value) for key, value in d.statistics.items()},
+        }
+        for name, d in found.items()
+    }
+    table = {left: {right: _finite(c) for right, c in row.items()} for left, row in cosines(found).items()}
+    return {"algorithms": algorithms, "cosine": table}
+
+
+def _in_float64(batch: Batch) -> Batch:
+    proximal = batch.behavior if batch.proximal is None else batch.proximal
+    there = {"behavior": batch.behavior, "full_behavior": batch.full_behavior, "proximal": proximal}
+    there |= {n: t for n, t in (("reference", batch.reference), ("values", batch.values)) if t is not None}
+    return batch.with_fields(rewards=batch.rewards.double(), **{name: t.double() for name, t in there.items()})
+
+
+def _check_needs(algorithm: Algorithm, batch: Batch) -> None:
+    """Refuse a batch without a field that the algorithm reads, naming all that lack at once."""
+    lacking = [n for n, there in (("reference", batch.reference), ("values", batch.values)) if there is None]
+    needed: list[str] = [name for name in lacking if name in algorithm.needs]
+    if uses_tracker(algorithm) and batch.baseline is None:
+        needed.append("baseline")
+    if needed:
+        wanted = "; ".join(f'"{name}", {_REMEDY[name]}' for name in needed)
+        raise ConfigError(
+            f"algorithm '{algorithm.name}' reads what the batch does not hold. Give each sequence {wanted}. Or leave "
+            f"'{algorithm.name}' out"
+        )
+
+
+def _slope(total: Tensor, leaf: Tensor) -> Tensor:
+    if not total.requires_grad:
+        return torch.zeros_like(leaf)
+    (slope,) = torch.autograd.grad(total, leaf, retain_graph=True, allow_unused=True)
+    return torch.zeros_like(leaf) if slope is None else slope
+
+
+def _estimated_entropy(current: Tensor) -> Tensor:
+    """Return -log current with the slope -(1 + log current): in the mean over samples both are the entropy's.
+
+    A batch knows the log-probability of one token of the vocabulary at each position. The plain slope of the value, -1,
+    has mean 0 and would say nothing.
+    """
+    now = current.detach()
+    return -now - (1 + now) * (current - now)
+
+
+def _value_loss(algorithm: Algorithm, batch: Batch) -> float | None:
+    if algorithm.critic is None or batch.values is None or batch.returns is None:
+        return None
+    weights = batch.mask.double() / max(int(batch.mask.sum()), 1)
+    return float(algorithm.critic.loss(batch.values, batch.with_fields(weights=weights))[0])
+
+
+def _letters(mask: Tensor, advantages: Tensor, push: Tensor, ratio: Tensor) -> tuple[str, ...]:
+    letters = [["."] * mask.shape[1] for _ in range(mask.shape[0])]
+    # Later marks win. A push that differs from its ratio in the tenth digit only was rounded, not bounded.
+    marks = {
+        "-": push < ratio * (1 - 1e-10),
+        "+": push > ratio * (1 + 1e-10),
+        "x": push == 0,
+        "0": advantages == 0,
+        " ": ~mask,
+    }
+    for letter, where in marks.items():
+        for row, position in where.nonzero().tolist():
+            letters[row][position] = letter
+    return tuple("".join(row) for row in letters)
+
+
+def _complete(measured: Mapping[str, float], gradient: Tensor, stopped: Tensor, mask: Tensor) -> dict[str, float]:
+    """Return what pieces measured, completed where a piece of a user's own measured nothing."""
+    tokens = max(int(mask.sum()), 1)
+    clipped = measured.get("clipped_fraction", float(stopped.sum()) / tokens)
+    always = {
+        "clipped_fraction": clipped,
+        "out_of_band_fraction": measured.get("out_of_band_fraction", clipped),
+        "capped_fraction": measured.get("capped_fraction", 0.0),
+        "ess_fraction": measured.get("ess_fraction", 1.0),
+        "gradient_norm": float(_norm(gradient)),
+        "zero_gradient_token_fraction": float(((gradient == 0) & mask).sum()) / tokens,
+    }
+    return {**always, **{name: value for name, value in measured.items() if name not in always}}
+
+
+def _norm(gradient: Tensor) -> float:
+    largest = float(gradient.abs().max()) if gradient.numel() else 0.0
+    return largest * float(_scaled(gradient).norm()) if 0 < largest < math.inf else largest
+
+
+def _scaled(gradient: Tensor) -> Tensor:
+    largest = float(gradient.abs().max()) if gradient.numel() else 0.0
+    return gradient / largest if largest > 0 else gradient
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,138 @@
+"""Seeded random optimizer steps: everything that a real batch holds, and the worst of each."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gnomon.analysis.dissect.reference import Step
+from gnomon.core.types import Batch
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of batch.
+
+    shift: standard deviation of the log-ratios between policies, nats. center, spread: of log-probabilities.
+    sizes: fewest and most responses of a group. holes: fraction of masked positions inside of responses.
+    ungraded: fraction of responses without a verdict. rewards: what a reward may be; none draws reals.
+    width: most tokens of a response.
+    """
+
+    name: str
+    shift: float = 0.3
+    center: float = -2.0
+    spread: float = 0.5
+    sizes: tuple[int, int] = (2, 5)
+    holes: float = 0.0
+    ungraded: float = 0.0
+    rewards: tuple[float, ...] = ()
+    width: int = 8
+
+
+KINDS = (
+    Kind("lengths, real rewards"),
+    Kind("masks with holes", holes=0.4),
+    Kind("right or wrong, equal groups", rewards=(0.0, 1.0)),
+    Kind("groups of one", sizes=(1, 2)),
+    Kind("responses without a verdict", ungraded=0.3, rewards=(0.0, 0.5, 1.0)),
+    Kind("all rewards equal", rewards=(1.0,)),
+    Kind("on policy", shift=0.0, rewards=(-1.0, 1.0)),
+    Kind("ratios near one", shift=2e-4),
+    Kind("extreme ratios", shift=9.0),
+    Kind("huge probabilities", center=-1e-4, spread=1e-5, shift=1e-5),
+    Kind("tiny probabilities", center=-90.0, spread=20.0, shift=3.0),
+    Kind("long responses", width=70, holes=0.1, rewards=(0.0, 1.0)),
+    Kind("everything at once", shift=2.0, sizes=(1, 4), holes=0.3, ungraded=0.2, rewards=(0.0, 0.0, 1.0, 0.3)),
+)
+"""The kinds of `draw`, in the order in which `verify` goes through them."""
+
+
+def draw(kind: Kind, seed: int) -> Step:
+    """Return the step of ``kind`` that belongs to ``seed``; the same on every machine with the same numpy.
+
+    Masked positions hold nan and inf on purpose: nothing may read them. Policies of "on policy" are all the same.
+    """
+    random = np.random.default_rng([seed, KINDS.index(kind)])
+    sizes = random.integers(kind.sizes[0], kind.sizes[1] + 1, size=4)
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    rows = len(group)
+    lengths = random.integers(0, kind.width + 1, size=rows)
+    lengths[0] = kind.width
+    graded = random.random(rows) >= kind.ungraded
+    mask = np.arange(kind.width) < lengths[:, None]
+    mask &= (random.random(mask.shape) >= kind.holes) & graded[:, None]
+    rewards = random.choice(kind.rewards, size=rows) if kind.rewards else random.normal(size=rows)
+
+    def moved(
+        anchor: np.ndarray[tuple[int, ...], np.dtype[np.float64]], by: float
+    ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+        return anchor + by * random.normal(size=mask.shape)
+
+    behavior = moved(np.full(mask.shape, kind.center), kind.spread)
+    proximal = moved(behavior, kind.shift)
+    # Half of the responses move as a whole, so that means over a response leave every bound too.
+    together = kind.shift * 3 * random.normal(size=(rows, 1)) * (random.random((rows, 1)) < 0.5)
+    policies = {"behavior": behavior, "proximal": proximal, "current": moved(proximal, kind.shift) + together}
+    policies |= {"reference": moved(behavior, kind.shift), "values": random.normal(size=mask.shape)}
+    nothing = np.array([np.nan, np.inf, -np.inf])
+    hidden = {
+        name: np.where(mask, matrix, random.choice(nothing, size=mask.shape)) for name, matrix in policies.items()
+    }
+    return Step(
+        rewards=np.where(graded, rewards, 0.0),
+        mask=mask,
+        group=group.astype(np.int64),
+        graded=graded,
+        truncated=random.random(rows) < 0.3,
+        baseline=random.random(rows),
+        **hidden,
+    )
+
+
+def to_batch(step: Step) -> tuple[Batch, Tensor]:
+    """Return the same step as the batch that algorithms take, and the current log-probabilities, in float64."""
+    rows, width = step.mask.shape
+    lengths = torch.full((rows,), width)
+    behavior = torch.from_numpy(step.behavior)
+    batch = Batch(
+        tokens=torch.zeros(rows, width, dtype=torch.long),
+        prompt_lengths=torch.zeros(rows, dtype=torch.long),
+        lengths=lengths,
+        mask=torch.from_numpy(step.mask),
+        rewards=torch.from_numpy(step.rewards),
+        is_graded=torch.from_numpy(step.graded),
+        is_truncated=torch.from_numpy(step.truncated),
+        group=torch.from_numpy(step.group),
+        version=torch.zeros(rows, dtype=torch.long),
+        behavior=behavior,
+        full_behavior=behavior,
+        proximal=torch.from_numpy(step.proximal),
+        reference=None if step.reference is None else torch.from_numpy(step.reference),
+        values=None if step.values is None else torch.from_numpy(step.values),
+        baseline=None if step.baseline is None else torch.from_numpy(step.baseline),
+    )
+    return batch, torch.from_numpy(step.current)
+
+
+def to_step(batch: Batch, current: Tensor) -> Step:
+    """Return a batch as the plain arrays that oracles take; without ``proximal`` it is ``behavior``."""
+
+    def plain(tensor: Tensor | None) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None:
+        return None if tensor is None else tensor.double().numpy()
+
+    proximal = batch.behavior if batch.proximal is None else batch.proximal
+    return Step(
+        rewards=batch.rewards.double().numpy(),
+        mask=batch.mask.numpy(),
+        group=batch.group.numpy(),
+        graded=batch.is_graded.numpy(),
+        truncated=batch.is_truncated.numpy(),
+        current=current.double().numpy(),
+        behavior=batch.behavior.double().numpy(),
+        proximal=proximal.double().numpy(),
+        reference=plain(batch.reference),
+        values=plain(batch.values),
+        baseline=plain(batch.baseline),
+    )

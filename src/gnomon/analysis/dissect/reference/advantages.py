@@ -1,0 +1,181 @@
+"""Rewards to advantages, written from sections 1, 6, 7 and 8 of the specification: a vector for each response."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+
+from gnomon.analysis.dissect.reference.arrays import Response, Vector
+
+Credit = Callable[[Sequence[Response]], list[Vector]]
+Lambdas = Callable[[Sequence[Response]], list[float]]
+
+
+def group_mean(scale: Literal["group", "batch", "none"], epsilon: float = 1e-6) -> Credit:
+    """(x - mean of the group) / (sample deviation + epsilon); 0 in a group of one and of equal rewards (D3, D4, D5)."""
+
+    def credit(responses: Sequence[Response]) -> list[Vector]:
+        everything = [r.reward for r in responses if r.is_graded]
+        numbers = []
+        for response in responses:
+            members = _siblings(response, responses)
+            centered = response.reward - math.fsum(members) / max(len(members), 1)
+            if not response.is_graded or max(members) == min(members):
+                centered = 0.0
+            spread = {"group": members, "batch": everything, "none": []}[scale]
+            numbers.append(centered / (_deviation(spread) + epsilon) if scale != "none" else centered)
+        return _everywhere(numbers, responses)
+
+    return credit
+
+
+def leave_one_out(kl: float) -> Credit:
+    """x - mean of the others, x = r - kl sum_t log(proximal / reference) (section 8.2)."""
+
+    def credit(responses: Sequence[Response]) -> list[Vector]:
+        shaped = [r.reward - kl * float(np.sum(r.penalty)) for r in responses]
+        numbers = []
+        for i, response in enumerate(responses):
+            others = [
+                shaped[j]
+                for j, other in enumerate(responses)
+                if j != i and other.is_graded and other.group == response.group
+            ]
+            numbers.append(shaped[i] - math.fsum(others) / len(others) if others and response.is_graded else 0.0)
+        return _everywhere(numbers, responses)
+
+    return credit
+
+
+def length_weighted(responses: Sequence[Response]) -> list[Vector]:
+    """x - sum l x / sum l over the group, l the trained tokens (section 8.3); 0 for equal rewards."""
+    numbers = []
+    for response in responses:
+        group = [r for r in responses if r.is_graded and r.group == response.group]
+        tokens = sum(len(r) for r in group)
+        differs = len({r.reward for r in group}) > 1
+        baseline = math.fsum(len(r) * r.reward for r in group) / max(tokens, 1)
+        numbers.append(response.reward - baseline if differs and response.is_graded else 0.0)
+    return _everywhere(numbers, responses)
+
+
+def returns(kl: float = 0.0) -> Credit:
+    """G_t = sum from t on of x_s, x = r at the last trained token - kl log(proximal / reference) (section 8.1)."""
+
+    def credit(responses: Sequence[Response]) -> list[Vector]:
+        found = []
+        for response in responses:
+            penalties = kl * response.penalty if kl else np.zeros(len(response))
+            found.append(np.array([response.reward - math.fsum(penalties[t:]) for t in range(len(response))]))
+        return found
+
+    return credit
+
+
+def tracked(epsilon: float = 1e-8) -> Credit:
+    """r - v, then less the mean and over (sample deviation + epsilon) of all responses (section 6.2)."""
+
+    def credit(responses: Sequence[Response]) -> list[Vector]:
+        raw = [response.reward - _baseline(response) for response in responses]
+        graded = [a for a, response in zip(raw, responses, strict=True) if response.is_graded]
+        if len(graded) > 1:
+            mean, deviation = math.fsum(graded) / len(graded), _deviation(graded)
+            is_flat = max(graded) == min(graded)
+            raw = [0.0 if is_flat else (a - mean) / (deviation + epsilon) for a in raw]
+        return _everywhere(raw, responses)
+
+    return credit
+
+
+def over_optimum(responses: Sequence[Response]) -> list[Vector]:
+    """r - V*, with V* of the prompt in ``baseline`` (section 8.4)."""
+    return _everywhere([response.reward - _baseline(response) for response in responses], responses)
+
+
+def whitened(inner: Credit, skip_degenerate: bool = False, epsilon: float = 1e-8) -> Credit:
+    """(A - mean) / sqrt(population variance + epsilon) over all trained tokens (section 8.1; D23).
+
+    skip_degenerate: groups whose rewards are all equal, also those of one, count for nothing and stay at 0 (D30).
+    """
+
+    def credit(responses: Sequence[Response]) -> list[Vector]:
+        raw = inner(responses)
+        counts = [not skip_degenerate or len(set(_siblings(r, responses))) > 1 for r in responses]
+        tokens = [float(a) for vector, counted in zip(raw, counts, strict=True) if counted for a in vector]
+        if not tokens or max(tokens) == min(tokens):
+            return [np.zeros(len(r)) for r in responses]
+        mean = math.fsum(tokens) / len(tokens)
+        scale = math.sqrt(math.fsum((a - mean) ** 2 for a in tokens) / len(tokens) + epsilon)
+        return [
+            (vector - mean) / scale if counted else np.zeros(len(vector))
+            for vector, counted in zip(raw, counts, strict=True)
+        ]
+
+    return credit
+
+
+def fixed(value: float) -> Lambdas:
+    """One lambda for all."""
+    return lambda responses: [value] * len(responses)
+
+
+def length_adaptive(alpha: float) -> Lambdas:
+    """1 - 1 / (alpha l), at least 0 (section 7.3; D18)."""
+    return lambda responses: [max(0.0, 1 - 1 / (alpha * max(len(r), 1))) for r in responses]
+
+
+def length_sigmoid(low: float, high: float) -> Lambdas:
+    """low + (high - low) / (1 + exp(-(l - mean) / max(sample deviation, 1))) (section 7.4)."""
+
+    def lambdas(responses: Sequence[Response]) -> list[float]:
+        lengths = [float(len(r)) for r in responses if len(r)]
+        mean = math.fsum(lengths) / max(len(lengths), 1)
+        deviation = max(_deviation(lengths), 1.0)
+        return [low + (high - low) / (1 + math.exp(-(len(r) - mean) / deviation)) for r in responses]
+
+    return lambdas
+
+
+def gae(lambdas: Lambdas) -> Credit:
+    """A_t = sum over k of lambda^k delta_(t+k), delta_t = x_t + V_(t+1) - V_t, V = 0 after the end (section 7.1).
+
+    The explicit sum, not the recursion; every end is terminal (D22) and gamma is 1.
+    """
+
+    def credit(responses: Sequence[Response]) -> list[Vector]:
+        return [_gae(r, decay) for r, decay in zip(responses, lambdas(responses), strict=True)]
+
+    return credit
+
+
+def _gae(response: Response, decay: float) -> Vector:
+    assert response.values is not None, "this oracle needs values"
+    length = len(response)
+    after = np.append(response.values[1:], 0.0) if length else np.zeros(0)
+    rewards = np.zeros(length)
+    rewards[-1:] = response.reward
+    errors = rewards + after - response.values
+    return np.array([math.fsum(decay**k * errors[t + k] for k in range(length - t)) for t in range(length)])
+
+
+def _siblings(response: Response, responses: Sequence[Response]) -> list[float]:
+    found = [r.reward for r in responses if r.is_graded and r.group == response.group]
+    return found or [0.0]
+
+
+def _baseline(response: Response) -> float:
+    assert response.baseline is not None, "this oracle needs the prompt's baseline"
+    return response.baseline
+
+
+def _deviation(numbers: Sequence[float]) -> float:
+    """Return the sample deviation (Bessel); 0 of fewer than two numbers."""
+    if len(numbers) < 2:
+        return 0.0
+    mean = math.fsum(numbers) / len(numbers)
+    return math.sqrt(math.fsum((x - mean) ** 2 for x in numbers) / (len(numbers) - 1))
+
+
+def _everywhere(numbers: Sequence[float], responses: Sequence[Response]) -> list[Vector]:
+    return [np.full(len(r), number) for number, r in zip(numbers, responses, strict=True)]

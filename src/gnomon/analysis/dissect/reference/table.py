@@ -1,0 +1,132 @@
+"""Which formula stands in which place for each preset (section 16.2), and how they become a loss."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gnomon.analysis.dissect.reference.advantages import (
+    Credit,
+    fixed,
+    gae,
+    group_mean,
+    leave_one_out,
+    length_adaptive,
+    length_sigmoid,
+    length_weighted,
+    over_optimum,
+    returns,
+    tracked,
+    whitened,
+)
+from gnomon.analysis.dissect.reference.arrays import ReferenceAnswer, Response, Step, Vector
+from gnomon.analysis.dissect.reference.losses import (
+    BoundedRatio,
+    Pusher,
+    bounded_cap,
+    capped,
+    clip,
+    geometric_clip,
+    regression,
+    sequence_clip,
+    soft_gate,
+)
+from gnomon.analysis.dissect.reference.terms import (
+    Term,
+    Weights,
+    constant_length,
+    leash,
+    positive_nll,
+    reference_k2,
+    sequence_mean,
+    token_mean,
+)
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """An algorithm as formulas: credit for rewards, push for ratios, mean over tokens, added terms.
+
+    value_lambda: with a critic, of its targets; the value loss is the token mean of (V - target)^2 / 2.
+    """
+
+    credit: Credit
+    push: Pusher
+    mean: Weights
+    terms: tuple[Term, ...] = ()
+    value_lambda: float | None = None
+
+    def __call__(self, step: Step) -> ReferenceAnswer:
+        """Return what the formulas say of one optimizer step."""
+        responses = step.responses()
+        advantages, weights = self.credit(responses), self.mean(responses)
+        trusted = BoundedRatio(
+            _effective_size([r.current - r.behavior for r in responses]),
+            _effective_size([r.current - r.proximal for r in responses]),
+        )
+        pushes = [self.push(r, a, trusted) for r, a in zip(responses, advantages, strict=True)]
+        policy = math.fsum(w * float(x) for w, p in zip(weights, pushes, strict=True) for x in p.loss)
+        gradient = [w * p.slope for w, p in zip(weights, pushes, strict=True)]
+        loss = policy
+        for term in self.terms:
+            value, slopes = term(responses, weights, trusted)
+            loss += value
+            gradient = [g + s for g, s in zip(gradient, slopes, strict=True)]
+        tokens = max(sum(len(r) for r in responses), 1)
+        return ReferenceAnswer(
+            advantages=step.scatter(advantages),
+            loss=loss,
+            policy_loss=policy,
+            value_loss=None if self.value_lambda is None else _value_loss(responses, self.value_lambda),
+            gradient=step.scatter(gradient),
+            clipped_fraction=sum(int(p.is_clipped.sum()) for p in pushes) / tokens,
+            out_of_band_fraction=sum(int(p.is_out.sum()) for p in pushes) / tokens,
+            ess_fraction=trusted.behavior,
+        )
+
+
+def _effective_size(log_ratios: Sequence[Vector]) -> float:
+    """Return (sum rho)^2 / (n sum rho^2) over all tokens (section 5.1); 1 of none."""
+    rho = np.exp(np.concatenate([np.zeros(0), *log_ratios]))
+    return float(np.sum(rho) ** 2 / (len(rho) * np.sum(rho**2))) if len(rho) else 1.0
+
+
+def _value_loss(responses: Sequence[Response], value_lambda: float) -> float:
+    # target - V is the advantage with the target's lambda (section 7.1).
+    errors = [float(x) for vector in gae(fixed(value_lambda))(responses) for x in vector]
+    return math.fsum(x**2 for x in errors) / 2 / max(len(errors), 1)
+
+
+_group = group_mean("group")
+_centered = group_mean("none")
+_narrow, _higher = clip(0.2, 0.2), clip(0.2, 0.28)
+
+ORACLES: Mapping[str, Oracle] = {
+    "reinforce": Oracle(returns(), capped(math.inf), token_mean),
+    "rloo": Oracle(leave_one_out(kl=0.05), _narrow, sequence_mean),
+    "reinforce-pp": Oracle(whitened(returns(kl=0.01)), _narrow, token_mean),
+    "reinforce-pp-baseline": Oracle(
+        whitened(_centered, skip_degenerate=True), _narrow, token_mean, (reference_k2(0.01),)
+    ),
+    "opo": Oracle(length_weighted, capped(math.inf), token_mean),
+    "a-star-po": Oracle(over_optimum, regression(beta=1e-3), sequence_mean),
+    "ppo": Oracle(whitened(gae(fixed(0.95))), _narrow, token_mean, value_lambda=0.95),
+    "vc-ppo": Oracle(gae(fixed(0.95)), _narrow, sequence_mean, value_lambda=1.0),
+    "grpo": Oracle(_group, _narrow, sequence_mean),
+    "dr-grpo": Oracle(_centered, _narrow, constant_length(3000)),
+    "dapo": Oracle(_group, _higher, token_mean),
+    "lite-ppo": Oracle(group_mean("batch"), _narrow, token_mean),
+    "gspo": Oracle(_group, sequence_clip(3e-4, 4e-4), sequence_mean),
+    "gspo-token": Oracle(_group, sequence_clip(3e-4, 4e-4), sequence_mean),
+    "gmpo": Oracle(_group, geometric_clip(0.4), sequence_mean),
+    "sapo": Oracle(_group, soft_gate(1.0, 1.05), sequence_mean),
+    "cispo": Oracle(_group, capped(5.0), token_mean),
+    "p3o": Oracle(_group, bounded_cap(), token_mean, (leash(),)),
+    "p3o-two-anchor": Oracle(_group, bounded_cap(both=True), token_mean, (leash(is_mixture=True),)),
+    "spo": Oracle(tracked(), _higher, token_mean),
+    "vapo": Oracle(gae(length_adaptive(0.05)), _higher, token_mean, (positive_nll(0.1),), value_lambda=1.0),
+    "vapo-review": Oracle(gae(length_sigmoid(0.3, 0.95)), _higher, token_mean, value_lambda=1.0),
+    "decoupled-ppo": Oracle(_group, clip(0.2, 0.2, cap=5.0), token_mean),
+}
+"""A preset's name to its formulas, with the numbers that the papers (or the register, section 17) set."""

@@ -1,0 +1,338 @@
+"""What one step of an experiment does, in plain words and numbers, before any of it is done."""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+
+import torch
+
+from gnomon.algorithms import Algorithm
+from gnomon.algorithms.sections import TrackerPlan
+from gnomon.config.experiment import Experiment
+from gnomon.core.errors import ConfigError
+from gnomon.learner.precision import Precision, dtype_of
+from gnomon.learner.sections import DEVICE_SHARE, kept_numbers, token_budget
+from gnomon.models.device import describe_device, finish, memory_of, resolve_device
+from gnomon.models.head import chunk_for
+from gnomon.models.size import ModelSize
+from gnomon.records.console import duration
+from gnomon.training.build_data import TrainingData
+from gnomon.training.build_engines import device_of, own_copies, precision_of, said_of_serving, slow_ways
+from gnomon.training.notes import Costs, initial_answers, many, paragraphs, size_in_words
+
+GIB = 2**30
+_SHOWN, _ENDS = 400, 8
+_YEAR = 366 * 24 * 3600
+_ON_POLICY = "the weights that answered are the weights that are trained"
+_PROBE_TOKENS = 256
+_PROBE_TOKENS_GPU = 8192
+_SMALLER = "train adapters (lora.rank), set learner.gradient_checkpointing = true, or lower engine.max_concurrent"
+_REACHED = 0.25
+"""Share of the measured matrix rate that a whole step reached where this was calibrated (docs/log.md)."""
+
+
+@dataclass(frozen=True)
+class ShownPrompt:
+    """A prompt as the model is given it.
+
+    id: of its task. tokens: how many. text: what they say, control tokens spelled out. first_ids, last_ids: the ids at
+    both ends.
+    """
+
+    id: str
+    tokens: int
+    text: str
+    first_ids: tuple[int, ...]
+    last_ids: tuple[int, ...]
+
+    @property
+    def said(self) -> str:
+        """The prompt in words; the middle of a long one is left out."""
+        text = json.dumps(self.text, ensure_ascii=False)
+        if len(text) > 2 * _SHOWN:
+            text = f"{text[:_SHOWN]} ... {text[-_SHOWN:]}"
+        first, last = (", ".join(map(str, ids)) for ids in (self.first_ids, self.last_ids))
+        ids = first if self.tokens <= len(self.first_ids) else f"{first}, ..., {last}"
+        return f"The prompt of '{self.id}' has {many(self.tokens, 'token')}, {ids}, and reads {text}"
+
+
+@dataclass(frozen=True)
+class RunEstimate:
+    """An experiment in numbers. Bytes and seconds are estimates; `sentences` says what they rest on."""
+
+    steps: int
+    prompts_per_step: int
+    rollouts_per_step: int
+    updates_per_step: int
+    rollouts_per_update: int
+    is_on_policy: bool
+    training_prompts: int
+    held_out_prompts: int
+    parameters: int
+    precision: str
+    memory_bytes: int
+    undo_bytes: int
+    checkpoint_bytes: int
+    disk_bytes: int
+    step_seconds: float
+    total_seconds: float
+    prompt: ShownPrompt
+    sentences: tuple[str, ...]
+
+    def as_row(self) -> dict[str, object]:
+        """Return one JSON object."""
+        return asdict(self)
+
+
+def make_plan(experiment: Experiment, asked: TrainingData, size: ModelSize) -> RunEstimate:
+    """Return the plan of ``experiment``; measures the device's matrix rate for a moment.
+
+    Raises: ConfigError when the experiment's device is not here.
+    """
+    if device_of(experiment).type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "this plan measures what computes, and the cluster's GPUs are not here; plan with --hardware h100 --gpus "
+            "N, which needs none"
+        )
+    algorithm, rollouts = experiment.algorithm, experiment.rollouts_per_step
+    precision = precision_of(experiment)
+    asked_tokens = asked.mean_prompt_tokens
+    costs = _costs(experiment, asked, size, precision)
+    checkpoint = _checkpoint(experiment, size, precision)
+    records = int(rollouts * experiment.steps * 40 * experiment.sampling.max_completion_length)
+    seconds = _step_seconds(experiment, size, precision, asked_tokens)
+    before = initial_answers(experiment, costs.training_prompts) / rollouts / passes(algorithm)
+    plan = RunEstimate(
+        steps=experiment.steps,
+        prompts_per_step=experiment.prompts_per_step,
+        rollouts_per_step=rollouts,
+        updates_per_step=algorithm.updates.total,
+        rollouts_per_update=rollouts // algorithm.updates.minibatches,
+        is_on_policy=not _lateness(experiment),
+        training_prompts=costs.training_prompts,
+        held_out_prompts=len(asked.split.held_out),
+        parameters=size.parameters,
+        precision=precision,
+        memory_bytes=_memory(experiment, size, precision, asked_tokens, costs),
+        undo_bytes=_undo(experiment, size),
+        checkpoint_bytes=checkpoint,
+        disk_bytes=checkpoint * _kept(experiment) + records,
+        step_seconds=seconds,
+        total_seconds=seconds * (experiment.steps + _taught_batches(experiment) + before),
+        prompt=_shown_prompt(asked),
+        sentences=(),
+    )
+    said = (*_shape(experiment, asked, plan), *paragraphs(experiment, costs), *_price(experiment, plan))
+    return replace(plan, sentences=said)
+
+
+def _shape(experiment: Experiment, asked: TrainingData, plan: RunEstimate) -> Iterator[str]:
+    """Yield what a step is: how much of what, and how often it updates."""
+    algorithm, budget = experiment.algorithm, experiment.sampling.max_completion_length
+    yield (
+        f"{plan.steps} steps of {algorithm.name} on '{experiment.task.name}' with {experiment.model} "
+        f"({_parameters(plan.parameters)} parameters, computed in {plan.precision}"
+        f"{f', LoRA of rank {experiment.lora.rank}' if experiment.lora else ''})."
+    )
+    yield from _limits(experiment)
+    yield (
+        f"A step asks {many(plan.prompts_per_step, 'prompt')}, {many(algorithm.num_generations, 'answer')} each: "
+        f"{plan.rollouts_per_step} rollouts of at most {budget} tokens, from prompts of about "
+        f"{asked.mean_prompt_tokens:.0f}. {said_of_serving(experiment)}"
+    )
+    epochs, late = algorithm.updates.epochs, _lateness(experiment)
+    yield (
+        f"It makes {many(plan.updates_per_step, 'optimizer update')} of {many(plan.rollouts_per_update, 'rollout')}"
+        f"{f' ({epochs} passes over the batch)' if epochs > 1 else ''}; "
+        + (f"it is off-policy: {', and '.join(late)}." if late else f"it is on-policy: {_ON_POLICY}.")
+    )
+    yield (
+        f"{many(plan.training_prompts, 'training prompt')}, so one pass over them takes "
+        f"{plan.training_prompts / plan.prompts_per_step:.0f} steps; {asked.split.dropped} were given up "
+        f"because they are held out; {many(plan.held_out_prompts, 'held-out prompt')}."
+    )
+    yield plan.prompt.said
+    for said in (*asked.remarks, *slow_ways(experiment, asked.mean_prompt_tokens)):
+        yield f"{said[:1].upper()}{said[1:]}."
+
+
+def _limits(experiment: Experiment) -> Iterator[str]:
+    """Yield what ends the run before its last step, and what that does to a learning rate that falls."""
+    budget, schedule = experiment.budget, experiment.learner.optimizer.schedule
+    if not budget.is_set:
+        return
+    limits = [f"{budget.tokens:,} tokens were generated for training"] if budget.tokens else []
+    limits += [f"{budget.seconds:g} seconds of training are over"] if budget.seconds else []
+    falls = f"; the {schedule} schedule of the learning rate goes by the steps, so it does not come to its end then"
+    yield f"It ends sooner with the step in which {' or '.join(limits)}{falls if schedule != 'constant' else ''}."
+
+
+def _price(experiment: Experiment, plan: RunEstimate) -> Iterator[str]:
+    """Yield what it takes: memory, disk and time."""
+    memory, checkpoint, disk = map(size_in_words, (plan.memory_bytes, plan.checkpoint_bytes, plan.disk_bytes))
+    yield (
+        f"Memory at most about {memory}; a checkpoint is {checkpoint}, and at most {_kept(experiment)} exist at once, "
+        f"with the records {disk} on disk."
+    )
+    if plan.undo_bytes:
+        yield f"Of that memory {size_in_words(plan.undo_bytes)} is a copy that undoes a step of several updates."
+    device = resolve_device(experiment.device)
+    own = memory_of(device) * experiment.learner.processes
+    if experiment.learner.is_sharded:
+        yield (
+            f"{many(experiment.learner.processes, 'process', 'processes')} of the learner hold a part each of its "
+            f"weights, gradients and moments, and make every step together by {'NCCL' if own else 'gloo'}."
+        )
+    if own:
+        lacks = f", less than that: {_SMALLER}" if own < plan.memory_bytes else ""
+        yield f"It computes on {describe_device(device)} with {size_in_words(own)} of memory{lacks}."
+    seconds, total = plan.step_seconds, plan.total_seconds
+    yield (
+        f"Roughly {duration(seconds) if seconds >= 1 else 'a second or less'} a step if every answer uses its whole "
+        f"budget, {duration(max(1.0, total)) if total < _YEAR else 'more than a year'} in all, plus evaluation "
+        "(reckoned from the matrix rate that this machine showed just now; other programs at work make it longer)."
+    )
+
+
+def _lateness(experiment: Experiment) -> list[str]:
+    """Return why the weights that answered are not all the weights that are trained; nothing when they are."""
+    critic, updates, late = experiment.algorithm.critic, experiment.algorithm.updates.total, []
+    if critic is not None and critic.moves_policy_first:
+        late.append("the critic's updates move the shared weights before the policy's first")
+    elif updates > 1:
+        others = "second is not" if updates == 2 else f"other {updates - 1:,} are not"
+        late.append(f"the first update is on-policy and the {others}")
+    if experiment.staleness_bound:
+        late.append(f"answers may be {many(experiment.staleness_bound, 'step')} older than the weights they train")
+    if experiment.engine.rounding != "none":
+        late.append(f"answers are drawn from weights rounded to {experiment.engine.rounding}")
+    return late
+
+
+def _parameters(count: int) -> str:
+    return f"{count / 1e6:,.0f} million" if count >= 1_000_000 else f"{count:,}"
+
+
+def _shown_prompt(asked: TrainingData) -> ShownPrompt:
+    """Return the first training prompt."""
+    task = asked.split.train[0]
+    text = asked.tokenizer.spelled(task.prompt)
+    return ShownPrompt(task.id, len(task.prompt), text, task.prompt[:_ENDS], task.prompt[-_ENDS:])
+
+
+def _taught_batches(experiment: Experiment) -> int:
+    """Return the most batches of value pre-training."""
+    plan = experiment.algorithm.critic
+    return 0 if plan is None or plan.pretraining is None else plan.pretraining.steps
+
+
+def _kept(experiment: Experiment) -> int:
+    """Return the most checkpoints that exist at once, the one being written and step 0's among them."""
+    return experiment.checkpoints.keep_last + 1 + (_taught_batches(experiment) > 0)
+
+
+def _costs(experiment: Experiment, asked: TrainingData, size: ModelSize, precision: Precision) -> Costs:
+    """Return the bytes of the other networks. A copy in less than float32 that is changed has float32 masters too."""
+    algorithm, item = experiment.algorithm, dtype_of(precision).itemsize
+    masters = 4 if item < 4 else 0
+    has_reference = "reference" in algorithm.needs and experiment.lora is None
+    return Costs(
+        training_prompts=len(asked.split.train),
+        reference_bytes=size.parameters * item if has_reference else 0,
+        average_bytes=_trained(experiment, size) * (item + masters) if algorithm.proximal is not None else 0,
+        critic_bytes=size.parameters * (item + masters + 8) if _has_own_critic(experiment) else 0,
+        is_mixture=size.experts > 1,
+    )
+
+
+def _checkpoint(experiment: Experiment, size: ModelSize, precision: Precision) -> int:
+    """Return the model as it computes, and masters and two moments in float32 of what is trained; critic, average."""
+    models = 2 if _has_own_critic(experiment) else 1
+    return models * size.parameters * dtype_of(precision).itemsize + _states(experiment, size)
+
+
+def _undo(experiment: Experiment, size: ModelSize) -> int:
+    """Return the copy that a step of several updates can be undone with."""
+    return _states(experiment, size) if experiment.algorithm.updates_repeatedly else 0
+
+
+def _states(experiment: Experiment, size: ModelSize) -> int:
+    """Return masters and two moments in float32 of what is trained, and of a critic, and an average."""
+    trained = _trained(experiment, size)
+    average = 4 * trained if experiment.algorithm.proximal is not None else 0
+    return 12 * trained + (12 * size.parameters if _has_own_critic(experiment) else 0) + average
+
+
+def _has_own_critic(experiment: Experiment) -> bool:
+    critic = experiment.algorithm.critic
+    return critic is not None and critic.trunk == "separate"
+
+
+def _memory(experiment: Experiment, size: ModelSize, precision: Precision, prompt_tokens: float, costs: Costs) -> int:
+    item, device = dtype_of(precision).itemsize, resolve_device(experiment.device)
+    masters = 16 if item < 4 else 12
+    weights = size.parameters * item + _trained(experiment, size) * masters
+    weights += costs.reference_bytes + costs.average_bytes + costs.critic_bytes
+    weights += own_copies(experiment) * size.parameters * item
+    # Steps go on beside the copy that is written.
+    weights += _checkpoint(experiment, size, precision) if experiment.checkpoints.asynchronous else 0
+    weights += _undo(experiment, size)
+    length = prompt_tokens + experiment.sampling.max_completion_length
+    rows = experiment.engine.max_concurrent * max(1, own_copies(experiment))
+    cache = rows * length * size.cache_bytes_per_token * (item / 2)
+    budget = experiment.learner.max_tokens_per_micro_batch or token_budget(
+        kept_numbers(size.layers, size.width), item, size.parameters, memory_of(device) // DEVICE_SHARE
+    )
+    micro = max(budget, length)
+    activations = micro * size.layers * size.width * 40 * item / (8 if experiment.learner.gradient_checkpointing else 1)
+    logits = chunk_for(device, size.vocabulary) * size.vocabulary * 4 * 4
+    # Each process of a learner has its own libraries and micro-batches; what they send is in memory once more.
+    processes = experiment.learner.processes if experiment.learner.is_sharded else 0
+    sent = size.parameters * item if processes else 0
+    imports = 0.6 * GIB * (1 + processes)
+    return int(weights + cache + (activations + logits) * max(1, processes) + sent + imports)
+
+
+def _trained(experiment: Experiment, size: ModelSize) -> int:
+    if experiment.lora is None:
+        return size.parameters
+    return min(size.parameters, 14 * size.layers * size.width * experiment.lora.rank)
+
+
+def passes(algorithm: Algorithm) -> int:
+    """Return passes over a step's tokens, in forward passes: generating, scoring, and training, three each."""
+    scored = len(algorithm.needs) - ("routing" in algorithm.needs)  # written down in the pass of the proximal policy
+    if algorithm.reads_statistics:
+        scored += algorithm.updates.epochs  # at most: the first micro-batch is computed once
+    if isinstance(algorithm.tracker, TrackerPlan) and algorithm.tracker.drift == "replayed":
+        scored += 1
+    critic = algorithm.critic
+    if critic is None:
+        return 1 + scored + 3 * algorithm.updates.epochs
+    return 1 + scored + (critic.order == "before") + 3 * (algorithm.updates.epochs + critic.updates.epochs)
+
+
+def _step_seconds(experiment: Experiment, size: ModelSize, precision: Precision, prompt_tokens: float) -> float:
+    """Return the seconds of generating and training on whole budgets, each prompt computed once for its answers."""
+    algorithm = experiment.algorithm
+    answers = experiment.rollouts_per_step * experiment.sampling.max_completion_length
+    tokens = experiment.prompts_per_step * prompt_tokens + answers
+    rate = _matrix_rate(precision, size.width, experiment.device) * _REACHED
+    return 2 * size.parameters * tokens * passes(algorithm) / rate
+
+
+def _matrix_rate(precision: Precision, width: int, asked: str) -> float:
+    """Return floating-point operations a second of a product of the model's width, measured over a few calls."""
+    device = resolve_device(asked)
+    wide, rows = max(64, width), _PROBE_TOKENS if device.type == "cpu" else _PROBE_TOKENS_GPU
+    left = torch.randn(rows, wide, device=device).to(dtype_of(precision))
+    right = torch.randn(wide, 4 * wide, device=device).to(dtype_of(precision))
+    best = float("inf")
+    for _ in range(12):
+        finish(device)
+        began = time.perf_counter()
+        left @ right
+        finish(device)
+        best = min(best, time.perf_counter() - began)
+    return 2 * rows * wide * 4 * wide / best

@@ -1,0 +1,189 @@
+"""The actor in which one rank of a learner lives, on whatever machine of a cluster."""
+
+import os
+import platform
+import shutil
+import socket
+import struct
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gnomon.cluster.broadcast import Broadcast, Receivers, Sent
+from gnomon.cluster.ray import import_ray
+from gnomon.cluster.weight_store import WeightsRef, WeightStore
+from gnomon.core.threads import elsewhere
+from gnomon.learner import mesh
+from gnomon.learner.serialization import boxed, unboxed
+from gnomon.learner.worker import LearnerWorker, fault_of
+from gnomon.models.transfer.remote_weights import Bytes
+from gnomon.models.transfer.rounding import rounded
+from gnomon.records.run_card import installed
+
+_INTERFACE_ADDRESS = 0x8915
+_PACKAGES = ("gnomon", "torch", "transformers")
+
+
+@dataclass(frozen=True)
+class ActorLocation:
+    """Where an actor is. node: Ray's name of the machine. address: of it. versions: of what computes there.
+
+    log: the file on that machine with what it writes on standard error; "" where Ray does not say.
+    """
+
+    node: str
+    address: str
+    number: int
+    versions: Mapping[str, str]
+    log: str = ""
+
+
+@dataclass(frozen=True)
+class LearnerReply:
+    """An answer: a boxed value, or what was raised; or where weights lie or went, which only Ray can carry."""
+
+    text: str
+    memory: Bytes
+    error: Mapping[str, str] | None = None
+    shelved: WeightsRef | Sent | None = None
+
+
+class LearnerActor:
+    """One rank, which does one thing after another in a thread of its own; another one answers whether it lives.
+
+    path: of the run's Python, so that what it can import can be imported here. threads: of torch.
+    """
+
+    def __init__(self, rank: int, size: int, path: list[str], threads: int) -> None:
+        sys.path.extend(entry for entry in path if entry not in sys.path)
+        self._number, self._size = rank, size
+        self._rank = LearnerWorker()
+        self._store = WeightStore(rank, size)
+        self._broadcast: Broadcast | None = None
+        self._commands: Mapping[str, Callable[..., Any]] = {
+            **self._rank.commands,
+            "meet": self._meet,
+            "shelve": self._shelve,
+            "logprobs": self._logprobs,
+        }
+        # Torch counts threads for each thread that asks.
+        self._thread = ThreadPoolExecutor(1, "rank", initializer=partial(torch.set_num_threads, threads))
+        self._written: Path | None = None
+
+    async def where(self) -> ActorLocation:
+        """Return where this is."""
+        ray: Any = import_ray()
+        versions = {"python": platform.python_version(), **installed(_PACKAGES)}
+        node = ray.get_runtime_context().get_node_id()
+        log = ray._private.worker.global_worker.get_err_file_path()
+        return ActorLocation(node, ray.util.get_node_ip_address(), os.getpid(), versions, log)
+
+    async def sees(self, probe: str, wanted: str) -> bool:
+        """Say whether this process sees that file, with ``wanted`` in it."""
+        try:
+            return Path(probe).read_text(encoding="ascii") == wanted
+        except OSError:
+            return False
+
+    async def host(self, address: str) -> str:
+        """Open the place where all ranks meet; see `mesh.host`."""
+        meeting: str = await self._in_thread(partial(mesh.host, address, self._size))
+        return meeting
+
+    async def talk_by(self, address: str) -> None:
+        """Let gloo and NCCL use the network interface with this address, which is the machine's."""
+        name = interface_of(address)
+        if name is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = name
+
+    async def beat(self) -> None:
+        """Answer: that is all there is to know."""
+
+    async def obey(self, do: str, text: str, memory: Bytes, carried: Mapping[str, Any]) -> LearnerReply:
+        """Do what `LearnerWorker` can be told, or bring weights to where engines find them, and return what it says.
+
+        carried: arguments that cannot be boxed, by name.
+        """
+        said: LearnerReply = await self._in_thread(partial(self._obey, do, text, memory, carried))
+        return said
+
+    async def room(self, probe: str, wanted: str) -> str:
+        """Return the folder of ``probe`` when this machine sees that file, with ``wanted`` in it, or one of its own."""
+        if await self.sees(probe, wanted):
+            return str(Path(probe).parent)
+        self._written = Path(tempfile.mkdtemp(prefix="gnomon-model-"))
+        return str(self._written)
+
+    async def written(self) -> list[tuple[str, int]]:
+        """Return the files in that folder, each with its size in bytes."""
+        assert self._written is not None, "asked for after `room`"
+        files = [path for path in sorted(self._written.rglob("*")) if path.is_file()]
+        return [(str(path.relative_to(self._written)), path.stat().st_size) for path in files]
+
+    async def piece(self, name: str, start: int, size: int) -> Bytes:
+        """Return so many bytes of one of them."""
+        assert self._written is not None, "asked for after `room`"
+        return np.fromfile(self._written / name, dtype=np.uint8, count=size, offset=start)
+
+    async def forget(self) -> None:
+        """Remove that folder."""
+        if self._written is not None:
+            shutil.rmtree(self._written, ignore_errors=True)
+            self._written = None
+
+    def _obey(self, do: str, text: str, memory: Bytes, carried: Mapping[str, Any]) -> LearnerReply:
+        try:
+            value = self._commands[do](**unboxed(text, memory), **carried)
+        except Exception as raised:
+            return LearnerReply(*boxed(None), error=fault_of(raised))
+        if isinstance(value, WeightsRef | Sent):
+            return LearnerReply(*boxed(None), shelved=value)
+        return LearnerReply(*boxed(value))
+
+    def _meet(self, receivers: Receivers) -> None:
+        learner = self._rank.learner
+        self._broadcast = Broadcast(receivers, self._number, mesh.here().is_whole, lambda: learner.snapshot().tensors())
+
+    def _shelve(self, version: int, kind: Any, axes: Mapping[str, int]) -> WeightsRef | Sent:
+        if self._broadcast is not None:
+            return self._broadcast.send(version)
+        snapshot = self._rank.learner.snapshot()
+        if kind != "none":
+            snapshot = rounded(snapshot, kind, axes)
+        return self._store.put(version, (snapshot.parts or snapshot.tensors)(), lasting=mesh.here().is_whole)
+
+    def _logprobs(self, batch: Any, version: int, weights: Any) -> Any:
+        lent = dict(weights.tensors()) if isinstance(weights, WeightsRef) else weights
+        return self._rank.commands["logprobs"](batch=batch, version=version, weights=lent)
+
+    async def _in_thread(self, work: Any) -> Any:
+        return await elsewhere(work, self._thread)
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of the network interface with an IPv4 address; None where no interface says so.
+
+    >>> interface_of("127.0.0.1") in ("lo", None)
+    True
+    """
+    if sys.platform != "linux":
+        return None
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            try:
+                said = fcntl.ioctl(asking.fileno(), _INTERFACE_ADDRESS, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue
+            if socket.inet_ntoa(said[20:24]) == address:
+                return name
+    return None

@@ -1,0 +1,65 @@
+"""The program that sees to it that nothing of a Ray cluster is left: ``python -m gnomon.cluster.reaper FOLDER``.
+
+It waits for the run to end, however it ends: standard input, which nobody writes to, then ends as well. Ray's servers
+die with the run and its workers with them; its agents do not. Each has files open in the cluster's own folder.
+
+A run that ends as it should says so before. For any other this program speaks: Ray ends a program at once, without a
+word, when its servers on the same machine are gone in the wrong moment.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+FAREWELL = b"."
+_SUDDEN = (
+    "gnomon: the run ended without a word: it was killed, or Ray ended it because its servers on this machine died. "
+    "What it started here is being ended; go on from the newest checkpoint with gnomon resume"
+)
+_SECONDS = 10.0
+_PAUSE = 0.1
+_GRACE = 2.0
+
+
+def users_of(folder: Path, spared: Collection[int]) -> list[int]:
+    """Return the processes of this user, but those, that have a file open in ``folder``; none where unknown."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/fd"):
+        number = int(entry.parent.name)
+        with contextlib.suppress(OSError):
+            opened = (os.readlink(link) for link in entry.iterdir())
+            if number not in spared and any(path.startswith(f"{folder}/") for path in opened):
+                found.append(number)
+    return found
+
+
+def sweep(folder: Path, spared: Collection[int]) -> None:
+    """End whoever uses it, gently first, and remove the folder."""
+    began, wanted = time.monotonic(), signal.SIGTERM
+    while (left := users_of(folder, spared)) and time.monotonic() - began < _SECONDS:
+        for number in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, wanted)
+        time.sleep(_PAUSE)
+        if time.monotonic() - began > _GRACE:
+            wanted = signal.SIGKILL
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> None:
+    """Wait, then sweep. The run itself, which has files open there, may only have closed its cluster."""
+    spared, said = (os.getpid(), os.getppid()), b""
+    while heard := os.read(0, 1 << 10):
+        said += heard
+    if said != FAREWELL:
+        print(_SUDDEN, file=sys.stderr, flush=True)
+    sweep(Path(sys.argv[1]), spared)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What a person writes: experiments, their sections and the recipes that come with the package."""

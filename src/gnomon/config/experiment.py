@@ -1,0 +1,409 @@
+"""The whole configuration of a run as one frozen value: TOML in, TOML out."""
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+
+from gnomon.algorithms import Algorithm, Updates, resolve_with_notes
+from gnomon.algorithms.aliases import ALIASES as ALGORITHM_ALIASES
+from gnomon.algorithms.build import to_table as algorithm_table
+from gnomon.core.errors import ConfigError, check_bounds, unknown
+from gnomon.core.sections import (
+    BudgetPlan,
+    CheckpointPlan,
+    ClusterPlan,
+    DoctorPlan,
+    EnginePlan,
+    GradingPlan,
+    RecordPlan,
+    SamplingPlan,
+    StalenessPlan,
+    check_texts,
+    check_values,
+)
+from gnomon.core.tables import build, let_go, parse_toml, set_path, to_table
+from gnomon.diagnosis.catalog import check_stops, chosen
+from gnomon.learner.sections import LearnerPlan
+from gnomon.models.device import check_device
+from gnomon.models.lora import LoraPlan
+from gnomon.rewards.grading import WeightedReward
+from gnomon.tasks.build import TaskConfig, named, named_held_out
+from gnomon.tasks.environment import EnvironmentPlan
+from gnomon.tasks.split import HeldOut
+
+OVERRIDE_HINT = "an override is key=value, such as steps=50 or algorithm.num_generations=4"
+_STALEST = 1024
+_KINDS = ("task.kind", "evaluation.task.kind")
+_OPENING = ("{", "[", '"', "'")
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """When and on what a run is evaluated.
+
+    every: steps, 0 for before and after alone. samples: answers a question (k of avg@k and pass@k). before: evaluate
+    before the first step too. task: where held-out questions come from; None holds them out of the training task.
+    """
+
+    every: int = 0
+    samples: int = 1
+    before: bool = True
+    task: TaskConfig | None = None
+
+    def __post_init__(self) -> None:
+        check_bounds(
+            "evaluation",
+            self,
+            every=(self.every >= 0, "at least 0"),
+            samples=(self.samples >= 1, "at least 1"),
+        )
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that a run depends on, beside the machine.
+
+    model: "smollm2-135m-instruct", "tiny", a folder or a hub name. task: what is trained on; ``held_out`` of it, or of
+    ``evaluation.task``, is kept for evaluation. rewards: weighted and added; none means the task's own.
+    steps: of training. budget: of tokens or seconds, which may end it sooner. rollouts_per_step: answers generated and
+    trained on a step, that is ``rollouts_per_step / algorithm.num_generations`` prompts. max_staleness: steps that a
+    rollout may be older than the weights it trains; 0 is synchronous; "measured" trusts as far as the effective sample
+    size says (``staleness`` says how far that is, and what happens meanwhile). system: a system message before every
+    question. chat_template_kwargs: variables of the model's chat template, such as {enable_thinking = false}.
+    trust_remote_code: lets a model's own code run; only for a model that you have read.
+    device: what computes: "cpu", "cuda" or "cuda:N" (one NVIDIA GPU), or "auto", the first GPU that there is. A record
+    keeps the word, so that a run goes on elsewhere; its card says what the word meant.
+    environment: what replies to answers, for conversations of several turns; none asks for one answer.
+    doctor: what looks for what is wrong while it trains. cluster: whether it computes on a Ray cluster.
+    Raises: ConfigError when the numbers do not fit together.
+    """
+
+    model: str
+    task: TaskConfig
+    algorithm: Algorithm
+    name: str = "run"
+    rewards: tuple[WeightedReward, ...] = ()
+    steps: int = 100
+    budget: BudgetPlan = BudgetPlan()
+    rollouts_per_step: int = 64
+    seed: int = 0
+    max_staleness: int | Literal["measured"] = 0
+    staleness: StalenessPlan = StalenessPlan()
+    system: str = ""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    trust_remote_code: bool = False
+    device: str = "auto"
+    held_out: HeldOut = HeldOut()
+    sampling: SamplingPlan = SamplingPlan()
+    engine: EnginePlan = EnginePlan()
+    learner: LearnerPlan = LearnerPlan()
+    lora: LoraPlan | None = None
+    evaluation: EvaluationPlan = EvaluationPlan()
+    checkpoints: CheckpointPlan = CheckpointPlan()
+    grading: GradingPlan = GradingPlan()
+    records: RecordPlan = RecordPlan()
+    environment: EnvironmentPlan | None = None
+    doctor: DoctorPlan = DoctorPlan()
+    cluster: ClusterPlan = ClusterPlan()
+
+    def __post_init__(self) -> None:
+        check_device(self.device)
+        chosen(self.doctor.rules)
+        check_stops(self.doctor.stops)
+        written = to_table(self)
+        check_texts(written)
+        check_values(written)
+        if self.steps < 0:
+            raise ConfigError(f"steps must be 0 (evaluate only) or more, got {self.steps}")
+        each = self.algorithm.num_generations
+        if self.rollouts_per_step < 1 or self.rollouts_per_step % each:
+            raise ConfigError(
+                f"rollouts_per_step = {self.rollouts_per_step} is not a multiple of the {each} "
+                f"rollouts that {self.algorithm.name} asks of each prompt (algorithm.num_generations); "
+                f"try {max(1, (2 * self.rollouts_per_step + each) // (2 * each)) * each}"
+            )
+        _check_minibatches(self)
+        _check_staleness(self)
+
+    @property
+    def staleness_bound(self) -> int:
+        """Steps that no rollout is older than."""
+        return self.staleness.limit if self.max_staleness == "measured" else self.max_staleness
+
+    @property
+    def prompts_per_step(self) -> int:
+        """Prompts asked a step."""
+        return self.rollouts_per_step // self.algorithm.num_generations
+
+
+def _check_staleness(experiment: Experiment) -> None:
+    bound, slack = experiment.staleness_bound, experiment.staleness.slack
+    if bound < 0:
+        raise ConfigError(f"max_staleness must be 0 (synchronous) or more steps, got {bound}")
+    if bound > _STALEST:
+        name = "staleness.limit" if experiment.max_staleness == "measured" else "max_staleness"
+        raise ConfigError(
+            f"{name} = {bound} asks the rollouts of {bound + 1} steps at once and keeps them in memory; set {name} = "
+            f"{_STALEST} or less"
+        )
+    if slack and experiment.max_staleness == "measured":
+        raise ConfigError('staleness.slack is set by what is measured with max_staleness = "measured"; remove it')
+    if slack > bound:
+        raise ConfigError(f"staleness.slack must be from 0 to max_staleness = {bound} steps, got {slack}")
+
+
+def _check_minibatches(experiment: Experiment) -> None:
+    critic = experiment.algorithm.critic
+    updates = {"updates": experiment.algorithm.updates, "critic.updates": critic.updates if critic else Updates()}
+    for name, plan in updates.items():
+        if plan.minibatches > experiment.rollouts_per_step:
+            raise ConfigError(
+                f"algorithm.{name}.minibatches = {plan.minibatches} are more than the {experiment.rollouts_per_step} "
+                "rollouts of a step (rollouts_per_step), and an update needs one at least; set "
+                f"algorithm.{name}.minibatches = {experiment.rollouts_per_step} or less"
+            )
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An experiment, and what was understood in other words than it was written: one sentence each."""
+
+    experiment: Experiment
+    notes: tuple[str, ...]
+
+
+def built_in() -> dict[str, str]:
+    """Return the built-in experiments, name to TOML text."""
+    folder = files("gnomon.config") / "recipes"
+    return {p.name.removesuffix(".toml"): p.read_text() for p in folder.iterdir() if p.name.endswith(".toml")}
+
+
+def load(source: str | Path, overrides: Sequence[str] = ()) -> Loaded:
+    """Return the experiment of a TOML file or a built-in name, with ``key=value`` overrides applied.
+
+    Raises: ConfigError naming file, path, value and the nearest known name.
+    """
+    return from_table(read(source), overrides)
+
+
+def read(source: str | Path) -> dict[str, Any]:
+    """Return the table of a TOML file or of a built-in experiment."""
+    known = built_in()
+    if str(source) in known:
+        return tomllib.loads(known[str(source)])
+    path = Path(source)
+    if path.suffix != ".toml" and not path.exists():
+        raise ConfigError(f"{unknown('experiment', str(source), known)}; or the path of a TOML file")
+    try:
+        # Some editors begin a file with a mark that says it is UTF-8.
+        return parse_toml(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the experiment {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+def from_table(table: Mapping[str, Any], overrides: Sequence[str] = ()) -> Loaded:
+    """Return the experiment that ``table`` describes after the overrides.
+
+    Top-level spellings of other libraries (`ALIASES`, prompts_per_step) are understood and said back. Of a key that is
+    overridden twice the last counts, which is said as well.
+    """
+    parsed = [parse_override(override) for override in overrides]
+    repeated = _repeated(parsed)
+    try:
+        loaded = _load(table, parsed)
+    except ConfigError as error:
+        raise ConfigError("; ".join([str(error), *repeated])) from error
+    return Loaded(loaded.experiment, (*repeated, *loaded.notes))
+
+
+def _as_json(value: Any) -> Any:
+    """Return what a file can hold of a value: dates as texts. Raises: ValueError or RecursionError where it cannot."""
+    return json.loads(json.dumps(value, default=str))
+
+
+def _repeated(parsed: Sequence[tuple[str, Any]]) -> list[str]:
+    given: dict[str, list[Any]] = {}
+    for key, value in parsed:
+        given.setdefault(key, []).append(value)
+    several = {key: values for key, values in given.items() if len(values) > 1}
+    return [
+        f"{key} is given {len(v)} times, and the last counts: {', then '.join(map(repr, v))}"
+        for key, v in several.items()
+    ]
+
+
+def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loaded:
+    try:
+        whole: dict[str, Any] = _as_json(table)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"an experiment holds texts, numbers, lists and tables, and this one cannot be read: {error}"
+        ) from error
+    notes: list[str] = []
+    _name_task(whole)
+    if isinstance(whole.get("engine"), str):
+        whole["engine"] = {"kind": whole["engine"]}
+    if isinstance(whole.get("cluster"), str):
+        whole["cluster"] = ClusterPlan.named(whole["cluster"])
+    # A whole algorithm or task, or its kind, does not undo what is said of its parts.
+    for key, value in sorted(overrides, key=lambda parsed: (parsed[0].count("."), parsed[0] not in _KINDS)):
+        notes += let_go(whole, key, value) if key in _KINDS else []
+        if key == "task":
+            whole.pop("task", None)
+        if key == "cluster" and isinstance(value, str):
+            for name, said in ClusterPlan.named(value).items():
+                set_path(whole, f"cluster.{name}", said)
+            continue
+        # An engine by its name alone: what else is said of it stays.
+        set_path(whole, "engine.kind" if key == "engine" and isinstance(value, str) else key, value)
+        _name_task(whole)
+    check_texts(whole)
+    _hand_down(whole)
+    if "algorithm" not in whole:
+        raise ConfigError('missing algorithm; write algorithm = "grpo" (`gnomon algorithms` lists them)')
+    spec = whole.pop("algorithm")
+    resolution = resolve_with_notes(spec)
+    preset = spec.get("preset", "") if isinstance(spec, dict) else spec
+    notes += [f"the algorithm is your code, which was run: {preset}"] if ":" in str(preset) else []
+    notes += [*resolution.notes, *_translate(whole, resolution.algorithm)]
+    whole["algorithm"] = resolution.algorithm
+    rewards = whole.get("rewards", [])
+    if not isinstance(rewards, list):
+        raise ConfigError(f"rewards = {rewards!r}: should be a list of tables, each [[rewards]] with a kind")
+    whole["rewards"] = [_reward(table) for table in rewards]
+    return Loaded(build(Experiment, whole), tuple(notes))
+
+
+def to_toml(experiment: Experiment) -> str:
+    """Return the fully resolved experiment as TOML; `load` of it is the same experiment."""
+    table: dict[str, Any] = {}
+    for f in fields(experiment):
+        value = getattr(experiment, f.name)
+        if f.name == "algorithm":
+            table[f.name] = algorithm_table(value)
+    table |= {k: v for k, v in to_table(experiment).items() if k != "algorithm"}
+    return tomli_w.dumps(table)
+
+
+def _hand_down(whole: dict[str, Any]) -> None:
+    """Give what other libraries write at the top, and what is the algorithm's here, to the algorithm."""
+    its_own = {"num_generations", *ALGORITHM_ALIASES}
+    given = {key: whole.pop(key) for key in list(whole) if key in its_own}
+    if given:
+        spec = whole.get("algorithm", {})
+        whole["algorithm"] = {**(spec if isinstance(spec, dict) else {"preset": spec}), **given}
+
+
+def anchored(experiment: Experiment) -> Experiment:
+    """Return the experiment with the files that it names as absolute paths, so that it is the same from any folder."""
+    table = tomllib.loads(to_toml(experiment))
+    table["model"] = _absolute(table["model"])
+    _anchor(table)
+    return from_table(table).experiment
+
+
+def _anchor(node: Any) -> None:
+    if isinstance(node, dict):
+        if node.get("kind") in ("table", "benchmark") and "path" in node:
+            node["path"] = _absolute(node["path"])
+        if node.get("kind") == "function":
+            node["function"] = _absolute_member(node["function"])
+        if node.get("kind") in ("class", "tools", "trl"):
+            node["use"] = _absolute_member(node["use"])
+            node["tools"] = [_absolute_member(tool) for tool in node["tools"]]
+        is_critic = node.get("piece") == "CriticPlan" and node["initial"] != "policy"
+        if node.get("piece") in ("TrackerPlan", "OptimalValue") or is_critic:
+            node["initial"] = _absolute(node["initial"])
+    for below in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        _anchor(below)
+
+
+def _absolute_member(named: str) -> str:
+    file, colon, name = named.rpartition(":")
+    return f"{_absolute(file)}{colon}{name}" if file else named
+
+
+def _absolute(name: str) -> str:
+    try:
+        return str(Path(name).resolve(strict=True))
+    except (OSError, ValueError):  # not there, or no name that a file can have
+        return name
+
+
+def _name_task(whole: dict[str, Any]) -> None:
+    if isinstance(whole.get("task"), str):
+        whole["task"] = to_table(named(whole["task"]))
+    evaluation = whole.get("evaluation")
+    if isinstance(evaluation, dict) and isinstance(evaluation.get("task"), str):
+        evaluation["task"] = to_table(named_held_out(evaluation["task"]))
+
+
+def parse_override(override: str) -> tuple[str, Any]:
+    """Return path and value of "path=value"; the value is TOML, or else text. Raises: ConfigError for another form."""
+    key, equals, text = override.partition("=")
+    key = key.strip().removeprefix("--")
+    if not equals or not key or not all(p.isidentifier() or p.isdigit() for p in key.replace("-", "_").split(".")):
+        raise ConfigError(f"cannot read the override {override!r}: {OVERRIDE_HINT}")
+    try:
+        return key.replace("-", "_"), _as_json(parse_toml(f"value = {text}")["value"])
+    except (ValueError, RecursionError) as error:
+        if not isinstance(error, tomllib.TOMLDecodeError):
+            raise ConfigError(f"the value of {key} is no sound TOML: {error}") from error
+        if text.strip()[:1] in _OPENING:
+            raise ConfigError(
+                f"{key} = {text} is not TOML: {error}; is a bracket or a quote missing, or did the shell take one? "
+                f'Quote the whole override, as in \'{key}=["a", "b"]\' or \'{key}={{piece = "TruncatedIS"}}\''
+            ) from error
+        return key.replace("-", "_"), text
+
+
+def _translate(whole: dict[str, Any], algorithm: Algorithm) -> list[str]:
+    notes: list[str] = []
+    if "prompts_per_step" in whole:
+        prompts = whole.pop("prompts_per_step")
+        if not isinstance(prompts, int) or isinstance(prompts, bool) or prompts < 1:
+            raise ConfigError(f"prompts_per_step = {prompts!r}: should be a positive integer")
+        whole["rollouts_per_step"] = prompts * algorithm.num_generations
+        notes.append(f"prompts_per_step = {prompts} is rollouts_per_step = {whole['rollouts_per_step']}")
+    for spelling, path in ALIASES.items():
+        if spelling in whole:
+            value = whole.pop(spelling)
+            set_path(whole, path, value)
+            notes.append(f"{spelling} = {value} is {path} = {value}")
+    return notes
+
+
+ALIASES: Mapping[str, str] = {
+    "precision": "learner.precision",
+    "learning_rate": "learner.optimizer.learning_rate",
+    "max_completion_length": "sampling.max_completion_length",
+    "max_response_length": "sampling.max_completion_length",
+    "max_new_tokens": "sampling.max_completion_length",
+    "temperature": "sampling.temperature",
+    "max_steps": "steps",
+    "output_name": "name",
+    "device_name": "device",
+    "accelerator": "device",
+}
+"""What users of TRL and verl write at the top, and where it is here."""
+
+
+def _reward(table: Any) -> Any:
+    """Return the reward's table with the verifier's settings in a table of their own, as `WeightedReward` has them.
+
+    A text alone names a function of the user's.
+    """
+    if isinstance(table, str):
+        return {"verifier": {"kind": "function", "function": table}}
+    if not isinstance(table, dict) or "verifier" in table:
+        return table
+    own = {key: table[key] for key in ("weight", "name") if key in table}
+    return {"verifier": {key: value for key, value in table.items() if key not in own}, **own}

@@ -1,0 +1,1 @@
+"""What every room stands on: types, metrics, errors, tables, files, statistics and processes."""

@@ -1,0 +1,140 @@
+"""Files that are either whole or not there, whatever stops the program that writes them."""
+
+import errno
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from gnomon.core.failpoints import reach
+from gnomon.core.redaction import redacted
+
+# Files of a run directory are read where they are plain files: nothing else may be waited for.
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Open a file for reading in bytes. Whoever puts a named pipe, a device or a folder in its place is not waited for.
+
+    Raises: OSError, which says what is there, when it is no plain file.
+    """
+    refuse_special(path)
+    # It may become another between the two looks.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        refuse_special(path)
+    return os.fdopen(descriptor, "rb")
+
+
+def read_plain(path: Path) -> bytes:
+    """Return the content of a plain file. Raises: as `open_plain`."""
+    with open_plain(path) as file:
+        return file.read()
+
+
+def read_plain_text(path: Path, errors: str = "strict") -> str:
+    """Return the text of a plain file, in UTF-8. Raises: as `open_plain`; UnicodeDecodeError."""
+    return read_plain(path).decode("utf-8", errors)
+
+
+def refuse_special(path: Path) -> None:
+    """Raise OSError where something is at ``path`` that is no plain file, and FileNotFoundError where nothing is."""
+    kind = os.stat(path).st_mode
+    if not stat.S_ISREG(kind):
+        raise OSError(errno.EINVAL, f"it is {_named(kind)}, not a file", str(path))
+
+
+def _named(kind: int) -> str:
+    kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
+    return next((name for is_it, name in kinds if is_it(kind)), "a device")
+
+
+def write_durably(path: Path, content: bytes, is_synced: bool = True) -> None:
+    """Replace ``path`` by ``content`` at once: a reader, or a crash, sees all of it or what was there before.
+
+    Written beside it, then renamed. is_synced: also survive a power cut, for some milliseconds more.
+    Raises: OSError; the temporary file is removed and ``path`` is as it was.
+    """
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(beside, "wb") as file:
+            file.write(content)
+            if is_synced:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    if is_synced:
+        sync_directory(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` as indented JSON, durably. Raises: OSError; ValueError for NaN and infinity."""
+    text = json.dumps(redacted(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    write_durably(path, text.encode())
+
+
+def sync_file(path: Path) -> None:
+    """Wait until the content of ``path`` is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_directory(path: Path) -> None:
+    """Wait until the names in ``path`` are on the disk; without it a rename can be lost in a power cut."""
+    sync_file(path)
+
+
+def sync_tree(path: Path) -> None:
+    """Wait until every file and every folder under ``path`` is on the disk."""
+    for folder, _, names in os.walk(path, topdown=False):
+        for name in names:
+            sync_file(Path(folder) / name)
+        sync_directory(Path(folder))
+
+
+def remove_tree(path: Path, hidden_name: str) -> None:
+    """Remove a folder so that a crash in between leaves no half of it under its own name.
+
+    hidden_name: what it is renamed to, in the same parent, before its files go.
+    """
+    hidden = path.with_name(hidden_name)
+    os.replace(path, hidden)
+    sync_directory(path.parent)
+    reach("checkpoint-retire")
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def keep_lines(path: Path, is_kept: Callable[[bytes], bool]) -> None:
+    """Rewrite a file of lines with those that are kept, durably, and only when one is not.
+
+    A last line without its line feed was torn by a crash, and is not offered.
+    """
+    content = read_plain(path)
+    whole = content[: content.rfind(b"\n") + 1]
+    kept = b"".join(line for line in whole.splitlines(keepends=True) if is_kept(line))
+    if kept != content:
+        write_durably(path, kept)
+
+
+def step_files(directory: Path, suffix: str) -> list[tuple[int, Path]]:
+    """Return the steps that have a file ``step-000012.SUFFIX``, and the files, in order of steps.
+
+    What a killed writer left beside them is removed.
+    """
+    if not directory.is_dir():
+        return []
+    for torn in directory.glob(".step-*.tmp"):
+        torn.unlink()
+    found = ((re.fullmatch(rf"step-(\d+)\.{suffix}", path.name), path) for path in directory.iterdir())
+    return sorted((int(match[1]), path) for match, path in found if match)

@@ -1,0 +1,163 @@
+"""Everything that gnomon raises on purpose.
+
+    GnomonError
+    ├── UserError                 the input is wrong: exit code 2, one message, no traceback
+    │   ├── ConfigError           a key, value, name or composition (also a ValueError)
+    │   ├── DatasetError          rows of a dataset, all bad ones at once (also a ValueError)
+    │   ├── ModelError            a model or tokenizer that cannot be loaded (also an OSError)
+    │   ├── RewardError           a reward function that cannot be imported or called (also a TypeError)
+    │   └── RunDirectoryError     a run that exists, is locked or cannot be written (also an OSError)
+    └── RunError                  the run failed: exit code 1
+        ├── GradingError          too many samples could not be graded (also a RuntimeError)
+        ├── EngineError           generation failed (also a RuntimeError)
+        ├── WeightSyncError          an engine does not hold the weights that it was sent (also a RuntimeError)
+        ├── LearnerError          an update could not be made (also a RuntimeError)
+        │   └── NotFiniteError    a number that would be trained on is NaN or infinite; nothing was changed
+        ├── CheckpointError       no checkpoint can be trusted (also an OSError)
+        ├── ClusterError          the Ray cluster that a run is on is gone (also a RuntimeError)
+        ├── DiagnosedError        the diagnosis found what `doctor.stop_on` names (also a RuntimeError)
+        └── Stopped               a signal asked the run to stop, and it did, after saving: exit code 128 + signal
+
+Two more live in `gnomon.rewards.base` and never end a run: a verifier raises them about one sample.
+
+    GnomonError
+    ├── VerifierError             this sample cannot be judged: an error, not a zero (also a ValueError)
+    └── NotApplicable             this reward says nothing about this sample; the other rewards still count
+
+Each says what was wrong, with the value, and what to do. All can be pickled.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class GnomonError(Exception):
+    """The root: `except gnomon.GnomonError` catches what gnomon raises on purpose."""
+
+
+class UserError(GnomonError):
+    """The input is wrong; nothing was loaded, changed or lost."""
+
+
+class ConfigError(UserError, ValueError):
+    """A configuration key, value, name or composition of pieces is wrong."""
+
+
+class DatasetError(UserError, ValueError):
+    """Rows of a dataset cannot be used; the message lists file, row, field and reason for each."""
+
+
+class ModelError(UserError, OSError):
+    """A model or tokenizer cannot be loaded."""
+
+
+class RewardError(UserError, TypeError):
+    """A reward function cannot be imported, or has a signature that is not known."""
+
+
+class RunDirectoryError(UserError, OSError):
+    """A run directory exists already, is in use, or cannot be written."""
+
+
+class RunError(GnomonError):
+    """The run failed after it began."""
+
+
+class GradingError(RunError, RuntimeError):
+    """More samples than allowed could not be graded."""
+
+
+class EngineError(RunError, RuntimeError):
+    """An engine could not generate."""
+
+
+class WeightSyncError(RunError, RuntimeError):
+    """An engine does not answer with the weights that it was sent."""
+
+
+class LearnerError(RunError, RuntimeError):
+    """The learner could not make an update."""
+
+
+class NotFiniteError(LearnerError):
+    """A loss, gradient, log-probability, value or reward is NaN, infinite or too large; nothing was changed."""
+
+
+class CheckpointError(RunError, OSError):
+    """No checkpoint can be trusted."""
+
+
+class ClusterError(RunError, RuntimeError):
+    """The Ray cluster that the run is on cannot be reached any more."""
+
+
+class DiagnosedError(RunError, RuntimeError):
+    """The diagnosis found what `doctor.stop_on` names; the run ended after a checkpoint, and can go on from it."""
+
+
+class Stopped(RunError):
+    """The run was asked to stop by a signal, and did so after publishing a checkpoint. args: message, signal."""
+
+
+def check_bounds(where: str, piece: object, **bounds: tuple[bool, str]) -> None:
+    """Refuse ``piece`` when one of its fields is out of bounds, naming that field and its value alone.
+
+    where: what comes before the field's name, such as "learner.optimizer". bounds: for a field whether its bound holds,
+    and the bound in words. Raises: ConfigError.
+
+    >>> check_bounds("slice", slice(0, -1), start=(True, "at least 0"), stop=(False, "at least 0"))
+    Traceback (most recent call last):
+    ...
+    gnomon.core.errors.ConfigError: slice.stop must be at least 0, got -1
+    """
+    broken = [
+        f"{where}.{name} must be {bound}, got {getattr(piece, name)!r}"
+        for name, (holds, bound) in bounds.items()
+        if not holds
+    ]
+    if broken:
+        raise ConfigError("; ".join(broken))
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """Return ``text``, or its beginning and how long it is.
+
+    >>> shortened("a" * 100, 8)
+    'aaaaaaaa... (100 characters)'
+    """
+    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
+
+
+def on_one_line(text: str) -> str:
+    r"""Return ``text`` as a message can show it: line ends, control characters and half surrogate pairs are spelled.
+
+    >>> print(on_one_line("two words"), on_one_line("a\nb"))
+    two words a\nb
+    """
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """Return a sentence that says ``name`` is unknown and which known name is nearest.
+
+    >>> unknown("algorithm", "grop", ["grpo", "spo"])
+    "unknown algorithm 'grop'; did you mean 'grpo'? Known: grpo, spo"
+    >>> unknown("algorithm", "gpro", ["grpo", "gspo"])
+    "unknown algorithm 'gpro'; did you mean 'grpo'? Known: grpo, gspo"
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    # Two letters that changed places are the likeliest slip, and no worse a match than others.
+    near.sort(key=lambda candidate: sorted(candidate) != sorted(name))
+    hint = f"; did you mean '{near[0]}'?" if near else "."
+    return f"unknown {kind} '{shortened(on_one_line(name))}'{hint} Known: {', '.join(names)}"
+
+
+def named(kind: str, said: str) -> GnomonError | None:
+    """Return the error of that name, as it was raised in another process; None for one that is not gnomon's.
+
+    >>> named("EngineError", "gone"), named("ValueError", "bad")
+    (EngineError('gone'), None)
+    """
+    found = globals().get(kind)
+    return found(said) if isinstance(found, type) and issubclass(found, GnomonError) else None

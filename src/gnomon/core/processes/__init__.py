@@ -1,0 +1,1 @@
+"""Programs that fork workers, and the workers: started, asked, timed and ended."""

@@ -1,0 +1,91 @@
+"""Work that takes its time says so here, however deep it lies; whoever shows progress listens.
+
+A dataset is read, a checkpoint compared or a server started far below whatever prints. Each of them says what it does
+and how far it is, with `working` or `counted`; a `Console` shows it while it is open. Without one, nothing is shown.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Steps(Protocol):
+    """A stretch of work that is under way."""
+
+    def advance(self, count: int = 1) -> None:
+        """Note that so many more are done."""
+        ...
+
+
+class Show(Protocol):
+    """Shows a stretch of work for as long as the block lasts."""
+
+    def __call__(self, text: str, total: int, unit: str, is_brief: bool, /) -> AbstractContextManager[Steps]:
+        """Begin to show it; the parameters are those of `working`."""
+        ...
+
+
+class _NoDisplay:
+    def advance(self, count: int = 1) -> None:
+        """Nobody looks."""
+
+
+_SHOWN: list[Show] = []
+
+
+@contextmanager
+def shown_by(show: Show) -> Iterator[None]:
+    """Let ``show`` have what any thread of this process works on during the block; the latest one open has it all."""
+    _SHOWN.append(show)
+    try:
+        yield
+    finally:
+        _SHOWN.remove(show)
+
+
+@contextmanager
+def working(text: str, total: int = 0, unit: str = "", is_brief: bool = False) -> Iterator[Steps]:
+    """Say that ``text`` is being done, for as long as the block lasts.
+
+    total: how many there are to be done, 0 when that is not known. unit: "bytes" for sizes, else "". is_brief: leave no
+    line behind in a log, for what is done again and again.
+
+    >>> with working("adding", total=3) as steps:
+    ...     steps.advance(2)
+    """
+    if not _SHOWN:
+        yield _NoDisplay()
+        return
+    with _SHOWN[-1](text, total, unit, is_brief) as steps:
+        yield steps
+
+
+def counted(items: Iterable[T], text: str, total: int, is_brief: bool = False) -> Iterator[T]:
+    """Yield ``items``, of which there are ``total``, and say how many have been gone through.
+
+    >>> sum(counted([1, 2, 3], "adding", 3))
+    6
+    """
+    with working(text, total, is_brief=is_brief) as steps:
+        for item in items:
+            yield item
+            steps.advance()
+
+
+def told(tell: Callable[[str], None]) -> Show:
+    """Return what tells each text once, when the work begins: for programs without a console.
+
+    >>> with shown_by(told(print)), working("adding"):
+    ...     pass
+    adding ...
+    """
+
+    @contextmanager
+    def show(text: str, total: int, unit: str, is_brief: bool, /) -> Iterator[Steps]:
+        if not is_brief:
+            tell(f"{text} ...")
+        yield _NoDisplay()
+
+    return show

@@ -1,0 +1,376 @@
+"""The small plans of an experiment: plain values, each checked when it is made."""
+
+import difflib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gnomon.core.errors import ConfigError, check_bounds, shortened
+
+MOST_TOKENS = 64
+"""Rollouts of a step that may be looked at token by token."""
+
+
+@dataclass(frozen=True)
+class SamplingPlan:
+    """How answers are drawn; see `engines.base.Sampling` for units.
+
+    stop_ids: token ids that end an answer, beside the model's own.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_completion_length: int = 64
+    stop_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """Who answers.
+
+    kind: "local", gnomon's own in this process, or "vllm". max_concurrent: answers decoded at once by each engine;
+    memory for the KV cache grows with it. count: engines, each with weights of its own if there are several.
+    rounding: what the weights are rounded to before an engine gets them; "none" sends them as they are.
+    timeout_seconds: an engine that neither finishes nor draws anything for so long counts as dead; a server that was
+    started has ten minutes to load its model.
+    server: for "vllm": "" is in this process, "start" a server of its own, otherwise the address of one that runs.
+    python: the interpreter that has vLLM, for ``server = "start"`` and for a cluster's engines; "" is this one.
+    tensor_parallel: for "vllm": GPUs (on a CPU processes) of one machine that hold the model of one engine together,
+    of each layer a part each. The heads of the model's attention must be a multiple of it.
+    """
+
+    kind: Literal["local", "vllm"] = "local"
+    max_concurrent: int = 64
+    count: int = 1
+    rounding: Literal["none", "fp8", "int8", "int4"] = "none"
+    timeout_seconds: float = 40.0
+    server: str = ""
+    python: str = ""
+    tensor_parallel: int = 1
+
+    def __post_init__(self) -> None:
+        if self.max_concurrent < 1:
+            raise ConfigError(f"engine.max_concurrent must be at least 1, got {self.max_concurrent}")
+        if self.count < 1:
+            raise ConfigError(f"engine.count must be at least 1, got {self.count}")
+        if self.timeout_seconds <= 0:
+            raise ConfigError(f"engine.timeout_seconds must be > 0, got {self.timeout_seconds}")
+        if self.kind == "local" and (self.server or self.python):
+            raise ConfigError('engine.server and engine.python are for engine.kind = "vllm"')
+        if self.tensor_parallel < 1:
+            raise ConfigError(f"engine.tensor_parallel must be at least 1, got {self.tensor_parallel}")
+        if self.tensor_parallel > 1 and self.kind == "local":
+            raise ConfigError(
+                f"engine.tensor_parallel = {self.tensor_parallel}, and gnomon's own engine holds its model on one "
+                'device; set engine.kind = "vllm", or engine.tensor_parallel = 1'
+            )
+        if self.tensor_parallel > 1 and self.server not in ("", "start"):
+            raise ConfigError(
+                f"engine.tensor_parallel = {self.tensor_parallel} says how an engine is built, and the one at "
+                f"engine.server = '{self.server}' is there already; start it with --tensor-parallel, and set "
+                "engine.tensor_parallel = 1"
+            )
+
+
+@dataclass(frozen=True)
+class StalenessPlan:
+    """How asking and training overlap, where `Experiment.max_staleness` lets them.
+
+    stragglers: "wait" for an answer whose time is over, or "drop" it: no step waits then, but short answers are favored
+    and what was generated of the dropped ones is lost. slack: steps' worth of prompts fewer that are on their way:
+    answers are usually so many steps fresher than the bound, and slow ones may be overtaken and still come in time.
+    For ``max_staleness = "measured"``: ess_floor, of the effective sample size of a step, above 0 and below 1; groups
+    are removed until the rest reaches it. limit: steps that no answer is older than, whatever is measured.
+    """
+
+    stragglers: Literal["wait", "drop"] = "wait"
+    slack: int = 0
+    ess_floor: float = 0.5
+    limit: int = 8
+
+    def __post_init__(self) -> None:
+        if self.slack < 0:
+            raise ConfigError(f"staleness.slack must be 0 or more steps, got {self.slack}")
+        if not 0 < self.ess_floor < 1:
+            raise ConfigError(f"staleness.ess_floor must be above 0 and below 1, got {self.ess_floor}")
+        if self.limit < 1:
+            raise ConfigError(f"staleness.limit must be at least 1 step, got {self.limit}")
+
+
+@dataclass(frozen=True)
+class BudgetPlan:
+    """What a run may spend before its last step; it ends there, or after `Experiment.steps` if these are over sooner.
+
+    tokens: generated for training, trained on or not; see `loop.budget.Meter` for what counts. seconds: of training,
+    without evaluation, checkpoints and loading; how many steps these are depends on the machine. 0 sets no such limit.
+    evaluations: it is evaluated whenever another 1 / evaluations of the budget was spent, beside `evaluation.every`.
+    The step in which it is reached is the last. A learning rate that falls goes by `Experiment.steps` all the same, so
+    a budget that ends first leaves it where it is then.
+    """
+
+    tokens: int = 0
+    seconds: float = 0.0
+    evaluations: int = 0
+
+    def __post_init__(self) -> None:
+        check_bounds(
+            "budget",
+            self,
+            tokens=(self.tokens >= 0, "0 (no limit) or more"),
+            seconds=(0 <= self.seconds < math.inf, "0 (no limit) or more, and finite"),
+            evaluations=(self.evaluations >= 0, "0 or more"),
+        )
+        if self.evaluations and not self.is_set:
+            raise ConfigError("budget.evaluations are shares of a budget; set budget.tokens or budget.seconds")
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is a limit."""
+        return self.tokens > 0 or self.seconds > 0
+
+
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """When a run is saved. every: steps, 0 for the end alone. keep_last: newest checkpoints kept.
+
+    keep_every: steps; checkpoints at its multiples stay for good, 0 for none. asynchronous: steps go on while one is
+    written, which holds a copy of it in memory until it is on the disk; where so much is not free they wait.
+    """
+
+    every: int = 25
+    keep_last: int = 2
+    keep_every: int = 0
+    asynchronous: bool = True
+
+    def __post_init__(self) -> None:
+        check_bounds(
+            "checkpoints",
+            self,
+            every=(self.every >= 0, "0 (at the end alone) or more steps"),
+            keep_last=(self.keep_last >= 1, "at least 1"),
+            keep_every=(self.keep_every >= 0, "0 (none) or more steps"),
+        )
+
+
+@dataclass(frozen=True)
+class GradingPlan:
+    """Where answers are judged.
+
+    workers: processes. deadline_seconds: after which a sample's worker is killed and the sample is an error.
+    memory_gib: address space that a worker may take beyond its imports, 0 for no limit. environment: names of further
+    environment variables that rewards may read. max_error_fraction: in [0, 1), of the last 50 samples; more errors stop
+    the run. opening: whether rewards see what a chat template opens the answer with in the prompt, such as ``<think>``.
+    """
+
+    workers: int = 2
+    deadline_seconds: float = 5.0
+    memory_gib: float = 4.0
+    environment: tuple[str, ...] = ()
+    max_error_fraction: float = 0.2
+    opening: bool = True
+
+    def __post_init__(self) -> None:
+        check_bounds(
+            "grading",
+            self,
+            workers=(self.workers >= 1, "at least 1"),
+            deadline_seconds=(self.deadline_seconds > 0, "above 0"),
+            memory_gib=(self.memory_gib >= 0, "0 (no limit) or more"),
+            max_error_fraction=(0 <= self.max_error_fraction < 1, "in [0, 1)"),
+        )
+
+
+_LAST_PORT = (1 << 16) - 1
+_ADDRESS = re.compile(r"auto|(ray://)?(\[[0-9a-fA-F:.]+\]|[\w.-]+):[0-9]{1,5}")
+
+
+def _is_address(text: str) -> bool:
+    return bool(_ADDRESS.fullmatch(text)) and (text == "auto" or 0 < int(text.rpartition(":")[2]) <= _LAST_PORT)
+
+
+STORE = "store"
+"""The way of weights that every cluster has: its object store."""
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """Whether learners, engines and graders are on a Ray cluster, and on which.
+
+    kind: "none" keeps all on this machine, without Ray. address: "" starts a cluster here, for this run alone;
+    "HOST:PORT" or "auto" joins one from one of its machines, "ray://HOST:PORT" from any other. graders: actors that
+    grade, each with ``grading.workers`` processes. placement: "pack" on as few machines as possible, or "spread".
+    start_seconds: to wait for the cluster, and then for room on it.
+    transfer: how weights get to engines. "store": through the cluster's object store. "nccl": by vLLM's own transfer,
+    one broadcast from the learner's GPU to those of vLLM engines; or another transfer's name, which a plugin of vLLM's
+    with that name registers.
+    """
+
+    kind: Literal["none", "ray"] = "none"
+    address: str = ""
+    graders: int = 1
+    placement: Literal["pack", "spread"] = "pack"
+    start_seconds: float = 120.0
+    transfer: str = STORE
+
+    def __post_init__(self) -> None:
+        if self.address and not _is_address(self.address):
+            near = difflib.get_close_matches(self.address, ("ray", "auto", "none"), n=1, cutoff=0.5)
+            hint = f": did you mean '{near[0]}'? It" if near else ""
+            raise ConfigError(
+                f"cluster.address = '{self.address}'{hint} should be HOST:PORT (from one of its machines), "
+                'ray://HOST:PORT (from any other) or "auto"; to start a cluster here write cluster = "ray" and no '
+                "address"
+            )
+        if self.kind == "none" and self.address:
+            raise ConfigError(f"cluster.address = '{self.address}' needs cluster.kind = 'ray'; set it, or remove both")
+        if self.kind == "none" and self.is_broadcasting:
+            raise ConfigError(
+                f"cluster.transfer = '{self.transfer}' is a way of weights on a cluster; set cluster.kind = 'ray', or "
+                "remove it"
+            )
+        if self.graders < 1 or not 0 < self.start_seconds < math.inf:
+            raise ConfigError(
+                f"cluster needs graders >= 1 and start_seconds > 0, got {self.graders} and {self.start_seconds}"
+            )
+
+    @property
+    def is_broadcasting(self) -> bool:
+        """Whether the learner sends weights to all engines at once, rather than that each fetches them."""
+        return self.transfer != STORE
+
+    @classmethod
+    def named(cls, text: str) -> dict[str, str]:
+        """Return the table that one word stands for: "ray", "none", or an address.
+
+        >>> ClusterPlan.named("ray://head:10001")
+        {'kind': 'ray', 'address': 'ray://head:10001'}
+        """
+        return {"kind": text} if text in ("ray", "none") else {"kind": "ray", "address": text}
+
+
+@dataclass(frozen=True)
+class RecordPlan:
+    """What is written down beside metrics.
+
+    rollouts: every graded rollout of every step. tokens: of so many of them, or an eighth of a step if that is less,
+    in one step of eight, log-probability and entropy of each token under the learner as well; 0 for none. batches:
+    every training batch, for later dissection.
+    sinks: "tensorboard", "wandb", "trackio". aliases: add the names that TRL's and verl's dashboards expect.
+    """
+
+    rollouts: bool = True
+    batches: bool = False
+    sinks: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    aliases: bool = False
+    tokens: int = 8
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tokens <= MOST_TOKENS:
+            raise ConfigError(f"records.tokens must be from 0 to {MOST_TOKENS} rollouts a step, got {self.tokens}")
+
+
+@dataclass(frozen=True)
+class DoctorPlan:
+    """Whether a run is diagnosed while it trains (`gnomon doctor RUN` diagnoses it at any time).
+
+    rules: those that look, by name, all of them when none is named; a name with a minus before it is left out.
+    stop_on: a severity ("note", "warning", "severe") or a list of severities and rules: a finding that is as grave, or
+    of such a rule, ends the run after a checkpoint. A run that is resumed does not stop for the same finding again.
+    """
+
+    on: bool = True
+    rules: tuple[str, ...] = ()
+    stop_on: str | tuple[str, ...] = ()
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """What ends the run, as a list."""
+        return (self.stop_on,) if isinstance(self.stop_on, str) and self.stop_on else tuple(self.stop_on)
+
+
+_MOST = {
+    "rollouts_per_step": 10**6, "size": 10**7, "samples": 10**5, "count": 10**3, "graders": 10**3, "workers": 10**3,
+    "terms": 10**4, "max_concurrent": 10**5, "epochs": 10**4, "minibatches": 10**6, "max_completion_length": 10**8,
+    "processes": 10**5, "steps": 10**12, "tokens": 10**15,
+}  # fmt: skip
+_NO_COUNTS = ("lowest", "highest", "stop_ids", "parameters", "settings", "max_staleness", "chat_template_kwargs")
+_LAST_SEED = 2**63 - 1
+"""Generators of Python, NumPy and torch all begin with any seed from 0 to this."""
+
+
+def check_values(table: Mapping[str, Any], path: str = "", is_counted: bool = True) -> None:
+    """Refuse numbers that no machine has room or time for, before any memory is taken for them.
+
+    A slip of the finger (steps = 10**18) would otherwise be found out by a machine that swaps.
+    Raises: ConfigError naming the key, its value and what it may be.
+
+    >>> check_values({"task": {"seed": 2**63}})
+    Traceback (most recent call last):
+    ...
+    gnomon.core.errors.ConfigError: task.seed must be from 0 to 9223372036854775807 (63 bits), got 9223372036854775808
+    """
+    for key, value in table.items():
+        place = f"{path}.{key}" if path else str(key)
+        is_counted_here = is_counted and key not in _NO_COUNTS
+        if isinstance(value, Mapping):
+            check_values(value, place, is_counted_here)
+        elif isinstance(value, list):
+            check_values({str(number): inner for number, inner in enumerate(value)}, place, is_counted_here)
+        elif isinstance(value, float) and not math.isfinite(value):
+            _check_finite(value, place)
+        elif isinstance(value, int):
+            _check_count(key, value, place, is_counted_here)
+        elif value is None:
+            raise ConfigError(f"{place} is null, which the record of an experiment cannot hold; leave it out")
+
+
+def check_texts(value: Any, place: str = "") -> None:
+    """Refuse texts with half a surrogate pair, in a table, its keys or a text alone. Raises: ConfigError."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _check_text(str(key), place or "a key")
+            check_texts(inner, f"{place}.{key}" if place else str(key))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            check_texts(inner, f"{place}[{number}]")
+    elif isinstance(value, str):
+        _check_text(value, place)
+
+
+def _check_text(text: str, place: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{place} has half a surrogate pair at character {error.start + 1}, which no UTF-8 file can hold: "
+            f"{shortened(ascii(text))}; write it again"
+        ) from None
+
+
+def _check_finite(value: float, place: str) -> None:
+    # Bounds of an algorithm may be infinite: its pieces say which.
+    if math.isnan(value) or not place.startswith("algorithm."):
+        raise ConfigError(f"{place} = {value} is no finite number; write one, or remove the key")
+
+
+def _check_count(key: str, value: int, place: str, is_counted: bool) -> None:
+    if key == "seed" and not 0 <= value <= _LAST_SEED:
+        raise ConfigError(f"{place} must be from 0 to {_LAST_SEED} (63 bits), got {_number(value)}")
+    if not is_counted or key == "seed":
+        if abs(value) > _LAST_SEED:
+            raise ConfigError(f"{place} = {_number(value)} is beyond 63 bits, the most that a whole number may have")
+        return
+    most = _MOST.get(key, 10**9)
+    if value > most:
+        raise ConfigError(f"{place} = {_number(value)} is more than {most}, the most that can be meant here")
+    if value < -most:
+        raise ConfigError(f"{place} = {_number(value)} is less than {-most}, the least that can be meant here")
+
+
+def _number(value: int) -> str:
+    digits = str(value)
+    return digits if len(digits) <= 40 else f"{digits[:12]}... ({len(digits)} digits)"

@@ -1,0 +1,197 @@
+"""Tables to frozen dataclasses and back: every key known, every type strict, every message with its path."""
+
+import dataclasses
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from gnomon.core.errors import ConfigError, unknown
+
+# TOML that somebody else wrote, read in time and memory that grow with its length.
+
+_MOST_DOTS = 1000
+# What is quoted, to its end or that of the line or text, and comments: nothing in them is a dot of a key.
+_QUOTED = re.compile(
+    r'"{3}(?:\\.|[^\\])*?(?:"{3,5}|\Z)|' r"'{3}.*?(?:'{3,5}|\Z)|" r'"(?:\\.|[^"\\\n])*"?|' r"'[^'\n]*'?|#[^\n]*",
+    re.DOTALL,
+)
+_DOTTED = re.compile(r'(?:[\w-]|"")++(?:[ \t]*+\.[ \t]*+(?:[\w-]|"")*+)*+')
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the table of a TOML text. Raises: ValueError or RecursionError for what is none, or no sound one.
+
+    Refused beside: names of a key without end, for which the parser's time grows with their square (50,000 take it
+    minutes); numbers that Python reads, in hexadecimal, and cannot write.
+
+    >>> parse_toml("a.b = 1")
+    {'a': {'b': 1}}
+    """
+    bare = _QUOTED.sub(lambda match: "" if match[0][0] == "#" else '""', text)
+    if any(found[0].count(".") > _MOST_DOTS for found in _DOTTED.finditer(bare)):
+        raise ValueError(f"a key has more than {_MOST_DOTS} names, joined by dots")
+    table = tomllib.loads(text)
+    repr(table)
+    return table
+
+
+T = TypeVar("T")
+
+
+def build(cls: type[T], table: Mapping[str, Any], path: str = "") -> T:
+    """Return the frozen dataclass ``cls`` that ``table`` describes.
+
+    Nested tables become nested dataclasses; where several are possible their ``kind`` field decides. Leaves are
+    checked strictly (no "5" for 5, no 1 for true).
+    Raises: ConfigError naming the path, the value, what was expected, and the nearest known key.
+    """
+    hints = typing.get_type_hints(cls, include_extras=True)
+    known = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
+    for key in table:
+        if key not in known:
+            raise ConfigError(_at(path, unknown("key", key, known)))
+    missing = [name for name, f in known.items() if name not in table and _is_required(f)]
+    if missing:
+        raise ConfigError(_at(path, f"missing {', '.join(missing)}"))
+    values = {key: _value(hints[key], value, _join(path, key)) for key, value in table.items()}
+    try:
+        return cls(**values)
+    except (ConfigError, ValueError, TypeError) as error:
+        raise ConfigError(_at(path, str(error))) from error
+
+
+def to_table(piece: Any) -> dict[str, Any]:
+    """Return the table that `build` turns into ``piece`` again; ``None`` fields are left out, as TOML has none."""
+    table: dict[str, Any] = {}
+    for f in dataclasses.fields(piece):
+        value = getattr(piece, f.name)
+        if value is not None and f.init:
+            table[f.name] = _plain(value)
+    return table
+
+
+def set_path(table: dict[str, Any], path: str, value: Any) -> None:
+    """Set ``table["a"]["b"]`` for the path "a.b", making tables on the way; a number counts in a list, from 0.
+
+    A text on the way becomes the table that it stands for: ``preset`` of the algorithm, ``piece`` below that, ``kind``
+    elsewhere.
+    Raises: ConfigError when the path goes below a list that has no such entry.
+    """
+    *parents, last = path.split(".")
+    node: Any = table
+    for depth, parent in enumerate(parents):
+        key = _key(node, parent, path)
+        below = node[key] if isinstance(node, list) else node.get(key)
+        if not isinstance(below, dict | list):
+            naming = "kind" if parents[0] != "algorithm" else "piece" if depth else "preset"
+            below = {} if below is None else {naming: below}
+            node[key] = below
+        node = below
+    node[_key(node, last, path)] = value
+
+
+def let_go(table: dict[str, Any], path: str, kind: Any) -> list[str]:
+    """Empty the table whose ``kind`` is at ``path`` if it is of another kind, for its keys mean nothing there.
+
+    Returns: a note that says which were left out, if any were.
+
+    >>> table = {"task": {"kind": "arithmetic", "lowest": 0}}
+    >>> let_go(table, "task.kind", "table"), table
+    (['task.kind = table is another kind than arithmetic, so lowest of that is left out'], {'task': {}})
+    """
+    node: Any = table
+    for name in path.split(".")[:-1]:
+        node = node.get(name) if isinstance(node, dict) else None
+    if not isinstance(node, dict) or node.get("kind", kind) == kind:
+        return []
+    before, keys = node["kind"], [name for name in node if name != "kind"]
+    node.clear()
+    verb = "is" if len(keys) == 1 else "are"
+    return (
+        [f"{path} = {kind} is another kind than {before}, so {', '.join(keys)} of that {verb} left out"] if keys else []
+    )
+
+
+def _key(node: Any, key: str, path: str) -> Any:
+    if not isinstance(node, list):
+        return key
+    if not key.isdigit() or int(key) >= len(node):
+        raise ConfigError(
+            f"{path}: '{key}' is no entry of a list of {len(node)}, counted from 0; or give the whole list"
+        )
+    return int(key)
+
+
+def _value(hint: Any, value: Any, path: str) -> Any:
+    if typing.get_origin(hint) is typing.Annotated:
+        hint = typing.get_args(hint)[0]
+    members = _members(hint)
+    classes = [m for m in members if isinstance(m, type) and dataclasses.is_dataclass(m)]
+    if isinstance(value, Mapping) and classes:
+        return build(_choose(classes, value, path), value, path)
+    if classes and isinstance(value, tuple(classes)):
+        return value
+    for member in members:
+        arguments = typing.get_args(member)
+        if typing.get_origin(member) is tuple and isinstance(value, list | tuple):
+            of_each = arguments[:1] * len(value) if arguments[1:] == (Ellipsis,) else arguments
+            if len(of_each) == len(value):
+                pairs = zip(of_each, value, strict=True)
+                return tuple(_value(a, v, f"{path}[{i}]") for i, (a, v) in enumerate(pairs))
+    return _leaf(hint, value, path)
+
+
+def _leaf(hint: Any, value: Any, path: str) -> Any:
+    try:
+        return TypeAdapter(hint).validate_python(value, strict=True)
+    except ValidationError as error:
+        reasons = sorted({e["msg"].removeprefix("Input should be ") for e in error.errors()})
+        raise ConfigError(f"{path} = {value!r}: should be {' or '.join(reasons)}") from error
+
+
+def _choose(classes: list[Any], value: Mapping[str, Any], path: str) -> Any:
+    if len(classes) == 1:
+        return classes[0]
+    kinds = {typing.get_args(typing.get_type_hints(c)["kind"])[0]: c for c in classes}
+    kind = value.get("kind")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ConfigError(_at(path, unknown("kind", str(kind), kinds) if kind else f"needs a kind: {', '.join(kinds)}"))
+    return kinds[kind]
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    flat: list[Any] = []
+    for member in typing.get_args(hint) if is_union else (hint,):
+        if typing.get_origin(member) is typing.Annotated:
+            member = typing.get_args(member)[0]
+        flat += _members(member) if typing.get_origin(member) in (typing.Union, types.UnionType) else [member]
+    return tuple(flat)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return to_table(value)
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value
+
+
+def _is_required(f: "dataclasses.Field[Any]") -> bool:
+    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _at(path: str, message: str) -> str:
+    is_said = not path or message.startswith(f"{path}.")
+    return message if is_said else f"{path}: {message}"

@@ -1,0 +1,363 @@
+"""The things that move: prompt, completion, rollout, group, batch, snapshot.
+
+Axes, everywhere: **B** sequences of a batch (all groups together), **T** response positions (padded
+right), **S** positions of the whole sequence (prompt, then response, padded right), **G** rollouts of
+one task. Log-probabilities are natural logarithms. `mask` is true where *the policy chose the token*.
+
+Four policies, four names: *behavior* (the engine that sampled), *proximal* (the learner when the step
+began), *reference* (frozen), *current* (the one with a gradient).
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from gnomon.core.errors import ConfigError
+
+StopReason = Literal["stop", "length"]
+Message = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One question: what is asked, and everything that a reward may look at.
+
+    id: stable and unique within its task set; trackers and checkpoints are keyed by it.
+    prompt: token ids, the chat template already applied.
+    text: the question as a person reads it, without template.
+    columns: the dataset's other columns by name (``answer``, ``data_source``, ``entry``, ...); JSON values.
+    messages: the question as the dataset holds it, where that is chat messages; () where it is text.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    text: str
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    messages: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One answer of an engine.
+
+    tokens: the sampled ids, the stop token included when one was sampled.
+    logprobs: of each token, under the distribution that it was sampled from (temperature and truncation applied).
+    full_logprobs: of each token under the temperature-scaled policy *without* truncation; equal to
+        ``logprobs`` when top-p, top-k and min-p are off.
+    oldest_version, newest_version: the weights that sampled the first and the last token.
+    stop: "stop" when a stop token was sampled, "length" when the budget ended first.
+    routing: Int16[S L K], the experts that each of L mixture layers chose for each position of prompt and response;
+        -1 where none was recorded (the last position: nothing was asked of it). None unless it was asked for.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    full_logprobs: tuple[float, ...]
+    oldest_version: int
+    newest_version: int
+    stop: StopReason
+    routing: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Grade:
+    """A verdict: a reward, or an error that is neither a zero nor trained on.
+
+    reward: the weighted, shaped sum; ``None`` exactly when ``error`` is set.
+    parts: each component's own value before weighting, by name.
+    error: what went wrong, in one line.
+    answer: what was answered, as the first reward's verifier writes it: equal answers have equal texts, so that samples
+        can vote. None when no answer was given.
+    """
+
+    reward: float | None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+    answer: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.reward is None) == (self.error is None):
+            raise ConfigError(f"a Grade has either a reward or an error, got reward={self.reward}, error={self.error}")
+
+
+EndedBy = Literal["done", "turns", "tokens", "timeout", "flood", "fault"]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a conversation of several turns ended.
+
+    turns: answers of the policy. by: "done" by the environment or by an answer without a tool call; "turns" or "tokens"
+    when that budget was spent; "timeout", "flood" or "fault" when a reply took too long, was too long, or failed.
+    cause: one line about the last three.
+    """
+
+    turns: int
+    by: EndedBy
+    cause: str | None = None
+
+    @property
+    def is_budget(self) -> bool:
+        """Whether a budget cut it off, so that it might have gone on; what failed is an end."""
+        return self.by in ("turns", "tokens")
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One graded answer to one task, or one conversation about it.
+
+    response: every token after the first prompt. mask: true where the policy chose the token.
+    logprobs, full_logprobs: as in `Completion`, 0.0 where ``mask`` is false. routing: as in `Completion`.
+    text: the response decoded, for verifiers and people.
+    stop: of a conversation "length" when a budget of turns or tokens cut it off, else "stop".
+    ending: of a conversation; None for a single answer.
+    """
+
+    task_id: str
+    prompt: tuple[int, ...]
+    response: tuple[int, ...]
+    mask: tuple[bool, ...]
+    logprobs: tuple[float, ...]
+    full_logprobs: tuple[float, ...]
+    text: str
+    grade: Grade
+    oldest_version: int
+    newest_version: int
+    stop: StopReason
+    routing: Tensor | None = None
+    ending: Ending | None = None
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether a budget ended the response."""
+        return self.stop == "length"
+
+
+@dataclass(frozen=True)
+class Group:
+    """All rollouts of one visit to one task; never split between shards or steps."""
+
+    task: Task
+    rollouts: tuple[Rollout, ...]
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """The rewards of those that could be graded."""
+        return tuple(r.grade.reward for r in self.rollouts if r.grade.reward is not None)
+
+    @property
+    def is_degenerate(self) -> bool:
+        """Whether all graded rewards are equal, so that no group baseline can tell the rollouts apart."""
+        return len(set(self.rewards)) <= 1
+
+
+_AXES: Mapping[str, str] = {
+    "tokens": "B S", "prompt_lengths": "B", "lengths": "B", "mask": "B T", "rewards": "B", "is_graded": "B",
+    "is_truncated": "B", "group": "B", "version": "B", "behavior": "B T", "full_behavior": "B T",
+    "baseline": "B", "bootstrap": "B", "routing": "B S L K",
+    "free_routing": "B S L K", "proximal": "B T",
+    "reference": "B T", "values": "B T", "advantages": "B T", "returns": "B T", "weights": "B T",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Graded groups as tensors: small `[B, T]` matrices on which all statistics are computed before any cut.
+
+    tokens Int[B S]: prompt, then response, padded right with 0. prompt_lengths, lengths Int[B]: where the
+        response starts and ends.
+    mask Bool[B T]: tokens to train; false for padding, tool output, errored rollouts, filtered sequences.
+    rewards Float[B]: shaped outcome; 0 where ``is_graded`` is false. is_graded Bool[B]: false for errors, which enter
+        no statistic and no loss.
+    group Int[B]: rows with one number answer one task. version Int[B]: weights of the oldest token.
+    behavior Float[B T]: log-probability under the sampling distribution; full_behavior without truncation.
+    temperature: of the sampler; every policy is scored at it.
+    baseline Float[B]: tracked value of the task, read before this batch was observed.
+    routing Int[B S L K]: experts of the policy whose routing is replayed, -1 where none is; None replays nothing.
+    free_routing Int[B S L K]: experts of the proximal policy where nothing is replayed, to compare with.
+    Filled by scoring: proximal, reference Float[B T]; values Float[B T], of the state *before* each token, and
+        bootstrap Float[B], of the state after the last one. By `prepare`: advantages, returns Float[B T].
+    By `minibatches`: weights Float[B T], own_weights (name of a regularizer -> Float[B T]).
+
+    Raises: ConfigError naming the field, its shape and the axes already bound, when a shape does not fit.
+    """
+
+    tokens: Tensor
+    prompt_lengths: Tensor
+    lengths: Tensor
+    mask: Tensor
+    rewards: Tensor
+    is_graded: Tensor
+    is_truncated: Tensor
+    group: Tensor
+    version: Tensor
+    behavior: Tensor
+    full_behavior: Tensor
+    temperature: float = 1.0
+    baseline: Tensor | None = None
+    bootstrap: Tensor | None = None
+    routing: Tensor | None = None
+    free_routing: Tensor | None = None
+    proximal: Tensor | None = None
+    reference: Tensor | None = None
+    values: Tensor | None = None
+    advantages: Tensor | None = None
+    returns: Tensor | None = None
+    weights: Tensor | None = None
+    own_weights: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        bound: dict[str, int] = {}
+        for name, axes in _AXES.items():
+            tensor: Tensor | None = getattr(self, name)
+            if tensor is not None:
+                _bind(name, tensor, axes.split(), bound)
+        for name, tensor in self.own_weights.items():
+            _bind(f"own_weights[{name!r}]", tensor, ["B", "T"], bound)
+
+    def __len__(self) -> int:
+        return int(self.tokens.shape[0])
+
+    @property
+    def width(self) -> int:
+        """T, the number of response positions."""
+        return int(self.mask.shape[1])
+
+    def rows(self, index: Tensor | Sequence[int]) -> "Batch":
+        """Return the batch of the rows at ``index``, in that order, every field cut alike."""
+        where = torch.as_tensor(index, dtype=torch.long)
+        cut = {name: getattr(self, name)[where] for name in _AXES if getattr(self, name) is not None}
+        own = {name: tensor[where] for name, tensor in self.own_weights.items()}
+        return replace(self, **cut, own_weights=own)
+
+    def with_fields(self, **changes: Any) -> "Batch":
+        """Return a copy with some fields replaced."""
+        return replace(self, **changes)
+
+
+def _bind(name: str, tensor: Tensor, axes: list[str], bound: dict[str, int]) -> None:
+    fits = tensor.ndim == len(axes) and all(bound.get(a, n) == n for a, n in zip(axes, tensor.shape, strict=True))
+    if not fits:
+        raise ConfigError(
+            f"Batch.{name} has shape {tuple(tensor.shape)}, expected [{', '.join(axes)}] "
+            f"with {bound or 'nothing bound yet'}"
+        )
+    bound.update(zip(axes, tensor.shape, strict=True))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a learner says about a batch; fields are as in `Batch`, None where they were not asked for."""
+
+    proximal: Tensor | None = None
+    reference: Tensor | None = None
+    values: Tensor | None = None
+    bootstrap: Tensor | None = None
+    routing: Tensor | None = None
+    free_routing: Tensor | None = None
+
+    def into(self, batch: Batch) -> Batch:
+        """Return ``batch`` with the fields that were scored."""
+        scored = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        return batch.with_fields(**scored)
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A weight that adapters changed: base + scale * up @ down, which `models.merging.merged` makes one tensor of.
+
+    base: [outputs, inputs], or [inputs, outputs] where ``is_transposed``. up: [outputs, rank]. down: [rank, inputs].
+    """
+
+    base: Tensor
+    up: Tensor
+    down: Tensor
+    scale: float
+    is_transposed: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weight once it is merged."""
+        return self.base.nbytes
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Weights on their way to an engine.
+
+    version: counts published updates. tensors: yields ``(name, tensor)``, in the names of the Hugging Face model.
+    stored: returns where they lie for engines of other machines, a `transport.stored.Stored`; reading ``tensors`` would
+        bring them here first. None where they lie here.
+    since: only tensors come that are others than in that version, whose weights the engine must hold; None: all come.
+    parts: yields the same weights, those with adapters not merged; None where nothing is merged, or more is done to it.
+    """
+
+    version: int
+    tensors: Callable[[], Iterator[tuple[str, Tensor]]]
+    stored: Callable[[], Any] | None = None
+    since: int | None = None
+    parts: Callable[[], Iterator[tuple[str, Tensor | Adapted]]] | None = None
+
+
+class Loan:
+    """A tensor that another thread may read until its owner changes it, and a copy of it from then on.
+
+    Whoever lends calls `recall` before the tensor changes; whoever reads looks at it within `reading` alone, briefly,
+    for the owner waits so long, and calls `end` when it has read everything.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape, self.dtype, self.nbytes = tensor.shape, tensor.dtype, tensor.nbytes
+        self._lock = threading.Lock()
+        self._tensor: Tensor | None = tensor
+
+    @contextmanager
+    def reading(self) -> Iterator[Tensor]:
+        """Lend the tensor, with the numbers that it was lent with, for the block."""
+        with self._lock:
+            assert self._tensor is not None, "reading a tensor that was given back"
+            yield self._tensor
+
+    def recall(self) -> None:
+        """Put a copy in the tensor's place, unless everything was read."""
+        with self._lock:
+            self._tensor = None if self._tensor is None else self._tensor.clone()
+
+    def end(self) -> None:
+        """Give the tensor back."""
+        with self._lock:
+            self._tensor = None
+
+
+@dataclass(frozen=True)
+class State:
+    """What a part must find again to go on as if nothing had happened: tensors, and JSON values.
+
+    lent: more tensors, not copied yet; never in a state that a part goes on from.
+    """
+
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+    lent: Mapping[str, Loan] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensors in (self.tensors, self.lent) for tensor in tensors.values())
+
+
+class Stateful(Protocol):
+    """A part of a run that changes from step to step, and is therefore saved with every checkpoint."""
+
+    def state(self) -> State:
+        """Return everything that later behavior depends on."""
+        ...
+
+    def restore(self, state: State) -> None:
+        """Become the part that returned ``state``."""
+        ...

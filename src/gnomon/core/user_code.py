@@ -1,0 +1,74 @@
+"""A Python file of the user's, run as a module: the only place where a file that is named becomes code."""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from gnomon.core.errors import ConfigError
+
+_TOLD: list[Callable[[str], None]] = []
+_FORBIDDEN: list[bool] = []
+
+
+@contextmanager
+def told_before_code(tell: Callable[[str], None]) -> Iterator[None]:
+    """Have ``tell`` told, during the block, what code of the user's is about to be imported.
+
+    >>> with told_before_code(print):
+    ...     announce("mine.py:OWN")
+    mine.py:OWN
+    """
+    _TOLD.append(tell)
+    try:
+        yield
+    finally:
+        _TOLD.remove(tell)
+
+
+@contextmanager
+def without_code() -> Iterator[None]:
+    """Refuse, during the block, whatever names code that is not gnomon's own, in whichever form.
+
+    >>> with without_code():
+    ...     check_allowed("mine.py:OWN")
+    Traceback (most recent call last):
+    gnomon.core.errors.ConfigError: 'mine.py:OWN' is code, and none is run here
+    """
+    _FORBIDDEN.append(True)
+    try:
+        yield
+    finally:
+        _FORBIDDEN.pop()
+
+
+def check_allowed(named: str) -> None:
+    """Let ``named`` be looked up, imported already or not. Raises: ConfigError within `without_code`."""
+    if _FORBIDDEN:
+        raise ConfigError(f"'{named}' is code, and none is run here")
+
+
+def announce(named: str) -> None:
+    """Tell that ``named`` is about to be imported, before any of it has run; nobody need listen."""
+    if _TOLD:
+        _TOLD[-1](named)
+
+
+def run_as_module(path: Path, name: str) -> ModuleType:
+    """Run the file under this module name and return the module; the name must be none that others import.
+
+    path: ends in ``.py``. Raises: whatever the file raises, and then the name is free again.
+    """
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None, "a file that ends in .py has a spec"
+    assert spec.loader is not None, "and a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up while it is executed
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

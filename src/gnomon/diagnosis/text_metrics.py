@@ -1,0 +1,232 @@
+"""What the answers of a step show that no mean of rewards does: repetition, copies, and what the reward goes by."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.core.metrics import Last, Mean, Measure, Metrics
+from gnomon.core.types import Group, Rollout
+
+Floats = NDArray[np.float64]
+NGRAM = 4
+_SHORTEST = 2 * NGRAM
+_FORM = re.compile(
+    r"</\s*(think|thinking|thought|answer|tool_call|solution)\s*>|\\boxed\s*\{|^#### *\S|^```", re.MULTILINE
+)
+"""What answers are marked with: ends of thoughts, answers and calls, boxes, GSM8K's line, fenced programs."""
+
+
+def measure_answers(groups: Sequence[Group]) -> Metrics:
+    """Return what the diagnosis needs of the answers of a step, beside what others measure.
+
+    What cannot be measured is absent: correlations of equal numbers, copies where a prompt has one answer.
+    A pure function of the answers, so that a resumed run writes the same numbers.
+    """
+    judged = _Judged.of(groups)
+    return Metrics.of(
+        {
+            **_repetition(groups),
+            **_copies(groups),
+            **_lengths(judged),
+            **_cut_off(groups),
+            **_formed(groups),
+            **_parts(judged),
+            **_expected(groups),
+        }
+    )
+
+
+def repetition(rollout: Rollout, size: int = NGRAM) -> float | None:
+    """Return the share of a response's runs of ``size`` of the policy's tokens that it has had before.
+
+    None for fewer than twice as many tokens.
+    """
+    tokens = [token for token, chosen in zip(rollout.response, rollout.mask, strict=True) if chosen]
+    if len(tokens) < 2 * size:
+        return None
+    runs = list(zip(*(tokens[place:] for place in range(size)), strict=False))
+    return 1 - len(set(runs)) / len(runs)
+
+
+def _repetition(groups: Sequence[Group]) -> dict[str, Measure]:
+    shares = [share for r in _rollouts(groups) if (share := repetition(r)) is not None]
+    return {"rollout/repetition_fraction": Mean(sum(shares), len(shares))} if shares else {}
+
+
+def _copies(groups: Sequence[Group]) -> dict[str, Measure]:
+    """Return how many pairs of answers to one prompt are the same tokens, and how many should be.
+
+    Two independent draws are the same with probability sum_y p(y)^2 = E[p(y)], y drawn from p: the mean of
+    exp(sum of log-probabilities) of the answers themselves estimates it without bias.
+    """
+    pairs, same, expected = 0.0, 0.0, 0.0
+    for group in groups:
+        count = len(group.rollouts)
+        if count < 2:
+            continue
+        of_group = count * (count - 1) / 2
+        chance = sum(math.exp(min(0.0, sum(r.logprobs))) for r in group.rollouts) / count
+        pairs += of_group
+        same += sum(n * (n - 1) / 2 for n in Counter(r.response for r in group.rollouts).values())
+        expected += of_group * (chance if math.isfinite(chance) else 1.0)
+    if not pairs:
+        return {}
+    return {
+        "rollout/duplicate_pair_fraction": Mean(same, pairs),
+        "rollout/duplicate_pair_expected_fraction": Mean(expected, pairs),
+    }
+
+
+def _lengths(judged: "_Judged") -> dict[str, Measure]:
+    """Return the rank correlation of length and reward, each less its mean over the answers of the prompt.
+
+    Of prompts with one answer, over all of them: a hard question has long answers and low rewards, so that part of it
+    is the questions.
+    """
+    found = rank_correlation(judged.centered(judged.lengths), judged.centered(judged.rewards))
+    return {} if found is None else {"rollout/length_reward_correlation": Last(found)}
+
+
+def _formed(groups: Sequence[Group]) -> dict[str, Measure]:
+    """Return how many answers are marked as such, and what different ones of these earn; absent where none is."""
+    graded = [(r.text, r.grade.reward) for r in _rollouts(groups) if r.grade.reward is not None]
+    marked = [(text, reward) for text, reward in graded if _FORM.search(text)]
+    if len({text for text, _ in marked}) < 2:
+        return {}
+    rewards = np.array([reward for _, reward in marked], dtype=np.float64)
+    return {
+        "rollout/marked_fraction": Mean(len(marked), len(graded)),
+        "rollout/marked_reward_mean": Last(float(rewards.mean())),
+        "rollout/marked_reward_std": Last(float(rewards.std())),
+    }
+
+
+def _cut_off(groups: Sequence[Group]) -> dict[str, Measure]:
+    measures: dict[str, Measure] = {}
+    for name, is_cut in (("truncated", True), ("complete", False)):
+        rewards = [r.grade.reward for r in _rollouts(groups) if r.grade.reward is not None and r.is_truncated == is_cut]
+        if rewards:
+            measures[f"rollout/{name}_reward_mean"] = Mean(sum(rewards), len(rewards))
+    return measures
+
+
+def _parts(judged: "_Judged") -> dict[str, Measure]:
+    """Return how each part of the reward varies, and which share of the reward's variance it has at a weight of 1.
+
+    leverage = Cov(part, reward) / Var(reward), both less their means over the answers of a prompt: what an advantage
+    sees. Weight times leverage adds up to 1 over the parts of a weighted sum.
+    """
+    names = sorted({name for parts in judged.parts for name in parts})
+    paid = judged.centered(judged.rewards)
+    spread = float((paid**2).sum())
+    measures: dict[str, Measure] = {}
+    for name in names if len(names) > 1 else ():
+        own = np.array([parts.get(name, 0.0) for parts in judged.parts])
+        known = np.array([name in parts for parts in judged.parts])
+        measures[f"reward/{name}_std"] = Last(float(own[known].std()))
+        if spread > 1e-12:
+            measures[f"reward/{name}_leverage"] = Last(float((judged.centered(own) * paid).sum()) / spread)
+    return measures
+
+
+def _expected(groups: Sequence[Group]) -> dict[str, Measure]:
+    """Return the shares of groups that should be all right and all wrong, where rewards are 0 or 1."""
+    counts = [(int(sum(g.rewards)), len(g.rewards)) for g in groups if g.rewards]
+    are_binary = all(reward in (0.0, 1.0) for group in groups for reward in group.rewards)
+    if not are_binary or not any(n > 1 for _, n in counts):
+        return {}
+    right, wrong = expected_degenerate(counts)
+    return {
+        "rollout/all_right_expected_fraction": Last(right),
+        "rollout/all_wrong_expected_fraction": Last(wrong),
+    }
+
+
+def expected_degenerate(counts: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """Return which shares of groups should be all right and all wrong at the success rates that the groups show.
+
+    A prompt of success rate p is all right with chance p^G and all wrong with (1 - p)^G. Rates differ between prompts,
+    and one group is not enough to know one of them; but the mean of p over prompts is that of all answers, and the mean
+    of p^2 is that of pairs within groups that are both right. The Beta distribution of these two moments gives
+
+        E[p^G] = prod_{i<G} (a + i) / (a + b + i),   E[(1 - p)^G] the same with b for a.
+
+    More than that are degenerate when the answers of a group have something in common beside their question.
+    counts: right answers and answers of each group.
+    Source: p^G + (1 - p)^G, SPO, arXiv 2509.13232; the distribution over prompts is ours.
+
+    >>> [round(share, 4) for share in expected_degenerate([(2, 4), (2, 4), (1, 4), (3, 4)])]
+    [0.0625, 0.0625]
+    """
+    first = sum(k / n for k, n in counts) / len(counts)
+    pairs = [k * (k - 1) / (n * (n - 1)) for k, n in counts if n > 1]
+    sizes = [n for _, n in counts if n > 1]
+    variance = sum(pairs) / len(pairs) - first * first
+    most = first * (1 - first)
+    size = round(sum(sizes) / len(sizes))
+    if variance <= 1e-6 or most <= 0:
+        return first**size, (1 - first) ** size
+    strength = max(most / variance - 1, 1e-3)
+    return _all(first * strength, strength, size), _all((1 - first) * strength, strength, size)
+
+
+def _all(a: float, strength: float, size: int) -> float:
+    return math.prod((a + i) / (strength + i) for i in range(size))
+
+
+def rank_correlation(first: Floats, second: Floats) -> float | None:
+    """Return Spearman's correlation, equal values sharing their mean rank; None where all are equal.
+
+    >>> rank_correlation(np.array([1.0, 2.0, 9.0]), np.array([0.0, 5.0, 6.0]))
+    1.0
+    """
+    if len(first) == 0:
+        return None
+    a, b = _ranks(first), _ranks(second)
+    a, b = a - a.mean(), b - b.mean()
+    spread = math.sqrt(float((a * a).sum()) * float((b * b).sum()))
+    return round(float((a * b).sum()) / spread, 12) if spread > 0 else None
+
+
+def _ranks(numbers: Floats) -> Floats:
+    _, place, counts = np.unique(np.round(numbers, 9), return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return np.asarray((ends - (counts - 1) / 2)[place], dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """The graded answers of a step, side by side. prompt: the number of each one's group."""
+
+    prompt: NDArray[np.int64]
+    rewards: Floats
+    lengths: Floats
+    parts: Sequence[Mapping[str, float]]
+
+    @classmethod
+    def of(cls, groups: Sequence[Group]) -> "_Judged":
+        """Return the answers of groups; where each has one, all are compared with each other."""
+        graded = [
+            (n, r, r.grade.reward) for n, g in enumerate(groups) for r in g.rollouts if r.grade.reward is not None
+        ]
+        numbers = [n for n, _, _ in graded]
+        prompt = np.array(numbers if len(set(numbers)) < len(numbers) else [0] * len(numbers), dtype=np.int64)
+        lengths = np.array([len(r.response) for _, r, _ in graded], dtype=np.float64)
+        rewards = np.array([reward for _, _, reward in graded], dtype=np.float64)
+        return cls(prompt, rewards, lengths, [r.grade.parts for _, r, _ in graded])
+
+    def centered(self, numbers: Floats) -> Floats:
+        """Return numbers, one an answer, less their mean over the answers of its prompt."""
+        if len(numbers) == 0:
+            return numbers
+        means = np.bincount(self.prompt, numbers) / np.maximum(np.bincount(self.prompt), 1)
+        return np.asarray(numbers - means[self.prompt], dtype=np.float64)
+
+
+def _rollouts(groups: Sequence[Group]) -> list[Rollout]:
+    return [r for g in groups for r in g.rollouts]

@@ -1,0 +1,234 @@
+"""The thread that generates: messages in, answers out, no event loop of its own."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gnomon.core.errors import EngineError
+from gnomon.core.failpoints import reach
+from gnomon.core.threads import alone, dismiss_team
+from gnomon.core.types import Snapshot
+from gnomon.engines.batcher import Batcher, Request
+from gnomon.models.cuda_graph_decoder import fastest_decoder
+from gnomon.models.lora import merged_tensors
+
+
+@dataclass(frozen=True)
+class PendingCall:
+    """A future of some event loop, answered from the worker's thread."""
+
+    loop: asyncio.AbstractEventLoop
+    future: "asyncio.Future[Any]"
+
+    @classmethod
+    def here(cls) -> "PendingCall":
+        """Return a new one for the running event loop."""
+        loop = asyncio.get_running_loop()
+        return cls(loop, loop.create_future())
+
+    def answer(self, result: Any) -> None:
+        """Wake whoever waits, with a result."""
+        self._tell(self.future.set_result, result)
+
+    def fail(self, error: Exception) -> None:
+        """Wake whoever waits, with an error."""
+        self._tell(self.future.set_exception, error)
+
+    def is_waiting(self) -> bool:
+        """Whether somebody still waits."""
+        return not self.future.cancelled()
+
+    def _tell(self, settle: Callable[[Any], None], outcome: Any) -> None:
+        # A loop that ended has nobody left who waits; one that runs may have cancelled the future by then.
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(lambda: None if self.future.done() else settle(outcome))
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """Generate for these requests, which were made in one turn of the event loop."""
+
+    requests: tuple[tuple[Request, PendingCall], ...]
+
+
+@dataclass(frozen=True)
+class LoadRequest:
+    """Answer with these weights from now on."""
+
+    snapshot: Snapshot
+    waiter: PendingCall
+
+
+@dataclass(frozen=True)
+class InspectRequest:
+    """Say something about the weights that answer now, between two steps."""
+
+    question: Callable[[nn.Module], Any]
+    waiter: PendingCall
+
+
+@dataclass(frozen=True)
+class ShutdownRequest:
+    """Stop."""
+
+
+Message = GenerateRequest | LoadRequest | InspectRequest | ShutdownRequest
+_Outbox = list[Callable[[], None]]
+_PATIENCE_SECONDS = 5.0
+"""How long `stop` waits for the step at hand; a thread that hangs in it ends with the process."""
+
+
+class EngineThread:
+    """Owns a model while somebody waits for tokens; sleeps otherwise. The thread starts with the first message."""
+
+    def __init__(self, model: nn.Module, shared: bool, max_concurrent: int) -> None:
+        self.version = -1
+        self._steps = 0
+        self._model = model
+        self._shared = shared
+        self._max_concurrent = max_concurrent
+        self._inbox: SimpleQueue[Message] = SimpleQueue()
+        self._batcher: Batcher | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def beats(self) -> int:
+        """Signs of work so far: steps, and forward passes, of which a long prefill has many."""
+        return self._steps + (0 if self._batcher is None else self._batcher.passes)
+
+    def send(self, message: GenerateRequest | LoadRequest | InspectRequest) -> None:
+        """Queue a message; it is looked at between two tokens."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="gnomon-engine", daemon=True)
+            self._thread.start()
+        dismiss_team()
+        self._inbox.put(message)
+
+    def stop(self) -> None:
+        """End the thread, failing whoever waits; returns when it has ended, or hangs and is left behind."""
+        if self._thread is not None:
+            self._inbox.put(ShutdownRequest())
+            self._thread.join(_PATIENCE_SECONDS)
+            self._thread = None
+
+    def _run(self) -> None:
+        goes_on = True
+        while goes_on:
+            message = self._inbox.get()
+            outbox: _Outbox = []
+            with _Evaluating(self._model, self._shared):
+                goes_on = alone(self._serve)(message, outbox)
+            # Only now, with the training mode of a shared module restored, may the last callers go on.
+            _deliver(outbox)
+
+    def _serve(self, first: Message, outbox: _Outbox) -> bool:
+        """Work until nobody waits, leaving the last answers in ``outbox``; return whether the thread goes on.
+
+        A failure fails everybody who waits; the next message starts afresh.
+        """
+        waiters: dict[Request, PendingCall] = {}
+        message: Message | None = first
+        try:
+            batcher = self._batcher = self._batcher or Batcher(fastest_decoder(self._model), self._max_concurrent)
+            while not isinstance(message, ShutdownRequest):
+                if isinstance(message, LoadRequest):
+                    outbox.append(self._load(message, batcher))
+                elif isinstance(message, InspectRequest):
+                    outbox.append(partial(message.waiter.answer, message.question(self._model)))
+                elif isinstance(message, GenerateRequest):
+                    waiters.update(message.requests)
+                    batcher.add([request for request, _ in message.requests])
+                elif batcher.is_idle:
+                    if self._shared:  # the learner's turn, which needs the memory
+                        batcher.rest()
+                    return True
+                else:
+                    _deliver(outbox)
+                    self._steps += 1
+                    outbox += [partial(waiters.pop(r).answer, answers) for r, answers in batcher.step()]
+                    reach("decode")
+                message = self._next()
+        except Exception as error:
+            self._batcher = None
+            failure = EngineError(f"generation failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            failed = [
+                *waiters.values(),
+                *([message.waiter] if isinstance(message, LoadRequest | InspectRequest) else []),
+            ]
+            outbox += [partial(waiter.fail, failure) for waiter in failed]
+            return True
+        outbox += [partial(waiter.fail, EngineError("the engine was closed")) for waiter in waiters.values()]
+        return False
+
+    def _next(self) -> Message | None:
+        try:
+            return self._inbox.get_nowait()
+        except Empty:
+            return None
+
+    def _load(self, message: LoadRequest, batcher: Batcher) -> Callable[[], None]:
+        problem = None if self._shared else _copy(message.snapshot, self._model, self.version)
+        if problem is not None:
+            return partial(message.waiter.fail, EngineError(problem))
+        self.version = message.snapshot.version
+        batcher.set_version(self.version)
+        return partial(message.waiter.answer, None)
+
+
+class _Evaluating:
+    """Eval mode without gradients inside the block; a shared module gets its training mode back afterwards.
+
+    Not inference mode for a shared module: a tensor that it keeps from there could not be used in a backward pass.
+    """
+
+    def __init__(self, model: nn.Module, shared: bool) -> None:
+        self._model = model
+        self._no_grad: Any = torch.no_grad() if shared else torch.inference_mode()
+        self._was_training = False
+
+    def __enter__(self) -> None:
+        self._was_training = self._model.training
+        if self._was_training:
+            self._model.eval()
+        self._no_grad.__enter__()
+
+    def __exit__(self, *failure: Any) -> None:
+        self._no_grad.__exit__(*failure)
+        if self._was_training:
+            self._model.train()
+
+
+def _copy(snapshot: Snapshot, model: nn.Module, version: int) -> str | None:
+    """Copy a snapshot into ``model``, which has weights of ``version``, in place.
+
+    Return None, or why it does not fit, having changed nothing.
+    """
+    if snapshot.since not in (None, version):
+        return f"snapshot {snapshot.version} has what changed since version {snapshot.since}; the engine has {version}"
+    given: dict[str, Tensor] = dict(snapshot.tensors())
+    own = dict(merged_tensors(model))
+    missing = [] if snapshot.since is not None else sorted(own.keys() - given.keys())
+    extra = sorted(given.keys() - own.keys())
+    if missing or extra:
+        return f"snapshot {snapshot.version} does not fit the engine's model: missing {missing}, unknown {extra}"
+    wrong = [f"{n} {tuple(t.shape)} for {tuple(own[n].shape)}" for n, t in given.items() if own[n].shape != t.shape]
+    if wrong:
+        return f"snapshot {snapshot.version} does not fit the engine's model: shapes {', '.join(wrong)}"
+    for name, tensor in given.items():
+        own[name].copy_(tensor)
+        reach("exchange")
+    return None
+
+
+def _deliver(outbox: _Outbox) -> None:
+    for tell in outbox:
+        tell()
+    outbox.clear()

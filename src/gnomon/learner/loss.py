@@ -1,0 +1,220 @@
+"""What a learner counts while it computes."""
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from gnomon.algorithms.protocols import Loss
+from gnomon.algorithms.ratios import Statistics
+from gnomon.algorithms.sections import EmaProximal
+from gnomon.core.errors import CheckpointError
+from gnomon.core.metrics import EffectiveSize, Mean, Measure, Metrics, Sum
+from gnomon.core.types import Batch, State
+from gnomon.learner.mesh import Mesh, SingleProcess, agree
+from gnomon.learner.precision import Masters
+from gnomon.models.load import trainable
+from gnomon.models.logprobs import TokenScores
+
+# The policy of a while ago: a moving average of the weights, which serves as the proximal policy.
+
+
+class MovingAverage:
+    """A model whose trained weights follow another's. It is `Stateful`.
+
+        n <- 1 + decay n;    average <- average + (weights - average) / n
+
+    n starts at 1, for the initial weights, and tends to 1 / (1 - decay): every set of weights so far counts decay times
+    as much as the one after it, and what they count sums to one from the beginning.
+    Weights that are not trained (all but the adapters, with LoRA) are shared with the other model, not copied. The
+    average is float32; the module holds its rounding.
+
+    model: the policy as it begins, whole. plan: see `EmaProximal`.
+    Source: Hilton et al., Batch size-invariance for policy optimization, arXiv 2110.00641, section 3.3.
+    """
+
+    def __init__(self, model: nn.Module, plan: EmaProximal) -> None:
+        frozen = {id(p): p for p in model.parameters() if not p.requires_grad}
+        self.model = copy.deepcopy(model, frozen).eval()
+        self._masters = Masters(trainable(self.model))
+        self._decay = plan.decay
+        self._count = 1.0
+
+    def spread(self, mesh: Mesh) -> None:
+        """Let ``mesh`` hold it, a part in each of its processes; before the first step."""
+        mesh.shard(self.model)
+        self._masters = Masters(trainable(self.model), mesh)
+
+    def follow(self, weights: Mapping[str, Tensor]) -> None:
+        """Make one step toward ``weights``, by the name of the parameter; others than the model's are left alone."""
+        self._count = 1 + self._decay * self._count
+        with torch.no_grad():
+            for name, average in self._masters.parameters.items():
+                average.lerp_(weights[name], 1 / self._count)
+        self._masters.round_into_module()
+
+    def state(self) -> State:
+        """Return copies of the averages, on the CPU of rank 0, under their names, and n as ``count``."""
+        averages = self._masters.parameters.items()
+        tensors = {name: self._masters.whole(name, average) for name, average in averages}
+        return State(tensors, {"count": self._count})
+
+    def check(self, state: State) -> None:
+        """Raise CheckpointError when ``state`` is of other parameters."""
+        if self._masters.shapes != {name: tuple(t.shape) for name, t in state.tensors.items()}:
+            raise CheckpointError("the saved average of the weights belongs to another model or set of trained weights")
+
+    def restore(self, state: State) -> None:
+        """Become the average that returned ``state``. Raises: CheckpointError as `check`; nothing was changed then."""
+        self.check(state)
+        with torch.no_grad():
+            for name, average in self._masters.parameters.items():
+                average.copy_(self._masters.part(name, state.tensors[name]))
+        self._count = float(state.values["count"])
+        self._masters.round_into_module()
+
+
+# Effective sizes of the previous optimizer step, for losses that trust as far as the step before was trusted.
+
+
+class LaggedStatistics:
+    """What the last finished optimizer step measured, and what the one under way has measured so far.
+
+    Before the first step there is nothing, which is full trust: the effective size of nothing is 1. It is `Stateful`
+    between steps.
+    """
+
+    def __init__(self) -> None:
+        self.statistics = Statistics()
+        self._measured: Statistics | None = None
+
+    def add(self, statistics: Statistics) -> None:
+        """Add what was measured on some rows of the step under way."""
+        self._measured = statistics if self._measured is None else self._measured + statistics
+
+    def gather(self, mesh: Mesh) -> None:
+        """Put together what the processes of ``mesh`` have measured, each on its own rows."""
+        if mesh.is_whole:
+            return
+        mine = Statistics() if self._measured is None else self._measured
+        sizes = [mine.behavior, mine.proximal]
+        sums = mesh.total(torch.tensor([[s.count, s.total, s.squares] for s in sizes], dtype=torch.float64))
+        both = [
+            replace(size, count=c, total=t, squares=q) for size, (c, t, q) in zip(sizes, sums.tolist(), strict=True)
+        ]
+        self._measured = Statistics(*both)
+
+    def advance(self) -> None:
+        """End the step: what it measured, if it did, is what the next one reads."""
+        self.statistics = self.statistics if self._measured is None else self._measured
+        self._measured = None
+
+    def forget(self) -> None:
+        """Drop what a step measured that came to nothing."""
+        self._measured = None
+
+    def state(self) -> State:
+        """Return the sums of the last finished step."""
+        sizes = {"behavior": self.statistics.behavior, "proximal": self.statistics.proximal}
+        return State({}, {name: list(astuple(size)) for name, size in sizes.items()})
+
+    def restore(self, state: State) -> None:
+        """Become what returned ``state``; without one, as before the first step."""
+        sizes = {name: EffectiveSize(*sums) for name, sums in state.values.items()}
+        self.statistics, self._measured = Statistics(**sizes), None
+
+
+@dataclass
+class ComputeStats:
+    """Positions that went through the model, ``computed``, for ``real`` tokens of rows.
+
+    Padding makes the first larger, prompts that rows share make it smaller.
+    """
+
+    computed: int = 0
+    real: int = 0
+    halvings: int = 0
+
+    def add(self, cut: Batch, computed: int) -> None:
+        """Count one pass over a cut."""
+        self.computed += computed
+        self.real += int(cut.lengths.sum())
+
+    def take(self) -> Metrics:
+        """Return what was counted, and begin again at zero."""
+        metrics = Metrics.of(
+            {
+                "tokens/computed": Sum(self.computed),
+                "learner/computed_per_token": Mean(self.computed, self.real),
+            }
+        )
+        if self.halvings:
+            metrics += Metrics.of({"learner/halved_micro_batches": Sum(self.halvings)})
+        self.computed = self.real = self.halvings = 0
+        return metrics
+
+
+@dataclass
+class LossAccumulator:
+    """The losses of one optimizer step's cuts, added up: parts are sums, as the loss is.
+
+    mesh: whose processes each have some of the cuts. stopped: tokens with an advantage and without a gradient: a clip,
+    a mask or a weight of 0 took it.
+    """
+
+    mesh: Mesh = field(default_factory=SingleProcess)
+    parts: dict[str, float] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=Metrics)
+    stopped: int = 0
+    fault: str = ""
+
+    def backward(self, loss: Loss, scores: TokenScores, cut: Batch) -> None:
+        """Add one cut's loss, and its gradients to those of the weights."""
+        self.add(loss)
+        felt = [scored for scored in (scores.logprobs, scores.entropy) if scored.requires_grad]
+        for scored in felt:
+            scored.retain_grad()
+        loss.total.backward()
+        assert cut.advantages is not None, "prepare comes first"
+        stopped = cut.mask & (cut.advantages != 0)
+        for scored in felt:
+            if scored.grad is not None:
+                stopped = stopped & (scored.grad == 0)
+        self.stopped += int(stopped.sum())
+
+    def add(self, loss: Loss) -> None:
+        """Add one cut's loss."""
+        total = float(loss.total.detach())
+        if not math.isfinite(total) and not self.fault:
+            self.fault = (
+                f"the loss is not finite: {total}, from {_listed(loss.parts)}; no weight was changed. A "
+                "log-probability, reward or advantage of this step is out of range: look at its rollouts"
+            )
+        for name, part in loss.parts.items():
+            self.parts[name] = self.parts.get(name, 0.0) + part
+        self.metrics += loss.metrics
+
+    def check(self) -> None:
+        """Raise NotFiniteError in every process when a loss was not finite in any, with its parts in that one.
+
+        Not sooner: a process that left a step in its middle would let the others wait.
+        """
+        agree(self.mesh, self.fault)
+
+    def take(self, trained: int) -> Metrics:
+        """Return ``loss/NAME`` for each part, one sample an optimizer step, and the pieces' own metrics.
+
+        What all processes return is to be added up: each its own sum, rank 0 the count.
+        loss/stopped_token_fraction: of the ``trained`` tokens of the whole minibatch, rows without a gradient included.
+        """
+        count = int(self.mesh.rank == 0)
+        parts: dict[str, Measure] = {f"loss/{name}": Mean(part, count) for name, part in self.parts.items()}
+        stopped = {"loss/stopped_token_fraction": Mean(self.stopped, count * trained)}
+        return Metrics.of(parts | stopped) + self.metrics
+
+
+def _listed(parts: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in parts.items())

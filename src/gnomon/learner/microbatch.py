@@ -1,0 +1,223 @@
+"""Rows of a minibatch to micro-batches that fit a token budget: the count is of tokens that will be computed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from heapq import heappop, heappush, heapreplace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnomon.core.types import Batch
+from gnomon.models.prefix import number_prompts, pieces
+
+_RESPONSE_FIELDS = (
+    "mask", "behavior", "full_behavior", "proximal", "reference", "values", "advantages", "returns",
+    "weights",
+)  # fmt: skip
+_SEQUENCE_FIELDS = ("tokens", "routing", "free_routing")
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How a model computes a prompt once for all of its responses.
+
+    crossing: see `prefix.crossing_tokens`. longest: tokens that one packed row may have; one above the budget of a cut
+        goes alone, as a long row of the batch does. is_in_line: packed rows lie one behind another, none is padded, and
+        a cut computes the sum of their lengths.
+    """
+
+    crossing: float
+    longest: int
+    is_in_line: bool = False
+
+
+@dataclass(frozen=True)
+class PromptRows:
+    """What rows share. numbers: which prompt each row has. lengths: of each row's prompt."""
+
+    numbers: Sequence[int]
+    lengths: Sequence[int]
+    sharing: Sharing
+
+    def of(self, rows: Sequence[int]) -> "PromptRows":
+        """Return what these rows share."""
+        return PromptRows([self.numbers[n] for n in rows], [self.lengths[n] for n in rows], self.sharing)
+
+
+def cut_rows(lengths: Sequence[int], max_tokens: int, prompts: PromptRows | None = None) -> list[list[int]]:
+    """Return positions of ``lengths`` in cuts of at most ``max_tokens`` computed tokens.
+
+    A cut computes its rows times the longest of them. Without ``prompts`` the rows are those of the batch, prompt and
+    response. With them, rows of one prompt become one packed row, prompt + sum of responses, or several where its limit
+    or attention's cost says so (`prefix.pieces`); those then go into different cuts, since in one they would be packed
+    together. Where packed rows lie in line a cut computes their sum, and as few cuts as hold all rows are filled
+    evenly, the fullest first.
+
+    Longest first, so that a cut holds rows of nearly one length (little padding) and a run that will not fit into
+    memory fails at once. Every position comes exactly once; a row above the budget goes alone. Equal
+    lengths keep their order, so the same lengths are always cut alike.
+
+    >>> cut_rows([3, 9, 4, 2, 20], max_tokens=12)
+    [[4], [1], [2, 0, 3]]
+    >>> cut_rows([3, 9, 4, 4], max_tokens=18, prompts=PromptRows([0, 0, 1, 1], [2] * 4, Sharing(100, 18)))
+    [[1, 0], [2, 3]]
+    """
+    rows = [_Row(n, length, [n]) for n, length in enumerate(lengths)] if prompts is None else _packed(lengths, prompts)
+    if prompts is not None and prompts.sharing.is_in_line:
+        return _members(_evenly(rows, max_tokens))
+    cuts: list[list[_Row]] = []
+    for row in sorted(rows, key=lambda r: -r.length):
+        for cut in cuts:
+            is_apart = all(row.prompt != other.prompt for other in cut)
+            if is_apart and (len(cut) + 1) * cut[0].length <= max_tokens:
+                cut.append(row)
+                break
+        else:
+            cuts.append([row])
+    return _members(cuts)
+
+
+def deal_rows(lengths: Sequence[int], ranks: int, prompts: PromptRows | None = None) -> list[list[int]]:
+    """Return the positions of ``lengths`` that each of ``ranks`` processes computes, none twice.
+
+    Rows are dealt out longest first, each to the process with the fewest computed tokens so far, so that the busiest
+    has at most one row more than its share. Rows of one prompt stay together up to a share, and are parted where they
+    are more: computing a prompt twice costs less than a process that waits.
+
+    >>> deal_rows([9, 5, 4, 3], ranks=2)
+    [[0, 3], [1, 2]]
+    >>> deal_rows([4] * 6, ranks=2, prompts=PromptRows([0] * 6, [2] * 6, Sharing(1000, 100)))
+    [[0, 2, 4], [1, 3, 5]]
+    """
+    if ranks == 1:
+        return [list(range(len(lengths)))]
+    rows = [_Row(n, length, [n]) for n, length in enumerate(lengths)]
+    if prompts is not None:
+        # A group that is parted computes its prompt once more.
+        share = -(-sum(row.length for row in _packed(lengths, prompts)) // ranks) + max(prompts.lengths, default=0)
+        rows = _packed(lengths, replace(prompts, sharing=replace(prompts.sharing, longest=share)))
+    hands: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for row in sorted(rows, key=lambda r: -r.length):
+        rank = loads.index(min(loads))
+        loads[rank] += row.length
+        hands[rank] += row.members
+    return [sorted(hand) for hand in hands]
+
+
+def micro_batches(
+    batch: Batch, rows: Tensor, max_tokens: int, sharing: Sharing | None = None, place: tuple[int, int] = (0, 1)
+) -> list[tuple[Tensor, Batch]]:
+    """Return ``rows`` Int[N] of ``batch`` in cuts: which rows, and those trimmed to the longest of them.
+
+    sharing: None where every row is computed whole. place: rank, and of how many processes: only the cuts of that one,
+    as many as every other has. Where it has fewer of its own, cuts without a row follow: two tokens, to be computed for
+    nothing, since the others wait for this process in every pass.
+    """
+    lengths, rank = batch.lengths[rows].tolist(), place[0]
+    prompts = None
+    if sharing is not None:
+        own = batch.prompt_lengths[rows]
+        prompts = PromptRows(number_prompts(batch.tokens[rows], own), own.tolist(), sharing)
+    dealt = []
+    for hand in deal_rows(lengths, place[1], prompts):
+        cuts = cut_rows([lengths[n] for n in hand], max_tokens, None if prompts is None else prompts.of(hand))
+        dealt.append([rows[torch.tensor([hand[n] for n in cut])] for cut in cuts])
+    found = [(index, trim(batch.rows(index))) for index in dealt[rank]]
+    missing = max(map(len, dealt)) - len(found)
+    return found + [(rows[:0], _two_tokens(batch, rows)) for _ in range(missing)]
+
+
+def trim(batch: Batch) -> Batch:
+    """Return the batch without the columns in which every row has ended."""
+    sequence = int(batch.lengths.max())
+    response = int((batch.lengths - batch.prompt_lengths).max())
+    cut: dict[str, Any] = {
+        f.name: value[:, :response]
+        for f in fields(batch)
+        if f.name in _RESPONSE_FIELDS and (value := vars(batch)[f.name]) is not None
+    }
+    own = {name: weights[:, :response] for name, weights in batch.own_weights.items()}
+    cut |= {name: vars(batch)[name][:, :sequence] for name in _SEQUENCE_FIELDS if vars(batch)[name] is not None}
+    return replace(batch, **cut, own_weights=own)
+
+
+def move(batch: Batch, device: torch.device) -> Batch:
+    """Return the batch with its tensors on ``device``."""
+    moved: dict[str, Any] = {
+        f.name: v.to(device) for f in fields(batch) if isinstance(v := vars(batch)[f.name], Tensor)
+    }
+    own = {name: weights.to(device) for name, weights in batch.own_weights.items()}
+    return replace(batch, **moved, own_weights=own)
+
+
+def _two_tokens(batch: Batch, rows: Tensor) -> Batch:
+    """Return the first tokens of a row as a prompt of one and a response of one."""
+    row = batch.rows(rows[:1])
+    one = torch.ones_like(row.lengths)
+    return trim(row.with_fields(prompt_lengths=one, lengths=2 * one, mask=torch.ones_like(row.mask)))
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One row that goes through the model: its prompt, how long it is, and which rows of the batch it holds."""
+
+    prompt: int
+    length: int
+    members: list[int]
+
+
+def _members(cuts: Sequence[Sequence[_Row]]) -> list[list[int]]:
+    return [[member for row in cut for member in row.members] for cut in cuts]
+
+
+def _evenly(rows: Sequence[_Row], max_tokens: int) -> list[list[_Row]]:
+    """Return rows in as few cuts as hold them, about equally long, the longest first; each prompt once in a cut.
+
+    Each row, longest first, goes into the emptiest cut that does not hold its prompt yet, if it fits there.
+    """
+    order = sorted(rows, key=lambda row: -row.length)
+    # No two rows of more than half of the budget fit together.
+    halves = sum(2 * row.length > max_tokens for row in order)
+    count = max(1, halves, -(-sum(row.length for row in order) // max_tokens))
+    while (cuts := _filled(order, max_tokens, count)) is None:
+        count += 1
+    return sorted(filter(None, cuts), key=lambda cut: -sum(row.length for row in cut))
+
+
+def _filled(order: Sequence[_Row], max_tokens: int, count: int) -> list[list[_Row]] | None:
+    """Return ``count`` cuts, some of which may be empty; None where they do not hold all rows."""
+    cuts: list[list[_Row]] = [[] for _ in range(count)]
+    prompts: list[set[int]] = [set() for _ in range(count)]
+    by_load = [(0, n) for n in range(count)]
+    for row in order:
+        passed = []
+        while by_load and row.prompt in prompts[by_load[0][1]]:
+            passed.append(heappop(by_load))
+        if not by_load:
+            return None
+        load, emptiest = by_load[0]
+        if load and load + row.length > max_tokens:
+            return None
+        heapreplace(by_load, (load + row.length, emptiest))
+        cuts[emptiest].append(row)
+        prompts[emptiest].add(row.prompt)
+        for each in passed:
+            heappush(by_load, each)
+    return cuts
+
+
+def _packed(lengths: Sequence[int], prompts: PromptRows) -> list[_Row]:
+    """Return packed rows in the order of their prompts, each prompt's longest first."""
+    together: dict[int, list[int]] = {}
+    for position, number in enumerate(prompts.numbers):
+        together.setdefault(number, []).append(position)
+    packed = []
+    for number, members in together.items():
+        prompt = prompts.lengths[members[0]]
+        responses = [lengths[member] - prompt for member in members]
+        for piece in pieces(prompt, responses, prompts.sharing.longest, prompts.sharing.crossing):
+            total = prompt + sum(responses[position] for position in piece)
+            packed.append(_Row(number, total, [members[position] for position in piece]))
+    return packed

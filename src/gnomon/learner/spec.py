@@ -1,0 +1,101 @@
+"""What a learner is made of, in words: the same in this process and in processes that hold it together."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from gnomon.algorithms.algorithm import Algorithm
+from gnomon.core.errors import ConfigError
+from gnomon.learner.learner import TorchLearner
+from gnomon.learner.precision import dtype_of, resolve_precision
+from gnomon.learner.sections import LearnerPlan
+from gnomon.models.critic import head_for, load_critic
+from gnomon.models.device import resolve_device
+from gnomon.models.load import load_model
+from gnomon.models.lora import LoraPlan
+from gnomon.models.routing import moe_layers
+
+
+@dataclass(frozen=True)
+class LearnerSpec:
+    """Everything that decides what a learner is.
+
+    model: its name or folder. algorithm: decides about critic, reference and averaged proximal policy. steps: that
+    schedules end at. device: as asked for; see `resolve_device`. seed: of the adapters that a run begins with.
+    """
+
+    model: str
+    algorithm: Algorithm
+    plan: LearnerPlan
+    steps: int
+    lora: LoraPlan | None = None
+    trust_remote_code: bool = False
+    device: str = "cpu"
+    seed: int = 0
+
+    def check(self) -> None:
+        """Refuse what cannot be meant with several processes, or is not here, before anything is loaded.
+
+        Raises: ConfigError.
+        """
+        plan, device = self.plan, resolve_device(self.device)
+        self.check_cut(device)
+        if plan.processes == 1 or device.type == "cpu":
+            return
+        if ":" in self.device:
+            raise ConfigError(
+                f"device = '{self.device}' is one GPU, and learner.processes = {plan.processes} needs one each, from "
+                "the first on; set device = 'cuda'"
+            )
+        if plan.processes > torch.cuda.device_count():
+            raise ConfigError(
+                f"learner.processes = {plan.processes} needs a GPU each, and there are {torch.cuda.device_count()} "
+                f"here; set learner.processes = {torch.cuda.device_count()}, or device = 'cpu'"
+            )
+
+    def check_cut(self, device: torch.device) -> None:
+        """Refuse what cannot be meant on such a device, wherever it is. Raises: ConfigError."""
+        plan = self.plan
+        if plan.offload and device.type == "cpu":
+            raise ConfigError(
+                "learner.offload keeps weights in the machine's memory instead of a GPU's, and this run computes on "
+                "the CPU; set learner.offload = false"
+            )
+        if plan.processes > 1 and self.algorithm.scope == "micro_batch":
+            raise ConfigError(
+                'algorithm.scope = "micro_batch" lets the loss depend on how a step is cut, and '
+                f"learner.processes = {plan.processes} cuts it otherwise than one process does; set "
+                'algorithm.scope = "step" or "lagged", or learner.processes = 1'
+            )
+
+    def network(self, device: torch.device) -> nn.Module:
+        """Return the model on ``device``, adapters included, as it computes; the same weights every time."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return load_model(self.model, self._dtype, self.lora, self.trust_remote_code, device)
+
+    def learner(self, model: nn.Module, device: torch.device) -> TorchLearner:
+        """Return what trains ``model``, with its reference and critic, on the mesh that this process is on.
+
+        Raises: ConfigError when routers are of a form that cannot be replayed, and shall be.
+        """
+        algorithm = self.algorithm
+        if algorithm.routing != "free":
+            moe_layers(model)
+        needs_copy = "reference" in algorithm.needs and self.lora is None
+        reference = self.network(device) if needs_copy else None
+        critic = self._critic(model, device)
+        return TorchLearner(model, self.plan, self.steps, reference, critic, algorithm.proximal)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return dtype_of(resolve_precision(self.plan.precision, str(resolve_device(self.device))))
+
+    def _critic(self, policy: nn.Module, device: torch.device) -> nn.Module | None:
+        """Return a value model with a trunk of its own, a head for the policy's trunk, or None."""
+        plan = self.algorithm.critic
+        if plan is None or plan.trunk == "shared":
+            return None if plan is None else head_for(policy)
+        trusts = plan.trust_remote_code
+        return load_critic(self.model, plan.initial, self._dtype, self.trust_remote_code, device, trusts)

@@ -1,0 +1,301 @@
+"""Ranks in processes of this machine, reached through socket pairs; tensors lie in memory files that all map."""
+
+import math
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import torch
+
+from gnomon.core.processes.client import exit_reason
+from gnomon.core.processes.server import Channel
+from gnomon.core.redaction import tail, without_secrets
+from gnomon.learner.serialization import packed, unpacked
+from gnomon.models.device import resolve_device
+
+# Who carries what a run asks of the ranks of its learner: the same for processes of this machine and of others.
+
+
+class WorkerLost(Exception):
+    """A rank is gone, or stands still. args: its number, and what is to be said of it: "is gone: it was killed"."""
+
+
+@dataclass(frozen=True)
+class WorkerAnswer:
+    """What a rank said: a value, or the ``kind`` and text (``said``) of what it raised."""
+
+    value: Any
+    error: Mapping[str, str] | None = None
+
+
+class WorkerGroup(Protocol):
+    """The ranks of one learner, each a `rank.Rank` in a process of its own, and the way to them.
+
+    size: how many. device: "cpu" or "cuda", where each computes. meeting: where they find each other (`mesh.join`),
+    known once they were opened. scratch: a folder of the run's, which ends with it. turns: who loads the model at the
+    same time, one group after the other, so that a machine holds one whole copy at a time. is_shelving: whether weights
+    are put where engines of other machines find them ("shelve"), rather than handed to the run ("weights").
+    is_sending: whether that brings them to the engines, who then have that version and no other.
+    """
+
+    size: int
+    device: str
+    is_shelving: bool
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether weights are sent."""
+        ...
+
+    @property
+    def meeting(self) -> str:
+        """Where they find each other."""
+        ...
+
+    @property
+    def scratch(self) -> Path:
+        """For files on their way."""
+        ...
+
+    @property
+    def turns(self) -> Sequence[Sequence[int]]:
+        """Who loads when."""
+        ...
+
+    def open(self) -> None:
+        """Start the ranks. Raises: LearnerError or UserError when they cannot be started."""
+        ...
+
+    def tell(self, ranks: Collection[int], do: str, arguments: Mapping[str, Any]) -> None:
+        """Ask something of these ranks, without waiting. Raises: Gone; TypeError for what cannot travel."""
+        ...
+
+    def heard(self, waiting: Collection[int], seconds: float) -> Mapping[int, WorkerAnswer]:
+        """Return what was answered meanwhile, by rank; wait at most so long for the first. Raises: Gone."""
+        ...
+
+    def look(self) -> None:
+        """See whether every rank lives, while nothing is asked of them. Raises: Gone."""
+        ...
+
+    def room(self, folder: Path) -> str:
+        """Return the folder in which rank 0 shall write what is to be in ``folder`` in the end."""
+        ...
+
+    def bring(self, written: str, folder: Path) -> None:
+        """Bring what rank 0 wrote into ``written`` to ``folder``, where that is another one."""
+        ...
+
+    def kill(self) -> None:
+        """End all ranks at once."""
+        ...
+
+    def close(self) -> None:
+        """Let them end, and see that they do. Twice is once."""
+        ...
+
+
+STILL_SECONDS = 40.0
+"""A process that was stopped for so long counts as dead."""
+_EXIT_SECONDS = 5.0
+_TAIL = 1500
+_LOG = "process-{}.log"
+
+
+@dataclass(frozen=True)
+class LocalWorkerHandle:
+    """One process: its rank, the program, the run's end of its socket, and the file with its standard error."""
+
+    rank: int
+    program: "subprocess.Popen[bytes]"
+    connection: socket.socket
+    channel: Channel
+    log: IO[bytes]
+
+    def is_stopped(self) -> bool:
+        """Whether the system lets it stand still, by a signal or a debugger; False where the system does not say.
+
+        Signs of life from the process itself would not do: one that waits for another gives none either.
+        """
+        try:
+            stat = Path(f"/proc/{self.program.pid}/stat").read_text(encoding="ascii", errors="replace")
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] in "tT"
+
+    def end(self, seconds: float = 0.0) -> str:
+        """Kill it, if it lives after so many seconds, and return how it ended, with the last lines that it wrote."""
+        try:
+            self.program.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.program.kill()
+            self.program.wait()
+        self.log.seek(0)
+        said = tail(self.log.read(), _TAIL)
+        return exit_reason(self.program.returncode) + (f"; it said last:\n{said}" if said else "")
+
+
+class LocalWorkerGroup:
+    """Implements `Crew`. The processes end with `close`, or with the run, however that ends.
+
+    asked: a device, see `resolve_device`; each process has its own GPU, from that one on. kept: where what the
+    processes wrote is kept when one of them is lost, a file each; None keeps nothing.
+    """
+
+    is_shelving = is_sending = False
+
+    def __init__(self, size: int, asked: str = "cpu", kept: Path | None = None) -> None:
+        self.size, self._kept = size, kept
+        self.turns = [[rank] for rank in range(size)]
+        self.members: list[LocalWorkerHandle] = []
+        self._first = resolve_device(asked)
+        self.device = self._first.type
+        self._folder: Path | None = None
+        self._stopped: dict[int, float] = {}
+
+    @property
+    def meeting(self) -> str:
+        """The file in which they find each other."""
+        return str(self.scratch / "meeting")
+
+    @property
+    def scratch(self) -> Path:
+        """Where they meet and write what they say; the last of them removes it."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="gnomon-learner-"))
+        return self._folder
+
+    def open(self) -> None:
+        """Start the processes."""
+        for rank in range(self.size):
+            self.members.append(_start(rank, self.size, self._first, self.scratch))
+
+    def tell(self, ranks: Collection[int], do: str, arguments: Mapping[str, Any]) -> None:
+        """Send it to each, with one file for all."""
+        with packed(arguments) as (text, file):
+            for rank in ranks:
+                try:
+                    self.members[rank].channel.send({"do": do, "text": text}, file)
+                except OSError:
+                    raise self._lost(self.members[rank], "is gone") from None
+
+    def heard(self, waiting: Collection[int], seconds: float) -> Mapping[int, WorkerAnswer]:
+        """Return what came through the sockets; look whether the others are stopped."""
+        members = {self.members[rank].connection: self.members[rank] for rank in waiting}
+        ready, _, _ = select.select(list(members), [], [], seconds)
+        found: dict[int, WorkerAnswer] = {}
+        for connection in ready:
+            member = members.pop(connection)
+            answer, files = _heard(member)
+            if answer is None:
+                raise self._lost(member, "is gone")
+            found[member.rank] = WorkerAnswer(unpacked(answer["text"], files[0]), answer["error"])
+        for member in members.values():
+            self._feel(member)
+        return found
+
+    def look(self) -> None:
+        """Ask the system of each process."""
+        for member in self.members:
+            if member.program.poll() is not None:
+                raise self._lost(member, "is gone")
+            self._feel(member)
+
+    def room(self, folder: Path) -> str:
+        """Return the folder itself."""
+        return str(folder.resolve())
+
+    def bring(self, written: str, folder: Path) -> None:
+        """Leave it where it is."""
+
+    def kill(self) -> None:
+        """Kill the processes."""
+        for member in self.members:
+            member.program.kill()
+
+    def close(self) -> None:
+        """Hang up, and wait until they are gone."""
+        for member in self.members:
+            member.connection.close()
+        for member in self.members:
+            member.end(_EXIT_SECONDS)
+            member.log.close()
+            if member.program.stdin is not None:
+                member.program.stdin.close()
+        self.members = []
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _feel(self, member: LocalWorkerHandle) -> None:
+        """Raise Gone when it has been stopped for too long."""
+        now = time.monotonic()
+        since = min(self._stopped.get(member.rank, math.inf), now) if member.is_stopped() else math.inf
+        self._stopped[member.rank] = since
+        if now - since > STILL_SECONDS:
+            raise self._lost(member, f"stood still for {STILL_SECONDS:g} s")
+
+    def _lost(self, member: LocalWorkerHandle, how: str) -> WorkerLost:
+        # One that hung up is on its way out, and its own end says more than a kill.
+        end = member.end(0.0 if member.is_stopped() else _EXIT_SECONDS)
+        return WorkerLost(member.rank, f"{how}: it {end}{self._keep_logs(member)}")
+
+    def _keep_logs(self, lost: LocalWorkerHandle) -> str:
+        """Keep what all of them wrote, for the cause may be with another one; say where, of the one that was lost."""
+        if self._kept is None:
+            return ""
+        try:
+            self._kept.mkdir(parents=True, exist_ok=True)
+            for member in self.members:
+                said = (self.scratch / _LOG.format(member.rank)).read_text(encoding="utf-8", errors="replace")
+                (self._kept / _LOG.format(member.rank)).write_text(without_secrets(said), encoding="utf-8")
+        except OSError as error:
+            return f"\nwhat the processes wrote could not be kept: {error}"
+        return f"\nall that it wrote is in {self._kept / _LOG.format(lost.rank)}, with those of the others beside it"
+
+
+def _start(rank: int, size: int, device: torch.device, folder: Path) -> LocalWorkerHandle:
+    ours, theirs = socket.socketpair()
+    log = (folder / _LOG.format(rank)).open("w+b", buffering=0)
+    with theirs:
+        program = subprocess.Popen(
+            [sys.executable, "-P", "-m", "gnomon.learner.worker", str(theirs.fileno()), str(folder)],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            env={**os.environ, **_environment(size, rank, device)},
+            # A signal from the keyboard is the run's, which stops after the step at hand.
+            start_new_session=True,
+        )
+    return LocalWorkerHandle(rank, program, ours, Channel(ours), log)
+
+
+def _heard(member: LocalWorkerHandle) -> tuple[dict[str, Any] | None, list[int]]:
+    try:
+        return member.channel.receive()
+    except OSError:
+        return None, []
+
+
+def _environment(processes: int, rank: int, device: torch.device) -> dict[str, str]:
+    """Return what a process is told by its environment: threads, its GPU, and to talk to the others on this machine."""
+    found = {
+        "OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // processes)),
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+    }
+    if sys.platform == "linux":
+        found |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    if device.type == "cuda":
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        number = (device.index or 0) + rank
+        found["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible else str(number)
+    return found

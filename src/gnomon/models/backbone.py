@@ -1,0 +1,183 @@
+"""A model below its head: from tokens to hidden states, by the fastest way that gives the model's own numbers."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gnomon.core.errors import ModelError
+from gnomon.models.attention import OWN, attends_by_branches, rotary_edge, use_own_attention
+from gnomon.models.cpu.fused_forward import body_states, kept_per_token
+from gnomon.models.cpu.kernels import kernels_of
+from gnomon.models.cpu.prefix_attention import PrefixLayout, Span
+from gnomon.models.device import round_up
+from gnomon.models.forward import accepted, checked_arguments
+from gnomon.models.llama_like import beginning, is_standard
+from gnomon.models.prefix import Packed, attends_fully, pack
+
+_RELATIVE = {torch.float32: 1e-5, torch.float64: 1e-8}
+"""Of the largest hidden state, a layer."""
+_RELATIVE_ROUGH = 0.1
+"""Of a response's hidden states, in length: two ways through SmolLM2's 30 layers of bfloat16 are 0.01 to 0.02 apart, a
+wrong mask or position 0.15 to 0.29."""
+_LONGEST = 2048
+"""Tokens of a row whose attention may be laid out as a square; where none is `native`, longer ones go through SDPA."""
+_ROWS, _PROMPT = ((3, 5, 7, 11, 13, 17), (3, 5, 7, 11, 19, 23)), 4
+"""What a model is tried on: two rows with one prompt."""
+_TRIED_TOKENS = 32
+
+
+class Backbone:
+    """The hidden states of one model, which are its own up to rounding.
+
+    Padding is on the right and the model causal: no position that is read looks at it, so no mask is needed.
+
+    model: of transformers, in eval mode; on a CPU its attention becomes ours (`use_own_attention`).
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._edge = rotary_edge(model.config)
+        parameter = next(model.parameters())
+        if parameter.device.type == "cpu":
+            use_own_attention(self._model)
+        self._is_tried = may_write_out(self._model) and _reproduces(self._model.get_decoder())
+
+    def plain(self, tokens: Tensor) -> Tensor:
+        """Return the hidden states Float[B S' d] of ``tokens`` Int[B S], where S' is S rounded up."""
+        tokens = nn.functional.pad(tokens, (0, self._rounded(tokens.shape[1]) - tokens.shape[1]))
+        if self._is_written() and not self._is_long(tokens.shape[1]):
+            return _alone(self._model.get_decoder(), tokens)
+        return own_states(self._model, tokens)
+
+    def pack(self, tokens: Tensor, prompt_lengths: Tensor, ends: Tensor) -> Packed | None:
+        """Return rows with prompts computed once, as this body computes them best; None for rows as they are.
+
+        tokens Int[B S]; prompt_lengths, ends Int[B]: see `prefix.pack`. In one row where the body is written out: then
+        nothing is computed for padding, and rows that share no prompt gain too, unless they are long.
+        """
+        found = pack(tokens.cpu(), prompt_lengths.cpu(), ends.cpu(), self._rounded, self._is_written())
+        is_alone = found is not None and len(found.spans) == len(tokens)
+        return None if is_alone and self._is_long(int(ends.max())) else found
+
+    def packed(self, packed: Packed, device: torch.device) -> Tensor:
+        """Return the hidden states Float[N L d] of packed rows.
+
+        The mask goes in as 0 and -inf in the model's precision: one copy for all layers. From a boolean one attention
+        would make, and keep for the backward pass, a copy of its own in every layer.
+        """
+        body = self._model.get_decoder()
+        if self._is_written():
+            return body_states(body, packed.tokens, packed.positions, packed.branches)
+        mask = packed.mask.to(device)
+        added = torch.zeros(mask.shape, dtype=next(body.parameters()).dtype, device=device).masked_fill_(
+            ~mask, -torch.inf
+        )
+        is_told = attends_by_branches(self._model) and _takes_more(body)
+        arguments = {
+            "position_ids": packed.positions.to(device),
+            "attention_mask": added,
+            "use_cache": False,
+        }
+        known = checked_arguments(body, accepted(body), arguments)
+        # Handed on to attention by a body that takes more than it names; ours knows it.
+        told = {"branches": packed.branches} if is_told else {}
+        hidden: Tensor = body(input_ids=packed.tokens.to(device), **known, **told).last_hidden_state
+        return hidden
+
+    def lies_in_line(self, longest: int) -> bool:
+        """Whether packed rows, of at most ``longest`` tokens in the batch, lie one behind another."""
+        return self._is_written() and not self._is_long(longest)
+
+    def can_share(self) -> bool:
+        """Whether packed rows give the hidden states that rows of their own give; found by trying.
+
+        Models that look through windows, or that carry a state instead of attending, cannot be packed.
+        """
+        embedding = self._model.get_input_embeddings().weight
+        tokens, packed = _tried(len(embedding), self._rounded)
+        # GPT-Neo has a mask of its own, no wider than its positions, and a packed row may be longer.
+        has_own_mask = any(buffer.ndim == 4 for buffer in self._model.buffers())
+        if packed is None or has_own_mask or not attends_fully(self._model):
+            return False
+        with torch.no_grad():
+            own = self.plain(tokens.to(embedding.device))[:, : tokens.shape[1]]
+            try:
+                shared = self.packed(packed, own.device)
+            except (ModelError, RuntimeError, ValueError, TypeError, IndexError):
+                return False
+        layers = int(self._model.config.get_text_config().num_hidden_layers)
+        return _is_close(shared[packed.rows, packed.columns], own, _PROMPT, layers)
+
+    def _rounded(self, count: int) -> int:
+        rounded = round_up(count, next(self._model.parameters()))
+        # Padding beyond it would give every row another rotary table.
+        return self._edge if self._edge is not None and count <= self._edge < rounded else rounded
+
+    def _is_long(self, tokens: int) -> bool:
+        return tokens > _LONGEST and kernels_of(next(self._model.parameters())) is None
+
+    def _is_written(self) -> bool:
+        """Whether the model is still what was tried: not parted, no adapters, nothing that computes a layer again."""
+        return self._is_tried and may_write_out(self._model)
+
+
+def own_states(model: Any, tokens: Tensor) -> Tensor:
+    """Return the hidden states Float[B S d] of ``tokens`` Int[B S] by the model's own code."""
+    body = model.get_decoder()
+    known = checked_arguments(body, accepted(body), {"use_cache": False})
+    hidden: Tensor = body(input_ids=tokens, **known).last_hidden_state
+    return hidden
+
+
+def may_write_out(model: Any) -> bool:
+    """Whether a model below its head may go through `body_states`: eager attention, which somebody asked for, stays."""
+    body = model.get_decoder()
+    is_sdpa = body is not model and body.config._attn_implementation in (OWN, "sdpa")
+    return is_sdpa and is_standard(body)
+
+
+def kept_for_backward(model: Any) -> int:
+    """Return how many numbers of a token are kept for a backward pass through `body_states`; 0 if it is not used."""
+    return kept_per_token(model.get_decoder()) if may_write_out(model) else 0
+
+
+def _reproduces(body: Any) -> bool:
+    """Whether `body_states` gives what the first layers of ``body`` give, alone and packed, in float32."""
+    first = beginning(body, _TRIED_TOKENS)
+    tokens, packed = _tried(first.config.vocab_size)
+    with torch.no_grad():
+        own = first(input_ids=tokens, use_cache=False).last_hidden_state
+        alone = _alone(first, tokens)
+        if packed is None:
+            return _is_close(alone, own, 0)
+        shared = body_states(first, packed.tokens, packed.positions, packed.branches)
+    return _is_close(alone, own, 0) and _is_close(shared[packed.rows, packed.columns], own, 0)
+
+
+def _tried(vocabulary: int, rounded: Callable[[int], int] = int) -> tuple[Tensor, Packed | None]:
+    """Return the rows that a model of so many tokens is tried on, Int[2 S], and the same packed."""
+    tokens = torch.tensor(_ROWS) % vocabulary
+    return tokens, pack(tokens, torch.full((2,), _PROMPT), torch.full((2,), tokens.shape[1]), rounded)
+
+
+def _alone(body: Any, tokens: Tensor) -> Tensor:
+    """Return the hidden states of rows that share nothing, by `body_states`."""
+    rows, length = tokens.shape
+    branches = PrefixLayout([Span(row * length, length, []) for row in range(rows)], rows * length)
+    return body_states(body, tokens, torch.arange(length).expand(rows, -1), branches)
+
+
+def _is_close(found: Tensor, own: Tensor, prompt: int, layers: int = 1) -> bool:
+    found, exact = found.float(), own.float()
+    if own.dtype not in _RELATIVE:
+        found, exact = found[:, prompt:], exact[:, prompt:]
+        return bool(((found - exact).norm(dim=-1) <= _RELATIVE_ROUGH * exact.norm(dim=-1)).all())
+    return bool(((found - exact).abs() <= layers * _RELATIVE[own.dtype] * exact.abs().max()).all())
+
+
+def _takes_more(body: Any) -> bool:
+    """Whether the body hands arguments that it does not know on to its layers, as transformers' newer ones do."""
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(body.forward).parameters.values())

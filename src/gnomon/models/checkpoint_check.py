@@ -1,0 +1,139 @@
+"""A checkpoint is written and loaded again before the first step, so that nothing a user gave can fail after one."""
+
+import copy
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gnomon.core.errors import ModelError
+from gnomon.models.folder import Belongings, belongings_of, moved, savable
+from gnomon.models.load import check_headers, load_model, local_folder, merged_tensors, read_tokenizer
+from gnomon.models.lora import LoraPlan, check_lora, check_targets, misfits
+from gnomon.models.size import outline
+from gnomon.models.token_strings import parsed
+from gnomon.models.tokenizer import Tokenizer
+from gnomon.models.weights_check import check_form, no_report
+
+_PROBE = "Question 12: is 3.50 < 4?\n\tné 日本 <b>"
+_TOLERANCE = {torch.float32: 1e-5}
+_ROUGH = 0.05
+"""Of logits in fewer bits: two ways through attention round otherwise."""
+
+
+@dataclass(frozen=True)
+class SavedForm:
+    """What a checkpoint has besides its weights. said: what is to be said of it, a sentence each."""
+
+    belongings: Belongings = field(default_factory=Belongings)
+    said: tuple[str, ...] = ()
+
+
+def try_checkpoint(
+    name: str, tokenizer: Tokenizer, trust_remote_code: bool = False, lora: LoraPlan | None = None
+) -> SavedForm:
+    """Write everything of a checkpoint of ``name`` but the weights, load it again, and return what belongs to it.
+
+    Config, generation config, tokenizer, chat template and the files beside them are written for real; of the weights,
+    names and shapes are compared, as they are spelled in files.
+    Raises: ModelError when something cannot be written, or what is read back is another than what was written;
+        ConfigError when the targets of ``lora`` are none of the model's, or cannot be adapted.
+    """
+    said = [*check_headers(name, trust_remote_code)[0]]
+    belongings = belongings_of(local_folder(name), trust_remote_code)
+    empty: Any = outline(name, trust_remote_code)
+    said += _adapters(empty, lora)
+    config, generation = copy.deepcopy(empty.config), _generation(name, empty)
+    moved(config, generation)
+    repaired, dropped = savable(generation)
+    with tempfile.TemporaryDirectory(prefix="gnomon-form-") as made:
+        folder = Path(made)
+        with parsed(f"model '{name}': a checkpoint of it cannot be written"), no_report():
+            config.architectures = [type(empty).__name__]
+            config.save_pretrained(folder)
+            repaired.save_pretrained(folder)
+            tokenizer.save(folder)
+            belongings.write(folder)
+        with parsed(f"model '{name}': a checkpoint of it cannot be loaded again"), no_report():
+            check_form(empty, folder, trust_remote_code)
+            again = read_tokenizer(str(folder), trust_remote_code)
+    _compare(name, tokenizer, again)
+    if dropped:
+        said.append(
+            f"checkpoints of '{name}' leave out {', '.join(sorted(dropped))} of its generation_config.json, which "
+            "transformers reads and would not write"
+        )
+    if belongings.left_out:
+        said.append(
+            f"checkpoints of '{name}' leave out {', '.join(belongings.left_out)}, which are too large, or links that "
+            "lead out of its folder"
+        )
+    return SavedForm(belongings, tuple(said))
+
+
+def check_written(folder: Path, name: str, dtype: torch.dtype, trust_remote_code: bool = False) -> None:
+    """Check that a checkpoint of the model ``name``, written before any step, is that model: weights and logits.
+
+    Raises: ModelError naming the first weights that differ.
+    """
+    one, other = (load_model(place, dtype, None, trust_remote_code) for place in (name, str(folder)))
+    ours, theirs = dict(merged_tensors(one)), dict(merged_tensors(other))
+    wrong = sorted(ours.keys() ^ theirs.keys())
+    wrong += sorted(n for n in ours.keys() & theirs.keys() if not torch.equal(ours[n], theirs[n]))
+    if wrong:
+        raise ModelError(
+            f"model '{name}': a checkpoint of it does not hold the same weights when it is loaded again: "
+            f"{', '.join(wrong[:4])}"
+        )
+    with parsed(f"model '{name}' cannot be run"), torch.no_grad():
+        network: Any = one
+        ids = torch.arange(16).unsqueeze(0) % network.config.get_text_config().vocab_size
+        before, after = (model(input_ids=ids, use_cache=False).logits.float() for model in (one, other))
+    far = float((before - after).abs().max())
+    if not far <= _TOLERANCE.get(dtype, _ROUGH) * max(1.0, float(before.abs().max())):
+        raise ModelError(
+            f"model '{name}': a checkpoint of it computes other logits when it is loaded again, by up to {far:.2g}: "
+            "its config is not written as it was read"
+        )
+
+
+def _adapters(empty: nn.Module, lora: LoraPlan | None) -> list[str]:
+    """Check the targets of adapters; return what is left out of "all-linear"."""
+    if lora is None:
+        return []
+    check_lora(lora)
+    check_targets(empty, lora)
+    left_out = {name.rpartition(".")[2]: why for name, why in misfits(empty).items()} if lora.is_everything else {}
+    return [f"lora.targets leaves out {name}, which {why}" for name, why in sorted(left_out.items())]
+
+
+def _generation(name: str, empty: Any) -> Any:
+    from transformers import GenerationConfig
+
+    folder = local_folder(name)
+    if folder is None or not (folder / "generation_config.json").is_file():
+        return empty.generation_config
+    with parsed(f"model '{name}': its generation_config.json cannot be read"), no_report():
+        return GenerationConfig.from_pretrained(folder)
+
+
+def _compare(name: str, before: Tokenizer, after: Tokenizer) -> None:
+    """Refuse a tokenizer that is another one when it was written and read again. Raises: ModelError."""
+    text = _PROBE + "".join(before.control_strings[:8])
+    asked: dict[str, Callable[[Tokenizer], object]] = {
+        "ids of a text": lambda tokenizer: tokenizer.encode(text),
+        "ids of a plain text": lambda tokenizer: tokenizer.encode_plain(text),
+        "control tokens": lambda tokenizer: dict(tokenizer.control),
+        "stop tokens": lambda tokenizer: tokenizer.stop_ids,
+        "chat template": lambda tokenizer: tokenizer.backend.chat_template,
+    }
+    for what, ask in asked.items():
+        if ask(before) != ask(after):
+            raise ModelError(
+                f"model '{name}': its tokenizer has other {what} when it is written and loaded again; save it with "
+                "AutoTokenizer's save_pretrained and look at what differs"
+            )

@@ -1,0 +1,1 @@
+"""Fused forward passes, decoders and kernels for CPUs."""

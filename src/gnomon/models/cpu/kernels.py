@@ -1,0 +1,231 @@
+"""What lies between a layer's products on a CPU, each in one pass over memory; tensors in, tensors out.
+
+What torch does in ten operations, each of them through memory and with a wake-up of all threads, is one function here.
+Formulas and roundings are those of the operations that they replace: `lean` and `body` have both, and tests compare.
+"""
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnomon.models.cpu.build import build
+
+_DEFINES: dict[torch.dtype, tuple[str, ...]] = {torch.bfloat16: ("HALF",), torch.float32: ()}
+_STRIPE = 64
+_P, _I, _F, _T = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
+_SIGNATURES: dict[str, list[Any]] = {
+    "norm": [*[_P] * 4, *[_I] * 5, _F, _T],
+    "norm_back": [*[_P] * 7, *[_I] * 2, _T],
+    "turn": [*[_P] * 4, *[_I] * 4, _F, _T],
+    "gate": [*[_P] * 2, *[_I] * 2, _T],
+    "gate_back": [*[_P] * 4, *[_I] * 2, _T],
+    "attend": [*[_P] * 7, *[_I] * 6, _F, _T],
+    "head": [*[_P] * 6, *[_I] * 2, _F, _T],
+    "head_back": [*[_P] * 7, *[_I] * 3, _F, _T],
+    "sample": [*[_P] * 4, *[_I] * 2, _F, _T],
+    "branched": [*[_P] * 7, *[_I] * 4, _F, _T],
+}
+_ALLOCATING = ("attend", "sample", "branched")
+"""These take memory of their own and return 0, or 1 where there was none."""
+_OF_SOME: dict[str, list[Any]] = {"pack": [*[_P] * 2, *[_I] * 2, _T], "linear": [*[_P] * 5, *[_I] * 3, _T]}
+_COLUMNS = 32
+
+
+class Kernels:
+    """The functions, for tensors of one precision, on a CPU and dense where nothing else is said.
+
+    name: what tells them from those of other sources, compilers and processors. has_linear: whether there is `linear`,
+    for bfloat16 on processors that multiply pairs of it and no matrices.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library: Any = library
+        self.name = Path(library._name).stem
+        for name, types in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = types, _T if name in _ALLOCATING else None
+        self.has_linear = hasattr(library, "linear")
+        for name, types in _OF_SOME.items() if self.has_linear else ():
+            function = getattr(library, name)
+            function.argtypes, function.restype = types, None
+
+    def packed(self, weight: Tensor) -> Tensor:
+        """Return ``weight`` Float[N M], M even, in the order in which `linear` reads it."""
+        outputs, inputs = weight.shape
+        result = weight.new_empty(-(-outputs // _COLUMNS) * _COLUMNS * inputs)
+        self._library.pack(*_addresses(weight, result), outputs, inputs, _threads())
+        return result
+
+    def linear(
+        self, inputs: Tensor, weight: Tensor, bias: Tensor | None, outputs: int, residual: Tensor | None
+    ) -> Tensor:
+        """Return the product of ``inputs`` Float[R M] with a weight that is `packed`, plus bias Float[N] and residual
+        Float[R N]: rounded once.
+        """
+        rows, width = inputs.shape
+        result = inputs.new_empty(rows, outputs)
+        self._library.linear(*_addresses(inputs, weight, bias, residual, result), rows, outputs, width, _threads())
+        return result
+
+    def norm(self, states: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+        """Return ``states`` Float[R W] normed and weighted, and 1 / sqrt(mean(x^2) + epsilon), Float32[R]."""
+        rows, width = states.shape
+        result, factor = torch.empty_like(states), torch.empty(rows)
+        self._library.norm(
+            *_addresses(states, weight, result, factor), rows, width, 1, width, width, epsilon, _threads()
+        )
+        return result, factor
+
+    def norm_heads_(self, made: Tensor, weight: Tensor, epsilon: float) -> None:
+        """Norm the first N heads of ``made`` Float[R M D] in place, each with its own row of ``weight`` Float[N D]."""
+        (rows, total, size), turned = made.shape, len(weight)
+        pointers = _addresses(made, weight, made)
+        apart = total * size
+        self._library.norm(*pointers, None, rows * turned, size, turned, apart, apart, epsilon, _threads())
+
+    def norm_back(
+        self,
+        gradient: Tensor,
+        states: Tensor,
+        factor: Tensor,
+        weight: Tensor,
+        again: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the gradients of states Float[R W] and weight Float64[W], and, ``again``, what `norm` returned."""
+        rows, width = states.shape
+        found, normed = torch.empty_like(states), torch.empty_like(states) if again else None
+        stripes = torch.empty(-(-rows // _STRIPE), width, dtype=torch.float64)
+        pointers = _addresses(gradient, states, factor, weight, found, normed, stripes)
+        self._library.norm_back(*pointers, rows, width, _threads())
+        return found, stripes.sum(0), normed
+
+    def turn(self, made: Tensor, turned: int, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+        """Return ``made`` Float[R M D] with its first heads turned by the angles of cos, sin Float[R D] times sign."""
+        result = torch.empty_like(made)
+        rows, heads, size = made.shape
+        self._library.turn(*_addresses(made, cos, sin, result), rows, turned, heads, size, sign, _threads())
+        return result
+
+    def gate(self, opened: Tensor) -> Tensor:
+        """Return silu(gate) * up of ``opened`` Float[R 2F]: gate, then up."""
+        rows, width = opened.shape[0], opened.shape[1] // 2
+        result = opened.new_empty(rows, width)
+        self._library.gate(*_addresses(opened, result), rows, width, _threads())
+        return result
+
+    def gate_back(self, opened: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what `gate` returned and the gradient of ``opened``, from that of what it returned."""
+        rows, width = gradient.shape
+        result, back = torch.empty_like(gradient), torch.empty_like(opened)
+        self._library.gate_back(*_addresses(opened, gradient, result, back), rows, width, _threads())
+        return result, back
+
+    def attend(
+        self,
+        made: Tensor,
+        angles: tuple[Tensor, Tensor],
+        places: Tensor,
+        buffers: tuple[Tensor, Tensor],
+        lanes: int,
+        scale: float,
+    ) -> Tensor:
+        """Turn queries and keys, write keys and values, and return what each query finds, Float[R H * D].
+
+        made Float[R (H + 2 K) D]; angles: cosines and sines Float[R D]; buffers: keys and values Float[N K C D].
+        places Int64[P 5], P <= R: each row's block, where its prompt begins there, the prompt's length, columns grown
+        so far, and its lane, of ``lanes``. Rows without a place find zeros.
+        """
+        keys, values = buffers
+        _, shared, columns, size = keys.shape
+        heads = made.shape[1] - 2 * shared
+        result = made.new_zeros(made.shape[0], heads * size)
+        pointers = _addresses(made, *angles, places, keys, values, result)
+        sizes = (len(places), heads, shared, size, columns, lanes)
+        _check_memory(self._library.attend(*pointers, *sizes, scale, _threads()))
+        return result
+
+    def sample(self, logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Return a token for each row of ``logits`` Float[R V], Int64[R], and its log-probability, Float32[R].
+
+        uniforms Float64[R] in [0, 1): the token is the first that brings the cumulated probability above it.
+        """
+        tokens, logprobs = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
+        pointers = _addresses(logits, uniforms, tokens, logprobs)
+        _check_memory(self._library.sample(*pointers, *logits.shape, temperature, _threads()))
+        return tokens, logprobs
+
+    def branched(self, made: Tensor, heads: int, table: tuple[Tensor, Tensor], scale: float) -> tuple[Tensor, Tensor]:
+        """Return what each position attends to, Float[P H D], and what `branched_back` needs of it, Float32[P H 2].
+
+        made Float[P (H + 2 K) D]; table: spans Int64[N 4] (where a prompt begins, its length, its first response, how
+        many) and responses Int64[M 2] (where each begins, its length). Positions in no span find zeros.
+        """
+        positions, total, size = made.shape
+        result, sums = made.new_zeros(positions, heads, size), torch.zeros(positions, heads, 2)
+        pointers = _addresses(made, *table, result, sums, None, None)
+        sizes = (len(table[0]), heads, (total - heads) // 2, size)
+        _check_memory(self._library.branched(*pointers, *sizes, scale, _threads()))
+        return result, sums
+
+    def branched_back(
+        self, made: Tensor, gradient: Tensor, sums: Tensor, table: tuple[Tensor, Tensor], scale: float
+    ) -> Tensor:
+        """Return the gradient of ``made`` from that of what `branched` returned beside ``sums``."""
+        _, total, size = made.shape
+        heads = sums.shape[1]
+        back = torch.zeros_like(made)
+        pointers = _addresses(made, *table, None, sums, gradient, back)
+        sizes = (len(table[0]), heads, (total - heads) // 2, size)
+        _check_memory(self._library.branched(*pointers, *sizes, scale, _threads()))
+        return back
+
+    def head(self, logits: Tensor, targets: Tensor, found: Sequence[Tensor | None], temperature: float) -> None:
+        """Write what is wanted of ``logits`` Float[R V] into ``found``, Float32[R] each.
+
+        With z = logits / temperature: the largest z, the sum of exp(z - largest), the log-probability of ``targets``
+        Int64[R], and the entropy, unless it is None. Raises: IndexError when a target is no token.
+        """
+        least, most = targets.aminmax()
+        if least < 0 or most >= logits.shape[1]:
+            raise IndexError(f"targets must be in [0, {logits.shape[1]}), got {int(least)} to {int(most)}")
+        self._library.head(*_addresses(logits, targets, *found), *logits.shape, temperature, _threads())
+
+    def head_back_(self, logits: Tensor, first: int, given: Sequence[Tensor | None], temperature: float) -> None:
+        """Turn ``logits`` Float[R W], those of W tokens from ``first`` on, into their own gradient.
+
+        given: targets Int64[R]; largest, sum and entropy as `head` wrote them; the gradients of log-probability and
+        entropy, Float32[R], the latter None where there is none.
+        """
+        self._library.head_back(*_addresses(logits, *given), *logits.shape, first, temperature, _threads())
+
+
+def kernels_of(tensor: Tensor) -> Kernels | None:
+    """Return the functions for tensors like this one; None where there are none."""
+    return kernels_for(tensor.dtype) if type(tensor.data) is Tensor and tensor.device.type == "cpu" else None
+
+
+@functools.cache
+def kernels_for(dtype: torch.dtype) -> Kernels | None:
+    """Return the functions for plain tensors of this precision on a CPU; None where there are none (`build`)."""
+    defines = _DEFINES.get(dtype)
+    library = None if defines is None else build(defines, tuple(_SIGNATURES))
+    return None if library is None else Kernels(library)
+
+
+def _check_memory(status: int) -> None:
+    if status:
+        raise MemoryError("there is no memory for what a function in C needs while it computes")
+
+
+def _addresses(*tensors: Tensor | None) -> list[int | None]:
+    for tensor in tensors:
+        assert tensor is None or tensor.is_contiguous(), "kernels take dense tensors"
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+_threads = torch.get_num_threads

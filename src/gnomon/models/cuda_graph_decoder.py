@@ -1,0 +1,266 @@
+"""Decoding on a GPU: keys and values at addresses that stay, so that a step is recorded once and then replayed.
+
+A step of a small model is a thousand small kernels, and starting them one by one takes longer than running them. A
+recorded step (a CUDA graph) starts them all at once, but it reads and writes the addresses that it was recorded with:
+inputs go into one buffer, rows begin at the left of the cache, and the column that a row writes is a number in there.
+"""
+
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache
+
+from gnomon.models.cpu.fused_decoder import FusedDecoder
+from gnomon.models.decoder import AlignedDecoder, Decoder, RecomputeDecoder, agrees, choose_decoder
+from gnomon.models.kv_cache import AlignedCache, AlignedLayer, Frame, Prefix
+from gnomon.models.llama_like import beginning, is_standard_head
+from gnomon.models.prefix import attends_fully
+from gnomon.models.routing import expert_count
+from gnomon.models.slow import recomputing_factor
+
+_ROWS_STEP = 32
+_COLUMNS_STEP = 256
+_COLUMNS_STEP_WIDE = 1024
+_WIDE = 2048
+
+
+class Recorded:
+    """Runs functions of tensors that stay where they are; on a GPU each is recorded at its first call, then replayed.
+
+    A function must do the same whenever it is called: read the same buffers, write the same buffers, return a tensor of
+    one shape. What it returned is overwritten by the next call of any. Elsewhere than on a GPU it is simply called.
+    Raises: RuntimeError when the function does something that cannot be recorded, such as reading a value back.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._graphs: dict[Hashable, tuple[Any, Tensor]] = {}
+        self._pool: Any = None
+
+    def __call__(self, key: Hashable, function: Callable[[], Tensor]) -> Tensor:
+        """Return what ``function`` returns; ``key`` names it."""
+        if self._device.type != "cuda":
+            return function()
+        with torch.cuda.device(self._device):
+            if key not in self._graphs:
+                self._graphs[key] = self._record(function)
+            graph, output = self._graphs[key]
+            graph.replay()
+        return output
+
+    def forget(self) -> None:
+        """Drop the recordings: buffers have moved."""
+        self._graphs = {}
+        self._pool = None
+
+    def _record(self, function: Callable[[], Tensor]) -> tuple[Any, Tensor]:
+        # Once as it is, on a stream of its own: libraries make their workspaces and choose kernels at the first call.
+        side = torch.cuda.Stream(self._device)
+        side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(side):
+            function()
+        torch.cuda.current_stream(self._device).wait_stream(side)
+        graph: Any = torch.cuda.CUDAGraph()
+        # "thread_local": a learner's thread may allocate meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            output = function()
+        self._pool = graph.pool()
+        return graph, output
+
+
+class Window:
+    """What a step reads and writes: the first ``rows`` rows and ``columns`` columns, and each row's new column,
+    ``places`` Int[R 1].
+    """
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.columns = 0
+        self.places: Tensor | None = None
+
+
+class StaticLayer(AlignedLayer):
+    """One layer's keys and values; a step writes each row's own column."""
+
+    def __init__(self, frame: Frame, window: Window) -> None:
+        super().__init__(frame)
+        self.window = window
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Write the new column of every row and return views of the window's columns."""
+        window = self.window
+        assert window.places is not None, "a step says where it writes"
+        keys, values = self.buffers(key_states, value_states)
+        for buffer, states in ((keys, key_states), (values, value_states)):
+            where = window.places[:, None, :, None].expand(-1, states.shape[1], 1, states.shape[3])
+            buffer[: window.rows].scatter_(2, where, states)
+        return keys[: window.rows, :, : window.columns], values[: window.rows, :, : window.columns]
+
+    def get_seq_length(self) -> int:
+        """Return 0: positions and mask are given."""
+        return 0
+
+
+class StaticCache(AlignedCache):
+    """Rows begin at column 0 and end where they end; buffers move only when there is no room.
+
+    moves: how often they have moved.
+    """
+
+    def __init__(self, layers: int) -> None:
+        super().__init__(layers)
+        self.window = Window()
+        self.aligned = [StaticLayer(self.frame, self.window) for _ in range(layers)]
+        self.layers = list(self.aligned)
+        self.moves = 0
+
+    def join(self, prefixes: Sequence[Prefix | None], counts: Sequence[int], room: int) -> None:
+        """Append rows: ``counts[i]`` rows that begin with the positions of ``prefixes[i]`` (None: no position yet)."""
+        news = [0 if not p else int(p[0][0].shape[1]) for p, n in zip(prefixes, counts, strict=True) for _ in range(n)]
+        self.hold(len(self.lengths) + len(news), max([*self.lengths, *news]) + room)
+        at = self.frame.rows
+        for prefix, count in zip(prefixes, counts, strict=True):
+            for layer, (key, value) in zip(self.aligned, prefix or (), strict=False):
+                keys, values = layer.buffers(key[None], value[None])
+                keys[at : at + count, :, : key.shape[1]] = key
+                values[at : at + count, :, : key.shape[1]] = value
+            at += count
+        self.lengths += news
+        self._fit()
+
+    def release(self) -> None:
+        """Keep the buffers: recorded steps know their addresses."""
+
+    def hold(self, rows: int, columns: int) -> None:
+        """Have buffers for that many rows and columns, rounded up as a step rounds them."""
+        now, rows, columns = self.frame, round_rows(rows), round_columns(columns)
+        if rows <= now.capacity and columns <= now.columns:
+            return
+        self.moves += 1
+        made = Frame(now.rows, 0, now.end, max(rows, now.capacity), max(columns, now.columns))
+        for layer in self.aligned:
+            layer.relocate(made)
+        now.capacity, now.columns = made.capacity, made.columns
+
+    def _fit(self) -> None:
+        self.frame.rows, self.frame.start, self.frame.end = len(self.lengths), 0, max(self.lengths, default=0)
+
+
+class StaticDecoder(AlignedDecoder):
+    """`AlignedDecoder` with every step recorded: for full attention on a GPU.
+
+    Rows and columns are rounded up (`round_rows`, `round_columns`), so that few recordings serve all steps: up to a
+    quarter second each when first met, then nothing. Rows that are only there for rounding write column 0 of slots that
+    nobody has. Steps that write down experts are not recorded.
+
+    The cache stays where it is between calls; engine.max_concurrent bounds it.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self._static = self._cache = StaticCache(len(DynamicCache(config=model.config).layers))
+        device = self._forward.device
+        self._recorded = Recorded(device)
+        self._moves = 0
+        # Row 0: each row's latest token, row 1: its position. One copy a step brings both.
+        self._inputs = torch.zeros(2, 1, dtype=torch.long, device=device)
+        self._columns = torch.zeros(1, dtype=torch.long, device=device)
+
+    def step(self, tokens: Sequence[int], room: int) -> Tensor:
+        """Feed one token a row and return the next logits; they are overwritten by the next step."""
+        cache, count = self._static, len(tokens)
+        rows, columns = round_rows(count), round_columns(max(cache.lengths) + 1)
+        cache.hold(rows, columns)
+        self._follow()
+        spare = [0] * (rows - count)
+        self._inputs[:, :rows].copy_(torch.tensor([[*tokens, *spare], [*cache.lengths, *spare]]))
+        self._forward.experts = None
+        if self._forward.records:
+            logits = self._run(rows, columns)
+        else:
+            logits = self._recorded((rows, columns), lambda: self._run(rows, columns))
+        cache.after_step()
+        experts = self._forward.experts
+        self._trace.extend(None if experts is None else experts[:count])
+        return logits[:count]
+
+    def _run(self, rows: int, columns: int) -> Tensor:
+        ids, places = self._inputs[:, :rows, None]
+        window = self._static.window
+        window.rows, window.columns, window.places = rows, columns, places
+        hidden = (self._columns[:columns] > places)[:, None, None]
+        dtype = next(self._forward.model.parameters()).dtype
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
+        logits: Tensor = self._forward(
+            ids, attention_mask=mask, cache=self._static, use_cache=True, **self._at(places)
+        ).logits[:, -1]
+        self._check_written(self._static)
+        return logits
+
+    def _follow(self) -> None:
+        """Have inputs for as many rows and columns as the cache, and forget recordings of addresses that are gone."""
+        if self._moves == self._static.moves:
+            return
+        self._moves, frame = self._static.moves, self._static.frame
+        self._recorded.forget()
+        self._inputs = torch.zeros(2, frame.capacity, dtype=torch.long, device=self._inputs.device)
+        self._columns = torch.arange(frame.columns, device=self._columns.device)
+
+
+def round_rows(rows: int) -> int:
+    """Return the rows that a step of ``rows`` computes: a power of two up to 32, then a multiple of 32.
+
+    >>> [round_rows(n) for n in (1, 3, 32, 33, 200)]
+    [1, 4, 32, 64, 224]
+    """
+    if rows <= _ROWS_STEP:
+        return 1 << max(0, rows - 1).bit_length()
+    return -(-rows // _ROWS_STEP) * _ROWS_STEP
+
+
+def round_columns(columns: int) -> int:
+    """Return the columns that a step reads: a multiple of 256, above 2,048 of 1,024.
+
+    >>> [round_columns(n) for n in (1, 257, 2049)]
+    [256, 512, 3072]
+    """
+    step = _COLUMNS_STEP if columns <= _WIDE else _COLUMNS_STEP_WIDE
+    return max(1, -(-columns // step)) * step
+
+
+def fastest_decoder(model: nn.Module) -> Decoder:
+    """Return `choose_decoder`'s choice, with one more that is tried first.
+
+    On a CPU it is `FusedDecoder`, for the models that it knows and where it reproduces their first layers in float32:
+    two ways through 30 layers of bfloat16 are a third of a logit apart, and prove nothing. On a GPU it is
+    `StaticDecoder`, where all layers attend fully.
+
+    Not for mixtures of experts: how many tokens an expert gets is read back, which cannot be recorded. A recording that
+    fails, or does not give the model's own answers, is given up with a warning.
+    """
+    if is_standard_head(model) and agrees(FusedDecoder, beginning(model)):
+        return FusedDecoder(model)
+    is_on_gpu = next(model.parameters()).device.type == "cuda"
+    if not is_on_gpu or not attends_fully(model) or expert_count(model) > 1:
+        decoder = choose_decoder(model)
+        name = type(model).__name__
+        if isinstance(decoder, RecomputeDecoder):
+            warnings.warn(
+                f"no cache gave the answers of {name}, so every token is drawn by a whole forward pass: "
+                f"{recomputing_factor(100, 256):.0f} times as many tokens computed for answers of 256 (reckoned)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return decoder
+    decoder = choose_decoder(model, [StaticDecoder])
+    if not isinstance(decoder, StaticDecoder):
+        warnings.warn(
+            f"recorded decoding steps (CUDA graphs) did not give this model's own answers, so {type(decoder).__name__} "
+            "decodes; answers are right, and several times slower",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return decoder

@@ -1,0 +1,293 @@
+"""Chat templates rendered with an end: a template is a program of somebody else's, and runs within bounds."""
+
+import copy
+import re
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import jinja2
+from jinja2 import TemplateError
+
+from gnomon.core.errors import ConfigError
+from gnomon.core.types import Message
+from gnomon.models.token_strings import parsed
+
+# A model's generation config, so that what transformers reads is also what it writes.
+
+_NAMED = re.compile(r"`(\w+)`")
+_LISTED = re.compile(r"^- `(\w+)`:", re.MULTILINE)
+_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+
+
+def savable(generation_config: Any) -> tuple[Any, tuple[str, ...]]:
+    """Return a generation config that transformers agrees to write, and the fields that were left out for it.
+
+    transformers reads a temperature beside do_sample = false, and refuses to save it. The fields that it names are left
+    out; token ids stay, of which generation needs the ends.
+    """
+    kept, dropped = copy.deepcopy(generation_config), list[str]()
+    while (said := _refusal(kept)) is not None:
+        named = [
+            name for name in _LISTED.findall(said) or _NAMED.findall(said) if getattr(kept, name, None) is not None
+        ]
+        # A number of answers needs do_sample, which is not at fault where both are named.
+        wrong = [name for name in named if name != "do_sample"] or named
+        if not wrong:
+            ids = {name: value for name in _IDS if (value := getattr(kept, name, None)) is not None}
+            return type(kept)(**ids), tuple(sorted(vars(kept).keys() - ids.keys()))
+        for name in wrong:
+            dropped.append(name)
+            if hasattr(type(kept)(), name):
+                setattr(kept, name, None)
+            else:
+                delattr(kept, name)
+    return kept, tuple(dropped)
+
+
+def moved(config: Any, generation_config: Any) -> None:
+    """Take out of a model's config what belongs to a generation config, which transformers would not write there.
+
+    A field that the generation config leaves open is set there.
+    """
+    for name, value in config._get_generation_parameters().items():
+        delattr(config, name)
+        if getattr(generation_config, name, None) is None:
+            setattr(generation_config, name, value)
+
+
+def _refusal(generation_config: Any) -> str | None:
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        generation_config.validate(strict=True)
+    except (ValueError, TypeError) as error:
+        return str(error)
+    finally:
+        logging.set_verbosity(level)
+    return None
+
+
+# What lies beside a model's weights in its folder, and goes along into every checkpoint of it.
+
+_MOST_BYTES, _MOST_FILES = 64 << 20, 256
+_SUFFIXES = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".vocab", ".bpe")
+_FOLDERS = ("additional_chat_templates",)
+# Weights and their indices, what trainers and gnomon leave, and what is about the former model alone.
+_PASSED_OVER = re.compile(
+    r"\.index\.json$|^(adapter_config|trainer_state|training_args|optimizer|scheduler|manifest|gnomon|all_results|"
+    r"train_results|eval_results|requirements)\b|^readme|^model_index\.json$",
+    re.IGNORECASE,
+)
+_SECRET = re.compile(r"secret|credential|password|passwd|api[_-]?key|^\.|^tokens?\.(json|txt)$|id_rsa", re.IGNORECASE)
+_LEGAL = re.compile(r"^(licen[cs]e|notice|use_policy)(\.\w+)?$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Belongings:
+    """Files of a model's folder by their path in it, as they were when the run began.
+
+    left_out: those that would belong to them and are too large, or links that lead out of the folder.
+    """
+
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+
+    def write(self, folder: Path) -> None:
+        """Write those that are not in ``folder`` yet: what model and tokenizer wrote themselves stays."""
+        for name, content in self.files.items():
+            place = folder / name
+            if not place.exists():
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(content)
+
+
+def belongings_of(folder: Path | None, with_code: bool = False) -> Belongings:
+    """Return what belongs to the model in ``folder`` besides config, weights and tokenizer; of no folder, nothing.
+
+    Those are processor files, chat templates, vocabularies, licenses and, with_code, the model's own Python files. Of
+    hidden files, files that are named like secrets, weights and READMEs none is taken.
+    Raises: ModelError when one cannot be read.
+    """
+    files: dict[str, bytes] = {}
+    left_out: list[str] = []
+    room = _MOST_BYTES
+    for path in () if folder is None else _candidates(folder, with_code):
+        name = path.relative_to(folder).as_posix() if folder is not None else path.name
+        with parsed(f"'{path}' cannot be read"):
+            if not _stays_inside(path, folder) or path.stat().st_size > room or len(files) == _MOST_FILES:
+                left_out.append(name)
+                continue
+            files[name] = path.read_bytes()
+            room -= len(files[name])
+    return Belongings(files, tuple(left_out))
+
+
+def _candidates(folder: Path, with_code: bool) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and _is_carried(path.name):
+            yield path
+    for name in _FOLDERS:
+        yield from (path for path in sorted((folder / name).glob("*.jinja")) if path.is_file())
+    if with_code:
+        yield from (path for path in sorted(folder.rglob("*.py")) if path.is_file() and not _SECRET.search(path.name))
+
+
+def _is_carried(name: str) -> bool:
+    if _SECRET.search(name) or _PASSED_OVER.search(name):
+        return False
+    return name.endswith(_SUFFIXES) or _LEGAL.match(name) is not None
+
+
+def _stays_inside(path: Path, folder: Path | None) -> bool:
+    """Whether a file is in the folder, or a link to one there or in the same model's part of the hub cache."""
+    if folder is None:
+        return False
+    root = folder.resolve()
+    allowed = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
+    return any(path.resolve().is_relative_to(place) for place in allowed)
+
+
+MOST_LINES = 1_000_000
+"""Lines of a template that one rendering may execute; a long conversation takes some ten thousand."""
+MOST_CHARACTERS = 10_000_000
+"""Characters that one rendering may write, or ten times what it was given."""
+_SECONDS = 10.0
+_ROOM = 2**30
+_LARGEST = 1_000_000
+_LOOK = 1024
+_tried = set[int]()
+
+
+class EndlessTemplate(Exception):
+    """A template executed more lines than `MOST_LINES`, or for too long."""
+
+
+def render(
+    backend: Any,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] = (),
+    switches: Mapping[str, Any] | None = None,
+    begins_answer: bool = True,
+) -> str:
+    """Return ``messages`` as the tokenizer's chat template writes them.
+
+    switches: further variables of the template. begins_answer: up to where the model's answer begins.
+    The first rendering of a template gets a gibibyte of memory: no model is loaded yet that needs more beside it.
+    Raises: ConfigError when the template refuses the messages, is no template, does not end, or fills the memory.
+    """
+    plain = [dict(message) for message in messages]
+    given = {**(switches or {}), "tools": [dict(tool) for tool in tools] or None}
+    roles = [message.get("role") for message in plain]
+    template = hash(str(backend.chat_template))
+    try:
+        with nullcontext() if template in _tried else _little_memory():
+            said = _within_bounds(
+                lambda: str(
+                    backend.apply_chat_template(plain, tokenize=False, add_generation_prompt=begins_answer, **given)
+                )
+            )
+        _tried.add(template)
+        if len(said) > max(MOST_CHARACTERS, 10 * len(str((plain, given)))):
+            raise MemoryError
+        return said
+    except MemoryError as error:
+        raise ConfigError(
+            f"the model's chat template writes more than {MOST_CHARACTERS:,} characters, or fills {_ROOM >> 30} GiB of "
+            f"memory, for {len(plain)} messages; correct it (chat_template.jinja or tokenizer_config.json)"
+        ) from error
+    except EndlessTemplate as error:
+        raise ConfigError(
+            f"the model's chat template does not end: more than {MOST_LINES:,} of its lines, or {_SECONDS:g} s, for "
+            f"{len(plain)} messages; correct it (chat_template.jinja or tokenizer_config.json)"
+        ) from error
+    except TemplateError as error:
+        raise ConfigError(f"the model's chat template refuses messages with roles {roles}: {error}") from error
+    except Exception as error:
+        # A template is a foreign program: it raises whatever it likes.
+        raise ConfigError(
+            f"the model's chat template fails for messages with roles {roles}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def check_template(backend: Any) -> None:
+    """Refuse a chat template that computes without bound in one expression, before it is compiled.
+
+    Raises: ConfigError for a power, and for a whole number above a million.
+    """
+    template = backend.chat_template
+    for text in template.values() if isinstance(template, Mapping) else [template]:
+        for part in _parts(str(text)):
+            is_large = part[1] == "integer" and int(part[2].replace("_", ""), 0) > _LARGEST
+            if part[1:] == ("operator", "**") or is_large:
+                raise ConfigError(
+                    f"the model's chat template has {part[2][:20]!r} in line {part[0]}, which may not end: no power "
+                    f"and no number above {_LARGEST:,} is taken; correct it (chat_template.jinja or "
+                    "tokenizer_config.json)"
+                )
+
+
+def names_switch(backend: Any, name: str, has_tools: bool) -> bool:
+    """Whether the chat template reads a variable of this name."""
+    template = backend.chat_template
+    if isinstance(template, Mapping):
+        template = template.get("tool_use" if has_tools and "tool_use" in template else "default", "")
+    return any(part[1:] == ("name", name) for part in _parts(str(template)))
+
+
+def _parts(template: str) -> list[tuple[int, str, str]]:
+    """Return the template's parts as (line, kind, text); none of one that is no template."""
+    try:
+        return list(jinja2.Environment().lex(template))
+    except TemplateError:
+        return []
+
+
+def _within_bounds(work: Callable[[], str]) -> str:
+    """Return what ``work`` returns; counts the lines that templates execute, which are Python compiled by jinja.
+
+    Raises: EndlessTemplate.
+    """
+    lines, began = 0, time.monotonic()
+
+    def line(frame: FrameType, event: str, given: Any) -> Any:
+        nonlocal lines
+        lines += 1
+        if lines > MOST_LINES or (lines % _LOOK == 0 and time.monotonic() - began > _SECONDS):
+            raise EndlessTemplate
+        return line
+
+    def call(frame: FrameType, event: str, given: Any) -> Any:
+        return line if frame.f_code.co_filename == "<template>" else None
+
+    before = sys.gettrace()
+    sys.settrace(call)
+    try:
+        return work()
+    finally:
+        sys.settrace(before)
+
+
+@contextmanager
+def _little_memory() -> Iterator[None]:
+    """Let this process take `_ROOM` bytes more and no others meanwhile, where Linux tells how many it has."""
+    sizes = Path("/proc/self/statm")
+    if not sizes.exists():
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    bound = int(sizes.read_text().split()[0]) * resource.getpagesize() + _ROOM
+    bound = bound if soft == resource.RLIM_INFINITY else min(bound, soft)
+    resource.setrlimit(resource.RLIMIT_AS, (bound, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -1,0 +1,69 @@
+"""The code that a model brings along: which it is, so that what somebody has read and trusts is what runs."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gnomon.core.errors import ModelError
+from gnomon.models.token_strings import parsed
+
+_CONFIG, _ELSEWHERE = "config.json", "--"
+
+
+def revision(model: str) -> str:
+    """Return what tells the code of a model from any other; "" where it brings none.
+
+    Of a folder the SHA-256 of all Python files in it, names included; of a model on the hub the commit that is in the
+    local cache, as of every other repository that its ``auto_map`` names. Nothing is run, and nothing is fetched.
+    model: a folder, a hub name or a built-in one. Raises: ModelError when its config cannot be read.
+    """
+    folder = Path(model).expanduser()
+    config = folder / _CONFIG if folder.is_dir() else _cached(model)
+    if config is None or not config.is_file():
+        return ""
+    with parsed(f"model '{model}': its {_CONFIG} cannot be read"):
+        named = list(_texts(json.loads(config.read_text(encoding="utf-8")).get("auto_map")))
+    if not named:
+        return ""
+    own = _digest(folder) if folder.is_dir() else f"commit {config.parent.name}"
+    others = sorted({name.partition(_ELSEWHERE)[0] for name in named if _ELSEWHERE in name})
+    return ", ".join([own, *(f"{other} {_commit(other)}" for other in others)])
+
+
+def _texts(node: Any) -> Iterator[str]:
+    """Yield what an ``auto_map`` names: a class for each use of the model, or several."""
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, dict | list):
+        for below in node.values() if isinstance(node, dict) else node:
+            yield from _texts(below)
+
+
+def _digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(f"{path.relative_to(folder).as_posix()}\0{path.stat().st_size}\0".encode())
+            digest.update(path.read_bytes())
+    except OSError as error:
+        raise ModelError(f"the code in model folder '{folder}' cannot be read: {error}") from error
+    return f"sha256 {digest.hexdigest()}"
+
+
+def _commit(repository: str) -> str:
+    config = _cached(repository)
+    return "of no known commit" if config is None else f"commit {config.parent.name}"
+
+
+def _cached(name: str) -> Path | None:
+    """Return the config of a model in the local hub cache, in a folder named after its commit."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, _CONFIG)
+    except HFValidationError:
+        return None
+    return Path(found) if isinstance(found, str) else None

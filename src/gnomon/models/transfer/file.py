@@ -1,0 +1,67 @@
+"""Weights as a safetensors file for other processes of this machine, in shared memory where there is room for it."""
+
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from gnomon.core.errors import EngineError
+
+_SHARED_MEMORY = Path("/dev/shm")
+_NAME = "weights.safetensors"
+_SPARE = 1.1
+
+
+def write(named: Iterable[tuple[str, Tensor]]) -> Path:
+    """Write weights, where it costs a copy in memory if there is room, else on disk; nobody else may read it.
+
+    Tensors that share memory are written one by one. Whoever has read the file removes it with `remove`.
+    """
+    from safetensors.torch import save_file
+
+    tensors: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in named:
+        here = tensor.detach().to("cpu").contiguous()
+        storage = here.untyped_storage().data_ptr()
+        tensors[name] = here.clone() if storage in seen else here
+        seen.add(storage)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    has_room = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > _SPARE * size
+    folder = Path(tempfile.mkdtemp(prefix="gnomon-weights-", dir=_SHARED_MEMORY if has_room else None))
+    try:
+        save_file(tensors, folder / _NAME)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder / _NAME
+
+
+def remove(path: Path) -> None:
+    """Remove what `write` wrote."""
+    shutil.rmtree(path.parent, ignore_errors=True)
+
+
+def read(path: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights in a file. Raises: EngineError when it cannot be read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118, for a safetensors file is no mapping
+                yield name, file.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise EngineError(f"the weights in {path} cannot be read: {error}") from error
+
+
+@contextmanager
+def lent(named: Iterable[tuple[str, Tensor]]) -> Iterator[str]:
+    """Lend weights to other processes as a file, which is gone after the block."""
+    path = write(named)
+    try:
+        yield str(path)
+    finally:
+        remove(path)

@@ -1,0 +1,411 @@
+"""Whether the files of a model hold what its config asks for: names, shapes and kinds, without reading a weight."""
+
+import importlib.util
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from gnomon.core.errors import ModelError
+from gnomon.models.token_strings import first_line, parsed
+
+# Keep transformers' own progress bars and reports off the terminal, where our progress line is.
+
+_SILENT = 50  # logging.CRITICAL: nothing that transformers says of a loading is so urgent
+
+
+@contextmanager
+def no_bars() -> Iterator[None]:
+    """Switch transformers' progress bars off inside the block."""
+    from transformers.utils import logging
+
+    was_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def no_report() -> Iterator[None]:
+    """Keep what transformers says about a loading to itself, where gnomon says it: its bars, warnings and tables."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity(_SILENT)
+    try:
+        with no_bars():
+            yield
+    finally:
+        logging.set_verbosity(level)
+
+
+FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+_SHOWN = 4
+_FLOAT = "F32"
+_MOST_LAYERS = 1000
+_MOST_EXPERTS = 100_000
+_PROBED_ROWS = 64
+# What a file may hold besides the weights: buffers that were computed from the config.
+_COMPUTED = re.compile(r"rotary_emb\.|inv_freq$|(attn|attention)\.(masked_)?bias$|position_ids$|num_batches_tracked$")
+# What belongs to another use of the model, and is not trained here: it is said.
+_ELSEWHERE = re.compile(r"(^|\.)(mtp|mtp_layers|nextn|v_head|value_head|score|reward_head)\.")
+_WRAPPED = re.compile(r"^(base_model\.model\.|module\.|_orig_mod\.|_fsdp_wrapped_module\.|_forward_module\.)")
+_ADAPTER = re.compile(r"\.(lora_[AB]|lora_embedding_[AB]|base_layer)(\.|$)")
+_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_INTEGERS = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
+_KINDS = _FLOATS | _INTEGERS | {"BOOL": torch.bool}
+
+
+@dataclass(frozen=True)
+class Header:
+    """One tensor of a file as its header says: shape, and kind ("BF16", "I8", as safetensors names them)."""
+
+    shape: tuple[int, ...]
+    kind: str
+    file: Path
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What transformers makes of the names and shapes of a folder's tensors.
+
+    missing: of the model, in no file. mismatched: name, shape in the files, shape by the config. unexpected: of the
+    files, with no place in the model.
+    """
+
+    missing: tuple[str, ...]
+    mismatched: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
+    unexpected: tuple[str, ...]
+
+    @classmethod
+    def of(cls, loading: Mapping[str, Any]) -> "Fit":
+        """Return the same out of transformers' own account of a loading."""
+        wrong = sorted((name, tuple(ours), tuple(theirs)) for name, ours, theirs in loading["mismatched_keys"])
+        return cls(tuple(sorted(loading["missing_keys"])), tuple(wrong), tuple(sorted(loading["unexpected_keys"])))
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files of a model folder that transformers would read; none where it holds no weights."""
+    for name in FILES:
+        place = folder / name
+        if not place.is_file():
+            continue
+        if place.suffix != ".json":
+            return [place]
+        return [folder / shard for shard in sorted(set(json.loads(place.read_text())["weight_map"].values()))]
+    return []
+
+
+def headers(folder: Path) -> dict[str, Header]:
+    """Return the tensors of a model folder by name, from the headers of the files that transformers would read.
+
+    Raises: ModelError when a file is damaged.
+    """
+    found: dict[str, Header] = {}
+    for file in weight_files(folder):
+        with parsed(f"'{file}' cannot be read as weights, copy it again"):
+            found |= _safetensors(file) if file.suffix == ".safetensors" else _pickled(file)
+    return found
+
+
+def check_plausible(config: Any, found: Mapping[str, Header], place: str) -> None:
+    """Refuse a config whose numbers of layers or experts no file of these can fill, before a model is built from it.
+
+    Raises: ModelError.
+    """
+    counts = [*_counts(config.to_dict())]
+    if (layers := getattr(config.get_text_config(), "num_hidden_layers", None)) is not None:
+        counts.append(("num_hidden_layers", layers))
+    for name, count in counts:
+        most = _MOST_EXPERTS if "expert" in name else max(_MOST_LAYERS, len(found))
+        is_layers = name in ("num_hidden_layers", "n_layer", "num_layers")
+        if count < 0 or count > most or (is_layers and count == 0):
+            raise ModelError(
+                f"model '{place}': config.json says {name} = {count}, and the files hold {len(found)} tensors; give "
+                "the config.json that belongs to these weights"
+            )
+
+
+def check_quantized(config: Any, place: str) -> None:
+    """Refuse a model whose weights are packed numbers, which cannot be trained. Raises: ModelError."""
+    for part in (config, config.get_text_config()):
+        quantized = vars(part).get("quantization_config")
+        if quantized:
+            stated = quantized if isinstance(quantized, dict) else vars(quantized)
+            raise ModelError(
+                f"model '{place}' is quantized (config.json: quantization_config, quant_method = "
+                f"'{stated.get('quant_method', 'unknown')}'), and quantized weights cannot be trained; give the model "
+                "in bf16 or fp32, without quantization_config"
+            )
+
+
+def check_files(empty: Any, found: Mapping[str, Header], place: str) -> tuple[str, ...]:
+    """Check that the tensors ``found`` in files are those of the model ``empty``; return what is to be said.
+
+    Raises: ModelError naming tensors that are missing, of another shape or kind, tied against what the files hold, or
+        without a place in the model.
+    """
+    check_kinds(empty, found, place)
+    fit, lost = _fit(empty, found)
+    if lost:
+        raise ModelError(_missing(place, lost, found))
+    refuse(fit, place, found)
+    _check_ties(empty, found, place)
+    passed = [name for name in found if _is_passed_over(empty, name)] + list(fit.unexpected)
+    told = sorted({name for name in passed if not _COMPUTED.search(name)})
+    if not told:
+        return ()
+    return (
+        f"'{place}' holds {_several(told)} besides the model that is trained; "
+        f"{'it is' if len(told) == 1 else 'they are'} not loaded, and will be in no checkpoint",
+    )
+
+
+def check_form(empty: Any, folder: Path, trust_remote_code: bool) -> None:
+    """Check that the config in ``folder`` makes the model ``empty`` again, and that its weights as files have fit it.
+
+    Raises: ModelError.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.core_model_loading import revert_weight_conversion
+
+    with torch.device("meta"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        again: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    one, other = ({name: tuple(t.shape) for name, t in model.state_dict().items()} for model in (empty, again))
+    if type(again).__name__ != type(empty).__name__ or one != other:
+        wrong = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+        raise ModelError(
+            f"a {type(empty).__name__} becomes a {type(again).__name__} when its config is written and read, other in "
+            f"{_several(wrong, 'weight')}"
+        )
+    spelled = revert_weight_conversion(empty, {name: tensor.to("meta") for name, tensor in empty.state_dict().items()})
+    fit, lost = _fit(again, {n: Header(tuple(t.shape), _FLOAT, folder) for n, t in spelled.items()})
+    if lost:
+        raise ModelError(_missing("checkpoint", lost, ()))
+    refuse(fit, "checkpoint")
+
+
+def refuse(fit: Fit, place: str, names: Iterable[str] = ()) -> None:
+    """Raise ModelError when weights are missing, of another shape, or without a place in the model.
+
+    names: of the tensors in the files, where they are known.
+    """
+    held = list(names)
+    if fit.missing:
+        raise ModelError(_missing(place, fit.missing, held))
+    if fit.mismatched:
+        wrong = [
+            f"{name} is {list(ours)} in the files and {list(theirs)} there" for name, ours, theirs in fit.mismatched
+        ]
+        raise ModelError(
+            f"model '{place}' does not fit its config.json: {_several(wrong, 'weight')}; give the config.json that "
+            "belongs to these weights"
+        )
+    extra = [name for name in fit.unexpected if not _COMPUTED.search(name) and not _ELSEWHERE.search(name)]
+    if extra:
+        what = "; merge the adapter into its base model (peft: merge_and_unload) and give that folder"
+        is_adapter = any(_ADAPTER.search(name) for name in extra)
+        raise ModelError(
+            f"model '{place}' holds {_several(extra)} for which its config.json has no place, so the model would be "
+            "another one without a word"
+            f"{what if is_adapter else '; give the config.json that belongs to these weights, or remove them'}"
+        )
+
+
+def check_kinds(empty: Any, found: Mapping[str, Header], place: str) -> None:
+    """Refuse tensors of integers, truth values or 8-bit floats where the model has weights. Raises: ModelError."""
+    whole = frozenset(name for name, tensor in empty.state_dict().items() if not tensor.is_floating_point())
+    check_number_kinds(found, whole, place)
+
+
+def check_number_kinds(found: Mapping[str, Header], whole: Set[str], place: str) -> None:
+    """Do `check_kinds`, with the names of the tensors that are whole numbers in the model. Raises: ModelError."""
+    bad = [
+        f"{name} ({header.kind})"
+        for name, header in found.items()
+        if header.kind not in _FLOATS and not _COMPUTED.search(name) and name not in whole
+    ]
+    if bad:
+        raise ModelError(
+            f"model '{place}' holds {_several(bad)} where weights are to be numbers in bf16, fp16 or fp32: they are "
+            "quantized, or not weights at all; give the model in one of those"
+        )
+
+
+def check_numbers(model: nn.Module, place: str) -> None:
+    """Refuse a model that holds NaN or an infinity, or nothing but zeros where it needs numbers.
+
+    Zeros alone are found in the embedding, the head, and all matrices of a layer together. Raises: ModelError.
+    """
+    largest: dict[str, float] = {}
+    for name, parameter in model.named_parameters():
+        low, high = (float(x) for x in torch.aminmax(parameter.detach())) if parameter.numel() else (0.0, 0.0)
+        if not (abs(low) < float("inf") and abs(high) < float("inf")):
+            raise ModelError(f"model '{place}': the weight {name} holds NaN or an infinity; give a model without")
+        if parameter.dim() > 1:
+            largest[name] = max(abs(low), abs(high))
+    parts: dict[str, list[str]] = {}
+    ends = {n for n, p in model.named_parameters() if any(p is e for e in _ends(model))}
+    for name in largest:
+        layer = re.match(r".*?\.\d+\.", name)
+        parts.setdefault(name if name in ends else layer.group() if layer else "", []).append(name)
+    for names in parts.values():
+        if not any(largest[name] for name in names):
+            raise ModelError(
+                f"model '{place}' has nothing but zeros in {_several(names)}; such a file was not written to its end, "
+                "copy it again"
+            )
+
+
+def _ends(model: Any) -> Iterator[nn.Parameter]:
+    for part in (model.get_input_embeddings(), model.get_output_embeddings()):
+        if part is not None and getattr(part, "weight", None) is not None:
+            yield part.weight
+
+
+def _fit(empty: Any, found: Mapping[str, Header]) -> tuple[Fit, tuple[str, ...]]:
+    """Return what transformers makes of these names and shapes; or, where it cannot fuse them, those that lack.
+
+    Without accelerate, which comes with the extra "lora", it compares nothing before it loads.
+    """
+    if importlib.util.find_spec("accelerate") is None:
+        return Fit((), (), ()), ()
+    shapes = {n: torch.empty(h.shape, dtype=_KINDS.get(h.kind, torch.float32), device="meta") for n, h in found.items()}
+    try:
+        with no_report():
+            _, loading = type(empty).from_pretrained(
+                None,
+                config=empty.config,
+                state_dict=shapes,
+                device_map={"": "meta"},
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+    except RuntimeError as error:
+        lost = _unfused(empty, found)
+        if not lost:
+            raise ModelError(f"the weights of '{empty.config.name_or_path}' do not fit: {first_line(error)}") from error
+        return Fit((), (), ()), lost
+    return Fit.of(loading), ()
+
+
+def _unfused(empty: Any, found: Mapping[str, Header]) -> tuple[str, ...]:
+    """Return the names that complete files would hold, and these do not, or in another shape."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    whole: Mapping[str, Tensor] = revert_weight_conversion(empty, empty.state_dict())
+    tied = set(empty.all_tied_weights_keys)
+    lost = [n for n, t in whole.items() if n not in tied and (n not in found or found[n].shape != tuple(t.shape))]
+    return tuple(sorted(lost))
+
+
+def _missing(place: str, missing: Iterable[str], names: Iterable[str]) -> str:
+    lost, given = list(missing), list(names)
+    wrapped = next((found.group() for name in given if (found := _WRAPPED.match(name))), "")
+    if any(_ADAPTER.search(name) for name in given):
+        fix = "an adapter is not merged: peft's merge_and_unload() gives a model that is; give that folder"
+    elif wrapped:
+        fix = f"all names have '{wrapped}' in front: save the model inside of its wrapper, and give that folder"
+    elif lost and all(name.startswith("lm_head") for name in lost):
+        fix = "if the head is the embedding, set tie_word_embeddings = true in its config.json; else copy it again"
+    else:
+        fix = "copy the whole model again, or give the config.json that belongs to these weights"
+    return f"model '{place}' lacks {_several(lost, 'weight')}, which would begin at random; {fix}"
+
+
+def _check_ties(empty: Any, found: Mapping[str, Header], place: str) -> None:
+    """Refuse a head that the config ties and the files hold as another one. Rows are compared, not all of them."""
+    for target, source in empty.all_tied_weights_keys.items():
+        one, other = _named(target, found), _named(source, found)
+        if one is None or other is None or _rows(one, found[one]).equal(_rows(other, found[other])):
+            continue
+        raise ModelError(contradiction(place, one, other))
+
+
+def contradiction(place: str, one: str, other: str) -> str:
+    """Return what is said of two weights that are one by the config, and two by the files."""
+    return (
+        f"model '{place}': config.json ties {one} to {other} (tie_word_embeddings = true), and the files hold two "
+        "different ones; set tie_word_embeddings = false in config.json, or remove the one that is wrong"
+    )
+
+
+def _named(name: str, found: Mapping[str, Header]) -> str | None:
+    """Return what a weight is called in the files, where a prefix may be other than in memory."""
+    if name in found:
+        return name
+    last = ".".join(name.split(".")[-2:])
+    close = [n for n in found if n == last or n.endswith(f".{last}")]
+    return close[0] if len(close) == 1 else None
+
+
+def _rows(name: str, header: Header) -> Tensor:
+    count = header.shape[0] if header.shape else 1
+    step = max(1, count // _PROBED_ROWS)
+    if header.file.suffix == ".safetensors":
+        with safe_open(header.file, framework="pt") as opened:
+            part = opened.get_slice(name)
+            return torch.cat([part[row : row + 1] for row in range(0, count, step)]) if header.shape else part[:]
+    tensor: Tensor = torch.load(header.file, map_location="cpu", mmap=True, weights_only=True)[name]
+    return tensor[::step]
+
+
+def _is_passed_over(empty: Any, name: str) -> bool:
+    """Whether transformers passes over a tensor of this name without a word."""
+    return any(re.search(pattern, name) for pattern in empty._keys_to_ignore_on_load_unexpected or ())
+
+
+def _safetensors(file: Path) -> dict[str, Header]:
+    try:
+        with safe_open(file, framework="pt") as opened:
+            parts = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+            return {n: Header(tuple(part.get_shape()), str(part.get_dtype()), file) for n, part in parts.items()}
+    except SafetensorError as error:
+        raise ModelError(f"'{file}' is damaged: {error}; copy it again") from error
+
+
+def _pickled(file: Path) -> dict[str, Header]:
+    kinds = {kind: name for name, kind in _KINDS.items()}
+    state = torch.load(file, map_location="meta", weights_only=True)
+    return {n: Header(tuple(t.shape), kinds.get(t.dtype, str(t.dtype)), file) for n, t in state.items()}
+
+
+def _counts(node: Any) -> Iterator[tuple[str, int]]:
+    """Yield the settings of a config that say how many layers or experts there are."""
+    for name, value in node.items():
+        if isinstance(value, dict):
+            yield from _counts(value)
+        elif (
+            type(value) is int
+            and re.search(r"(^|_)(layers?|depth|experts)$", name)
+            and re.match(r"(n|num)_|depth", name)
+        ):
+            yield name, value
+
+
+def _several(names: Iterable[str], what: str = "tensor") -> str:
+    """Return how many there are and the first of them.
+
+    >>> _several(["a", "b", "c", "d", "e"])
+    '5 tensors (a, b, c, d and 1 more)'
+    """
+    listed = list(names)
+    more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
+    return f"{len(listed)} {what}{'' if len(listed) == 1 else 's'} ({', '.join(listed[:_SHOWN])}{more})"

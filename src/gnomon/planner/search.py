@@ -1,0 +1,191 @@
+"""How to part the devices between learning and answering: every split that fits, the best of them on the clock."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from gnomon.core.errors import ConfigError
+from gnomon.planner.deployment import Deployment
+from gnomon.planner.layout import (
+    GIGABYTE,
+    Layout,
+    cache_room,
+    concurrency,
+    engine_memory,
+    kept_bytes,
+    learner_memory,
+    row_tokens,
+)
+from gnomon.planner.quantities import size
+from gnomon.planner.simulate import Flow, Timing, simulate
+from gnomon.planner.stages import Stages, pace_of, stages
+
+STEPS, FILLING, CANDIDATES = 5, 2, 3
+_MOST_ROWS = 2048
+_LEAST_ROWS = 8
+_LARGEST_PASS = 65_536
+
+
+@dataclass(frozen=True)
+class BestLayout:
+    """A layout, what its stages take each by itself, and what came of running them together."""
+
+    layout: Layout
+    stages: Stages
+    flow: Flow
+
+
+def best_layout(place: Deployment) -> BestLayout:
+    """Return the layout that trains the most tokens a second.
+
+    All splits that fit are reckoned by `Stages`; the best few are simulated, and the best of those is returned.
+    Raises: ConfigError saying what does not fit, and by how much.
+    """
+    ranked = sorted(layouts(place), key=lambda layout: reckoned(place, stages(place, layout)))
+    found = [(layout, stages(place, layout)) for layout in ranked[:CANDIDATES]]
+    run = [BestLayout(layout, taken, simulated(place, layout, taken)) for layout, taken in found]
+    return max(run, key=lambda one: one.flow.tokens_per_second)
+
+
+def reckoned(place: Deployment, taken: Stages) -> float:
+    """Return about how long a step takes."""
+    depth = place.job.staleness - place.job.slack
+    return taken.overlapped(depth) if depth > 0 else taken.synchronous()
+
+
+def layouts(place: Deployment) -> Iterator[Layout]:
+    """Yield every split that fits, with engines of each number of devices that can be meant. Raises: ConfigError when
+    there is none.
+    """
+    fewest = engine_parts(place)
+    count, reason = 0, f"one engine alone takes {fewest}"
+    for learners, parts in ((learners, parts) for parts in widths(place, fewest) for learners in _shares(place)):
+        engines = (place.devices - learners) // parts
+        if engines < 1:
+            continue
+        # More engines than prompts on their way would never answer.
+        ahead = place.job.prompts * (place.job.staleness + 1 - place.job.slack)
+        layout = passes_for(place, Layout(learners, min(engines, ahead), parts))
+        if isinstance(layout, str):
+            # Larger engines leave fewer devices to learn, so the smallest say by how much it does not fit.
+            reason = f"{learners} learning: {layout}" if parts == fewest else reason
+            continue
+        count += 1
+        yield layout
+    if not count:
+        raise ConfigError(
+            f"{place.shape.name} does not fit on {place.devices} devices of {place.hardware.memory / GIGABYTE:.0f} GB, "
+            f"however they are parted ({reason}); use more of them, larger ones, adapters (lora.rank), "
+            "learner.offload = true, or shorter answers"
+        )
+
+
+def widths(place: Deployment, fewest: int) -> Iterator[int]:
+    """Yield how many devices of a node an engine can have: twice as many each time, as far as its heads can be dealt
+    out, which vLLM asks for.
+    """
+    parts = fewest
+    while parts == fewest or (parts <= place.hardware.node and place.shape.heads % parts == 0):
+        yield parts
+        parts *= 2
+
+
+def engine_parts(place: Deployment) -> int:
+    """Return the fewest devices of a node that hold an engine with room for a few answers. Raises: ConfigError."""
+    parts = 1
+    while parts <= place.hardware.node:
+        row = row_tokens(place.job) * place.shape.cache(parts, place.job.item)
+        if cache_room(place, parts) >= _LEAST_ROWS * row:
+            return parts
+        parts *= 2
+    weights, room = place.shape.parameters * place.job.item, place.hardware.node * place.hardware.memory
+    tokens = row_tokens(place.job)
+    cached = _LEAST_ROWS * tokens * place.shape.cache(1, place.job.item)
+    raise ConfigError(
+        f"the weights of {place.shape.name} are {size(weights)}, keys and values of {_LEAST_ROWS} answers of "
+        f"{tokens:,.0f} tokens with their prompts {size(cached)}, and a node of {place.hardware.node} "
+        f"{place.hardware.name} has {size(room)} for both; an engine of several nodes is not planned here: take larger "
+        "devices, or shorter prompts and answers"
+    )
+
+
+def passes_for(place: Deployment, layout: Layout) -> Layout | str:
+    """Return the layout with the largest passes that fit, layers computed again only where that is needed; or why none
+    fits, in words.
+    """
+    least = math.ceil(place.job.longest)
+    each = place.job.computed / (place.job.minibatches * layout.learners)
+    most = max(least, min(_LARGEST_PASS, math.ceil(each)))
+    chosen: Layout | None = None
+    for is_recomputed in (False, True):
+        empty = learner_memory(place, replace(layout, micro=0, is_recomputed=is_recomputed))
+        room = (empty.room - empty.total) / kept_bytes(place.shape, place.job.item, is_recomputed)
+        tokens = place.job.micro or min(most, int(room))
+        if tokens < least or room < tokens:
+            continue
+        found = replace(layout, micro=tokens, is_recomputed=is_recomputed)
+        # What fits without computing layers again is taken, unless passes then are much smaller.
+        if chosen is None or _updating(place, found) < 0.97 * _updating(place, chosen):
+            chosen = found
+    if chosen is not None:
+        return chosen
+    held = learner_memory(place, replace(layout, micro=place.job.micro or least))
+    return (
+        f"{held.total / GIGABYTE:.0f} GB a device with passes of {place.job.micro or least} tokens, of "
+        f"{held.room / GIGABYTE:.0f} that may be planned"
+    )
+
+
+def simulated(place: Deployment, layout: Layout, taken: Stages) -> Flow:
+    """Return the layout's run on the virtual clock.
+
+    A step of more than 2,048 answers is simulated as a part of itself, with that part of the engines and a learner that
+    is as much slower: who waits for whom is the same, but the longest of all answers is a little shorter.
+    """
+    job = place.job
+    share = min(1.0, _MOST_ROWS / job.rows)
+    prompts = max(1, round(job.prompts * share))
+    engines = max(1, round(layout.engines * share))
+    share = prompts / job.prompts
+    part = replace(job, prompts=prompts, graders=max(1, round(job.graders * share)))
+    whole = timing(place, layout, taken)
+    scaled = replace(whole, engines=engines, learn=lambda tokens: whole.learn(tokens / share))
+    flow = simulate(part, scaled, STEPS, FILLING + job.staleness)
+    return replace(flow, trained=flow.trained / share, generated=flow.generated / share)
+
+
+def timing(place: Deployment, layout: Layout, taken: Stages) -> Timing:
+    """Return what the simulation needs of a layout. Engines stand still while they take in new weights, which in a
+    broadcast is all of it.
+    """
+    each = taken.updating / place.job.answered
+    taking = place.shape.parameters * place.job.item / place.reached.store / layout.parts
+    return Timing(
+        pace=pace_of(place, layout),
+        engines=layout.engines,
+        most=concurrency(place, layout),
+        grade=place.reached.grade,
+        learn=lambda tokens: tokens * (each + place.reached.driver_token),
+        publish=taken.publishing,
+        pause=taken.publishing if place.job.is_broadcast else min(taken.publishing, taking),
+    )
+
+
+def engine_fits(place: Deployment, layout: Layout) -> bool:
+    """Whether an engine's device holds its weights and its answers."""
+    return engine_memory(place, layout).fits
+
+
+def _updating(place: Deployment, layout: Layout) -> float:
+    return stages(place, layout).updating
+
+
+def _shares(place: Deployment) -> Iterator[int]:
+    """Yield how many devices may learn: each number of up to a node, and then whole nodes, a few dozen at most."""
+    node, devices = place.hardware.node, place.devices
+    if devices <= node:
+        yield from range(1, devices)
+        return
+    nodes = devices // node
+    step = max(1, nodes // 32)
+    yield from (share * node for share in range(step, nodes, step))

@@ -1,0 +1,195 @@
+"""Models by their shapes alone: dense ones and mixtures of experts, from a config or from a list."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gnomon.core.errors import ConfigError, unknown
+from gnomon.models.size import outline
+from gnomon.models.tiny import TINY_MODELS
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder: attention with grouped keys and values, and a gated feed-forward part in every layer.
+
+    inner: width of the dense feed-forward part; 0 where every layer has experts. experts: of a layer, 0 for a dense
+    model; chosen: for each token; expert_inner: width of one; shared_inner: of what every token goes through beside
+    them. dense_layers: layers without experts, in a mixture.
+    """
+
+    name: str
+    width: int
+    inner: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head: int
+    vocabulary: int
+    is_tied: bool = False
+    experts: int = 0
+    chosen: int = 0
+    expert_inner: int = 0
+    shared_inner: int = 0
+    dense_layers: int = 0
+
+    @property
+    def attention(self) -> int:
+        """Weights of a layer's four attention matrices."""
+        return self.width * self.head * (2 * self.heads + 2 * self.kv_heads)
+
+    @property
+    def expert_layers(self) -> int:
+        """Layers with experts."""
+        return self.layers - self.dense_layers if self.experts else 0
+
+    @property
+    def expert(self) -> int:
+        """Weights of one expert."""
+        return 3 * self.width * self.expert_inner
+
+    @property
+    def embedding(self) -> int:
+        """Weights of the table of tokens, which is also the head's size."""
+        return self.vocabulary * self.width
+
+    @property
+    def body(self) -> int:
+        """Weights of all layers' matrices, every expert counted."""
+        return self._layers_with(self.experts)
+
+    @property
+    def active(self) -> int:
+        """Weights of all layers' matrices that one token is multiplied with."""
+        return self._layers_with(self.chosen)
+
+    @property
+    def parameters(self) -> int:
+        """All weights; of biases and norms only the two norms of a layer, which is 0.1% at most."""
+        return self.body + self.embedding * (1 if self.is_tied else 2) + self.width * (2 * self.layers + 1)
+
+    @property
+    def active_parameters(self) -> int:
+        """Weights that one token meets, table and head included: the number in a mixture's name."""
+        return self.active + self.embedding * (1 if self.is_tied else 2)
+
+    @property
+    def layer(self) -> int:
+        """Weights of the largest layer: what is whole on a device at one time."""
+        dense = self.attention + 3 * self.width * self.inner
+        return max(dense, self._expert_layer(self.experts)) if self.experts else dense
+
+    @property
+    def kept(self) -> int:
+        """Numbers that one layer keeps of a token for its backward pass.
+
+        10 widths around attention and norms and four times the inner width (`learner.plan`); measured 20.8 widths for
+        SmolLM2-135M, where this gives 20.7.
+        """
+        inner = self.chosen * self.expert_inner + self.shared_inner if self.experts else self.inner
+        return 10 * self.width + 4 * max(inner, self.inner if self.dense_layers else 0)
+
+    def cache(self, parts: int, item: int) -> int:
+        """Return bytes of keys and values of one token on each of ``parts`` devices; heads are not cut in two."""
+        return 2 * self.layers * max(1, self.kv_heads // parts) * self.head * item
+
+    def read(self, rows: float) -> float:
+        """Return the weights that one step of decoding ``rows`` answers reads: of experts those that are met.
+
+        A token meets each expert with probability chosen / experts, so ``rows`` meet 1 - (1 - p)^rows of them. Real
+        routing is less even and meets fewer.
+        """
+        if not self.experts:
+            return float(self.body + self.embedding)
+        met = self.experts * (1.0 - math.pow(1 - self.chosen / self.experts, rows))
+        resting = self._layers_with(0) + self.embedding
+        return resting + self.expert_layers * met * self.expert
+
+    def adapters(self, rank: int) -> int:
+        """Return the weights of adapters on every linear layer but the head (peft gives each expert its own)."""
+        attention = self.width + self.heads * self.head
+        attention = 2 * attention + 2 * (self.width + self.kv_heads * self.head)
+        dense = 3 * (self.width + self.inner) * (self.layers - self.expert_layers)
+        experts = 3 * self.experts * (self.width + self.expert_inner) * self.expert_layers
+        return rank * (self.layers * attention + dense + experts)
+
+    def _expert_layer(self, experts: int) -> int:
+        router = self.width * self.experts
+        return self.attention + router + experts * self.expert + 3 * self.width * self.shared_inner
+
+    def _layers_with(self, experts: int) -> int:
+        dense = (self.layers - self.expert_layers) * (self.attention + 3 * self.width * self.inner)
+        return dense + self.expert_layers * self._expert_layer(experts)
+
+
+_KNOWN = (
+    ModelShape("smollm2-135m-instruct", 576, 1536, 30, 9, 3, 64, 49_152, is_tied=True),
+    ModelShape("qwen2.5-7b", 3584, 18_944, 28, 28, 4, 128, 152_064),
+    ModelShape("llama-3.1-8b", 4096, 14_336, 32, 32, 8, 128, 128_256),
+    ModelShape("qwen3-8b", 4096, 12_288, 36, 32, 8, 128, 151_936),
+    ModelShape("qwen3-32b", 5120, 25_600, 64, 64, 8, 128, 151_936),
+    ModelShape("qwen3-235b-a22b", 4096, 0, 94, 64, 4, 128, 151_936, experts=128, chosen=8, expert_inner=1536),
+)
+SHAPES = {shape.name: shape for shape in _KNOWN}
+"""Shapes by name, from the models' public config.json."""
+
+_NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+
+
+def shape_of(model: str) -> ModelShape:
+    """Return the shape of a known name, of a folder with a config.json, or of whatever gnomon can load.
+
+    Raises: ConfigError when the config lacks something, or has what is not reckoned; ModelError as `check_model`.
+    """
+    if model.lower() in SHAPES:
+        return SHAPES[model.lower()]
+    config = Path(model) / "config.json"
+    if config.is_file():
+        try:
+            return from_config(json.loads(config.read_text(encoding="utf-8")), Path(model).name)
+        except ValueError as error:
+            raise ConfigError(f"{config} is not JSON: {error}") from error
+    if model in TINY_MODELS:
+        whole: Any = outline(model)
+        return from_config(whole.config.to_dict(), model)
+    raise ConfigError(f"{unknown('model', model, SHAPES)}; or a folder with a config.json")
+
+
+def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
+    """Return the shape that a Hugging Face config describes. Raises: ConfigError."""
+    config = config.get("text_config", config)
+    missing = [key for key in _NEEDED if not isinstance(config.get(key), int)]
+    if missing:
+        raise ConfigError(f"the config of {name} has no {', '.join(missing)}, so its shape is not known")
+    if config.get("kv_lora_rank"):
+        raise ConfigError(f"{name} has latent attention (kv_lora_rank), which is not reckoned here")
+    width, heads, layers = config["hidden_size"], config["num_attention_heads"], config["num_hidden_layers"]
+    experts = _first(config, "num_experts", "num_local_experts", "n_routed_experts")
+    inner = _first(config, "intermediate_size")
+    expert_inner = _first(config, "moe_intermediate_size") or inner
+    shared = _first(config, "shared_expert_intermediate_size") or _first(config, "n_shared_experts") * expert_inner
+    dense = _first(config, "first_k_dense_replace") + len(config.get("mlp_only_layers") or ())
+    return ModelShape(
+        name=name,
+        width=width,
+        inner=inner if not experts or dense else 0,
+        layers=layers,
+        heads=heads,
+        kv_heads=_first(config, "num_key_value_heads") or heads,
+        head=_first(config, "head_dim") or width // heads,
+        vocabulary=config["vocab_size"],
+        is_tied=bool(config.get("tie_word_embeddings", False)),
+        experts=experts,
+        chosen=_first(config, "num_experts_per_tok") if experts else 0,
+        expert_inner=expert_inner if experts else 0,
+        shared_inner=shared if experts else 0,
+        dense_layers=dense if experts else 0,
+    )
+
+
+def _first(config: Mapping[str, Any], *keys: str) -> int:
+    """Return the first of these numbers that the config has, or 0."""
+    return next((config[key] for key in keys if isinstance(config.get(key), int)), 0)

@@ -1,0 +1,290 @@
+"""A run on a virtual clock: the real stream and asker, with engines, graders and a learner that only take time."""
+
+import asyncio
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gnomon.core.types import Completion, Grade, Snapshot
+from gnomon.engines.base import Sampling
+from gnomon.engines.rng import uniforms
+from gnomon.models.transfer.fingerprint import Fingerprint
+from gnomon.planner.job import PlannedJob
+from gnomon.planner.queueing import InOrder, run_virtually, weights
+from gnomon.planner.stages import UpdatePace
+from gnomon.rewards.base import Sample
+from gnomon.rollouts.rollout import Rollouter
+from gnomon.rollouts.scheduler import RolloutScheduler
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What everything takes. pace: of an engine. engines: how many. most: answers that one decodes at once.
+    grade: seconds of a judge for one answer. learn: tokens of a step's answers to seconds of updating. publish: seconds
+    until engines have new weights. pause: of these, how long engines stand still.
+    """
+
+    pace: UpdatePace
+    engines: int
+    most: int
+    grade: float
+    learn: Callable[[float], float]
+    publish: float
+    pause: float = 0.0
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What came of it, over the steps that were counted.
+
+    seconds: of all of them. steps: how many. trained, generated: tokens of answers. answering: share of the time that
+    engines had something to decode; filled: mean of the rows they had over the rows they could have. learning: share of
+    the time that the learner updated or published. staleness_mean, staleness_max: steps between the weights that
+    answered and those that are trained. answer_mean: tokens of a trained answer.
+    """
+
+    seconds: float
+    steps: int
+    trained: float
+    generated: float
+    answering: float
+    filled: float
+    learning: float
+    staleness_mean: float
+    staleness_max: int
+    answer_mean: float
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a step."""
+        return self.seconds / self.steps
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Trained tokens."""
+        return self.trained / self.seconds
+
+
+class SimulatedEngine:
+    """Answers decoded together: each draws a token a step, and a step takes as long as `UpdatePace` says.
+
+    Between two events the rows are the same and their contexts grow by one token a step, so k steps take
+    a k + b k^2 / 2 seconds: solved exactly, whatever the number of tokens.
+    """
+
+    def __init__(self, pace: UpdatePace, most: int) -> None:
+        self.pace, self.most = pace, most
+        self.drawn = self.busy = self.row_seconds = 0.0
+        self.asked = 0
+        self._tokens = self._at = self._stall = self._offset = 0.0
+        self._rows: list[tuple[float, int, asyncio.Future[None], float]] = []
+        self._waiting: deque[tuple[float, float, asyncio.Future[None]]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._count = 0
+        self._is_paused = False
+
+    async def answer(self, prompt: float, lengths: Sequence[float]) -> None:
+        """Return when every answer to one prompt is there."""
+        loop = asyncio.get_running_loop()
+        self._advance()
+        self._stall += self.pace.prompt
+        done = [loop.create_future() for _ in lengths]
+        self._waiting.extend((prompt, length, future) for length, future in zip(lengths, done, strict=True))
+        self.asked += len(lengths)
+        self._go_on()
+        await asyncio.gather(*done)
+        self.asked -= len(lengths)
+
+    def pause(self, is_paused: bool) -> None:
+        """Stand still, or go on."""
+        self._advance()
+        self._is_paused = is_paused
+        self._go_on()
+
+    def settle(self) -> None:
+        """Bring the counts up to now."""
+        self._advance()
+        self._go_on()
+
+    def _slopes(self) -> tuple[float, float]:
+        rows = len(self._rows)
+        context = self._offset + rows * self._tokens
+        return self.pace.fixed(rows) + self.pace.cached * context, self.pace.cached * rows
+
+    def _advance(self) -> None:
+        """Draw the tokens that the time since the last event was enough for."""
+        now = asyncio.get_running_loop().time()
+        passed, self._at = now - self._at, now
+        if self._is_paused or not self._rows:
+            return
+        self.busy += passed
+        self.row_seconds += passed * len(self._rows)
+        computed = min(passed, self._stall)
+        self._stall -= computed
+        passed -= computed
+        if passed <= 0:
+            return
+        first, more = self._slopes()
+        steps = passed / first if more == 0 else (math.sqrt(first**2 + 2 * more * passed) - first) / more
+        self.drawn += steps * len(self._rows)
+        self._tokens += steps
+
+    def _go_on(self) -> None:
+        """Let rows end that are due, fill their places, and wake up for the next one."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._rows and self._rows[0][0] <= self._tokens + _ROUNDING * max(1.0, self._tokens):
+            _, _, future, offset = heapq.heappop(self._rows)
+            self._offset -= offset
+            if not future.done():
+                future.set_result(None)
+        while self._waiting and len(self._rows) < self.most:
+            prompt, length, future = self._waiting.popleft()
+            if future.cancelled():
+                continue
+            self._count += 1
+            offset = prompt - self._tokens
+            self._offset += offset
+            heapq.heappush(self._rows, (self._tokens + length, self._count, future, offset))
+        if self._is_paused or not self._rows:
+            return
+        first, more = self._slopes()
+        steps = max(0.0, self._rows[0][0] - self._tokens)
+        seconds = self._stall + first * steps + more * steps**2 / 2
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.settle)
+
+
+_ROUNDING = 1e-9
+
+
+@dataclass
+class SimulatedEngines:
+    """Engines that are asked as one; implements `engines.base.Engine`. A prompt goes to the one with the fewest rows.
+
+    An answer's one token is its length.
+    """
+
+    timing: Timing
+    job: PlannedJob
+    version: int = -1
+    beats: int = 0
+    engines: list[SimulatedEngine] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.engines = [SimulatedEngine(self.timing.pace, self.timing.most) for _ in range(self.timing.engines)]
+
+    async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
+        """Return the answers when the longest of them is there."""
+        oldest = self.version
+        lengths = [self.job.answers.of(float(uniforms(key, 1)[0])) for key in keys]
+        engine = min(self.engines, key=lambda engine: engine.asked)
+        await engine.answer(self.job.prompt, lengths)
+        return [Completion((n,), (0.0,), (0.0,), oldest, self.version, "stop") for n in lengths]
+
+    async def load(self, snapshot: Snapshot) -> None:
+        """Take on the weights."""
+        for engine in self.engines:
+            engine.pause(True)
+        await asyncio.sleep(self.timing.pause)
+        for engine in self.engines:
+            engine.pause(False)
+        self.version = snapshot.version
+
+    async def score(self, prompt: Sequence[int], response: Sequence[int], temperature: float) -> list[float]:
+        """Return that everything was certain."""
+        return [0.0] * len(response)
+
+    async def fingerprints(self) -> dict[str, Fingerprint] | None:
+        """Return that there are no weights."""
+        return None
+
+    async def close(self) -> None:
+        """Hold nothing."""
+
+
+class Judges:
+    """Graders that take a while; so many at once."""
+
+    def __init__(self, seconds: float, count: int) -> None:
+        self._seconds, self._free = seconds, asyncio.Semaphore(count)
+
+    async def grade(self, sample: Sample) -> Grade:
+        """Return a reward when one was free and has judged."""
+        if self._seconds > 0:
+            async with self._free:
+                await asyncio.sleep(self._seconds)
+        return Grade(0.0)
+
+
+def simulate(job: PlannedJob, timing: Timing, steps: int, skipped: int = 0, seed: int = 0) -> Flow:
+    """Return what ``steps`` steps come to after ``skipped`` that fill the stream."""
+    return run_virtually(_run(job, timing, steps, skipped, seed))
+
+
+async def _run(job: PlannedJob, timing: Timing, steps: int, skipped: int, seed: int) -> Flow:
+    asked, fleet, clock = InOrder(), SimulatedEngines(timing, job), asyncio.get_running_loop().time
+    judges = Judges(timing.grade, job.graders)
+    rollouter = Rollouter(fleet, judges, lambda ids: "", Sampling(), job.generations, seed)
+    stream = RolloutScheduler(
+        asked,
+        asked,
+        rollouter,
+        job.prompts,
+        job.staleness,
+        stragglers="drop" if job.is_dropping else "wait",
+        slack=job.slack,
+    )
+    count = _Count()
+    await fleet.load(weights(0))
+    async with stream:
+        for step in range(skipped + steps):
+            if step == skipped:
+                count = _Count(clock(), *_counted(fleet))
+            rollouts = [rollout for group in (await stream.take()).groups for rollout in group.rollouts]
+            tokens = sum(rollout.response[0] for rollout in rollouts)
+            began = clock()
+            await asyncio.sleep(timing.learn(tokens))
+            await asyncio.sleep(timing.publish - timing.pause)
+            await fleet.load(weights(step + 1))
+            count.ages += [step - rollout.oldest_version for rollout in rollouts]
+            count.trained += tokens
+            count.learned += clock() - began
+        return count.flow(clock(), steps, fleet)
+
+
+def _counted(fleet: SimulatedEngines) -> tuple[float, float, float]:
+    for engine in fleet.engines:
+        engine.settle()
+    drawn = sum(engine.drawn for engine in fleet.engines)
+    return drawn, sum(engine.busy for engine in fleet.engines), sum(engine.row_seconds for engine in fleet.engines)
+
+
+@dataclass
+class _Count:
+    began: float = 0.0
+    drawn: float = 0.0
+    busy: float = 0.0
+    row_seconds: float = 0.0
+    trained: float = 0.0
+    learned: float = 0.0
+    ages: list[int] = field(default_factory=list)
+
+    def flow(self, now: float, steps: int, fleet: SimulatedEngines) -> Flow:
+        drawn, busy, row_seconds = _counted(fleet)
+        seconds = now - self.began
+        whole = seconds * len(fleet.engines)
+        return Flow(
+            seconds=seconds,
+            steps=steps,
+            trained=self.trained,
+            generated=drawn - self.drawn,
+            answering=(busy - self.busy) / whole,
+            filled=(row_seconds - self.row_seconds) / (whole * fleet.timing.most),
+            learning=self.learned / seconds,
+            staleness_mean=sum(self.ages) / len(self.ages),
+            staleness_max=max(self.ages),
+            answer_mean=self.trained / len(self.ages),
+        )

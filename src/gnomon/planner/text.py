@@ -1,0 +1,223 @@
+"""A plan for a cluster, in words and numbers."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from gnomon.planner.deployment import Deployment
+from gnomon.planner.efficiencies import SOURCES
+from gnomon.planner.layout import GIGABYTE, Held, concurrency, engine_memory, host_memory, learner_memory
+from gnomon.planner.limits import limits
+from gnomon.planner.quantities import count, seconds, size
+from gnomon.planner.search import BestLayout, best_layout
+from gnomon.planner.traffic import micro_batches, traffic
+from gnomon.training.notes import many
+
+_IDLE = 0.15
+LONGEST = "the longest answers"
+
+
+@dataclass(frozen=True)
+class ClusterForecast:
+    """What a run would do on a cluster: everything that `gnomon plan --hardware` says."""
+
+    place: Deployment
+    found: BestLayout
+    bottleneck: str
+    settings: tuple[str, ...]
+    advice: tuple[str, ...]
+    limits: tuple[str, ...]
+
+    def as_row(self) -> dict[str, object]:
+        """Return one JSON object: seconds, bytes, tokens and shares, without the words' rounding."""
+        place, found = self.place, self.found
+        layout, flow = found.layout, found.flow
+        return {
+            "model": place.shape.name,
+            "parameters": place.shape.parameters,
+            "active_parameters": place.shape.active_parameters,
+            "hardware": asdict(place.hardware),
+            "devices": place.devices,
+            "layout": asdict(layout),
+            "learner_bytes": learner_memory(place, layout).parts,
+            "engine_bytes": engine_memory(place, layout).parts,
+            "host_bytes": host_memory(place, layout),
+            "traffic_bytes": asdict(traffic(place, layout)),
+            "stage_seconds": asdict(found.stages),
+            "simulated": asdict(flow)
+            | {"step_seconds": flow.step_seconds, "tokens_per_second": flow.tokens_per_second},
+            "bottleneck": self.bottleneck,
+            "settings": list(self.settings),
+            "advice": list(self.advice),
+            "limits": list(self.limits),
+            "efficiencies": {
+                name: {"value": value, "kind": SOURCES[name][0], "source": SOURCES[name][1]}
+                for name, value in asdict(place.reached).items()
+            },
+        }
+
+    def sentences(self) -> Iterator[str]:
+        """Yield it line by line."""
+        yield from _layout(self.place, self.found)
+        yield from _memory(self.place, self.found)
+        yield from _seconds(self.place, self.found)
+        yield f"Bottleneck: {self.bottleneck}."
+        yield f"Set: {' '.join(self.settings)}"
+        yield from self.advice
+        if self.limits:
+            yield "What gnomon's present parts do not carry, or only just:"
+            yield from (f"  - {said}" for said in self.limits)
+        yield "These are reckoned, not measured. Of what no data sheet says:"
+        yield from _assumed(self.place)
+
+
+def forecast(place: Deployment) -> ClusterForecast:
+    """Return the plan of the best layout. Raises: ConfigError when nothing fits."""
+    found = best_layout(place)
+    return ClusterForecast(
+        place,
+        found,
+        bottleneck(place, found),
+        tuple(_settings(place, found)),
+        tuple(_advice(place, found)),
+        limits(place, found),
+    )
+
+
+def bottleneck(place: Deployment, found: BestLayout) -> str:
+    """Return which stage decides, and what would change it."""
+    stages, flow = found.stages, found.flow
+    grading = _grading(place, found) / place.job.graders
+    if grading > max(flow.answering, flow.learning, 0.5):
+        return "grading"
+    inside = {
+        "updating": stages.updating,
+        "publishing weights": stages.publishing,
+        "the run's own process": stages.driving,
+    }
+    learning = max(inside, key=lambda name: inside[name])
+    if learning == "updating" and stages.communicating > stages.computing:
+        learning = "communicating in updates, for which passes are too small or learners too many"
+    if flow.learning > 1 - _IDLE:
+        return f"learning, most of all {learning}"
+    if flow.answering > 1 - _IDLE and flow.learning < 1 - 2 * _IDLE:
+        return "answering"
+    if stages.answering > 2 * stages.flowing and flow.learning < 1 - _IDLE:
+        return LONGEST
+    return f"both sides alike; of learning most of all {learning}"
+
+
+def _layout(place: Deployment, found: BestLayout) -> Iterator[str]:
+    layout, job, hardware = found.layout, place.job, place.hardware
+    answering = layout.engines * layout.parts
+    left = place.devices - layout.learners - answering
+    mixture = f", {place.shape.active_parameters / 1e9:.0f} of them for a token" if place.shape.experts else ""
+    yield (
+        f"{place.shape.name} ({count(place.shape.parameters)} parameters{mixture}) on {place.devices} "
+        f"{hardware.name} in {many(hardware.nodes(place.devices), 'node')}: {layout.learners} "
+        f"{'learns' if layout.learners == 1 else 'learn'}, {answering} {'answers' if answering == 1 else 'answer'} as "
+        f"{many(layout.engines, 'engine')} of {layout.parts}{_idle(left)}; "
+        f"{many(job.graders, 'process grades', 'processes grade')}, on processors."
+    )
+    yield (
+        f"A step: {many(job.prompts, 'prompt')} of {job.prompt:.0f} tokens, {many(job.generations, 'answer')} each of "
+        f"{job.answers.mean:.3g} on average and {job.answers.longest} at most; {count(job.answered)} tokens. "
+        + ("Synchronous." if job.staleness == 0 else f"At most {job.staleness} steps old, {job.slack} of slack.")
+    )
+
+
+def _idle(devices: int) -> str:
+    return f", {devices} {'is' if devices == 1 else 'are'} idle" if devices else ""
+
+
+def _memory(place: Deployment, found: BestLayout) -> Iterator[str]:
+    layout = found.layout
+    yield f"Learner: {_held(learner_memory(place, layout))}."
+    yield (
+        f"Engine: {_held(engine_memory(place, layout))}; {concurrency(place, layout)} answers at once of "
+        f"{place.job.concurrent} asked for."
+    )
+    host = {name: size for name, size in host_memory(place, layout).items() if size >= GIGABYTE}
+    if host:
+        yield f"A node's memory, of {place.hardware.host_memory / GIGABYTE:,.0f} GB: {_list(host)}."
+    moved = traffic(place, layout)
+    yield (
+        f"A step moves {size(moved.gathered)} of weights and {size(moved.reduced)} of gradients into each learner in "
+        f"{many(micro_batches(place, layout), 'pass', 'passes')} of {layout.micro:,} tokens, publishes "
+        f"{size(moved.published)}, and brings {size(moved.answers)} of answers and {size(moved.batch)} of batch "
+        "through the run's own process."
+    )
+
+
+def _seconds(place: Deployment, found: BestLayout) -> Iterator[str]:
+    stages, flow = found.stages, found.flow
+    yield (
+        f"Each stage by itself: answering {seconds(stages.answering)} ({seconds(stages.flowing)} by engines that are "
+        f"always full), grading one prompt's answers {seconds(stages.grading)}, the run's own process "
+        f"{seconds(stages.driving)}, updating {seconds(stages.updating)} (computing {seconds(stages.computing)}, "
+        f"communicating {seconds(stages.communicating)}), publishing {seconds(stages.publishing)} "
+        f"({'by NCCL' if place.job.is_broadcast else f'by NCCL {seconds(stages.by_nccl)}'})."
+    )
+    yield (
+        f"Together, simulated: {seconds(flow.step_seconds)} a step, {flow.tokens_per_second:,.0f} trained tokens a "
+        f"second ({flow.tokens_per_second / place.devices:,.0f} a device). Engines work {flow.answering:.0%} of the "
+        f"time, learners {flow.learning:.0%}; answers are {flow.staleness_mean:.2f} steps old on average, "
+        f"{flow.staleness_max} at most."
+    )
+
+
+def _settings(place: Deployment, found: BestLayout) -> Iterator[str]:
+    """Yield overrides, as `gnomon train` takes them."""
+    layout = found.layout
+    yield "cluster=auto"
+    yield f"learner.processes={layout.learners}"
+    yield f"learner.max_tokens_per_micro_batch={layout.micro}"
+    yield f"learner.gradient_checkpointing={'true' if layout.is_recomputed else 'false'}"
+    yield f"engine.count={layout.engines}"
+    if layout.parts > 1 or place.job.is_broadcast:
+        yield "engine.kind=vllm"
+    if layout.parts > 1:
+        yield f"engine.tensor_parallel={layout.parts}"
+    yield f"engine.max_concurrent={concurrency(place, layout)}"
+
+
+def _advice(place: Deployment, found: BestLayout) -> Iterator[str]:
+    """Yield what else to change, in sentences."""
+    job = place.job
+    if job.staleness == 0:
+        yield "With max_staleness = 1 nobody waits for the other side; answers are a step older then."
+    if bottleneck(place, found) == LONGEST:
+        yield (
+            f"The last of a step's answers comes after {seconds(found.stages.answering)}, and engines that were always "
+            f"full would take {seconds(found.stages.flowing)}: let answers be more steps on their way (max_staleness), "
+            "ask more a step, or take groups apart (an algorithm without groups)."
+        )
+    busy = _grading(place, found)
+    if busy > job.graders / 2:
+        yield (
+            f"Grading keeps {busy:.1f} of {many(job.graders, 'process', 'processes')} busy all the time if an answer "
+            f"takes {seconds(place.reached.grade)}; set cluster.graders times grading.workers to "
+            f"{math.ceil(2 * busy)} or more."
+        )
+
+
+def _grading(place: Deployment, found: BestLayout) -> float:
+    """Return how many processes grading keeps busy."""
+    return place.job.rows * place.reached.grade / found.flow.step_seconds
+
+
+def _assumed(place: Deployment) -> Iterator[str]:
+    by_kind: dict[str, list[str]] = {}
+    for name, value in asdict(place.reached).items():
+        by_kind.setdefault(SOURCES[name][0], []).append(f"{name} {value:g}")
+    yield from (f"  {kind}: {', '.join(names)}" for kind, names in by_kind.items())
+
+
+def _held(held: Held) -> str:
+    named = {name: size for name, size in held.parts.items() if size >= GIGABYTE / 20}
+    return f"{held.total / GIGABYTE:.1f} GB of {held.room / GIGABYTE:.0f} a device: {_list(named)}"
+
+
+def _list(sizes: dict[str, float]) -> str:
+    ordered = sorted(sizes.items(), key=lambda pair: -pair[1])
+    return ", ".join(f"{name} {size / GIGABYTE:.3g}" for name, size in ordered)

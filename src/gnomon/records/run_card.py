@@ -1,0 +1,248 @@
+"""The run card: what a run ran on, and what it promises about being run again.
+
+Only what is listed here is written: no environment variable, no token, no command line.
+"""
+
+import datetime
+import functools
+import hashlib
+import json
+import os
+import platform
+import secrets
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from gnomon.core.atomic_files import read_plain_text, write_json
+from gnomon.core.redaction import without_secrets
+
+PACKAGES = (
+    "gnomon", "torch", "transformers", "tokenizers", "safetensors", "numpy", "peft",
+    "reasoning-gym", "math-verify", "datasets", "pyarrow", "ray",
+)  # fmt: skip
+_LONGEST_END = 2000
+EXACT = (
+    "R0 exact: the same experiment on this processor, with these versions, this commit of gnomon, this C compiler (or "
+    "none) and this number of threads, gives the same metrics, sampled tokens and weights, bit for bit; also when it "
+    "was stopped and resumed"
+)
+PARTED = (
+    "R0 exact: the same experiment on this processor, with these versions, this commit of gnomon, this C compiler (or "
+    "none), this number of threads and {processes} learner processes, gives the same metrics, sampled tokens and "
+    "weights, bit for bit; also when it was stopped and resumed. With another number of them sums are made in another "
+    "order, so numbers are only close"
+)
+LOSSLESS = (
+    "R2 lossless: a resumed run repeats and loses no sample and goes on from the same weights, but accelerator "
+    "kernels may round differently, so numbers need not be equal"
+)
+OVERLAPPED = (
+    "R2 lossless: a resumed run asks again what was on its way and goes on from the same weights, but generation "
+    "overlaps training, so timing decides which weights answer and numbers need not be equal"
+)
+CONVERSING = (
+    "R2 lossless: a resumed run repeats and loses no sample and draws every token with the same random number, but "
+    "replies come when they come, so answers are computed in other company and last digits need not be equal"
+)
+TIMED = (
+    "R2 lossless: a resumed run repeats and loses no sample and goes on from the same weights, but the clock decides "
+    "which step is the last, so another run may be longer or shorter"
+)
+SERVED = (
+    "R2 lossless: a resumed run repeats and loses no sample and draws every token with the same random number, but "
+    "several engines, or vLLM's scheduler, decide by time which answers are computed together, so last digits need not "
+    "be equal"
+)
+CLUSTERED = (
+    "R2 lossless: a resumed run repeats and loses no sample and draws every token with the same random number, but "
+    "questions reach the engines of a cluster when they reach them, so answers are computed in other company and last "
+    "digits need not be equal"
+)
+
+
+@dataclass(frozen=True)
+class Card:
+    """One session of a run: what it was started with. `run_card` fills it in.
+
+    device: as torch names it, with the processor's own name. threads: of torch; sums depend on it. precision: of
+    the network's arithmetic. reproducibility, sandbox: the level, and what it means, in words.
+    code: commit of gnomon's source and of the working directory, each with ``dirty`` when files differ from it;
+    None where there is no repository. source: SHA-256 of gnomon's own Python and C files, in a repository or not.
+    slow: what is computed by a slower way than there could be, with the factor.
+    native: what tells the functions in C, of a compiler for this processor, from any others; "" where there are none.
+    foreign_code: the user's functions that it runs. seal: shows that this user began it (`records/ownership.py`).
+    trusted_models: models whose own code may run, each with what tells that code from any other. sources: the user's
+    files that it runs, each with its SHA-256. questions: a stamp of what
+    it is trained on. settings: SHA-256 of the run's experiment, as the session found it. cluster: what it computes on
+    beside this machine, and who is let in there; "" for none.
+    """
+
+    started: str
+    versions: Mapping[str, str]
+    platform: str
+    cpu: str
+    cpu_count: int
+    device: str
+    threads: int
+    seeds: Mapping[str, int]
+    precision: str
+    reproducibility: str
+    sandbox: str
+    code: Mapping[str, Mapping[str, Any] | None]
+    foreign_code: Sequence[str] = ()
+    seal: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    trusted_models: Mapping[str, str] = field(default_factory=dict)
+    source: str = ""
+    questions: str = ""
+    settings: str = ""
+    cluster: str = ""
+    native: str = ""
+    slow: Sequence[str] = ()
+
+
+def run_card(
+    device: str,
+    threads: int,
+    seeds: Mapping[str, int],
+    precision: str,
+    sandbox: str = "none: no model-written code",
+    reproducibility: str | None = None,
+) -> Card:
+    """Return the card of a session that starts now; ``reproducibility`` is that of the device if nothing weakens it."""
+    level = reproducibility or (EXACT if device == "cpu" else LOSSLESS)
+    return Card(
+        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        versions={"python": platform.python_version()} | installed(PACKAGES),
+        platform=platform.platform(terse=True),
+        cpu=cpu_name(),
+        cpu_count=os.cpu_count() or 1,
+        device=device,
+        threads=threads,
+        seeds=dict(seeds),
+        precision=precision,
+        reproducibility=level,
+        sandbox=sandbox,
+        code={"gnomon": _own_commit(), "working_directory": commit_of(Path.cwd())},
+        source=_own_source(),
+    )
+
+
+def write_card(path: Path, card: Card) -> None:
+    """Write the card as JSON, at once; a resumed run adds its session under ``resumed`` and keeps the first."""
+    own = asdict(card)
+    first = _first(path)
+    resumed = [] if first is None else first.get("resumed", [])
+    write_json(path, own if first is None else {**first, "resumed": [*resumed, own]})
+
+
+def write_end(path: Path, error: Exception) -> None:
+    """Add to the newest session of a card, as "ended", the error that ended it; a session that is over without one was
+    stopped on purpose, came to its end, or was killed.
+    """
+    card = _first(path)
+    if card is not None:
+        newest = sessions_of(card)[-1]
+        newest["ended"] = without_secrets(f"{type(error).__name__}: {error}")[:_LONGEST_END]
+        write_json(path, card)
+
+
+def end_of(card: Mapping[str, Any]) -> str:
+    """Return the error that ended the newest session of a card that was read; "" where it says none.
+
+    >>> end_of({"ended": "LearnerError: gone", "resumed": [{"ended": "EngineError: lost"}, {}]})
+    ''
+    """
+    newest = sessions_of(card)[-1]
+    said = newest.get("ended") if isinstance(newest, Mapping) else None
+    return said if isinstance(said, str) else ""
+
+
+def sessions_of(card: Mapping[str, Any]) -> list[Any]:
+    """Return the sessions of a card that was read, the newest last; those that were resumed may be anything."""
+    resumed = card.get("resumed")
+    return [card, *(resumed if isinstance(resumed, list) else [])]
+
+
+def questions_of(path: Path) -> str:
+    """Return the stamp of the questions that a run began with; "" where its card says nothing."""
+    try:
+        found = json.loads(read_plain_text(path))
+    except (OSError, ValueError, RecursionError):
+        return ""
+    said = found.get("questions") if isinstance(found, dict) else None
+    return said if isinstance(said, str) else ""
+
+
+def _first(path: Path) -> dict[str, Any] | None:
+    """Return the card that is there; one that cannot be read is set aside, for it ends no run."""
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(read_plain_text(path))
+        # Written again with the new session, so it must be what JSON can say.
+        json.dumps(found, allow_nan=False)
+        if isinstance(found, dict) and isinstance(found.get("resumed", []), list):
+            return found
+    except (OSError, ValueError, RecursionError):
+        pass
+    path.rename(path.with_name(f"damaged-{secrets.token_hex(4)}-{path.name}"))
+    return None
+
+
+def installed(packages: Sequence[str]) -> dict[str, str]:
+    """Return the version of each package that is installed."""
+    found: dict[str, str] = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def cpu_name() -> str:
+    """Return what the processor calls itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def commit_of(folder: Path) -> dict[str, Any] | None:
+    """Return the commit that ``folder`` is at and whether tracked files differ from it, or None outside git."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    if commit is None or changes is None:
+        return None
+    return {"commit": commit, "dirty": bool(changes)}
+
+
+def _own_commit() -> dict[str, Any] | None:
+    # An installed copy lies in somebody else's repository, untracked: that commit says nothing about it.
+    source = Path(__file__).resolve()
+    tracked = _git(source.parent, "ls-files", "--error-unmatch", source.name)
+    return None if tracked is None else commit_of(source.parent)
+
+
+@functools.cache
+def _own_source() -> str:
+    package, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
+    for path in sorted(p for p in package.rglob("*") if p.suffix in (".py", ".c", ".h")):
+        digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return ran.stdout.strip()

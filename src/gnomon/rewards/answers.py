@@ -1,0 +1,260 @@
+r"""Whether two answers are the same, as far as that can be told without algebra.
+
+`boxed` takes "cannot be told" for different, `mathematics` asks math-verify then: so the two agree wherever this file
+decides, on numbers, lists, sets, pairs, intervals, words and letters of choices.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from gnomon.rewards.numbers import LONGEST, Number, Which, choose_number, parse_number, tidy, unwrapped
+
+# Where in a completion the answer stands.
+
+Extract = Literal["last_number", "first_number", "only_number", "last_line", "boxed", "tags", "whole"]
+
+_TAGS = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
+_BOX = re.compile(r"\\(?:boxed|fbox)\s{0,3}$")
+_BOX_LENGTH = len(r"\boxed") + 3
+
+
+def extract(text: str, how: Extract) -> str | None:
+    r"""Return the answer that ``text`` gives, without surrounding whitespace; None when it gives none.
+
+    last_number, first_number, only_number: that number's plain text (1,234 is "1234"); "only" wants just one; none
+    where that number is a part of something else (the 2 of x^2).
+    last_line: the last line that is not blank. boxed: the content of the last balanced \boxed{...}.
+    tags: between the last <answer> and its </answer>. whole: everything.
+
+    >>> extract("I think <answer> 1,200 </answer>", "tags"), extract("... so 1,200 apples.", "last_number")
+    ('1,200', '1200')
+    """
+    if how == "last_number" or how == "first_number" or how == "only_number":
+        number = choose_number(text, _WHICH[how])
+        return number.text if number else None
+    if how == "boxed":
+        found = last_boxed(text)
+    elif how == "tags":
+        found = next(reversed(_TAGS.findall(text)), None)
+    else:
+        lines = text.strip().splitlines() if how == "last_line" else [text]
+        found = lines[-1] if lines else None
+    return (found or "").strip() or None
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Return the content of the last ``\boxed{...}`` or ``\fbox{...}`` whose braces balance.
+
+    A space before the brace is TeX's as well; an escaped brace is no brace. One pass over the text, whatever is in it.
+    None when there is no such box.
+
+    >>> last_boxed(r"\boxed{1} then \boxed{\frac{1}{2}} and \boxed{3")
+    '\\frac{1}{2}'
+    """
+    opened: list[int] = []
+    best: tuple[int, int] | None = None
+    index = 0
+    while index < len(text):
+        character = text[index]
+        if character == "\\" and text[index + 1 : index + 2] in ("{", "}", "\\"):
+            index += 1
+        elif character == "{":
+            opened.append(index)
+        elif character == "}" and opened:
+            start = opened.pop()
+            is_later = best is None or start > best[0]
+            if is_later and _BOX.search(text[max(0, start - _BOX_LENGTH) : start]):
+                best = (start, index)
+        index += 1
+    return text[best[0] + 1 : best[1]] if best else None
+
+
+def final_answer(text: str) -> str | None:
+    """Return what a worked solution says is its answer: what follows the last ####, else the content of its last box.
+
+    None when it has neither, as a bare answer.
+
+    >>> final_answer("24 + 48 = 72 #### 72"), final_answer("72")
+    (' 72', None)
+    """
+    return text.rpartition("####")[2] if "####" in text else last_boxed(text)
+
+
+_WHICH: dict[str, Which] = {"last_number": "last", "first_number": "first", "only_number": "only"}
+
+
+_VARIABLE = re.compile(r"\s*([A-Za-z]|[A-Za-z]\([a-z]\)|\\[a-z]+|[A-Za-z]_\{?\w+\}?)\s?(=|\\in(?![a-z]))\s*(?=\S)")
+_RELATION = re.compile(r"[=<>]|\\(?:leq?|geq?|neq?|in)(?![a-zA-Z])")
+_CHOICE = re.compile(r"\(?\s?([A-Za-z])\s?[).:]?")
+_WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*(?: [A-Za-z][A-Za-z'-]*)*")
+_WRITTEN = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox)\s*\{")
+_BASED = re.compile(r"[0-9A-Fa-f]+ ?_ ?(?:\{[0-9]+\}|[0-9]+)")
+_OPENING, _CLOSING = "([{", ")]}"
+_MOST_PARTS, _MOST_BRACKETS = 200, 50
+_SAID = frozenset(["yes", "no", "true", "false", "even", "odd", "none", "one", "two", "both", "all", "east", "west"])
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """Several answers. brackets: "()", "(]", "{}" and such; "" for a bare list, whose order does not count."""
+
+    brackets: str
+    parts: tuple[str, ...]
+
+    @property
+    def is_ordered(self) -> bool:
+        return self.brackets not in ("", "{}")
+
+
+def same_answer(found: str, gold: str, tolerance: float = 0.0) -> bool | None:
+    r"""Return whether the two are the same answer; None when only algebra could tell.
+
+    >>> same_answer(r"\frac34", "0.75"), same_answer("(1,2]", "(1,2)"), same_answer("2, 1", r"\{1,2\}")
+    (True, False, True)
+    >>> same_answer("x+1", "1+x") is None
+    True
+    """
+    ours, theirs = parse_number(found), parse_number(gold)
+    if ours and theirs:
+        if theirs.value is None:
+            return squeezed(found) == squeezed(gold)
+        return ours.equals(theirs, tolerance)
+    if squeezed(found) == squeezed(gold):
+        return True
+    if len(found) > LONGEST or len(gold) > LONGEST:
+        return None
+    named, bare = _variable(found)
+    gold_named, gold_bare = _variable(gold)
+    if named and gold_named and named != gold_named and "(" not in named + gold_named:
+        return False
+    if named or gold_named:
+        return same_answer(bare, gold_bare, tolerance)
+    return _same_shape(found, gold, ours or theirs, tolerance)
+
+
+def squeezed(text: str) -> str:
+    r"""Return ``text`` without what TeX sets between and around its signs, in one spelling.
+
+    >>> squeezed(r"\left( 1,\, \sqrt{2} \right)"), squeezed(r"\text{Paris}."), squeezed(r"$\dfrac{\pi}2$")
+    ('(1,\\sqrt2)', 'Paris', '\\frac\\pi2')
+    """
+    bare = _unspaced(unwrapped(tidy(text)))
+    bare = re.sub(r"\\(?:cdot|times)(?![a-zA-Z])", "*", bare).replace("$", "")
+    bare = re.sub(r"(?<![0-9])\*|\*(?![0-9])", "", bare)
+    bare = re.sub(r"(?<!\\begin)(?<!\\end)\{([0-9a-zA-Z]|\\[a-zA-Z]+)\}", r"\1", bare)
+    return bare.rstrip(".")
+
+
+def _unspaced(text: str) -> str:
+    """Leave out spaces, except between two digits: 2 1/2 is not 21/2."""
+    return re.sub(r"(?<![0-9])\s+|\s+(?![0-9])", "", text.strip())
+
+
+def _variable(text: str) -> tuple[str, str]:
+    """Return what ``text`` names in front of one equals sign, and the rest: x = 5 is an answer 5 named x."""
+    bare = unwrapped(tidy(text))
+    match = _VARIABLE.match(bare)
+    if match is None or _RELATION.search(bare, match.end()):
+        return "", text
+    return match[1], bare[match.end() :]
+
+
+def _same_shape(found: str, gold: str, number: Number | None, tolerance: float) -> bool | None:
+    """Compare two answers of which at most one is a number."""
+    texts = [unwrapped(tidy(text)) for text in (found, gold)]
+    if number is not None:
+        other = texts[0] if parse_number(found) is None else texts[1]
+        return _against_number(other, number, found, gold, tolerance)
+    choices = [_CHOICE.fullmatch(text) for text in texts]
+    if choices[0] and choices[1]:
+        return choices[0][1].casefold() == choices[1][1].casefold()
+    if all(_WORDS.fullmatch(text) for text in texts):
+        ours, theirs = (" ".join(text.split()).casefold() for text in texts)
+        is_prose = _WRITTEN.search(found + gold) or any(" " in t or len(t) > 4 or t in _SAID for t in (ours, theirs))
+        return ours == theirs if is_prose else None
+    if all(_BASED.fullmatch(text) for text in texts):
+        return False
+    lists = [_listed(text) for text in texts]
+    if lists[0] and lists[1]:
+        return _same_lists(lists[0], lists[1], tolerance)
+    return None
+
+
+def _against_number(other: str, number: Number, found: str, gold: str, tolerance: float) -> bool | None:
+    """Compare a number with what is none: several answers, words, or digits to a base."""
+    if _BASED.fullmatch(other) or (_WORDS.fullmatch(other) and len(other) > 4):
+        return False
+    several = _listed(other)
+    if several is None:
+        return None
+    if len(several.parts) == 1 and several.brackets == "{}":
+        inner = several.parts[0]
+        return same_answer(inner, gold, tolerance) if other == unwrapped(tidy(found)) else same_answer(found, inner)
+    return False if len(several.parts) > 1 and number.value is not None else None
+
+
+def _listed(text: str) -> _Listed | None:
+    r"""Return the parts of a list, set, pair, vector or interval; None for anything else."""
+    bare = text.replace("\\{", "{").replace("\\}", "}").strip()
+    if sum(map(bare.count, _OPENING)) > _MOST_BRACKETS or "\\begin" in bare:
+        return None
+    brackets = ""
+    if len(bare) > 1 and bare[0] in _OPENING and bare[-1] in _CLOSING and _closes_at_end(bare):
+        brackets, bare = bare[0] + bare[-1], bare[1:-1]
+    parts = _parts(bare)
+    if parts is None or not all(part.strip() for part in parts) or len(parts) > _MOST_PARTS:
+        return None
+    if len(parts) == 1 and brackets != "{}":
+        return None
+    return _Listed(brackets, tuple(part.strip() for part in parts))
+
+
+def _closes_at_end(text: str) -> bool:
+    depth = 0
+    for index, character in enumerate(text):
+        depth += (character in _OPENING) - (character in _CLOSING)
+        if depth == 0:
+            return index == len(text) - 1
+    return False
+
+
+def _parts(text: str) -> list[str] | None:
+    """Split at commas (and "and", "or") outside of all brackets; a comma of thousands is none. None if unbalanced."""
+    parts, depth, start = [], 0, 0
+    text = re.sub(r",? (?:and|or) ", ", ", text)
+    for index, character in enumerate(text):
+        depth += (character in _OPENING) - (character in _CLOSING)
+        if depth < 0:
+            return None
+        if character in ",;" and depth == 0:
+            parts.append(text[start:index])
+            start = index + 1
+    return None if depth else [*parts, text[start:]]
+
+
+def _same_lists(found: _Listed, gold: _Listed, tolerance: float) -> bool | None:
+    if found.is_ordered != gold.is_ordered or (found.is_ordered and found.brackets != gold.brackets):
+        return False
+    if len(found.parts) != len(gold.parts):
+        return False
+    if found.is_ordered:
+        judged = [same_answer(ours, theirs, tolerance) for ours, theirs in zip(found.parts, gold.parts, strict=True)]
+        return False if False in judged else None if None in judged else True
+    return _same_sets(found.parts, gold.parts, tolerance)
+
+
+def _same_sets(found: tuple[str, ...], gold: tuple[str, ...], tolerance: float) -> bool | None:
+    """Match each part with one of the other side, in any order."""
+    if len(found) > 20:
+        return True if sorted(map(squeezed, found)) == sorted(map(squeezed, gold)) else None
+    left, is_open = list(gold), False
+    for ours in found:
+        judged = [same_answer(ours, theirs, tolerance) for theirs in left]
+        if True in judged:
+            left.pop(judged.index(True))
+        elif None in judged:
+            is_open = True
+        else:
+            return False
+    return None if is_open else True

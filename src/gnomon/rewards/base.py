@@ -1,0 +1,162 @@
+"""What is judged, what judges, and what comes back. No torch: the processes that judge load none."""
+
+import math
+import numbers
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gnomon.core.errors import GnomonError
+from gnomon.core.redaction import without_secrets
+
+LARGEST = (2 - 2**-23) * 2.0**127
+"""The largest float32: what a reward is trained on as."""
+
+
+class _Shown(reprlib.Repr):
+    """Values in a few characters, from which secrets are taken before they are cut."""
+
+    def repr_str(self, x: str, level: int) -> str:
+        return super().repr_str(without_secrets(x), level)
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        try:
+            said = without_secrets(repr(x))
+        except Exception:
+            return super().repr_instance(x, level)
+        half = max(0, (self.maxother - 3) // 2)
+        return said if len(said) <= self.maxother else f"{said[:half]}...{said[len(said) - self.maxother + 3 + half :]}"
+
+
+_SHOWN = _Shown()
+
+
+class VerifierError(GnomonError, ValueError):
+    """This sample cannot be judged: its grade is an error, which is neither a zero nor trained on."""
+
+
+class NotApplicable(GnomonError):
+    """This reward does not apply to this sample (TRL's ``None``); the other rewards still count."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One answer to one question, as a verifier sees it.
+
+    prompt: the question's text. completion: the answer's text without its end of turn.
+    completion_tokens: how many tokens were sampled. is_truncated: whether the budget ended the answer.
+    max_completion_length: that budget, in tokens.
+    columns: the dataset's other columns by name; JSON values, tuples and keys that are no text included.
+    seed: of whatever a reward draws, see `luck.begin_with`; no two samples of a run have the same.
+    messages: the question as the dataset holds it, where that is chat messages.
+    """
+
+    prompt: str
+    completion: str
+    completion_tokens: int = 0
+    is_truncated: bool = False
+    max_completion_length: int | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    messages: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A `gnomon.core.types.Grade` on its way between processes: a reward and its parts, or an error."""
+
+    reward: float | None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+    answer: str | None = None
+
+
+class Verifier(Protocol):
+    """Judges one sample. A frozen dataclass whose fields are its settings, so that it travels as JSON."""
+
+    @property
+    def name(self) -> str:
+        """What its part of the reward is called when no other name is given."""
+        ...
+
+    def prepare(self) -> None:
+        """Import what judging needs, once, in a process that can be killed; nothing unless said otherwise.
+
+        Raises: UserError when that is not there.
+        """
+        return
+
+    def __call__(self, sample: Sample) -> float:
+        """Return the reward before weighting.
+
+        Raises: VerifierError when it cannot judge, NotApplicable when there is nothing for it to judge.
+        """
+        ...
+
+    def stated(self, sample: Sample) -> str | None:
+        """Return a completion that gives the sample's own answer in the form that is asked for; it must earn 1.
+
+        None where no such form is known. The sample's completion is not looked at.
+        Raises: VerifierError when there is no answer to give.
+        """
+        return None
+
+    def is_heavy(self, sample: Sample) -> bool:
+        """Whether judging this sample takes a library that may not return, so that a grading process should."""
+        return False
+
+    def answer(self, sample: Sample) -> str | None:
+        """Return what the sample answers, so that samples can vote: equal answers as equal texts, None for no answer.
+
+        The whole completion without surrounding whitespace, unless a verifier knows where in it the answer stands.
+        """
+        return sample.completion.strip() or None
+
+
+def column(sample: Sample, name: str) -> Any:
+    """Return the sample's column; VerifierError naming those it has when that one is missing or null."""
+    value = sample.columns.get(name)
+    if value is None:
+        raise VerifierError(f"there is no column '{name}'; the sample has {_listed(sample.columns)}")
+    return value
+
+
+def text_column(sample: Sample, name: str) -> str:
+    """Return the column as text; numbers become their shortest text, anything else is a VerifierError."""
+    value = column(sample, name)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    raise VerifierError(f"column '{name}' should be text or a number, got {_SHOWN.repr(value)}")
+
+
+def real(value: object) -> float:
+    """Return ``value`` as a float.
+
+    True is 1.0 and False is 0.0: ``return answer in completion`` says right or wrong as clearly as a number.
+    Raises: VerifierError for anything but a truth value or a finite real number that float32 holds. In float32 a larger
+        number is infinite, and its square is so in float64.
+
+    >>> real(1), real(True)
+    (1.0, 1.0)
+    """
+    if getattr(value, "shape", None) == () and callable(item := getattr(value, "item", None)):
+        value = item()  # a number of NumPy's or torch's, a truth value too
+    if not isinstance(value, numbers.Real):
+        kind = type(value).__name__
+        raise VerifierError(f"returned {_SHOWN.repr(value)} ({kind}); a reward is a finite number: return a float")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise VerifierError(f"returned {number}, expected a finite number")
+    if abs(number) > LARGEST:
+        raise VerifierError(f"returned {number:g}; a reward is at most {LARGEST:.3g} either way, what float32 holds")
+    return number
+
+
+def _listed(columns: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(map(str, columns))) or "none"

@@ -1,0 +1,1 @@
+"""Rewards that run the program in an answer."""

@@ -1,0 +1,677 @@
+"""What a program is asked and what is expected: the forms that coding datasets write cases in.
+
+    {"inputs": ["1 2\\n"], "outputs": ["3\\n"]}                       standard input and output (APPS, TACO)
+    {"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}           arguments and result of a function
+    [{"input": "1 2", "output": "3", "testtype": "stdin"}]           one case each (LiveCodeBench)
+    [{"input": "[1]\\n2", "output": "3", "testtype": "functional"}]   a line an argument, as JSON
+    ["assert add(1, 2) == 3"]                                        asserts (MBPP)
+    "def check(candidate):\\n    assert candidate(1, 2) == 3"         asserts in a function (HumanEval)
+
+Any of them may be text that holds it as JSON.
+"""
+
+import ast
+import builtins
+import json
+import operator
+import re
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from gnomon.rewards.base import VerifierError
+from gnomon.rewards.code.text import Piece, begun, flaw_of, free_names, parsed
+from gnomon.rewards.code.values import BINARY, KNOWN, Opaque, formatted, near, same, same_text
+
+# Asserts, judged out here: the program answers the calls, this evaluates the rest.
+#
+# ``assert round(area(2), 2) == 12.57`` sends ``area(2)`` into the sandbox, and nothing else: rounding, comparing and
+# the 12.57 stay. The rest may hold literals, operators, comparisons, and the functions in `KNOWN`; what holds more
+# cannot be judged and is an error of the dataset.
+
+_UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
+    ast.Not: operator.not_, ast.USub: operator.neg, ast.UAdd: operator.pos,
+}  # fmt: skip
+_COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+    ast.Is: operator.is_, ast.IsNot: operator.is_not,
+    ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
+}  # fmt: skip
+_ANSWER = "answer "
+
+
+@dataclass(frozen=True)
+class AssertCase:
+    """One assert.
+
+    calls: what the program answers. rest: the claim, with numbered answers in their place. names: of what is called.
+    """
+
+    calls: tuple[str, ...]
+    rest: ast.expr
+    names: frozenset[str] = frozenset()
+
+    def accepts(self, answers: Sequence[Any], tolerance: float) -> bool:
+        """Whether the claim holds for the answers; not where one was an exception or cannot be compared."""
+        if any(isinstance(answer, Opaque) and answer.is_raised for answer in answers):
+            return False
+        try:
+            return bool(_Rest(answers, tolerance).value(self.rest))
+        except (TypeError, ValueError, ArithmeticError, LookupError):
+            return False
+
+
+@dataclass(frozen=True)
+class AssertedCall:
+    """Whom tests ask. entry: what ``candidate`` stands for. own: functions of the program with names of Python's."""
+
+    entry: str | None = None
+    own: frozenset[str] = frozenset()
+
+    def calls_program(self, function: ast.expr, imported: Collection[str] = ()) -> bool:
+        """Whether a function, named in a claim, is the program's: no name of Python's, nor one that tests import.
+
+        A method is when it is of the program's own name, or of an object that the claim makes of a class there.
+        """
+        if isinstance(function, ast.Attribute):
+            inner = function.value
+            is_made = isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name) and inner.func.id[:1].isupper()
+            is_module = isinstance(inner, ast.Name) and inner.id in sys.stdlib_module_names and inner.id not in self.own
+            return not is_module and self.calls_program(
+                inner.func if isinstance(inner, ast.Call) and is_made else inner, imported
+            )
+        if not isinstance(function, ast.Name) or function.id in imported:
+            return False
+        return function.id in self.own or (function.id not in KNOWN and not hasattr(builtins, function.id))
+
+
+def read_asserts(text: str, asked: AssertedCall | None = None) -> tuple[tuple[AssertCase, ...], str]:
+    """Return the asserts of a test, and the imports before them.
+
+    Raises: VerifierError when the text is no Python, or holds more than imports and asserts.
+    """
+    tree = parsed(text)
+    if tree is None:
+        raise VerifierError(f"the tests are no Python: {flaw_of(text)}")
+    asked = named_by(tree, asked or AssertedCall())
+    body = list(tree.body)
+    imports: list[ast.stmt] = []
+    cases: list[AssertCase] = []
+    while body:
+        statement = body.pop(0)
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            imports.append(statement)
+        elif isinstance(statement, ast.Assert) and not _is_true(statement.test):
+            cases.append(_case(statement.test, asked, [a for i in imports for a in _aliases(i)]))
+        elif isinstance(statement, ast.FunctionDef) and statement.name == "check":
+            body = [*statement.body, *body]
+        elif not _says_nothing(statement):
+            raise VerifierError(f"a test that is no assert cannot be judged outside: {ast.unparse(statement)[:100]!r}")
+    return tuple(cases), "\n".join(map(ast.unparse, imports))
+
+
+def named_by(tree: ast.Module, asked: AssertedCall) -> AssertedCall:
+    """Return whom the tests ask, also where only their own text tells.
+
+    A call ``check(add)`` names the candidate. Where no claim calls a function that is not Python's, a program is asked
+    to define one by a name of Python's: MBPP's ``assert sum(10, 15) == 6``.
+    """
+    if asked.entry is None:
+        checked = [s.value for s in tree.body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call)]
+        given = [c.args[0] for c in checked if isinstance(c.func, ast.Name) and c.func.id == "check" and c.args]
+        asked = replace(asked, entry=ast.unparse(given[0]) if given else None)
+    claims = [node.test for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+    calls = [[node for node in ast.walk(claim) if isinstance(node, ast.Call)] for claim in claims]
+    if asked.own or any(asked.calls_program(call.func) for found in calls for call in found):
+        return asked
+    first = {found[0].func.id for found in calls if found and isinstance(found[0].func, ast.Name)}
+    return replace(asked, own=frozenset(first))
+
+
+def _aliases(statement: ast.stmt) -> list[str]:
+    named = statement.names if isinstance(statement, ast.Import | ast.ImportFrom) else []
+    return [(alias.asname or alias.name).partition(".")[0] for alias in named]
+
+
+def _is_true(claim: ast.expr) -> bool:
+    return isinstance(claim, ast.Constant) and bool(claim.value)
+
+
+def _says_nothing(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Expr):
+        call = statement.value
+        return isinstance(call, ast.Constant | ast.Name) or (
+            isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "check"
+        )
+    is_metadata = isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "METADATA"
+    return is_metadata or isinstance(statement, ast.Pass | ast.Assert)
+
+
+def _case(test: ast.expr, asked: AssertedCall, imported: Collection[str]) -> AssertCase:
+    cut = _Cut(asked, imported)
+    rest = cut.visit(test)
+    if not cut.calls:
+        raise VerifierError(f"an assert that calls nothing: {ast.unparse(test)[:100]!r}")
+    _Rest([None] * len(cut.calls), 0.0).check(rest)
+    return AssertCase(tuple(cut.calls), rest, frozenset(cut.names))
+
+
+class _Cut(ast.NodeTransformer):
+    """Takes the program's calls out of a claim and leaves numbers in their place.
+
+    Whatever else is called stays outside, so that a program decides nothing but its own answers.
+    """
+
+    def __init__(self, asked: AssertedCall, imported: Collection[str]) -> None:
+        self.calls: list[str] = []
+        self.names: set[str] = set()
+        self._asked = asked
+        self._imported = imported
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Take out a call of the program, and look inside any other.
+
+        Raises: VerifierError for a call of the program about another of its answers.
+        """
+        if not self._asked.calls_program(node.func, self._imported):
+            return self.generic_visit(node)
+        given = [part for word in (*node.args, *node.keywords) for part in ast.walk(word)]
+        if any(isinstance(part, ast.Call) and self._is_answer(part) for part in given):
+            raise VerifierError(f"an answer of the program is judged by the program: {ast.unparse(node)[:100]!r}")
+        for name in ast.walk(node):
+            if isinstance(name, ast.Name) and name.id == "candidate" and self._asked.entry:
+                name.id = self._asked.entry
+        text = ast.unparse(node)
+        self.calls.append(text)
+        function = ast.parse(text, mode="eval").body
+        assert isinstance(function, ast.Call), "what was unparsed is a call"
+        self.names |= {part.id for part in ast.walk(function.func) if isinstance(part, ast.Name)}
+        return ast.copy_location(ast.Constant(f"{_ANSWER}{len(self.calls) - 1}", kind=_ANSWER), node)
+
+    def _is_answer(self, call: ast.Call) -> bool:
+        is_class = isinstance(call.func, ast.Name) and call.func.id[:1].isupper()
+        return not is_class and self._asked.calls_program(call.func, self._imported)
+
+
+def _known(function: ast.expr) -> Callable[..., Any] | None:
+    if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and function.value.id == "math":
+        return KNOWN.get(function.attr) if function.attr in ("isclose", "sqrt") else None
+    return KNOWN.get(function.id) if isinstance(function, ast.Name) else None
+
+
+class _Rest:
+    """Evaluates what is left of a claim, by cases: no name, attribute or function but the known ones."""
+
+    def __init__(self, answers: Sequence[Any], tolerance: float) -> None:
+        self._answers = answers
+        self._tolerance = tolerance
+
+    def check(self, node: ast.AST) -> None:
+        """Raises: VerifierError when the claim holds something that `value` does not know."""
+        allowed = (
+            ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Compare,
+            ast.Subscript, ast.Slice, ast.boolop, ast.expr_context, *BINARY, *_UNARY, *_COMPARED, ast.Eq, ast.NotEq,
+        )  # fmt: skip
+        if isinstance(node, ast.Call) and _known(node.func) is not None:
+            inner: list[ast.AST] = [*node.args, *(word.value for word in node.keywords)]
+        elif isinstance(node, allowed):
+            inner = list(ast.iter_child_nodes(node))
+        else:
+            raise VerifierError(f"a claim that cannot be judged outside the sandbox: {ast.unparse(node)[:100]!r}")
+        for part in inner:
+            self.check(part)
+
+    def value(self, node: ast.expr) -> Any:
+        """Return the value. Raises: TypeError, ValueError, ArithmeticError, LookupError as Python would."""
+        match node:
+            case ast.Constant(value=str(text), kind=kind) if kind == _ANSWER:
+                return self._answers[int(text.removeprefix(_ANSWER))]
+            case ast.Constant():
+                return node.value
+            case ast.List() | ast.Tuple() | ast.Set():
+                made = {ast.List: list, ast.Tuple: tuple, ast.Set: set}[type(node)]
+                return made(map(self.value, node.elts))
+            case ast.Dict():
+                keys = (self.value(key) for key in node.keys if key is not None)
+                return dict(zip(keys, map(self.value, node.values), strict=True))
+            case ast.BoolOp():
+                settles = isinstance(node.op, ast.Or)
+                values = [self.value(part) for part in node.values]
+                return next((v for v in values[:-1] if bool(v) is settles), values[-1])
+            case ast.BinOp():
+                return self._binary(node)
+            case ast.UnaryOp():
+                return _UNARY[type(node.op)](self.value(node.operand))
+            case ast.Compare():
+                return self._compare(node)
+            case ast.Subscript():
+                return self.value(node.value)[self.value(node.slice)]
+            case ast.Slice():
+                ends = (node.lower, node.upper, node.step)
+                return slice(*(None if end is None else self.value(end) for end in ends))
+            case ast.Call():
+                return self._call(node)
+        raise ValueError(f"a claim holds {type(node).__name__}")
+
+    def _binary(self, node: ast.BinOp) -> Any:
+        left, right = self.value(node.left), self.value(node.right)
+        is_form = isinstance(node.left, ast.Constant) and node.left.kind != _ANSWER and isinstance(left, str)
+        if is_form and isinstance(node.op, ast.Mod):
+            return formatted(left, right)
+        return BINARY[type(node.op)](left, right)
+
+    def _call(self, node: ast.Call) -> Any:
+        function = _known(node.func)
+        if function is None:
+            raise ValueError("a claim holds an unknown function")
+        words = {word.arg: self.value(word.value) for word in node.keywords if word.arg is not None}
+        return function(*map(self.value, node.args), **words)
+
+    def _compare(self, node: ast.Compare) -> bool:
+        left = self.value(node.left)
+        for kind, right_node in zip(node.ops, node.comparators, strict=True):
+            right = self.value(right_node)
+            if isinstance(kind, ast.Eq | ast.NotEq):
+                holds = self._equal(left, right) is isinstance(kind, ast.Eq)
+            else:
+                holds = bool(_COMPARED[type(kind)](left, right))
+            if not holds:
+                return False
+            left = right
+        return True
+
+    def _equal(self, left: Any, right: Any) -> bool:
+        if isinstance(left, float) and isinstance(right, int | float):
+            return near(left, right, self._tolerance)
+        return bool(left == right)
+
+
+# Tests with more than plain claims: loops, helpers, variables, expected errors. They run apart from the program.
+#
+# The tests are one program, the answer is another, each behind walls of its own. The names that the tests do not define
+# stand for the answer's functions and classes: a call goes over as its arguments and comes back as a plain value, and
+# what is claimed about it is computed where the answer cannot reach. See `code_apart` for the two sides.
+
+# Modules by whose names tests mean the program itself.
+OWN = frozenset({"solution", "main", "candidate_module"})
+# What looks at the program's process from within it, so that it cannot stand elsewhere.
+_WITHIN = {
+    "redirect_stdout": "reads what the program prints", "redirect_stderr": "reads what the program prints",
+    "StringIO": "reads what the program prints", "capsys": "reads what the program prints",
+    "patch": "replaces parts of the program", "MagicMock": "replaces parts of the program",
+    "monkeypatch": "replaces parts of the program", "globals": "looks into the program",
+    "getsource": "looks into the program", "signature": "looks into the program",
+    "exec": "runs text", "eval": "runs text", "exit": "ends the tests", "_exit": "ends the tests",
+    "TestCase": "needs a runner of its own",
+}  # fmt: skip
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+@dataclass(frozen=True)
+class Script:
+    """Tests as a program. source: its text. names: those that stand for the answer's functions and classes.
+
+    entry: the expression that ``candidate`` stands for; "None" where nothing is called so.
+    """
+
+    source: str
+    names: frozenset[str]
+    entry: str
+
+
+def read_script(text: str, setup: str, asked: AssertedCall, given: Piece | None) -> Script:
+    """Return tests as a program of their own.
+
+    setup: what runs before them. given: the text that the row begins; its helpers belong to the tests.
+    Raises: VerifierError when they claim nothing about a program, or cannot stand apart from it.
+    """
+    tree = parsed(f"{setup}\n{text}")
+    if tree is None:
+        raise VerifierError(f"the tests are no Python: {flaw_of(text) or flaw_of(setup)}")
+    asked = named_by(tree, asked)
+    tree = _without_own(tree)
+    tree.body = [*_lent(given, tree, asked), *tree.body]
+    loaded = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    free = free_names(tree)
+    has_check = any(isinstance(s, ast.FunctionDef) and s.name == "check" for s in tree.body)
+    if (has_check or "candidate" in free) and asked.entry is None:
+        raise VerifierError("the tests call candidate: a column entry_point should name the program's function")
+    entry = {node.id for node in ast.walk(ast.parse(asked.entry or "None")) if isinstance(node, ast.Name)}
+    names = (free - {"candidate"}) | (asked.own & loaded) | entry
+    _refuse(tree, names)
+    if not names or not any(isinstance(node, ast.Assert | ast.Raise) for node in ast.walk(tree)):
+        raise VerifierError("the tests claim nothing: there is no assert that calls a function of the program")
+    last = "\ncheck(candidate)" if has_check else ""
+    tests = (s.name for s in tree.body if isinstance(s, ast.FunctionDef) and s.name.startswith("test_"))
+    last += "".join(f"\n{name}()" for name in tests)
+    return Script(ast.unparse(ast.fix_missing_locations(_Tolerant().visit(tree))) + last, names, asked.entry or "None")
+
+
+def _lent(given: Piece | None, tree: ast.Module, asked: AssertedCall) -> list[ast.stmt]:
+    """Return the imports of the row's own text, and what tests need that it defines, but for the function asked for."""
+    if given is None or given.tree is None:
+        return []
+    found: list[ast.stmt] = []
+    needed = set(free_names(tree))
+    for statement in reversed(given.tree.body):
+        is_needed = isinstance(statement, _SCOPES) and statement.name in needed and statement.name != asked.entry
+        if is_needed or isinstance(statement, ast.Import | ast.ImportFrom):
+            found.insert(0, statement)
+            needed |= free_names(statement)
+    return found
+
+
+def _without_own(tree: ast.Module) -> ast.Module:
+    """Return the tests without imports of the program's own module, and without the call of check that ends them."""
+    kept: list[ast.stmt] = []
+    for statement in tree.body:
+        is_own = isinstance(statement, ast.ImportFrom) and statement.module in OWN
+        if not is_own and not is_check(statement):
+            kept.append(statement)
+    return ast.Module(kept, [])
+
+
+def is_check(statement: ast.stmt) -> bool:
+    """Whether a statement calls ``check`` of one argument."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    is_named = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "check"
+    return is_named and isinstance(call, ast.Call) and len(call.args) == 1
+
+
+def _refuse(tree: ast.Module, names: frozenset[str]) -> None:
+    """Raises: VerifierError for what cannot be computed where the program is not."""
+    answered = _answered(tree, names)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            named = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+            for module in named:
+                if module.partition(".")[0] not in sys.stdlib_module_names:
+                    raise VerifierError(
+                        f"the tests import {module}, which is not in the sandbox; use the standard library"
+                    )
+        word = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
+        if word in _WITHIN:
+            raise VerifierError(f"the tests use {word}, which {_WITHIN[word]}: that cannot be judged from outside")
+        if isinstance(node, ast.ExceptHandler) and node.type is not None and names & free_names(node.type):
+            raise VerifierError(
+                f"the tests expect the program's own {ast.unparse(node.type)}; name one of Python's errors"
+            )
+        if isinstance(node, ast.Assert):
+            _refuse_claim(node.test, names, answered)
+
+
+def _refuse_claim(claim: ast.expr, names: frozenset[str], answered: frozenset[str]) -> None:
+    """Refuse a claim that is nothing but what a function of the program says about an answer of the program."""
+    if isinstance(claim, ast.BoolOp):
+        for part in claim.values:
+            _refuse_claim(part, names, answered)
+    elif isinstance(claim, ast.UnaryOp):
+        _refuse_claim(claim.operand, names, answered)
+    elif isinstance(claim, ast.Compare):
+        against = [claim.left, *claim.comparators]
+        if any(isinstance(side, ast.Constant) and isinstance(side.value, bool) for side in against):
+            for part in against:
+                _refuse_claim(part, names, answered)
+    elif isinstance(claim, ast.Call) and _is_of(claim.func, names):
+        given = [*claim.args, *(word.value for word in claim.keywords)]
+        if any(_holds_answer(part, names, answered) for part in given):
+            raise VerifierError(
+                f"the program itself would judge {ast.unparse(claim)[:80]!r}: {ast.unparse(claim.func)[:40]} is not "
+                "defined by the tests; define it there"
+            )
+
+
+def _answered(tree: ast.Module, names: frozenset[str]) -> frozenset[str]:
+    """Return the variables that hold an answer of the program."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr | ast.For):
+            continue
+        value = node.iter if isinstance(node, ast.For) else node.value
+        if value is not None and _holds_answer(value, names, frozenset()):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+    return frozenset(found)
+
+
+def _holds_answer(node: ast.AST, names: frozenset[str], answered: frozenset[str]) -> bool:
+    """Whether a function of the program is called in it (a class of it is not: that makes an argument)."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name) and part.id in answered:
+            return True
+        if isinstance(part, ast.Call) and _is_of(part.func, names):
+            is_class = isinstance(part.func, ast.Name) and part.func.id[:1].isupper()
+            if not is_class:
+                return True
+    return False
+
+
+def _is_of(function: ast.expr, names: frozenset[str]) -> bool:
+    while isinstance(function, ast.Attribute | ast.Call):
+        function = function.value if isinstance(function, ast.Attribute) else function.func
+    return isinstance(function, ast.Name) and (function.id in names or function.id == "candidate")
+
+
+class _Tolerant(ast.NodeTransformer):
+    """Makes ``a == b`` of a claim equal within the tolerance."""
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        """Replace each single ``==`` of the claim."""
+        for part in ast.walk(node.test):
+            for name, below in ast.iter_fields(part):
+                if isinstance(below, ast.expr):
+                    setattr(part, name, _equal(below))
+                elif isinstance(below, list):
+                    setattr(part, name, [_equal(item) if isinstance(item, ast.expr) else item for item in below])
+        node.test = _equal(node.test)
+        return node
+
+
+def _equal(node: ast.expr) -> ast.expr:
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq):
+        return ast.Call(ast.Name("equal_", ast.Load()), [node.left, node.comparators[0]], [])
+    return node
+
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+class Case(Protocol):
+    """Calls to make, and what their answers must be."""
+
+    @property
+    def calls(self) -> Sequence[str]:
+        """Expressions for the program to answer."""
+        ...
+
+    def accepts(self, answers: Sequence[Any], tolerance: float) -> bool:
+        """Whether the answers are right."""
+        ...
+
+
+@dataclass(frozen=True)
+class StdinCase:
+    """What is read and what must be written."""
+
+    stdin: str
+    expected: str
+
+    def accepts(self, stdout: str, tolerance: float) -> bool:
+        """Whether the output is the expected one, line by line."""
+        return same_text(stdout, self.expected, tolerance)
+
+
+@dataclass(frozen=True)
+class CallCase:
+    """A function called with arguments. expected: a JSON value, so a tuple may answer for a list."""
+
+    calls: tuple[str]
+    expected: Any
+    is_wrapped: bool = False
+    name: str = ""
+
+    def accepts(self, answers: Sequence[Any], tolerance: float) -> bool:
+        """Whether the answer is the expected one; APPS wraps some in a list of one."""
+        if isinstance(answers[0], Opaque):
+            return False
+        if same(answers[0], self.expected, tolerance):
+            return True
+        wrapped = self.is_wrapped and isinstance(self.expected, list) and len(self.expected) == 1
+        return wrapped and same(answers[0], self.expected[0], tolerance)
+
+
+@dataclass(frozen=True)
+class Cases:
+    """All cases of one question. setup: what the tests themselves import. names: what a program must define.
+
+    script: tests that are more than claims; together they are one case.
+    """
+
+    stdin: tuple[StdinCase, ...] = ()
+    called: tuple[CallCase | AssertCase, ...] = field(default_factory=tuple)
+    setup: str = ""
+    names: frozenset[str] = frozenset()
+    script: Script | None = None
+
+    @property
+    def claims(self) -> bool:
+        """Whether they are asserts, whose benchmarks put no imports before a program."""
+        return self.script is not None or any(isinstance(case, AssertCase) for case in self.called)
+
+
+def read_cases(tests: Any, columns: Mapping[str, Any], prompt: str = "") -> Cases:
+    """Return the cases of a tests column.
+
+    columns: the others; ``entry_point``, ``fn_name``, ``func_name`` or that of ``metadata`` names the function,
+    ``test_setup_code`` and ``test_imports`` are what tests import, and ``code`` or ``canonical_solution`` tells which
+    function with the name of one of Python's is the program's.
+    Raises: VerifierError when the form is none of those above, or there is no case.
+    """
+    tests = _parsed(tests)
+    entry = _entry(columns)
+    setup = "\n".join(_lines(columns.get(name)) for name in ("test_imports", "test_setup_code") if columns.get(name))
+    if isinstance(tests, str) or (tests and isinstance(tests, list) and all(isinstance(t, str) for t in tests)):
+        text = tests if isinstance(tests, str) else "\n".join(tests)
+        return _some(_written(text, setup, _asked(columns, entry), begun(columns, prompt)))
+    if isinstance(tests, Mapping) and {"inputs", "outputs"} <= tests.keys():
+        is_typed = not all(isinstance(given, str) for given in tests["inputs"] or ())
+        named = entry if is_typed else _entry({**columns, "entry_point": None})
+        return _some(_listed(tests, _name(tests) or named, setup))
+    rows = [tests] if isinstance(tests, Mapping) else tests
+    if not isinstance(rows, list) or not all(isinstance(r, Mapping) and {"input", "output"} <= r.keys() for r in rows):
+        raise VerifierError(f"cases have none of the known forms: {str(tests)[:100]!r}")
+    read = [_row(row, entry) for row in rows]
+    stdin = tuple(case for case in read if isinstance(case, StdinCase))
+    called = tuple(case for case in read if isinstance(case, CallCase))
+    return _some(Cases(stdin, called, setup, frozenset(case.name for case in called)))
+
+
+def _entry(columns: Mapping[str, Any]) -> Any:
+    """Return the function that a row names, from its metadata too, which some sets keep as text."""
+    own = columns.get("entry_point") or _name(columns)
+    metadata = columns.get("metadata")
+    if isinstance(metadata, str) and metadata.lstrip()[:1] == "{":
+        metadata = _parsed(metadata)
+    return own or (_name(metadata) if isinstance(metadata, Mapping) else None)
+
+
+def _name(values: Mapping[str, Any]) -> Any:
+    return values.get("fn_name") or values.get("func_name")
+
+
+def _lines(text: Any) -> str:
+    return "\n".join(map(str, text)) if isinstance(text, list | tuple) else str(text)
+
+
+def _written(text: str, setup: str, asked: AssertedCall, given: Piece | None) -> Cases:
+    """Return plain claims as a case each, and tests that are more as one."""
+    try:
+        asserts, imports = read_asserts(text, asked)
+    except VerifierError:
+        script = read_script(text, setup, asked, given)
+        return Cases(names=script.names, script=script)
+    names = frozenset(name for case in asserts for name in case.names)
+    return Cases(called=asserts, setup=f"{setup}\n{imports}", names=names)
+
+
+def _asked(columns: Mapping[str, Any], entry: Any) -> AssertedCall:
+    """Return whom asserts ask; a function of the row's own solution is the program's whatever its name."""
+    solutions = (columns.get("code"), columns.get("canonical_solution"))
+    texts = (text for text in solutions if isinstance(text, str))
+    own = {name for text in texts for name in Piece(text, parsed(text)).defines if hasattr(builtins, name)}
+    named = entry if isinstance(entry, str) else None
+    return AssertedCall(named, frozenset({*own, *([named] if named else [])}))
+
+
+def _parsed(tests: Any) -> Any:
+    if isinstance(tests, str) and tests.lstrip()[:1] in ("[", "{"):
+        try:
+            return json.loads(tests)
+        except (ValueError, RecursionError) as error:
+            raise VerifierError(f"cases look like JSON but are not: {error}") from error
+    return tests
+
+
+def _some(cases: Cases) -> Cases:
+    if not cases.stdin and not cases.called and cases.script is None:
+        raise VerifierError("there are no cases to run")
+    return cases
+
+
+def _listed(tests: Mapping[str, Any], name: Any, setup: str) -> Cases:
+    inputs, outputs = tests["inputs"], tests["outputs"]
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        raise VerifierError("'inputs' and 'outputs' should be lists of one length")
+    pairs = list(zip(inputs, outputs, strict=True))
+    if name:
+        called = tuple(_call(name, _values(args), _value(wanted, args), is_wrapped=True) for args, wanted in pairs)
+        return Cases(called=called, setup=setup, names=frozenset(case.name for case in called))
+    return Cases(stdin=tuple(StdinCase(_joined(given), _joined(wanted)) for given, wanted in pairs))
+
+
+def _row(row: Mapping[str, Any], entry: Any) -> StdinCase | CallCase:
+    kind = row.get("testtype") or row.get("type") or ("functional" if _name(row) else "stdin")
+    if kind in ("stdin", "stdin_stdout"):
+        return StdinCase(_joined(row["input"]), _joined(row["output"]))
+    if kind not in ("functional", "function", "function_call"):
+        raise VerifierError(f"a case of unknown type {kind!r}; known: stdin, functional")
+    name = _name(row) or _entry(row) or entry
+    return _call(name, _values(row["input"]), _value(row["output"], ""))
+
+
+def _values(given: Any) -> Any:
+    """Return arguments: a list, or text of which each line is one as JSON."""
+    if not isinstance(given, str):
+        return given
+    return [_value(line, given) for line in given.split("\n") if line.strip()]
+
+
+def _value(text: Any, given: Any) -> Any:
+    """Return a value, which is written as JSON where the arguments are text."""
+    if not isinstance(text, str) or not isinstance(given, str):
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise VerifierError(f"arguments or result of a functional case are no JSON: {error}; {text[:60]!r}") from error
+
+
+def _call(name: Any, args: Any, expected: Any, is_wrapped: bool = False) -> CallCase:
+    if not isinstance(name, str) or not all(map(_NAME.fullmatch, name.split("."))):
+        raise VerifierError(
+            f"a function case needs the function's name (fn_name, entry_point or metadata), got {name!r}"
+        )
+    if not isinstance(args, list):
+        raise VerifierError(f"the arguments of {name} should be a list, got {str(args)[:80]!r}")
+    owner = f"(Solution() if 'Solution' in globals() else __import__('sys').modules['__main__']).{name}"
+    call = f"{owner}(*__import__('json').loads({json.dumps(args)!r}))"
+    return CallCase((call,), expected, is_wrapped, name.split(".")[-1])
+
+
+def _joined(text: Any) -> str:
+    if isinstance(text, list):
+        return "\n".join(map(str, text))
+    if not isinstance(text, str):
+        raise VerifierError(f"input and output of a case should be text, got {str(text)[:80]!r}")
+    return text

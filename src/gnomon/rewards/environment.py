@@ -1,0 +1,30 @@
+"""What an environment said that a rollout was worth."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gnomon.rewards.base import Sample, Verifier, VerifierError, real
+
+
+@dataclass(frozen=True)
+class EnvironmentReward(Verifier):
+    """The rewards of the environment's replies, added up; 0 when it gave none.
+
+    Raises: VerifierError for a sample that was no conversation.
+
+    >>> EnvironmentReward()(Sample("", "", columns={"environment_reward": 0.5}))
+    0.5
+    """
+
+    kind: Literal["environment"] = field(default="environment", kw_only=True)
+
+    @property
+    def name(self) -> str:
+        """Its kind."""
+        return self.kind
+
+    def __call__(self, sample: Sample) -> float:
+        """Look it up."""
+        if "environment_reward" not in sample.columns:
+            raise VerifierError("there was no environment; give the experiment an [environment]")
+        return real(sample.columns["environment_reward"])

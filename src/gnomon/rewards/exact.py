@@ -1,0 +1,267 @@
+"""Verifiers that are formulas: text equality, numbers, boxed answers, formats, lengths."""
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gnomon.core.errors import ConfigError, check_bounds
+from gnomon.rewards.answers import Extract, extract, final_answer, last_boxed, same_answer, squeezed
+from gnomon.rewards.base import Sample, Verifier, VerifierError, text_column
+from gnomon.rewards.numbers import Number, Which, choose_number, find_numbers, parse_number
+
+_SEVERAL = re.compile(r"[0-9] (?:and|to|or) [-+$\\]{0,3}[0-9.,]+[\s.$]*$")
+
+
+@dataclass(frozen=True)
+class Exact(Verifier):
+    """1.0 if the completion is the answer, else 0.0.
+
+    strip: ignore whitespace around both. casefold: ignore case. column: where the answer is.
+    """
+
+    kind: Literal["exact"] = field(default="exact", kw_only=True)
+    strip: bool = True
+    casefold: bool = False
+    column: str = "answer"
+
+    @property
+    def name(self) -> str:
+        """Its kind."""
+        return self.kind
+
+    def __call__(self, sample: Sample) -> float:
+        """Compare the two texts."""
+        return float(self._plain(sample.completion) == self._plain(text_column(sample, self.column)))
+
+    def stated(self, sample: Sample) -> str:
+        """Return the answer as it is."""
+        return text_column(sample, self.column)
+
+    def answer(self, sample: Sample) -> str | None:
+        """Return the text that is compared."""
+        return self._plain(sample.completion) or None
+
+    def _plain(self, text: str) -> str:
+        text = text.strip() if self.strip else text
+        return text.casefold() if self.casefold else text
+
+
+@dataclass(frozen=True)
+class Numeric(Verifier):
+    """1.0 if a number of the completion equals the answer's, in exact rational arithmetic, else 0.0.
+
+    which: the last number of the completion, the first, or the only one ("only": several are wrong).
+    tolerance: largest absolute difference that still counts, >= 0; 0 for equality (0.5 = 1/2 = .50).
+    column: where the answer is: a number with or without its unit, or a worked solution that ends in one
+    ("... #### 72", a box). What is more than a number (1/2 + x, a pair) is an error, not its last digits.
+    must_end: a completion that its budget cut off has no answer; without it, whatever number came last counts.
+    What counts as a number: `rewards/numbers.py`; a part of something larger is no answer (the 2 of x^2). A unit is
+    looked at only where the answer has one and the completion another.
+
+    >>> Numeric()(Sample("", "Half of it is 0.50.", columns={"answer": "1/2"}))
+    1.0
+    """
+
+    kind: Literal["numeric"] = field(default="numeric", kw_only=True)
+    which: Which = "last"
+    tolerance: float = 0.0
+    column: str = "answer"
+    must_end: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerance < float("inf"):
+            raise ConfigError(f"Numeric.tolerance is an absolute difference >= 0, got {self.tolerance}")
+
+    @property
+    def name(self) -> str:
+        """Its kind."""
+        return self.kind
+
+    def __call__(self, sample: Sample) -> float:
+        """Find both numbers and compare them."""
+        gold = _gold_number(text_column(sample, self.column), self.column)
+        if self.must_end and sample.is_truncated:
+            return 0.0
+        found = choose_number(sample.completion, self.which)
+        return float(found is not None and found.equals(gold, self.tolerance))
+
+    def stated(self, sample: Sample) -> str:
+        """Return the answer in a sentence."""
+        return _as_answer(text_column(sample, self.column))
+
+    def answer(self, sample: Sample) -> str | None:
+        """Return the number that is compared, as a fraction in lowest terms: 0.50 and 2/4 are "1/2"."""
+        if self.must_end and sample.is_truncated:
+            return None
+        found = choose_number(sample.completion, self.which)
+        return None if found is None else found.canonical
+
+
+@dataclass(frozen=True)
+class Boxed(Verifier):
+    r"""1.0 if the content of the last balanced ``\boxed{...}`` or ``\fbox{...}`` is the answer, else 0.0.
+
+    Compared as numbers when both are numbers, part by part when both are lists, sets, pairs or intervals, else as
+    text without what TeX sets around it: `rewards/answers.py`. What is equal only by algebra (x+1 and 1+x) is for
+    `rewards/math.py`; wherever both can tell, they say the same.
+    column: where the answer is; of a worked solution what follows its last ####, or the content of its last box.
+    """
+
+    kind: Literal["boxed"] = field(default="boxed", kw_only=True)
+    tolerance: float = 0.0
+    column: str = "answer"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerance < float("inf"):
+            raise ConfigError(f"Boxed.tolerance is an absolute difference >= 0, got {self.tolerance}")
+
+    @property
+    def name(self) -> str:
+        """Its kind."""
+        return self.kind
+
+    def __call__(self, sample: Sample) -> float:
+        """Find the box and compare its content."""
+        whole = text_column(sample, self.column)
+        marked = final_answer(whole)
+        gold = whole if marked is None else marked
+        found = last_boxed(sample.completion)
+        if found is None:
+            return 0.0
+        return float(same_answer(found, gold, self.tolerance) is True)
+
+    def stated(self, sample: Sample) -> str:
+        """Return the answer in a box."""
+        return boxed_answer(text_column(sample, self.column))
+
+    def answer(self, sample: Sample) -> str | None:
+        """Return the box's content: a number as a fraction in lowest terms, else as text without spaces and such."""
+        found = last_boxed(sample.completion)
+        if found is None:
+            return None
+        number = parse_number(found)
+        return number.canonical if number else squeezed(found) or None
+
+
+@dataclass(frozen=True)
+class Format(Verifier):
+    """1.0 if the completion matches a regular expression, else 0.0; a dot also matches a line break.
+
+    pattern: Python's syntax. match: "full" wants it to be the whole completion (whitespace around it aside),
+    "partial" wants it somewhere. A pattern that backtracks forever is ended by the grading deadline.
+    Raises: ConfigError at construction when the pattern is none.
+    """
+
+    pattern: str
+    kind: Literal["format"] = field(default="format", kw_only=True)
+    match: Literal["full", "partial"] = "full"
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.pattern, re.DOTALL)
+        except re.error as error:
+            raise ConfigError(
+                f"Format.pattern is no regular expression: {error} in {self.pattern!r}; "
+                "TOML takes patterns best in single quotes"
+            ) from error
+
+    @property
+    def name(self) -> str:
+        """Its kind."""
+        return self.kind
+
+    def __call__(self, sample: Sample) -> float:
+        """Match."""
+        pattern = re.compile(self.pattern, re.DOTALL)
+        if self.match == "full":
+            return float(pattern.fullmatch(sample.completion.strip()) is not None)
+        return float(pattern.search(sample.completion) is not None)
+
+
+@dataclass(frozen=True)
+class Parsable(Verifier):
+    """1.0 if the completion gives an answer at all and was not cut off by its budget, else 0.0.
+
+    The fraction of these is the *format* of a policy; the fraction of right ones among them its *answers*.
+    With weight 0 it is measured beside a reward and changes nothing.
+    extract: where the answer should stand.
+    """
+
+    kind: Literal["parsable"] = field(default="parsable", kw_only=True)
+    extract: Extract = "last_number"
+
+    @property
+    def name(self) -> str:
+        """Its kind."""
+        return self.kind
+
+    def __call__(self, sample: Sample) -> float:
+        """Look for the answer, without judging it."""
+        return float(not sample.is_truncated and extract(sample.completion, self.extract) is not None)
+
+    def answer(self, sample: Sample) -> str | None:
+        """Return what it found."""
+        return extract(sample.completion, self.extract)
+
+
+@dataclass(frozen=True)
+class LengthPenalty:
+    """Lower the reward linearly over the last ``buffer`` tokens of the budget, by ``factor`` at its end.
+
+    penalty(l) = -factor * clip((l - (L_max - buffer)) / buffer, 0, 1), added before any group statistic.
+
+    buffer: tokens, 0 < buffer <= L_max. factor: >= 0, in rewards. max_length: L_max in tokens; None takes the
+    sample's budget. Capped at -factor as in FeynRL and TRL; verl has no cap.
+    Source: DAPO, arXiv 2503.14476, eq. 13 (buffer 4096 of 20480).
+
+    >>> LengthPenalty(4096, 1.0, 20480)(Sample("", "", completion_tokens=18432))
+    -0.5
+    """
+
+    buffer: int
+    factor: float = 1.0
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        most = math.inf if self.max_length is None else self.max_length
+        check_bounds(
+            "LengthPenalty",
+            self,
+            buffer=(0 < self.buffer <= most, f"above 0 and at most max_length = {self.max_length} tokens"),
+            factor=(0 <= self.factor < math.inf, ">= 0 and finite"),
+        )
+
+    def __call__(self, sample: Sample) -> float:
+        """Return the penalty, in [-factor, 0]."""
+        budget = self.max_length or sample.max_completion_length
+        if budget is None:
+            raise VerifierError("the sample has no max_completion_length; set max_length")
+        excess = (sample.completion_tokens - (budget - self.buffer)) / self.buffer
+        return -self.factor * min(max(excess, 0.0), 1.0) + 0.0
+
+
+def boxed_answer(text: str) -> str:
+    """Return a completion that gives ``text``, or the content of its last box, as its answer in a box."""
+    marked = final_answer(text)
+    return f"So it is \\boxed{{{text if marked is None else marked}}}."
+
+
+def _as_answer(text: str) -> str:
+    """Return a completion that gives the answer that ``text`` is, or that its worked solution ends in."""
+    if "####" in text:
+        return f"#### {text.rpartition('####')[2].strip()}"
+    boxed = last_boxed(text)
+    return f"The answer is {text.strip().rstrip('.')}." if boxed is None else f"So it is \\boxed{{{boxed}}}."
+
+
+def _gold_number(text: str, column: str) -> Number:
+    """Return the number that an answer is, or that a worked solution ends in. Raises: VerifierError."""
+    marked = final_answer(text)
+    number = parse_number(text if marked is None else marked)
+    if number is None and marked is None and not _SEVERAL.search(text):
+        number = choose_number(text, "last")
+    if number is None or number.value is None:
+        what = "more than a number" if find_numbers(text) else "no number"
+        raise VerifierError(f"column '{column}' holds {what}: {text[-80:]!r}")
+    return number

@@ -1,0 +1,357 @@
+"""A user's own reward function, named as ``module:function`` or ``path.py:function``."""
+
+import asyncio
+import difflib
+import functools
+import importlib
+import inspect
+import os
+import pkgutil
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from gnomon.core.errors import RewardError, unknown
+from gnomon.core.processes.exceptions import exception_text
+from gnomon.core.user_code import run_as_module
+from gnomon.rewards.base import NotApplicable, Sample, Verifier, VerifierError
+
+# The three signatures of a reward function, told apart by their parameters' names.
+#
+#     ours   (prompt, completion, **columns) -> float
+#     trl    (prompts, completions, **columns) -> list[float | None]
+#     verl   (data_source, solution_str, ground_truth, extra_info) -> float | {"score": float, ...}
+#
+# A function is called by keyword with those of the offered arguments that it names, and with all of them
+# when it takes ``**columns``. All three may be ``async def``.
+
+NO_COLUMN = "which is no column of this sample"
+"""What the error says of a sample without a column that the function has to have."""
+Style = Literal["ours", "trl", "verl"]
+Function = Callable[..., Any]
+
+# The parameter that only this style has.
+_MARKS: dict[str, Style] = {"completion": "ours", "completions": "trl", "solution_str": "verl"}
+_ASKABLE = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_KNOWN = (*_MARKS, "prompt", "prompts", "data_source", "ground_truth", "extra_info")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How one function wants to be called.
+
+    accepted: its parameters' names. required: those without default. takes_all: whether it has ``**columns``.
+    """
+
+    style: Style
+    accepted: frozenset[str]
+    required: frozenset[str]
+    takes_all: bool
+
+    def arguments(self, samples: Sequence[Sample], messages: bool) -> dict[str, Any]:
+        """Return what to call the function with: one sample, or in the list form several answers to one question.
+
+        messages: whether prompt and completion are lists of chat messages instead of text.
+        Raises: VerifierError when it needs what the samples do not have.
+        """
+        sample = samples[0]
+        offered = _trl(samples, messages) if self.style == "trl" else _OFFERS[self.style](sample, messages)
+        missing = sorted(self.required - offered.keys())
+        if missing:
+            raise VerifierError(
+                f"needs {', '.join(missing)}, {NO_COLUMN}; it has "
+                f"{', '.join(sorted(map(str, sample.columns))) or 'none'}"
+            )
+        everything = self.takes_all and self.style != "verl"  # verl passes settings there, never columns
+        return {k: v for k, v in offered.items() if k in self.accepted or everything}
+
+    def rewards(self, result: Any, count: int) -> list[Any]:
+        """Return the reward of each of ``count`` completions that the list form returned, None where none applies.
+
+        Raises: VerifierError for what is no list of that length.
+        """
+        is_array = len(getattr(result, "shape", ())) == 1 and hasattr(result, "tolist")
+        found = result.tolist() if is_array else result
+        if not isinstance(found, list | tuple):
+            raise VerifierError(f"returned {type(result).__name__}, expected a list of {count} numbers")
+        if len(found) != count:
+            raise VerifierError(f"returned {len(found)} rewards for {count} completion{'s' if count > 1 else ''}")
+        return list(found)
+
+    def reward(self, result: Any) -> Any:
+        """Return the one reward in what the function returned, not yet checked to be a number.
+
+        Raises: VerifierError for another shape, NotApplicable for TRL's ``[None]``.
+        """
+        if self.style == "trl":
+            (found,) = self.rewards(result, 1)
+            if found is None:
+                raise NotApplicable("returned [None]")
+            return found
+        if self.style == "verl" and isinstance(result, dict):
+            if "score" not in result:
+                raise VerifierError(f"returned a dict without 'score': {', '.join(map(str, result))}")
+            return result["score"]
+        return result
+
+
+def signature(function: Function, where: str) -> Signature:
+    """Return the function's signature.
+
+    where: how the user named it, for messages.
+    Raises: RewardError that lists the three signatures when it has none of them.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise RewardError(f"reward '{where}': its parameters cannot be read ({error}); {_HOW}") from error
+    names = [p.name for p in parameters if p.kind in _ASKABLE]
+    shown = f"({', '.join(map(str, parameters))})"
+    bare = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_ONLY]
+    if bare:
+        raise RewardError(f"reward '{where}' {shown}: {', '.join(bare)} cannot be passed by name; {_HOW}")
+    marks = [name for name in names if name in _MARKS]
+    if len(marks) != 1:
+        raise RewardError(f"reward '{where}' {shown}: {_why(names, marks)}; {_HOW}")
+    found = Signature(
+        style=_MARKS[marks[0]],
+        accepted=frozenset(names),
+        required=frozenset(p.name for p in parameters if p.kind in _ASKABLE and p.default is inspect.Parameter.empty),
+        takes_all=any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters),
+    )
+    unknown_here = sorted(found.required & _NEVER.keys())
+    if found.style == "trl" and unknown_here:
+        raise RewardError(f"reward '{where}' {shown}: {unknown_here[0]} is not passed; {_NEVER[unknown_here[0]]}")
+    return found
+
+
+_NEVER = {
+    "completion_ids": "use the text in completions",
+    "completions_ids": "use the text in completions",
+    "prompt_ids": "use the text in prompts",
+}
+_HOW = (
+    "a reward function is (prompt, completion, **columns) -> float, TRL's (prompts, completions, **columns) "
+    "-> list[float | None], or verl's (data_source, solution_str, ground_truth, extra_info) -> float or dict"
+)
+
+
+def _why(names: list[str], marks: list[str]) -> str:
+    if marks:
+        return f"has both {' and '.join(marks)}, so it is not clear how to call it"
+    if not names:
+        return "has no named parameter"
+    strange = [name for name in names if name not in _KNOWN]
+    return unknown("parameter", strange[0], _KNOWN) if strange else "has none of " + ", ".join(_MARKS)
+
+
+def _ours(sample: Sample, messages: bool) -> dict[str, Any]:
+    asked, answered = _spoken(sample, messages)
+    return {**_named(sample.columns), "prompt": asked, "completion": answered}
+
+
+def _trl(samples: Sequence[Sample], messages: bool) -> dict[str, Any]:
+    spoken = [_spoken(sample, messages) for sample in samples]
+    names = dict.fromkeys(name for sample in samples for name in _named(sample.columns))
+    columns = {name: [sample.columns.get(name) for sample in samples] for name in names}
+    stand_ins = {"trainer_state": _Unknown(), "log_extra": _ignore, "log_metric": _ignore}
+    return {**columns, **stand_ins, "prompts": [a for a, _ in spoken], "completions": [c for _, c in spoken]}
+
+
+def _verl(sample: Sample, messages: bool) -> dict[str, Any]:
+    nested = sample.columns.get("reward_model")
+    nested_truth = nested.get("ground_truth") if isinstance(nested, Mapping) else None
+    truths = (nested_truth, sample.columns.get("ground_truth"), sample.columns.get("answer"))
+    offered = {
+        **_named(sample.columns),
+        "data_source": sample.columns.get("data_source", ""),
+        "solution_str": sample.completion,
+        "extra_info": sample.columns.get("extra_info") or {},
+    }
+    truth = next((t for t in truths if t is not None), None)
+    return offered if truth is None else {**offered, "ground_truth": truth}
+
+
+def _spoken(sample: Sample, messages: bool) -> tuple[Any, Any]:
+    if not messages:
+        return sample.prompt, sample.completion
+    asked = [dict(message) for message in sample.messages] or [{"role": "user", "content": sample.prompt}]
+    # Of a conversation every message, as TRL has it.
+    answer = {"role": "assistant", "content": sample.completion}
+    return asked, list(sample.columns.get("conversation") or [answer])
+
+
+def _named(columns: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in columns.items() if isinstance(name, str)}
+
+
+class _Unknown:
+    """What stands for TRL's trainer_state: a reward that reads the step from it would be silently wrong."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise VerifierError(f"reads trainer_state.{name}, and a reward is told no step here: make it depend on none")
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Stand in for TRL's logging callbacks."""
+
+
+_OFFERS: dict[Style, Callable[[Sample, bool], dict[str, Any]]] = {"ours": _ours, "verl": _verl}
+
+
+@dataclass(frozen=True)
+class UserFunction(Verifier):
+    """What a user's function returns.
+
+    function: "module:function", found from the working directory or the Python path, or "path.py:function".
+    messages: pass prompt and completion as chat messages, ``[{"role": ..., "content": ...}]``, or as text; "auto" gives
+        TRL's list form messages where the dataset holds messages, as TRL does, and everything else text.
+    over: what the list form is called with: "group", all answers to a question at once; "sample", a list of one for
+        each; "auto" is the former, and the other signatures are always called for each sample.
+    Signatures, sync or async: `rewards/function.py`. None is an error in our signature and in verl's;
+    None in TRL's list means that this reward does not apply to the sample.
+    Raises: RewardError at construction when ``function`` has another form, in `prepare` when it is not found.
+    """
+
+    function: str
+    kind: Literal["function"] = field(default="function", kw_only=True)
+    messages: bool | Literal["auto"] = "auto"
+    over: Literal["auto", "sample", "group"] = "auto"
+
+    def __post_init__(self) -> None:
+        source, _, function = self.function.rpartition(":")
+        if not source.strip() or not function.isidentifier():
+            raise RewardError(
+                f"reward function '{self.function}' is named as module:function or path.py:function, "
+                "for example rewards.py:score"
+            )
+
+    @property
+    def name(self) -> str:
+        """The function's own name."""
+        return self.function.rpartition(":")[2]
+
+    def prepare(self) -> None:
+        """Import the function and read its signature.
+
+        Raises: RewardError saying what was tried, and the nearest names.
+        """
+        _, how = find(self.function)
+        if self.over == "group" and how.style != "trl":
+            raise RewardError(
+                f"reward '{self.function}' is called for each sample; over = \"group\" is for the list form, "
+                "(prompts, completions, **columns) -> list"
+            )
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether it is called once for all answers to a question; imports it."""
+        return self.over != "sample" and find(self.function)[1].style == "trl"
+
+    def __call__(self, sample: Sample) -> float:
+        """Call it with this sample; await it where it must be awaited."""
+        _, how = find(self.function)
+        reward = how.reward(self._called((sample,)))
+        if reward is None:
+            raise VerifierError("returned None")
+        return reward  # type: ignore[no-any-return] # checked where all rewards are
+
+    def together(self, samples: Sequence[Sample]) -> list[Any]:
+        """Return the reward of each answer to one question, from one call; None where none applies.
+
+        Raises: VerifierError, or whatever the function raises, for all of them.
+        """
+        return find(self.function)[1].rewards(self._called(samples), len(samples))
+
+    def _called(self, samples: Sequence[Sample]) -> Any:
+        function, how = find(self.function)
+        is_chat = how.style == "trl" and all(sample.messages for sample in samples)
+        result = function(**how.arguments(samples, is_chat if self.messages == "auto" else self.messages))
+        return _runner().run(_await(result)) if inspect.isawaitable(result) else result
+
+
+@functools.cache
+def find(named: str) -> tuple[Function, Signature]:
+    """Import a function by its name.
+
+    Raises: RewardError when the file, the module or the function is not there, when importing raises, or when
+        its signature is not known.
+    """
+    function = find_member(named)
+    return function, signature(function, named)
+
+
+def find_member(named: str, role: str = "reward", kind: str = "function") -> Any:
+    """Import what can be called by its name, "module:name" or "path.py:name".
+
+    role: what it is to be, for messages: "reward", "environment", "tool". kind: "function" or "class".
+    Raises: RewardError when the file, the module or the name is not there, or when importing raises.
+    """
+    source, _, name = named.rpartition(":")
+    module = _from_file(source, f"{role} '{named}'") if source.endswith(".py") else _from_module(source, role, named)
+    members = vars(module)
+    if name not in members:
+        here = [k for k, v in members.items() if callable(v) and not k.startswith("_")]
+        raise RewardError(f"{role} '{named}': {unknown(kind, name, here)}")
+    if not callable(members[name]):
+        raise RewardError(f"{role} '{named}' is no {kind} but {type(members[name]).__name__}")
+    return members[name]
+
+
+def _from_file(source: str, said: str) -> ModuleType:
+    path = Path(source).expanduser().resolve()
+    if not path.is_file():
+        folder = path.parent
+        there = [p.name for p in folder.glob("*.py")] if folder.is_dir() else []
+        raise RewardError(
+            f"{said}: there is no file {path}{_nearest(path.name, there)}; "
+            f"a relative path starts at the working directory, {os.getcwd()}"
+        )
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # for what it imports from beside it
+    # A name of its own: a file called json.py must not replace the json that everyone else imports.
+    try:
+        return run_as_module(path, f"_reward_{path.stem}")
+    except BaseException as error:
+        raise RewardError(f"{said}: importing {path} raised {exception_text(error)}") from error
+
+
+def _from_module(source: str, role: str, named: str) -> ModuleType:
+    if os.getcwd() not in sys.path[:1]:
+        sys.path.insert(0, os.getcwd())  # as `python -m` has it
+    try:
+        return importlib.import_module(source)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{source}.".startswith(f"{error.name}."):
+            raise RewardError(f"{role} '{named}': importing {source} raised {exception_text(error)}") from error
+        missing = error.name
+        parent = missing.rpartition(".")[0]
+        folders = vars(sys.modules[parent]).get("__path__", []) if parent in sys.modules else [os.getcwd()]
+        near = _nearest(missing.rpartition(".")[2], [m.name for m in pkgutil.iter_modules(folders)])
+        raise RewardError(
+            f"{role} '{named}': there is no module {missing}{near}; looked in the working directory, "
+            f"{os.getcwd()}, and on the Python path; a file is named with its ending, as {source}.py:FUNCTION"
+        ) from error
+    except BaseException as error:
+        raise RewardError(f"{role} '{named}': importing {source} raised {exception_text(error)}") from error
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    listed = sorted(names)
+    near = difflib.get_close_matches(name, listed, n=1, cutoff=0.5)
+    if near:
+        return f"; did you mean '{near[0]}'?"
+    return f" (there are {', '.join(listed[:10])})" if listed else ""
+
+
+async def _await(result: Any) -> Any:
+    return await result
+
+
+@functools.cache
+def _runner() -> "asyncio.Runner":
+    # One event loop for all samples: sessions and locks that a module keeps belong to a loop.
+    return asyncio.Runner()

@@ -1,0 +1,202 @@
+"""Grading in processes that can be killed: a reward that hangs or crashes costs one sample and no other.
+
+Each worker judges one sample at a time. When the deadline passes, its whole process group is killed and a new
+worker is forked (milliseconds: the rewards are imported already), so a later sample never waits for, and is
+never judged by, a process that an earlier one damaged.
+
+This contains mistakes. It is no sandbox: rewards run with the user's rights.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from gnomon.core.errors import GnomonError, GradingError
+from gnomon.core.processes.client import ExitReason, ForkServer, Limits
+from gnomon.core.processes.pool import DeadlineExceeded, Worker, WorkerPool
+from gnomon.core.types import Grade
+from gnomon.rewards.base import Sample, Verdict
+from gnomon.rewards.grading import Grading
+from gnomon.rewards.grading_worker import from_sample, grading_program, to_verdict
+
+_SPAWN_ATTEMPTS = 3
+_TRIES = 2
+_FOREIGN_TRIES = 8
+"""Tries of a sample whose workers are killed from outside, or by another sample; none of that is its own doing."""
+
+
+class GradingPool:
+    """Grades samples in ``limits.workers`` processes.
+
+    >>> async def grade_one() -> float | None:
+    ...     async with GradingPool(grading) as pool:
+    ...         return (await pool.grade(Sample("1 + 1 =", "2", columns={"answer": "2"}))).reward
+    >>> from gnomon.rewards.exact import Numeric
+    >>> from gnomon.rewards.grading import WeightedReward
+    >>> grading = Grading((WeightedReward(Numeric()),))
+    >>> asyncio.run(grade_one())
+    1.0
+    """
+
+    def __init__(self, grading: Grading, limits: Limits | None = None) -> None:
+        self._grading = grading
+        self._limits = limits or Limits()
+        self._worker_pool = WorkerPool(
+            ForkServer(grading_program(grading), self._limits), "grading", self._limits.start_seconds
+        )
+        self._idle: asyncio.Queue[Worker | None] = asyncio.Queue()
+        self._replacements: set[asyncio.Task[ExitReason]] = set()
+        self._fault: GnomonError | None = None
+        self._is_closed = False
+        self._is_joint = grading.may_be_joint
+
+    async def start(self) -> None:
+        """Import the rewards and fork the workers.
+
+        Raises: RewardError when a reward cannot be used.
+        """
+        try:
+            await self._worker_pool.open()
+            for _ in range(self._limits.workers):
+                self._idle.put_nowait(await self._spawn())
+        except BaseException:
+            self._worker_pool.fork_server.kill()
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """End every worker with all that it started, and wait until they are gone. Twice is once."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._fault = GradingError("the grading pool is closed")
+        await asyncio.gather(*self._replacements, return_exceptions=True)
+        self._idle.put_nowait(None)
+        await self._worker_pool.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def grade(self, sample: Sample) -> Grade:
+        """Return a reward or an error; never raises for a bad sample.
+
+        A sample whose worker dies is tried once more, in case an earlier sample had damaged that worker, and more
+        often where the worker was killed from outside. It is an error then, never a reward.
+        Raises: GradingError when no worker can be started, or after `close`.
+        """
+        (grade,) = await self._graded({"sample": from_sample(sample)}, 1)
+        return grade
+
+    async def grade_together(self, samples: Sequence[Sample]) -> list[Grade]:
+        """Return the grades of all answers to one question, which a reward may compare with each other.
+
+        They have the deadlines of all of them together. Where no reward sees them all, it is `grade` of each.
+        Raises: as `grade`.
+        """
+        if self._is_joint and samples:
+            grades = await self._graded({"samples": [from_sample(sample) for sample in samples]}, len(samples))
+            if grades:
+                return grades
+            self._is_joint = False
+        return list(await asyncio.gather(*(self.grade(sample) for sample in samples)))
+
+    async def _graded(self, request: dict[str, Any], count: int) -> list[Grade]:
+        own = foreign = 0
+        while True:
+            said = await self._try(request, count)
+            if isinstance(said, list):
+                return [Grade(verdict.reward, verdict.parts, verdict.error, verdict.answer) for verdict in said]
+            own, foreign = own + (not said.is_foreign), foreign + said.is_foreign
+            if own == _TRIES or foreign == _FOREIGN_TRIES:
+                often = f", {foreign} times" if said.is_foreign else ""
+                return [Grade(None, error=f"{self._names}: the grading process {said.words}{often}")] * count
+
+    async def _try(self, request: dict[str, Any], count: int) -> list[Verdict] | ExitReason:
+        """Return ``count`` verdicts, or how the worker died."""
+        worker = await self._take()
+        is_sound = False
+        try:
+            said = await worker.ask(request, self._limits.deadline_seconds * count)
+            is_sound = True
+            if said is None:
+                return [self._late] * count
+            return [to_verdict(fields) for fields in said.get("verdicts", [said])]
+        except DeadlineExceeded:
+            return [self._late] * count
+        except (TypeError, RecursionError) as error:
+            is_sound = True
+            return [Verdict(None, error=f"the sample cannot be sent to a grading process: {error}")] * count
+        except (OSError, EOFError, ValueError):
+            is_sound = True  # its succession is waited for here, to learn how it died
+            return await asyncio.shield(self._replace_worker(worker))
+        finally:
+            if not is_sound:
+                self._replace_worker(worker)
+            elif worker in self._worker_pool.workers:
+                self._idle.put_nowait(worker)
+
+    async def _take(self) -> Worker:
+        while True:
+            worker = await self._idle.get()
+            if worker is None or self._fault is not None:
+                self._idle.put_nowait(None)
+                raise GradingError(str(self._fault)) from self._fault
+            if not worker.reader.at_eof():
+                return worker
+            self._replace_worker(worker)
+
+    def _replace_worker(self, worker: Worker) -> "asyncio.Task[ExitReason]":
+        """End a worker and put another in its place; the result says how it ended."""
+        self._worker_pool.workers.discard(worker)
+        succession = asyncio.ensure_future(self._replace(worker))
+        self._replacements.add(succession)
+        succession.add_done_callback(self._replacements.discard)
+        return succession
+
+    async def _replace(self, worker: Worker) -> ExitReason:
+        await self._worker_pool.dismiss(worker)
+        if self._is_closed:
+            return ExitReason("ended with the pool")
+        death = await self._worker_pool.end(worker)
+        if self._fault is not None:
+            return death
+        try:
+            self._idle.put_nowait(await self._spawn())
+        except GnomonError as error:
+            self._fault = GradingError(f"a grading process that {death.words} cannot be replaced: {error}")
+            self._idle.put_nowait(None)
+        return death
+
+    async def _spawn(self) -> Worker:
+        """Return a new worker.
+
+        Raises: GradingError when three in a row die before their first word. Those that end with the process that
+            started them, which a sample may kill, are not counted until it was started `_FOREIGN_TRIES` times.
+        """
+        births, fork_server = 0, self._worker_pool.fork_server
+        last = fork_server.starts + _FOREIGN_TRIES
+        while births < _SPAWN_ATTEMPTS:
+            starts = fork_server.starts
+            try:
+                return await self._worker_pool.fork()
+            except TimeoutError as error:
+                raise GradingError(f"a worker was not ready after {self._limits.start_seconds:g} s") from error
+            except (OSError, EOFError) as error:
+                died = error
+            births += starts == fork_server.starts or starts >= last
+        raise GradingError(f"grading processes die when they start: {died!r}") from died
+
+    @property
+    def _late(self) -> Verdict:
+        return Verdict(None, error=f"{self._names}: timed out after {self._limits.deadline_seconds:g} s")
+
+    @property
+    def _names(self) -> str:
+        return ", ".join(r.part for r in self._grading.rewards)

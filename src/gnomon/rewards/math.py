@@ -1,0 +1,148 @@
+"""Mathematical equality of LaTeX and plain expressions, by math-verify."""
+
+import functools
+import re
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gnomon.core.optional import import_optional
+from gnomon.rewards.answers import final_answer, last_boxed, same_answer, squeezed
+from gnomon.rewards.base import Sample, Verifier, VerifierError, text_column
+from gnomon.rewards.exact import boxed_answer
+from gnomon.rewards.numbers import choose_number, parse_number
+
+_MARKED = re.compile(r"(?<![\\$])\$[^$]+(?<!\\)\$|\\\(.+\\\)|\\\[.+\\\]", re.DOTALL)
+_WHOLE = re.compile(r"\s*(?:\$\$?[^$]+\$\$?|\\\((?:(?!\\\().)+\\\)|\\\[(?:(?!\\\[).)+\\\])\.?\s*", re.DOTALL)
+_HUGE = re.compile(
+    r"(?:\^|\*\*)\s?\{?\s?[0-9]{6}|(?:(?:\^|\*\*)[\s{(]{0,4}[0-9]+[\s})]{0,4}){2}|[0-9]{6}\s?!|[0-9]\s?!\s?!|"
+    r"[0-9][eE][-+]?[0-9]{4}|[0-9]{2000}"
+)
+
+
+@dataclass(frozen=True)
+class Mathematics(Verifier):
+    r"""1.0 if math-verify finds the completion's answer mathematically equal to the column's, else 0.0.
+
+    Numbers, lists, pairs, intervals, words and letters of choices are compared as `boxed` compares them, exactly; what
+    that leaves open is math-verify's. The last box of a completion is its answer; without one, what math-verify finds.
+    A power tower, an exponent or a factorial that no memory holds is equal only to its own text.
+
+    Its own timeouts are off: they answer "different" when time is up, which would be a zero for what nobody
+    judged, and they need SIGALRM. The grading deadline ends a comparison that never returns, as an error.
+
+    column: where the answer is. A bare answer, with \$ for dollars or between dollars, is read as a box's content; in a
+    worked solution the last box is the answer.
+    Source: math-verify 0.9.0, ``parse`` and ``verify`` with their default extraction.
+    """
+
+    kind: Literal["mathematics"] = field(default="mathematics", kw_only=True)
+    column: str = "answer"
+
+    @property
+    def name(self) -> str:
+        """Its kind."""
+        return self.kind
+
+    def prepare(self) -> None:
+        """Import math-verify and sympy (half a second).
+
+        Raises: ConfigError that names the extra to install.
+        """
+        import_optional("math_verify", "math", "the mathematics reward")
+
+    def __call__(self, sample: Sample) -> float:
+        """Parse both and compare."""
+        text = text_column(sample, self.column)
+        gold = _content(text)
+        found = last_boxed(sample.completion)
+        if gold is not None and found is not None:
+            same = same_answer(found, gold)
+            if same is not None and (parse_number(gold) is not None or not same):
+                return float(same)
+        if _HUGE.search(text) or _HUGE.search(sample.completion if found is None else found):
+            return float(gold is not None and found is not None and squeezed(found) == squeezed(gold))
+        read = _parsed_answer(text if gold is None else f"\\boxed{{{gold}}}")
+        if not read:
+            raise VerifierError(f"math-verify cannot read column '{self.column}': {text[-80:]!r}")
+        if gold is not None and found is not None and same_answer(found, gold):
+            return 1.0
+        return _verified(read, gold, found, sample.completion)
+
+    def stated(self, sample: Sample) -> str:
+        """Return the answer in a box."""
+        text = text_column(sample, self.column)
+        return text if _content(text) is None else boxed_answer(text)
+
+    def is_heavy(self, sample: Sample) -> bool:
+        """Whether math-verify is asked."""
+        return parse_number(_content(text_column(sample, self.column)) or "") is None
+
+    def answer(self, sample: Sample) -> str | None:
+        """Return the answer as math-verify reads it: a number as a fraction in lowest terms, else sympy's own text.
+
+        Equal answers that sympy writes in two ways (x + 1 over y, x/y + 1/y) are two; they share no votes.
+        """
+        boxed = last_boxed(sample.completion)
+        number = None if boxed is None else parse_number(boxed)
+        if number is not None:
+            return number.canonical
+        if _HUGE.search(sample.completion if boxed is None else boxed):
+            return None if boxed is None else squeezed(boxed)
+        found = _parsed(_asked(boxed, sample.completion))
+        if not found:
+            return None
+        number = parse_number(str(found[-1])) or parse_number(str(found[0]))
+        return number.canonical if number else str(found[0])
+
+
+def _verified(gold: tuple[Any, ...], said: str | None, boxed: str | None, completion: str) -> float:
+    """Let math-verify compare; a number that it took out of something larger is none."""
+    from math_verify import verify
+
+    found = _parsed(_asked(boxed, completion))
+    if not found:
+        return 0.0
+    if boxed is None and said is not None and parse_number(said) is not None and isinstance(found[-1], str):
+        same = same_answer(found[-1], said)
+        if same is not None:
+            last = choose_number(completion, "last")
+            return float(same and (last is not None or not found[-1].strip(" .").isdigit()))
+    return float(verify(list(gold), list(found), timeout_seconds=None))
+
+
+def _asked(boxed: str | None, completion: str) -> str:
+    return completion if boxed is None else f"\\boxed{{{boxed}}}"
+
+
+def _content(text: str) -> str | None:
+    """Return what a box would hold for this answer; None for a worked solution whose mathematics stands in it."""
+    marked = final_answer(text)
+    if marked is not None:
+        return marked
+    if _WHOLE.fullmatch(text):
+        return (
+            text.strip()
+            .rstrip(".")
+            .strip("$")
+            .removeprefix("\\(")
+            .removesuffix("\\)")
+            .removeprefix("\\[")
+            .removesuffix("\\]")
+        )
+    return None if _MARKED.search(text) else text
+
+
+@functools.lru_cache(maxsize=1)
+def _parsed(completion: str) -> tuple[Any, ...]:
+    """Return math-verify's readings of a completion; the sample that was just judged is not read again."""
+    from math_verify import parse
+
+    return tuple(parse(completion, parsing_timeout=None))
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed_answer(text: str) -> tuple[Any, ...]:
+    """Return math-verify's readings of an answer; that of a group's question is read once."""
+    from math_verify import parse
+
+    return tuple(parse(text, parsing_timeout=None))

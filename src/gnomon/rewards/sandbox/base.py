@@ -1,0 +1,67 @@
+"""What a sandbox is asked, what it answers, and what it may use."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from gnomon.core.errors import check_bounds
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one program did.
+
+    stdout, stderr: what it wrote, decoded as UTF-8 (what is none becomes U+FFFD), up to the output limit; paths of
+        the machine's Python are replaced by ``python``.
+    cause: why it did not end well. None: it ended by itself with status 0. Else "exit N", "time" (wall or
+        processor time), "memory", "output" (it wrote more than allowed), "signal N", or "refused" (the machine
+        would not isolate it, or something outside killed it twice; ``stderr`` says what).
+    seconds: of wall time, the start of the process included.
+    """
+
+    stdout: str
+    stderr: str
+    cause: str | None
+    seconds: float
+
+
+class NotRun(Exception):
+    """The sandbox did not run a program to its end, and the program did not end itself: nobody can judge it."""
+
+
+class Sandbox(Protocol):
+    """Runs one Python program in a fresh place that it cannot leave, and forgets the place afterwards."""
+
+    async def run(self, source: str, stdin: str = "") -> Outcome:
+        """Run ``source`` as ``__main__`` with ``stdin`` to read. Never raises for a bad program."""
+        ...
+
+
+@dataclass(frozen=True)
+class SandboxLimits:
+    """What one program may use.
+
+    wall_seconds, cpu_seconds: of time, > 0; whichever ends first ends the program.
+    memory_mib: of address space, so a little more than it can fill; >= 64.
+    output_kib: of standard output, and as much again of standard error; more ends the program; > 0.
+    files_mib: of all files in its own temporary directory, > 0; gone with the program.
+    threads: that it may start, > 0. Processes it may start: none.
+    """
+
+    wall_seconds: float = 10.0
+    cpu_seconds: int = 10
+    memory_mib: int = 1024
+    output_kib: int = 1024
+    files_mib: int = 16
+    threads: int = 64
+
+    def __post_init__(self) -> None:
+        check_bounds(
+            "sandbox",
+            self,
+            wall_seconds=(self.wall_seconds > 0, "above 0"),
+            cpu_seconds=(self.cpu_seconds >= 1, "at least 1"),
+            memory_mib=(self.memory_mib >= 64, "at least 64"),
+            output_kib=(self.output_kib >= 1, "at least 1"),
+            files_mib=(self.files_mib >= 1, "at least 1"),
+            threads=(self.threads >= 1, "at least 1"),
+        )

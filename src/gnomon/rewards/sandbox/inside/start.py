@@ -1,0 +1,176 @@
+"""Start a program: read the job, put up the walls, say which ones stand, and run.
+
+Two processes: this one stays outside to say how the program ended, its child is the program. Everything the
+program could speak to is closed before its first line runs, so what is said about it cannot be forged by it.
+"""
+
+import os
+import resource
+import site
+import sys
+from types import CodeType, FunctionType
+
+from . import kernel, landlock, namespaces, program, seccomp
+
+
+class SandboxJob:
+    """What is to be run, as it comes on the command line. No dataclass: importing those takes as long as a start.
+
+    parent: number of the process that asked, 0 where another stands between. source, report: descriptors to read the
+    program and to report on. walls: names of those to put up: namespaces, landlock, seccomp; limits are always set.
+    """
+
+    def __init__(self, words: list[str]) -> None:
+        self.parent, self.source, self.report = map(int, words[:3])
+        self.walls = tuple(words[3].split(","))
+        self.cpu_seconds, self.memory_mib, self.files_mib, self.threads = map(int, words[4:])
+
+
+def main() -> None:
+    """Run the job of the command line. Exits as the program does, or after having reported "refused"."""
+    sys.dont_write_bytecode = True
+    job = SandboxJob(sys.argv[1:])
+    kernel.die_with_parent()
+    if job.parent and os.getppid() != job.parent:
+        os._exit(1)
+    with open(job.source, "rb") as file:
+        source = file.read()
+    # The limit on threads counts those of a user in all its processes, but in a user namespace only those inside.
+    others = _threads_of_all()
+    is_apart = "namespaces" in job.walls and namespaces.enter()
+    job.threads += 0 if is_apart and os.getuid() == namespaces.NOBODY else others
+    child = os.fork()
+    if child:
+        _witness(child, job)
+    try:
+        stand = _wall_in(job, is_apart)
+    except Exception as error:
+        _say(job.report, f"refused {type(error).__name__}: {error}")
+        os._exit(1)
+    _say(job.report, f"walls {' '.join(stand)}")
+    del job, others
+    os.closerange(3, 1 << 16)
+    _forget()
+    sys.exit(program.become(source))
+
+
+def nameless() -> None:
+    """Take the path of this package from its modules and code, which a program can see in the frames that called it.
+
+    Before `main`, since code that runs already keeps its name.
+    """
+    folder = os.path.dirname(__file__)
+    for name in [name for name in sys.modules if name.partition(".")[0] == __package__]:
+        names = vars(sys.modules[name])
+        for key in ("__file__", "__path__", "__cached__", "__spec__", "__loader__"):
+            names.pop(key, None)
+        for value in list(names.values()):
+            for function in (value, *vars(value).values()) if isinstance(value, type) else (value,):
+                if isinstance(function, FunctionType) and function.__code__.co_filename.startswith(folder):
+                    function.__code__ = _named(function.__code__)
+    sys.path.remove(os.path.dirname(folder))
+    for path in (folder, os.path.dirname(folder)):
+        sys.path_importer_cache.pop(path, None)
+
+
+def _named(code: CodeType) -> CodeType:
+    inner = tuple(_named(part) if isinstance(part, CodeType) else part for part in code.co_consts)
+    return code.replace(co_filename=os.path.basename(code.co_filename), co_consts=inner)
+
+
+def _witness(child: int, job: SandboxJob) -> None:
+    """Wait for the program and report how it ended; the kernel's kill at the limit of processor time is SIGXCPU."""
+    for descriptor in (0, 1, 2):
+        os.close(descriptor)
+    _, status, used = os.wait4(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code == -9 and used.ru_utime + used.ru_stime > job.cpu_seconds - 0.1:
+        code = -24
+    _say(job.report, f"exit {code}" if code >= 0 else f"signal {-code}")
+    os._exit(0)
+
+
+def _wall_in(job: SandboxJob, is_apart: bool) -> list[str]:
+    """Put up the walls and return the names of those that stand. Raises: OSError when a wall falls over."""
+    readable, hidden = _library()
+    stand = ["limits"]
+    writable = ["/dev/null"]
+    if is_apart:
+        namespaces.furnish(readable, hidden, job.files_mib)
+        writable.append(namespaces.WORK)
+        stand.append("namespaces")
+    elif "bubblewrap" in job.walls:
+        is_apart = True
+        writable.append(namespaces.WORK)
+    _limit(job)
+    _drop_rights(readable)
+    kernel.die_with_parent()
+    kernel.never_gain_privileges()
+    os.umask(0o077)
+    version = landlock.restrict(readable, writable) if "landlock" in job.walls else 0
+    if version:
+        stand.append(f"landlock-{version}")
+    if "seccomp" in job.walls:
+        seccomp.restrict(os.getpid(), is_apart)
+        stand.append("seccomp")
+    return stand
+
+
+def _library() -> tuple[list[str], list[str]]:
+    """Return the paths that Python needs, and the folders of installed packages below them."""
+    library = os.path.dirname(os.path.realpath(os.__file__))
+    dynamic = {p for p in sys.path if p.endswith("lib-dynload") and os.path.isdir(p)}
+    system = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
+    devices = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
+    wanted = [library, *sorted(dynamic), *system, *devices]
+    readable = [path for path in dict.fromkeys(wanted) if os.path.exists(path)]
+    hidden = [f"{library}/{name}" for name in ("site-packages", "dist-packages")]
+    return readable, [path for path in hidden if os.path.isdir(path)]
+
+
+def _limit(job: SandboxJob) -> None:
+    limits = {
+        resource.RLIMIT_AS: job.memory_mib << 20,
+        resource.RLIMIT_CPU: job.cpu_seconds,
+        resource.RLIMIT_FSIZE: job.files_mib << 20,
+        resource.RLIMIT_NOFILE: 64,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NPROC: job.threads,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_SIGPENDING: 256,
+    }
+    for name, wanted in limits.items():
+        _, hard = resource.getrlimit(name)
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(name, (limit, limit))
+
+
+def _threads_of_all() -> int:
+    """Return how many threads the machine has, which is at least as many as any user has."""
+    try:
+        with open("/proc/loadavg") as file:
+            return int(file.read().split()[3].partition("/")[2])
+    except OSError:
+        return 4096
+
+
+def _drop_rights(readable: list[str]) -> None:
+    """Stop being root, if this is root and the library can be read by others; hold no capability either way."""
+    if os.geteuid() == 0 and kernel.reachable([path for path in readable if os.path.isdir(path)]):
+        os.setgroups([])
+        os.setresgid(namespaces.NOBODY, namespaces.NOBODY, namespaces.NOBODY)
+        os.setresuid(namespaces.NOBODY, namespaces.NOBODY, namespaces.NOBODY)
+    kernel.drop_capabilities()
+
+
+def _forget() -> None:
+    """Leave the interpreter as a program expects it: `exit` is there, this package and its command line are not."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == __package__]:
+        del sys.modules[name]
+    sys.argv, sys.orig_argv = [program.NAME], ["python", program.NAME]
+    site.setquit()
+
+
+def _say(report: int, text: str) -> None:
+    os.write(report, text.encode(errors="replace").replace(b"\n", b" ")[:2000] + b"\n")

@@ -1,0 +1,208 @@
+"""The run's side of `tasks/env_server.py`: one process for each rollout that is under way, ended when it misbehaves."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from gnomon.core.errors import ConfigError, EngineError, RewardError
+from gnomon.core.processes.client import ExitReason, ForkServer, Limits, WorkerProgram
+from gnomon.core.processes.pool import DeadlineExceeded, Worker, WorkerPool
+from gnomon.core.processes.server import Channel
+from gnomon.core.progress import working
+from gnomon.core.types import EndedBy
+from gnomon.tasks.environment import EnvironmentPlan
+
+T = TypeVar("T")
+
+_ALONE = 4
+"""Environments at once whose processes have parents of their own."""
+
+
+class EnvError(Exception):
+    """An environment failed in one rollout. by: how. cause: in one line."""
+
+    def __init__(self, by: EndedBy, cause: str) -> None:
+        super().__init__(cause)
+        self.by: EndedBy = by
+        self.cause = cause
+
+
+class EnvWorkerLost(Exception):
+    """The process of an environment ended, and the environment did not end it: a conversation to play again."""
+
+
+@dataclass(frozen=True)
+class EnvAnswer:
+    """What an environment said: messages as (role, text), a reward to add, and whether that was all."""
+
+    messages: Sequence[tuple[str, str]]
+    reward: float
+    is_done: bool
+
+
+@dataclass
+class EnvWorker:
+    """One environment for one rollout. is_sound: whether its process may serve another rollout afterwards."""
+
+    worker: Worker
+    timeout_seconds: float
+    exit_reason: Callable[[Worker], Coroutine[Any, Any, ExitReason]]
+    is_sound: bool = True
+
+    async def reset(self, prompt: str, columns: Mapping[str, Any], seed: int) -> EnvAnswer:
+        """Return its first observation; what it draws from now on begins with ``seed``.
+
+        Raises: EnvError, EnvWorkerLost.
+        """
+        return await self._ask({"do": "reset", "prompt": prompt, "columns": dict(columns), "luck": seed})
+
+    async def step(self, text: str) -> EnvAnswer:
+        """Return its reply to an answer. Raises: EnvError, EnvWorkerLost."""
+        return await self._ask({"do": "step", "text": text})
+
+    async def end(self) -> float:
+        """Have it close, and return the reward that it knows only now, or 0. Raises: EnvError, EnvWorkerLost."""
+        return (await self._ask({"do": "close"})).reward
+
+    async def _ask(self, request: dict[str, Any]) -> EnvAnswer:
+        is_sound, self.is_sound = self.is_sound, False
+        try:
+            said = await self.worker.ask(request, self.timeout_seconds)
+        except DeadlineExceeded:
+            said = None
+        except (TypeError, RecursionError) as error:
+            raise EnvError("fault", f"the task's columns cannot be sent: {error}") from error
+        except (OSError, EOFError, ValueError) as error:
+            death = await self.exit_reason(self.worker)
+            if death.is_foreign:
+                raise EnvWorkerLost(death.words) from error
+            raise EnvError("fault", f"its process {death.words}") from error
+        if said is None:
+            raise EnvError("timeout", f"no reply after {self.timeout_seconds:g} s")
+        if said["fault"] is not None:
+            raise EnvWorkerLost(said["fault"]) if said.get("is_lost") else EnvError("fault", said["fault"])
+        if "flood" in said:
+            raise EnvError("flood", f"a reply of {said['flood']} characters")
+        self.is_sound = is_sound
+        messages = [(str(role), str(text)) for role, text in said.get("messages", ())]
+        return EnvAnswer(messages, float(said["reward"] or 0.0), bool(said.get("is_done")))
+
+
+class EnvWorkers:
+    """Environments for ``plan.max_concurrent`` rollouts at once; more wait.
+
+    A process serves one rollout at a time. It serves another one only if nothing went wrong in it. All processes have
+    one parent, which code in any of them can end; what must not share that fate is opened ``alone``.
+    """
+
+    def __init__(self, plan: EnvironmentPlan) -> None:
+        self._plan = plan
+        self._worker_pool = WorkerPool(_fork_server(plan), "environments", Limits().start_seconds)
+        self._free = asyncio.Semaphore(plan.max_concurrent)
+        self._free_alone = asyncio.Semaphore(_ALONE)
+        self._idle: list[Worker] = []
+
+    async def __aenter__(self) -> Self:
+        try:
+            with working("starting environments"):
+                await self._worker_pool.open()
+        except RewardError as error:
+            await self._worker_pool.close()
+            raise ConfigError(str(error)) from error
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._worker_pool.close()
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[EnvWorker]:
+        """Give a rollout an environment of its own; its process is ended afterwards if it is not sound.
+
+        Raises: EngineError when no process can be started.
+        """
+        async with self._free:
+            while self._idle and self._idle[-1].reader.at_eof():
+                await self._reap(self._idle.pop())
+            worker = self._idle.pop() if self._idle else await self._spawn()
+            host = EnvWorker(worker, self._plan.timeout_seconds, self._reap)
+            is_over = False
+            try:
+                yield host
+                is_over = True
+            finally:
+                if is_over and host.is_sound:
+                    self._idle.append(worker)
+                elif worker in self._worker_pool.workers:
+                    await asyncio.shield(self._reap(worker))
+
+    @contextlib.asynccontextmanager
+    async def alone(self) -> AsyncIterator[EnvWorker]:
+        """Give a rollout an environment whose process has a parent of its own, which costs an import.
+
+        Raises: EngineError when no process can be started.
+        """
+        async with self._free_alone:
+            worker_pool = WorkerPool(_fork_server(self._plan), "environment", Limits().start_seconds)
+
+            async def exit_reason(worker: Worker) -> ExitReason:
+                await worker_pool.dismiss(worker)
+                return await worker_pool.end(worker)
+
+            try:
+                yield EnvWorker(await self._spawn(worker_pool), self._plan.timeout_seconds, exit_reason)
+            finally:
+                await asyncio.shield(worker_pool.close())
+
+    async def _spawn(self, worker_pool: WorkerPool | None = None) -> Worker:
+        try:
+            if worker_pool is not None:
+                await worker_pool.open()
+            return await (worker_pool or self._worker_pool).fork()
+        except (OSError, EOFError, TimeoutError, RewardError) as error:
+            raise EngineError(f"a process for the environment {self._plan.names} does not start: {error!r}") from error
+
+    async def _reap(self, worker: Worker) -> ExitReason:
+        if worker not in self._worker_pool.workers:
+            return ExitReason("ended")
+        await self._worker_pool.dismiss(worker)
+        return await self._worker_pool.end(worker)
+
+
+def describe(plan: EnvironmentPlan) -> tuple[dict[str, Any], ...]:
+    """Import the environment in a process that can be killed, and return the JSON schemas of its tools.
+
+    Raises: ConfigError when it cannot be found, imported, built with its settings, or described.
+    """
+    fork_server = _fork_server(plan)
+    try:
+        with working(f"trying the environment {plan.names}"):
+            fork_server.open()
+            _, connection = fork_server.fork()
+            with connection:
+                connection.settimeout(Limits().start_seconds)
+                return _described(Channel(connection), plan)
+    except (RewardError, OSError, EOFError) as error:
+        raise ConfigError(str(error)) from error
+    finally:
+        fork_server.close()
+
+
+def _described(channel: Channel, plan: EnvironmentPlan) -> tuple[dict[str, Any], ...]:
+    hello, _ = channel.receive()
+    if hello is not None and hello["fault"] is None:
+        channel.send({"id": "describe", "do": "describe"})
+        hello, _ = channel.receive()
+    if hello is None or hello["fault"] is not None:
+        fault = "its process died" if hello is None else hello["fault"]
+        raise ConfigError(f"the environment {plan.names} cannot be built with {plan.settings}: {fault}")
+    return tuple(hello["schemas"])
+
+
+def _fork_server(plan: EnvironmentPlan) -> ForkServer:
+    limits = Limits(memory_gib=plan.memory_gib or None, environment=plan.variables)
+    return ForkServer(WorkerProgram("gnomon.tasks.env_server", plan, "the environment", plan.names), limits)

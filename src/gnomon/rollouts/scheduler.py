@@ -1,0 +1,313 @@
+"""Prompts on their way: the whole of sync and async.
+
+There are ``max_staleness + 1 - slack`` steps' worth of slots. A prompt takes one when it is asked, inside `take`, and
+it is free again at the `take` after the one that its group left in, that is after the weights trained from it were
+published. The clock counts takes. What was asked at clock c leaves by clock c + max_staleness, and between two takes
+the weights change once at most, so no token that is trained on is older than ``max_staleness`` steps: the bound is
+structural. Zero alternates between asking and training, a positive number overlaps them.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Literal, Self
+
+from gnomon.core.errors import ConfigError
+from gnomon.core.failpoints import reach
+from gnomon.core.progress import working
+from gnomon.core.types import Group, State
+from gnomon.rollouts.curriculum.base import Curriculum
+from gnomon.rollouts.rollout import Rollouter, RolloutTimer
+from gnomon.tasks.base import TaskSet
+
+# Places for prompts on their way, and which of them a step may take.
+
+Status = Literal["asked", "kept", "refused", "given up"]
+
+_ATTEMPT = 1 << 40
+"""Added to a round's number for each further attempt, so that a task asked again in one round draws afresh."""
+
+
+@dataclass(eq=False)
+class InflightGroup:
+    """One prompt on its way, or the group that it became and that waits for its step.
+
+    index: of the task. number, place: of the round that it was asked in, and where in it; draws depend on them.
+    attempt: how many prompts were refused in this place before. turn: counts what was asked so far, so it orders
+    groups. clock: of the step that it was asked in. done_at: seconds, of the process's clock.
+    status: "asked"; "kept", finished and to be trained on; "refused" by the filter, to be asked again; "given up" after
+    the last attempt, when the step that it was meant for is smaller.
+    """
+
+    index: int
+    number: int
+    place: int
+    watch: RolloutTimer
+    attempt: int = 0
+    turn: int = 0
+    clock: int = 0
+    done_at: float = 0.0
+    status: Status = "asked"
+    group: Group | None = None
+    answer: "asyncio.Future[None] | None" = field(default=None, repr=False)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether nothing more is to come."""
+        return self.status in ("kept", "given up")
+
+
+def round_of_draws(slot: InflightGroup, attempts: int, is_together: bool) -> int:
+    """Return the round number that a slot's draws are keyed with.
+
+    Refused prompts that are asked again together are different tasks, so the attempt tells them from those before.
+    Asked again one by one, two places may get the same task, so each attempt of each place has a number of its own.
+    """
+    serial = slot.attempt
+    if not is_together and slot.attempt:
+        serial += slot.place * (attempts - 1)
+    return slot.number + serial * _ATTEMPT
+
+
+def choose(
+    slots: Sequence[InflightGroup], count: int, clock: int, bound: int, is_waiting: bool
+) -> Sequence[InflightGroup] | None:
+    """Return the slots that the step at ``clock`` trains on, or None when it must wait.
+
+    The oldest ``count`` that are ready, for of all choices that leaves the others the most time. is_waiting: only if
+    every other slot can still be trained on at ``bound`` steps after it was asked or earlier, ``count`` a step;
+    otherwise someone would be too old in the end. That is earliest deadline first (Jackson 1955), which meets all
+    deadlines if anything does.
+    slots: in the order in which they were asked.
+    """
+    ready = [slot for slot in slots if slot.is_ready][:count]
+    if len(ready) < count:
+        return None
+    chosen = set(ready)
+    others = [slot for slot in slots if slot not in chosen]
+    is_late = any(slot.clock + bound < clock + 1 + place // count for place, slot in enumerate(others))
+    return None if is_waiting and is_late else ready
+
+
+@dataclass(frozen=True)
+class RolloutBatch:
+    """What one step trains on, and what else came to an end since the step before.
+
+    number: of the take, from 0. groups: kept, in the order they were asked. dropped: groups that the filter refused.
+    surplus: finished groups that no step had room for before they became too old. distrusted: groups that were kept,
+    and that `loop.admission` removed after they were scored. stale: rollouts that were withdrawn unfinished because
+    they would have become too old; what an engine had generated of them is not known.
+    wait_seconds: how long the step waited for groups. in_flight, finished: groups that stay behind, still asked or
+    ready. ahead: steps for which prompts were asked beside this one. watch: of the group that finished last.
+    """
+
+    number: int
+    groups: tuple[Group, ...]
+    dropped: tuple[Group, ...]
+    watch: RolloutTimer
+    surplus: tuple[Group, ...] = ()
+    distrusted: tuple[Group, ...] = ()
+    stale: int = 0
+    wait_seconds: float = 0.0
+    in_flight: int = 0
+    finished: int = 0
+    ahead: int = 0
+
+    @property
+    def wasted(self) -> tuple[Group, ...]:
+        """Every group that was generated and is not trained on."""
+        return self.dropped + self.surplus + self.distrusted
+
+    @property
+    def generated(self) -> tuple[Group, ...]:
+        """Every group that was generated: each is in exactly one round of a run."""
+        return self.groups + self.wasted
+
+
+@dataclass
+class RolloutScheduler:
+    """Asks prompts ahead of training and hands out ``prompts_per_step`` finished groups a step. `Stateful`.
+
+    max_staleness: steps. stragglers: what is done about a group that is not finished when its time is over: "wait", or
+    "drop" it and take another finished one instead, which no step waits for but which favors short answers.
+    slack: steps' worth of slots that stay empty, at most ``max_staleness``; may be changed between takes. With 0 each
+    step trains on what was asked ``max_staleness`` steps before. With 1 on what was asked one step later than that, as
+    fresh as with a bound of one less, but a slow answer may be overtaken and come a step later.
+    is_kept: which finished groups are trained on; the others' places are taken by other prompts, at most
+    ``max_attempts`` prompts a place in all, after which the step is smaller; a step without any kept group is trained
+    on as it is, which changes nothing and is counted. At staleness 0 refused prompts are replaced once all have
+    answered, so that who is asked depends on no timing; above it at once.
+    """
+
+    curriculum: Curriculum
+    tasks: TaskSet
+    rollouter: Rollouter
+    prompts_per_step: int
+    max_staleness: int = 0
+    is_kept: Callable[[Group], bool] = lambda group: True
+    max_attempts: int = 1
+    stragglers: Literal["wait", "drop"] = "wait"
+    slack: int = 0
+    _slots: list[InflightGroup] = field(default_factory=list)
+    _refused: list[tuple[int, Group]] = field(default_factory=list)
+    _pending: list[InflightGroup] = field(default_factory=list)
+    _next: int = 0
+    _turn: int = 0
+    _clock: int = -1
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        if self.max_staleness < 0:
+            raise ConfigError(f"max_staleness must be 0 (synchronous) or more steps, got {self.max_staleness}")
+        if not 0 <= self.slack <= self.max_staleness:
+            raise ConfigError(f"slack must be from 0 to max_staleness = {self.max_staleness} steps, got {self.slack}")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        answers = [slot.answer for slot in self._slots if slot.answer is not None]
+        for answer in answers:
+            answer.cancel()
+        await asyncio.gather(*answers, return_exceptions=True)
+        self._slots.clear()
+
+    async def take(self) -> RolloutBatch:
+        """Ask until every slot is taken, and return what the step trains on as soon as that is finished.
+
+        Raises: whatever asking raised.
+        """
+        self._clock += 1
+        self._fill()
+        began = time.perf_counter()
+        with working("answering", self.prompts_per_step, is_brief=True) as steps:
+            answered = 0
+            while (chosen := self._choose()) is None:
+                ready = min(sum(slot.is_ready for slot in self._slots), self.prompts_per_step)
+                steps.advance(ready - answered)
+                answered = ready
+                self._changed.clear()
+                await self._changed.wait()
+        waited = time.perf_counter() - began
+        expired = self._expired(chosen)
+        gone = {*chosen, *expired}
+        self._slots = [slot for slot in self._slots if slot not in gone]
+        return self._round(chosen, expired, waited)
+
+    def _fill(self) -> None:
+        """Ask what a restored state had on its way, then new prompts, a round at a time."""
+        for slot in self._pending:
+            self._ask(slot)
+        self._pending = []
+        most = (self.max_staleness + 1 - self.slack) * self.prompts_per_step
+        while len(self._slots) < most:
+            watch = RolloutTimer()
+            indices = self.curriculum.take(min(self.prompts_per_step, most - len(self._slots)))
+            reach("ask")
+            for place, index in enumerate(indices):
+                self._ask(InflightGroup(index, self._next, place, watch))
+            self._next += 1
+
+    def _ask(self, slot: InflightGroup) -> None:
+        """Ask a slot's prompt as the newest of all."""
+        slot.turn, slot.clock, slot.status = self._turn, self._clock, "asked"
+        self._turn += 1
+        self._slots.append(slot)
+        slot.answer = asyncio.ensure_future(self._answer(slot))
+
+    async def _answer(self, slot: InflightGroup) -> None:
+        try:
+            number = round_of_draws(slot, self.max_attempts, is_together=self.max_staleness == 0)
+            group = await self.rollouter.ask(self.tasks[slot.index], number, slot.watch)
+            if self.is_kept(group):
+                slot.status, slot.group = "kept", group
+            elif slot.attempt + 1 >= self.max_attempts:
+                slot.status, slot.group = "given up", group
+            else:
+                slot.status = "refused"
+                self._refused.append((slot.turn, group))
+                if self.max_staleness > 0:
+                    self._ask_others([slot])
+        finally:
+            slot.done_at = time.perf_counter()
+            self._changed.set()
+
+    def _ask_others(self, slots: Sequence[InflightGroup]) -> None:
+        """Ask other prompts in the places of refused ones."""
+        for slot, index in zip(slots, self.curriculum.take(len(slots)), strict=True):
+            slot.index, slot.attempt = index, slot.attempt + 1
+            self._slots.remove(slot)
+            self._ask(slot)
+
+    def _choose(self) -> Sequence[InflightGroup] | None:
+        for slot in self._slots:
+            if slot.answer is not None and slot.answer.done():
+                slot.answer.result()  # raises what asking raised
+        refused = [slot for slot in self._slots if slot.status == "refused"]
+        if refused and all(slot.status != "asked" for slot in self._slots):
+            self._ask_others(refused)
+        is_waiting = self.stragglers == "wait"
+        return choose(self._slots, self.prompts_per_step, self._clock, self.max_staleness, is_waiting)
+
+    def _expired(self, chosen: Sequence[InflightGroup]) -> list[InflightGroup]:
+        """Return the others that would be too old for the next step; those without an answer are withdrawn."""
+        taken = set(chosen)
+        late = [s for s in self._slots if s not in taken and s.clock + self.max_staleness <= self._clock]
+        for slot in late:
+            if slot.status == "asked" and slot.answer is not None:
+                slot.answer.cancel()
+        return late
+
+    def _round(self, chosen: Sequence[InflightGroup], expired: Sequence[InflightGroup], waited: float) -> RolloutBatch:
+        kept = _groups(chosen, "kept")
+        given_up = [*_groups(chosen, "given up"), *_groups(expired, "given up")]
+        refused = [group for _, group in sorted([*self._refused, *given_up], key=lambda pair: pair[0])]
+        self._refused = []
+        groups = [group for _, group in kept]
+        if not groups:
+            groups, refused = refused[: self.prompts_per_step], refused[self.prompts_per_step :]
+        return RolloutBatch(
+            number=self._clock,
+            groups=tuple(groups),
+            dropped=tuple(refused),
+            watch=max(chosen, key=lambda slot: slot.done_at).watch,
+            surplus=tuple(group for _, group in _groups(expired, "kept")),
+            stale=self.rollouter.generations * sum(slot.status == "asked" for slot in expired),
+            wait_seconds=waited,
+            in_flight=sum(not slot.is_ready for slot in self._slots),
+            finished=sum(slot.is_ready for slot in self._slots),
+            ahead=self.max_staleness - self.slack,
+        )
+
+    def state(self) -> State:
+        """Return the counters and every prompt that is asked or ready and not trained on.
+
+        All of them are asked again, with the same draws; by newer weights, so the answers differ. What was refused
+        since the last step is not asked again, and is in no record.
+        """
+        pending = [[s.index, s.number, s.place, s.attempt] for s in [*self._slots, *self._pending]]
+        return State(values={"next": self._next, "taken": self._clock + 1, "slack": self.slack, "pending": pending})
+
+    def restore(self, state: State) -> None:
+        """Ask first what was on its way."""
+        slack, rows = int(state.values["slack"]), [[int(number) for number in row] for row in state.values["pending"]]
+        most = (self.max_staleness + 1) * self.prompts_per_step
+        if not (0 <= slack <= self.max_staleness and len(rows) <= most):
+            raise ValueError(f"slack is {slack} and {len(rows)} prompts are asked, and at most {most} can be")
+        for index, number, place, attempt in rows:
+            is_sound = 0 <= index < len(self.tasks) and 0 <= number <= int(state.values["next"])
+            if not (is_sound and 0 <= place < self.prompts_per_step and 0 <= attempt < self.max_attempts):
+                raise ValueError(f"no prompt can have been asked as {[index, number, place, attempt]}")
+        self.slack = slack
+        self._next, self._clock = int(state.values["next"]), int(state.values["taken"]) - 1
+        self._pending = [
+            InflightGroup(index, number, place, RolloutTimer(), again) for index, number, place, again in rows
+        ]
+
+
+def _groups(slots: Sequence[InflightGroup], status: Literal["kept", "given up"]) -> list[tuple[int, Group]]:
+    return [(slot.turn, slot.group) for slot in slots if slot.status == status and slot.group is not None]

@@ -1,0 +1,151 @@
+"""The best responses so far, kept to be imitated."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gnomon.algorithms.sections import SelfImitationBuffer
+from gnomon.core.types import Grade, Group, Rollout, State, Task
+from gnomon.rollouts.curriculum.philox import philox
+
+
+class _Kept(NamedTuple):
+    reward: float
+    weight_sync: int
+    rollout: Rollout
+
+    @property
+    def rank(self) -> tuple[float, int]:
+        """Best reward first, newer before older among equals."""
+        return -self.reward, -self.weight_sync
+
+
+class SelfImitationReplay:
+    """Graded responses with a reward above a bound: the best of each prompt, and of these the best of all.
+
+    Among equal rewards the newer stays. The same response to the same prompt is kept once. What is kept depends on
+    all that was observed and its order, not on how it was cut into steps. What a response was sampled with is
+    forgotten (its log-probabilities are zeros), for imitation compares with no sampler; `Stateful`.
+
+    Rewards count as shaped, penalties on length included. Errors, which have no reward, never enter.
+
+    plan: its ``capacity``, ``per_prompt``, ``above`` and ``rows``. seed: of the run; draw n is fixed by it, n, and
+    what is kept. Memory: at most ``capacity`` responses with their prompts.
+    """
+
+    def __init__(self, plan: SelfImitationBuffer, seed: int) -> None:
+        self._plan = plan
+        self._seed = seed
+        self._kept: list[_Kept] = []
+        self._arrived = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def rewards(self) -> list[float]:
+        """The rewards of what is kept, best first."""
+        return [kept.reward for kept in self._kept]
+
+    def observe(self, groups: Sequence[Group]) -> None:
+        """Take in the responses of finished groups, in their order."""
+        arriving = []
+        for rollout in (rollout for group in groups for rollout in group.rollouts):
+            reward = rollout.grade.reward
+            if reward is not None and reward > self._plan.above and any(rollout.mask):
+                arriving.append(_Kept(reward, self._arrived, _plain(rollout, reward)))
+                self._arrived += 1
+        self._kept = self._best([*self._kept, *arriving])
+
+    def draw(self, number: int) -> list[Group]:
+        """Return the ``number``-th draw: ``rows`` different responses, each as likely, or all if there are fewer.
+
+        Each is a group of its own.
+        """
+        keys = philox(self._seed, "replay", number).random_raw(len(self._kept))
+        places = np.argsort(keys, kind="stable")[: self._plan.rows]
+        rollouts = [self._kept[place].rollout for place in places.tolist()]
+        return [Group(Task(rollout.task_id, rollout.prompt, ""), (rollout,)) for rollout in rollouts]
+
+    def state(self) -> State:
+        """Return all that is kept, and how many responses ever arrived."""
+        rollouts = [kept.rollout for kept in self._kept]
+        tensors = {
+            "prompts": _joined(rollout.prompt for rollout in rollouts),
+            "prompt_lengths": torch.tensor([len(rollout.prompt) for rollout in rollouts], dtype=torch.int64),
+            "responses": _joined(rollout.response for rollout in rollouts),
+            "response_lengths": torch.tensor([len(rollout.response) for rollout in rollouts], dtype=torch.int64),
+            "masks": _joined(rollout.mask for rollout in rollouts).bool(),
+            "truncated": torch.tensor([rollout.is_truncated for rollout in rollouts], dtype=torch.bool),
+            "versions": torch.tensor([(r.oldest_version, r.newest_version) for r in rollouts]).long().view(-1, 2),
+            "rewards": torch.tensor(self.rewards, dtype=torch.float64),
+            "arrivals": torch.tensor([kept.weight_sync for kept in self._kept], dtype=torch.int64),
+        }
+        return State(tensors, {"arrived": self._arrived, "task_ids": [rollout.task_id for rollout in rollouts]})
+
+    def restore(self, state: State) -> None:
+        """Become the buffer that returned ``state``; a smaller plan keeps the best of it."""
+        tensors = state.tensors
+        parts = zip(
+            state.values["task_ids"],
+            _split(tensors["prompts"], tensors["prompt_lengths"]),
+            _split(tensors["responses"], tensors["response_lengths"]),
+            _split(tensors["masks"], tensors["response_lengths"]),
+            tensors["truncated"].tolist(),
+            tensors["versions"].tolist(),
+            tensors["rewards"].tolist(),
+            tensors["arrivals"].tolist(),
+            strict=True,
+        )
+        self._kept = self._best(
+            _Kept(
+                reward,
+                weight_sync,
+                Rollout(
+                    task_id=task_id,
+                    prompt=prompt,
+                    response=response,
+                    mask=mask,
+                    logprobs=(0.0,) * len(response),
+                    full_logprobs=(0.0,) * len(response),
+                    text="",
+                    grade=Grade(reward),
+                    oldest_version=versions[0],
+                    newest_version=versions[1],
+                    stop="length" if is_truncated else "stop",
+                ),
+            )
+            for task_id, prompt, response, mask, is_truncated, versions, reward, weight_sync in parts
+        )
+        self._arrived = int(state.values["arrived"])
+
+    def _best(self, candidates: Iterable[_Kept]) -> list[_Kept]:
+        best: list[_Kept] = []
+        of_prompt: Counter[str] = Counter()
+        seen: set[tuple[str, tuple[int, ...]]] = set()
+        for kept in sorted(candidates, key=lambda kept: kept.rank):
+            task_id, answer = kept.rollout.task_id, (kept.rollout.task_id, kept.rollout.response)
+            if len(best) < self._plan.capacity and of_prompt[task_id] < self._plan.per_prompt and answer not in seen:
+                best.append(kept)
+                of_prompt[task_id] += 1
+                seen.add(answer)
+        return best
+
+
+def _plain(rollout: Rollout, reward: float) -> Rollout:
+    """Return what imitation needs of a rollout."""
+    zeros = (0.0,) * len(rollout.response)
+    return replace(rollout, logprobs=zeros, full_logprobs=zeros, text="", grade=Grade(reward), routing=None)
+
+
+def _joined(rows: Iterable[Sequence[int]]) -> Tensor:
+    return torch.tensor([token for row in rows for token in row], dtype=torch.int64)
+
+
+def _split(joined: Tensor, lengths: Tensor) -> Iterator[tuple[int, ...]]:
+    return (tuple(row.tolist()) for row in joined.split(lengths.tolist()))

@@ -1,0 +1,116 @@
+"""The program that holds environments: ``python -m gnomon.tasks.env_server FD``. It loads no torch.
+
+It is `core/processes/server.py` with other work: user code is imported once, and each rollout has a forked worker that
+holds
+its environment from reset to close. A worker is ended with all that it started when it hangs, dies, raises or floods.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from gnomon.core.processes.exceptions import exception_text, shorten
+from gnomon.core.processes.seeding import seed_all
+from gnomon.core.processes.server import run_program
+from gnomon.core.tables import build
+from gnomon.rewards.sandbox.base import NotRun
+from gnomon.tasks.env_adapter import EnvAdapter, EnvReply, UserEnv, check_class
+from gnomon.tasks.environment import EnvironmentPlan
+from gnomon.tasks.tools import ToolRaised, Tools, check_tools
+from gnomon.tasks.verifiers_env import VerifiersEnv, check_prime
+
+LONGEST_REPLY = 80_000
+"""Characters of a reply that cross to the run, at twelve bytes each within what `worker_pool.LONGEST_ANSWER` allows.
+
+More floods, whatever it would be in tokens.
+"""
+
+_PARTNERS: Mapping[str, Callable[[EnvironmentPlan], EnvAdapter]] = {
+    "class": UserEnv, "tools": Tools, "trl": Tools, "verifiers": VerifiersEnv,
+}  # fmt: skip
+_CHECKS: Mapping[str, Callable[[EnvironmentPlan], None]] = {
+    "class": check_class, "tools": check_tools, "trl": check_tools, "verifiers": check_prime,
+}  # fmt: skip
+
+T = TypeVar("T")
+
+
+@dataclass
+class EnvServer:
+    """A labor: requests ``reset``, ``step``, ``close`` and ``describe`` to what an environment says."""
+
+    plan: EnvironmentPlan
+    what: str = "the environment"
+    _adapter: EnvAdapter | None = field(default=None, init=False)
+    _runner: "asyncio.Runner | None" = field(default=None, init=False)
+
+    def prepare(self) -> None:
+        """Import it, and check what can be checked without an instance. Raises: UserError."""
+        _CHECKS[self.plan.kind](self.plan)
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return messages, reward and whether it is done; or a fault: how it failed, in one line."""
+        try:
+            return self._do(request)
+        except ToolRaised as error:
+            return {"fault": shorten(str(error)), "is_lost": isinstance(error.__cause__, NotRun)}
+        except BaseException as error:
+            return {"fault": _cause(error)}
+
+    def _do(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        match request["do"]:
+            case "describe":
+                return {"fault": None, "schemas": list(self._made().schemas)}
+            case "reset":
+                self._adapter = None
+                seed_all(request["luck"], "environment")
+                return _told(self._run(self._made().begin(request["prompt"], request["columns"])))
+            case "step":
+                return _told(self._run(self._made().reply(request["text"])))
+            case _:
+                adapter, self._adapter = self._made(), None
+                try:
+                    return {"fault": None, "reward": self._run(adapter.end())}
+                finally:
+                    self._end_loop()
+
+    def _made(self) -> EnvAdapter:
+        if self._adapter is None:
+            self._adapter = _PARTNERS[self.plan.kind](self.plan)
+        return self._adapter
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(coroutine)
+
+    def _end_loop(self) -> None:
+        """Cancel what still runs in the background: a loop is one rollout's."""
+        if self._runner is not None:
+            self._runner.close()
+        self._runner = None
+
+
+def _told(said: EnvReply) -> dict[str, Any]:
+    length = sum(len(text) for _, text in said.messages)
+    if length > LONGEST_REPLY:
+        return {"fault": None, "flood": length}
+    messages = [list(message) for message in said.messages]
+    return {"fault": None, "messages": messages, "reward": said.reward, "is_done": said.is_done}
+
+
+def _cause(error: BaseException) -> str:
+    try:
+        return exception_text(error)
+    except Exception:  # an exception whose text cannot be made
+        return type(error).__name__
+
+
+def hosting(settings: Any) -> EnvServer:
+    """Return the labor of a plan that travelled as a table."""
+    return EnvServer(build(EnvironmentPlan, settings))
+
+
+if __name__ == "__main__":
+    run_program(hosting)

@@ -1,0 +1,162 @@
+"""The data check of answers: each is read whole by its reward, and earns 1 when it is given as the answer; odd rows."""
+
+import asyncio
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from gnomon.core.errors import DatasetError
+from gnomon.core.processes.client import Limits
+from gnomon.core.progress import counted, working
+from gnomon.core.types import Grade, Message, Task
+from gnomon.rewards.base import Sample, VerifierError
+from gnomon.rewards.code.reward import Code
+from gnomon.rewards.grader_pool import GradingPool
+from gnomon.rewards.grading import Grading, WeightedReward
+from gnomon.rewards.reward_trial import made_answers
+from gnomon.tasks.base import TaskSet
+from gnomon.tasks.question import HasText, Question, QuestionSet, TokenizedDataset
+
+MOST_HEAVY = 500
+"""Different answers that math-verify is tried on: all of MATH-500's, some seconds; a sample of a larger table's."""
+SHOWN = 3
+_ROW = re.compile(r"[0-9a-f]{12}-([0-9]+)")
+
+
+@dataclass(frozen=True)
+class _Flaw:
+    """One answer that earns nothing. where: its row. value: what the answer is. why: in words."""
+
+    where: str
+    value: str
+    why: str
+
+
+def check_answers(sets: Sequence[TaskSet], grading: Grading, limits: Limits) -> str:
+    """Give every answer to the reward that judges it, in the form that it asks for, before anything is trained.
+
+    Rewards that have such a form are tried: `Verifier.stated`. What needs math-verify is tried in a grading process, as
+    it is in training. Returns one sentence where not all answers were tried, else "".
+    Raises: DatasetError that names the reward, how many rows, the first three with their answers, and what to do.
+    """
+    said = ""
+    for tasks in sets:
+        for reward in grading.rewards:
+            light, heavy = _sorted(tasks, reward)
+            if heavy:
+                some = heavy[:: -(-len(heavy) // MOST_HEAVY)]
+                if len(some) < len(heavy):
+                    said = (
+                        f"of {len(heavy):,} different answers of '{tasks.name}' that are no numbers, {len(some)} were "
+                        f"tried with the reward '{reward.part}'"
+                    )
+                light += _tried(some, reward, limits)
+            if light:
+                raise DatasetError(_report(light, len(tasks), tasks.name, reward))
+    return said
+
+
+def _sorted(tasks: TaskSet, reward: WeightedReward) -> tuple[list[_Flaw], list[tuple[Question | Task, Sample]]]:
+    """Return the answers that earn nothing, and the samples that only a grading process should judge."""
+    flaws: list[_Flaw] = []
+    heavy: list[tuple[Question | Task, Sample]] = []
+    judged: dict[str, str | None] = {}
+    for asked in counted(_asked(tasks), f"checking the answers of {tasks.name}", len(tasks)):
+        value = str(asked.columns.get(getattr(reward.verifier, "column", "answer")))
+        if value not in judged:
+            judged[value] = None
+            sample = Sample(asked.text, "", columns=asked.columns)
+            try:
+                said = reward.verifier.stated(sample)
+                if said is None:
+                    continue
+                sample = replace(sample, completion=said)
+                if reward.verifier.is_heavy(sample):
+                    heavy.append((asked, sample))
+                    continue
+                earned = reward.verifier(sample)
+                judged[value] = None if earned == 1.0 else f"earns {earned:g} when it is given as the answer"
+            except VerifierError as error:
+                judged[value] = str(error)
+        why = judged[value]
+        if why is not None:
+            flaws.append(_Flaw(_row(asked), value, why))
+    return flaws, heavy
+
+
+def _asked(tasks: TaskSet) -> Iterator[Question | Task]:
+    """Yield the questions without rendering them, where that can be."""
+    questions: QuestionSet | TaskSet = tasks.questions if isinstance(tasks, TokenizedDataset) else tasks
+    return (questions[index] for index in range(len(questions)))
+
+
+def sparse_rows(sets: Sequence[TaskSet], most: int = 6) -> dict[str, list[Sample]]:
+    """Return made answers to the first row of each set of columns that has fewer than there are, by where that row is.
+
+    A column that holds nothing is none. Of the ``most`` sets that have the fewest.
+    """
+    found: dict[frozenset[str], tuple[Question | Task, int]] = {}
+    for tasks in sets:
+        for asked in counted(_asked(tasks), f"looking at the columns of {tasks.name}", len(tasks)):
+            columns = frozenset(name for name, value in asked.columns.items() if value is not None)
+            first, count = found.get(columns, (asked, 0))
+            found[columns] = first, count + 1
+    every = frozenset[str]().union(*found)
+    sparse = [found[columns] for columns in sorted(found, key=len) if columns != every][:most]
+    return {
+        f"{_row(one)} (of {count:,} with its columns)": made_answers(one.text, one.columns, _messages(one))
+        for one, count in sparse
+    }
+
+
+def _messages(asked: Question | Task) -> tuple[Message, ...]:
+    said = asked.messages if isinstance(asked, Task) else asked.content
+    return said if isinstance(said, tuple) else ()
+
+
+def _tried(heavy: Sequence[tuple[Question | Task, Sample]], reward: WeightedReward, limits: Limits) -> list[_Flaw]:
+    """Return which of the answers earn nothing, judged as in training: in processes that end at the deadline."""
+    with working(f"trying {len(heavy)} answers with the reward {reward.part}"):
+        grades = asyncio.run(_graded([sample for _, sample in heavy], reward, limits))
+    return [
+        _Flaw(
+            _row(asked),
+            str(asked.columns.get(getattr(reward.verifier, "column", "answer"))),
+            grade.error or f"earns {grade.reward:g} when it is given as the answer",
+        )
+        for (asked, _), grade in zip(heavy, grades, strict=True)
+        if grade.reward != 1.0
+    ]
+
+
+async def _graded(samples: Sequence[Sample], reward: WeightedReward, limits: Limits) -> list[Grade]:
+    async with GradingPool(Grading((replace(reward, weight=1.0),)), limits) as pool:
+        return list(await asyncio.gather(*(pool.grade(sample) for sample in samples)))
+
+
+def _row(asked: HasText) -> str:
+    """Return the row's number where its id was made of that, else its id."""
+    made = _ROW.fullmatch(asked.id)
+    return f"row {made[1]}" if made else f"row with id '{asked.id[:60]}'"
+
+
+def _report(flaws: Sequence[_Flaw], rows: int, name: str, reward: WeightedReward) -> str:
+    shown = "\n".join(f"  {flaw.where}: {_short(flaw.value)!r}: {_short(flaw.why, 140)}" for flaw in flaws[:SHOWN])
+    more = "" if len(flaws) <= SHOWN else f" (the first {SHOWN})"
+    if isinstance(reward.verifier, Code):
+        return (
+            f"the tests of {len(flaws):,} of {rows:,} rows of '{name}' cannot be used by '{reward.part}' (kind "
+            f'= "code"){more}:\n{shown}\ncorrect these rows, leave them out, or name the column of the tests: '
+            "rewards.column (docs/inputs.md lists what tests may be)"
+        )
+    return (
+        f"{len(flaws):,} of {rows:,} answers of '{name}' cannot be earned: the reward '{reward.part}' (kind = "
+        f'"{reward.verifier.kind}") does not take them as their own answer{more}:\n{shown}\n'
+        'correct these rows, set task.answer_column, or take a reward that reads them: kind = "boxed" for more than '
+        'numbers, "mathematics" for algebra, "exact" for texts'
+    )
+
+
+def _short(text: str, most: int = 80) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[: most // 2 - 2]}...{text[-(most // 2 - 2) :]}"

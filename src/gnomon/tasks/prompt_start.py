@@ -1,0 +1,142 @@
+"""How an answer begins: what a chat template writes before it, and what of that belongs to the answer.
+
+Measured, by rendering a question, and a question with an answer that is a probe. Templates of reasoning models open
+the thought in the prompt: the model goes on behind ``<think>``, and a reward that asks for the whole thought would
+never see where it began.
+"""
+
+import contextlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gnomon.core.errors import ConfigError
+from gnomon.core.types import Message
+from gnomon.tasks.rendered import Template
+
+_ASKED, _SAID = "gnomonasked", "gnomonsaid"
+_QUESTION: Message = {"role": "user", "content": _ASKED}
+_THOUGHT = re.compile(r"<(think|thinking|thought|reasoning|reason|analysis)>|\[THINK\]|<\|channel\|>")
+_CLOSED = re.compile(r"\s*(<(\w+)>.*?</\2>|\[THINK\].*?\[/THINK\])\s*", re.DOTALL)
+_TAIL = 200
+"""Tokens at a prompt's end that are looked at."""
+
+
+class Speller(Template, Protocol):
+    """A tokenizer, as far as it is needed here."""
+
+    @property
+    def begin(self) -> tuple[int, ...]:
+        """What the tokenizer itself puts before a text."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of rendered text."""
+        ...
+
+    def spelled(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, control tokens spelled out."""
+        ...
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What stands at a prompt's end behind the header of the answer's turn, and so belongs to the answer.
+
+    header: what the template writes before every answer; "" where that is nothing, or not known. notes: what is to be
+    said of this template once. is_shown: whether rewards see what is opened.
+    """
+
+    tokenizer: Speller
+    header: str = ""
+    notes: tuple[str, ...] = ()
+    is_shown: bool = True
+
+    def opening(self, prompt: Sequence[int]) -> str:
+        """Return the text that the prompt opens the answer with: "" for none, and for a thought that it also closes."""
+        if not (self.header and self.is_shown):
+            return ""
+        _, header, opened = self.tokenizer.spelled(prompt[-_TAIL:]).rpartition(self.header)
+        if not header or not opened.strip() or _ASKED in opened:
+            return ""
+        return "" if _CLOSED.fullmatch(opened) else opened
+
+
+def beginning_of(tokenizer: Speller, is_opening_shown: bool = True) -> Beginning:
+    """Return how the template begins answers, with a note on what is unusual about it.
+
+    is_opening_shown: whether rewards see what a prompt opens the answer with.
+    """
+    with contextlib.suppress(ConfigError):
+        asked = tokenizer.template([_QUESTION])
+        if asked is None:
+            return Beginning(tokenizer)
+        plain = tokenizer.template([_QUESTION], begins_answer=False) or ""
+        headers = _headers(tokenizer, plain)
+        begun = asked.removeprefix(plain)
+        bare = [cut for header in headers if (cut := header[: _thought_at(header)]).strip()]
+        header = min((cut for cut in bare if begun.startswith(cut)), key=len, default="")
+        opened = Beginning(tokenizer, header).opening(tokenizer.encode(asked))
+        notes = (
+            _turn_note(asked, plain, headers),
+            _opening_note(opened, is_opening_shown),
+            _twice_note(tokenizer, asked),
+        )
+        return Beginning(tokenizer, header, tuple(note for note in notes if note), is_opening_shown)
+    return Beginning(tokenizer)
+
+
+def _headers(tokenizer: Template, plain: str) -> list[str]:
+    """Return what the template writes between a question and its answer, the last one and an earlier one."""
+    found = []
+    answer: Message = {"role": "assistant", "content": _SAID}
+    for messages in ([_QUESTION, answer], [_QUESTION, answer, _QUESTION]):
+        with contextlib.suppress(ConfigError):
+            before, said, _ = (tokenizer.template(messages, begins_answer=False) or "").partition(_SAID)
+            if said and before.startswith(plain):
+                found.append(before[len(plain) :])
+    return found
+
+
+def _thought_at(header: str) -> int:
+    found = _THOUGHT.search(header)
+    return len(header) if found is None else found.start()
+
+
+def _turn_note(asked: str, plain: str, headers: Sequence[str]) -> str | None:
+    """Return that no turn is begun for the answer; None where one is, or where the template needs none."""
+    if asked == plain:
+        if headers and not any(header.strip() for header in headers):
+            return None
+        said = f"before an answer it writes {headers[0]!r}, and" if headers else "it"
+        return (
+            f"the model's chat template has no add_generation_prompt: {said} prompts end with {_end(asked)!r}, so that "
+            "no assistant's turn is begun for the answer; use a tokenizer whose template begins one"
+        )
+    begun = asked.removeprefix(plain).strip()
+    if headers and not any(header.strip()[:1] == begun[:1] for header in headers):
+        return (
+            f"the model's chat template begins answers with {headers[0]!r} in a conversation, and prompts end with "
+            f"{_end(asked)!r}: the assistant's turn is begun otherwise than the model was trained on"
+        )
+    return None
+
+
+def _opening_note(opened: str, is_shown: bool) -> str | None:
+    if not opened:
+        return None
+    seen = "rewards see it before what the model says (grading.opening = false leaves it out)"
+    unseen = "rewards do not see it, only what follows (grading.opening = true shows it)"
+    return f"the model's chat template opens every answer with {opened!r}: {seen if is_shown else unseen}"
+
+
+def _twice_note(tokenizer: Speller, asked: str) -> str | None:
+    begin, ids = tokenizer.begin, tuple(tokenizer.encode(asked))
+    if not begin or ids[: 2 * len(begin)] != begin * 2:
+        return None
+    return f"prompts begin with {tokenizer.spelled(begin)} twice: the model's chat template writes it twice"
+
+
+def _end(text: str) -> str:
+    return text.partition(_ASKED)[2][-60:] or text[-60:]

@@ -1,6 +1,0 @@
-"""What tests are made of, for this project's and for a user's own pieces."""
-
-from gnomon.algorithms.made import loss_and_gradient, make_batch
-from gnomon.algorithms.trial import try_pieces
-
-__all__ = ["loss_and_gradient", "make_batch", "try_pieces"]

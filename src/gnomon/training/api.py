@@ -1,0 +1,462 @@
+"""Experiments to runs, and runs to results: what the commands and the Python interface call."""
+
+import hashlib
+import importlib
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+import torch
+
+from gnomon.algorithms import resolve
+from gnomon.algorithms.piece_trial import try_pieces
+from gnomon.config.experiment import Experiment, Loaded, anchored, load, read, to_toml
+from gnomon.core.atomic_files import read_plain, write_durably
+from gnomon.core.errors import CheckpointError, DatasetError, RunDirectoryError, RunError, Stopped, UserError
+from gnomon.core.failpoints import reach
+from gnomon.core.tables import build
+from gnomon.learner.allocator import tune_machine
+from gnomon.models.checkpoint_check import try_checkpoint
+from gnomon.models.critic import HEAD_FILE, check_critic
+from gnomon.models.folder import belongings_of
+from gnomon.records.checkpoints import CheckpointRef, Checkpoints
+from gnomon.records.console import Console
+from gnomon.records.directory import RunDirectory
+from gnomon.records.manifest import copy_files
+from gnomon.records.ownership import seal
+from gnomon.records.run_card import Card, questions_of, run_card, write_card, write_end
+from gnomon.records.sinks import check_sinks
+from gnomon.rewards.base import Sample
+from gnomon.rewards.function import UserFunction
+from gnomon.rewards.reward_trial import made_answers, try_rewards
+from gnomon.rollouts.environment_trial import try_environment
+from gnomon.tasks.arithmetic import ArithmeticTask
+from gnomon.tasks.build import named
+from gnomon.tasks.contamination import overlap
+from gnomon.tasks.gold_answers import sparse_rows
+from gnomon.tasks.question import dataset_fingerprint
+from gnomon.tasks.reasoning import ReasoningGymTask
+from gnomon.training.budget import BudgetTracker
+from gnomon.training.build import TrainingContext, grade_once, run_alone, run_training
+from gnomon.training.build_data import (
+    PromptChoice,
+    TrainingData,
+    choosing,
+    grading_limits,
+    held_out_questions,
+    questions,
+    walls_of,
+)
+from gnomon.training.build_engines import (
+    check_serving,
+    device_of,
+    precision_of,
+    said_of_device,
+    said_of_native,
+    slow_ways,
+    weakened,
+)
+from gnomon.training.build_workers import check_staging, opened
+from gnomon.training.eval_spec import NEWEST, EvalSpec, EvalTarget, checkpoint_of
+from gnomon.training.evaluate import Evaluation, read_evaluations
+from gnomon.training.notes import foreign_code, starting_notes
+from gnomon.training.provenance import (
+    changed_code,
+    changes,
+    is_begun,
+    latest_session,
+    other_experiment,
+    own_code_of,
+    refuse_other_code,
+    sources_of,
+)
+from gnomon.training.resume import find_resume_point, rewind
+from gnomon.training.run import StopRequest
+from gnomon.training.signals import stopping
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run.
+
+    directory: of the run. model: its newest checkpoint, a Hugging Face folder. evaluations: in order; the first and the
+    last compare the weights before and after. steps: that were trained in all.
+    """
+
+    directory: Path
+    model: Path
+    steps: int
+    evaluations: tuple[Evaluation, ...]
+
+    def as_row(self) -> dict[str, Any]:
+        """Return one JSON object."""
+        return {
+            "run": str(self.directory),
+            "model": str(self.model),
+            "steps": self.steps,
+            "evaluations": [e.as_row() for e in self.evaluations],
+        }
+
+
+def train(experiment: str | Path | Experiment, run_dir: str | Path | None = None, **overrides: Any) -> Result:
+    """Train an experiment: a TOML file, a built-in name, or an `Experiment`; keywords replace its fields.
+
+    >>> train("quickstart", steps=50)  # doctest: +SKIP
+    """
+    loaded = Loaded(experiment, ()) if isinstance(experiment, Experiment) else load(experiment)
+    if isinstance(overrides.get("algorithm"), str):
+        overrides["algorithm"] = resolve(overrides["algorithm"])
+    if isinstance(overrides.get("task"), str):
+        overrides["task"] = named(overrides["task"])
+    table = {f.name: getattr(loaded.experiment, f.name) for f in fields(Experiment)}
+    directory = None if run_dir is None else Path(run_dir)
+    return train_experiment(replace(loaded, experiment=build(Experiment, table | overrides)), directory)
+
+
+def train_experiment(loaded: Loaded, run_dir: Path | None = None, stop: StopRequest | None = None) -> Result:
+    """Train a loaded experiment in a new run directory, or go on with the run of it that is there.
+
+    stop: a program's own way to end it after the step at hand, as SIGTERM does on the command line.
+    Raises: UserError before any weight is read; RunError afterwards.
+    """
+    tune_machine()
+    experiment = resolved(loaded.experiment)
+    if run_dir is not None and is_begun(run_dir, anchored(experiment)):
+        return resume(run_dir, stop)
+    with ExitStack() as stack:
+        console = stack.enter_context(Console(experiment.steps))
+        for note in loaded.notes:
+            console.say(f"understood: {note}")
+        if run_dir is not None:
+            RunDirectory.check_free(run_dir, other_experiment(run_dir, anchored(experiment)))
+        asked, chosen = checked(experiment, console)
+        for note in (*asked.remarks, *starting_notes(experiment)):
+            console.warn(note)
+        experiment = anchored(experiment)
+        directory = RunDirectory.named(experiment.name) if run_dir is None else RunDirectory.create(run_dir)
+        stack.callback(directory.close)
+        write_durably(directory.experiment, to_toml(experiment).encode())
+        if asked.split.dropped:
+            console.say(f"{asked.split.dropped:,} training questions are given up, because they are held out")
+        try:
+            return _run(TrainingContext(experiment, asked, chosen, directory, console), None, stop or StopRequest())
+        except UserError:
+            directory.take_back()
+            raise
+
+
+def resume(run: str | Path, stop: StopRequest | None = None) -> Result:
+    """Go on with the run from its newest valid checkpoint; a CPU run goes on bit for bit.
+
+    stop: as in `train_experiment`.
+    Raises: RunDirectoryError when there is no run or another process has it; CheckpointError when all are damaged.
+    """
+    tune_machine()
+    directory = RunDirectory.reopen(Path(run))
+    with ExitStack() as stack:
+        stack.callback(directory.close)
+        experiment = load(directory.experiment).experiment
+        device_of(experiment)  # a GPU that is not here is refused before anything is removed
+        console = stack.enter_context(Console(experiment.steps))
+        at = find_resume_point(directory, experiment)
+        found, step = at.found, at.step
+        for said in at.warnings(directory):
+            console.warn(said)
+        for said in changed_code(latest_session(directory.path), sources_of(experiment)):
+            console.warn(said)
+        refuse_other_code(latest_session(directory.path), own_code_of(experiment))
+        if found is not None and at.batches is None and _is_last(found, experiment):
+            spent = "" if step >= experiment.steps else ", and its budget is spent"
+            console.say(f"{directory.path} is finished: {step} of {experiment.steps} steps{spent}")
+            Checkpoints(directory.checkpoints).sweep()
+            return result_of(directory)
+        asked, chosen = _prepared(experiment, console)
+        _refuse_other_questions(directory, asked)
+        _try_rewards(experiment, asked, console)
+        rewind(directory, at)
+        console.say(f"resuming {directory.path} at step {step} of {experiment.steps}{at.said}")
+        return _run(TrainingContext(experiment, asked, chosen, directory, console), found, stop or StopRequest())
+
+
+def export(run: str | Path, folder: str | Path) -> Path:
+    """Copy the newest valid checkpoint's Hugging Face files of a run into ``folder``, which must be new or empty.
+
+    Raises: RunDirectoryError when there is no run, no checkpoint, or ``folder`` holds something.
+    """
+    target = Path(folder)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise RunDirectoryError(f"{target} exists and is not empty; name a new folder")
+    was_there = target.exists()
+    source = checkpoint_of(Path(run))
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunDirectoryError(f"{target} cannot be made: {error.strerror}; name another folder") from error
+    try:
+        while not _exported(source, target):
+            # A run that goes on removes the checkpoints before its newest.
+            source, before = checkpoint_of(Path(run)), source
+            if source == before:
+                raise RunDirectoryError(f"{source} lost files while it was copied; try again, or name another run")
+    except BaseException:
+        _empty(target)
+        if not was_there:
+            target.rmdir()
+        raise
+    return target
+
+
+def _exported(source: Path, target: Path) -> bool:
+    """Copy a checkpoint's model; return whether all of it was there to the end. Nothing is left of a part."""
+    # A value head is no part of the model, and some engines read every weight file that they find.
+    passed_over = ("manifest.json", HEAD_FILE)
+    try:
+        copy_files([path for path in source.iterdir() if path.is_file() and path.name not in passed_over], target)
+        # Folders that belong to the model; a critic and a run's state are no part of it.
+        belongings_of(source, with_code=True).write(target)
+        is_whole = source.is_dir()
+    except FileNotFoundError:
+        is_whole = False
+    if not is_whole:
+        _empty(target)
+    return is_whole
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def evaluate(
+    model: str | Path,
+    task: str | None = None,
+    samples: int = 1,
+    prompts: int | None = None,
+    overrides: Sequence[str] = (),
+    checkpoint: int | str = NEWEST,
+) -> Evaluation:
+    """Score a model (folder or name) or a run's checkpoint on held-out tasks.
+
+    The parameters are those of `EvalSpec` and `EvalTarget`; overrides such as sampling.temperature=0.6.
+    Raises: UserError.
+    """
+    (found,) = evaluate_each([EvalTarget(model, checkpoint)], EvalSpec(task, samples, prompts, tuple(overrides)))
+    return found
+
+
+def evaluate_each(candidates: Sequence[EvalTarget], exam: EvalSpec) -> tuple[Evaluation, ...]:
+    """Score each candidate on the same prompts with the same draws; say which of them each run was trained on.
+
+    Raises: UserError.
+    """
+    found: list[Evaluation] = []
+    said = set[Path]()
+    leader = exam.leader(candidates)
+    if exam.asks_as_begun and leader is not None:
+        said.add(Path(leader.model).resolve())  # its training has given up its own held-out questions
+    for experiment, weights in [(resolved(e), w) for e, w in exam.experiments(candidates)]:
+        check_serving(experiment)
+        with Console() as console:
+            say_whose_code(experiment, console)
+            with console.phase("preparing tasks"):
+                asked = questions(experiment) if exam.task is None else held_out_questions(experiment)
+            _try_rewards(experiment, asked, console)
+            remarks = (asked.split.repeated, asked.untried, *asked.beginning.notes)
+            for note in filter(None, remarks) if not found else ():
+                console.warn(note)
+            if weights.run is not None and weights.step > 0 and weights.run.resolve() not in said:
+                said.add(weights.run.resolve())
+                for note in _trained_on(weights.run, asked):
+                    console.warn(f"{weights.run}: {note}" if len(candidates) > 1 else note)
+            found.append(grade_once(experiment, asked, console, weights.step))
+    return tuple(found)
+
+
+def _trained_on(run: Path, asked: TrainingData) -> tuple[str, ...]:
+    try:
+        trained = questions(load(run / "experiment.toml").experiment).split.train
+    except UserError as error:
+        return (f"whether {run} was trained on these questions cannot be told: {error}",)
+    return overlap(trained, asked.split.held_out).said
+
+
+def checked(experiment: Experiment, console: Console) -> tuple[TrainingData, PromptChoice]:
+    """Return what a run asks and what chooses among it, after every check that needs no weight of the model.
+
+    Raises: UserError.
+    """
+    asked, chosen = _prepared(experiment, console)
+    _try_rewards(experiment, asked, console)
+    return asked, chosen
+
+
+def _try_rewards(experiment: Experiment, asked: TrainingData, console: Console) -> None:
+    """Try environment and rewards on made answers to the first questions, and to rows that have fewer columns.
+
+    Raises: ConfigError, RewardError.
+    """
+    if not experiment.rewards and experiment.environment is None:
+        return
+    tasks = asked.split.train
+    questions = [made_answers(t.text, t.columns, t.messages) for t in (tasks[n] for n in range(min(2, len(tasks))))]
+    if experiment.environment is not None:
+        for note in try_environment(experiment.environment, questions):
+            console.warn(note)
+    if not experiment.rewards:
+        return
+    sparse = _sparse(isinstance(experiment.task, ArithmeticTask | ReasoningGymTask), asked)
+    questions += sparse.values()
+    if experiment.environment is not None:
+        played = {"environment_reward": 0.0, "turns": 1, "ended_by": "done"}
+        questions = [[_in_conversation(sample, played) for sample in answers] for answers in questions]
+    with console.phase("trying rewards"):
+        notes = try_rewards(asked.grading, grading_limits(experiment), questions, [*sparse])
+    for note in notes:
+        console.warn(note)
+
+
+def _sparse(is_made: bool, asked: TrainingData) -> dict[str, list[Sample]]:
+    """Return what a function of the user's is tried on beside the first questions; generators have one form of rows."""
+    own = any(isinstance(reward.verifier, UserFunction) for reward in asked.grading.rewards)
+    if is_made or not own:
+        return {}
+    train, held_out = asked.split.train, asked.split.held_out
+    return sparse_rows([train] if train is held_out else [train, held_out])
+
+
+def _in_conversation(sample: Sample, played: dict[str, Any]) -> Sample:
+    said = {"conversation": [{"role": "assistant", "content": sample.completion}]}
+    return replace(sample, columns={**sample.columns, **said, **played})
+
+
+def _refuse_other_questions(directory: RunDirectory, asked: TrainingData) -> None:
+    begun = questions_of(directory.card)
+    if begun and begun != dataset_fingerprint(asked.split.train):
+        raise DatasetError(
+            f"the questions of {directory.path} are not those that it began with: a row, its order, the tokenizer, its "
+            "chat template or a generator's version is another; bring the former back, or start a new run"
+        )
+
+
+def say_whose_code(experiment: Experiment, console: Console) -> None:
+    """Say what code that is not gnomon's is about to run. What an algorithm names was said when that was loaded."""
+    for code in foreign_code(experiment):
+        console.say(f"runs your code: {code}")
+    for model, own in own_code_of(experiment).items():
+        console.warn(f"the own code of the model {model} may run (trust_remote_code): {own or 'it brings none'}")
+
+
+def _prepared(experiment: Experiment, console: Console) -> tuple[TrainingData, PromptChoice]:
+    say_whose_code(experiment, console)
+    check_sinks(experiment.records.sinks)
+    try_pieces(experiment.algorithm)
+    check_serving(experiment)
+    check_staging(experiment)
+    critic = experiment.algorithm.critic
+    if critic is not None:
+        check_critic(experiment.model, critic.initial, experiment.trust_remote_code, critic.trust_remote_code)
+    with console.phase("preparing tasks"):
+        asked = questions(experiment)
+        form = try_checkpoint(experiment.model, asked.tokenizer, experiment.trust_remote_code, experiment.lora)
+        asked = replace(asked, form=form)
+        return asked, choosing(experiment.algorithm, asked.split.train, experiment.seed)
+
+
+def resolved(experiment: Experiment) -> Experiment:
+    """Return the experiment with what depends on this machine decided, so that its record says what was run.
+
+    The device is left as it was asked for: it changes rounding alone. Raises: ConfigError when it is not here.
+    """
+    return replace(experiment, learner=replace(experiment.learner, precision=precision_of(experiment)))
+
+
+def result_of(directory: RunDirectory) -> Result:
+    """Return what a run's files say of it."""
+    evaluations = read_evaluations(directory.evaluations)
+    model = checkpoint_of(directory.path)
+    return Result(directory.path, model, int(model.name.removeprefix("step-")), evaluations)
+
+
+def is_finished(run_dir: Path, experiment: Experiment) -> bool:
+    """Whether a run of this experiment is there and has made its last step; nothing is locked or changed."""
+    try:
+        found = Checkpoints(RunDirectory(run_dir).checkpoints).newest()
+    except CheckpointError:
+        return False
+    return found is not None and _is_last(found, experiment)
+
+
+def _is_last(found: CheckpointRef, experiment: Experiment) -> bool:
+    """Whether no step comes after this checkpoint, which was verified: all were made, or the budget is spent."""
+    if found.step >= experiment.steps or not experiment.budget.is_set:
+        return found.step >= experiment.steps
+    return BudgetTracker.of(experiment.budget, found.path).is_spent
+
+
+def _run(session: TrainingContext, found: CheckpointRef | None, stop: StopRequest) -> Result:
+    experiment, directory, console = session.experiment, session.directory, session.console
+    with ExitStack() as stack:
+        with console.phase("waiting for room on the cluster") if experiment.cluster.kind != "none" else nullcontext():
+            cluster = opened(experiment, console.warn)
+        if cluster is not None:
+            stack.callback(cluster.close)
+        card = replace(_card(session), cluster="" if cluster is None else cluster.said)
+        for said in changes(latest_session(directory.path), card):
+            console.warn(said)
+        write_card(directory.card, card)
+        for said in card.slow:
+            console.warn(said)
+        console.say(f"run {directory.path}: {card.reproducibility}")
+        reach("start")
+        stack.enter_context(
+            stopping(stop, console.say, "the step at hand", f"gnomon resume {quote(str(directory.path))}")
+        )
+        try:
+            run_alone(run_training(replace(session, cluster=cluster), found, stop))
+        except Stopped as stopped:
+            said, number = stopped.args
+            raise Stopped(f"{said}; go on with: gnomon resume {quote(str(directory.path))}", number) from stopped
+        except Exception as error:
+            with suppress(OSError):
+                write_end(directory.card, error)
+            if isinstance(error, RunError):
+                place, typed = directory.path, quote(str(directory.path))
+                console.say(
+                    f"what the run wrote is in {place}: gnomon doctor {typed}; go on with: gnomon resume {typed}"
+                )
+            raise
+        finally:
+            _leave_page(directory, console)
+    return result_of(directory)
+
+
+def _card(session: TrainingContext) -> Card:
+    experiment = session.experiment
+    card = run_card(
+        said_of_device(experiment),
+        torch.get_num_threads(),
+        {"run": experiment.seed},
+        str(experiment.learner.precision),
+        walls_of(experiment, session.asked.grading),
+        weakened(experiment),
+    )
+    return replace(
+        card,
+        native=said_of_native(experiment),
+        slow=slow_ways(experiment, session.asked.mean_prompt_tokens),
+        foreign_code=foreign_code(experiment),
+        seal=seal(read(session.directory.experiment)),
+        sources=sources_of(experiment),
+        trusted_models=own_code_of(experiment),
+        questions=dataset_fingerprint(session.asked.split.train),
+        settings=hashlib.sha256(read_plain(session.directory.experiment)).hexdigest(),
+    )
+
+
+def _leave_page(directory: RunDirectory, console: Console) -> None:
+    """Write the page of a run that has just ended; the report is a room that training knows by name only."""
+    importlib.import_module("gnomon.insight.report.write").leave_page(directory, console)

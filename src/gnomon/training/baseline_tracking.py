@@ -1,0 +1,85 @@
+"""The tracked success rate as the walk sees it: read as a baseline before a step, told the rewards after it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gnomon.core.metrics import Metrics
+from gnomon.core.types import Grade, Group, Rollout, Task
+from gnomon.learner.base import Learner
+from gnomon.rollouts.collate import collate
+from gnomon.rollouts.curriculum.base import TaskValues
+from gnomon.rollouts.curriculum.drift import Drift, ScoredAnswer
+
+
+class BaselineTracking(Protocol):
+    """What the walk asks of a tracker, or of none."""
+
+    @property
+    def baseline(self) -> Callable[[str], float] | None:
+        """Task id to value, or None when nothing is tracked."""
+        ...
+
+    async def observe(self, groups: Sequence[Group], updates: Sequence[Metrics]) -> Metrics:
+        """Learn from a finished step; ``updates`` is what each optimizer update measured."""
+        ...
+
+
+@dataclass(frozen=True)
+class NoTracker:
+    """No tracker: baselines come from the batch itself."""
+
+    baseline: Callable[[str], float] | None = None
+
+    async def observe(self, groups: Sequence[Group], updates: Sequence[Metrics]) -> Metrics:
+        """Learn nothing."""
+        return Metrics()
+
+
+@dataclass(frozen=True)
+class PromptBaseline:
+    """A tracker that forgets as fast as the policy drifts."""
+
+    tracker: TaskValues
+    drift: Drift
+    learner: Learner
+    temperature: float
+
+    @property
+    def baseline(self) -> Callable[[str], float]:
+        """Task id to tracked value, before this step's rewards."""
+        return self._value
+
+    async def observe(self, groups: Sequence[Group], updates: Sequence[Metrics]) -> Metrics:
+        """Measure the drift of the step's updates, then fold the step's rewards in."""
+        made = [u["loss/drift_abs_nats"] for u in updates if "loss/drift_abs_nats" in set(u)]
+        self.drift.record(made)
+        drifts = await self.drift.measure(groups, self._score)
+        return self.tracker.observe(groups, drifts)
+
+    def _value(self, task_id: str) -> float:
+        return float(self.tracker.baseline([self.tracker.task_index.index(task_id)])[0])
+
+    async def _score(self, answers: Sequence[ScoredAnswer]) -> Sequence[Sequence[float]]:
+        batch = collate([_as_group(answer) for answer in answers], self.temperature)
+        scored = (await self.learner.score(batch, {"proximal"})).proximal
+        assert scored is not None, "proximal was asked for"
+        return [row[: len(answer.response)].tolist() for row, answer in zip(scored, answers, strict=True)]
+
+
+def _as_group(answer: ScoredAnswer) -> Group:
+    zeros = (0.0,) * len(answer.response)
+    rollout = Rollout(
+        task_id="",
+        prompt=answer.prompt,
+        response=answer.response,
+        mask=answer.mask,
+        logprobs=zeros,
+        full_logprobs=zeros,
+        text="",
+        grade=Grade(0.0),
+        oldest_version=0,
+        newest_version=0,
+        stop="stop",
+    )
+    return Group(Task("", answer.prompt, ""), (rollout,))

@@ -1,0 +1,426 @@
+"""One session of one run: the objects built, connected, walked, and closed again."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gnomon.algorithms import Algorithm
+from gnomon.cluster.graders import Graders
+from gnomon.cluster.ray import Cluster
+from gnomon.config.experiment import Experiment
+from gnomon.core.metrics import Metrics
+from gnomon.core.tables import to_table
+from gnomon.core.threads import elsewhere
+from gnomon.core.types import Grade, Group, Stateful
+from gnomon.engines.base import Engine
+from gnomon.engines.pool import EnginePool
+from gnomon.learner.base import SavableLearner
+from gnomon.learner.precision import dtype_of
+from gnomon.models.checkpoint_check import check_written
+from gnomon.records.background import Background
+from gnomon.records.batches import BatchLog
+from gnomon.records.checkpoints import CheckpointRef, Checkpoints
+from gnomon.records.console import Console
+from gnomon.records.directory import RunDirectory
+from gnomon.records.eval_records import AnswerLog
+from gnomon.records.jsonl import JsonLines, JsonlSink
+from gnomon.records.rollouts import RolloutLog
+from gnomon.records.sinks import build_sinks
+from gnomon.rewards.base import Sample
+from gnomon.rewards.budget import ErrorBudget, FaultBudget
+from gnomon.rewards.grader_pool import GradingPool
+from gnomon.rollouts.env_workers import EnvWorkers
+from gnomon.rollouts.multi_turn import MultiTurnRollout
+from gnomon.rollouts.rollout import Rollouter, RolloutTimer
+from gnomon.rollouts.scheduler import RolloutScheduler
+from gnomon.tasks.turn_tokens import TurnTokenizer
+from gnomon.training.baseline_tracking import BaselineTracking, NoTracker, PromptBaseline
+from gnomon.training.budget import PART, BudgetTracker
+from gnomon.training.build_data import PromptChoice, TrainingData, keeping
+from gnomon.training.build_engines import precision_of, serve_alone
+from gnomon.training.build_workers import judging, staged
+from gnomon.training.checkpointing import Saver, check_counted, parts_of, restore
+from gnomon.training.critic_pretraining import ValuePretraining, monte_carlo
+from gnomon.training.critic_updates import CriticTraining, CriticUpdates, NoCritic
+from gnomon.training.evaluate import Evaluation, Evaluator, read_evaluations
+from gnomon.training.live_diagnosis import live_diagnosis
+from gnomon.training.mismatch import DecomposedMismatch
+from gnomon.training.nonfinite_guard import NonFiniteGuard, guard_of
+from gnomon.training.run import Run, StopRequest
+from gnomon.training.run_logger import RunLogger
+from gnomon.training.self_imitation import ImitationUpdates, NoImitation, SelfImitationUpdates
+from gnomon.training.staleness_filter import EssFilter, NoFilter
+from gnomon.training.token_stats import NoTokenProbe, SampledTokenProbe, TokenProbe
+from gnomon.training.train_loop import train
+from gnomon.training.watchdog import run_with_watchdog
+from gnomon.training.weight_sync import CalibratedTolerance, FixedTolerance, Sending, VerifiedWeightSync, WeightSync
+
+INITIAL_ROUND = -2
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TrainingContext:
+    """What a session works on: an experiment whose questions were checked, in a directory that it has locked.
+
+    chosen: is changed by the walk, so a session is walked once. cluster: that it is on, besides this machine.
+    """
+
+    experiment: Experiment
+    asked: TrainingData
+    chosen: PromptChoice
+    directory: RunDirectory
+    console: Console
+    cluster: Cluster | None = None
+
+
+@dataclass(frozen=True)
+class BudgetedGrader:
+    """Grades in the pool, and stops the run when too many samples cannot be graded."""
+
+    pool: GradingPool | Graders
+    budget: ErrorBudget
+    faults: FaultBudget = field(default_factory=FaultBudget)
+
+    async def grade(self, sample: Sample) -> Grade:
+        """Return the pool's grade. Raises: GradingError past the error budget."""
+        grade = await self.pool.grade(sample)
+        self.budget.observe(grade, sample, sample.prompt)
+        return grade
+
+    async def grade_together(self, samples: Sequence[Sample]) -> Sequence[Grade]:
+        """Return the pool's grades of all answers to a question. Raises: as `grade`."""
+        grades = await self.pool.grade_together(samples)
+        for grade, sample in zip(grades, samples, strict=True):
+            self.budget.observe(grade, sample, sample.prompt)
+        return grades
+
+    def refuse(self, sample: Sample, error: str) -> Grade:
+        """Return the grade of a sample that failed before it could be judged. Raises: as `grade`."""
+        grade = Grade(None, error=error)
+        self.budget.observe(grade, sample, sample.prompt)
+        return grade
+
+
+async def run_training(session: TrainingContext, found: CheckpointRef | None, stop: StopRequest) -> None:
+    """Build the run, go on from ``found`` or begin, and train to the end.
+
+    Raises: RunError, among them Stopped; RewardError before any weight is read.
+    """
+    experiment, console, chosen = session.experiment, session.console, session.chosen
+    async with AsyncExitStack() as stack:
+        judge = await _judge(experiment, session.asked, console, stack, session.cluster)
+        with console.phase(f"loading {experiment.model}"):
+            logs, waiting = session.directory.learner_logs, session.directory.waiting_models
+            stage = await elsewhere(partial(staged, experiment, session.cluster, console.warn, logs, waiting))
+        learner, engine = stage.learner, stage.engine
+        stack.callback(learner.close)
+        stack.push_async_callback(engine.close)
+        rollouter = await _rollouter(experiment, session.asked, engine, judge, stack)
+        stream = _stream(experiment, session.asked, chosen, rollouter)
+        meter = BudgetTracker(experiment.budget)
+        parts = parts_of(learner, chosen, stream, experiment.seed) | {PART: meter}
+        background = stack.enter_context(Background(experiment.checkpoints.asynchronous))
+        saver = await _saver(session, parts, learner, background)
+
+        def serving() -> Metrics:
+            return engine.metrics() + stage.measured() + saver.metrics()
+
+        journal = _journal(session, 0 if found is None else found.step, serving)
+        stack.callback(journal.close)
+        guard = guard_of(learner, experiment.algorithm, session.directory, console.warn)
+        pretraining = _pretraining(session, saver, stream, parts, guard)
+        weight_sync = _weight_sync(session, engine, stage.sent, parts)
+        if found is not None:
+            restore(parts, found)
+        run = Run(
+            algorithm=experiment.algorithm,
+            learner=learner,
+            engine=engine,
+            stream=stream,
+            curriculum=chosen.curriculum,
+            tracking=_tracking(experiment, chosen, learner),
+            journal=journal,
+            steps=experiment.steps,
+            temperature=experiment.sampling.temperature,
+            seed=experiment.seed,
+            meter=meter,
+            save=saver.save,
+            check=background.check,
+            weight_sync=weight_sync,
+            guard=guard,
+            mismatch=DecomposedMismatch(engine, learner, stage.sent, experiment.algorithm.proximal is not None),
+            token_probe=_token_probe(experiment, learner),
+            admission=EssFilter(experiment.staleness.ess_floor, stream) if _is_measured(experiment) else NoFilter(),
+            critic_updates=_critic_updates(experiment, learner),
+            imitation=_imitation(experiment, chosen, learner),
+            pretraining=pretraining,
+            checkpoint_every=experiment.checkpoints.every,
+            evaluator=_evaluator(experiment, session.asked, rollouter),
+            evaluate_every=experiment.evaluation.every,
+            evaluate_before=experiment.evaluation.before,
+            initialize=_initializing(session, rollouter, meter),
+            is_initialized=found is not None,
+            is_evaluated=bool(read_evaluations(session.directory.evaluations)),
+            stop=stop,
+            best=_best_so_far(session.directory),
+        )
+        check_counted(run, parts, [session.asked.split.train, session.asked.split.held_out])
+        console.start(experiment.steps, learner.version)
+        await run_with_watchdog(stage.watch(), train(run))
+
+
+async def _saver(
+    session: TrainingContext, parts: dict[str, Stateful], learner: SavableLearner, background: Background
+) -> Saver:
+    """Return what saves checkpoints, tried once where this process alone holds the model."""
+    experiment, asked, console = session.experiment, session.asked, session.console
+    saver = Saver(_checkpoints(session), parts, learner, asked.tokenizer, console, background, asked.form.belongings)
+    if session.cluster is None and not experiment.learner.is_sharded:
+        await elsewhere(partial(saver.rehearse, _rehearsing(experiment)))
+    return saver
+
+
+def _rehearsing(experiment: Experiment) -> Callable[[Path], None]:
+    """Return what checks a checkpoint that was written before any step."""
+    dtype, trusts = dtype_of(precision_of(experiment)), experiment.trust_remote_code
+    return partial(check_written, name=experiment.model, dtype=dtype, trust_remote_code=trusts)
+
+
+def grade_once(experiment: Experiment, asked: TrainingData, console: Console, step: int = 0) -> Evaluation:
+    """Return one evaluation of the experiment's model, which ``step`` steps have trained, on its held-out tasks."""
+
+    async def once() -> Evaluation:
+        async with AsyncExitStack() as stack:
+            judge = await _judge(experiment, asked, console, stack)
+            with console.phase(f"loading {experiment.model}"):
+                engine = await elsewhere(partial(serve_alone, experiment, console.warn))
+            stack.push_async_callback(engine.close)
+            rollouter = await _rollouter(experiment, asked, engine, judge, stack)
+            evaluator = _evaluator(experiment, asked, rollouter)
+            with console.phase("evaluating", len(asked.split.held_out)) as phase:
+                return await evaluator(step, lambda group: phase.advance())
+
+    return run_alone(once())
+
+
+def run_alone(work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work`` to its end, also where an event loop runs already, as in a notebook."""
+    if not _is_in_loop():
+        return asyncio.run(work)
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="run") as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+def _is_in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _pretrains(algorithm: Algorithm) -> bool:
+    return algorithm.critic is not None and algorithm.critic.pretraining is not None
+
+
+def _weight_sync(
+    session: TrainingContext, engine: EnginePool, sent: Sending | None, parts: dict[str, Stateful]
+) -> WeightSync:
+    """Return what proves that the engines answer with the weights that they are sent.
+
+    It becomes one of the ``parts`` where it measures what engines may differ by.
+    """
+    experiment = session.experiment
+    precision = precision_of(experiment)
+    is_exact = precision == "fp32" and experiment.engine.kind == "local"
+    vocabulary_size = session.asked.tokenizer.vocab_size
+    if is_exact:
+        return VerifiedWeightSync(engine, vocabulary_size, sent, FixedTolerance())
+    parts["arrival"] = measured = CalibratedTolerance()
+    return VerifiedWeightSync(engine, vocabulary_size, sent, measured)
+
+
+async def _judge(
+    experiment: Experiment, asked: TrainingData, console: Console, stack: AsyncExitStack, cluster: Cluster | None = None
+) -> BudgetedGrader:
+    with console.phase("starting graders"):
+        pool: GradingPool | Graders = await stack.enter_async_context(
+            judging(experiment, asked.grading, cluster, console.warn)
+        )
+    return BudgetedGrader(pool, ErrorBudget(experiment.grading.max_error_fraction))
+
+
+async def _rollouter(
+    experiment: Experiment, asked: TrainingData, engine: Engine, judge: BudgetedGrader, stack: AsyncExitStack
+) -> Rollouter:
+    conversation, plan = None, experiment.environment
+    if plan is not None:
+        hosts = await stack.enter_async_context(EnvWorkers(plan))
+        turn_tokenizer = TurnTokenizer.over(asked.tokenizer)
+        conversation = MultiTurnRollout(
+            engine,
+            hosts,
+            turn_tokenizer,
+            plan,
+            asked.tokenizer.decode,
+            judge.refuse,
+            asked.beginning.opening,
+            judge.faults.observe,
+        )
+    return Rollouter(
+        engine=engine,
+        grader=judge,
+        decode=asked.tokenizer.decode,
+        sampling=asked.sampling,
+        generations=experiment.algorithm.num_generations,
+        seed=experiment.seed,
+        conversation=conversation,
+        opening=asked.beginning.opening,
+        together=judge.grade_together if asked.grading.may_be_joint else None,
+    )
+
+
+def _stream(
+    experiment: Experiment, asked: TrainingData, chosen: PromptChoice, rollouter: Rollouter
+) -> RolloutScheduler:
+    is_kept, attempts = keeping(experiment.algorithm)
+    return RolloutScheduler(
+        curriculum=chosen.curriculum,
+        tasks=asked.split.train,
+        rollouter=rollouter,
+        prompts_per_step=experiment.prompts_per_step,
+        max_staleness=experiment.staleness_bound,
+        is_kept=is_kept,
+        max_attempts=attempts,
+        stragglers=experiment.staleness.stragglers,
+        # Measured, it begins one step ahead.
+        slack=experiment.staleness_bound - 1 if _is_measured(experiment) else experiment.staleness.slack,
+    )
+
+
+def _is_measured(experiment: Experiment) -> bool:
+    return experiment.max_staleness == "measured"
+
+
+def _evaluator(experiment: Experiment, asked: TrainingData, rollouter: Rollouter) -> Evaluator:
+    sampling = replace(rollouter.sampling, record_routing=False)
+    rollouter = replace(rollouter, generations=experiment.evaluation.samples, sampling=sampling)
+    return Evaluator(rollouter, asked.split.held_out)
+
+
+def _tracking(experiment: Experiment, chosen: PromptChoice, learner: SavableLearner) -> BaselineTracking:
+    if chosen.tracker is None:
+        return NoTracker()
+    return PromptBaseline(chosen.tracker, chosen.drift, learner, experiment.sampling.temperature)
+
+
+def _critic_updates(experiment: Experiment, learner: SavableLearner) -> CriticUpdates:
+    if experiment.algorithm.critic is None:
+        return NoCritic()
+    return CriticTraining(experiment.algorithm, learner, experiment.seed)
+
+
+def _token_probe(experiment: Experiment, learner: SavableLearner) -> TokenProbe:
+    plan = experiment.records
+    return SampledTokenProbe(learner, plan.tokens) if plan.rollouts and plan.tokens else NoTokenProbe()
+
+
+def _imitation(experiment: Experiment, chosen: PromptChoice, learner: SavableLearner) -> ImitationUpdates:
+    algorithm = experiment.algorithm
+    if algorithm.replay is None or chosen.replay is None:
+        return NoImitation()
+    return SelfImitationUpdates(
+        algorithm.replay, chosen.replay, learner, experiment.sampling.temperature, algorithm.critic
+    )
+
+
+def _pretraining(
+    session: TrainingContext, saver: Saver, stream: RolloutScheduler, parts: dict[str, Stateful], guard: NonFiniteGuard
+) -> ValuePretraining | None:
+    """Return the critic's own phase, which becomes one of the ``parts``, where the algorithm asks for it."""
+    experiment = session.experiment
+    critic = experiment.algorithm.critic
+    if critic is None or critic.pretraining is None:
+        return None
+    folder = session.directory.pretraining_checkpoints
+    early = replace(saver, checkpoints=Checkpoints(folder, 1, warn=session.console.warn))
+    phase = ValuePretraining(
+        plan=critic.pretraining,
+        algorithm=monte_carlo(experiment.algorithm),
+        learner=saver.learner,
+        stream=stream,
+        curriculum=session.chosen.curriculum,
+        temperature=experiment.sampling.temperature,
+        seed=experiment.seed,
+        save=early.save,
+        discard=early.discard,
+        guard=guard,
+    )
+    parts["pretraining"] = phase
+    return phase
+
+
+def _checkpoints(session: TrainingContext) -> Checkpoints:
+    plan = session.experiment.checkpoints
+    # What value pre-training cost is worth keeping: other runs can begin with its critic.
+    kept = frozenset({0} if _pretrains(session.experiment.algorithm) else ())
+    every = plan.keep_every or None
+    directory = session.directory
+    return Checkpoints(directory.checkpoints, plan.keep_last, every, session.console.warn, kept, directory.saved)
+
+
+def _journal(session: TrainingContext, step: int, serving: Callable[[], Metrics]) -> RunLogger:
+    experiment, directory = session.experiment, session.directory
+    plan = experiment.records
+    trackers = build_sinks(
+        plan.sinks, directory.path, directory.path.name, to_table(experiment), step, is_aliased=plan.aliases
+    )
+    return RunLogger(
+        console=session.console,
+        sinks=[JsonlSink(directory.metrics), *trackers],
+        evaluations=JsonLines(directory.evaluations),
+        answers=AnswerLog(directory.answers),
+        rollouts=RolloutLog(directory.rollouts) if plan.rollouts else None,
+        batches=BatchLog(directory.batches) if plan.batches else None,
+        critic=JsonlSink(directory.pretraining) if _pretrains(experiment.algorithm) else None,
+        serving=serving,
+        diagnosis=live_diagnosis(session.directory, experiment.doctor, session.console.warn),
+    )
+
+
+def _best_so_far(directory: RunDirectory) -> float:
+    return max((e.headline.mean for e in read_evaluations(directory.evaluations)), default=float("-inf"))
+
+
+def _initializing(
+    session: TrainingContext, rollouter: Rollouter, meter: BudgetTracker
+) -> Callable[[], Awaitable[bool]]:
+    """Return what samples each prompt's initial success rate, where the algorithm asks for that."""
+    experiment, chosen = session.experiment, session.chosen
+
+    async def initialize() -> bool:
+        plan = experiment.algorithm.tracker
+        if chosen.tracker is None or plan is None or plan.initial != "samples":
+            return False
+        tasks = session.asked.split.train
+        sampler, watch = replace(rollouter, generations=plan.n0), RolloutTimer()
+        with session.console.phase(f"sampling {plan.n0} answers a prompt for initial values", len(tasks)) as phase:
+
+            async def ask(index: int) -> Group:
+                group = await sampler.ask(tasks[index], INITIAL_ROUND, watch)
+                phase.advance()
+                return group
+
+            groups = await asyncio.gather(*(ask(index) for index in range(len(tasks))))
+        chosen.tracker.initialize(groups)
+        meter.add(watch.generated_tokens, watch.generate_seconds + watch.grade_seconds)
+        return True
+
+    return initialize

@@ -1,0 +1,271 @@
+"""From an experiment to the objects of a run: the only place where implementations are chosen."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from gnomon.algorithms import Algorithm, Prioritized, TrackerPlan
+from gnomon.algorithms.sections import Greso, OptimalValue
+from gnomon.algorithms.validate import uses_tracker
+from gnomon.config.experiment import Experiment
+from gnomon.core.errors import ConfigError, unknown
+from gnomon.core.processes.client import Limits
+from gnomon.core.progress import counted, working
+from gnomon.core.types import Group
+from gnomon.engines.base import Sampling
+from gnomon.models.checkpoint_check import SavedForm
+from gnomon.models.load import Tokenizer, check_weights, load_tokenizer
+from gnomon.rewards.code.reward import Code
+from gnomon.rewards.environment import EnvironmentReward
+from gnomon.rewards.exact import LengthPenalty
+from gnomon.rewards.grading import Grading, WeightedReward
+from gnomon.rewards.sandbox.selftest import enforced_by
+from gnomon.rollouts.curriculum.base import Curriculum, TaskIndex, TaskValues
+from gnomon.rollouts.curriculum.drift import AccumulatedDrift, Drift, NoDrift, RescoredDrift
+from gnomon.rollouts.curriculum.greso import GresoCurriculum
+from gnomon.rollouts.curriculum.group_filter import is_informative
+from gnomon.rollouts.curriculum.prioritized import PrioritizedCurriculum
+from gnomon.rollouts.curriculum.tracker import DecayRule, FixedValues, ValueTracker
+from gnomon.rollouts.curriculum.uniform import UniformCurriculum
+from gnomon.rollouts.env_workers import describe
+from gnomon.rollouts.self_imitation_buffer import SelfImitationReplay
+from gnomon.tasks.base import TaskSet
+from gnomon.tasks.build import Split, build_held_out, build_split, check_context, own_rewards, repetitions
+from gnomon.tasks.chat import ChatRenderer
+from gnomon.tasks.environment import PYTHON
+from gnomon.tasks.gold_answers import check_answers
+from gnomon.tasks.prompt_start import Beginning, beginning_of
+from gnomon.tasks.rendered import Looks
+from gnomon.tasks.row_inputs import reserved_flaw
+from gnomon.tasks.tools import describe_tools
+from gnomon.tasks.turn_tokens import TurnTokenizer, tells_tools
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """What is asked and what may be answered, before any weight is read.
+
+    beginning: how the chat template begins answers, with what is to be said of it.
+    form: what a checkpoint has besides weights.
+    untried: which answers the data check did not try, in words; "" where it tried all.
+    """
+
+    tokenizer: Tokenizer
+    split: Split
+    sampling: Sampling
+    grading: Grading
+    beginning: Beginning
+    form: SavedForm = SavedForm()
+    untried: str = ""
+
+    @property
+    def mean_prompt_tokens(self) -> float:
+        """The mean length of the first prompts."""
+        count = min(64, len(self.split.train))
+        return sum(len(self.split.train[i].prompt) for i in range(count)) / count
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What is said of them at start and in a plan."""
+        found = (self.split.repeated, self.untried, *self.split.overlap.said, *self.beginning.notes, *self.form.said)
+        return tuple(said for said in found if said)
+
+
+def questions(experiment: Experiment) -> TrainingData:
+    """Return tokenizer, tasks, sampling and grading, with everything checked that can be without the model's weights.
+
+    Raises: UserError.
+    """
+    grading, tokenizer, renderer = _reading(experiment)
+    split = build_split(experiment.task, experiment.held_out, renderer, experiment.evaluation.task)
+    if len(split.train) < experiment.prompts_per_step:
+        raise ConfigError(
+            f"a step asks {experiment.prompts_per_step} different prompts and the task has {len(split.train)} to train "
+            "on; lower rollouts_per_step, raise algorithm.num_generations, or make the task larger"
+        )
+    return _fitting(experiment, tokenizer, split, grading)
+
+
+def held_out_questions(experiment: Experiment) -> TrainingData:
+    """Return the same of a task that is only evaluated on: a table is asked whole, a generator from the held-out seed.
+
+    Raises: UserError.
+    """
+    grading, tokenizer, renderer = _reading(experiment)
+    asked = build_held_out(experiment.task, experiment.held_out, renderer)
+    again = repetitions(experiment.task, asked.questions)
+    return _fitting(experiment, tokenizer, Split(asked, asked, 0, repeated=again), grading)
+
+
+def _reading(experiment: Experiment) -> tuple[Grading, Tokenizer, ChatRenderer]:
+    grading = grading_of(experiment)
+    schemas = () if experiment.environment is None else describe(experiment.environment)
+    check_weights(experiment.model, experiment.trust_remote_code)
+    with working(f"reading the tokenizer of {experiment.model}"):
+        tokenizer = _switched(load_tokenizer(experiment.model, experiment.trust_remote_code), experiment)
+    if experiment.environment is not None:
+        TurnTokenizer.over(tokenizer)
+    told, tools = (None, schemas) if tells_tools(tokenizer, schemas) else (describe_tools(schemas), ())
+    return grading, tokenizer, ChatRenderer(tokenizer, experiment.system or None, tools, told if schemas else None)
+
+
+def _switched(tokenizer: Tokenizer, experiment: Experiment) -> Tokenizer:
+    """Return the tokenizer whose chat template is given the experiment's variables. Raises: ConfigError."""
+    switches = experiment.chat_template_kwargs
+    if not switches:
+        return tokenizer
+    flaw = reserved_flaw(switches)
+    if flaw is not None:
+        raise ConfigError(f"chat_template_kwargs: {flaw}; remove it")
+    idle = Looks(tokenizer).idle([{"role": "user", "content": "2+2="}], (), switches)
+    if idle is not None:
+        raise ConfigError(
+            f"chat_template_kwargs.{idle} = {switches[idle]!r} changes nothing: the chat template of "
+            f"{experiment.model} does not read it so; remove it"
+        )
+    return replace(tokenizer, switches=switches)
+
+
+def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: Grading) -> TrainingData:
+    sampling = sampling_of(experiment, tokenizer)
+    sets = (split.train,) if split.train is split.held_out else (split.train, split.held_out)
+    for tasks in sets:
+        check_context(tasks, tokenizer.context_length, sampling.max_completion_length, tokenizer.context_note)
+    untried = check_answers(sets, grading, grading_limits(experiment))
+    beginning = beginning_of(tokenizer, experiment.grading.opening)
+    return TrainingData(tokenizer, split, sampling, grading, beginning, untried=untried)
+
+
+def sampling_of(experiment: Experiment, tokenizer: Tokenizer) -> Sampling:
+    """Return the sampling plan with the model's own stop tokens."""
+    plan = experiment.sampling
+    beyond = [i for i in plan.stop_ids if not 0 <= i < tokenizer.vocab_size]
+    if beyond:
+        raise ConfigError(f"sampling.stop_ids {beyond} are outside the vocabulary of {tokenizer.vocab_size}")
+    return Sampling(
+        temperature=plan.temperature,
+        top_p=plan.top_p,
+        top_k=plan.top_k,
+        min_p=plan.min_p,
+        max_completion_length=plan.max_completion_length,
+        stop_ids=tuple(dict.fromkeys((*tokenizer.stop_ids, *plan.stop_ids))),
+        record_routing=experiment.algorithm.routing == "behavior",
+    )
+
+
+def grading_of(experiment: Experiment) -> Grading:
+    """Return the rewards, the task's own when none is named, with the algorithm's penalty on length."""
+    penalty = experiment.algorithm.overlong
+    budget = experiment.sampling.max_completion_length
+    overlong = None
+    if penalty is not None:
+        overlong = LengthPenalty(max(1, round(penalty.buffer * budget)), penalty.factor, budget)
+    gives = experiment.environment is not None and experiment.environment.is_rewarding
+    rewards = experiment.rewards or ((WeightedReward(EnvironmentReward()),) if gives else own_rewards(experiment.task))
+    keep, parts = experiment.algorithm.keep, [reward.part for reward in rewards]
+    if keep is not None and keep.part and keep.part not in parts:
+        raise ConfigError(f"algorithm.keep.part: {unknown('component of the reward', keep.part, parts)}")
+    for reward in rewards:
+        if isinstance(reward.verifier, Code) and reward.verifier.total_seconds >= experiment.grading.deadline_seconds:
+            raise ConfigError(
+                f"the reward '{reward.part}' gives programs total_seconds = {reward.verifier.total_seconds:g}, which "
+                "must be less than grading.deadline_seconds (a program that is only slow would be an error), "
+                f"got {experiment.grading.deadline_seconds:g}; raise that or lower total_seconds"
+            )
+    return Grading(rewards, overlong)
+
+
+def walls_of(experiment: Experiment, grading: Grading) -> str:
+    """Return what isolates model-written code in this run, tried out now, in words for the run card.
+
+    Raises: ConfigError when nothing does.
+    """
+    kinds = [reward.verifier.sandbox for reward in grading.rewards if isinstance(reward.verifier, Code)]
+    if experiment.environment is not None and PYTHON in experiment.environment.tools:
+        kinds.append(experiment.environment.sandbox)
+    return enforced_by(kinds)
+
+
+def grading_limits(experiment: Experiment) -> Limits:
+    """Return what the processes that grade may use."""
+    plan = experiment.grading
+    return Limits(
+        workers=plan.workers,
+        deadline_seconds=plan.deadline_seconds,
+        memory_gib=plan.memory_gib or None,
+        environment=plan.environment,
+    )
+
+
+@dataclass(frozen=True)
+class PromptChoice:
+    """What decides which prompt is asked next, and what remembers how it went."""
+
+    curriculum: Curriculum
+    tracker: TaskValues | None
+    drift: Drift
+    replay: SelfImitationReplay | None = None
+
+
+def choosing(algorithm: Algorithm, tasks: TaskSet, seed: int) -> PromptChoice:
+    """Return curriculum, tracker, drift and replay buffer as the algorithm asks for them.
+
+    Raises: UserError for a combination that cannot be meant, or a file of initial values that cannot be used.
+    """
+    sampler, plan = algorithm.sampler, algorithm.tracker
+    reads_values = plan is not None and (uses_tracker(algorithm) or isinstance(sampler, Prioritized))
+    replay = None if algorithm.replay is None else SelfImitationReplay(algorithm.replay, seed)
+    if not (reads_values or isinstance(sampler, Greso)):
+        return PromptChoice(UniformCurriculum(len(tasks), seed), None, NoDrift(), replay)
+    places = counted(range(len(tasks)), "listing prompts", len(tasks))
+    task_index = TaskIndex(tasks[index].id for index in places)
+    tracker, drift = _remembering(algorithm, task_index) if reads_values else (None, NoDrift())
+    if isinstance(sampler, Prioritized):
+        assert isinstance(tracker, ValueTracker), "validate refuses Prioritized without a TrackerPlan"
+        chosen: Curriculum = PrioritizedCurriculum(tracker, sampler.epsilon, sampler.gamma, seed)
+    elif isinstance(sampler, Greso):
+        chosen = GresoCurriculum(task_index, sampler, seed)
+    else:
+        chosen = UniformCurriculum(len(tasks), seed)
+    return PromptChoice(chosen, tracker, drift, replay)
+
+
+def _remembering(algorithm: Algorithm, task_index: TaskIndex) -> tuple[TaskValues, Drift]:
+    """Return what keeps a value for each prompt, and what it forgets by."""
+    plan = algorithm.tracker
+    assert plan is not None, "validate refuses Tracked and Prioritized without a tracker"
+    if isinstance(plan, OptimalValue):
+        fixed = FixedValues(task_index, plan.beta)
+        if plan.initial != "samples":
+            fixed.load(Path(plan.initial))
+        return fixed, NoDrift()
+    tracker = ValueTracker(task_index, _forgetting(plan), plan.rewards, plan.prior)
+    if plan.initial not in ("prior", "samples"):
+        tracker.load(Path(plan.initial))
+    drift = _drift(plan, task_index)
+    if algorithm.updates.total < drift.needs_updates:
+        raise ConfigError(
+            f'tracker.drift = "{plan.drift}" needs {drift.needs_updates} updates a step to measure anything and there '
+            f'is {algorithm.updates.total}; set algorithm.updates.minibatches, or algorithm.tracker.drift = "replayed"'
+        )
+    return tracker, drift
+
+
+def _forgetting(plan: TrackerPlan) -> DecayRule:
+    if plan.drift == "constant":
+        return DecayRule.constant(plan.rho_min)
+    return DecayRule(plan.rho_min, plan.rho_max, plan.d_half)
+
+
+def _drift(plan: TrackerPlan, task_index: TaskIndex) -> Drift:
+    if plan.drift == "constant":
+        return NoDrift()
+    return RescoredDrift(task_index) if plan.drift == "replayed" else AccumulatedDrift(task_index)
+
+
+def keeping(algorithm: Algorithm) -> tuple[Callable[[Group], bool], int]:
+    """Return which groups are kept, and how often others are asked instead."""
+    if algorithm.keep is None:
+        return (lambda group: True), 1
+    return partial(is_informative, part=algorithm.keep.part), algorithm.keep.max_attempts

@@ -1,0 +1,100 @@
+"""Value pre-training: before the first step the critic alone learns, from answers of the unchanged policy."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from gnomon.algorithms.advantages import Gae, Whitened
+from gnomon.algorithms.algorithm import Algorithm
+from gnomon.algorithms.critic import Pretraining
+from gnomon.algorithms.protocols import Advantage
+from gnomon.core.metrics import Metrics
+from gnomon.core.types import State
+from gnomon.learner.base import Learner
+from gnomon.rollouts.collate import collate
+from gnomon.rollouts.curriculum.base import Curriculum
+from gnomon.rollouts.metrics import measure_round
+from gnomon.rollouts.scheduler import RolloutScheduler
+from gnomon.training.critic_updates import shuffle_seed, train_critic
+from gnomon.training.nonfinite_guard import NoGuard, Watch
+from gnomon.training.run_logger import StepTimer
+
+EXPLAINED = "critic/explained_variance"
+
+
+@dataclass
+class ValuePretraining:
+    """The phase before step 1, a batch at a time. `Stateful`.
+
+    Rounds come from the run's own stream and curriculum, so no draw of a prompt is made again in training; no weight of
+    the policy changes, so every answer is of version 0. Targets are returns themselves, whatever lambda the targets
+    have later: a critic that knows nothing yet would otherwise learn from its own first guesses.
+    algorithm: as `monte_carlo` returns it. save: publishes a checkpoint of the phase after so many batches. discard:
+    removes these, once the phase is over and step 0 is published.
+    """
+
+    plan: Pretraining
+    algorithm: Algorithm
+    learner: Learner
+    stream: RolloutScheduler
+    curriculum: Curriculum
+    temperature: float
+    seed: int
+    save: Callable[[int], None]
+    discard: Callable[[], None]
+    guard: Watch = field(default=NoGuard())
+    batches: int = 0
+    streak: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all batches were made, or enough in a row were explained well before the critic had seen them."""
+        return self.batches >= self.plan.steps or self.streak >= self.plan.patience
+
+    async def step(self) -> Metrics:
+        """Ask one round, measure how well the critic explains it, teach it, and return what was measured."""
+        timer = StepTimer()
+        finished = await self.stream.take()
+        timer.mark("generate")
+
+        batch, metrics = collate(finished.groups, self.temperature), Metrics()
+        with self.guard.learning(self.batches + 1, "batch of value pre-training") as guarded:
+            batch = (await self.learner.score(batch, self.algorithm.advantage.needs)).into(batch)
+            batch = guarded.check(batch, finished.groups)
+            timer.mark("score")
+
+            seed = shuffle_seed(self.seed, self.batches, "pretraining")
+            batch = guarded.check(self.algorithm.prepare(batch), finished.groups)
+            metrics = await train_critic(self.learner, self.algorithm, batch, None, seed)
+        timer.mark("update")
+
+        metrics += guarded.metrics
+        if guarded.is_learned:
+            metrics += self.curriculum.observe(finished.generated)
+        self.batches += 1
+        self.streak = self.streak + 1 if self._is_explained(metrics) else 0
+        return measure_round(finished, self.learner.version) + metrics + timer.metrics(finished.watch)
+
+    def _is_explained(self, metrics: Metrics) -> bool:
+        # A batch without a trained token measures nothing, and so explains nothing.
+        reached = metrics[EXPLAINED] if EXPLAINED in set(metrics) else -math.inf
+        return self.plan.explained_variance is not None and reached >= self.plan.explained_variance
+
+    def state(self) -> State:
+        """Return how far it is."""
+        return State(values={"batches": self.batches, "streak": self.streak})
+
+    def restore(self, state: State) -> None:
+        """Go on from there."""
+        self.batches, self.streak = int(state.values["batches"]), int(state.values["streak"])
+
+
+def monte_carlo(algorithm: Algorithm) -> Algorithm:
+    """Return the same algorithm with returns as the critic's targets: a value lambda of 1."""
+    return replace(algorithm, advantage=_with_returns(algorithm.advantage))
+
+
+def _with_returns(advantage: Advantage) -> Advantage:
+    if isinstance(advantage, Whitened):
+        return replace(advantage, of=_with_returns(advantage.of))
+    return replace(advantage, value_lambda=1.0) if isinstance(advantage, Gae) else advantage

@@ -1,0 +1,207 @@
+"""Which weights are asked which held-out questions: from what a person names to the experiments that answer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from gnomon.config.experiment import Experiment, from_table, read
+from gnomon.core.errors import CheckpointError, ConfigError, RunDirectoryError, UserError
+from gnomon.core.tables import to_table
+from gnomon.models.load import BUILT_IN
+from gnomon.records.checkpoints import Checkpoints
+from gnomon.records.directory import RunDirectory
+from gnomon.records.manifest import verify
+from gnomon.records.ownership import check_own
+from gnomon.rewards.reasoning import Reasoning
+from gnomon.tasks.benchmarks import BenchmarkTask
+from gnomon.tasks.build import named, own_rewards
+from gnomon.tasks.tables import TableTask
+
+PROMPTS = 200
+"""Questions of a named task, unless something else is said."""
+WHOLE = 10_000_000
+"""More questions than any test set has."""
+BEST, NEWEST = "best", "newest"
+
+
+@dataclass(frozen=True)
+class EvalTarget:
+    """What is evaluated.
+
+    model: a run, a model's folder, or its name. checkpoint: of a run: "newest", "best", or the number of steps after
+    which it was saved; 0 is the model that the run began with.
+    """
+
+    model: str | Path
+    checkpoint: int | str = NEWEST
+
+    def __post_init__(self) -> None:
+        if isinstance(self.checkpoint, str) and self.checkpoint not in (BEST, NEWEST):
+            raise ConfigError(
+                f"a checkpoint is {BEST}, {NEWEST} or a number of steps such as 24, got '{self.checkpoint}'"
+            )
+        if self.checkpoint != NEWEST and not self.is_run:
+            raise ConfigError(f"{self.model} is no run, so it has no checkpoint {self.checkpoint}; leave that out")
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it is a run's directory."""
+        return (Path(self.model) / "experiment.toml").is_file()
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A candidate, found. model: a folder or a name. step: of its run, 0 for the model that it began with."""
+
+    model: str
+    step: int = 0
+    run: Path | None = None
+
+
+@dataclass(frozen=True)
+class EvalSpec:
+    """What is asked.
+
+    task: a name as in TOML; None asks the held-out questions of the first run among the candidates. samples: answers a
+    question. prompts: of a named task; None asks 200, or the whole of a benchmark. overrides: ``key=value``.
+    """
+
+    task: str | None = None
+    samples: int = 1
+    prompts: int | None = None
+    overrides: tuple[str, ...] = ()
+
+    def experiments(self, candidates: Sequence[EvalTarget]) -> list[tuple[Experiment, Weights]]:
+        """Return for each candidate the experiment that asks its weights: alike in everything else.
+
+        All are asked as the first run among them asks: its questions unless others are named, its system message, its
+        sampling, its seed. So the same sample of the same prompt is drawn with the same random numbers.
+        Raises: ConfigError, RunDirectoryError, CheckpointError.
+        """
+        leader = self.leader(candidates)
+        if self.task is None and leader is None:
+            raise _no_task(candidates[0])
+        if self.task is None and self.prompts is not None:
+            raise ConfigError(
+                f"--prompts {self.prompts} is of a task that is named with --task; without one all questions that "
+                f"{leader.model if leader else ''} held out are asked: leave --prompts out, or name a task"
+            )
+        begun: Mapping[str, Any] = {"algorithm": "grpo"} if leader is None else read(_experiment(leader))
+        for run in (Path(candidate.model) for candidate in candidates if candidate.is_run):
+            check_own(run, read(run / "experiment.toml"))
+        return [(self._experiment(begun, weights), weights) for weights in map(find_weights, candidates)]
+
+    @property
+    def asks_as_begun(self) -> bool:
+        """Whether the questions are those that the first run itself held out: no task and no part of one is named."""
+        parts = ("task", "held_out", "evaluation.task", "environment")
+        changed = (text.partition("=")[0] for text in self.overrides)
+        return self.task is None and not any(key == p or key.startswith(f"{p}.") for key in changed for p in parts)
+
+    def leader(self, candidates: Sequence[EvalTarget]) -> EvalTarget | None:
+        """Return the first run, as which all are asked; None where there is none."""
+        return next((c for c in candidates if c.is_run), None)
+
+    def _experiment(self, begun: Mapping[str, Any], weights: Weights) -> Experiment:
+        table = {**begun, "model": weights.model}
+        table.pop("lora", None)  # it is merged into the checkpoint
+        if self.task is not None:
+            asked = named(self.task)
+            is_whole = self.prompts is None and isinstance(asked, BenchmarkTask)
+            size = WHOLE if is_whole else PROMPTS if self.prompts is None else self.prompts
+            table |= {"task": self.task, "held_out": {**table.get("held_out", {}), "size": size}, "evaluation": {}}
+            if not isinstance(asked, TableTask):
+                table.pop("rewards", None)
+            elif not table.get("rewards"):
+                table["rewards"] = _judges(begun)
+        return from_table(table, [f"evaluation.samples={self.samples}", *self.overrides]).experiment
+
+
+def _no_task(candidate: EvalTarget) -> UserError:
+    """Return what is wrong with evaluating what is no run without naming a task; a missing folder is said first."""
+    name, wanted = str(candidate.model), "the task must be named: --task arithmetic, a file, or a generator"
+    if name in BUILT_IN or Path(name).is_dir():
+        return ConfigError(f"{name} is no run, so {wanted}")
+    try:
+        RunDirectory.check(Path(name))  # which names the nearest run
+    except RunDirectoryError as error:
+        return RunDirectoryError(f"there is no folder {name}: {error}; for a model of the hub {wanted}")
+    return ConfigError(f"{name} is no run, so {wanted}")
+
+
+def _judges(begun: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what judges a file of questions when a run names no reward: what judges the run's own task, if it can.
+
+    Nothing where it cannot, where an environment gives the reward, or where there is no run: whoever evaluates is then
+    asked to name one.
+    """
+    if "task" not in begun or "environment" in begun:
+        return []
+    try:
+        rewards = own_rewards(from_table(begun).experiment.task)
+    except ConfigError:
+        return []
+    # A generator's scorer knows that generator's questions alone.
+    return [to_table(reward) for reward in rewards if not isinstance(reward.verifier, Reasoning)]
+
+
+def find_weights(candidate: EvalTarget) -> Weights:
+    """Return where a candidate's weights are.
+
+    Raises: RunDirectoryError when a run has no such checkpoint, naming those that it has; CheckpointError when it is
+        damaged.
+    """
+    if not candidate.is_run:
+        return Weights(str(candidate.model))
+    run = Path(candidate.model)
+    if candidate.checkpoint == NEWEST:
+        path = checkpoint_of(run)
+    elif candidate.checkpoint == BEST:
+        path = _best(run)
+    else:
+        path = RunDirectory(run).checkpoints / f"step-{candidate.checkpoint}"
+        if candidate.checkpoint == 0 and not path.is_dir():
+            return Weights(str(read(_experiment(candidate))["model"]), 0, run)
+        _require(path, run)
+    return Weights(str(path), int(path.name.removeprefix("step-")), run)
+
+
+def checkpoint_of(run: Path) -> Path:
+    """Return the newest valid checkpoint of a run. Raises: RunDirectoryError when there is none."""
+    if not (run / "experiment.toml").is_file():
+        raise RunDirectoryError(f"{run} is not a run: it has no experiment.toml")
+    found = Checkpoints(RunDirectory(run).checkpoints).newest()
+    if found is None:
+        raise RunDirectoryError(f"{run} has no checkpoint yet; `gnomon resume {quote(str(run))}` goes on with it")
+    return found.path
+
+
+def _best(run: Path) -> Path:
+    path = Checkpoints(RunDirectory(run).checkpoints).best()
+    if path is None:
+        raise RunDirectoryError(
+            f"{run} has no best checkpoint: no evaluation after a step was better than the one before training; "
+            f"evaluate that model with --checkpoint 0, the last one with --checkpoint {NEWEST}"
+        )
+    _require(path, run)
+    return path
+
+
+def _require(path: Path, run: Path) -> None:
+    if not path.is_dir():
+        steps = sorted(p.name for p in RunDirectory(run).checkpoints.glob("step-*"))
+        kept = ", ".join(name.removeprefix("step-") for name in steps) or "none"
+        raise RunDirectoryError(
+            f"{run} has no checkpoint {path.name.removeprefix('step-')}; it has those after steps: {kept} "
+            f"(checkpoints.keep_every keeps more); {BEST}, {NEWEST} and 0, the model before training, have names"
+        )
+    try:
+        verify(path)
+    except CheckpointError as error:
+        raise RunDirectoryError(f"{error}; evaluate another checkpoint of {run}") from error
+
+
+def _experiment(candidate: EvalTarget) -> Path:
+    return Path(candidate.model) / "experiment.toml"

@@ -1,0 +1,142 @@
+"""What is not as it was when a run began, or last went on: its experiment, versions and machine, the user's code."""
+
+import hashlib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gnomon.config.experiment import Experiment, to_toml
+from gnomon.core.atomic_files import read_plain, read_plain_text
+from gnomon.core.errors import ModelError
+from gnomon.core.redaction import shortened
+from gnomon.core.tables import parse_toml
+from gnomon.models.remote_code import revision
+from gnomon.records.directory import RunDirectory
+from gnomon.records.reading import RunRecord
+from gnomon.records.run_card import Card, sessions_of
+from gnomon.training.notes import foreign_code, trusted_models
+
+_MOST_DIFFERENCES, _LONGEST_VALUE = 5, 80
+_COMMIT = 12
+_MACHINE = {"device": "the device", "cpu": "the processor", "threads": "the number of threads"}
+
+
+def is_begun(run_dir: Path, experiment: Experiment) -> bool:
+    """Whether a run of this very experiment is there, so that the same command goes on with it."""
+    try:
+        return read_plain(RunDirectory(run_dir).experiment) == to_toml(experiment).encode()
+    except OSError:
+        return False
+
+
+def other_experiment(run_dir: Path, experiment: Experiment) -> str:
+    """Return what differs between the experiment of the run that is there and this one; "" where none can be read."""
+    try:
+        there = parse_toml(read_plain_text(RunDirectory(run_dir).experiment))
+    except (OSError, ValueError, RecursionError):
+        return ""
+    return listed(differences(there, tomllib.loads(to_toml(experiment)))) if there else ""
+
+
+def differences(there: Any, asked: Any, path: str = "") -> list[str]:
+    """Return what differs between two tables, one sentence a leaf.
+
+    >>> differences({"a": {"b": 1}}, {"a": {"b": 2}, "c": "x"})
+    ['a.b is 1 there and 2 here', "c is nothing there and 'x' here"]
+    """
+    if isinstance(there, dict) and isinstance(asked, dict):
+        keys = sorted(there.keys() | asked.keys())
+        return [d for key in keys for d in differences(there.get(key), asked.get(key), f"{path}.{key}".lstrip("."))]
+    said = ["nothing" if value is None else shortened(repr(value), _LONGEST_VALUE) for value in (there, asked)]
+    return [] if there == asked else [f"{path} is {said[0]} there and {said[1]} here"]
+
+
+def listed(found: Sequence[str]) -> str:
+    """Return the first few differences as one text, and how many more there are.
+
+    >>> listed(["a", "b"])
+    'a; b'
+    """
+    more = len(found) - _MOST_DIFFERENCES
+    return "; ".join(found[:_MOST_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
+
+
+def latest_session(run: Path) -> Mapping[str, Any]:
+    """Return what the card says of the run's newest session; nothing where it is new, or its card is damaged."""
+    newest = sessions_of(RunRecord(run).card())[-1]
+    return newest if isinstance(newest, Mapping) else {}
+
+
+def changes(before: Mapping[str, Any], now: Card) -> list[str]:
+    """Return what a session is told that does not run on what the one before it ran on; nothing where it does.
+
+    Both are sound runs, but the bits that `Card.reproducibility` promises are of equal versions, processor and threads.
+    """
+    versions = before.get("versions")
+    there = versions if isinstance(versions, Mapping) else {}
+    found = [_went(name, there[name], now.versions[name]) for name in now.versions if name in there]
+    found += [_went(called, before[key], getattr(now, key)) for key, called in _MACHINE.items() if key in before]
+    # Files that were changed, or an installed copy, have no commit of their own.
+    source = _went("gnomon's source", _short(before.get("source")), _short(now.source))
+    found.append(_went("gnomon's source", _commit(before.get("code")), _commit(now.code)) or source)
+    said = [change for change in found if change]
+    told = [f"since the last session {', '.join(said)}: numbers can come out otherwise than without"] if said else []
+    if before.get("settings", now.settings) != now.settings:
+        told.append("the run's experiment.toml was edited since the last session: steps from here on are another's")
+    return told
+
+
+def sources_of(experiment: Experiment) -> dict[str, str]:
+    """Return the user's files that a run executes, as the experiment names them, each with its SHA-256."""
+    files = {code.partition(" ")[2].rpartition(":")[0] for code in foreign_code(experiment)}
+    there = {name: Path(name) for name in sorted(files) if name.endswith(".py") and Path(name).is_file()}
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in there.items()}
+
+
+def own_code_of(experiment: Experiment) -> dict[str, str]:
+    """Return the models whose own code may run, each with what tells that code from any other; see `revision`."""
+    return {model: revision(model) for model in trusted_models(experiment)}
+
+
+def refuse_other_code(before: Mapping[str, Any], now: Mapping[str, str]) -> None:
+    """Refuse a model's own code that is not what ran in the session before: nobody has said that it is trusted.
+
+    Raises: ModelError, before any of it runs.
+    """
+    known = before.get("trusted_models")
+    there = known if isinstance(known, Mapping) else {}
+    for model, own in now.items():
+        if there.get(model, own) != own:
+            raise ModelError(
+                f"the own code of the model {model} is not what this run trusted so far: that was "
+                f"{there[model] or 'none'}, and it is {own or 'none'} now; bring the former back, or read the new one "
+                "and start another run with --run-dir DIR"
+            )
+
+
+def changed_code(before: Mapping[str, Any], sources: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each of the user's files that is not as it was in the session before."""
+    known = before.get("sources")
+    there = known if isinstance(known, Mapping) else {}
+    return [
+        f"{name} has changed since this run last used it: earlier steps were made with the former code; to make all "
+        "of them with the new one, start another run with --run-dir DIR"
+        for name, digest in sources.items()
+        if there.get(name, digest) != digest
+    ]
+
+
+def _went(what: str, there: Any, here: Any) -> str:
+    is_change = there is not None and here is not None and there != here
+    return f"{what} went from {shortened(str(there), _LONGEST_VALUE)} to {here}" if is_change else ""
+
+
+def _commit(code: Any) -> str | None:
+    own = code.get("gnomon") if isinstance(code, Mapping) else None
+    commit = own.get("commit") if isinstance(own, Mapping) else None
+    return _short(commit)
+
+
+def _short(said: Any) -> str | None:
+    return said[:_COMMIT] if isinstance(said, str) and said else None

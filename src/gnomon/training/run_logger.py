@@ -1,0 +1,151 @@
+"""What the walk tells the world: the run's own files, trackers, and the person who watches."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gnomon.core.failpoints import reach
+from gnomon.core.metrics import Last, Max, Mean, Metrics
+from gnomon.core.types import Batch, Group
+from gnomon.diagnosis.text_metrics import measure_answers
+from gnomon.records.batches import BatchLog
+from gnomon.records.console import Console
+from gnomon.records.eval_records import AnswerLog
+from gnomon.records.jsonl import JsonLines, JsonlSink
+from gnomon.records.rollouts import RolloutLog
+from gnomon.records.sinks import Sink
+from gnomon.records.token_records import TokenStats
+from gnomon.rollouts.metrics import peak_memory_bytes, said_of_failures
+from gnomon.rollouts.rollout import RolloutTimer
+from gnomon.rollouts.scheduler import RolloutBatch
+from gnomon.training.evaluate import Evaluation
+from gnomon.training.live_diagnosis import LiveDiagnosis
+
+# Where a step's seconds go.
+
+
+class StepTimer:
+    """Wall-clock seconds between marks; each mark ends the stage that it names."""
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Begin a step."""
+        self._began = self._last = time.perf_counter()
+        self._stages: dict[str, float] = {}
+
+    def mark(self, stage: str) -> None:
+        """Give the seconds since the last mark to ``stage``."""
+        now = time.perf_counter()
+        self._stages[stage] = now - self._last
+        self._last = now
+
+    def metrics(self, watch: RolloutTimer) -> Metrics:
+        """Return ``time/STAGE_seconds`` and ``time/step_seconds``; grading is the wait after the last completion."""
+        stages = dict(self._stages)
+        stages["grade"] = min(watch.grade_seconds, stages.get("generate", 0.0))
+        stages["generate"] = stages.get("generate", 0.0) - stages["grade"]
+        stages["step"] = self._last - self._began
+        return Metrics.of({f"time/{stage}_seconds": Mean(seconds, 1) for stage, seconds in stages.items()})
+
+
+UNTRAINED = {"loss/policy": 0.0, "learner/gradient_norm": 0.0}
+"""What a step says in which no token had a gradient; ratios, entropy and mismatch were not measured, and are absent."""
+
+
+@dataclass
+class RunLogger:
+    """Writes each step and each evaluation down.
+
+    sinks: take the metrics; the run's own file is one of them. evaluations: the file of evaluations. answers: how each
+    prompt was answered in them. rollouts, batches: None when they are not wanted. critic: the file of value
+    pre-training, None where there is no such phase. serving: what the engines measured since they were last asked.
+    diagnosis: looks at all of it, None when it is not wanted.
+    """
+
+    console: Console
+    sinks: Sequence[Sink]
+    evaluations: JsonLines
+    answers: AnswerLog | None = None
+    rollouts: RolloutLog | None = None
+    batches: BatchLog | None = None
+    critic: JsonlSink | None = None
+    serving: Callable[[], Metrics] = Metrics
+    diagnosis: LiveDiagnosis | None = None
+    _is_warned: bool = False
+
+    def write(self, step: int, metrics: Metrics, finished: RolloutBatch, batch: Batch, seen: TokenStats | None) -> None:
+        """Write down what training step number ``step`` (from 1) measured. seen: of some of its answers' tokens."""
+        absent = {name: Last(value) for name, value in UNTRAINED.items() if name not in set(metrics)}
+        metrics += measure_answers(finished.generated)
+        metrics += self.serving() + Metrics.of({**absent, "memory/peak_bytes": Max(peak_memory_bytes())})
+        values = metrics.values()
+        for sink in self.sinks:
+            sink.write(step, values)
+        reach("record")
+        if self.rollouts is not None:
+            self.rollouts.write(step, finished.groups, finished.wasted, batch, seen)
+        if self.batches is not None:
+            ids = [r.task_id for group in finished.groups for r in group.rollouts]
+            self.batches.write(step, batch, prompt_ids=ids)
+        self.console.step(step, values)
+        self._warn_of_failures(finished)
+        if self.diagnosis is not None:
+            self.diagnosis.observe(step, values, finished.generated)
+
+    @property
+    def reason_to_stop(self) -> str:
+        """What the diagnosis found that is to end the run, in a sentence; "" for nothing."""
+        return "" if self.diagnosis is None else self.diagnosis.reason_to_stop
+
+    def _warn_of_failures(self, finished: RolloutBatch) -> None:
+        said = said_of_failures([rollout for group in finished.generated for rollout in group.rollouts])
+        if said is not None and not self._is_warned:
+            self._is_warned = True
+            self.console.warn(said)
+
+    @contextmanager
+    def evaluating(self, step: int, prompts: int) -> Iterator[Callable[[Group], None]]:
+        """Show an evaluation's progress; call what this yields as each group arrives."""
+        with self.console.phase(f"evaluating after step {step}", prompts) as phase:
+            yield lambda group: phase.advance()
+
+    def write_evaluation(self, evaluation: Evaluation) -> None:
+        """Write an evaluation down and show it."""
+        self.evaluations.append(evaluation.as_row())
+        if self.answers is not None:
+            self.answers.write(evaluation.step, evaluation.answered)
+        name = next(iter(evaluation.scores))
+        ungraded = f" ({evaluation.ungraded})" if evaluation.errors else ""
+        self.console.evaluated(f"{name} {evaluation.headline} after step {evaluation.step}{ungraded}")
+        if self.diagnosis is not None:
+            self.diagnosis.observe_evaluation(evaluation.as_row())
+
+    @contextmanager
+    def pretraining(self, limit: int, done: int) -> Iterator[Callable[[int, Metrics], None]]:
+        """Show value pre-training from batch ``done`` to ``limit`` at most; what this yields writes a batch down."""
+        with self.console.phase("teaching the critic", limit - done, is_brief=True) as phase:
+
+            def write(batch: int, metrics: Metrics) -> None:
+                values = metrics.values()
+                if self.critic is not None:
+                    self.critic.write(batch, values)
+                explained = values.get("critic/explained_variance", 0.0)
+                phase.text = f"teaching the critic, explained variance {explained:.2f}"
+                phase.advance()
+
+            yield write
+        self.console.say(f"{phase.text} in the last of {done + phase.done} batches")
+
+    def close(self) -> None:
+        """Close every file and tracker."""
+        for sink in self.sinks:
+            sink.close()
+        self.evaluations.close()
+        if self.diagnosis is not None:
+            self.diagnosis.close()
+        if self.critic is not None:
+            self.critic.close()
+        self.console.close()

@@ -1,0 +1,78 @@
+"""Signals that end a run: the first lets it finish and save, the second does not wait."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gnomon.training.run import StopRequest
+
+_CURSOR = "\x1b[?25h"
+# SIGUSR1 is what schedulers send a while before they end a job: `sbatch --signal=USR1@300`; SIGHUP comes when the
+# terminal goes.
+_ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
+
+def asking_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that ask a run to stop here: SIGHUP is none of them where it is ignored, as under nohup."""
+    return tuple(n for n in _ASKING if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN)
+
+
+@contextmanager
+def stopping(stop: "StopRequest", say: Callable[[str], None], what: str, go_on: str) -> Iterator[None]:
+    """Turn the first SIGTERM, SIGINT, SIGUSR1 or SIGHUP into a request to stop, and say so; a second ends all.
+
+    A second SIGHUP does not: a terminal that goes sends it, and so does the shell. Under nohup none is taken.
+    what: is finished and saved first, such as "the step at hand". go_on: the command that goes on with it.
+    """
+    asked: SimpleQueue[int] = SimpleQueue()
+
+    def request(number: int, frame: object) -> None:
+        if number == signal.SIGHUP:
+            leave_terminal()
+            if stop.signal:
+                return
+        if stop.signal:
+            # Written without a lock, for whoever has one stands still while this is done; a live line hid the cursor.
+            shown = _CURSOR if os.isatty(2) else ""
+            os.write(2, f"{shown}\nstopped at once, and nothing was saved; go on with: {go_on}\n".encode())
+            os._exit(128 + number)
+        stop.signal = number
+        asked.put(number)
+
+    def answer() -> None:
+        # A thread of its own: what prints may be at work where the signal comes, and may not be entered twice.
+        if number := asked.get():
+            again = "Ctrl-C" if number == signal.SIGINT else "the signal"
+            say(f"stopping: {what} is finished and saved first; {again} once more stops at once, without saving")
+
+    try:
+        before = {number: signal.signal(number, request) for number in asking_signals()}
+    except ValueError:
+        # Not the main thread: whoever runs us there handles signals.
+        yield
+        return
+    answering = threading.Thread(target=answer, name="gnomon-stopping", daemon=True)
+    answering.start()
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        asked.put(0)
+        answering.join()
+
+
+def leave_terminal() -> None:
+    """Write to nowhere what was for a terminal that is gone: a line that nobody can read must not end the run."""
+    for descriptor in (1, 2):
+        try:
+            os.write(descriptor, b"")
+        except OSError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, descriptor)
+            os.close(null)

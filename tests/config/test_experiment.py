@@ -1,0 +1,155 @@
+"""Experiments: what is written is what is read, whatever folder and order."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from gnomon.algorithms import PRESETS, TruncatedIS
+from gnomon.config.experiment import anchored, built_in, from_table, load, read, to_toml
+from gnomon.core.errors import ConfigError
+from gnomon.core.sections import EnginePlan
+from gnomon.tasks.tables import TableTask
+
+
+@pytest.mark.parametrize("name", sorted(built_in()))
+def test_a_built_in_experiment_comes_back_from_its_record(name: str, tmp_path: Path):
+    """`load` of what `to_toml` writes is the same experiment."""
+    experiment = load(name).experiment
+    record = tmp_path / "experiment.toml"
+    record.write_text(to_toml(experiment))
+
+    assert load(record).experiment == experiment
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_every_preset_comes_back_from_its_record(preset: str):
+    """Choosing a name alone is enough, and its record says everything."""
+    experiment = load("tiny", [f"algorithm={preset}"]).experiment
+
+    assert from_table(json.loads(json.dumps(_table(to_toml(experiment))))).experiment == experiment
+
+
+def _table(text: str) -> dict[str, object]:
+    import tomllib
+
+    return tomllib.loads(text)
+
+
+def test_overrides_may_come_in_any_order():
+    """What is said of a part holds, whether it stands before or after the whole."""
+    one = load("tiny", ["algorithm=spo", "algorithm.tracker.initial=prior"]).experiment
+    other = load("tiny", ["algorithm.tracker.initial=prior", "algorithm=spo"]).experiment
+
+    assert one == other
+    assert one.algorithm.tracker is not None
+    assert one.algorithm.tracker.initial == "prior"
+
+
+@pytest.mark.parametrize(
+    "overrides", list(itertools.permutations(["correction=Truncated", "correction.level=sequence"]))
+)
+def test_a_field_of_a_piece_needs_no_table(overrides: tuple[str, ...]):
+    """A piece by its name and a field of it in an override of its own, in both orders."""
+    experiment = load("tiny", [f"algorithm.{override}" for override in overrides]).experiment
+
+    assert experiment.algorithm.correction == TruncatedIS(level="sequence")
+
+
+def test_a_key_twice_is_said():
+    """The last one counts, and a note names both values."""
+    loaded = load("tiny", ["steps=3", "algorithm=spo", "steps=4"])
+
+    assert loaded.experiment.steps == 4
+    assert loaded.notes == ("steps is given 2 times, and the last counts: 3, then 4",)
+
+
+def test_a_step_has_a_rollout_for_every_update():
+    """As many minibatches as rollouts are the most; the numbers are both named."""
+    most = load("tiny", ["algorithm.updates.minibatches=64", "rollouts_per_step=64"]).experiment
+
+    assert most.algorithm.updates.total == most.rollouts_per_step
+    with pytest.raises(ConfigError, match=r"updates\.minibatches = 65 are more than the 64 rollouts"):
+        load("tiny", ["algorithm.updates.minibatches=65", "rollouts_per_step=64"])
+
+
+@pytest.mark.parametrize("text", ['{piece="TruncatedIS"', '"TruncatedIS', "['a'", "{piece=Truncated}", "{}}"])
+def test_toml_that_does_not_close_is_no_text(text: str):
+    """What begins with a bracket or a quote is meant as TOML, and the message shows what the parser said."""
+    with pytest.raises(ConfigError, match=r"is not TOML: .*is a bracket or a quote missing"):
+        load("tiny", [f"algorithm.correction={text}"])
+
+
+def test_a_reward_may_be_the_name_of_a_function_alone():
+    """`rewards = ["mine.py:score"]` is a weighted reward of kind "function"."""
+    table = {**read("tiny"), "rewards": ["mine.py:score"]}
+
+    assert from_table(table).experiment.rewards[0].verifier.kind == "function"
+
+
+def test_named_files_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A run's record names its files so that it can be resumed from any folder; other names stay."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("def score(prompt, completion): return 1.0\n")
+    Path("rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    table = {**read("tiny"), "rewards": ["mine.py:score", "package.module:other"], "task": "rows.jsonl"}
+
+    experiment = anchored(from_table(table).experiment)
+
+    assert experiment.task.path == str(tmp_path / "rows.jsonl")
+    assert [r.verifier.function for r in experiment.rewards] == [f"{tmp_path}/mine.py:score", "package.module:other"]
+
+
+@pytest.mark.parametrize("override", ["steps", "=3", "a b=3", "steps=", "1x=2"])
+def test_an_override_that_cannot_be_read_is_refused(override: str):
+    """The message shows what an override looks like."""
+    with pytest.raises(ConfigError, match=r"override|steps"):
+        load("tiny", [override])
+
+
+def test_a_step_is_a_whole_number_of_groups():
+    """The message says which number would do."""
+    with pytest.raises(ConfigError, match=r"not a multiple of the 8 rollouts .* try 64"):
+        load("tiny", ["rollouts_per_step=63"])
+
+
+def test_other_spellings_are_understood_and_said_back():
+    """prompts_per_step counts prompts; here a step is counted in rollouts."""
+    loaded = load("tiny", ["prompts_per_step=4", "max_new_tokens=5"])
+
+    assert loaded.experiment.rollouts_per_step == 32
+    assert loaded.experiment.sampling.max_completion_length == 5
+    assert len(loaded.notes) == 2
+
+
+def test_what_is_the_algorithms_may_stand_at_the_top():
+    """TRL's and verl's files name num_generations and epsilon_high beside the model; both are understood."""
+    loaded = load("tiny", ["num_generations=4", "epsilon_high=0.28"])
+
+    assert loaded.experiment.algorithm.num_generations == 4
+    assert any("epsilon_high" in note for note in loaded.notes)
+
+
+@pytest.mark.parametrize("overrides", list(itertools.permutations(["engine=vllm", "engine.max_concurrent=8"])))
+def test_an_engine_may_be_named_by_a_text(overrides: tuple[str, ...]):
+    """`engine = "vllm"` is `engine.kind`, in TOML and as an override in any order, and keeps what else is said."""
+    experiment = load("tiny", overrides).experiment
+    table = read("tiny") | {"engine": "vllm"}
+
+    assert (experiment.engine.kind, experiment.engine.max_concurrent) == ("vllm", 8)
+    assert from_table(table, ["engine.count=2"]).experiment.engine == EnginePlan("vllm", count=2)
+    assert from_table(table, ["engine=local"]).experiment.engine == EnginePlan()
+    with pytest.raises(ConfigError, match=r"engine\.kind = 'vlm'"):
+        load("tiny", ["engine=vlm"])
+
+
+def test_another_kind_of_task_leaves_the_keys_of_the_recipe_behind():
+    """`task.kind=table` is no mistake about `lowest`, which the recipe says; what is left out is told."""
+    for more in (["task.kind=table", "task.path=a.jsonl"], ["task.path=a.jsonl", "task.kind=table"]):
+        loaded = load("tiny", more)
+        assert loaded.experiment.task == TableTask("a.jsonl")
+        assert any("so lowest, highest of that are left out" in note for note in loaded.notes)
+    with pytest.raises(ConfigError, match="task: missing path"):
+        load("tiny", ["task.kind=table"])
+    assert load("tiny", ["task.kind=arithmetic"]).experiment.task == load("tiny").experiment.task

@@ -1,0 +1,160 @@
+"""Tables to dataclasses: strict, complete, and every message with its path."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from gnomon.algorithms.critic import Pretraining
+from gnomon.algorithms.sections import Greso, OverlongPenalty, SelfImitationBuffer, Updates
+from gnomon.config.experiment import EvaluationPlan
+from gnomon.core.errors import ConfigError, check_bounds
+from gnomon.core.processes.client import Limits
+from gnomon.core.sections import BudgetPlan, CheckpointPlan, GradingPlan
+from gnomon.core.tables import build, set_path, to_table
+from gnomon.learner.optimizer import OptimizerPlan
+from gnomon.planner.queueing import QueueSetting
+from gnomon.rewards.sandbox.base import SandboxLimits
+from gnomon.tasks.arithmetic import ArithmeticTask
+from gnomon.tasks.build import MixtureTask
+from gnomon.tasks.environment import EnvironmentPlan
+from gnomon.tasks.split import HeldOut
+
+
+@dataclass(frozen=True)
+class Circle:
+    radius: float
+    kind: Literal["circle"] = "circle"
+
+    def __post_init__(self) -> None:
+        if self.radius <= 0:
+            raise ConfigError(f"radius must be > 0, got {self.radius}")
+
+
+@dataclass(frozen=True)
+class Frame:
+    width: int = 1
+    height: int = 1
+
+    def __post_init__(self) -> None:
+        check_bounds("frame", self, width=(self.width > 0, "> 0"), height=(self.height > 0, "> 0"))
+
+
+@dataclass(frozen=True)
+class Square:
+    side: int = 1
+    kind: Literal["square"] = "square"
+
+
+@dataclass(frozen=True)
+class Drawing:
+    shapes: tuple[Circle | Square, ...]
+    name: str = "untitled"
+    frame: Square | None = None
+
+
+def test_tables_come_back_from_what_they_built():
+    """`build` and `to_table` are each other's inverse."""
+    table = {"shapes": [{"kind": "circle", "radius": 2}, {"kind": "square"}], "frame": {"side": 3}}
+
+    drawing = build(Drawing, table)
+
+    assert drawing.shapes == (Circle(2.0), Square(1))
+    assert build(Drawing, to_table(drawing)) == drawing
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"shapes": [], "nmae": "x"}, "unknown key 'nmae'; did you mean 'name'"),
+        ({"shapes": [{"kind": "circel", "radius": 1}]}, r"shapes\[0\]: unknown kind 'circel'; did you mean 'circle'"),
+        ({"shapes": [{"kind": "circle", "radius": -1}]}, r"shapes\[0\]: radius must be > 0, got -1"),
+        ({"shapes": [{"kind": "square", "side": "2"}]}, r"shapes\[0\].side = '2': should be a valid integer"),
+        ({"shapes": [{"kind": "square", "side": True}]}, r"shapes\[0\].side = True: should be"),
+        ({"name": "x"}, "missing shapes"),
+        ({"shapes": 3}, "shapes = 3"),
+        ({"shapes": [{"radius": 1}]}, "needs a kind: circle, square"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_path(table: dict[str, object], message: str):
+    """A message says where, what, and the nearest thing that would have been right."""
+    with pytest.raises(ConfigError, match=message):
+        build(Drawing, table)
+
+
+def test_a_path_is_set_in_tables_that_do_not_exist_yet():
+    """`a.b=1` makes the table a."""
+    table: dict[str, object] = {"name": "x"}
+
+    set_path(table, "frame.side", 4)
+
+    assert table == {"name": "x", "frame": {"side": 4}}
+
+
+def test_a_text_on_the_way_becomes_the_table_that_it_stands_for():
+    """The algorithm's is a preset, a piece's of it a piece, and anything else's a kind."""
+    table: dict[str, object] = {"algorithm": "grpo", "task": "arithmetic"}
+
+    set_path(table, "algorithm.correction", "TruncatedIS")
+    set_path(table, "algorithm.correction.level", "sequence")
+    set_path(table, "task.size", 4)
+
+    correction = {"piece": "TruncatedIS", "level": "sequence"}
+    assert table == {
+        "algorithm": {"preset": "grpo", "correction": correction},
+        "task": {"kind": "arithmetic", "size": 4},
+    }
+
+
+def test_a_number_on_the_way_counts_in_a_list():
+    """The list's own entry is changed, and an entry that is not there is refused."""
+    table: dict[str, object] = {"rewards": [{"weight": 1.0}, "numeric"]}
+
+    set_path(table, "rewards.0.weight", 2.0)
+    set_path(table, "rewards.1.weight", 3.0)
+
+    assert table == {"rewards": [{"weight": 2.0}, {"kind": "numeric", "weight": 3.0}]}
+    with pytest.raises(ConfigError, match=r"rewards\.2\.weight: '2' is no entry of a list of 2"):
+        set_path(table, "rewards.2.weight", 1.0)
+
+
+@dataclass(frozen=True)
+class Window:
+    frame: Frame = Frame()
+
+
+def test_a_field_out_of_bounds_is_named_once_with_its_value_alone():
+    """A message that says the path already is not given it again, and the other fields are left out."""
+    with pytest.raises(ConfigError, match=r"^frame\.height must be > 0, got -2$"):
+        build(Window, {"frame": {"width": 3, "height": -2}})
+    with pytest.raises(ConfigError, match=r"^frame\.width must be > 0, got 0; frame\.height must be > 0, got 0$"):
+        Frame(0, 0)
+
+
+REFUSED: list[tuple[type, dict[str, object], str]] = [
+    (ArithmeticTask, {"lowest": 40}, "arithmetic.lowest must be from 0 to highest = 29, got 40"),
+    (SandboxLimits, {"memory_mib": 8}, "sandbox.memory_mib must be at least 64, got 8"),
+    (BudgetPlan, {"seconds": -1.0}, "budget.seconds must be 0 (no limit) or more, and finite, got -1.0"),
+    (CheckpointPlan, {"keep_last": 0}, "checkpoints.keep_last must be at least 1, got 0"),
+    (EnvironmentPlan, {"use": "a:b", "max_turns": 0}, "environment.max_turns must be at least 1, got 0"),
+    (EvaluationPlan, {"samples": 0}, "evaluation.samples must be at least 1, got 0"),
+    (GradingPlan, {"max_error_fraction": 1.0}, "grading.max_error_fraction must be in [0, 1), got 1.0"),
+    (Greso, {"initial": 0.99}, "Greso.initial must be from lowest = 0.05 to highest = 0.95, got 0.99"),
+    (HeldOut, {"fraction": 1.0}, "held_out.fraction must be above 0 and below 1, got 1.0"),
+    (Limits, {"memory_gib": 0.0}, "grading.memory_gib must be above 0, or None for no limit, got 0.0"),
+    (MixtureTask, {"parts": ()}, "mixture.parts must be at least one task, got ()"),
+    (OptimizerPlan, {"epsilon": 0.0}, "learner.optimizer.epsilon must be > 0, got 0.0"),
+    (OverlongPenalty, {"buffer": 1.5}, "OverlongPenalty.buffer must be in (0, 1], got 1.5"),
+    (Pretraining, {"patience": 0}, "Pretraining.patience must be at least 1, got 0"),
+    (SelfImitationBuffer, {"rows": 0}, "SelfImitationBuffer.rows must be at least 1, got 0"),
+    (QueueSetting, {"batch": 3, "pool": 2}, "setting.pool must be from 1 to bound + 1 = 1, got 2"),
+    (Updates, {"epochs": 0}, "updates.epochs must be at least 1, got 0"),
+]
+
+
+@pytest.mark.parametrize(("piece", "settings", "said"), REFUSED, ids=[piece.__name__ for piece, _, _ in REFUSED])
+def test_pieces_name_the_setting_that_is_wrong_and_no_other(piece: type, settings: dict[str, object], said: str):
+    """Of ten settings with one that is wrong, a message shows one."""
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
+        piece(**settings)

@@ -1,0 +1,161 @@
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gnomon.core.errors import ModelError
+from gnomon.models.load import check_weights, load_model
+from gnomon.models.tiny import TinyConfig, save_tiny
+
+QUERY = "model.layers.0.self_attn.q_proj.weight"
+EMBEDDING = "model.embed_tokens.weight"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A tiny model as a Hugging Face folder."""
+    return save_tiny(tmp_path_factory.mktemp("models") / "whole", seed=1)
+
+
+@pytest.fixture
+def rewritten(whole, tmp_path):
+    """Write the model with its tensors changed by a function, and its config by values."""
+
+    def write(change=lambda tensors: tensors, **config):
+        folder = tmp_path / "changed"
+        shutil.copytree(whole, folder)
+        tensors = change(load_file(whole / "model.safetensors"))
+        save_file({n: t.clone() for n, t in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+        stated = json.loads((whole / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(stated | config))
+        return str(folder)
+
+    return write
+
+
+def named(rule):
+    """Rename every tensor."""
+    return lambda tensors: {rule(name): tensor for name, tensor in tensors.items()}
+
+
+def put(**changes):
+    """Replace the query weight of the first layer, by a function of it, or add tensors."""
+    return lambda tensors: tensors | {QUERY: changes["query"](tensors[QUERY])}
+
+
+def test_every_tensor_that_lacks_is_named(whole, tmp_path):
+    """Each weight in turn is left out: refused by its name; a tied head is in no file and lacks nobody."""
+    tensors = load_file(whole / "model.safetensors")
+    assert "lm_head.weight" not in tensors
+    assert check_weights(str(whole)) == ()
+    shutil.copytree(whole, tmp_path / "torn")
+    for lost in tensors:
+        kept = {name: tensor for name, tensor in tensors.items() if name != lost}
+        save_file(kept, tmp_path / "torn" / "model.safetensors", {"format": "pt"})
+        with pytest.raises(ModelError, match=rf"lacks .*{lost}.*begin at random"):
+            check_weights(str(tmp_path / "torn"))
+
+
+@pytest.mark.parametrize(
+    ("change", "config", "said"),
+    [
+        (named(lambda n: f"base_model.model.{n}"), {}, r"'base_model.model.' in front: save the model inside"),
+        (named(lambda n: f"_orig_mod.{n}"), {}, r"'_orig_mod.' in front"),
+        (named(lambda n: n.replace("model.layers", "transformer.h")), {}, r"lacks 18 weights"),
+        (named(lambda n: n.replace("q_proj.", "q_proj.base_layer.")), {}, r"lacks 2 weights.*merge_and_unload"),
+        (lambda t: {}, {}, r"lacks 21 weights .* and 17 more"),
+        (lambda t: t, {"tie_word_embeddings": False}, r"lacks 1 weight \(lm_head.weight\).*tie_word_embeddings = true"),
+        (lambda t: t, {"num_hidden_layers": 3}, r"lacks 9 weights \(model.layers.2"),
+        (lambda t: t, {"num_hidden_layers": 1}, r"holds 9 tensors \(model.layers.1.*no place"),
+        (lambda t: t, {"num_hidden_layers": 0}, r"num_hidden_layers = 0, and the files hold 20 tensors"),
+        (lambda t: t, {"num_hidden_layers": -4}, r"num_hidden_layers = -4"),
+        (lambda t: t, {"num_hidden_layers": 10**6}, r"num_hidden_layers = 1000000, and the files hold 20"),
+        (lambda t: t, {"hidden_size": 10**9}, r"does not fit its config.json: 20 weights"),
+        (lambda t: t, {"vocab_size": 10**15}, r"embed_tokens.weight is \[259, 64\] in the files"),
+        (lambda t: t, {"quantization_config": {"quant_method": "fp8"}}, r"is quantized .*quant_method = 'fp8'"),
+        (put(query=lambda w: w[:32]), {}, r"q_proj.weight is \[32, 64\] in the files and \[64, 64\] there"),
+        (put(query=lambda w: w.flatten()), {}, r"q_proj.weight is \[4096\] in the files"),
+        (put(query=lambda w: w.to(torch.int8)), {}, r"holds 1 tensor \(.*q_proj.weight \(I8\)\)"),
+        (put(query=lambda w: w.to(torch.float8_e4m3fn)), {}, r"F8_E4M3.*bf16, fp16 or fp32"),
+        (lambda t: {n: w > 0 for n, w in t.items()}, {}, r"holds 20 tensors .*BOOL"),
+        (lambda t: {n: (w > 0).to(torch.uint8) for n, w in t.items()}, {}, r"holds 20 tensors .*U8"),
+        (lambda t: {n: torch.zeros_like(w) for n, w in t.items()}, {}, r"nothing but zeros in 1 tensor"),
+        (lambda t: t | {EMBEDDING: torch.zeros_like(t[EMBEDDING])}, {}, r"nothing but zeros in .*embed_tokens"),
+        (
+            lambda t: {n: torch.zeros_like(w) if "layers.1" in n else w for n, w in t.items()},
+            {},
+            r"nothing but zeros in 7 tensors \(model.layers.1",
+        ),
+        (put(query=lambda w: w.clone().fill_(float("nan"))), {}, r"q_proj.weight holds NaN or an infinity"),
+        (put(query=lambda w: w.clone().index_fill(0, torch.tensor(3), float("-inf"))), {}, r"holds NaN or an infinity"),
+        (lambda t: t | {"lm_head.weight": t[EMBEDDING] + 1}, {}, r"ties lm_head.weight to model.embed_tokens.weight"),
+        (
+            lambda t: t | {"lm_head.weight": t[EMBEDDING].clone().index_fill(0, torch.tensor(7), 3.0)},
+            {},
+            r"two different ones; set tie_word_embeddings = false",
+        ),
+        (lambda t: t | {"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)}, {}, r"q_proj.bias\) for which its"),
+        (lambda t: t | {"model.layers.0.q_proj.lora_A.weight": torch.zeros(4, 64)}, {}, r"merge the adapter"),
+    ],
+)  # fmt: skip
+def test_weights_that_are_not_what_the_config_asks_for_are_refused(rewritten, change, config, said):
+    """Renamed, wrapped, reshaped, quantized, empty, of other sizes: one message, the same for plan and for loading."""
+    folder = rewritten(change, **config)
+    with pytest.raises(ModelError, match=said) as refused:
+        check_weights(folder)
+    assert len(str(refused.value).splitlines()) == 1
+    with pytest.raises(ModelError, match=said):
+        load_model(folder, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("change", "config"),
+    [
+        (lambda t: t | {"lm_head.weight": t[EMBEDDING]}, {}),
+        (named(lambda n: n.replace(EMBEDDING, "lm_head.weight")), {}),
+        (lambda t: t | {"lm_head.weight": t[EMBEDDING] * 2}, {"tie_word_embeddings": False}),
+        (lambda t: t | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}, {}),
+        (lambda t: {n: w.to(torch.float64) for n, w in t.items()}, {}),
+        (put(query=torch.zeros_like), {}),
+    ],
+    ids=["tied twice", "tied by the head", "untied", "rotary table", "float64", "one matrix of zeros"],
+)
+def test_what_is_the_same_model_in_other_files_is_loaded(rewritten, change, config):
+    """A tied head under either name or both, tables that follow from the config, other floats: nothing is said."""
+    folder = rewritten(change, **config)
+    assert check_weights(folder) == ()
+    load_model(folder, torch.float32)
+
+
+@pytest.mark.parametrize("extra", ["mtp.layers.0.norm.weight", "v_head.summary.weight", "score.weight"])
+def test_tensors_of_another_use_are_said(rewritten, extra):
+    """Layers for several tokens at once and value heads are not trained here: one sentence, and the model is taken."""
+    said = check_weights(rewritten(lambda t: t | {extra: torch.ones(1, 64)}))
+    assert len(said) == 1
+    assert extra in said[0]
+    assert "in no checkpoint" in said[0]
+
+
+def test_an_expert_that_lacks_is_named_as_it_is_in_the_files(tmp_path):
+    """Experts are fused in memory; of one that is in no file the name there is said."""
+    folder = save_tiny(tmp_path / "mixture", config=TinyConfig(architecture="qwen3_moe"))
+    tensors = load_file(folder / "model.safetensors")
+    lost = next(name for name in tensors if "experts.1.up_proj" in name)
+    save_file({n: t for n, t in tensors.items() if n != lost}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=rf"lacks 1 weight \({lost}\)"):
+        check_weights(str(folder))
+
+
+def test_pickled_weights_are_checked_too(whole, tmp_path):
+    """pytorch_model.bin is read by its names and shapes."""
+    folder = tmp_path / "pickled"
+    shutil.copytree(whole, folder)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors, folder / "pytorch_model.bin")
+    assert check_weights(str(folder)) == ()
+    torch.save({n: t for n, t in tensors.items() if n != QUERY}, folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=rf"lacks 1 weight \({QUERY}\)"):
+        check_weights(str(folder))

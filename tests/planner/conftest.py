@@ -1,0 +1,23 @@
+"""Places to plan for."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gnomon.planner.deployment import Deployment
+from gnomon.planner.efficiencies import PUBLISHED
+from gnomon.planner.hardware import GPUS
+from gnomon.planner.job import Lengths, PlannedJob
+from gnomon.planner.shapes import SHAPES
+
+
+@pytest.fixture
+def make_place() -> Callable[..., Deployment]:
+    """Return a maker of places: model, devices, and what is different in the job."""
+
+    def make(model: str = "qwen3-8b", devices: int = 16, **job: Any) -> Deployment:
+        asked = {"prompts": 16, "generations": 8, "prompt": 256, "answers": Lengths(500, 2000)} | job
+        return Deployment(SHAPES[model], GPUS["h100"], PlannedJob(**asked), PUBLISHED, devices)
+
+    return make

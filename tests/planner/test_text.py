@@ -1,0 +1,219 @@
+"""What `gnomon plan --hardware` says, and that what it says can be used."""
+
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+
+from gnomon.cli.main import main
+from gnomon.config.experiment import load
+from gnomon.planner.deployment import Deployment
+from gnomon.planner.efficiencies import SOURCES
+from gnomon.planner.job import Lengths, job_of
+from gnomon.planner.limits import limits
+from gnomon.planner.search import best_layout, engine_parts, layouts, reckoned, timing
+from gnomon.planner.stages import stages
+from gnomon.planner.text import forecast
+
+Capture = pytest.CaptureFixture[str]
+ASKED = ("plan", "tiny", "model=qwen3-8b", "sampling.max_completion_length=512", "--hardware", "h100", "--gpus", "8")
+
+
+def refused(capsys: Capture, *arguments: str) -> str:
+    """Return what a command says that ends with 2 and prints nothing else."""
+    code = main(arguments)
+    said = capsys.readouterr()
+    assert (code, said.out) == (2, "")
+    return said.err
+
+
+def test_a_cluster_is_planned_in_words(capsys: Capture):
+    """Who computes where, memory of both kinds of device, seconds, bottleneck, settings, and what is assumed."""
+    assert main(ASKED) == 0
+    said = capsys.readouterr().out
+
+    for words in (
+        "qwen3-8b (8.2 billion parameters) on 8 h100 in 1 node: ",
+        "A step: 16 prompts of 512 tokens, 8 answers each of 256 on average and 512 at most",
+        "Learner: ",
+        "Engine: ",
+        "Each stage by itself: answering",
+        "Together, simulated: ",
+        "Bottleneck: ",
+        "Set: cluster=auto learner.processes=",
+        "With max_staleness = 1 nobody waits",
+        "reckoned, not measured",
+        "assumed: mixture 0.5",
+    ):
+        assert words in said
+
+
+def test_a_tiny_model_is_planned_in_units_that_fit_it(capsys: Capture):
+    """Kilobytes and milliseconds rather than zeros, one of a thing in the singular, and what is slowest: grading."""
+    assert main(["plan", "tiny", "--hardware", "h100", "--gpus", "2"]) == 0
+    said = capsys.readouterr().out
+
+    for words in (
+        "tiny (90,624 parameters) on 2 h100 in 1 node: 1 learns, 1 answers as 1 engine of 1; 2 processes grade",
+        "8 answers each of 1.5 on average and 3 at most; 192 tokens.",
+        "in 1 pass of ",
+        "publishes 362 kB, and brings 3.07 kB of answers",
+        "Bottleneck: grading.",
+        "Grading keeps 2.0 of 2 processes busy all the time if an answer takes 10 ms",
+    ):
+        assert words in said
+    assert not re.search(r"(?<![0-9.])0(\.0+)? (GB|s|billion|million)\b|e-0", said.partition("These are reckoned")[0])
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_settings_that_the_plan_chooses_itself_are_named(form: list[str], capsys: Capture):
+    """Whether they come from the experiment or the command line, and also where they are what is usual."""
+    settings = ["engine.count=2", "learner.processes=1"]
+    assert main([*ASKED, *settings, *form]) == 0
+    said = capsys.readouterr().out
+
+    words = "so it passes over learner.processes = 1 and engine.count = 2; what it chose is under Set."
+    assert words in (json.loads(said)["notes"][-1] if form else said.splitlines()[0])
+    assert main([*ASKED, *form]) == 0
+    assert "passes over" not in capsys.readouterr().out
+
+
+def test_a_cluster_is_planned_in_numbers(capsys: Capture):
+    """One JSON object: the layout and memory fit, tokens and seconds agree, every efficiency has its source."""
+    assert main([*ASKED, "--json", "--prompt-tokens", "100", "--answer-tokens", "200"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    layout, flow = plan["layout"], plan["simulated"]
+
+    assert layout["learners"] + layout["engines"] * layout["parts"] <= 8
+    assert sum(plan["learner_bytes"].values()) <= 0.9 * plan["hardware"]["memory"]
+    assert flow["tokens_per_second"] == pytest.approx(flow["trained"] / flow["seconds"])
+    assert flow["answer_mean"] == pytest.approx(200, rel=0.1)
+    assert set(plan["efficiencies"]) == set(SOURCES)
+
+
+def test_the_settings_are_overrides_that_an_experiment_takes(make_place: Callable[..., Deployment]):
+    """What it says to set can be given to `gnomon train` as it stands."""
+    found = forecast(make_place(devices=8, prompts=8, staleness=1))
+    experiment = load("tiny", found.settings).experiment
+
+    assert experiment.learner.processes == found.found.layout.learners
+    assert experiment.engine.count == found.found.layout.engines
+    assert experiment.cluster.address == "auto"
+
+
+def test_a_job_is_what_the_experiment_says():
+    """Prompts, answers, staleness, passes over answers, adapters, critic: from the experiment's own fields."""
+    plain = job_of(load("tiny").experiment, 100)
+    assert (plain.prompts, plain.generations, plain.scored, plain.epochs) == (16, 8, 0, 1)
+    assert plain.answers == Lengths(1.5, 3)
+
+    late = job_of(load("tiny", ["max_staleness=2", "staleness.slack=1", "lora.rank=4"]).experiment, 100, 2.0)
+    assert (late.staleness, late.slack, late.rank, late.answers.mean) == (2, 1, 4, 2.0)
+    assert late.scored >= plain.scored
+
+    taught = job_of(load("tiny", ["algorithm=vc-ppo"]).experiment, 100)
+    assert taught.has_critic
+    assert taught.is_undone
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("--hardware", "h10"), "unknown hardware 'h10'"),
+        (("--gpus", "1"), "--gpus 1: learners and engines have devices of their own"),
+        (("--gpus", "12"), "a node has 8, so above that a multiple of 8"),
+        (("--prompt-tokens", "0"), "--prompt-tokens 0 must be above 0"),
+        (("--prompt-tokens", "inf"), "--prompt-tokens inf must be above 0"),
+        (("--answer-tokens", "600"), "--answer-tokens 600 must be from 1 to 512, the most that an answer may have"),
+        (("--answer-tokens", "0"), "--answer-tokens 0 must be from 1 to 512"),
+        (("--answer-tokens", "-3"), "--answer-tokens -3 must be from 1 to 512"),
+        (("model=qwen3-9b",), "unknown model 'qwen3-9b'"),
+        (("model=qwen3-235b-a22b", "learner.precision=bf16"), "does not fit on 8 devices of 80 GB"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(change: tuple[str, ...], said: str, capsys: Capture):
+    """Exit code 2, one sentence that names what was given and what is known."""
+    assert said in refused(capsys, *ASKED, *change)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("plan", "tiny", "--gpus", "8"), "are for --hardware"),
+        (("plan", "tiny", "--resolved", "--json"), "leave one out"),
+    ],
+)
+def test_options_that_do_not_go_together(arguments: tuple[str, ...], said: str, capsys: Capture):
+    """The usage is shown, with exit code 2."""
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert said in capsys.readouterr().err
+
+
+def test_a_model_that_one_device_cannot_serve_gets_engines_of_several(make_place: Callable[..., Deployment]):
+    """235 billion in bfloat16 are 470 GB: engines of eight, set by name."""
+    plan = forecast(make_place("qwen3-235b-a22b", devices=256, prompts=32, staleness=1, rank=16))
+
+    assert plan.found.layout.parts == 8
+    assert {"engine.kind=vllm", "engine.tensor_parallel=8"} <= set(plan.settings)
+
+
+def test_a_device_with_room_for_few_answers_gets_a_second(make_place: Callable[..., Deployment]):
+    """66 GB of weights leave 4 of 72 for keys and values: engines of more than one are reckoned to be faster."""
+    place = make_place("qwen3-32b", devices=32, prompts=16, staleness=1, answers=Lengths(2000, 8000), generations=16)
+    alone = [layout for layout in layouts(place) if layout.parts == 1]
+
+    best = best_layout(place)
+
+    assert engine_parts(place) == 1
+    assert best.layout.parts > 1
+    assert reckoned(place, best.stages) < min(reckoned(place, stages(place, layout)) for layout in alone)
+
+
+def test_parts_that_break_say_at_which_number(make_place: Callable[..., Deployment]):
+    """A mixture of 235 billion on 256 devices: saving, experts, weights by TCP, each with its number."""
+    place = make_place("qwen3-235b-a22b", devices=256, prompts=32, staleness=1, is_undone=True)
+    said = " ".join(limits(place, best_layout(place)))
+
+    for words in (
+        "it breaks at 143 billion parameters",
+        "no expert parallelism: for 22 billion parameters that a token meets, 235 billion are gathered",
+        "is copied before it, so that it can be refused: 2.8 TB",
+    ):
+        assert words in said
+
+
+def test_a_broadcast_is_planned_as_one(make_place: Callable[..., Deployment]):
+    """Its seconds are those of NCCL, engines stand still for all of it, no node holds what is published, and it needs
+    vLLM; through the store the same plan names it.
+    """
+    told = {is_broadcast: forecast(make_place(devices=64, is_broadcast=is_broadcast)) for is_broadcast in (False, True)}
+    store, sent = (told[is_broadcast].found.stages for is_broadcast in (False, True))
+
+    assert sent.publishing == sent.by_nccl < store.publishing
+    assert any("(cluster.transfer = 'nccl', not yet tried on GPUs)" in said for said in told[False].limits)
+    assert not any("cluster.transfer" in said for said in told[True].limits)
+    assert "engine.kind=vllm" in told[True].settings
+    assert told[True].as_row()["host_bytes"]["published weights"] == 0
+    pauses = [timing(one.place, one.found.layout, one.found.stages).pause for one in told.values()]
+    assert pauses[0] < store.publishing
+    assert pauses[1] == sent.publishing
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"), [(["lora.rank=8"], "adapters"), (["model=qwen3-235b-a22b"], "a mixture of experts")]
+)
+def test_a_broadcast_that_a_run_would_refuse_is_not_planned(overrides: list[str], said: str, capsys: Capture):
+    """The message says what it cannot be had with."""
+    told = refused(capsys, *ASKED, "cluster=auto", "cluster.transfer=nccl", *overrides)
+
+    assert f"cluster.transfer = 'nccl' cannot be had with {said}; set cluster.transfer = 'store'" in told
+
+
+def test_prompts_that_no_node_holds_are_named_as_what_does_not_fit(capsys: Capture):
+    """Not the weights, which are next to nothing beside them."""
+    told = refused(capsys, "plan", "tiny", "--hardware", "h100", "--gpus", "8", "--prompt-tokens", "1e9")
+
+    assert re.search(r"weights of tiny are 362 kB, keys and values of 8 answers of 1,000,000,00. tokens", told)
+    assert "shorter prompts and answers" in told

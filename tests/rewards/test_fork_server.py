@@ -1,0 +1,105 @@
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gnomon.core.errors import ConfigError, GradingError, RewardError
+from gnomon.core.processes.client import ForkServer, Limits
+from gnomon.rewards.exact import Numeric
+from gnomon.rewards.function import UserFunction
+from gnomon.rewards.grading import Grading, WeightedReward
+from gnomon.rewards.grading_worker import grading_program
+from gnomon.rewards.reward_trial import try_rewards
+
+
+def by(function: str) -> Grading:
+    return Grading((WeightedReward(UserFunction(function)),))
+
+
+def test_a_good_reward_passes_the_check(hostile: Grading):
+    """Before any model loads."""
+    try_rewards(hostile, Limits(), ())
+    try_rewards(Grading((WeightedReward(Numeric()),)), Limits(), ())
+
+
+def test_the_check_says_what_is_wrong(rewards: Path):
+    """The function's nearest name, through the process that looked for it."""
+    with pytest.raises(RewardError, match="unknown function 'scor'; did you mean 'score'"):
+        try_rewards(by(f"{rewards}:scor"), Limits(), ())
+
+
+def test_importing_that_hangs_is_ended(tmp_path: Path):
+    """Within the time that starting may take, and the message says which reward it was."""
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(1000)\ndef score(completion): return 1.0")
+
+    with pytest.raises(RewardError, match=r"importing the rewards \(score\) took more than 1 s"):
+        try_rewards(by(f"{tmp_path}/slow.py:score"), Limits(start_seconds=1.0), ())
+
+
+def test_importing_that_ends_the_process_shows_what_it_said(tmp_path: Path):
+    """What was written to standard error is in the message."""
+    (tmp_path / "gone.py").write_text("import os\nos.write(2, b'out of licenses')\nos._exit(1)")
+
+    with pytest.raises(GradingError, match=r"ended while it imported the rewards: out of licenses"):
+        try_rewards(by(f"{tmp_path}/gone.py:score"), Limits(), ())
+
+
+def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(monkeypatch: pytest.MonkeyPatch):
+    """A nursery that was stopped when it should end a worker still forks the next one when it goes on."""
+    fork_server = ForkServer(grading_program(Grading((WeightedReward(Numeric()),))), Limits())
+    fork_server.open()
+    program: Any = fork_server._program
+    try:
+        first, talk = fork_server.fork()
+        monkeypatch.setattr("gnomon.core.processes.client._ANSWER_SECONDS", 0.3)
+        program.send_signal(signal.SIGSTOP)
+        assert fork_server.end(first).is_foreign
+        program.send_signal(signal.SIGCONT)
+        monkeypatch.undo()
+        second, other = fork_server.fork()
+        talk.close()
+        other.close()
+        assert second != first
+    finally:
+        program.send_signal(signal.SIGCONT)
+        fork_server.close()
+
+
+def test_importing_may_print(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    """Nothing of it reaches the conversation or the terminal."""
+    (tmp_path / "loud.py").write_text("print('{}' * 100000)\ndef score(completion): return 1.0")
+
+    try_rewards(by(f"{tmp_path}/loud.py:score"), Limits(), ())
+
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_library_that_is_not_there_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch):
+    """As for every optional library."""
+    from gnomon.rewards.math import Mathematics
+
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+
+    with pytest.raises(ConfigError, match=r"pip install 'gnomon\[math\]'"):
+        Mathematics().prepare()
+
+
+def test_the_grading_program_loads_no_torch():
+    """Its memory and its start-up are those of the rewards alone."""
+    code = (
+        "import json, sys; from gnomon.rewards import grading_worker\n"
+        "print(json.dumps(sorted(m for m in sys.modules if m in ('torch', 'numpy', 'transformers'))))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=_environment())
+
+    assert json.loads(said.stdout) == []
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}

@@ -1,0 +1,99 @@
+"""The data check of answers: each earns 1 as its own answer, or its row is named before anything is trained."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gnomon.core.errors import DatasetError
+from gnomon.core.processes.client import Limits
+from gnomon.rewards.exact import Boxed, Exact, Format, Numeric
+from gnomon.rewards.grading import AnyVerifier, Grading, WeightedReward
+from gnomon.rewards.math import Mathematics
+from gnomon.tasks.gold_answers import MOST_HEAVY, check_answers
+from gnomon.tasks.question import TokenizedDataset
+from gnomon.tasks.tables import TableTask
+
+
+def as_bytes(question: object) -> tuple[int, ...]:
+    return tuple(str(question).encode())
+
+
+def checked(folder: Path, answers: list[Any], verifier: AnyVerifier) -> str:
+    path = folder / "made.jsonl"
+    path.write_text(
+        "".join(json.dumps({"prompt": f"Question {n}?", "answer": a}) + "\n" for n, a in enumerate(answers))
+    )
+    task = TableTask(str(path), answer_column="answer", require_answer=False)
+    return check_answers([TokenizedDataset(task.questions(), as_bytes)], Grading((WeightedReward(verifier),)), Limits())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["72", 72, -1.5, "1,080", "so 24 + 48 = 72\n#### 72", "\\$32,\\!348", "-\\frac34", "2\\frac12", "90^\\circ",
+     "12 km",      "x=5", "50\\%", "3.2\\times10^5", "We get \\boxed{7}."],
+)  # fmt: skip
+@pytest.mark.parametrize("verifier", [Numeric(), Boxed(), Mathematics(), Exact()], ids=lambda v: v.kind)
+def test_an_answer_that_is_read_whole_passes(tmp_path: Path, answer: object, verifier: AnyVerifier):
+    """Numbers in each of the forms that data sets have, for every reward that compares."""
+    if verifier.kind == "mathematics":
+        pytest.importorskip("math_verify")
+
+    assert checked(tmp_path, [answer], verifier) == ""
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["3 or 4", "(1, 2]", "\\sqrt{2}", "x+1", "2\\pi", "3,14", "1.234,56", "Paris", "5 million", "1e999999999", "1/0",
+     "3 and 4",      "#### none", "We get \\boxed{x}.", [1, 2], {"a": 1}, True],
+)  # fmt: skip
+def test_an_answer_that_numeric_cannot_read_is_named_with_its_row(tmp_path: Path, answer: object):
+    """Before training: the row, its value, the reward and what to type, in at most five lines."""
+    with pytest.raises(DatasetError, match=r"1 of 3 answers of 'made' cannot be earned") as caught:
+        checked(tmp_path, ["72", answer, "73"], Numeric())
+
+    message = str(caught.value)
+    assert "row 2: " in message
+    assert 'kind = "boxed"' in message
+    assert len(message.splitlines()) <= 5
+
+
+def test_only_the_first_three_of_many_rows_are_shown(tmp_path: Path):
+    """The count is of all; a message is never longer than five lines."""
+    with pytest.raises(DatasetError, match=r"40 of 40 answers .* \(the first 3\)") as caught:
+        checked(tmp_path, [f"about {n} or {n + 1}" for n in range(40)], Numeric())
+
+    assert len(str(caught.value).splitlines()) == 5
+
+
+def test_a_row_without_an_answer_is_named(tmp_path: Path):
+    """A reward that compares would fail on each of its samples."""
+    with pytest.raises(DatasetError, match=r"row 2: 'None': there is no column 'answer'"):
+        checked(tmp_path, ["1", None], Boxed())
+
+
+def test_a_reward_that_compares_nothing_passes(tmp_path: Path):
+    """A format has no right answer."""
+    assert checked(tmp_path, ["anything", None, "3 or 4"], Format(".*")) == ""
+
+
+def test_what_math_verify_cannot_read_is_named(tmp_path: Path):
+    """It is asked in a grading process, where a comparison that never returns ends."""
+    pytest.importorskip("math_verify")
+
+    assert checked(tmp_path, ["x+1", "\\frac{\\pi}{2}", "(1,2]", "\\text{Monday}", "7"], Mathematics()) == ""
+    with pytest.raises(DatasetError, match=r"row 2: .*math-verify cannot read column 'answer'"):
+        checked(tmp_path, ["x+1", "\\text{}", "y+1"], Mathematics())
+
+
+@pytest.mark.slow
+def test_a_large_table_of_algebra_is_tried_in_part_and_said(tmp_path: Path):
+    """At most 500 different answers go to math-verify; the sentence says how many of how many."""
+    pytest.importorskip("math_verify")
+
+    said = checked(tmp_path, [f"x+{n}" for n in range(2 * MOST_HEAVY)], Mathematics())
+
+    assert (
+        said == "of 1,000 different answers of 'made' that are no numbers, 500 were tried with the reward 'mathematics'"
+    )

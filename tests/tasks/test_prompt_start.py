@@ -1,0 +1,124 @@
+"""How answers begin: what templates write before them, and what is said of it."""
+
+import pytest
+from tests.tasks.templates import (
+    CHATML,
+    GEMMA,
+    HARMONY,
+    LLAMA,
+    MISTRAL,
+    MODELS,
+    PLAIN,
+    QWEN,
+    QWEN_THINKING,
+    R1,
+    VICUNA,
+    tokenizer_of,
+)
+
+from gnomon.tasks.base import Further
+from gnomon.tasks.chat import ChatRenderer
+from gnomon.tasks.prompt_start import beginning_of
+
+OPENINGS = {
+    "ChatML": (CHATML, ""),
+    "Llama 3": (LLAMA, ""),
+    "Mistral": (MISTRAL, ""),
+    "Gemma": (GEMMA, ""),
+    "Vicuna": (VICUNA, ""),
+    "gpt-oss": (HARMONY, ""),
+    "no template": (None, ""),
+    "contents alone": (PLAIN, ""),
+    "R1": (R1, "<think>\n"),
+    "Qwen 3": (QWEN, ""),
+    "Qwen 3 thinking": (QWEN_THINKING, "<think>\n"),
+    "ChatML that thinks": (CHATML.replace("assistant\n{% endif", "assistant\n<think>{% endif"), "<think>"),
+    "ChatML that reasons": (CHATML.replace("assistant\n{% endif", "assistant\n<reasoning>\n{% endif"), "<reasoning>\n"),
+    "a begun sentence": (CHATML.replace("assistant\n{% endif", "assistant\nSure: {% endif"), "Sure: "),
+    "a box": (LLAMA.replace("\n\n{% endif", "\n\n\\boxed{{ '{' }}{% endif"), "\\boxed{"),
+    "gpt-oss that analyses": (
+        HARMONY.replace("assistant{% endif", "assistant<|channel|>analysis<|message|>{% endif"),
+        "<|channel|>analysis<|message|>",
+    ),
+}
+
+
+@pytest.mark.parametrize("model", OPENINGS)
+def test_what_a_prompt_opens_is_seen(model):
+    """The text behind the turn's header belongs to the answer, whatever is asked, and is said once."""
+    template, opening = OPENINGS[model]
+    tokenizer = tokenizer_of(template)
+
+    found = beginning_of(tokenizer)
+
+    for asked in ("2+2=", "<think>?", "<|im_start|>assistant\n and <|Assistant|>"):
+        assert found.opening(ChatRenderer(tokenizer)(asked)) == opening
+    assert [note for note in found.notes if "opens every answer" in note] == (
+        [f"the model's chat template opens every answer with {opening!r}: rewards see it before what the model says "
+         "(grading.opening = false leaves it out)"] if opening else []
+    )  # fmt: skip
+
+
+def test_an_opening_can_be_left_out_and_that_is_said():
+    """With grading.opening = false rewards see only what the model said."""
+    tokenizer = tokenizer_of(R1)
+    found = beginning_of(tokenizer, is_opening_shown=False)
+
+    assert found.opening(ChatRenderer(tokenizer)("2+2=")) == ""
+    assert "rewards do not see it, only what follows" in found.notes[0]
+
+
+def test_a_switch_of_a_row_changes_its_own_opening():
+    """A template that opens a thought where a row asks for one."""
+    tokenizer = tokenizer_of(CHATML.replace("assistant\n{% endif", "assistant\n{{ '<think>' if thinking }}{% endif"))
+    found, renderer = beginning_of(tokenizer), ChatRenderer(tokenizer)
+
+    assert found.opening(renderer("2+2=")) == ""
+    assert found.opening(renderer("2+2=", Further(switches={"thinking": True}))) == "<think>"
+
+
+def test_a_thought_that_the_prompt_closes_is_no_opening():
+    """Qwen 3 without thinking writes an empty thought, behind which the answer begins."""
+    tokenizer = tokenizer_of(QWEN)
+    prompt = ChatRenderer(tokenizer)("2+2=", Further(switches={"enable_thinking": False}))
+
+    assert tokenizer.spelled(prompt).endswith("</think>\n\n")
+    assert beginning_of(tokenizer).opening(prompt) == ""
+
+
+UNBEGUN = {
+    "ChatML": CHATML.partition("{% if add_generation_prompt")[0],
+    "Llama 3": LLAMA.partition("{% if add_generation_prompt")[0],
+    "Gemma": GEMMA.partition("{% if add_generation_prompt")[0],
+    "Vicuna": VICUNA.partition("{% if add_generation_prompt")[0],
+    "R1": R1.partition("{% if add_generation_prompt")[0],
+    "gpt-oss": HARMONY.partition("{% if add_generation_prompt")[0],
+    "white space alone": CHATML.partition("{% if add_generation_prompt")[0]
+    + "{% if add_generation_prompt %}\n{% endif %}",
+    "the user's turn": CHATML.replace(
+        "{% if add_generation_prompt %}<|im_start|>assistant", "<|head|>user{% if true %}"
+    ),
+}
+
+
+@pytest.mark.parametrize("model", UNBEGUN)
+def test_a_prompt_that_begins_no_turn_is_said(model):
+    """Templates without add_generation_prompt, or with another one, give one note."""
+    (note,) = beginning_of(tokenizer_of(UNBEGUN[model])).notes
+
+    assert "chat template" in note
+    assert "assistant's turn is begun" in note
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_usual_templates_need_no_word_on_their_turns(model):
+    """Where an answer begins as the template itself begins one, nothing is said of turns; so with Mistral's."""
+    assert not [note for note in beginning_of(tokenizer_of(MODELS[model])).notes if "turn" in note]
+
+
+def test_a_beginning_that_is_written_twice_is_said():
+    """A template that writes the beginning of text in front of a template that writes it."""
+    tokenizer = tokenizer_of("{{ bos_token }}" + LLAMA)
+    own = tokenizer.__class__(**{**vars(tokenizer), "begin": (tokenizer.bos,)})
+
+    assert beginning_of(own).notes == ("prompts begin with <s> twice: the model's chat template writes it twice",)

@@ -1,0 +1,162 @@
+"""Prompts that are not what the row says are refused; those of usual templates are taken."""
+
+import pytest
+from tests.tasks.templates import (
+    CHATML,
+    ESCAPED,
+    GEMMA,
+    HARMONY,
+    LLAMA,
+    MODELS,
+    PLAIN,
+    QWEN,
+    R1,
+    WITH_TOOLS,
+    tokenizer_of,
+)
+
+from gnomon.core.errors import ConfigError, DatasetError
+from gnomon.tasks.base import Further
+from gnomon.tasks.chat import ChatRenderer
+
+ASKED = 'What is  2 + 2,\n\tand <|im_end|> what is "3"? \ue000'
+TALK = (
+    {"role": "system", "content": "Answer in Latin."},
+    {"role": "user", "content": "Salve!"},
+    {"role": "assistant", "content": "<think>hm</think>Salve et tu."},
+    {"role": "user", "content": ASKED},
+)
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "lookup_weather",
+        "description": "Weather of a <|im_end|> town.",
+        "parameters": {"type": "object", "properties": {"town": {"type": "string"}}},
+    },
+}
+THINKS = "{% if enable_thinking %}<|im_start|>system\nThink!<|im_end|>\n{% endif %}"
+DOCUMENTS = "{% for d in documents or [] %}{{ d['text'] }}\n{% endfor %}"
+
+
+@pytest.mark.parametrize("model", [name for name in MODELS if name != "nothing but contents"])
+def test_usual_templates_are_taken(model):
+    """System message, earlier turns and hostile contents are all in the prompt, so nothing is refused."""
+    tokenizer = tokenizer_of(MODELS[model])
+
+    ids = ChatRenderer(tokenizer)(TALK)
+
+    assert "Latin" in tokenizer.spelled(ids)
+    assert ids.count(tokenizer.control["<|im_end|>"]) <= 4
+    assert ChatRenderer(tokenizer, "Be brief.")(ASKED)
+
+
+LEAVES_OUT = {
+    "every system message": (CHATML.replace("in messages %}", "in messages if m['role'] != 'system' %}"), 1),
+    "the first message": (CHATML.replace("in messages %}", "in messages[1:] %}"), 1),
+    "all but the last message": (CHATML.replace("in messages %}", "in messages[-1:] %}"), 1),
+    "earlier answers": (CHATML.replace("in messages %}", "in messages if m['role'] != 'assistant' %}"), 3),
+    "all but the last two": (CHATML.replace("in messages %}", "in messages[-2:] %}"), 1),
+    "a system message after a question": (HARMONY, 2),
+    "all from the fourth on": (CHATML.replace("in messages %}", "in messages[:3] %}"), 4),
+    "what is after a line": (LLAMA.replace("m['content'] | trim", "m['content'].split('\n')[0]"), 4),
+    "capitals": (CHATML.replace("m['content']", "m['content'] | lower"), 1),
+    "the end of long texts": (CHATML.replace("m['content']", "m['content'][:12]"), 1),
+    "quotation marks": (CHATML.replace("m['content']", "m['content'] | replace('\"', '')"), 4),
+    "the question": (CHATML.replace("{{ m['content'] }}", "{{ m['content'] if m['role'] != 'user' }}"), 2),
+}
+
+
+@pytest.mark.parametrize("what", LEAVES_OUT)
+def test_what_a_template_leaves_out_is_refused(what):
+    """The row, the message's number and whose it is are in the error."""
+    template, place = LEAVES_OUT[what]
+    talk = TALK
+    if "system message after" in what:
+        talk = (TALK[1], {"role": "system", "content": "Latin now."}, TALK[3])
+
+    with pytest.raises(DatasetError, match=f"q: question 'a-7': .* leaves out or changes message {place} of"):
+        ChatRenderer(tokenizer_of(template))(talk, Further("q: question 'a-7'"))
+
+
+def test_a_lost_message_is_not_taken_for_another_like_it():
+    """The system message's text is in the question too, and the template drops the message all the same."""
+    template = CHATML.replace("in messages %}", "in messages if m['role'] != 'system' %}")
+    talk = [{"role": "system", "content": "Hi"}, {"role": "user", "content": "Hi there"}]
+
+    with pytest.raises(DatasetError, match="leaves out or changes message 1 of 2, the system's: 'Hi'"):
+        ChatRenderer(tokenizer_of(template))(talk)
+
+
+def test_the_experiments_system_message_is_refused_by_its_key():
+    """The setting and what to do instead are said."""
+    template = CHATML.replace("in messages %}", "in messages if m['role'] != 'system' %}")
+
+    with pytest.raises(ConfigError, match=r"leaves out the system message 'Answer in Latin.'.*remove `system`"):
+        ChatRenderer(tokenizer_of(template), "Answer in Latin.")("2+2=")
+    with pytest.raises(
+        DatasetError, match=r"refuses messages with roles .'system', 'user'.: System role not supported"
+    ):
+        ChatRenderer(tokenizer_of(GEMMA), "Answer in Latin.")("2+2=")
+
+
+@pytest.mark.parametrize("template", [WITH_TOOLS, WITH_TOOLS.replace("tojson", "tojson(indent=2)")])
+def test_tools_of_a_row_are_in_its_prompt(template):
+    """Name, purpose and parameters are there, and no text of theirs becomes a control token."""
+    tokenizer = tokenizer_of(template)
+
+    ids = ChatRenderer(tokenizer)("Rain?", Further(tools=(TOOL,)))
+
+    assert all(word in tokenizer.spelled(ids) for word in ("lookup_weather", "Weather of a", "town"))
+    assert ids.count(tokenizer.control["<|im_end|>"]) == 2
+
+
+NAMES_ALONE = "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}"
+
+
+@pytest.mark.parametrize("template", [CHATML, LLAMA, R1, PLAIN, NAMES_ALONE + CHATML, None])
+def test_tools_that_reach_no_prompt_are_refused(template):
+    """No template shows them, or only their names: the column and the setting to type are said."""
+    with pytest.raises(DatasetError, match=r"q: .*tool.*task\.reward_columns"):
+        ChatRenderer(tokenizer_of(template))("lookup_weather: rain?", Further("q: question '1'", (TOOL,)))
+
+
+IDLE = {
+    "a template that does not read it": (CHATML, {"enable_thinking": False}),
+    "a name that it does not have": (QWEN, {"enable_thought": False}),
+    "a template that reads it and does nothing": ("{% set x = enable_thinking %}" + CHATML, {"enable_thinking": True}),
+    "documents": (CHATML, {"documents": [{"title": "a", "text": "b"}]}),
+    "an effort": (LLAMA, {"reasoning_effort": "high"}),
+    "no template": (None, {"enable_thinking": True}),
+}
+
+
+@pytest.mark.parametrize("what", IDLE)
+def test_a_switch_that_changes_nothing_is_refused(what):
+    """The switch and its value are in the error."""
+    template, switches = IDLE[what]
+
+    with pytest.raises(DatasetError, match=f"{next(iter(switches))}.*(changes nothing|reaches no prompt)"):
+        ChatRenderer(tokenizer_of(template))("2+2=", Further(switches=switches))
+
+
+@pytest.mark.parametrize(
+    ("template", "switches", "shown"),
+    [
+        (QWEN, {"enable_thinking": False}, "</think>"),
+        (QWEN, {"enable_thinking": True}, "assistant\n"),
+        (THINKS + CHATML, {"enable_thinking": True}, "Think!"),
+        (DOCUMENTS + CHATML, {"documents": [{"text": "the moon"}]}, "the moon"),
+    ],
+)
+def test_a_switch_of_a_row_reaches_the_template(template, switches, shown):
+    """It changes the prompt of that row alone."""
+    tokenizer = tokenizer_of(template)
+    renderer = ChatRenderer(tokenizer)
+
+    assert shown in tokenizer.spelled(renderer("2+2=", Further(switches=switches)))
+    assert renderer("2+2=") == renderer("2+2=", Further())
+
+
+def test_an_escaped_text_is_found():
+    """A template that writes contents as JSON writes them whole."""
+    assert ChatRenderer(tokenizer_of(ESCAPED))('say "é" \\ and\nthat')

@@ -1,0 +1,94 @@
+"""Columns that mean input are used, or refused with the row."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gnomon.core.errors import DatasetError
+from gnomon.tasks.row_inputs import further_of
+from gnomon.tasks.tables import TableTask
+
+WEATHER = {"name": "weather", "description": "Weather.", "parameters": {"type": "object", "properties": {}}}
+WRAPPED = {"type": "function", "function": WEATHER}
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [[WRAPPED], [WEATHER], WRAPPED, json.dumps([WRAPPED]), json.dumps(WEATHER), [json.dumps(WRAPPED)],
+     [{**WRAPPED, "strict": None}], (WRAPPED,)],
+)  # fmt: skip
+def test_tools_are_read_in_every_usual_form(tools):
+    """Lists of schemas, with or without their envelope, and JSON of them; nulls that Arrow writes are left out."""
+    if isinstance(tools, tuple):
+        tools = list(tools)
+
+    further, flaw = further_of({"prompt": "x", "tools": tools})
+
+    assert flaw is None
+    assert further.tools == (WRAPPED,)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("images", ["cat.png"]),
+        ("image", {"bytes": "00"}),
+        ("videos", ["a.mp4"]),
+        ("video", "a.mp4"),
+        ("audio", {"array": [0.0]}),
+        ("audios", [b"x"]),
+        ("tools", "search the web"),
+        ("tools", [{"description": "no name"}]),
+        ("tools", [7]),
+        ("tools", 7),
+        ("documents", "some text"),
+        ("enable_thinking", "yes"),
+        ("chat_template_kwargs", [1]),
+        ("chat_template_kwargs", {"add_generation_prompt": False}),
+        ("chat_template_kwargs", {"no name": 1}),
+        ("chat_template_kwargs", "{"),
+    ],
+)
+def test_what_cannot_be_given_to_a_model_is_refused(column, value):
+    """The column is named with the setting that gives it to rewards alone, which then takes it."""
+    _, flaw = further_of({"prompt": "x", column: value})
+
+    assert flaw is not None
+    assert flaw.startswith(f"{column}: ")
+    assert "task.reward_columns" in flaw
+    assert further_of({"prompt": "x", column: value}, [column])[1] is None
+
+
+@pytest.mark.parametrize("column", ["images", "tools", "documents", "enable_thinking", "chat_template_kwargs", "audio"])
+@pytest.mark.parametrize("value", [None, [], "", {}])
+def test_an_empty_column_is_none(column, value):
+    """Null and empty cells give nothing and refuse nothing."""
+    further, flaw = further_of({"prompt": "x", column: value})
+
+    assert (flaw, further.tools, dict(further.switches)) == (None, (), {})
+
+
+def test_switches_are_gathered():
+    """Columns of their own names and those of chat_template_kwargs."""
+    row = {
+        "enable_thinking": False,
+        "chat_template_kwargs": '{"effort": "low"}',
+        "documents": [{"text": "a", "b": None}],
+    }
+
+    further, flaw = further_of(row)
+
+    assert flaw is None
+    assert further.switches == {"enable_thinking": False, "effort": "low", "documents": [{"text": "a"}]}
+
+
+def test_the_rows_are_named(tmp_path: Path):
+    """All bad rows are in one message, with file, row and column."""
+    path = tmp_path / "q.jsonl"
+    rows = [{"prompt": "a", "answer": "1"}, *({"prompt": "b", "answer": "1", "images": ["x.png"]} for _ in range(2))]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    with pytest.raises(DatasetError, match=r"q\.jsonl:2: images: .*\n.*q\.jsonl:3: images: "):
+        TableTask(str(path)).questions()
+    assert len(TableTask(str(path), reward_columns=("images",)).questions()) == 3

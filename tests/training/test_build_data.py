@@ -1,0 +1,110 @@
+"""Which objects an algorithm gets for choosing prompts and remembering how they went."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gnomon.algorithms import A_STAR_PO, GRPO, SPO, Greso, OptimalValue, Prioritized, SelfImitationBuffer, TrackerPlan
+from gnomon.config.experiment import load
+from gnomon.core.errors import ConfigError, DatasetError
+from gnomon.core.types import Task
+from gnomon.rollouts.curriculum.drift import NoDrift, RescoredDrift
+from gnomon.rollouts.curriculum.greso import GresoCurriculum
+from gnomon.rollouts.curriculum.prioritized import PrioritizedCurriculum
+from gnomon.rollouts.curriculum.tracker import FixedValues, ValueTracker
+from gnomon.rollouts.curriculum.uniform import UniformCurriculum
+from gnomon.training.build_data import choosing, grading_of
+
+
+class Three(Sequence[Task]):
+    """Three tasks that count how often they were built."""
+
+    name = "three"
+    built = 0
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: Any) -> Any:
+        self.built += 1
+        return Task(f"t{index}", (1,), "")
+
+
+def test_a_group_baseline_needs_no_memory():
+    """GRPO gets shuffled epochs, no tracker and no buffer, and no task is built to be remembered."""
+    tasks = Three()
+    chosen = choosing(GRPO, tasks, seed=0)
+
+    assert isinstance(chosen.curriculum, UniformCurriculum)
+    assert isinstance(chosen.drift, NoDrift)
+    assert (chosen.tracker, chosen.replay, tasks.built) == (None, None, 0)
+
+
+def test_a_tracked_baseline_gets_a_tracker_and_its_drift():
+    """SPO gets the sampler that reads the tracker."""
+    chosen = choosing(SPO, Three(), seed=0)
+
+    assert isinstance(chosen.curriculum, PrioritizedCurriculum)
+    assert isinstance(chosen.tracker, ValueTracker)
+    assert isinstance(chosen.drift, RescoredDrift)
+
+
+def test_a_sampler_gets_its_tracker_without_a_tracked_baseline():
+    """Prompts by the uncertainty of their success rate, advantages by group: the rate is tracked for the sampler."""
+    algorithm = replace(GRPO, sampler=Prioritized(), tracker=TrackerPlan(drift="constant"))
+    chosen = choosing(algorithm, Three(), seed=0)
+
+    assert isinstance(chosen.curriculum, PrioritizedCurriculum)
+    assert isinstance(chosen.tracker, ValueTracker)
+
+
+def test_skipping_needs_no_tracker():
+    """GRESO remembers streaks itself, and goes with any baseline."""
+    grouped = choosing(replace(GRPO, sampler=Greso()), Three(), seed=0)
+    tracked = choosing(replace(SPO, sampler=Greso(), num_generations=2), Three(), seed=0)
+
+    assert isinstance(grouped.curriculum, GresoCurriculum)
+    assert grouped.tracker is None
+    assert isinstance(tracked.curriculum, GresoCurriculum)
+    assert isinstance(tracked.tracker, ValueTracker)
+
+
+def test_optimal_values_are_fixed_and_forget_nothing(tmp_path: Path):
+    """A table that starts from samples, or from a file, with no drift to measure."""
+    path = tmp_path / "values.json"
+    path.write_text(json.dumps({"t1": 0.75}))
+    sampled = choosing(A_STAR_PO, Three(), seed=0)
+    loaded = choosing(replace(A_STAR_PO, tracker=OptimalValue(initial=str(path))), Three(), seed=0)
+
+    assert isinstance(sampled.tracker, FixedValues)
+    assert isinstance(sampled.drift, NoDrift)
+    assert loaded.tracker is not None
+    assert loaded.tracker.baseline([1]).tolist() == [0.75]
+    with pytest.raises(DatasetError, match="cannot be read from prior"):
+        choosing(replace(A_STAR_PO, tracker=OptimalValue(initial="prior")), Three(), seed=0)
+
+
+def test_replay_gets_a_buffer():
+    """Empty at first, beside whatever chooses the prompts."""
+    chosen = choosing(replace(GRPO, replay=SelfImitationBuffer()), Three(), seed=0)
+
+    assert chosen.replay is not None
+    assert len(chosen.replay) == 0
+
+
+def test_prompts_cannot_be_weighed_by_optimal_values():
+    """They are no success rates; the composition is refused before anything is assembled."""
+    with pytest.raises(ConfigError, match="the sampler Prioritized needs a tracker"):
+        replace(A_STAR_PO, sampler=Prioritized())
+
+
+def test_dynamic_sampling_by_a_component_that_nothing_rewards_is_refused():
+    """A misspelled component ends before anything is loaded, naming the one that there is."""
+    experiment = load("tiny", ["algorithm=dapo", "algorithm.keep.part=anwser"]).experiment
+
+    with pytest.raises(ConfigError, match="did you mean 'answer'"):
+        grading_of(experiment)

@@ -1,0 +1,263 @@
+"""From an experiment to who answers: what is shared, what is refused, what `plan` says, and how a run ends."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gnomon.cli.main import main
+from gnomon.config.experiment import Experiment, load
+from gnomon.core.errors import ConfigError, EngineError
+from gnomon.core.types import Completion, Snapshot
+from gnomon.engines.base import Sampling
+from gnomon.engines.local import LocalEngine
+from gnomon.engines.pool import EnginePool
+from gnomon.learner.learner import TorchLearner
+from gnomon.models.lora import merged_tensors
+from gnomon.models.transfer.fingerprint import fingerprints
+from gnomon.records.jsonl import read_rows
+from gnomon.training import build_workers
+from gnomon.training.build_engines import (
+    check_serving,
+    load_network,
+    own_copies,
+    said_of_native,
+    said_of_serving,
+    sending,
+    serve,
+    serve_alone,
+    shares_weights,
+)
+
+TINY = ("rollouts_per_step=8", "algorithm.num_generations=2", "task.size=40", "grading.workers=1", "device=cpu")
+SAMPLING = Sampling(max_completion_length=6, stop_ids=(257,))
+
+
+def tiny(*overrides: str) -> Experiment:
+    return load("tiny", [*TINY, *overrides]).experiment
+
+
+def test_the_card_tells_functions_in_c_from_others(way: str):
+    """A name that tells sources, compiler and processor, another for each precision; none where torch computes."""
+    names = {said_of_native(tiny(f"learner.precision={precision}")) for precision in ("fp32", "bf16")}
+
+    assert len(names) == (2 if way == "native" else 1)
+    assert all(len(name) == 32 for name in names) if way == "native" else names == {""}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_shared", "copies"),
+    [
+        ((), True, 0),
+        (("max_staleness=1",), False, 1),
+        (("max_staleness=measured",), False, 1),
+        (("learner.processes=2",), False, 1),
+        (("engine.rounding=int8",), False, 1),
+        (("engine.count=3",), False, 3),
+        (("engine=vllm",), False, 1),
+        (("engine=vllm", "engine.server=start", "engine.count=2"), False, 2),
+        (("engine=vllm", "engine.server=http://127.0.0.1:8000"), False, 0),
+    ],
+)
+def test_one_local_engine_at_staleness_0_shares_the_learners_weights(
+    overrides: tuple[str, ...], is_shared: bool, copies: int
+):
+    """Every other engine on this machine has weights of its own."""
+    experiment = tiny(*overrides)
+
+    assert shares_weights(experiment) == is_shared
+    assert own_copies(experiment) == copies
+
+
+REFUSED = {
+    "more engines than prompts": (
+        ("engine.count=5",),
+        "engine.count = 5, and never more than 4 prompts are on their way at once",
+    ),
+    "an address is one engine": (
+        ("engine=vllm", "engine.count=2", "engine.server=http://127.0.0.1:8000"),
+        r"is one engine, and engine.count = 2; set engine.count = 1",
+    ),
+    "routing that vLLM does not tell": (
+        ("model=tiny-moe", "engine=vllm", "algorithm.routing=behavior"),
+        "vLLM does not say which",
+    ),
+    "code that vLLM does not run": (("engine=vllm", "trust_remote_code=true"), 'set engine.kind = "local"'),
+}
+
+
+@pytest.mark.parametrize(("overrides", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_engines_that_cannot_be_meant_are_refused(overrides: tuple[str, ...], message: str):
+    """Before anything is loaded, with what to set instead."""
+    with pytest.raises(ConfigError, match=message):
+        check_serving(tiny(*overrides))
+
+
+def test_prompts_of_later_steps_count_as_on_their_way():
+    """Five engines have something to do when two steps of four prompts are asked at once."""
+    check_serving(tiny("engine.count=5", "max_staleness=1"))
+
+
+def test_a_missing_vllm_is_said_before_anything_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """One message that names the interpreter, exit code 2: for training, planning and evaluating alike."""
+    missing = ["engine=vllm", "engine.server=start", f"engine.python={tmp_path}/python"]
+    verbs = (["train", "tiny"], ["plan", "tiny"], ["evaluate", "tiny", "--task", "arithmetic"])
+    for verb in verbs:
+        assert main([*verb, *missing]) == 2
+        said = capsys.readouterr().err
+        assert "Traceback" not in said
+        assert str(tmp_path) in said
+
+
+SAID = [
+    ((), "They are drawn in this process, from the learner's own weights, at most 64 at once."),
+    (
+        ("engine.count=2", "engine.rounding=fp8"),
+        "by 2 local engines in this process, each with weights of its own, rounded to fp8 whenever they are sent",
+    ),
+    (("engine=vllm",), "by 1 vLLM engine in this process, with weights of its own, at most 64 at once by each."),
+    (("engine=vllm", "engine.server=start", "engine.count=3"), "by 3 vLLM servers started for it, each with weights"),
+    (("engine=vllm", "engine.server=http://127.0.0.1:1"), "by 1 vLLM server at http://127.0.0.1:1, with weights of"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "sentence"), SAID)
+def test_who_answers_is_said_in_words(overrides: tuple[str, ...], sentence: str):
+    """`gnomon plan` says it after how many answers are asked for."""
+    assert sentence in said_of_serving(tiny(*overrides))
+
+
+async def answers(pool: EnginePool, snapshot: Snapshot | None = None) -> list[tuple[int, ...]]:
+    """Return the tokens of eight answers, and close the pool."""
+    if snapshot is not None:
+        await pool.load(snapshot)
+    groups = await asyncio.gather(*(pool.generate([50, 43, 50, n], [n, n + 100], SAMPLING) for n in range(4)))
+    await pool.close()
+    return [done.tokens for group in groups for done in group]
+
+
+def test_several_engines_answer_as_the_shared_one():
+    """One that shares the weights, one with its own and three of those: the same draws, the same tokens."""
+    found = []
+    for overrides in ((), ("max_staleness=1",), ("engine.count=3",), ("lora.rank=2", "engine.count=2")):
+        experiment = tiny("learner.precision=fp32", *overrides)
+        model = load_network(experiment)
+        learner = TorchLearner(model, experiment.learner, 1, None, None, None)
+        found.append(asyncio.run(answers(serve(experiment, model, print), learner.snapshot())))
+    assert found == [found[0]] * 4
+
+    alone = asyncio.run(answers(serve_alone(tiny("learner.precision=fp32", "engine.count=3"), print)))
+    assert alone == found[0]
+
+
+def test_rounded_weights_arrive_rounded():
+    """What engines hold is what was sent, all of them the same, and rounded it is not what the learner has."""
+
+    async def held(experiment: Experiment, model: Any) -> Any:
+        pool = serve(experiment, model, print)
+        send = sending(experiment, model)
+        plain = Snapshot(0, lambda: merged_tensors(model))
+        sent = plain if send is None else send(plain)
+        await pool.load(sent)
+        prints = await pool.fingerprints()
+        await pool.close()
+        return prints, fingerprints(sent.tensors()), fingerprints(plain.tensors())
+
+    for rounding in ("none", "int4"):
+        experiment = tiny("learner.precision=fp32", "engine.count=2", f"engine.rounding={rounding}")
+        found, sent, plain = asyncio.run(held(experiment, load_network(experiment)))
+        assert found == sent
+        assert (found == plain) == (rounding == "none")
+
+
+def test_a_run_with_several_engines_learns_from_all_and_counts_them(tmp_path: Path):
+    """The metrics of every step say how many engines work; training goes as with one engine of its own weights."""
+    for name, count in (("one", 1), ("three", 3)):
+        command = ["train", "tiny", *TINY, "learner.precision=fp32", "steps=2", "engine.rounding=fp8"]
+        command += [f"engine.count={count}", "evaluation.before=false", "--run-dir", str(tmp_path / name)]
+        assert main(command) == 0
+    one, three = ([*read_rows(tmp_path / name / "metrics.jsonl")] for name in ("one", "three"))
+
+    assert [row["engines/alive"] for row in three] == [3, 3]
+    assert [row["engines/lost"] + row["engines/asked_again"] for row in three] == [0, 0]
+    assert [row["rollout/reward_mean"] for row in one] == [row["rollout/reward_mean"] for row in three]
+    assert one[-1]["loss/policy"] == pytest.approx(three[-1]["loss/policy"], abs=1e-6)
+
+
+class Mortal(LocalEngine):
+    """A real engine that answers ``good`` calls, and then never again: it raises, or it says nothing."""
+
+    def __init__(self, experiment: Experiment, good: int, is_silent: bool = False) -> None:
+        super().__init__(load_network(experiment), shared=False)
+        self.left, self.is_silent = good, is_silent
+
+    async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
+        self.left -= 1
+        if self.left < 0 and self.is_silent:
+            await asyncio.sleep(1e6)
+        if self.left < 0:
+            raise EngineError("CUDA error: device-side assert")
+        return await super().generate(prompt, keys, sampling)
+
+
+def trained(monkeypatch: pytest.MonkeyPatch, run: Path, is_silent: bool, **good: int) -> int:
+    """Return the exit code of a run of four steps of four groups each, whose engines answer so many of them."""
+
+    def serve_mortals(experiment: Experiment, model: object, warn: Callable[[str], None]) -> EnginePool:
+        engines = {name: Mortal(experiment, calls, is_silent) for name, calls in good.items()}
+        return EnginePool(engines, 1.0, warn=warn)
+
+    monkeypatch.setattr(build_workers, "serve", serve_mortals)
+    fp32 = "learner.precision=fp32"
+    return main(["train", "tiny", *TINY, fp32, "steps=4", "evaluation.before=false", "--run-dir", str(run)])
+
+
+@pytest.mark.parametrize(
+    ("is_silent", "cause"), [(False, "CUDA error: device-side assert"), (True, "it finished nothing in 1 seconds")]
+)
+def test_when_the_last_engine_goes_the_run_stops_and_names_it(
+    is_silent: bool,
+    cause: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+):
+    """Exit code 1 and one message, soon after the timeout of 1 s; what was trained before is on record."""
+    began = time.monotonic()
+    code = trained(monkeypatch, tmp_path / "run", is_silent, gpu=6)
+    said = capsys.readouterr().err
+
+    assert code == 1
+    assert time.monotonic() - began < 60
+    assert f"gnomon train: the run failed: no engine is left to answer (gpu: {cause}" in said
+    assert "Traceback" not in said
+    assert len([*read_rows(tmp_path / "run" / "metrics.jsonl")]) == 1
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_when_one_of_several_goes_the_run_goes_on(
+    is_silent: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Every step has all its groups, each once; what is sampled is what a run without the fault samples."""
+    assert trained(monkeypatch, tmp_path / "broken", is_silent, a=3, b=10**6) == 0
+    assert trained(monkeypatch, tmp_path / "whole", is_silent, a=10**6, b=10**6) == 0
+    said = capsys.readouterr().err
+    broken = [*read_rows(tmp_path / "broken" / "metrics.jsonl")]
+
+    assert said.count("lost engine a: ") == 1
+    assert "1 of 2 engines go on" in said
+    assert [row["engines/alive"] for row in broken] == [2, 1, 1, 1]
+    assert [row["engines/lost"] for row in broken] == [0, 1, 0, 0]
+    assert broken[1]["engines/asked_again"] >= 1
+    first, second = (sampled(tmp_path / name) for name in ("broken", "whole"))
+    assert first == second
+    assert len(first) == 4 * 8
+
+
+def sampled(run: Path) -> list[tuple[str, list[int]]]:
+    """Return task and tokens of every rollout that was recorded, in order."""
+    rows = [row for path in sorted((run / "rollouts").iterdir()) for row in read_rows(path)]
+    return [(row["task_id"], row["response"]) for row in rows]

@@ -1,0 +1,140 @@
+"""Signals that end a run: acknowledged at once, and a second one does not wait."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.training.runs import signaled
+
+from gnomon.training.run import StopRequest
+from gnomon.training.signals import stopping
+
+# Something that does not look whether it is asked to stop: a step that takes long.
+BUSY = """
+import sys, time
+from gnomon.training.run import StopRequest
+from gnomon.training.signals import stopping
+
+stop = StopRequest()
+with stopping(stop, lambda said: print(said, flush=True), "the step at hand", "gnomon resume RUN"):
+    print("working", flush=True)
+    until = time.monotonic() + 60
+    while time.monotonic() < until and (len(sys.argv) == 1 or not stop.signal):
+        time.sleep(0.01)
+print(f"saved, asked by {stop.signal}", flush=True)
+"""
+
+
+def busy(*arguments: str) -> "subprocess.Popen[str]":
+    """Start such a program, and return it when it is at work."""
+    program = subprocess.Popen(
+        [sys.executable, "-c", BUSY, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "working\n"
+    return program
+
+
+@pytest.mark.parametrize(
+    ("number", "again"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "the signal"), (signal.SIGUSR1, "the signal")]
+)
+def test_the_first_signal_is_answered_and_the_second_does_not_wait(number: signal.Signals, again: str):
+    """In the middle of a step: one line on what happens now, and after the second 128 + signal and how to go on."""
+    program = busy()
+    program.send_signal(number)
+    assert program.stdout is not None
+    assert program.stdout.readline() == (
+        f"stopping: the step at hand is finished and saved first; {again} once more stops at once, without saving\n"
+    )
+    assert program.poll() is None
+    began = time.monotonic()
+    program.send_signal(number)
+    out, err = program.communicate(timeout=30)
+
+    assert time.monotonic() - began < 10
+    assert program.returncode == 128 + number
+    assert out == ""
+    assert err == "\nstopped at once, and nothing was saved; go on with: gnomon resume RUN\n"
+
+
+def test_a_terminal_that_goes_twice_lets_it_finish():
+    """The kernel and the shell each send SIGHUP: the step at hand is finished, and the lines to nowhere end nothing."""
+    program = busy("obedient")
+    for _ in range(3):
+        program.send_signal(signal.SIGHUP)
+    out, err = program.communicate(timeout=30)
+
+    assert (program.returncode, err) == (0, "")
+    assert out.endswith("saved, asked by 1\n")
+
+
+def test_a_run_whose_terminal_is_closed_goes_on_to_its_save(tmp_path: Path):
+    """With a real terminal behind it that is closed: SIGHUP comes of itself, and nothing it prints fails."""
+    controller, terminal = os.openpty()
+    ended = tmp_path / "ended"
+    script = BUSY + f"print('more'); open({str(ended)!r}, 'w').write(str(stop.signal))\n"
+    program = subprocess.Popen(
+        [sys.executable, "-c", f"import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n{script}", "obedient"],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+    )
+    os.close(terminal)
+    assert os.read(controller, 99).startswith(b"working")
+    os.close(controller)
+
+    assert program.wait(timeout=30) == 0
+    assert ended.read_text() == "1"
+
+
+def test_under_nohup_a_hangup_stays_ignored():
+    """Whoever asked for that goes on working; and the other signals still stop it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        program = busy("obedient")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    program.send_signal(signal.SIGHUP)
+    time.sleep(0.1)
+    assert program.poll() is None
+    program.send_signal(signal.SIGTERM)
+    out, _ = program.communicate(timeout=30)
+
+    assert program.returncode == 0
+    assert out.endswith("saved, asked by 15\n")
+
+
+def test_one_signal_lets_it_finish():
+    """The request is seen, what is at hand ends, and the handlers are what they were."""
+    before = signal.getsignal(signal.SIGINT)
+    with stopping(StopRequest(), print, "the step", "again"):
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert signal.getsignal(signal.SIGINT) is before
+
+    program = busy("obedient")
+    program.send_signal(signal.SIGTERM)
+    out, err = program.communicate(timeout=30)
+
+    assert (program.returncode, err) == (0, "")
+    assert out.endswith("saved, asked by 15\n")
+
+
+def test_a_run_says_that_it_is_stopping_before_it_has_stopped(tmp_path: Path):
+    """Ctrl-C during `gnomon train`: the line, then the step that was saved, exit code 130."""
+    run = tmp_path / "run"
+    ran = signaled(run, signal.SIGINT, ["steps=400", "task.size=40", "rollouts_per_step=16", "checkpoints.every=0"])
+    said = ran.stderr.splitlines()
+
+    assert ran.returncode == 130
+    assert "stopping: the step at hand is finished and saved first; Ctrl-C once more stops at once" in ran.stderr
+    assert said[-1].endswith(f"and saved; go on with: gnomon resume {run}")
