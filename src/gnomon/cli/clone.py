@@ -13,9 +13,9 @@ def enter_clone(verb: str, folder: str) -> None:
     Raises: ConfigError when gnomon does not run from a clone.
     """
     root = Path(gnomon.__file__).resolve().parents[2]
-    if not (root / folder / "__init__.py").is_file() and not (root / folder).is_dir():
+    if not (root / folder).is_dir():
         raise ConfigError(
-            f"gnomon {verb} needs a clone of the repository: {folder}/ is no part of the installed package; "
+            f"this needs a clone of the repository: {folder}/ is no part of the installed package; "
             "in a clone, type make setup and then .venv/bin/gnomon " + verb
         )
     if str(root) not in sys.path:
