@@ -14,7 +14,7 @@ from typing import Any
 
 # Threads that wait for work soon sleep instead of spinning. OpenMP reads this once, when torch is loaded. Beside one
 # other busy process a spinning pair made a decoding step 22 times slower; sleeping at once made it a third slower alone
-# than a short spin does, which costs a quarter beside one busy process (docs/log.md). Your own setting wins.
+# than a short spin does, which costs a quarter beside one busy process (docs/log/2026-11-21.md). Your own setting wins.
 SPIN = "3000"
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"

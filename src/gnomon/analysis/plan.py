@@ -29,7 +29,7 @@ _PROBE_TOKENS = 256
 _PROBE_TOKENS_GPU = 8192
 _SMALLER = "train adapters (lora.rank), set learner.gradient_checkpointing = true, or lower engine.max_concurrent"
 _REACHED = 0.25
-"""Share of the measured matrix rate that a whole step reached where this was calibrated (docs/log.md)."""
+"""Share of the measured matrix rate that a whole step reached where this was calibrated (docs/log)."""
 
 
 @dataclass(frozen=True)
