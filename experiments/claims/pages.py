@@ -153,7 +153,7 @@ def _legend(claim: Claim, measured: MeasuredValues) -> str:
     judged = (*claim.checks, *claim.expectations)
     has_rates = any(isinstance(expectation, Level) and expectation.is_rate for expectation in judged)
     wilson = " Shares of runs are judged by Wilson's interval, which does not." if has_rates else ""
-    return f". It knows of no range: that of a rate or a fraction may reach beyond 0 or 1.{wilson}"
+    return f". The t interval is not truncated to [0, 1]: that of a rate or a fraction may reach beyond 0 or 1.{wilson}"
 
 
 def _numbers(measured: MeasuredValues) -> list[str]:

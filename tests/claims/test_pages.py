@@ -90,7 +90,7 @@ def test_remarks_on_other_numbers_are_marked_until_they_are_changed(tmp_path: Pa
         (
             {0: 0.1, 1: 0.9},
             False,
-            "interval of it. It knows of no range: that of a rate or a fraction may reach beyond",
+            "interval of it. The t interval is not truncated to [0, 1]: that of a rate or a fraction may reach beyond",
         ),
         ({0: 0.0, 1: 1.0}, True, "0 or 1. Shares of runs are judged by Wilson's interval, which does not."),
         ({0: 0.1, 1: 1.2}, False, "mean over 2 seeds and Student's 95% interval of it:"),

@@ -75,7 +75,7 @@ def test_one_local_engine_at_staleness_0_shares_the_learners_weights(
 REFUSED = {
     "more engines than prompts": (
         ("engine.count=5",),
-        "engine.count = 5, and never more than 4 prompts are on their way at once",
+        "engine.count = 5 exceeds the 4 prompts in flight; the extra engines would stay idle",
     ),
     "an address is one engine": (
         ("engine=vllm", "engine.count=2", "engine.server=http://127.0.0.1:8000"),

@@ -2,9 +2,10 @@
 
     "grpo"                                                        a preset
     "mine.py:MY_ALGORITHM", "package.module:MY_ALGORITHM"         an `Algorithm` of yours
-    {"preset": "grpo", "surrogate": {"trust": {"high": 0.28}}}    a preset with overrides;
-    "surrogate.trust.high" too {"preset": "grpo", "aggregate": {"piece": "TokenMean"}}       with another
-    piece; "TokenMean" alone is the same
+    {"preset": "grpo", "surrogate": {"trust": {"high": 0.28}}}    a preset with overrides; the key
+                                                                  "surrogate.trust.high" says the same
+    {"preset": "grpo", "aggregate": {"piece": "TokenMean"}}       a preset with another piece; "TokenMean" alone
+                                                                  says the same
 
 A table with "piece" starts from that piece's own defaults; one without changes the piece that is there.
 "none" removes an optional part. Without "preset" a table describes everything. Names of presets are found however

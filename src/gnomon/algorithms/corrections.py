@@ -1,8 +1,7 @@
 """A factor for the gap between the policy that sampled and the one that the step began with.
 
-w = proximal / behavior: different engines for the same weights, or weights that are several steps apart. The
-factor has
-no gradient, multiplies the surrogate and nothing else, and never changes a denominator: dropped tokens keep
+w = proximal / behavior: different engines for the same weights, or weights that are several steps apart. The factor
+has no gradient, multiplies the surrogate and nothing else, and never changes a denominator: dropped tokens keep
 counting, so the kept ones are not amplified.
 """
 

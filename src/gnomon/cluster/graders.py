@@ -154,7 +154,7 @@ class Graders:
             raise
 
     async def close(self) -> None:
-        """End every grader with all that it started. Twice is once."""
+        """End every grader and all processes that the grader started. Idempotent."""
         self._is_closed = True
         for task in self._replacements:
             task.cancel()

@@ -105,7 +105,7 @@ class LearnerActor:
             os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = name
 
     async def beat(self) -> None:
-        """Answer: that is all there is to know."""
+        """Heartbeat: answer, and do nothing else."""
 
     async def obey(self, do: str, text: str, memory: Bytes, carried: Mapping[str, Any]) -> LearnerReply:
         """Do what `LearnerWorker` can be told, or bring weights to where engines find them, and return what it says.

@@ -258,7 +258,7 @@ class Cluster:
             )
 
     def close(self) -> None:
-        """Give the places back with all that is in them; end the cluster if it was started here. Twice is once."""
+        """End all actors and free their bundles; end the cluster if this run started it. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True

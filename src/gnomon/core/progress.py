@@ -1,7 +1,8 @@
-"""Work that takes its time says so here, however deep it lies; whoever shows progress listens.
+"""Progress reporting, callable from any layer.
 
-A dataset is read, a checkpoint compared or a server started far below whatever prints. Each of them says what it does
-and how far it is, with `working` or `counted`; a `Console` shows it while it is open. Without one, nothing is shown.
+Code that reads a dataset, compares a checkpoint or starts a server lies far below the code that prints. Such code
+reports what it does and how far it is, with `working` or `counted`. An open `Console` shows the reports; without a
+console nothing is shown.
 """
 
 from collections.abc import Callable, Iterable, Iterator

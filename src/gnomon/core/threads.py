@@ -1,4 +1,4 @@
-"""Threads that calculate together: a thread that has done calculating sends its team away.
+"""Release a thread's OpenMP team when the thread goes idle.
 
 libgomp, torch's OpenMP on Linux, gives each thread that calculates a team of its own, which waits for its next
 operation: awake for a moment (`gnomon.SPIN`), then asleep. Once all teams together have more threads than there are

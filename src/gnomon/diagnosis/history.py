@@ -56,9 +56,9 @@ class History:
         return [name for name in self._latest if name.startswith(prefix) and name.endswith(suffix)]
 
     def latest(self, name: str, count: int) -> list[Point]:
-        """Return the last ``count`` values (at most `LATEST`), or none unless there are so many of late.
+        """Return the last ``count`` values (at most `LATEST`), or none if fewer are recent.
 
-        Of late is within the last 2 ``count`` steps: what a run has ceased to measure says nothing about it now.
+        "Recent" means the last 2 ``count`` steps: a metric that the run no longer measures is ignored.
         """
         column = self._latest.get(name)
         if column is None or not 0 < count <= len(column):

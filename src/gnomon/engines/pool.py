@@ -225,7 +225,7 @@ class EnginePool:
     warn: is told once of each engine that is lost, and when it is back, in one line.
     again: returns a new engine for the name of a lost one; raises a GnomonError when it gives up. Snapshots must be
         ones that lie somewhere (`Snapshot.stored`), as they are read again later.
-    are_bound: none can be spared, as weights are sent to all of them or to none: the first that is lost is the last.
+    are_bound: weights are broadcast to all engines at once, so losing one engine ends the run.
     Ours: peers restart or end the run; deterministic keys make asking elsewhere exact.
     """
 

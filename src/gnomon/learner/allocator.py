@@ -1,4 +1,4 @@
-"""Out of memory: the same step again, in smaller micro-batches."""
+"""Allocator and oneDNN tuning; after out of memory, the same step in smaller micro-batches."""
 
 import ctypes
 import os
@@ -11,7 +11,7 @@ import torch
 from gnomon.core.errors import LearnerError
 from gnomon.learner.forward import ForwardRunner
 
-# What the machine under the learner can be told.
+# Allocator and oneDNN tuning: settings of glibc malloc, by the numbers that `mallopt` takes.
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 _SETTINGS = {

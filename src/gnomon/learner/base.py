@@ -12,7 +12,7 @@ from gnomon.core.errors import CheckpointError
 from gnomon.core.metrics import Metrics
 from gnomon.core.types import Batch, Scores, Snapshot, State
 
-# States of parts within the state of a whole.
+# Nest and unnest state dicts.
 
 PLAIN = {"critic": "no critic", "proximal": "no averaged proximal policy"}
 

@@ -58,7 +58,7 @@ class CriticLearner:
 
     critic: a value model with a trunk of its own (`load_critic`), or a `ValueHead` on the policy's trunk. On a shared
         trunk the policy's optimizer, which must have the head among its parameters, makes the critic's steps as well:
-        a parameter with two float32 masters would go two ways.
+        two optimizers must not own master copies of one parameter.
     scorer: of `scorer_of`. optimizer: the learner's. passes: counts the work.
     """
 

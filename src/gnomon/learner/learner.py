@@ -68,7 +68,7 @@ class TorchLearner:
         self._steps = steps
         self._mesh = mesh = here()
         self._passes = ForwardRunner(plan, model, mesh)
-        # Whoever looks at weights, or tries a model out, does so before they are parted.
+        # Probe the model before its parameters are sharded.
         self._scorer = scorer_on(mesh, model)
         self._is_mixture = can_record(model)
         self._reference = None if reference is None else scorer_on(mesh, reference.eval().requires_grad_(False))

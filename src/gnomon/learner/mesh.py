@@ -107,23 +107,23 @@ class SingleProcess:
         """Keep everything."""
 
     def run(self, model: nn.Module, work: Callable[[], T]) -> T:
-        """Do it."""
+        """Call ``work``: on one process nothing is gathered."""
         return work()
 
     def total(self, tensor: Tensor) -> Tensor:
-        """Return it."""
+        """Return the tensor: the sum over one process."""
         return tensor
 
     def broadcast(self, text: str) -> str:
-        """Return it."""
+        """Return the text: one process is rank 0."""
         return text
 
     def own(self, parameter: nn.Parameter) -> Tensor:
-        """Return it."""
+        """Return the parameter: one process holds all of it."""
         return parameter
 
     def part(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
-        """Return it."""
+        """Return the tensor: one process holds all of it."""
         return whole
 
     def whole(self, parameter: nn.Parameter, own: Tensor) -> Tensor:
@@ -208,7 +208,7 @@ class ShardedMesh:
         self._roots[model] = root
 
     def run(self, model: nn.Module, work: Callable[[], T]) -> T:
-        """Do it inside of the root's forward pass, where what is outside of the layers is whole as well."""
+        """Call ``work`` within the root's forward pass, where weights outside of the layers are gathered too."""
         root: Any = self._roots[model]
         try:
             result: T = root(work)[0]

@@ -100,7 +100,7 @@ class WorkerGroup(Protocol):
         ...
 
     def close(self) -> None:
-        """Let them end, and see that they do. Twice is once."""
+        """Shut the workers down and wait for their end. Idempotent."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""How much memory a copy may take before somebody else misses it."""
+"""Free memory of the machine or of the cgroup."""
 
 from pathlib import Path
 

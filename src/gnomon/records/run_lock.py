@@ -1,4 +1,4 @@
-"""Which process works on a run, asked so that nobody is disturbed."""
+"""The owner of a run's lock, read without taking the lock."""
 
 import fcntl
 import json

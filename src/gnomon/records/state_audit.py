@@ -1,4 +1,4 @@
-"""A count of everything in a run that can change, so that nothing is left out of its checkpoints."""
+"""Find mutable state of a run that no checkpoint covers."""
 
 import contextlib
 import dataclasses

@@ -66,7 +66,7 @@ class GradingPool:
             raise
 
     async def close(self) -> None:
-        """End every worker with all that it started, and wait until they are gone. Twice is once."""
+        """End every worker with all that it started, and wait until they are gone. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -37,9 +37,8 @@ def check_serving(experiment: Experiment) -> None:
     plan, asked = experiment.engine, experiment.prompts_per_step * (experiment.staleness_bound + 1)
     if plan.count > asked:
         raise ConfigError(
-            f"engine.count = {plan.count}, and never more than {many(asked, 'prompt')} are on their way at once, each "
-            f"asked of one engine: the others would never answer; set engine.count = {asked} or less, or raise "
-            "rollouts_per_step"
+            f"engine.count = {plan.count} exceeds the {many(asked, 'prompt')} in flight; the extra engines would stay "
+            f"idle; set engine.count = {asked} or less, or raise rollouts_per_step"
         )
     if plan.kind == "local":
         return

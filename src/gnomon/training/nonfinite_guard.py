@@ -1,4 +1,4 @@
-"""Numbers that are not finite: such a step teaches nothing, its batch is kept, and the third in a row ends the run."""
+"""Guard against NaN and infinity: undo the step, save the batch, end the run after three such steps in a row."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

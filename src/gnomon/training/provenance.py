@@ -1,4 +1,4 @@
-"""What is not as it was when a run began, or last went on: its experiment, versions and machine, the user's code."""
+"""Detect changes since the last session of a run: experiment, versions, hardware, the user's code."""
 
 import hashlib
 import tomllib

@@ -1,4 +1,4 @@
-"""Where a run stands that goes on, and its records as they were there."""
+"""Find the checkpoint to resume from, and truncate the logs to the checkpoint's step."""
 
 import os
 import shutil
@@ -20,10 +20,10 @@ from gnomon.records.run_card import end_of
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where a run stands.
+    """The place from which a run goes on.
 
-    found: its newest checkpoint; None at the very beginning. batches: of value pre-training that it has made, None when
-    that phase is over, or there is none.
+    found: the newest sound checkpoint; None at the beginning. batches: how many batches of value pretraining the run
+    has made; None when that phase is over, or the run has no such phase.
     """
 
     found: CheckpointRef | None

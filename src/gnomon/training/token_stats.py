@@ -1,4 +1,4 @@
-"""A look at a few answers of some steps, token by token, for whoever reads them later."""
+"""Log-probabilities and entropies of each token, for a few rollouts of some steps."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ class TokenProbe(Protocol):
 
 @dataclass(frozen=True)
 class NoTokenProbe:
-    """Nobody: nothing is computed."""
+    """No-op: return nothing and compute nothing."""
 
     async def look(self, batch: Batch, step: int) -> tuple[TokenStats | None, Metrics]:
         """See nothing."""

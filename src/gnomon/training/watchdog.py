@@ -1,4 +1,4 @@
-"""Work beside which somebody watches for what would make it wait in vain."""
+"""Run a coroutine with a watchdog; the first failure cancels both."""
 
 import asyncio
 from collections.abc import Coroutine

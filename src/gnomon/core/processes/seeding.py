@@ -1,4 +1,4 @@
-"""Random numbers for user code in processes of its own: a function of what is asked, whoever asks and how often."""
+"""Seed Python, NumPy and torch before each sample, in the processes that run user code."""
 
 import random
 import sys
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def seed_all(seed: int, purpose: str) -> None:
-    """Let the generators that everybody in this process shares begin with ``seed``.
+    """Seed the global generators of this process with ``seed``.
 
     Python's always; NumPy's and torch's where they are imported already, so import them at the top of a file. Then a
     sample has the same draws in whichever process, after whatever others, and again in a run that was resumed; nothing
