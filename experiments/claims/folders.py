@@ -247,8 +247,9 @@ def _told(expectations: Sequence[Expectation], outcomes: Sequence[ClaimOutcome])
 
 
 def claim_folders(root: Path) -> dict[str, ClaimFolder]:
-    """Return the claims below ``root`` by name, in order."""
-    return {path.parent.name: ClaimFolder(path.parent) for path in sorted(root.glob(f"*/{CODE}"))}
+    """Return the claims below ``root`` by name, in order; a package of code, like this one, is no claim."""
+    folders = [path.parent for path in sorted(root.glob(f"*/{CODE}"))]
+    return {folder.name: ClaimFolder(folder) for folder in folders if not (folder / "__init__.py").exists()}
 
 
 def experiments_folder(given: Path | None = None) -> Path:

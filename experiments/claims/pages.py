@@ -21,6 +21,39 @@ SETTLED = (
 )
 
 
+_TABLE_SAYS = (
+    "Written by `gnomon reproduce`; `gnomon reproduce --list` prints the verdicts. Each claim is a folder of "
+    "[experiments](../experiments) with its protocol, its numbers, at least three seeds, a figure and the rule of its "
+    "verdict. The rule was written before the numbers were seen.",
+    "",
+    "Models are tiny and warmed up. So a page says where an effect shows at the smallest scale, and what its cause is "
+    "there; it says nothing about models a thousand times as large. Where a page speaks of one model or of three, its "
+    "seeds share them, and intervals are of training on these models, not on others.",
+    "",
+    "| word | meaning |",
+    "|---|---|",
+    "| *holds*, *fails* | Student's 95% interval over seeds lies wholly on one side of the expectation's bound |",
+    "| *undecided* | the interval has the bound in it; the page says about how many seeds would decide |",
+    "| *reproduced*, *partly*, *not* | all expectations hold, some hold, none holds |",
+    "| *open* | the claim was not run, or its numbers decided nothing |",
+    "| *checks* | whether the setting has the cause of the effect at all; a check never counts as an expectation |",
+    "| *CPU minutes* | what all runs of the command took, on one core of the machine that the page names |",
+    "",
+    "A check that fails leaves the claim *open*. While a check is undecided, a claim is neither *reproduced* nor "
+    "*not*: it is *partly* where something holds, else *open*.",
+    "",
+    "Each interval is of its own expectation, and nothing corrects for their number: an expectation whose true value "
+    "lies on its bound holds once in 40 times. So a *partly* by one of many says little.",
+    "",
+    "The same command gives the same numbers to the bit with the same code of gnomon, the same processor and the same "
+    "number of threads. Other code may sum in another order; where a learning rate is high, a run whose last digits "
+    "differ ends elsewhere, as another seed would. So a page names the commits whose code made its runs (from "
+    "2026-11-24 on). The page also says when timing decides its runs, which cells of its tables have fewer seeds, and "
+    "when its remarks were written for other numbers.",
+    "",
+)
+
+
 def write_pages(folder: ClaimFolder) -> None:
     """Write figure and page of one claim from its last results; a page that is written by hand is left alone."""
     claim, tested = folder.claim(), folder.read_again()
@@ -80,24 +113,7 @@ def table(folders: Mapping[str, ClaimFolder]) -> str:
     lines = [
         "# Claims, and what became of them",
         "",
-        "Written by `gnomon reproduce`; `gnomon reproduce --list` prints it. Each claim is a folder of "
-        "[experiments](../experiments) with its protocol, its numbers, a figure and the rule of its verdict, which "
-        "was written before the numbers were seen. An expectation *holds* or *fails* when Student's 95% interval over "
-        "seeds lies wholly on one side, and is *undecided* otherwise; a page says about how many seeds would decide "
-        "it. All that hold make *reproduced*, some *partly*, none *not*; *open* is what was not run, or decided "
-        "nothing. *Checks* ask whether the setting has the cause of the effect at all and never count: one that fails "
-        "leaves the claim open; while one is undecided, a claim is neither *reproduced* nor *not*: *partly* where "
-        "something holds, else *open*. Each interval is of its own expectation and nothing corrects for their number: "
-        "one whose true value lies on its bound holds once in 40 times, so that a *partly* by one of many says "
-        "little. Where a page speaks of one model or of three its seeds share them, and intervals are of training on "
-        "these, not on other models. *CPU minutes* are what all runs of the command took, on one core of the machine "
-        "that its page names. The same command gives the same numbers to the bit with the same code of gnomon, "
-        "processor and number of threads; other code may sum in another order, and where a learning rate is high a "
-        "run whose last digits differ ends elsewhere, as another seed would. So a page names the commits whose code "
-        "made its runs, where that was recorded (from 2026-11-24 on), and says by itself when timing decides its runs "
-        "besides, which cells of its tables have fewer seeds, and when its remarks were written for other numbers "
-        "than are there now.",
-        "",
+        *_TABLE_SAYS,
         "| claim | verdict | holds | fails | undecided | not run | checks that hold | CPU minutes | measured |",
         "|---|---|---|---|---|---|---|---|---|",
     ]

@@ -26,6 +26,16 @@ def test_the_unreleased_changes_are_at_most_800_words():
     assert len(unreleased.split()) <= 800, "leave internals out; facts that were measured belong in docs/log"
 
 
+def test_the_readme_is_at_most_150_lines_with_25_bullets_and_one_figure():
+    """The README says what gnomon does in at most 25 bullets; claims and their table are in docs/claims.md."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    bullets = text.partition("## What it does")[2].partition("\n## ")[0].count("\n- ")
+
+    assert len(text.splitlines()) <= 150
+    assert 10 <= bullets <= 25
+    assert len(re.findall(r"!\[[^]]+\]\([^)]+\.svg\)", text)) == 1
+
+
 def test_decisions_are_one_page_and_name_every_day():
     """docs/log/README.md has at most 900 words and links every page of a day."""
     folder = ROOT / "docs" / "log"

@@ -409,6 +409,17 @@ def test_every_claim_is_told_whole(name: str):
     assert all((claim.title, claim.claim, claim.source, claim.protocol, claim.expectations))
 
 
+def test_a_package_of_code_is_no_claim(tmp_path: Path):
+    """experiments/claims has a claim.py too, which says what a claim is; the list does not show it."""
+    for name in ("a_claim", "claims"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "claim.py").touch()
+    (tmp_path / "claims" / "__init__.py").touch()
+
+    assert list(claim_folders(tmp_path)) == ["a_claim"]
+    assert "claims" not in claim_folders(EXPERIMENTS)
+
+
 def test_the_table_of_claims_is_up_to_date():
     """`gnomon reproduce --list --write` writes it."""
     assert (ROOT / TABLE).read_text() == table(claim_folders(EXPERIMENTS))
