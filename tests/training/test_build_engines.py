@@ -83,7 +83,7 @@ REFUSED = {
     ),
     "routing that vLLM does not tell": (
         ("model=tiny-moe", "engine=vllm", "algorithm.routing=behavior"),
-        "vLLM does not say which",
+        "does not ask vLLM which",
     ),
     "code that vLLM does not run": (("engine=vllm", "trust_remote_code=true"), 'set engine.kind = "local"'),
 }
