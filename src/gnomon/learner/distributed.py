@@ -47,7 +47,7 @@ class Rounding:
 
 
 class DistributedLearner:
-    """Implements `Writing` with the processes of a crew.
+    """Implements `SavableLearner` with the processes of a worker group.
 
     They are started by `open`, load the model in turns (a machine holds a whole copy only for so long), and end with
     `close`, or with the run, however that ends. A process that dies, or stands still, ends all of them, and the call at
@@ -56,10 +56,9 @@ class DistributedLearner:
     The weights are collected once after they have changed, when a snapshot is first read: into memory of the run, or
     where the engines of a cluster find them.
 
-    rounding: of weights that are put there; otherwise whoever sends them rounds them.
+    rounding: of weights that are put there; otherwise the sender rounds the weights.
     waiting: this learner's own folder, on the disk of its checkpoints, for models that are to be moved into one: what
-    an earlier one left there is removed. None is the crew's, for those that nobody minds in the machine's temporary
-    folder.
+    an earlier learner left there is removed. None is the worker group's folder, in the machine's temporary folder.
     """
 
     def __init__(
@@ -224,7 +223,7 @@ class DistributedLearner:
     async def watch(self) -> None:
         """Look after the processes, also while nothing is asked of them; never return.
 
-        Raises: LearnerError when one is gone or stands still, within seconds of when the crew can tell.
+        Raises: LearnerError when one is gone or stands still, within seconds of when the worker group can tell.
         """
         while True:
             await asyncio.sleep(_WATCH_SECONDS)

@@ -1,4 +1,4 @@
-"""A run on a virtual clock: the real stream and asker, with engines, graders and a learner that only take time."""
+"""A run on a virtual clock: the real scheduler and rollouter; engines, graders and a learner only take time."""
 
 import asyncio
 import heapq

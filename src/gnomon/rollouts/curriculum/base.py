@@ -22,8 +22,8 @@ class TaskIndex:
     different ids share a hash with probability n^2 / 2^65 (3e-6 at 10 million), which is reported as a
     duplicate and never silently merged.
 
-    >>> roster = TaskIndex(["sum-0", "sum-1", "sum-2"])
-    >>> roster.index("sum-1"), len(roster)
+    >>> tasks = TaskIndex(["sum-0", "sum-1", "sum-2"])
+    >>> tasks.index("sum-1"), len(tasks)
     (1, 3)
 
     Raises: DatasetError when two tasks have one id, or there is no task.

@@ -43,8 +43,8 @@ class GresoCurriculum:
     Each retained gradient is unbiased, but the mix of prompts is not the table's: ``greso/effective_prompts`` says
     over how many prompts the chances are spread, exp(entropy), at most all.
 
-    roster: the ids of the task set. seed: of the run; the coins of take t are a counter-based stream for (seed, t).
-    Memory: 2 bytes a task, and 12 of the roster.
+    task_index: the ids of the task set. seed: of the run; the coins of take t are a counter-based stream for (seed, t).
+    Memory: 2 bytes a task, and 12 of the task index.
     Source: GRESO, arXiv 2506.02177; constants of its code. That code keys by text, takes rewards of at most 0.11 as
     wrong, and asks more prompts than a step needs, which `Informative` does here.
     """

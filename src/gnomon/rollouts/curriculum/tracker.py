@@ -138,7 +138,7 @@ class FixedValues:
     away from where it was estimated. A task that could not be graded, or that a file does not name, has the mean
     of those that are known, and 0 while none is.
 
-    roster: the ids of the task set. beta: > 0, in rewards. Memory: 8 bytes a task, and 12 of the roster.
+    task_index: the ids of the task set. beta: > 0, in rewards. Memory: 8 bytes a task, and 12 of the task index.
     Raises: ConfigError when ``beta`` is not positive.
     Source: A*-PO, arXiv 2505.20686, section 3, stage 1.
     """
@@ -310,10 +310,10 @@ class ValueTracker:
     observations. Read `baseline` before `observe`: a baseline must not contain the reward it is subtracted
     from.
 
-    roster: the ids of the task set. forgetting: how old rewards fade. rewards: "binary" refuses any reward
+    task_index: the ids of the task set. forgetting: how old rewards fade. rewards: "binary" refuses any reward
     but 0 and 1; "continuous" takes every finite one. prior: pseudo-count for successes and for failures, >=
     0.
-    Memory: 21 bytes a task, and 12 of the roster.
+    Memory: 21 bytes a task, and 12 of the task index.
     Raises: ConfigError when ``prior`` is negative.
     Source: SPO, arXiv 2509.13232, section 3.1. That recipe keys by the prompt's text and saves nothing; we
     key by id and the tracker is `Stateful`.
@@ -388,7 +388,7 @@ class ValueTracker:
     def export(self, path: Path, ids: Sequence[str]) -> None:
         """Write id to rate of every task that anything is known of, for `load` in another run.
 
-        ids: those of the roster, in its order (it keeps their hashes only).
+        ids: those of the task index, in its order (it keeps their hashes only).
         Raises: ConfigError when they are others.
         """
         self.task_index.check(TaskIndex(ids).identity(), "id list")
