@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.claims.claim import Workplace
+from experiments.claims.definition import Workplace
 from experiments.claims.estimates import MeasuredValues, NotMeasured, Points
 
 from gnomon.analysis.compare.jobs import ComparisonJob, run_jobs

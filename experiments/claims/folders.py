@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.claims.claim import Claim, ClaimOutcome, ClaimVerdict, Expectation, Workplace
+from experiments.claims.definition import Claim, ClaimOutcome, ClaimVerdict, Expectation, Workplace
 from experiments.claims.estimates import MeasuredValues, NotMeasured
 
 from gnomon.algorithms.user_pieces import load_object

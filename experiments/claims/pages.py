@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.claims.claim import Claim, ClaimOutcome, ClaimVerdict, Expectation, Level
+from experiments.claims.definition import Claim, ClaimOutcome, ClaimVerdict, Expectation, Level
 from experiments.claims.estimates import MeasuredValues, NotMeasured
 from experiments.claims.folders import FIGURE, PAGE, ClaimFolder, Tested, is_outdated, write_text
 

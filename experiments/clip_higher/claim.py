@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 from experiments.claims.arms import Arm, ArmLine, Lines, Runs, first, last, smooth, whole
-from experiments.claims.claim import Claim, Gain, Level
+from experiments.claims.definition import Claim, Gain, Level
 from experiments.claims.seeds_needed import fresh_alone
 from experiments.claims.warm_start import Warming, warm_model
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from experiments.claims.claim import Claim, Level, Workplace, ratio
+from experiments.claims.definition import Claim, Level, Workplace, ratio
 from experiments.claims.estimates import MeasuredValues
 
 from gnomon.core.types import Rollout

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from experiments.claims.arms import Arm, Curve, Runs, smooth, whole
-from experiments.claims.claim import Claim, Derived, Gain, Level, ratio
+from experiments.claims.definition import Claim, Derived, Gain, Level, ratio
 from experiments.claims.lengths import held_out_at, held_out_gain, stretch_experiment
 from experiments.claims.mixtures import watched
 from experiments.claims.ratio_spread import step_spreads

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import torch
 from experiments.claims.arms import Arm, Curve, Runs, smooth, whole
-from experiments.claims.claim import Claim, Gain, Level
+from experiments.claims.definition import Claim, Gain, Level
 from experiments.claims.estimates import NotMeasured
 from experiments.claims.lengths import held_out_at, held_out_gain, stretch_experiment
 from experiments.claims.ratio_spread import spread

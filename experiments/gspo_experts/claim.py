@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from experiments.claims.arms import Arm, Curve, Runs, last, smooth, whole
-from experiments.claims.claim import Claim, Gain, Level
+from experiments.claims.definition import Claim, Gain, Level
 from experiments.claims.exact_rates import pass_at
 from experiments.claims.lengths import lowest_after_best
 from experiments.claims.mixtures import FOUR, GRPO, R2, R3, PuzzleMixture, share, watched

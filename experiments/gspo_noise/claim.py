@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from experiments.claims.arms import Arm, Runs
-from experiments.claims.claim import Claim, Derived, Level, Workplace
+from experiments.claims.definition import Claim, Derived, Level, Workplace
 from experiments.claims.estimates import Estimate, MeasuredValues, NotMeasured, estimate
 from experiments.claims.gradient_noise import Noise, noise_by_length
 from experiments.claims.lengths import stretch_experiment

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 from experiments.claims.arms import Arm, ArmLine, Lines, Runs, last, whole
-from experiments.claims.claim import Claim, Gain, Level
+from experiments.claims.definition import Claim, Gain, Level
 from experiments.claims.estimates import NotMeasured, Points
 from experiments.claims.families import sums
 from experiments.claims.seeds_needed import fresh_alone

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from experiments.claims.arms import Arm, Curve, Runs, smooth, whole
-from experiments.claims.claim import Claim, Derived, Gain
+from experiments.claims.definition import Claim, Derived, Gain
 from experiments.claims.estimates import Estimate, MeasuredValues, NotMeasured, estimate
 from experiments.claims.lengths import held_out_at, stretch_experiment
 from experiments.claims.seeds_needed import fresh_alone

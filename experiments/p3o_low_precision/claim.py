@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from experiments.claims.arms import Arm, Curve, Number, Runs, smooth, whole
-from experiments.claims.claim import Claim, Gain, Level
+from experiments.claims.definition import Claim, Gain, Level
 from experiments.claims.lengths import held_out_at, lowest_after_best, stretch_experiment
 from experiments.claims.seeds_needed import fresh_alone
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from experiments.claims.arms import Arm, Runs, last, smooth, whole
-from experiments.claims.claim import Claim, Gain, Level
+from experiments.claims.definition import Claim, Gain, Level
 from experiments.claims.estimates import MeasuredValues
 from experiments.claims.exact_rates import pass_at
 from experiments.claims.families import family_experiment

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.claims.arms import Arm, Curve, Runs, first, last, smooth, whole
-from experiments.claims.claim import Claim, Gain, Level, Workplace
+from experiments.claims.definition import Claim, Gain, Level, Workplace
 from experiments.claims.lengths import held_out_at, lowest_after_best, stretch_experiment
 from experiments.claims.seeds_needed import fresh_alone
 

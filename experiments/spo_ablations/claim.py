@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 from experiments.claims.arms import Arm, ArmLine, Lines, Runs, last
-from experiments.claims.claim import Claim, Derived, Gain
+from experiments.claims.definition import Claim, Derived, Gain
 from experiments.claims.estimates import Estimate, MeasuredValues, Points, estimate
 from experiments.claims.exact_rates import checkpoint_rates
 from experiments.claims.families import MATCHED

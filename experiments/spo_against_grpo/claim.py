@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from experiments.claims.arms import Arm, Number, Runs
-from experiments.claims.claim import Claim, Derived, Expectation, Gain
+from experiments.claims.definition import Claim, Derived, Expectation, Gain
 from experiments.claims.estimates import Estimate, MeasuredValues, NotMeasured, Points, estimate
 from experiments.claims.exact_rates import pass_at
 from experiments.claims.families import MATCHED, family_experiment

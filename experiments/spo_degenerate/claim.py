@@ -1,7 +1,7 @@
 """SPO: GRPO's groups fall silent as the policy learns; a tracked baseline's samples do not."""
 
 from experiments.claims.arms import ArmLine, Lines, Runs, first, last, smooth
-from experiments.claims.claim import Claim, Expectation, Gain, Level
+from experiments.claims.definition import Claim, Expectation, Gain, Level
 from experiments.claims.exact_rates import checkpoint_rates
 from experiments.claims.families import silence_arms
 from experiments.claims.seeds_needed import fresh_alone

@@ -1,7 +1,7 @@
 """SPO: how much of the reward's variance each baseline leaves."""
 
 from experiments.claims.arms import ArmLine, Lines, Runs
-from experiments.claims.claim import Claim, Derived, Expectation, Level
+from experiments.claims.definition import Claim, Derived, Expectation, Level
 from experiments.claims.estimates import Estimate, MeasuredValues, NotMeasured, Points, estimate
 from experiments.claims.exact_rates import checkpoint_rates
 from experiments.claims.families import silence_arms

@@ -1,7 +1,7 @@
 """Crashes over seeds: VAPO has none, PPO many."""
 
 from experiments.claims.arms import Curve, Runs, smooth
-from experiments.claims.claim import Claim, Gain, Level
+from experiments.claims.definition import Claim, Gain, Level
 from experiments.claims.critic_arms import CALM, FULL, critic_arms, explained
 from experiments.claims.lengths import held_out_at, lowest_after_best
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from gnomon.analysis.paired import Answered, compare
+from gnomon.analysis.paired import EvalRecord, compare
 from gnomon.core.errors import ConfigError
 
 
-def row(name: str, *scores: float, question: str = "q") -> Answered:
+def row(name: str, *scores: float, question: str = "q") -> EvalRecord:
     answers = tuple("right" if s else f"wrong {n % 2}" for n, s in enumerate(scores))
-    return Answered(name, question, tuple(map(float, scores)), answers, tuple(range(1, len(scores) + 1)))
+    return EvalRecord(name, question, tuple(map(float, scores)), answers, tuple(range(1, len(scores) + 1)))
 
 
 def test_prompts_are_paired_by_name_in_whatever_order():
@@ -25,7 +25,7 @@ def test_prompts_are_paired_by_name_in_whatever_order():
 def test_what_only_one_side_has_is_left_out_and_said():
     """One prompt was asked of the first alone, one could not be graded on the second: one of three is paired."""
     before = [row("a", 1, 0), row("b", 1, 1), row("c", 0, 0)]
-    after = [row("a", 1, 1), Answered("b", "q", (), (), (3, 3), errors=2)]
+    after = [row("a", 1, 1), EvalRecord("b", "q", (), (), (3, 3), errors=2)]
     found = compare(before, after)
 
     assert (found.prompts, found.left_out, found.mean) == (1, 2, 0.5)
@@ -44,7 +44,7 @@ def test_other_measures_can_be_compared():
 @pytest.mark.parametrize("tokens", [(3, 3), (200, 200), (1, 1)])
 def test_lengths_that_are_all_alike_have_an_interval_in_tokens(tokens: tuple[int, int]):
     """20 prompts of L tokens on both sides: at most u = 3.8415 / 23.8415 = 16.1% differ, by L tokens at most."""
-    sides = [[Answered(str(n), "q", (1.0,), ("a",), (length,)) for n in range(20)] for length in tokens]
+    sides = [[EvalRecord(str(n), "q", (1.0,), ("a",), (length,)) for n in range(20)] for length in tokens]
     found = compare(*sides, "tokens")
 
     assert found.interval.high == pytest.approx(0.161127 * tokens[0], rel=1e-4)

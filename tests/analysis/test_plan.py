@@ -108,7 +108,10 @@ SAID = [
         ("algorithm.proximal.decay=0.9", "algorithm.updates.minibatches=2"),
         "a moving average of the weights, about 9 up",
     ),
-    (("algorithm=opo", "algorithm.updates.minibatches=4"), "Unusual: Score(Unbounded) believes every ratio, and 4 upd"),
+    (
+        ("algorithm=opo", "algorithm.updates.minibatches=4"),
+        "Unusual: PolicyGradient(Unbounded) believes every ratio, and 4 upd",
+    ),
     (("model=tiny-moe", "algorithm.routing=behavior"), "sends tokens to the experts that the engine chose (R3)."),
     (("model=tiny-moe", "algorithm.routing=proximal"), "experts that the policy chose when the step began (R2)."),
     (

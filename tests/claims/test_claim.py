@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from experiments.claims.arms import ArmLine, Curve, Lines
-from experiments.claims.claim import Claim, ClaimOutcome, Derived, Expectation, Gain, Level, judge, ratio
+from experiments.claims.definition import Claim, ClaimOutcome, Derived, Expectation, Gain, Level, judge, ratio
 from experiments.claims.estimates import MeasuredValues, NotMeasured, estimate
 from experiments.claims.folders import ClaimFolder, chosen, claim_folders, experiments_folder
 from experiments.claims.pages import TABLE, page, table
@@ -31,7 +31,7 @@ FOUND = MeasuredValues(
 TOY = '''
 """A toy."""
 
-from experiments.claims.claim import Claim, Gain, Workplace
+from experiments.claims.definition import Claim, Gain, Workplace
 from gnomon.analysis.compare.jobs import ComparisonJob
 from experiments.claims.estimates import MeasuredValues
 
@@ -50,7 +50,7 @@ RUNS = '''
 
 from gnomon.config.experiment import read
 from experiments.claims.arms import Arm, Curve, Runs, last, trace
-from experiments.claims.claim import Claim, Level
+from experiments.claims.definition import Claim, Level
 
 SMALL = ("steps=2", "rollouts_per_step=16", "algorithm.num_generations=4", "evaluation.before=false")
 

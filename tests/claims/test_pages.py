@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from experiments.claims.arms import Arm, Number, Runs
-from experiments.claims.claim import Claim, Level, Workplace, ratio
+from experiments.claims.definition import Claim, Level, Workplace, ratio
 from experiments.claims.estimates import MeasuredValues, NotMeasured
 from experiments.claims.folders import Tested as Latest
 from experiments.claims.pages import page

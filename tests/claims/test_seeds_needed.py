@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
-from experiments.claims.claim import Gain, Level
+from experiments.claims.definition import Gain, Level
 from experiments.claims.estimates import Estimate, MeasuredValues, estimate, student_t
 from experiments.claims.seeds_needed import rates_to_settle, seeds_to_settle
 from hypothesis import given

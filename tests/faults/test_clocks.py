@@ -27,7 +27,6 @@ WALL = {
     "insight/watch/watcher.py": "the age of files, which have that clock's times; it is never below 0",
     "records/run_card.py": "when a session started, for people",
     "records/directory.py": "a new run's name, and since when one is at work, for people",
-    "experiments/claims/folders.py": "the day of a measurement, for people",
     "tasks/verifiers_env.py": "a field that another library reads, from a start that it wrote itself",
 }
 

@@ -31,7 +31,7 @@ QUICK, THOROUGH = 25, 500
 TINY = to_toml(load("tiny").experiment)
 LIMIT = RunLimit(1000.0, "tokens")
 CLAIM = """
-from experiments.claims.claim import Claim
+from experiments.claims.definition import Claim
 from experiments.claims.estimates import MeasuredValues
 
 CLAIM = Claim(

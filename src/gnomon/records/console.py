@@ -16,7 +16,7 @@ from rich.text import Text
 
 from gnomon.core.progress import shown_by
 from gnomon.core.redaction import for_people, visible
-from gnomon.records.checkpoints import Phase, duration
+from gnomon.records.phase import Phase, duration
 
 __all__ = ["Console", "Phase", "duration"]
 

@@ -156,6 +156,7 @@ def test_it_decodes_the_models_that_it_knows(make):
 
 
 @torch.no_grad()
+@pytest.mark.filterwarnings("ignore:no cache gave the answers")
 @pytest.mark.parametrize("make", OTHERS, ids=lambda f: f.__name__)
 def test_any_other_model_is_decoded_by_its_own_code(make):
     """Whatever is not accounted for makes it another model, and the next decoder is asked."""

@@ -11,7 +11,7 @@ from gnomon.insight.watch.draw import progress
 from gnomon.insight.watch.lines import BAD, CALM, GOOD, HEAD, QUIET, WARN, fitted, line, spread
 from gnomon.insight.watch.run_snapshot import RunSnapshot
 from gnomon.insight.watch.text import one_line, wrapped
-from gnomon.records.checkpoints import duration
+from gnomon.records.phase import duration
 
 _BAR = 20
 _WIDE = 100

@@ -24,8 +24,8 @@ from gnomon.insight.watch.lines import (
 from gnomon.insight.watch.metric_labels import HEALTH, REWARD, STAGES, Term, written
 from gnomon.insight.watch.run_snapshot import RunSnapshot
 from gnomon.insight.watch.text import one_line, wrapped
-from gnomon.records.checkpoints import duration
 from gnomon.records.corruption import in_words
+from gnomon.records.phase import duration
 
 COLORS = {"severe": BAD, "warning": WARN, "note": CALM}
 _SMALLEST_TWO_COLUMNS = 70

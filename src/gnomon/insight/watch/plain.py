@@ -12,8 +12,8 @@ from gnomon.insight.watch.overview import overview
 from gnomon.insight.watch.run_snapshot import RunSnapshot
 from gnomon.insight.watch.text import tame
 from gnomon.insight.watch.watcher import Watcher
-from gnomon.records.checkpoints import duration
 from gnomon.records.corruption import in_words
+from gnomon.records.phase import duration
 
 _TALL = 32
 _SHOWN = [term for term in HEALTH if term.label in ("length", "entropy", "ESS", "truncated")]

@@ -3,7 +3,7 @@
 A claim is a folder ``experiments/NAME`` with a ``claim.py`` that says ``CLAIM = Claim(...)``:
 
     from experiments.claims.arms import Arm, ArmLine, Lines, Runs, last, trace
-    from experiments.claims.claim import Claim, Gain, Level
+    from experiments.claims.definition import Claim, Gain, Level
 
     def arms(folder, seed):
         base = {"model": str(warm_model(TASK, folder, rate=0.4)), "task": to_table(TASK), "steps": 60, ...}
