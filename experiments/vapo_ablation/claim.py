@@ -1,8 +1,8 @@
 """VAPO's ablation table: what each of its parts is worth where answers differ tenfold in length."""
 
 from experiments.claims.arms import Curve, Runs, smooth, whole
-from experiments.claims.definition import Claim, Gain, Level
 from experiments.claims.critic_arms import ALPHA, CALM, FIXED, FULL, HELD_OUT, critic_arms, explained
+from experiments.claims.definition import Claim, Gain, Level
 from experiments.claims.lengths import lowest_after_best
 
 NAMES = (

@@ -1,8 +1,8 @@
 """Crashes over seeds: VAPO has none, PPO many."""
 
 from experiments.claims.arms import Curve, Runs, smooth
-from experiments.claims.definition import Claim, Gain, Level
 from experiments.claims.critic_arms import CALM, FULL, critic_arms, explained
+from experiments.claims.definition import Claim, Gain, Level
 from experiments.claims.lengths import held_out_at, lowest_after_best
 
 from gnomon.records.reading import RunRecord

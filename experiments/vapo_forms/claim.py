@@ -6,8 +6,8 @@ from pathlib import Path
 from statistics import fmean
 
 from experiments.claims.arms import Curve, Number, Runs, smooth, whole
-from experiments.claims.definition import Claim, Gain, Level
 from experiments.claims.critic_arms import ALPHA, FIXED, FULL, HELD_OUT, critic_arms, explained
+from experiments.claims.definition import Claim, Gain, Level
 from experiments.claims.estimates import NotMeasured
 from experiments.claims.seeds_needed import fresh_alone
 from torch import Tensor

@@ -1,8 +1,8 @@
 """What a critic knows, by place in the response: with pre-training, without, and with targets of short sums."""
 
 from experiments.claims.arms import Runs
-from experiments.claims.definition import Claim, Derived, Gain, Level
 from experiments.claims.critic_arms import FULL, QUARTERS, critic_arms, explained
+from experiments.claims.definition import Claim, Derived, Gain, Level
 from experiments.claims.estimates import Estimate, MeasuredValues, estimate
 from experiments.claims.seeds_needed import fresh_alone
 

@@ -18,6 +18,8 @@ from gnomon.records.jsonl import Warn, warn_on_stderr
 from gnomon.records.manifest import find_damage, size_bytes, verify, write_manifest
 from gnomon.records.tensor_files import read_states, write_states
 
+BEST = "best.json"
+SPARE = 1.1
 _STEP = re.compile(r"step-(\d+)")
 
 

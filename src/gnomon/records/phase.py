@@ -64,7 +64,3 @@ def sizes(done: int, total: int) -> str:
     if power == 0:
         return f"{done}/{total} bytes"
     return f"{done / 1024**power:.1f}/{total / 1024**power:.1f} {_UNITS[power]}"
-
-
-BEST = "best.json"
-SPARE = 1.1
