@@ -46,8 +46,9 @@ def model_size(name: str, trust_remote_code: bool = False) -> ModelSize:
     """
     model: Any = outline(name, trust_remote_code)
     config = model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", 0)
-    head = getattr(config, "head_dim", None) or config.hidden_size // max(config.num_attention_heads, 1)
+    asking = getattr(config, "num_attention_heads", None) or 0  # a state-space model has none, and keeps no keys
+    heads = getattr(config, "num_key_value_heads", None) or asking
+    head = getattr(config, "head_dim", None) or config.hidden_size // max(asking, 1)
     return ModelSize(
         parameters=sum(p.numel() for p in model.parameters()),
         layers=config.num_hidden_layers,
