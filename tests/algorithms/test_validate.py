@@ -289,8 +289,8 @@ def test_everything_that_is_wrong_is_said_at_once():
 
 
 def test_a_dual_clip_needs_a_clip():
-    """Caps belong to Score, which has no dual clip; a dual clip of at most 1 would stop every token."""
-    with pytest.raises(ConfigError, match="caps belong to Score"):
+    """Caps belong to PolicyGradient, which has no dual clip; a dual clip of at most 1 would stop every token."""
+    with pytest.raises(ConfigError, match="caps belong to PolicyGradient"):
         ClippedSurrogate(Cap(5.0), dual=3.0)
     with pytest.raises(ConfigError, match="dual must be > 1, got 1"):
         ClippedSurrogate(dual=1.0)
