@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+import os
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.training.runs import gnomon as command_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gnomon
@@ -255,6 +258,18 @@ def test_evaluate_repeats_what_the_run_measured(run: Path, capsys: Capture):
 
     ignored = ("step", "seconds")
     assert {k: v for k, v in found.items() if k not in ignored} == {k: v for k, v in last.items() if k not in ignored}
+
+
+def test_evaluate_says_what_is_computed_by_a_slower_way(run: Path, capsys: Capture):
+    """Without functions in C the sentence of plan and train is a warning, once, and in the row; else in neither."""
+    assert "slow" not in parsed(capsys, "evaluate", str(run))
+    command = command_of("evaluate", str(run), "--checkpoint", "0", "--checkpoint", "newest", "--json")
+    ended = subprocess.run(command, env=os.environ | {"GNOMON_NATIVE": "0"}, capture_output=True, text=True, check=True)
+
+    assert ended.stderr.count("take up to twice as long") == 1
+    slow = [found["slow"] for found in json.loads(ended.stdout)["evaluations"]]
+    assert [len(said) for said in slow] == [1, 1]
+    assert "no functions in C" in slow[0][0]
 
 
 def test_evaluate_a_model_on_a_named_task(tmp_path: Path, capsys: Capture):

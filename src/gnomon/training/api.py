@@ -254,7 +254,7 @@ def evaluate_each(candidates: Sequence[EvalTarget], exam: EvalSpec) -> tuple[Eva
     Raises: UserError.
     """
     found: list[Evaluation] = []
-    said = set[Path]()
+    said, told = set[Path](), set[str]()
     leader = exam.leader(candidates)
     if exam.asks_as_begun and leader is not None:
         said.add(Path(leader.model).resolve())  # its training has given up its own held-out questions
@@ -265,14 +265,16 @@ def evaluate_each(candidates: Sequence[EvalTarget], exam: EvalSpec) -> tuple[Eva
             with console.phase("preparing tasks"):
                 asked = questions(experiment) if exam.task is None else held_out_questions(experiment)
             _try_rewards(experiment, asked, console)
-            remarks = (asked.split.repeated, asked.untried, *asked.beginning.notes)
-            for note in filter(None, remarks) if not found else ():
-                console.warn(note)
+            slow = slow_ways(experiment, asked.mean_prompt_tokens)
+            for note in (asked.split.repeated, asked.untried, *asked.beginning.notes, *slow):
+                if note and note not in told:
+                    told.add(note)
+                    console.warn(f"{experiment.model}: {note}" if found else note)
             if weights.run is not None and weights.step > 0 and weights.run.resolve() not in said:
                 said.add(weights.run.resolve())
                 for note in _trained_on(weights.run, asked):
                     console.warn(f"{weights.run}: {note}" if len(candidates) > 1 else note)
-            found.append(grade_once(experiment, asked, console, weights.step))
+            found.append(replace(grade_once(experiment, asked, console, weights.step), slow=slow))
     return tuple(found)
 
 

@@ -41,6 +41,7 @@ class Evaluation:
     intervals: the 95% intervals of what is no score: "pass@2", "maj@4", "tokens", "truncated".
     errors: samples that could not be graded; they are in no score.
     answered: how each prompt was answered, what evaluations are paired by; in a file of its own, not in the row.
+    slow: what is computed by a slower way than there could be, with the factor; a run has it in its card instead.
     """
 
     step: int
@@ -56,6 +57,7 @@ class Evaluation:
     seconds: float
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     answered: tuple[EvalRecord, ...] = ()
+    slow: tuple[str, ...] = ()
 
     @property
     def headline(self) -> EvalScore:
@@ -72,9 +74,11 @@ class Evaluation:
         return f"{said}, on {empty} of {self.prompts} prompts none could" if empty else said
 
     def as_row(self) -> dict[str, Any]:
-        """Return one JSON object for ``evaluations.jsonl``."""
+        """Return one JSON object for ``evaluations.jsonl``; ``slow`` is in it where something is."""
         row = asdict(replace(self, answered=()))
         del row["answered"]
+        if not self.slow:
+            del row["slow"]
         return row
 
 
@@ -87,7 +91,8 @@ def _evaluation(row: Mapping[str, Any]) -> Evaluation | None:
     try:
         scores = {name: EvalScore(**score) for name, score in row["scores"].items()}
         intervals = {name: (low, high) for name, (low, high) in row.get("intervals", {}).items()}
-        found = Evaluation(**{**row, "scores": scores, "intervals": intervals, "answered": ()})
+        slow = tuple(map(str, row.get("slow", ())))
+        found = Evaluation(**{**row, "scores": scores, "intervals": intervals, "answered": (), "slow": slow})
         numbers = [*found.pass_at.values(), *found.maj_at.values(), *(v for s in scores.values() for v in astuple(s))]
     except (TypeError, KeyError, AttributeError, ValueError):
         return None
