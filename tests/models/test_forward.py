@@ -1,5 +1,7 @@
 """A model is given every argument by its own name for it, or is not given it and that is said."""
 
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ from gnomon.core.errors import ModelError
 from gnomon.models.cuda_graph_decoder import fastest_decoder
 from gnomon.models.decoder import AlignedDecoder, Decoder, RecomputeDecoder, SameLengthDecoder
 from gnomon.models.forward import CACHE_NAMES, Forward, accepted, cache_name, checked_arguments
-from gnomon.models.slow import slow_parts
+from gnomon.models.size import model_size
+from gnomon.models.slow import kernel_packages, slow_parts
 
 
 def phi3() -> Any:
@@ -96,6 +99,37 @@ def test_a_cache_that_would_be_swallowed_is_an_error():
     with pytest.warns(RuntimeWarning, match="every token is drawn by a whole forward pass: 164 times"):
         assert isinstance(fastest_decoder(model), RecomputeDecoder)
     assert "takes no cache, so every token" in next(slow_parts(model, 100, 256))
+
+
+@pytest.mark.parametrize(
+    ("family", "packages"),
+    [
+        ("Mamba", {"causal_conv1d", "mamba_ssm"}), ("FalconH1", {"causal_conv1d", "mamba_ssm"}),
+        ("Bamba", {"causal_conv1d", "mamba_ssm"}), ("Jamba", {"causal_conv1d", "mamba_ssm"}),
+        ("Zamba2", {"causal_conv1d", "mamba_ssm"}), ("NemotronH", {"causal_conv1d", "mamba_ssm"}),
+        ("Qwen3Next", {"causal_conv1d", "fla"}), ("RecurrentGemma", set()), ("GraniteMoeShared", set()),
+        ("Llama", set()),
+    ],
+)  # fmt: skip
+def test_kernels_are_those_that_the_layers_of_a_model_ask_for(family: str, packages: set[str]):
+    """By the model's own code in transformers, whatever its type is called; none where no layer has a kernel."""
+    with torch.device("meta"):
+        model = getattr(hf, f"{family}ForCausalLM")(getattr(hf, f"{family}Config")())
+
+    assert kernel_packages(model) == packages
+    said = [said for said in slow_parts(model, 100, 256) if "plain PyTorch code" in said]
+    assert all(any(name in line for line in said) for name in packages if find_spec(name) is None)
+    assert packages or not said
+
+
+def test_a_model_without_attention_has_a_size(tmp_path: Path):
+    """A state-space config counts no heads, and no keys are kept: plan says what the others are told."""
+    model = hf.MambaForCausalLM(hf.MambaConfig(vocab_size=96, hidden_size=32, num_hidden_layers=2, state_size=8))
+    model.save_pretrained(tmp_path)
+
+    found = model_size(str(tmp_path))
+
+    assert (found.cache_bytes_per_token, found.layers, found.width) == (0, 2, 32)
 
 
 class Deaf(hf.LlamaForCausalLM):

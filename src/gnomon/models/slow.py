@@ -1,13 +1,17 @@
 """What of a model is computed by a slower way than there could be, by its config and by what is installed."""
 
+import inspect
+import re
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
 from gnomon.models.forward import accepted, cache_name
 
-_STATES = ("mamba", "linear_attention", "recurrent", "conv", "hybrid")
-_KERNELS = ("causal_conv1d", "mamba_ssm", "fla")
+_ASKED = re.compile(r'_with_fallback\(\s*"(\w+)",\s*"(\w+)"')
+# Cut by hand: inspect parses the whole file anew for every class, a third of a second each.
+_CLASS = re.compile(r"^class (\w+)(.*\n(?:[ \t)].*\n|\n)*)", re.MULTILINE)
 
 
 def slow_parts(model: Any, prompt: float, answer: int) -> Iterator[str]:
@@ -26,13 +30,26 @@ def slow_parts(model: Any, prompt: float, answer: int) -> Iterator[str]:
             "attention is eager, as SDPA does not bound scores as this model does: its scores of a row of T tokens are "
             "in memory, T * T a head (set by the model's attn_logit_softcapping)"
         )
-    kinds = (str(model.config.model_type), *map(str, vars(text).get("layer_types") or ()))
-    missing = [name for name in _KERNELS if find_spec(name) is None]
-    if missing and any(state in kind for kind in kinds for state in _STATES):
+    missing = [name for name in sorted(kernel_packages(model)) if find_spec(name) is None]
+    if missing:
         yield (
             f"layers that carry a state are computed by transformers' plain PyTorch code, as {', '.join(missing)} "
             "are not installed: on a GPU several times slower (by their authors' numbers; not measured here)"
         )
+
+
+def kernel_packages(model: Any) -> frozenset[str]:
+    """Return the packages that the model's layers take kernels from where they are installed, by transformers' code."""
+    kinds = {type(part) for part in model.modules() if type(part).__module__.startswith("transformers.")}
+    found = frozenset[str]()
+    for place in {kind.__module__ for kind in kinds}:
+        source = inspect.getsource(sys.modules[place])
+        asked = _ASKED.findall(source)
+        bodies = dict(_CLASS.findall(source)) if asked else {}
+        used = [bodies[kind.__name__] for kind in kinds if kind.__module__ == place and kind.__name__ in bodies]
+        if any(function in body for body in used for function, _ in asked):
+            found |= {package for _, package in asked}
+    return found
 
 
 def recomputing_factor(prompt: float, answer: int) -> float:
