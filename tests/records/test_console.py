@@ -1,4 +1,4 @@
-"""One live line on a terminal, plain lines now and then elsewhere."""
+"""One live line on a terminal, a plain line a step elsewhere."""
 
 import io
 import re
@@ -38,17 +38,21 @@ def test_a_step_says_reward_speed_and_time_left():
     clock.now = 2.0
     console.step(1, VALUES)
 
-    assert stream.getvalue() == "step 1/100  reward 0.432  500 tokens/s  3m 18s left\n"
+    assert re.fullmatch(r"\d\d:\d\d:\d\d  step 1/100  reward 0\.432  500 tokens/s  3m 18s left\n", stream.getvalue())
 
 
-def test_a_log_file_gets_a_line_now_and_then():
-    """100 steps of 1 s at 30 s: the first, one every 30 s, and the last."""
-    console, stream, clock = plain(steps=100)
-    for done in range(1, 101):
-        clock.now += 1.0
+@pytest.mark.parametrize("seconds", [0.1, 10.0, 40.0])
+def test_a_log_file_gets_one_line_a_step(seconds: float):
+    """Steps of any length, with an open phase that counts within each: no step loses its line to a phase."""
+    console, stream, clock = plain(steps=24)
+    for done in range(1, 25):
+        with console.phase("answering", total=8, is_brief=True) as phase:
+            for _ in range(8):
+                clock.now += seconds / 8
+                phase.advance()
         console.step(done, VALUES)
 
-    assert re.findall(r"step (\d+)/", stream.getvalue()) == ["1", "31", "61", "91", "100"]
+    assert re.findall(r"step (\d+)/", stream.getvalue()) == [str(done) for done in range(1, 25)]
 
 
 def test_time_left_of_a_resumed_run_counts_this_session_alone():
@@ -68,7 +72,7 @@ def test_the_last_evaluation_stays_in_the_line():
     console.evaluated("0.460 [0.400, 0.520]")
     console.step(1, VALUES)
 
-    assert stream.getvalue().splitlines() == [
+    assert re.sub(r"\d\d:\d\d:\d\d  ", "", stream.getvalue()).splitlines() == [
         "evaluation: 0.460 [0.400, 0.520]",
         "step 1/2  reward 0.432  500 tokens/s  0s left  evaluation 0.460 [0.400, 0.520]",
     ]

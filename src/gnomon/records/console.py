@@ -1,4 +1,4 @@
-"""What a person sees while a run works: a live line or two on a terminal, now and then a plain line elsewhere."""
+"""Show the progress of a run: a live line or two on a terminal, a plain line a step in a log."""
 
 import os
 import sys
@@ -28,11 +28,17 @@ _LOOK_SECONDS = _SEEN_SECONDS = 0.5
 class Console:
     """Progress of a run on ``stream`` (standard error), so that standard output is free for results.
 
-    On a terminal: a line of steps and one of what is being done, which redraw themselves, with messages above them.
-    Elsewhere, a log file for one: a plain line for the first and the last step, and between them at most every
-    ``every_seconds``; a phase of two seconds is named while it lasts, a longer one reports as often as steps do, and
-    each says when it ends. Inside of ``with`` it also shows what is reported with `gnomon.core.progress`.
-    steps: of the run in all. first: steps that were done before this session.
+    On a terminal, the console redraws one line of steps and one of open phases, with messages above them. In a log
+    file, the console prints one line a step with the time of day; it names a phase of two seconds while the phase
+    lasts, reports a longer phase after each ``every_seconds`` without another line, and says when a phase has ended.
+    Inside of ``with`` the console also shows what is reported with `gnomon.core.progress`.
+
+    Args:
+        steps: Number of steps of the whole run.
+        first: Number of steps that were done before this session.
+        stream: Where to write; standard error by default.
+        every_seconds: Seconds without a line after which an open phase reports.
+        clock: Seconds of a monotonic clock.
     """
 
     def __init__(
@@ -64,11 +70,10 @@ class Console:
     def step(self, done: int, values: Mapping[str, float]) -> None:
         """Show that ``done`` steps are done; ``values`` are the metrics of the latest."""
         self._line = self._describe(done, values)
-        is_edge = done in (self.first + 1, self.steps)
         if self._is_live:
             self._draw()
-        elif is_edge or self._is_due():
-            self._print(self._line)
+        else:
+            self._print(f"{time.strftime('%H:%M:%S')}  {self._line}")
 
     def evaluated(self, text: str) -> None:
         """Show the result of an evaluation, and keep it in the line."""
