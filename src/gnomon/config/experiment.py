@@ -47,8 +47,14 @@ _OPENING = ("{", "[", '"', "'")
 class EvaluationPlan:
     """When and on what a run is evaluated.
 
-    every: steps, 0 for before and after alone. samples: answers a question (k of avg@k and pass@k). before: evaluate
-    before the first step too. task: where held-out questions come from; None holds them out of the training task.
+    Attributes:
+        every: Steps between two evaluations; 0 evaluates before the first and after the last step only.
+        samples: Answers per question, the k of avg@k and pass@k; at least 1.
+        before: Whether the model is also evaluated before the first step.
+        task: Where the held-out questions come from; without it, they are held out of the training task.
+
+    Raises:
+        ConfigError: A number is out of range.
     """
 
     every: int = 0
@@ -69,19 +75,41 @@ class EvaluationPlan:
 class Experiment:
     """Everything that a run depends on, beside the machine.
 
-    model: "smollm2-135m-instruct", "tiny", a folder or a hub name. task: what is trained on; ``held_out`` of it, or of
-    ``evaluation.task``, is kept for evaluation. rewards: weighted and added; none means the task's own.
-    steps: of training. budget: of tokens or seconds, which may end it sooner. rollouts_per_step: answers generated and
-    trained on a step, that is ``rollouts_per_step / algorithm.num_generations`` prompts. max_staleness: steps that a
-    rollout may be older than the weights it trains; 0 is synchronous; "measured" trusts as far as the effective sample
-    size says (``staleness`` says how far that is, and what happens meanwhile). system: a system message before every
-    question. chat_template_kwargs: variables of the model's chat template, such as {enable_thinking = false}.
-    trust_remote_code: lets a model's own code run; only for a model that you have read.
-    device: what computes: "cpu", "cuda" or "cuda:N" (one NVIDIA GPU), or "auto", the first GPU that there is. A record
-    keeps the word, so that a run goes on elsewhere; its card says what the word meant.
-    environment: what replies to answers, for conversations of several turns; none asks for one answer.
-    doctor: what looks for what is wrong while it trains. cluster: whether it computes on a Ray cluster.
-    Raises: ConfigError when the numbers do not fit together.
+    Attributes:
+        model: "smollm2-135m-instruct", "tiny", a folder, or the name of a model on the hub.
+        task: What the model is trained on. ``held_out`` of it, or of ``evaluation.task``, is kept for evaluation.
+        algorithm: A preset such as "grpo", a file of your own as path.py:NAME, or a table with a preset and changes.
+        name: Name of the run; its directory is runs/NAME-DATE-TIME.
+        rewards: Weighted rewards, which are added; none stands for the reward of the task itself.
+        steps: Training steps; 0 evaluates only.
+        budget: Tokens or seconds after which the run ends, if that comes before the last step.
+        rollouts_per_step: Answers that are generated and trained on in a step. The number of prompts is
+            ``rollouts_per_step / algorithm.num_generations``.
+        seed: Seed of every random draw of the run, from 0 to 2**63 - 1.
+        max_staleness: Steps that a rollout may be older than the weights that it trains. 0 is synchronous training.
+            "measured" lets the effective sample size decide; see ``staleness``.
+        staleness: How generation and training overlap, where ``max_staleness`` allows that.
+        system: Text of a system message before every question.
+        chat_template_kwargs: Variables of the model's chat template, such as {enable_thinking = false}.
+        trust_remote_code: Whether the code in a model's own folder may run. Set it only for code that you have read.
+        device: Where the model computes: "cpu", "cuda" or "cuda:N" (one NVIDIA GPU), or "auto", the first GPU if there
+            is one. A record keeps the word, so that another machine can resume the run; the run card says which device
+            it was.
+        held_out: How many questions are kept for evaluation.
+        sampling: How answers are drawn.
+        engine: What generates the answers.
+        learner: How the model is trained.
+        lora: Train a low-rank adapter instead of all weights; none trains all weights.
+        evaluation: When and on what the model is evaluated.
+        checkpoints: When a checkpoint is written, and how many are kept.
+        grading: Processes and limits of the rewards.
+        records: What is written down beside metrics.
+        environment: What replies to answers in conversations of several turns; none asks for one answer.
+        doctor: Which diagnosis rules look at the run while it trains.
+        cluster: Whether the run computes on a Ray cluster.
+
+    Raises:
+        ConfigError: Two settings contradict each other, or a number is out of range.
     """
 
     model: str

@@ -15,9 +15,15 @@ MOST_TOKENS = 64
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """How answers are drawn; see `engines.base.Sampling` for units.
+    """How answers are drawn.
 
-    stop_ids: token ids that end an answer, beside the model's own.
+    Attributes:
+        temperature: Divisor of the logits, above 0; below 1 sharpens the distribution.
+        top_p: Probability mass that is drawn from, in (0, 1]; 1 is no restriction.
+        top_k: Number of most likely tokens that are drawn from; 0 is no restriction.
+        min_p: Least probability of a drawn token, as a share of the most likely token's; 0 is no restriction.
+        max_completion_length: Most tokens of an answer; in a conversation, of everything after the prompt.
+        stop_ids: Token ids that end an answer, beside the model's own.
     """
 
     temperature: float = 1.0
@@ -30,17 +36,24 @@ class SamplingPlan:
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """Who answers.
+    """What generates the answers.
 
-    kind: "local", gnomon's own in this process, or "vllm". max_concurrent: answers decoded at once by each engine;
-    memory for the KV cache grows with it. count: engines, each with weights of its own if there are several.
-    rounding: what the weights are rounded to before an engine gets them; "none" sends them as they are.
-    timeout_seconds: an engine that neither finishes nor draws anything for so long counts as dead; a server that was
-    started has ten minutes to load its model.
-    server: for "vllm": "" is in this process, "start" a server of its own, otherwise the address of one that runs.
-    python: the interpreter that has vLLM, for ``server = "start"`` and for a cluster's engines; "" is this one.
-    tensor_parallel: for "vllm": GPUs (on a CPU processes) of one machine that hold the model of one engine together,
-    of each layer a part each. The heads of the model's attention must be a multiple of it.
+    Attributes:
+        kind: "local" is gnomon's own engine in this process; "vllm" is vLLM.
+        max_concurrent: Answers that each engine decodes at once. The memory of the KV cache grows with it.
+        count: Number of engines. Several engines have a copy of the weights each.
+        rounding: Number format that the weights are rounded to before an engine gets them; "none" sends them unchanged.
+        timeout_seconds: Seconds without any progress after which an engine counts as dead. A server that gnomon starts
+            has ten minutes to load its model.
+        server: For "vllm": "" runs in this process, "start" starts a server, another text is the address of a running
+            one.
+        python: Path of the Python interpreter that has vLLM, for ``server = "start"`` and for the engines of a cluster;
+            "" is the present interpreter.
+        tensor_parallel: For "vllm": number of GPUs (processes on a CPU) of one machine that hold the model of one
+            engine together, a part of each layer each. It must divide the number of attention heads.
+
+    Raises:
+        ConfigError: A number is out of range, or a setting belongs to the other kind of engine.
     """
 
     kind: Literal["local", "vllm"] = "local"
@@ -78,13 +91,19 @@ class EnginePlan:
 
 @dataclass(frozen=True)
 class StalenessPlan:
-    """How asking and training overlap, where `Experiment.max_staleness` lets them.
+    """How generation and training overlap, where `Experiment.max_staleness` allows that.
 
-    stragglers: "wait" for an answer whose time is over, or "drop" it: no step waits then, but short answers are favored
-    and what was generated of the dropped ones is lost. slack: steps' worth of prompts fewer that are on their way:
-    answers are usually so many steps fresher than the bound, and slow ones may be overtaken and still come in time.
-    For ``max_staleness = "measured"``: ess_floor, of the effective sample size of a step, above 0 and below 1; groups
-    are removed until the rest reaches it. limit: steps that no answer is older than, whatever is measured.
+    Attributes:
+        stragglers: "wait" waits for an answer that is due. "drop" withdraws it: no step waits then, but short answers
+            are favored, and the tokens of the withdrawn answers are lost.
+        slack: Number of steps by which fewer prompts are in flight. Answers are usually that many steps fresher than
+            the bound, and slow answers may be overtaken and still arrive in time.
+        ess_floor: For ``max_staleness = "measured"``: least effective sample size of a step as a share of its rollouts,
+            above 0 and below 1. Groups are removed until the rest reaches it.
+        limit: For ``max_staleness = "measured"``: steps that no answer is older than, at least 1.
+
+    Raises:
+        ConfigError: A number is out of range.
     """
 
     stragglers: Literal["wait", "drop"] = "wait"
@@ -103,13 +122,19 @@ class StalenessPlan:
 
 @dataclass(frozen=True)
 class BudgetPlan:
-    """What a run may spend before its last step; it ends there, or after `Experiment.steps` if these are over sooner.
+    """What a run may spend. It ends with the step that reaches the budget, or after `Experiment.steps`.
 
-    tokens: generated for training, trained on or not; see `loop.budget.Meter` for what counts. seconds: of training,
-    without evaluation, checkpoints and loading; how many steps these are depends on the machine. 0 sets no such limit.
-    evaluations: it is evaluated whenever another 1 / evaluations of the budget was spent, beside `evaluation.every`.
-    The step in which it is reached is the last. A learning rate that falls goes by `Experiment.steps` all the same, so
-    a budget that ends first leaves it where it is then.
+    A learning rate that falls follows `Experiment.steps` all the same; a budget that ends the run earlier leaves the
+    rate where it is then.
+
+    Attributes:
+        tokens: Tokens generated for training, whether they are trained on or not; 0 is no limit.
+        seconds: Seconds of training, without evaluation, checkpoints and loading; 0 is no limit. How many steps these
+            are depends on the machine.
+        evaluations: Number of evaluations spread evenly over the budget, beside those of ``evaluation.every``.
+
+    Raises:
+        ConfigError: A number is out of range, or ``evaluations`` are set without a budget.
     """
 
     tokens: int = 0
@@ -135,10 +160,17 @@ class BudgetPlan:
 
 @dataclass(frozen=True)
 class CheckpointPlan:
-    """When a run is saved. every: steps, 0 for the end alone. keep_last: newest checkpoints kept.
+    """When a checkpoint is written, and how many are kept.
 
-    keep_every: steps; checkpoints at its multiples stay for good, 0 for none. asynchronous: steps go on while one is
-    written, which holds a copy of it in memory until it is on the disk; where so much is not free they wait.
+    Attributes:
+        every: Steps between two checkpoints; 0 writes one at the end only.
+        keep_last: Number of newest checkpoints that are kept, at least 1.
+        keep_every: Steps; checkpoints at its multiples are kept for good; 0 keeps none of them.
+        asynchronous: Whether training goes on while a checkpoint is written. A copy of the state is held in memory
+            until it is on the disk; where there is not enough free memory, training waits.
+
+    Raises:
+        ConfigError: A number is out of range.
     """
 
     every: int = 25
@@ -158,12 +190,18 @@ class CheckpointPlan:
 
 @dataclass(frozen=True)
 class GradingPlan:
-    """Where answers are judged.
+    """Processes and limits of the rewards.
 
-    workers: processes. deadline_seconds: after which a sample's worker is killed and the sample is an error.
-    memory_gib: address space that a worker may take beyond its imports, 0 for no limit. environment: names of further
-    environment variables that rewards may read. max_error_fraction: in [0, 1), of the last 50 samples; more errors stop
-    the run. opening: whether rewards see what a chat template opens the answer with in the prompt, such as ``<think>``.
+    Attributes:
+        workers: Number of grading processes, at least 1.
+        deadline_seconds: Seconds after which the process of a sample is killed and the sample counts as an error.
+        memory_gib: GiB of address space that a process may take beyond its imports; 0 is no limit.
+        environment: Names of further environment variables that rewards may read.
+        max_error_fraction: Share of the last 50 samples, in [0, 1), that may be errors; more end the run.
+        opening: Whether rewards see the text with which a chat template opens the answer, such as ``<think>``.
+
+    Raises:
+        ConfigError: A number is out of range.
     """
 
     workers: int = 2
@@ -198,15 +236,21 @@ STORE = "store"
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """Whether learners, engines and graders are on a Ray cluster, and on which.
+    """Whether learners, engines and graders run on a Ray cluster, and on which.
 
-    kind: "none" keeps all on this machine, without Ray. address: "" starts a cluster here, for this run alone;
-    "HOST:PORT" or "auto" joins one from one of its machines, "ray://HOST:PORT" from any other. graders: actors that
-    grade, each with ``grading.workers`` processes. placement: "pack" on as few machines as possible, or "spread".
-    start_seconds: to wait for the cluster, and then for room on it.
-    transfer: how weights get to engines. "store": through the cluster's object store. "nccl": by vLLM's own transfer,
-    one broadcast from the learner's GPU to those of vLLM engines; or another transfer's name, which a plugin of vLLM's
-    with that name registers.
+    Attributes:
+        kind: "none" computes on this machine, without Ray; "ray" computes on a cluster.
+        address: "" starts a cluster on this machine for this run; "HOST:PORT" or "auto" joins a cluster from one of its
+            machines; "ray://HOST:PORT" joins it from any other machine.
+        graders: Number of actors that grade, each with ``grading.workers`` processes.
+        placement: "pack" uses as few machines as possible; "spread" uses as many as possible.
+        start_seconds: Seconds to wait for the cluster, and again for free resources on it.
+        transfer: How weights reach the engines. "store" is the cluster's object store. "nccl" is vLLM's own transfer,
+            one broadcast from the learner's GPU to those of the vLLM engines. Another text names a transfer that a
+            plugin of vLLM registers.
+
+    Raises:
+        ConfigError: An address has another form, or a setting needs ``kind = "ray"``.
     """
 
     kind: Literal["none", "ray"] = "none"
@@ -256,10 +300,16 @@ class ClusterPlan:
 class RecordPlan:
     """What is written down beside metrics.
 
-    rollouts: every graded rollout of every step. tokens: of so many of them, or an eighth of a step if that is less,
-    in one step of eight, log-probability and entropy of each token under the learner as well; 0 for none. batches:
-    every training batch, for later dissection.
-    sinks: "tensorboard", "wandb", "trackio". aliases: add the names that TRL's and verl's dashboards expect.
+    Attributes:
+        rollouts: Whether every graded rollout of every step is recorded.
+        batches: Whether every training batch is recorded, for `gnomon dissect`.
+        sinks: Where metrics also go: "tensorboard", "wandb", "trackio".
+        aliases: Whether metrics are also written under the names that dashboards for TRL and verl expect.
+        tokens: Number of rollouts (at most an eighth of a step) of which log-probability and entropy of each token
+            under the learner are recorded, in one step of eight; 0 records none.
+
+    Raises:
+        ConfigError: ``tokens`` is out of range.
     """
 
     rollouts: bool = True
@@ -275,11 +325,14 @@ class RecordPlan:
 
 @dataclass(frozen=True)
 class DoctorPlan:
-    """Whether a run is diagnosed while it trains (`gnomon doctor RUN` diagnoses it at any time).
+    """Which diagnosis rules look at a run while it trains; `gnomon doctor RUN` diagnoses a run at any time.
 
-    rules: those that look, by name, all of them when none is named; a name with a minus before it is left out.
-    stop_on: a severity ("note", "warning", "severe") or a list of severities and rules: a finding that is as grave, or
-    of such a rule, ends the run after a checkpoint. A run that is resumed does not stop for the same finding again.
+    Attributes:
+        on: Whether the run is diagnosed while it trains.
+        rules: Names of the rules that look; none stands for all. A name with a minus before it leaves that rule out.
+        stop_on: A severity ("note", "warning", "severe"), or a list of severities and rules. A finding of that severity
+            or above, or of such a rule, ends the run after a checkpoint. A resumed run does not end for the same
+            finding again.
     """
 
     on: bool = True

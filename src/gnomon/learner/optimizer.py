@@ -18,20 +18,25 @@ from gnomon.learner.precision import Masters
 
 @dataclass(frozen=True)
 class OptimizerPlan:
-    """AdamW's settings and the schedule of its learning rate.
+    """Settings of AdamW and the schedule of its learning rate.
 
-    The rate is a function of the *training step* alone (`learning_rate_at`), so all optimizer updates of one
-    step share it, a skipped update shifts nothing, and a resumed run needs no schedule state.
+    The rate is a function of the *training step* alone (`learning_rate_at`). All optimizer updates of one step share
+    it, a skipped update shifts nothing, and a resumed run needs no schedule state.
 
-    learning_rate: > 0, reached at the end of the warm-up; 1e-6 suits full training, about ten times that
-        LoRA.
-    schedule: "constant", or "linear" or "cosine" down to ``final_fraction`` of it after the last step.
-    warmup_steps: training steps, >= 0, of a linear rise; the first step already has a rate above 0.
-    final_fraction: in [0, 1].
-    betas, epsilon: of Adam's moments. weight_decay: >= 0, decoupled, on matrices only (embeddings
-        included), so that biases and norms are never pulled to zero.
-    max_gradient_norm: > 0; a longer gradient is scaled down to it. ``inf`` never clips.
-    Raises: ConfigError naming every value that is out of range.
+    Attributes:
+        learning_rate: Rate at the end of the warm-up, above 0. 1e-6 suits full training, about ten times that LoRA.
+        schedule: "constant", or "linear" or "cosine" down to ``final_fraction`` of the rate after the last step.
+        warmup_steps: Training steps of a linear rise, 0 or more. The first step already has a rate above 0.
+        final_fraction: Share of the rate that is left after the last step, in [0, 1].
+        betas: Decay rates of Adam's two moments, each in [0, 1).
+        epsilon: Term that is added to the root of the second moment, above 0.
+        weight_decay: Decoupled weight decay, 0 or more. It applies to matrices only (embeddings included), so that
+            biases and norms are never pulled to zero.
+        max_gradient_norm: Norm to which a longer gradient is scaled down, above 0; ``inf`` never clips.
+
+    Raises:
+        ConfigError: Some values are out of range; the message names all of them.
+
     Source: AdamW, arXiv 1711.05101, algorithm 2.
 
     >>> plan = OptimizerPlan(learning_rate=1.0, schedule="linear", warmup_steps=2)

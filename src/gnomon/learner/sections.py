@@ -24,17 +24,21 @@ _LEAST_TOKENS = 256
 class LearnerPlan:
     """How the model is trained. Only ``optimizer`` and ``precision`` change a result beyond rounding.
 
-    precision: of the weights that compute: "fp32", "bf16" with float32 masters, or "auto", whichever is
-        faster on the machine (`resolve_precision`; the answer belongs in the run's card).
-    max_tokens_per_micro_batch: tokens that one forward and backward pass may compute, padding included and a prompt
-        that answers share counted once, > 0; memory grows with it. A longer sequence goes alone. None chooses by
-        the model (`default_budget`), and lets answers that share a long prompt take four times as many.
-    gradient_checkpointing: compute each layer again in the backward pass instead of keeping its activations.
-    processes: that hold the model together, a part each, and make every step together (FSDP2): CPU processes, or one a
-        GPU. 1 is this process. See docs/scaling.md.
-    offload: keep parts, gradients and moments in the machine's memory and let them visit the GPU; also with one
-        process, which is then one of its own.
-    Raises: ConfigError when a number is out of range.
+    Attributes:
+        optimizer: The optimizer and the schedule of its learning rate.
+        precision: Number format of the weights that compute: "fp32", "bf16" with float32 master weights, or "auto", the
+            faster one on this machine; the run card says which one it was.
+        max_tokens_per_micro_batch: Most tokens of one forward and backward pass, above 0. Padding counts, and a prompt
+            that answers share counts once. Memory grows with it. A longer sequence has a pass of its own. None chooses
+            by the model's size, and allows four times as many for answers that share a long prompt.
+        gradient_checkpointing: Whether the backward pass computes each layer again instead of keeping its activations.
+        processes: Number of processes that hold a part of the model each and make every step together (FSDP2): CPU
+            processes, or one per GPU; 1 is this process. See docs/scaling.md.
+        offload: Whether parts, gradients and moments stay in the machine's memory and visit the GPU when they are
+            needed. With one process, that process is a separate one.
+
+    Raises:
+        ConfigError: A number is out of range.
     """
 
     optimizer: OptimizerPlan = field(default_factory=OptimizerPlan)

@@ -90,9 +90,11 @@ _PROBED_TOKENS = 16
 class LoraPlan:
     """Train W + (alpha / rank) B A with W frozen, instead of W.
 
-    rank: columns of B, > 0; 8 to 32 is common in reinforcement learning.
-    alpha: > 0; the update is scaled by alpha / rank, so that the rank can change at one learning rate.
-    targets: "all-linear" (every linear layer but the head) or names of modules ("q_proj", "v_proj").
+    Attributes:
+        rank: Number of columns of B, above 0; 8 to 32 is common in reinforcement learning.
+        alpha: Above 0. The update is scaled by alpha / rank, so that the rank can change at one learning rate.
+        targets: "all-linear" (every linear layer but the head), or names of modules such as ("q_proj", "v_proj").
+
     Source: Hu et al. 2021, arXiv 2106.09685, section 4.1.
 
     >>> LoraPlan(rank=8, alpha=16).scale

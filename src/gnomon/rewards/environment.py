@@ -8,9 +8,13 @@ from gnomon.rewards.base import Sample, Verifier, VerifierError, real
 
 @dataclass(frozen=True)
 class EnvironmentReward(Verifier):
-    """The rewards of the environment's replies, added up; 0 when it gave none.
+    """The sum of the rewards of the environment's replies; 0 when it gave none.
 
-    Raises: VerifierError for a sample that was no conversation.
+    Attributes:
+        kind: "environment".
+
+    Raises:
+        VerifierError: A sample was no conversation.
 
     >>> EnvironmentReward()(Sample("", "", columns={"environment_reward": 0.5}))
     0.5

@@ -17,7 +17,11 @@ _SEVERAL = re.compile(r"[0-9] (?:and|to|or) [-+$\\]{0,3}[0-9.,]+[\s.$]*$")
 class Exact(Verifier):
     """1.0 if the completion is the answer, else 0.0.
 
-    strip: ignore whitespace around both. casefold: ignore case. column: where the answer is.
+    Attributes:
+        kind: "exact".
+        strip: Whether whitespace around both is ignored.
+        casefold: Whether case is ignored.
+        column: Column with the answer.
     """
 
     kind: Literal["exact"] = field(default="exact", kw_only=True)
@@ -51,13 +55,17 @@ class Exact(Verifier):
 class Numeric(Verifier):
     """1.0 if a number of the completion equals the answer's, in exact rational arithmetic, else 0.0.
 
-    which: the last number of the completion, the first, or the only one ("only": several are wrong).
-    tolerance: largest absolute difference that still counts, >= 0; 0 for equality (0.5 = 1/2 = .50).
-    column: where the answer is: a number with or without its unit, or a worked solution that ends in one
-    ("... #### 72", a box). What is more than a number (1/2 + x, a pair) is an error, not its last digits.
-    must_end: a completion that its budget cut off has no answer; without it, whatever number came last counts.
-    What counts as a number: `rewards/numbers.py`; a part of something larger is no answer (the 2 of x^2). A unit is
-    looked at only where the answer has one and the completion another.
+    `rewards/numbers.py` says what counts as a number. A part of something larger is no answer (the 2 of x^2). A unit
+    counts only where the answer has one and the completion another.
+
+    Attributes:
+        kind: "numeric".
+        which: Which number of the completion counts: the "last", the "first", or the "only" one (several are wrong).
+        tolerance: Largest absolute difference that still counts, at least 0; 0 is equality (0.5 = 1/2 = .50).
+        column: Column with the answer: a number with or without its unit, or a worked solution that ends in one ("...
+            #### 72", a box). What is more than a number (1/2 + x, a pair) is an error, not its last digits.
+        must_end: Whether a completion that its budget cut off has no answer. Otherwise whatever number came last
+            counts.
 
     >>> Numeric()(Sample("", "Half of it is 0.50.", columns={"answer": "1/2"}))
     1.0
@@ -102,10 +110,15 @@ class Numeric(Verifier):
 class Boxed(Verifier):
     r"""1.0 if the content of the last balanced ``\boxed{...}`` or ``\fbox{...}`` is the answer, else 0.0.
 
-    Compared as numbers when both are numbers, part by part when both are lists, sets, pairs or intervals, else as
-    text without what TeX sets around it: `rewards/answers.py`. What is equal only by algebra (x+1 and 1+x) is for
-    `rewards/math.py`; wherever both can tell, they say the same.
-    column: where the answer is; of a worked solution what follows its last ####, or the content of its last box.
+    Two numbers are compared as numbers; lists, sets, pairs and intervals are compared part by part; everything else is
+    compared as text without the TeX around it (`rewards/answers.py`). What is equal only by algebra (x+1 and 1+x) is
+    for `rewards/math.py`; wherever both can tell, they say the same.
+
+    Attributes:
+        kind: "boxed".
+        tolerance: Largest absolute difference of two numbers that still counts, at least 0.
+        column: Column with the answer. Of a worked solution, what follows its last #### counts, or the content of its
+            last box.
     """
 
     kind: Literal["boxed"] = field(default="boxed", kw_only=True)
@@ -148,9 +161,16 @@ class Boxed(Verifier):
 class Format(Verifier):
     """1.0 if the completion matches a regular expression, else 0.0; a dot also matches a line break.
 
-    pattern: Python's syntax. match: "full" wants it to be the whole completion (whitespace around it aside),
-    "partial" wants it somewhere. A pattern that backtracks forever is ended by the grading deadline.
-    Raises: ConfigError at construction when the pattern is none.
+    A pattern that backtracks without end is ended by the grading deadline.
+
+    Attributes:
+        pattern: A regular expression in Python's syntax.
+        kind: "format".
+        match: "full" wants the pattern to be the whole completion (whitespace around it aside); "partial" wants it
+            somewhere.
+
+    Raises:
+        ConfigError: ``pattern`` is no regular expression.
     """
 
     pattern: str
@@ -183,9 +203,12 @@ class Format(Verifier):
 class Parsable(Verifier):
     """1.0 if the completion gives an answer at all and was not cut off by its budget, else 0.0.
 
-    The fraction of these is the *format* of a policy; the fraction of right ones among them its *answers*.
-    With weight 0 it is measured beside a reward and changes nothing.
-    extract: where the answer should stand.
+    The share of these is the *format* of a policy; the share of right ones among them is its *accuracy*. With weight 0
+    the share is measured beside a reward and changes nothing.
+
+    Attributes:
+        kind: "parsable".
+        extract: Where the answer should stand.
     """
 
     kind: Literal["parsable"] = field(default="parsable", kw_only=True)

@@ -204,16 +204,22 @@ _OFFERS: dict[Style, Callable[[Sample, bool], dict[str, Any]]] = {"ours": _ours,
 
 @dataclass(frozen=True)
 class UserFunction(Verifier):
-    """What a user's function returns.
+    """What a function of your own returns.
 
-    function: "module:function", found from the working directory or the Python path, or "path.py:function".
-    messages: pass prompt and completion as chat messages, ``[{"role": ..., "content": ...}]``, or as text; "auto" gives
-        TRL's list form messages where the dataset holds messages, as TRL does, and everything else text.
-    over: what the list form is called with: "group", all answers to a question at once; "sample", a list of one for
-        each; "auto" is the former, and the other signatures are always called for each sample.
-    Signatures, sync or async: `rewards/function.py`. None is an error in our signature and in verl's;
+    `rewards/function.py` lists the signatures, sync or async. None is an error in gnomon's signature and in verl's;
     None in TRL's list means that this reward does not apply to the sample.
-    Raises: RewardError at construction when ``function`` has another form, in `prepare` when it is not found.
+
+    Attributes:
+        function: "module:function", found from the working directory or the Python path, or "path.py:function".
+        kind: "function".
+        messages: Whether prompt and completion are passed as chat messages, ``[{"role": ..., "content": ...}]``, or as
+            text. "auto" gives TRL's list form messages where the dataset holds messages, as TRL does, and text
+            otherwise.
+        over: What the list form is called with: "group" is all answers to a question at once, "sample" a list of one
+            for each answer. "auto" is the former. The other signatures are always called for each sample.
+
+    Raises:
+        RewardError: ``function`` has another form; `prepare` raises it when there is no such function.
     """
 
     function: str

@@ -33,8 +33,10 @@ LONGEST_ANSWER = 200
 class WeightedReward:
     """One part of a reward: ``weight * verifier(sample)``.
 
-    weight: any finite number; a negative one penalizes; 0 measures without rewarding.
-    name: of the part in metrics and records; None takes the verifier's own.
+    Attributes:
+        verifier: What judges an answer.
+        weight: Any finite number. A negative weight penalizes; 0 measures without rewarding.
+        name: Name of the part in metrics and records; none takes the verifier's own.
     """
 
     verifier: AnyVerifier

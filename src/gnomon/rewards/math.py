@@ -23,15 +23,18 @@ _HUGE = re.compile(
 class Mathematics(Verifier):
     r"""1.0 if math-verify finds the completion's answer mathematically equal to the column's, else 0.0.
 
-    Numbers, lists, pairs, intervals, words and letters of choices are compared as `boxed` compares them, exactly; what
-    that leaves open is math-verify's. The last box of a completion is its answer; without one, what math-verify finds.
-    A power tower, an exponent or a factorial that no memory holds is equal only to its own text.
+    Numbers, lists, pairs, intervals, words and letters of choices are compared as `boxed` compares them, exactly;
+    math-verify compares the rest. The last box of a completion is its answer; without one, what math-verify finds is. A
+    power tower, an exponent or a factorial that no memory holds is equal only to its own text.
 
-    Its own timeouts are off: they answer "different" when time is up, which would be a zero for what nobody
+    The timeouts of math-verify are off: they answer "different" when time is up, which would be a zero for what nobody
     judged, and they need SIGALRM. The grading deadline ends a comparison that never returns, as an error.
 
-    column: where the answer is. A bare answer, with \$ for dollars or between dollars, is read as a box's content; in a
-    worked solution the last box is the answer.
+    Attributes:
+        kind: "mathematics".
+        column: Column with the answer. A bare answer, with \$ for dollars or between dollars, is read as a box's
+            content; in a worked solution the last box is the answer.
+
     Source: math-verify 0.9.0, ``parse`` and ``verify`` with their default extraction.
     """
 

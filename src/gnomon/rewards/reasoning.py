@@ -16,17 +16,19 @@ Score = Callable[[str, Mapping[str, Any]], object]
 
 @dataclass(frozen=True)
 class Reasoning(Verifier):
-    """What the task's own generator says about the extracted answer: 1.0 if right, less if not.
+    """The score that the task's own generator gives the extracted answer: 1.0 if right, less if not.
 
-    A completion without an answer is 0.0. So is one whose answer makes the scorer raise although it reads the
-    stored answer (prime_factorization on words): the fault is the answer's. A scorer that raises on its own
-    stored answer cannot judge.
+    A completion without an answer is 0.0. So is one whose answer makes the scorer raise although the scorer reads the
+    stored answer (prime_factorization on words): the fault is the answer's. A scorer that raises on its own stored
+    answer cannot judge. Some scorers (puzzle24, countdown) hand the answer to sympy's parser, which runs it as Python:
+    grading processes have no keys in their environment and end at the deadline, but they are no sandbox.
 
-    extract: where the answer stands; "tags", <answer>...</answer>, is reasoning-gym's own habit.
-    Columns: ``entry``, the generator's item. ``parameters``, when there, are the generator's settings: six
-    scorers look at them (decimal_arithmetic, polynomial_equations, puzzle24, time_intervals, arc_agi, rearc).
-    Some scorers (puzzle24, countdown) hand the answer to sympy's parser, which runs it as Python: grading processes
-    have no keys in their environment and end at the deadline, but they are no sandbox.
+    Attributes:
+        kind: "reasoning".
+        extract: Where the answer stands; "tags", <answer>...</answer>, is reasoning-gym's own form.
+
+    Columns: ``entry``, the generator's item. ``parameters``, when there, are the generator's settings: six scorers look
+    at them (decimal_arithmetic, polynomial_equations, puzzle24, time_intervals, arc_agi, rearc).
     Source: reasoning-gym 0.1.25, ``ProceduralDataset.score_answer``.
     """
 

@@ -14,15 +14,20 @@ _OPERATORS = "+-*"
 class ArithmeticTask:
     """Expressions such as ``3+4=`` with their values.
 
-    ``*`` binds before ``+`` and ``-``; a value may be negative when ``-`` is among the operators.
-    The question at an index depends on the settings and the index alone, not on ``size``: a larger set begins
-    with the smaller one. Few terms and a narrow range give few different questions (1 to 9 + 1 to 9 gives
-    81), so a set may ask one of them several times.
+    ``*`` binds before ``+`` and ``-``; a value may be negative when ``-`` is among the operators. The question at an
+    index depends on the settings and the index alone, not on ``size``: a larger set begins with the smaller one. Few
+    terms and a narrow range give few different questions (1 to 9 + 1 to 9 gives 81), so a set may ask one of them
+    several times.
 
-    terms: numbers in an expression, >= 1. lowest, highest: their range, inclusive, 0 <= lowest <= highest.
-    operators: each drawn with equal probability, from + - *.
-    phrase: the question around ``{}``, which the expression replaces.
-    size: questions. seed: another one gives other questions.
+    Attributes:
+        kind: "arithmetic".
+        terms: Numbers in an expression, at least 1.
+        lowest: Smallest number of an expression, at least 0.
+        highest: Largest number of an expression, at least ``lowest``.
+        operators: Operators from + - *, each drawn with equal probability.
+        phrase: Text of the question; the expression replaces ``{}``.
+        size: Number of questions.
+        seed: Another seed gives other questions.
 
     >>> ArithmeticTask(terms=3, lowest=4, highest=4)[0].columns["answer"]
     '12'

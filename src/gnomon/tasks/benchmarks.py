@@ -80,8 +80,11 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
 class BenchmarkTask:
     """A published test set, whole and in its own order. It is evaluated on and never trained on.
 
-    benchmark: its name in `BENCHMARKS`. path: a local copy with the same columns (a file, or a folder that
-    ``save_to_disk`` wrote); None fetches it from the hub once, which needs a network.
+    Attributes:
+        benchmark: Name of the test set in `BENCHMARKS`.
+        kind: "benchmark".
+        path: A local copy with the same columns (a file, or a folder that ``save_to_disk`` wrote). None fetches the set
+            from the hub once, which needs a network.
     """
 
     benchmark: str

@@ -27,7 +27,12 @@ _Generated = ArithmeticTask | ReasoningGymTask
 
 @dataclass(frozen=True)
 class WeightedTask:
-    """One part of a mixture. weight: > 0, relative to the other parts'."""
+    """One part of a mixture.
+
+    Attributes:
+        task: The task that the part asks.
+        weight: Share of the part relative to the others, above 0.
+    """
 
     task: SingleTask
     weight: float = 1.0
@@ -41,8 +46,14 @@ class WeightedTask:
 class MixtureTask:
     """Several tasks as one, in proportion to their weights.
 
-    size: questions of the whole. seed: of the order within each part. A generated part makes as many
-    questions as its share needs, whatever its own ``size``; a table must hold enough.
+    A part that generates questions makes as many as its share needs, whatever its own ``size``; a table must hold
+    enough.
+
+    Attributes:
+        parts: The tasks, each with a weight.
+        kind: "mixture".
+        size: Number of questions of the whole.
+        seed: Seed of the order within each part.
     """
 
     parts: tuple[WeightedTask, ...]

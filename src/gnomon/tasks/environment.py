@@ -60,18 +60,26 @@ _NEEDS: Mapping[Kind, str] = {
 
 @dataclass(frozen=True)
 class EnvironmentPlan:
-    """Who answers back, and for how long.
+    """What replies to answers, and within which limits.
 
-    kind: "class", one of the user's own; "tools", typed functions, beside them "python" for code in the sandbox; "trl",
-    a class whose public methods are tools, as TRL's ``environment_factory``; "verifiers", an environment of that
-    package. use: what is built. settings: passed to it by keyword. tools: functions by name.
-    max_turns: answers in a rollout. max_turn_tokens: tokens of one answer, 0 for as many as are left; a cut answer
-    counts as said. max_reply_tokens: of one reply; a longer one floods. timeout_seconds: of wall time for one reply.
-    All tokens after the prompt, replies included, count in sampling.max_completion_length.
-    on_error: what becomes of a tool that raises: "end" the rollout, or "reply" with the error. sandbox: what isolates
-    the Python tool's programs (`verifiers/sandbox`).
-    max_concurrent: rollouts with an environment at once, each in a process. memory_gib, variables: as for grading:
-    address space beyond the imports, and further environment variables that may be read.
+    All tokens after the prompt, replies included, count in ``sampling.max_completion_length``.
+
+    Attributes:
+        kind: "class" is a class of your own; "tools" are typed functions, and "python" among them runs code in the
+            sandbox; "trl" is a class whose public methods are tools, as TRL's ``environment_factory``; "verifiers" is
+            an environment of that package.
+        use: The class or the environment that is built.
+        settings: Keyword arguments of ``use``.
+        tools: Names of functions that the model may call.
+        max_turns: Most answers of a rollout.
+        max_turn_tokens: Most tokens of one answer; 0 allows as many as are left. A cut answer counts as said.
+        max_reply_tokens: Most tokens of one reply; a longer reply ends the rollout.
+        timeout_seconds: Seconds of wall time for one reply.
+        on_error: What happens when a tool raises: "end" ends the rollout, "reply" answers with the error.
+        sandbox: What isolates the programs of the Python tool.
+        max_concurrent: Rollouts with an environment at once, each in a process.
+        memory_gib: GiB of address space that a process may take beyond its imports.
+        variables: Names of further environment variables that the environment may read.
     """
 
     kind: Kind = "class"

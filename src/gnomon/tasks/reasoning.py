@@ -16,16 +16,21 @@ from gnomon.tasks.tables import json_safe
 
 @dataclass(frozen=True)
 class ReasoningGymTask:
-    """Questions of one reasoning-gym generator, made when they are first asked for and then kept.
+    """Questions of one reasoning-gym generator. A question is made when it is first asked for, and kept.
 
-    Reasoning-gym makes item i from ``seed + i``, so that sets with seeds 0 and 1 share all items but one.
-    Here the seed is first spread over 31 bits: sets with different seeds are different.
+    reasoning-gym makes item i from ``seed + i``, so that sets with seeds 0 and 1 share all items but one. Here the seed
+    is first spread over 31 bits: sets with different seeds are different.
 
-    generator: its name, such as "chain_sum". parameters: its own settings, such as {"max_terms": 3}.
-    suffix: text after each question, such as how to write the answer; not part of the compared text.
-    size: questions. seed: another one gives other questions.
-    Columns: ``answer`` (where the generator stores one), ``entry`` (the whole item, for its scorer),
-    ``data_source`` = "reasoning_gym/NAME", ``parameters`` (where any are given; some scorers depend on them).
+    Attributes:
+        generator: Name of the generator, such as "chain_sum".
+        kind: "reasoning_gym".
+        parameters: Settings of the generator, such as {"max_terms": 3}.
+        suffix: Text after each question, such as how to write the answer. It is no part of the compared text.
+        size: Number of questions.
+        seed: Another seed gives other questions.
+
+    Columns: ``answer`` (where the generator stores one), ``entry`` (the whole item, for its scorer), ``data_source`` =
+    "reasoning_gym/NAME", ``parameters`` (where any are given; some scorers depend on them).
     Source: reasoning-gym 0.1.25.
     """
 

@@ -20,11 +20,17 @@ RESERVED = range(20_260_101, 20_260_201)
 
 @dataclass(frozen=True)
 class HeldOut:
-    """How much is kept for evaluation.
+    """How many questions are kept for evaluation.
 
-    size: different questions. fraction: of a table's questions, in (0, 1), kept from training (of which
-    ``size`` are asked); a generator makes its own from ``seed`` instead, so that runs whose training seeds
-    differ are evaluated on the same questions. No training task may have a seed that is `RESERVED`.
+    Attributes:
+        size: Number of different questions that are evaluated.
+        fraction: Share of a table's questions, above 0 and below 1, that is kept from training; ``size`` of them are
+            asked. A task that generates questions makes held-out ones from ``seed`` instead.
+        seed: Seed of the held-out questions. Runs with different training seeds are evaluated on the same questions. No
+            training task may have a seed that is `RESERVED`.
+
+    Raises:
+        ConfigError: A number is out of range.
     """
 
     size: int = 200

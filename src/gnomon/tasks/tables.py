@@ -528,24 +528,28 @@ LISTED = 3
 
 @dataclass(frozen=True)
 class TableTask:
-    """Questions from rows.
+    """Questions from the rows of a table.
 
-    path: a .jsonl, .json, .csv, .tsv, .parquet or .arrow file, a folder that ``save_to_disk`` wrote, or a dataset on
-        the hub as NAME, NAME:SUBSET or NAME:SUBSET:SPLIT.
-    subset, split: of a dataset; a single file has neither.
-    prompt_column: text or chat messages; None takes the first of prompt, question, problem, messages.
-    answer_column: dots reach into objects; None takes the first of solution, answer, ground_truth,
-        reward_model.ground_truth, reward_spec.ground_truth, label that is not null; a row in which several of
-        them differ is a bad row: with worked solutions and bare answers side by side, say
-        ``answer_column = "answer"``. It becomes the column ``answer`` (a number as its text), replacing one of
-        that name.
-    require_answer: whether a row without answer is a bad row.
-    reward_columns: columns that only rewards read, though their names mean input: ``tools``, ``documents``,
-        ``enable_thinking`` and ``chat_template_kwargs`` go into the prompt by the model's chat template, and images,
-        videos and audio are refused (`tasks/row_inputs.py`).
+    Attributes:
+        path: A .jsonl, .json, .csv, .tsv, .parquet or .arrow file, a folder that ``save_to_disk`` wrote, or a dataset
+            on the hub as NAME, NAME:SUBSET or NAME:SUBSET:SPLIT.
+        kind: "table".
+        subset: Subset of a dataset; a single file has none.
+        split: Split of a dataset; a single file has none.
+        prompt_column: Column with the question, as text or chat messages. None takes the first of prompt, question,
+            problem, messages.
+        answer_column: Column with the answer; dots reach into objects. None takes the first of solution, answer,
+            ground_truth, reward_model.ground_truth, reward_spec.ground_truth, label that is not null. A row in which
+            several of them differ is a bad row: where worked solutions stand beside bare answers, say
+            ``answer_column = "answer"``. The answer (a number as its text) becomes the column ``answer`` and replaces
+            one of that name.
+        require_answer: Whether a row without an answer is a bad row.
+        reward_columns: Columns that only rewards read, though their names mean input. Otherwise ``tools``,
+            ``documents``, ``enable_thinking`` and ``chat_template_kwargs`` go into the prompt through the model's chat
+            template, and images, videos and audio are refused (`tasks/row_inputs.py`).
 
-    All other columns stay what they are; ``data_source`` is the table's name where a row has none. An id is
-    the row's ``id`` where it has one, else a hash of its prompt and its row number.
+    All other columns stay what they are. ``data_source`` is the table's name where a row has none. An id is the row's
+    ``id`` where it has one, else a hash of its prompt and its row number.
     """
 
     path: str

@@ -29,17 +29,22 @@ Credit = Literal["all", "each"]
 class Code(Verifier):
     """1.0 if the completion's program passes every case of the tests column, else 0.0.
 
-    Which text of the completion is the program, `code_text.last_program` says; without one the reward is 0. A
-    program that raises, hangs, takes too much or does not run at all has not passed: 0, not an error. What a case
-    expects never enters the process that runs the program, so no program can read it, and what it patches there (an
-    ``==`` that is always true, an early exit, a forged line of output) changes nothing here. Function calls and
-    asserts are answered by lines that carry a secret of this run, in one process; one line missing and none counts.
+    `last_program` says which text of the completion is the program; without one the reward is 0. A program that raises,
+    hangs, takes too much or does not run at all has not passed: 0, not an error. What a case expects never enters the
+    process that runs the program, so no program can read it, and what it patches there (an ``==`` that is always true,
+    an early exit, a forged line of output) changes nothing here. Function calls and asserts are answered by lines that
+    carry a secret of this run, in one process; with one line missing none counts.
 
-    column: the cases, in one of the forms of `code_cases`. credit: "all" wants every case, "each" gives the
-    fraction that passed. tolerance: largest difference of two numbers, absolute and relative, >= 0.
-    case_seconds: of wall time to read one input and write its output. total_seconds: for all cases; what was not
-    run by then has not passed. It must be less than the grading deadline. memory_mib: of one start.
-    sandbox: what isolates: see `sandbox.selftest.choose`.
+    Attributes:
+        kind: "code".
+        column: Column with the cases, in one of the forms of `code_cases`.
+        credit: "all" wants every case; "each" gives the share that passed.
+        tolerance: Largest difference of two numbers, absolute and relative, at least 0.
+        case_seconds: Seconds of wall time to read one input and write its output.
+        total_seconds: Seconds for all cases; a case that did not run by then has not passed. It must be less than the
+            grading deadline.
+        memory_mib: MiB of memory of one process.
+        sandbox: What isolates the program: see `sandbox.selftest.choose`.
     """
 
     kind: Literal["code"] = field(default="code", kw_only=True)
