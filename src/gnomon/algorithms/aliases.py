@@ -263,7 +263,7 @@ _CLIPS: Mapping[str, str] = {
     "eps_clip_high": "high",
     "eps_clip_higher": "high",
 }
-_PATHS: Mapping[str, str] = {
+PATHS: Mapping[str, str] = {
     "group_size": "num_generations",
     "n": "num_generations",
     "n_samples": "num_generations",
@@ -276,7 +276,7 @@ _PATHS: Mapping[str, str] = {
     "mask_truncated_completions": "mask_truncated",
 }
 ALIASES: Mapping[str, Rule] = {
-    **{key: _same(path) for key, path in _PATHS.items()},
+    **{key: _same(path) for key, path in PATHS.items()},
     **{key: _clip_rule(sides) for key, sides in _CLIPS.items()},
     **dict.fromkeys(("delta", "clip_c", "clip_ratio_c", "c_clip"), _dual),
     **dict.fromkeys(_BETAS, _beta),

@@ -39,21 +39,33 @@ LARGEST_REWARD = float(torch.finfo(torch.float32).max)
 
 @dataclass(frozen=True)
 class Composition:
-    """Pieces put together, not yet checked: `Algorithm` is what is made of them.
+    """Pieces put together, not yet checked; `Algorithm` checks them. The pieces' own types describe each piece.
 
-    name, paper: what it is called and where it comes from. The pieces are described by their own types.
-    num_generations: rollouts of one prompt at one visit (G).
-    sampler: which prompt is asked next. tracker: a persistent success rate a prompt, for `TrackedBaseline` or
-        `Prioritized`.
-    keep: which finished groups are trained on; others are replaced by asking another prompt.
-    overlong: penalty on the reward before any statistic. mask_truncated: leave truncated responses out of the
-        loss.
-    critic: the value model, for advantages that read values. proximal: the learner's weights when the step began, or a
-        moving average of them. replay: imitation of the best responses so far.
-    scope: of effective sample sizes: the whole optimizer "step"; each "micro_batch", as P3O's reference code has it
-        (the loss then depends on how a step is cut); or "lagged", the previous step's, which needs no pass of its own.
-    routing: for mixtures of experts, whose experts the learner uses: its own ("free"), those of the policy when the
-        step began ("proximal", R2), or those that the engine chose ("behavior", R3).
+    Attributes:
+        name: Name of the algorithm in records and reports.
+        paper: Where the algorithm comes from.
+        advantage: How rewards become advantages.
+        ratio: Which probability ratio the surrogate reads.
+        surrogate: The loss of one token, given its ratio and its advantage.
+        aggregate: Weights with which the losses of tokens are added up.
+        correction: Factor for the mismatch between the policy that sampled and the one that trains.
+        regularizers: Terms beside the surrogate, such as a KL penalty or an entropy bonus.
+        updates: Optimizer updates in a step: passes over the batch, and minibatches in each.
+        num_generations: Rollouts of one prompt at one visit (G).
+        sampler: Which prompt is asked next.
+        tracker: A persistent success rate of each prompt, for `TrackedBaseline` or `Prioritized`.
+        keep: Which finished groups are trained on; another prompt replaces a group that is not.
+        overlong: Penalty on the reward of long answers, before any statistic.
+        mask_truncated: Whether truncated answers are left out of the loss.
+        critic: The value model, for advantages that read values.
+        proximal: The policy that ratios are relative to: the learner's weights when the step began, or a moving average
+            of them.
+        replay: Imitation of the best answers so far.
+        scope: Tokens over which an effective sample size is computed: the whole optimizer "step"; each "micro_batch",
+            as in P3O's reference code (the loss then depends on how a step is cut); or "lagged", the previous step's,
+            which needs no pass of its own.
+        routing: For mixtures of experts, whose experts the learner uses: its own ("free"), those of the policy when the
+            step began ("proximal", R2), or those that the engine chose ("behavior", R3).
     """
 
     name: str

@@ -267,7 +267,7 @@ def piece_text(cls: type) -> PieceText:
     said = {}
     for f in fields(cls):
         default = f.default_factory() if f.default_factory is not MISSING else f.default
-        said[f.name] = FieldText(_kind(hints[f.name]), None if default is MISSING else spelled(default))
+        said[f.name] = FieldText(kind_of(hints[f.name]), None if default is MISSING else spelled(default))
     places = tuple(place for place, pieces in slots().items() if cls in pieces.values())
     return PieceText(cls.__name__, places, inspect.getdoc(cls) or "", said)
 
@@ -303,10 +303,11 @@ def pieces_summary() -> str:
     return "\n".join(lines)
 
 
-def _kind(hint: Any) -> str:
+def kind_of(hint: Any) -> str:
+    """Return what a field of a piece may be, as TOML: its pieces by name, its words, or its type."""
     wanted = members(hint)
     if wanted.sequence is not None:
-        return f"list of {_kind(wanted.sequence)}"
+        return f"list of {kind_of(wanted.sequence)}"
     names = list(choices(wanted))
     for member in wanted:
         if get_origin(member) is Literal:

@@ -9,7 +9,12 @@ from gnomon.core.errors import ConfigError, check_bounds
 
 @dataclass(frozen=True)
 class Updates:
-    """How often a rollout batch is trained on: ``epochs`` passes of ``minibatches`` steps each."""
+    """How often a rollout batch is trained on.
+
+    Attributes:
+        epochs: Passes over the batch, at least 1.
+        minibatches: Optimizer updates in a pass, at least 1.
+    """
 
     epochs: int = 1
     minibatches: int = 1

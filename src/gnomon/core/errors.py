@@ -137,6 +137,10 @@ def on_one_line(text: str) -> str:
     return text if text.isprintable() else ascii(text)[1:-1]
 
 
+_MOST_NAMES, _FEW_NAMES = 48, 12
+"""Of more known names a message shows the nearest, or the first few."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Return a sentence that says ``name`` is unknown and which known name is nearest.
 
@@ -144,13 +148,17 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     "unknown algorithm 'grop'; did you mean 'grpo'? Known: grpo, spo"
     >>> unknown("algorithm", "gpro", ["grpo", "gspo"])
     "unknown algorithm 'gpro'; did you mean 'grpo'? Known: grpo, gspo"
+    >>> unknown("number", "x", map(str, range(100, 200)))
+    "unknown number 'x'. Known: 100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111 and 88 more"
     """
-    names = sorted(known)
+    names = sorted(set(known))
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     # Two letters that changed places are the likeliest slip, and no worse a match than others.
     near.sort(key=lambda candidate: sorted(candidate) != sorted(name))
     hint = f"; did you mean '{near[0]}'?" if near else "."
-    return f"unknown {kind} '{shortened(on_one_line(name))}'{hint} Known: {', '.join(names)}"
+    shown = names if len(names) <= _MOST_NAMES else near or names[:_FEW_NAMES]
+    more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
+    return f"unknown {kind} '{shortened(on_one_line(name))}'{hint} Known: {', '.join(shown)}{more}"
 
 
 def named(kind: str, said: str) -> GnomonError | None:

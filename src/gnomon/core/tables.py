@@ -130,13 +130,13 @@ def _key(node: Any, key: str, path: str) -> Any:
 def _value(hint: Any, value: Any, path: str) -> Any:
     if typing.get_origin(hint) is typing.Annotated:
         hint = typing.get_args(hint)[0]
-    members = _members(hint)
-    classes = [m for m in members if isinstance(m, type) and dataclasses.is_dataclass(m)]
+    allowed = members(hint)
+    classes = [m for m in allowed if isinstance(m, type) and dataclasses.is_dataclass(m)]
     if isinstance(value, Mapping) and classes:
         return build(_choose(classes, value, path), value, path)
     if classes and isinstance(value, tuple(classes)):
         return value
-    for member in members:
+    for member in allowed:
         arguments = typing.get_args(member)
         if typing.get_origin(member) is tuple and isinstance(value, list | tuple):
             of_each = arguments[:1] * len(value) if arguments[1:] == (Ellipsis,) else arguments
@@ -164,13 +164,14 @@ def _choose(classes: list[Any], value: Mapping[str, Any], path: str) -> Any:
     return kinds[kind]
 
 
-def _members(hint: Any) -> tuple[Any, ...]:
+def members(hint: Any) -> tuple[Any, ...]:
+    """Return the types that ``hint`` allows, each alone."""
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     flat: list[Any] = []
     for member in typing.get_args(hint) if is_union else (hint,):
         if typing.get_origin(member) is typing.Annotated:
             member = typing.get_args(member)[0]
-        flat += _members(member) if typing.get_origin(member) in (typing.Union, types.UnionType) else [member]
+        flat += members(member) if typing.get_origin(member) in (typing.Union, types.UnionType) else [member]
     return tuple(flat)
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal
 
 from gnomon.core.errors import ConfigError, DatasetError, unknown
@@ -126,6 +126,20 @@ def generators() -> tuple[str, ...]:
     Its "composite" is left out: a mixture of tasks does the same with any tasks.
     """
     return tuple(sorted(set(_registry()) - {"composite"}))
+
+
+def generator_settings(generator: str) -> dict[str, Any]:
+    """Return the parameters of a reasoning-gym generator with their defaults; None where there is no default.
+
+    Raises:
+        ConfigError: There is no such generator.
+    """
+    names = generators()
+    if generator not in names:
+        raise ConfigError(unknown("reasoning-gym generator", generator, names))
+    own = [f for f in fields(_registry()[generator][1]) if f.name not in ("seed", "size")]
+    given = {f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in own}
+    return {name: None if value is MISSING else value for name, value in given.items()}
 
 
 def spread(seed: int) -> int:

@@ -1,0 +1,31 @@
+"""``gnomon config [KEY]``: the settings of an experiment, with type, default and meaning."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from gnomon.core.progress import working
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print settings; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="gnomon config",
+        description="Print the settings of an experiment with their types, defaults and meanings.",
+        epilog="examples: gnomon config learner.optimizer, gnomon config learning_rate, gnomon config",
+    )
+    parser.add_argument("key", nargs="?", help="a setting, a section, or another library's name for one")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print a JSON list")
+    form.add_argument("--markdown", action="store_true", help="print all settings as a page of tables")
+    given = parser.parse_args(arguments)
+    with working("loading libraries", is_brief=True):
+        from gnomon.config.reference import as_markdown, named, settings
+
+    found = settings() if given.key is None else named(given.key)
+    if given.json:
+        print(json.dumps([asdict(setting) for setting in found], indent=2))
+    else:
+        print(as_markdown() if given.markdown else "\n\n".join(map(str, found)), end="" if given.markdown else "\n")
+    return 0

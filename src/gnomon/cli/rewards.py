@@ -1,0 +1,33 @@
+"""``gnomon rewards [KIND]``: the rewards that an experiment may name, with their settings."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from gnomon.core.progress import working
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print the kinds of rewards, or describe one; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="gnomon rewards",
+        description="List the rewards, or describe one with its settings.",
+        epilog="examples: gnomon rewards, gnomon rewards numeric",
+    )
+    parser.add_argument("kind", nargs="?", help="a kind of reward")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    given = parser.parse_args(arguments)
+    with working("loading libraries", is_brief=True):
+        from gnomon.config.reference import describe_kind, kinds, list_kinds, of_kind
+
+    if given.json:
+        chosen = kinds("rewards") if given.kind is None else [given.kind]
+        print(json.dumps({kind: [asdict(s) for s in of_kind("rewards", kind)] for kind in chosen}, indent=2))
+        return 0
+    if given.kind is not None:
+        print(describe_kind("rewards", given.kind))
+        return 0
+    print(list_kinds("rewards"))
+    print('\nA function of your own: rewards = ["path.py:function"]; see examples/own_reward.py.')
+    return 0

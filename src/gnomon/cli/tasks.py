@@ -1,0 +1,74 @@
+"""``gnomon tasks [NAME]``: the tasks that an experiment may name, with their settings."""
+
+import argparse
+import json
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from gnomon.core.errors import ConfigError, unknown
+from gnomon.core.progress import working
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print the kinds of tasks, or describe a kind, a test set or a generator; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="gnomon tasks",
+        description="List the tasks, or describe a kind of task, a published test set or a reasoning-gym generator.",
+        epilog="examples: gnomon tasks, gnomon tasks table, gnomon tasks gsm8k, gnomon tasks chain_sum",
+    )
+    parser.add_argument("name", nargs="?", help="a kind, a test set, or a generator")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    given = parser.parse_args(arguments)
+    with working("loading libraries", is_brief=True):
+        from gnomon.config.reference import describe_kind, kinds, of_kind
+
+    if given.name is None or given.name in kinds("task"):
+        chosen = kinds("task") if given.name is None else [given.name]
+        rows: dict[str, Any] = {kind: [asdict(setting) for setting in of_kind("task", kind)] for kind in chosen}
+        text = _everything() if given.name is None else describe_kind("task", given.name)
+    else:
+        rows, text = _test_set_or_generator(given.name)
+    print(json.dumps(rows, indent=2, default=repr) if given.json else text)
+    return 0
+
+
+def _everything() -> str:
+    from gnomon.config.reference import list_kinds
+    from gnomon.tasks.benchmarks import BENCHMARKS
+
+    made = "\n".join(textwrap.wrap(", ".join(_generators()), 100)) or "`pip install reasoning-gym` brings them"
+    return "\n\n".join(
+        [
+            list_kinds("task"),
+            f"Test sets of kind benchmark:\n{', '.join(BENCHMARKS)}",
+            f"Generators of kind reasoning_gym:\n{made}",
+        ]
+    )
+
+
+def _test_set_or_generator(name: str) -> tuple[dict[str, Any], str]:
+    from gnomon.config.reference import kinds
+    from gnomon.tasks.benchmarks import BENCHMARKS
+    from gnomon.tasks.reasoning import generator_settings
+
+    if name in BENCHMARKS:
+        said = asdict(BENCHMARKS[name])
+        title = f'task: kind = "benchmark", benchmark = "{name}"'
+    elif name in _generators():
+        said = {f"parameters.{key}": value for key, value in generator_settings(name).items()}
+        title = f'task: kind = "reasoning_gym", generator = "{name}"'
+    else:
+        raise ConfigError(unknown("task", name, [*kinds("task"), *BENCHMARKS, *_generators()]))
+    return {name: said}, "\n".join([title, "", *(f"    {key} = {value!r}" for key, value in said.items())])
+
+
+def _generators() -> tuple[str, ...]:
+    """Return the names of reasoning-gym's generators; none where reasoning-gym is not installed."""
+    from gnomon.tasks.reasoning import generators
+
+    try:
+        return generators()
+    except ConfigError:
+        return ()
