@@ -6,9 +6,8 @@ import pytest
 import reasoning_gym
 
 from gnomon.core.errors import ConfigError, DatasetError
-from gnomon.tasks.isolated import generate_in_subprocess
+from gnomon.tasks.isolated import generate_in_subprocess, json_safe
 from gnomon.tasks.reasoning import ReasoningGym, ReasoningGymTask, generators
-from gnomon.tasks.tables import json_safe
 
 QUICK = (
     "chain_sum",

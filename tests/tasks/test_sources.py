@@ -15,7 +15,7 @@ import pyarrow.feather
 import pyarrow.parquet
 import pytest
 
-from gnomon.core.errors import DatasetError
+from gnomon.core.errors import ConfigError, DatasetError
 from gnomon.tasks.tables import TableTask, read_rows
 
 
@@ -239,3 +239,124 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path: Path):
 
     with pytest.raises(DatasetError, match="the column 'answer' is there twice"):
         questions(tmp_path / "t.parquet")
+
+
+@pytest.mark.parametrize(
+    ("answers", "read"),
+    [
+        (pa.array([0.1, 3.3], pa.float32()), ["0.1", "3.3"]),
+        (pa.array([0.1, 65504.0], pa.float16()), ["0.1", "65504"]),
+        (pa.array([[0.7, None], []], pa.list_(pa.float32())), [[0.7, None], []]),
+        (pa.array([{"a": 0.3}, None], pa.struct([("a", pa.float32())])), [{"a": 0.3}]),
+        (pa.array([16777216.0, 1e30], pa.float32()), ["16777216", "1e+30"]),
+    ],
+    ids=str,
+)
+def test_short_floats_are_the_numbers_that_were_written(tmp_path: Path, answers: Any, read: list[Any]):
+    """0.1 in 32 or 16 bits is 0.1 at any depth, and not the 0.10000000149011612 that Python makes of it."""
+    path = tmp_path / "t.parquet"
+    pyarrow.parquet.write_table(pa.table({"prompt": ["q", "r"], "answer": answers}), path)
+
+    found = TableTask(str(path), require_answer=False).questions().questions
+
+    assert [q.columns["answer"] for q in found if q.columns["answer"] is not None] == read
+
+
+@pytest.mark.parametrize(
+    "number", ["3.14159265358979323846", "0.1000000000000000055", "123456789012345678901234567890.5", "1e-400"]
+)
+def test_a_number_of_more_digits_than_json_keeps_is_no_answer(tmp_path: Path, number: str):
+    """The answer would be another number; in a column that is no answer it is the nearest number."""
+    path = tmp_path / "t.jsonl"
+    path.write_text(f'{{"prompt": "q", "answer": {number}}}')
+    with pytest.raises(DatasetError, match=rf"t.jsonl:1: answer: .* stands for {number}.*write the answer as text"):
+        questions(path)
+
+    path.write_text(f'{{"prompt": "q", "answer": 0.30000000000000004, "weight": {number}}}')
+    assert TableTask(str(path)).questions()[0].columns["weight"] == float(number)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['[{"role": "user", "content": "hi"}]', "[{'role': 'user', 'content': 'hi'}]", ' [ { "from": "human"}]',
+     "[{'content': 'hi', 'role': 'user'}\n {'role': 'user'}]"],
+)  # fmt: skip
+def test_messages_that_became_text_are_refused(tmp_path: Path, text: str):
+    """A CSV, or pandas, writes a chat as text, which would be asked as it stands."""
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps({"messages": text, "answer": "7"}))
+
+    with pytest.raises(DatasetError, match="messages: text that holds a list of messages; write the list itself"):
+        questions(path)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (
+            [{"prompt": "q", "question": "r", "answer": "7"}],
+            "the prompts 'prompt' and 'question' differ in 1 of 1 rows",
+        ),
+        ([{"prompt": "q", "question": "q", "answer": "7"}], ""),
+        ([{"problem": "q", "messages": [{"role": "user", "content": "q!"}], "answer": "7"}], ""),
+        ([{"prompt": "q", "answer": "nan"}], "1 of 1 answers of 't' are the text 'nan', which programs write for no"),
+        (
+            [{"prompt": "q", "answer": "7"}, {"prompt": "r", "answer": "N/A"}],
+            "1 of 2 answers of 't' are the text 'N/A'",
+        ),
+        ([{"prompt": "q", "answer": "None of them"}], ""),
+    ],
+)
+def test_what_may_be_a_slip_is_said(tmp_path: Path, rows: list[Any], said: str):
+    """Two prompts that differ, and answers that programs write for nothing, are said; neither is refused."""
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+    found = TableTask(str(path)).questions().repeated
+
+    assert said in found
+    assert bool(said) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("", "path is empty"),
+        ("https://example.com/t.jsonl", "is an address; download"),
+        ("{0}/texts", r"folder of 2 text file\(s\) .* name one of them: .*a\.jsonl, .*b\.csv"),
+        ("{0}/t.jsonl.gz", "is compressed by gzip; unpack it"),
+        ("{0}/link.jsonl", "is a link to nowhere.jsonl, which does not exist"),
+        ("{0}/t.jsonl:main", "is a single file and has no subset or split; write .*t.jsonl alone"),
+        ("{0}/wide.jsonl", "is UTF-32; save it as UTF-8"),
+    ],
+)
+def test_places_that_are_no_table_are_told(tmp_path: Path, named: str, said: str):
+    """What is named and cannot be rows is said with what to name instead."""
+    (tmp_path / "texts" / "deep").mkdir(parents=True)
+    (tmp_path / "texts" / "a.jsonl").write_bytes(GOOD)
+    (tmp_path / "texts" / "deep" / "b.csv").write_text("prompt,answer\nq,007\n")
+    (tmp_path / "t.jsonl").write_bytes(GOOD)
+    (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress(GOOD, mtime=0))
+    (tmp_path / "wide.jsonl").write_bytes(GOOD.decode().encode("utf-32"))
+    (tmp_path / "link.jsonl").symlink_to("nowhere.jsonl")
+
+    with pytest.raises((DatasetError, ConfigError), match=said):
+        TableTask(named.format(tmp_path)).questions()
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"subset": "main"}, "is a single file and has no subset 'main'"),
+        ({"prompt_column": ""}, "task.prompt_column is ''; name a column"),
+        ({"answer_column": "  "}, "task.answer_column is '  '"),
+        ({"reward_columns": ("imagse",)}, "task.reward_columns: unknown column 'imagse'"),
+    ],
+)
+def test_settings_of_a_table_that_name_nothing_are_refused(tmp_path: Path, setting: dict[str, Any], said: str):
+    """A setting that would be passed over is an error that names it."""
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(GOOD)
+
+    with pytest.raises(ConfigError, match=said):
+        TableTask(str(path), **setting).questions()

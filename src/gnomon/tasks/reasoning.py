@@ -11,7 +11,6 @@ from gnomon.core.optional import import_optional
 from gnomon.core.progress import working
 from gnomon.tasks import isolated
 from gnomon.tasks.question import Question, digest
-from gnomon.tasks.tables import json_safe
 
 
 @dataclass(frozen=True)
@@ -96,9 +95,9 @@ class ReasoningGym:
                 f"{type(error).__name__}: {error}; change its parameters"
             ) from error
         text = str(entry["question"])
-        columns = {"entry": json_safe(entry), "data_source": f"reasoning_gym/{self.name}"}
+        columns = {"entry": isolated.json_safe(entry), "data_source": f"reasoning_gym/{self.name}"}
         if self._config.parameters:
-            columns["parameters"] = json_safe(self._config.parameters)
+            columns["parameters"] = isolated.json_safe(self._config.parameters)
         if entry["answer"] is not None:
             columns["answer"] = str(entry["answer"])
         name = f"{self.name}/{self._config.seed}/{number}/{self._settings}"

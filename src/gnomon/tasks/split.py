@@ -5,13 +5,13 @@ questions win: training gives up what both sides would ask.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic
+from typing import Any, Generic
 
 from gnomon.core.errors import ConfigError, DatasetError, check_bounds
 from gnomon.core.progress import counted
-from gnomon.tasks.question import Dataset, Item, Question, comparison_key
+from gnomon.tasks.question import Dataset, Item, Question, comparison_key, digest
 
 _COMPARING = "comparing questions"
 RESERVED = range(20_260_101, 20_260_201)
@@ -171,3 +171,37 @@ def _each(items: Dataset[Item]) -> Iterable[Item]:
 
 def _keys(items: Dataset[Item]) -> set[str]:
     return {comparison_key(item.text) for item in _each(items)}
+
+
+_ASKED_TOO = ("tools", "images", "videos", "audio")
+
+
+def again(name: str, questions: Sequence[Question], numbers: Sequence[int]) -> str:
+    """Return, in words, which rows ask exactly what an earlier row asks; "" for none.
+
+    numbers: the rows of the questions.
+    """
+    first: dict[str, int] = {}
+    repeated: list[tuple[int, int]] = []
+    for place, question in enumerate(questions):
+        beside = [question.columns.get(name) for name in _ASKED_TOO]
+        earlier = first.setdefault(digest(question.content, beside), place)
+        if earlier != place:
+            repeated.append((earlier, place))
+    if not repeated:
+        return ""
+    contrary = [pair for pair in repeated if _answers(questions, pair[0]) != _answers(questions, pair[1])]
+    said = f"{len(repeated):,} of {len(questions):,} rows of '{name}' ask the same as an earlier row"
+    said += f" ({_pairs(repeated, numbers)}) and are trained on as often"
+    if contrary:
+        said += f"; {len(contrary):,} have another answer than that row ({_pairs(contrary, numbers)}): one is wrong"
+    return said
+
+
+def _answers(questions: Sequence[Question], place: int) -> Any:
+    return questions[place].columns.get("answer")
+
+
+def _pairs(pairs: Sequence[tuple[int, int]], numbers: Sequence[int]) -> str:
+    shown = [f"row {numbers[place]} as row {numbers[earlier]}" for earlier, place in pairs[:3]]
+    return ", ".join(shown) + (", ..." if len(pairs) > 3 else "")

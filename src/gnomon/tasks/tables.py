@@ -5,9 +5,9 @@ import difflib
 import io
 import json
 import math
+import re
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -21,40 +21,7 @@ from gnomon.core.progress import counted, working
 from gnomon.tasks.chat import message_flaw, readable
 from gnomon.tasks.question import Content, ListDataset, Question, digest
 from gnomon.tasks.row_inputs import further_of
-
-# Values as JSON can hold them. No torch: the processes that make questions load none.
-
-
-def json_safe(value: Any) -> Any:
-    """Return ``value`` such that ``json.dumps`` accepts it, changed as little as possible.
-
-    Tuples and integer keys stay what they are (``json.dumps`` writes both), because scorers compare with
-    them. Subclasses of str become str, sets become sorted lists, dates their ISO form, bytes hexadecimal,
-    the rest text.
-
-    >>> json_safe({"when": date(2026, 1, 2), 3: (1, {2, 1})})
-    {'when': '2026-01-02', 3: (1, [1, 2])}
-    """
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {_json_key(key): json_safe(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(json_safe(item) for item in value)
-    if isinstance(value, list):
-        return [json_safe(item) for item in value]
-    if isinstance(value, AbstractSet):
-        return sorted((json_safe(item) for item in value), key=repr)
-    if isinstance(value, date | time):
-        return value.isoformat()
-    return value.hex() if isinstance(value, bytes) else str(value)
-
-
-def _json_key(key: Any) -> Any:
-    return key if key is None or type(key) in (str, bool, int, float) else str(key)
-
+from gnomon.tasks.split import again
 
 # What the values of a row are, whatever file they come from: JSON's own, or they are refused by the field's name.
 
@@ -62,6 +29,35 @@ DEEPEST = 64
 """Levels of lists and objects in a value: far fewer than Python's own readers and writers can take."""
 _WHOLE = 2.0**53
 _MARK = "\ufeff"
+
+
+class Rounded(float):
+    """A number of which JSON keeps fewer digits than the file has.
+
+    text: all of them.
+    """
+
+    text: str
+
+
+def written(text: str) -> float:
+    """Return the number that ``text`` stands for, or the nearest one with its text.
+
+    >>> written("0.10"), written("3.14159265358979323846").text
+    (0.1, '3.14159265358979323846')
+    """
+    value = float(text)
+    if value and len(text) < 17:
+        return value
+    try:
+        is_whole = Decimal(text) == Decimal(repr(value))
+    except ArithmeticError:  # an exponent beyond those of Decimal
+        is_whole = False
+    if is_whole:
+        return value
+    rounded = Rounded(value)
+    rounded.text = text
+    return rounded
 
 
 @dataclass(frozen=True)
@@ -75,8 +71,8 @@ class Unread:
 class Reading:
     """The values of one row on their way to JSON.
 
-    flaw: the first value that is none, with its field. times: fields that held a time of day or a span of time, which
-    are texts now.
+    flaw: the first value that is none, with its field. unsure: why a field's value is no answer that can be compared,
+    though a prompt or a reward may use it.
 
     >>> reading = Reading()
     >>> reading.row({"prompt": b"1+1=", "answer": Decimal("2.00"), "day": date(2026, 1, 2), "more": (1, None)})
@@ -86,7 +82,7 @@ class Reading:
     """
 
     flaw: str | None = None
-    times: set[str] = field(default_factory=set)
+    unsure: dict[str, str] = field(default_factory=dict)
 
     def row(self, values: Mapping[Any, Any]) -> dict[str, Any]:
         """Return the values of a row as JSON holds them; where one cannot be, `flaw` says why."""
@@ -98,6 +94,8 @@ class Reading:
         if isinstance(value, str):
             return self._text(str(value), place)
         if isinstance(value, float):
+            if isinstance(value, Rounded):
+                self.unsure[place] = f"stands for {shortened(value.text, 60)}, which a number of JSON cannot hold"
             return float(value) if math.isfinite(value) else self._refuse(place, _no_number(value))
         if isinstance(value, Mapping | list | tuple):
             return self._nested(value, place, depth)
@@ -118,7 +116,7 @@ class Reading:
         if isinstance(value, Decimal):
             return number_text(value) if value.is_finite() else self._refuse(place, _no_number(value))
         if isinstance(value, datetime | time | timedelta):
-            self.times.add(place)
+            self.unsure[place] = "is a time, which can be written in many ways"
             return str(value) if isinstance(value, timedelta) else value.isoformat()
         if isinstance(value, date):
             return value.isoformat()
@@ -206,6 +204,7 @@ _NO_TABLES = {
     b"BZh": "is compressed by bzip2; unpack it: `bunzip2 FILE`",
     b"\xfd7zXZ": "is compressed by xz; unpack it: `unxz FILE`",
     b"PK\x03\x04": "is a zip archive or a spreadsheet; unpack it, or save the sheet as CSV",
+    b"\xff\xfe\0\0": "is UTF-32; save it as UTF-8: `iconv -f UTF-32 -t UTF-8 FILE > NEW`",
     b"\xff\xfe": "is UTF-16; save it as UTF-8: `iconv -f UTF-16 -t UTF-8 FILE > NEW`",
     b"\xfe\xff": "is UTF-16; save it as UTF-8: `iconv -f UTF-16 -t UTF-8 FILE > NEW`",
     b"<!doctype": "is an HTML page and not a table: was the download refused, or a login asked for?",
@@ -219,13 +218,13 @@ class Row:
     """One row.
 
     number: counted from 1; in a JSONL or CSV file its line. values: as JSON holds them (`tasks/tables.py`). flaw: why
-    they cannot be used. times: fields whose values were a time of day or a span of time.
+    they cannot be used. unsure: why a field's value is no answer (`Reading`).
     """
 
     number: int
     values: Mapping[str, Any] = field(default_factory=dict)
     flaw: str | None = None
-    times: frozenset[str] = frozenset()
+    unsure: Mapping[str, str] = field(default_factory=dict)
 
 
 def is_file_name(path: str) -> bool:
@@ -243,9 +242,15 @@ def read_rows(path: str, subset: str | None, split: str) -> list[Row]:
     Raises: DatasetError when it is missing (naming the nearest files), unreadable or empty; ConfigError when
     the library that reads it is not installed.
     """
+    if not path.strip():
+        raise ConfigError("a table's path is empty; name a file, a folder or a dataset")
+    if "://" in path:
+        raise DatasetError(f"{path} is an address; download the file and name it, or write a dataset as OWNER/NAME")
     if not is_file_name(path) and _kind(Path(path)) == stat.S_IFREG:
+        with Path(path).open("rb") as opened:
+            _check_head(Path(path), opened.read(_HEAD))
         raise DatasetError(f"{path} is a file of no known format; known are {', '.join(sorted(SUFFIXES))}")
-    rows = _read_file(Path(path), split) if is_file_name(path) else _read_dataset(path, subset, split)
+    rows = _read_file(Path(path), subset, split) if is_file_name(path) else _read_dataset(path, subset, split)
     if not rows:
         raise DatasetError(f"{path} has no rows")
     return [_checked(row) for row in rows]
@@ -257,7 +262,7 @@ def _checked(row: Row) -> Row:
         return row
     reading = Reading()
     values = reading.row(row.values)
-    return replace(row, values=values, flaw=reading.flaw, times=frozenset(reading.times))
+    return replace(row, values=values, flaw=reading.flaw, unsure=reading.unsure)
 
 
 def _kind(path: Path) -> int:
@@ -271,13 +276,16 @@ def _kind(path: Path) -> int:
         raise DatasetError(f"{shortened(ascii(str(path)))} cannot be read: {reason}") from error
 
 
-def _read_file(file: Path, split: str) -> list[Row]:
+def _read_file(file: Path, subset: str | None, split: str) -> list[Row]:
     kind = _kind(file)
     if kind != stat.S_IFREG:
         what = _NO_FILES.get(kind)
         raise DatasetError(f"{file} is {what}, and rows are read from a plain file" if what else _missing(file))
-    if split != "train":
-        raise ConfigError(f"{file} is a single file and has no split '{split}'; leave split out, or name another file")
+    for name, value, default in (("split", split, "train"), ("subset", subset, None)):
+        if value != default:
+            raise ConfigError(
+                f"{file} is a single file and has no {name} '{value}'; leave {name} out, or name another file"
+            )
     readers: dict[str, Callable[[Path], list[Row]]] = {
         ".jsonl": _read_jsonl, ".json": _read_json, ".csv": read_csv, ".tsv": read_csv, ".parquet": _read_parquet,
         ".arrow": _read_arrow,
@@ -319,7 +327,7 @@ def _read_jsonl(file: Path) -> list[Row]:
 
 def _parse(number: int, line: bytes) -> Row:
     try:
-        values = json.loads(line.decode("utf-8"), object_pairs_hook=_once)
+        values = json.loads(line.decode("utf-8"), object_pairs_hook=_once, parse_float=written)
     except UnicodeDecodeError as error:
         return Row(number, flaw=f"line: not UTF-8: byte 0x{line[error.start]:02x} at position {error.start + 1}")
     except json.JSONDecodeError as error:
@@ -337,7 +345,7 @@ def _row(number: int, values: Any) -> Row:
 
 def _read_json(file: Path) -> list[Row]:
     try:
-        content = json.loads(_text(file), object_pairs_hook=_once)
+        content = json.loads(_text(file), object_pairs_hook=_once, parse_float=written)
     except json.JSONDecodeError as error:
         hint = "; one object per line is .jsonl: rename the file" if error.msg == "Extra data" else ""
         raise DatasetError(f"{file}:{error.lineno}: not JSON: {error.msg} at column {error.colno}{hint}") from error
@@ -451,9 +459,24 @@ def _rows_of(table: Any, name: str) -> list[Row]:
 def _taken(column: Any) -> list[Any]:
     """Return the values of an Arrow column; what is none that Python has is `Unread`."""
     try:
-        return list(column.to_pylist())
+        values = list(column.to_pylist())
+        return [_shortest(value, column.type) for value in values] if "float" in str(column.type) else values
     except Exception:  # Arrow raises what each type raises: a year 10,000, half a nanosecond, text that is no UTF-8
         return [_value(cell) for cell in column]
+
+
+def _shortest(value: Any, kind: Any) -> Any:
+    """Return ``value`` with floats of 16 and 32 bits as they were written: 0.1, and not 0.10000000149011612."""
+    if isinstance(value, float):
+        import numpy as np
+
+        short = {"float": np.float32, "halffloat": np.float16}.get(str(kind))
+        if short is None or (value.is_integer() and abs(value) <= 2**24):
+            return value
+        return float(str(short(value)))
+    if isinstance(value, dict):
+        return {name: _shortest(inner, kind.field(name).type) for name, inner in value.items()}
+    return [_shortest(inner, kind.value_type) for inner in value] if type(value) is list else value
 
 
 def _value(cell: Any) -> Any:
@@ -468,18 +491,18 @@ def _read_dataset(path: str, subset: str | None, split: str) -> list[Row]:
     datasets = import_optional("datasets", "tables", f"the dataset '{path}'")
     folder = Path(name)
     kind = _kind(folder)
+    if kind == stat.S_IFREG:
+        raise DatasetError(f"{name} is a single file and has no subset or split; write {name} alone")
     if kind not in (0, stat.S_IFDIR):
-        raise DatasetError(
-            f"{name} is {_NO_FILES.get(kind, 'a file')}, and rows are read from a plain file or a folder"
-        )
+        raise DatasetError(f"{name} is {_NO_FILES[kind]}, and rows are read from a plain file or a folder")
     if not kind and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise DatasetError(_missing(folder))
+    is_saved = (folder / "state.json").exists() or (folder / "dataset_dict.json").exists()
+    if kind and not is_saved:
+        _check_no_texts(folder)
     try:
         with working(f"reading the dataset {path}"):
-            if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
-                found = datasets.load_from_disk(name)
-            else:
-                found = datasets.load_dataset(name, subset, split=split)
+            found = datasets.load_from_disk(name) if is_saved else datasets.load_dataset(name, subset, split=split)
     except Exception as error:
         raise DatasetError(
             f"'{path}' is neither a file ending in {', '.join(SUFFIXES)} nor a dataset that can be loaded "
@@ -492,6 +515,16 @@ def _read_dataset(path: str, subset: str | None, split: str) -> list[Row]:
         found = found[split]
     with working(f"taking the rows of {path}"):
         return _rows_of(found.with_format("arrow")[:], path)
+
+
+def _check_no_texts(folder: Path) -> None:
+    """Raise DatasetError for a folder of text files: `datasets` would guess types, so that 007 is 7 and NA is null."""
+    texts = sorted(file for file in folder.rglob("*") if file.suffix.lower() in (".jsonl", ".json", ".csv", ".tsv"))
+    if texts:
+        raise DatasetError(
+            f"{folder} is a folder of {len(texts)} text file(s) and not a saved dataset; name one of them: "
+            f"{', '.join(map(str, texts[:LISTED]))}{', ...' if len(texts) > LISTED else ''}"
+        )
 
 
 def _address(path: str, subset: str | None, split: str) -> tuple[str, str | None, str]:
@@ -509,6 +542,8 @@ def _address(path: str, subset: str | None, split: str) -> tuple[str, str | None
 
 def _missing(path: Path) -> str:
     folder = path.parent
+    if path.is_symlink():
+        return f"{path} is a link to {path.readlink()}, which does not exist"
     if not folder.is_dir():
         return f"{path} does not exist, nor does its folder {folder}"
     names = sorted(entry.name for entry in folder.iterdir())
@@ -522,8 +557,10 @@ PROMPT_COLUMNS = ("prompt", "question", "problem", "messages")
 ANSWER_COLUMNS = (
     "solution", "answer", "ground_truth", "reward_model.ground_truth", "reward_spec.ground_truth", "label",
 )  # fmt: skip
-_ASKED_TOO = ("tools", "images", "videos", "audio")
 LISTED = 3
+_MESSAGES = re.compile(r"""\s*\[\s*\{\s*["'](role|content|from)["']\s*:""")
+_NOTHING = frozenset(("nan", "none", "null", "<na>", "n/a", "nat"))
+"""What programs write for no value, in lower case."""
 
 
 @dataclass(frozen=True)
@@ -561,6 +598,12 @@ class TableTask:
     require_answer: bool = True
     reward_columns: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a column without a name."""
+        for key, column in (("prompt_column", self.prompt_column), ("answer_column", self.answer_column)):
+            if column is not None and not column.strip():
+                raise ConfigError(f"task.{key} is {column!r}; name a column, or leave {key} out")
+
     @property
     def name(self) -> str:
         """The file's name without ending, or the dataset's."""
@@ -587,7 +630,29 @@ class TableTask:
                 questions.append(question)
         if flaws:
             raise DatasetError(self._report(flaws, len(rows)))
-        return ListDataset(name, tuple(questions), again(name, questions, [*seen.values()]))
+        said = (again(name, questions, [*seen.values()]), *self._doubts(rows, questions))
+        return ListDataset(name, tuple(questions), "; ".join(filter(None, said)))
+
+    def _doubts(self, rows: Sequence[Row], questions: Sequence[Question]) -> list[str]:
+        """Return, in words, what may be meant and may be a slip. Raises: ConfigError for a column that no row has."""
+        names = dict.fromkeys(name for row in rows for name in row.values)
+        for name in self.reward_columns:
+            if name not in names:
+                raise ConfigError(f"task.reward_columns: {unknown('column', name, names)}")
+        said = []
+        several = [row for row in rows if not self.prompt_column and len(_prompts(row)) > 1]
+        if several:
+            used, other, *_ = _prompts(several[0])
+            said.append(
+                f"the prompts {used!r} and {other!r} differ in {len(several):,} of {len(rows):,} rows of '{self.name}' "
+                f"(row {several[0].number}), and {used!r} is asked; task.prompt_column names another"
+            )
+        answers = [str(q.columns.get("answer")) for q in questions if q.columns.get("answer") is not None]
+        missing = [answer for answer in answers if answer.strip().lower() in _NOTHING]
+        if missing:
+            said.append(f"{len(missing):,} of {len(rows):,} answers of '{self.name}' are the text {missing[0]!r}, "
+                        "which programs write for no answer: remove these rows unless it is one")  # fmt: skip
+        return said
 
     def _question(self, row: Row, name: str) -> tuple[Question | None, str | None]:
         """Return the row's question, or None and what is wrong with it."""
@@ -631,8 +696,8 @@ class TableTask:
                     f"{other} and {column}: differ, {_shown(value)} and {_shown(answer)}; say which is the answer: "
                     f'task.answer_column = "{other}"'
                 )
-        if column in row.times:
-            return None, f"{column}: {answer} is a time, which can be written in many ways; write the answer as text"
+        if column in row.unsure:
+            return None, f"{column}: {answer} {row.unsure[column]}; write the answer as text"
         if isinstance(answer, str) and self.require_answer and not answer.strip():
             return None, f"{column}: empty"
         return answer, None
@@ -646,35 +711,11 @@ class TableTask:
                 f"{more}correct these rows, or name the columns with prompt_column and answer_column")  # fmt: skip
 
 
-def again(name: str, questions: Sequence[Question], numbers: Sequence[int]) -> str:
-    """Return, in words, which rows ask exactly what an earlier row asks; "" for none.
-
-    numbers: the rows of the questions.
-    """
-    first: dict[str, int] = {}
-    repeated: list[tuple[int, int]] = []
-    for place, question in enumerate(questions):
-        beside = [question.columns.get(name) for name in _ASKED_TOO]
-        earlier = first.setdefault(digest(question.content, beside), place)
-        if earlier != place:
-            repeated.append((earlier, place))
-    if not repeated:
-        return ""
-    contrary = [pair for pair in repeated if _answers(questions, pair[0]) != _answers(questions, pair[1])]
-    said = f"{len(repeated):,} of {len(questions):,} rows of '{name}' ask the same as an earlier row"
-    said += f" ({_pairs(repeated, numbers)}) and are trained on as often"
-    if contrary:
-        said += f"; {len(contrary):,} have another answer than that row ({_pairs(contrary, numbers)}): one is wrong"
-    return said
-
-
-def _answers(questions: Sequence[Question], place: int) -> Any:
-    return questions[place].columns.get("answer")
-
-
-def _pairs(pairs: Sequence[tuple[int, int]], numbers: Sequence[int]) -> str:
-    shown = [f"row {numbers[place]} as row {numbers[earlier]}" for earlier, place in pairs[:LISTED]]
-    return ", ".join(shown) + (", ..." if len(pairs) > LISTED else "")
+def _prompts(row: Row) -> list[str]:
+    """Return the columns that may be the prompt and hold different things; chats repeat the question and count not."""
+    texts = {name: row.values.get(name) for name in PROMPT_COLUMNS}
+    first = {str(text): name for name, text in reversed(texts.items()) if isinstance(text, str)}
+    return [name for name in PROMPT_COLUMNS if name in first.values()]
 
 
 def _names(values: Mapping[str, Any]) -> str:
@@ -694,6 +735,8 @@ def _as_answer(value: Any) -> Any:
 def _content(value: Any) -> tuple[Content, str | None]:
     """Return text or messages, and what is wrong with them."""
     if isinstance(value, str):
+        if _MESSAGES.match(value):
+            return "", "text that holds a list of messages; write the list itself (JSONL and Parquet can hold one)"
         return value, None if value.strip() else "empty"
     if not isinstance(value, list):
         return "", f"must be text or a list of messages, got {type(value).__name__}"
