@@ -25,7 +25,9 @@ _HOMES = {
     "gnomon.core.types": ("Batch", "Completion", "Grade", "Group", "Rollout", "Task"),
     "gnomon.algorithms": ("Algorithm", "PRESETS", "CISPO", "DAPO", "GRPO", "GSPO", "P3O", "PPO", "SPO", "VAPO"),
     "gnomon.config.experiment": ("Experiment",),
-    "gnomon.training.api": ("train", "resume", "evaluate", "export"),
+    "gnomon.training.api": ("resume", "evaluate", "export"),
+    "gnomon.training.python_api": ("train",),
+    "gnomon.training.result": ("load",),
     "gnomon.analysis.dissect.dissect": ("dissect",),
 }
 _WHERE = {name: home for home, names in _HOMES.items() for name in names}

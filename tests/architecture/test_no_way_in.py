@@ -13,6 +13,9 @@ MEANT = {
     "gnomon.rewards.sandbox.inside.program": "the model's program, on the far side of the sandbox",
     "gnomon.core.user_code": "an algorithm, reward, environment or tool, by the name in the experiment; a claim",
 }
+# Writes pickles of a program's own objects for its own processes, and reads none: what reads them is a file of the
+# user's code, which `gnomon.core.user_code` runs.
+WRITES_PICKLES = "gnomon.training.objects"
 # Where ranks of a learner on several machines, and engines that weights are sent to, meet: on the one interface that
 # they are told to use. Everything else that listens does so on the loopback.
 MEET_ON_A_NETWORK = {"gnomon.learner.mesh", "gnomon.engines.vllm.transfer"}
@@ -63,7 +66,12 @@ def test_what_is_read_is_never_run():
         if module not in MEANT
         for line, name in runs_text(parse(path))
     ]
-    found += [f"{spot(p)}: imports {name}" for p in SOURCES for name in sorted(imported(parse(p)) & READERS)]
+    writer = MODULES[WRITES_PICKLES]
+    readers = [path for path in SOURCES if path != writer]
+    found += [f"{spot(p)}: imports {name}" for p in readers for name in sorted(imported(parse(p)) & READERS)]
+    found += [
+        f"{spot(writer, c.lineno)}: {name}" for name, c in calls(parse(writer)) if name.endswith((".load", ".loads"))
+    ]
 
     none_of(found, "read safetensors, JSON or TOML, which cannot run; a place where code is meant stands in MEANT")
 

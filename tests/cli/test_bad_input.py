@@ -291,7 +291,7 @@ def test_resume_evaluate_and_export_need_a_run(place: Path, capsys: Capture):
     assert "there is no folder NOTHERE: " in refused(capsys, "evaluate", "NOTHERE")
     on = ("evaluate", "tiny", "--task", "arithmetic")
     assert "evaluation.samples must be at least 1, got 0" in refused(capsys, *on, "--samples", "0")
-    assert "held_out.size must be at least 1, got 0" in refused(capsys, *on, "--prompts", "0")
+    assert "--prompts must be at least 1, got 0" in refused(capsys, *on, "--prompts", "0")
 
 
 def test_unknown_verbs_and_algorithms(capsys: Capture):

@@ -24,6 +24,9 @@ Capture = pytest.CaptureFixture[str]
 
 # Changing a name here is a change for whoever types it or scripts it: it needs an entry in CHANGELOG.md.
 OPTIONS = {
+    "config": {"key", "--json", "--markdown"},
+    "rewards": {"kind", "--json"},
+    "tasks": {"name", "--json"},
     "train": {"experiment", "key=value", "--run-dir", "--cluster", "--json", "--restarts"},
     "resume": {"run", "--json", "--restarts"},
     "watch": {"run", "--plain", "--once", "--wait", "--interval", "--json"},

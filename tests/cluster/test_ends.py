@@ -17,8 +17,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 LONG = ("steps=100000", "checkpoints.every=2", "evaluation.before=false")
 
 ENDS = {
-    "a rank is killed": ("ray::Seat", signal.SIGKILL, "process [01] of the learner's 2 is gone .on 127.0.0.1"),
-    "a rank stands still": ("ray::Seat", signal.SIGSTOP, "process [01] of the learner's 2 stood still for 40 s"),
+    "a rank is killed": ("ray::LearnerActor", signal.SIGKILL, "process [01] of the learner's 2 is gone .on 127.0.0.1"),
+    "a rank stands still": (
+        "ray::LearnerActor",
+        signal.SIGSTOP,
+        "process [01] of the learner's 2 stood still for 40 s",
+    ),
     "the servers here die": ("raylet/raylet", signal.SIGKILL, "is gone|no engine is left|ended without a word"),
     "the head dies": ("gcs/gcs_server", signal.SIGKILL, "the head of the Ray cluster at .* is gone"),
     "the head stands still": ("gcs/gcs_server", signal.SIGSTOP, "has not answered for 30 s"),
@@ -41,10 +45,10 @@ def test_a_rank_that_dies_while_answers_are_awaited_ends_the_run(tmp_path: Path)
     folder = tmp_path / "run"
     with running(folder, *LONG, "engine.count=1", "engine.timeout_seconds=600") as program:
         until_step(folder, program)
-        os.kill(numbers(program.pid, "ray::Answerer")[0], signal.SIGSTOP)
+        os.kill(numbers(program.pid, "ray::EngineActor")[0], signal.SIGSTOP)
         time.sleep(8)
         steps = (folder / "metrics.jsonl").read_text()
-        os.kill(numbers(program.pid, "ray::Seat")[-1], signal.SIGKILL)
+        os.kill(numbers(program.pid, "ray::LearnerActor")[-1], signal.SIGKILL)
         ends_in_words(folder, program, "process [01] of the learner's 2 is gone .on 127.0.0.1")
 
     assert (folder / "metrics.jsonl").read_text() == steps
@@ -127,7 +131,7 @@ def test_a_machine_that_is_gone_ends_the_run_in_words(number: signal.Signals, tm
         with running(tmp_path / "run", *layout, cluster=there.address, environment=there.environment) as program:
             until_step(tmp_path / "run", program)
             second = family(there.nodes[1].pid)
-            assert [line for line in second.values() if "ray::Seat" in line]
+            assert [line for line in second.values() if "ray::LearnerActor" in line]
             for one in second:
                 os.kill(one, number)
             began = time.monotonic()
@@ -144,5 +148,5 @@ def test_a_machine_that_is_gone_ends_the_run_in_words(number: signal.Signals, tm
 
 def actors(there: Others) -> list[str]:
     """What gnomon has on the nodes."""
-    kinds = ("ray::Seat", "ray::Answerer", "ray::Grader")
+    kinds = ("ray::LearnerActor", "ray::EngineActor", "ray::GraderActor")
     return [line for node in there.nodes for line in family(node.pid).values() if line.startswith(kinds)]

@@ -24,7 +24,7 @@ def test_a_run_goes_on_without_an_engine_and_a_grader(tmp_path: Path):
     run = tmp_path / "run"
     with running(run, *OVERRIDES) as program:
         until_step(run, program)
-        for title in ("ray::Answerer", "ray::Grader"):
+        for title in ("ray::EngineActor", "ray::GraderActor"):
             os.kill(numbers(program.pid, title)[0], signal.SIGKILL)
         until = time.monotonic() + 120
         while not any(row["engines/returned"] for row in read_rows(run / "metrics.jsonl")):

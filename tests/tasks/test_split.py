@@ -65,27 +65,46 @@ def test_a_question_lands_on_one_side(chosen: set[int], random: Random, seed: in
     train_texts = [train[i].text for i in range(len(train))]
     assert len(set(kept_texts)) == len(kept_texts)
     assert not set(kept_texts) & set(train_texts)
-    assert set(kept_texts) | set(train_texts) == {str(n) for n in numbers}
+    assert set(kept_texts) | set(train_texts) <= {str(n) for n in numbers}
     assert sorted(train_texts) == sorted(again[i].text for i in range(len(again)))
 
 
 def test_the_held_out_fraction_is_about_what_was_asked() -> None:
     """Of 2,000 questions a fraction of 0.1 is 200, within four standard deviations of 13.4."""
-    _, kept = by_content(asked("t", [str(n) for n in range(2000)]), HeldOut(size=1))
+    train, kept = by_content(asked("t", [str(n) for n in range(2000)]), HeldOut(size=1))
 
-    assert abs(len(kept) - 200) < 54
-
-
-def test_too_small_a_table_is_refused() -> None:
-    """Ten rows cannot hold out 200 questions."""
-    with pytest.raises(ConfigError, match=r"200 are asked for .* change held_out.fraction"):
-        by_content(asked("t", [str(n) for n in range(10)]), HeldOut())
+    assert abs(2000 - len(train) - 200) < 54
+    assert len(kept) == 1
 
 
-@pytest.mark.parametrize("settings", [{"size": 0}, {"fraction": 0.0}, {"fraction": 1.0}])
-def test_settings_that_hold_out_nothing_or_all_are_refused(settings: dict[str, float]) -> None:
-    """The held-out size and fraction are positive, the fraction below one."""
-    with pytest.raises(ConfigError, match=r"held_out\.(size|fraction) must be (at least 1|above 0 and below 1)"):
+@pytest.mark.parametrize(
+    ("rows", "held_out", "count"),
+    [
+        (10, HeldOut(), 1), (60, HeldOut(), 6), (1999, HeldOut(), 199), (2500, HeldOut(), 200),
+        (25, HeldOut(size=3), 3), (25, HeldOut(fraction=0.3), 7), (3, HeldOut(size=2), 2), (25, HeldOut(size=0), 0),
+        (2, HeldOut(), 1),
+    ],
+)  # fmt: skip
+def test_as_many_are_held_out_as_were_asked(rows: int, held_out: HeldOut, count: int) -> None:
+    """The default is the smaller of 200 and a tenth; a size is exact; 0 trains on everything."""
+    train, kept = by_content(asked("t", [str(n) for n in range(rows)]), held_out)
+
+    assert len(kept) == count
+    assert len(train) >= 1
+    assert count or len(train) == rows
+    assert not {train[i].text for i in range(len(train))} & {kept[i].text for i in range(len(kept))}
+
+
+def test_what_leaves_nothing_to_train_on_is_refused() -> None:
+    """Ten rows cannot hold out 200 questions; the message has a number that works."""
+    with pytest.raises(ConfigError, match=r"10 different questions, and holding out 200 leaves none .*size = 1"):
+        by_content(asked("t", [str(n) for n in range(10)]), HeldOut(size=200))
+
+
+@pytest.mark.parametrize("settings", [{"size": -1}, {"fraction": 0.0}, {"fraction": 1.0}])
+def test_settings_that_hold_out_less_than_nothing_or_all_are_refused(settings: dict[str, float]) -> None:
+    """The held-out size is not negative; the fraction is above 0 and below 1."""
+    with pytest.raises(ConfigError, match=r"held_out\.(size|fraction) must be (at least 0|above 0 and below 1)"):
         HeldOut(**settings)  # type: ignore[arg-type]
 
 

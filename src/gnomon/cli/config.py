@@ -12,7 +12,7 @@ def run(arguments: Sequence[str]) -> int:
     """Print settings; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="gnomon config",
-        description="Print the settings of an experiment with their types, defaults and meanings.",
+        description=__doc__,
         epilog="examples: gnomon config learner.optimizer, gnomon config learning_rate, gnomon config",
     )
     parser.add_argument("key", nargs="?", help="a setting, a section, or another library's name for one")

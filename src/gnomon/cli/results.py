@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from gnomon.core.errors import UserError
 
 if TYPE_CHECKING:
-    from gnomon.training.api import Result
     from gnomon.training.evaluate import Evaluation
+    from gnomon.training.result import Result
 
 
 def show(result: "Result", as_json: bool) -> int:

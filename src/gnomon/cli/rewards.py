@@ -12,7 +12,7 @@ def run(arguments: Sequence[str]) -> int:
     """Print the kinds of rewards, or describe one; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="gnomon rewards",
-        description="List the rewards, or describe one with its settings.",
+        description=__doc__,
         epilog="examples: gnomon rewards, gnomon rewards numeric",
     )
     parser.add_argument("kind", nargs="?", help="a kind of reward")

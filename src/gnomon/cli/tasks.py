@@ -15,7 +15,7 @@ def run(arguments: Sequence[str]) -> int:
     """Print the kinds of tasks, or describe a kind, a test set or a generator; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="gnomon tasks",
-        description="List the tasks, or describe a kind of task, a published test set or a reasoning-gym generator.",
+        description=__doc__,
         epilog="examples: gnomon tasks, gnomon tasks table, gnomon tasks gsm8k, gnomon tasks chain_sum",
     )
     parser.add_argument("name", nargs="?", help="a kind, a test set, or a generator")

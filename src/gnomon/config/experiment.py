@@ -243,7 +243,19 @@ def from_table(table: Mapping[str, Any], overrides: Sequence[str] = ()) -> Loade
     Top-level spellings of other libraries (`ALIASES`, prompts_per_step) are understood and said back. Of a key that is
     overridden twice the last counts, which is said as well.
     """
-    parsed = [parse_override(override) for override in overrides]
+    return with_settings(table, [parse_override(override) for override in overrides])
+
+
+def with_settings(table: Mapping[str, Any], parsed: Sequence[tuple[str, Any]]) -> Loaded:
+    """Return the experiment that ``table`` describes with settings that replace its own.
+
+    Args:
+        table: An experiment as TOML has it.
+        parsed: Paths such as "learner.optimizer.learning_rate" with their values.
+
+    Raises:
+        ConfigError: A key is unknown, or a value is not what it may be.
+    """
     repeated = _repeated(parsed)
     try:
         loaded = _load(table, parsed)
@@ -303,6 +315,10 @@ def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loa
     notes += [f"the algorithm is your code, which was run: {preset}"] if ":" in str(preset) else []
     notes += [*resolution.notes, *_translate(whole, resolution.algorithm)]
     whole["algorithm"] = resolution.algorithm
+    own = [f.name for f in fields(Experiment)]
+    for key in whole:
+        if key not in own:
+            raise ConfigError(unknown("key", key, [*own, *ALIASES, *ALGORITHM_ALIASES]))
     rewards = whole.get("rewards", [])
     if not isinstance(rewards, list):
         raise ConfigError(f"rewards = {rewards!r}: should be a list of tables, each [[rewards]] with a kind")
@@ -427,8 +443,10 @@ ALIASES: Mapping[str, str] = {
 def _reward(table: Any) -> Any:
     """Return the reward's table with the verifier's settings in a table of their own, as `WeightedReward` has them.
 
-    A text alone names a function of the user's.
+    A text alone names a function of the user's, "path.py:function", or a kind of reward, "numeric".
     """
+    if isinstance(table, str) and ":" not in table:
+        return {"verifier": {"kind": table}}
     if isinstance(table, str):
         return {"verifier": {"kind": "function", "function": table}}
     if not isinstance(table, dict) or "verifier" in table:

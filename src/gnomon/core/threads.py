@@ -10,10 +10,10 @@ import asyncio
 import contextvars
 import ctypes
 import functools
-from collections.abc import Callable
-from concurrent.futures import Executor
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -65,3 +65,19 @@ def libgomp() -> ctypes.CDLL | None:
         return None
     library = ctypes.CDLL(loaded.pop())
     return library if hasattr(library, "omp_pause_resource_all") else None
+
+
+def run_alone(work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work`` to its end, also where an event loop runs already, as in a notebook."""
+    if not _is_in_loop():
+        return asyncio.run(work)
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="run") as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+def _is_in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -3,7 +3,7 @@
 import copy
 import json
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import torch
@@ -364,3 +364,26 @@ def _generation_eos(place: str) -> list[int]:
     if eos is None:
         return []
     return [eos] if isinstance(eos, int) else list(eos)
+
+
+class ModelFolder(PosixPath):
+    """The folder of a model in the Hugging Face layout. It is a path, and a call loads the model."""
+
+    def __call__(self, **settings: Any) -> Any:
+        """Load the model.
+
+        Args:
+            **settings: What ``AutoModelForCausalLM.from_pretrained`` takes, such as ``dtype`` or ``device_map``.
+
+        Returns:
+            The transformers model.
+        """
+        from transformers import AutoModelForCausalLM
+
+        return AutoModelForCausalLM.from_pretrained(str(self), **settings)
+
+    def tokenizer(self) -> Any:
+        """Return the transformers tokenizer of the folder."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(str(self))

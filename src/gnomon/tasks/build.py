@@ -194,7 +194,7 @@ def build_split(
     _check_trainable(config)
     if evaluation is not None:
         asked: QuestionSet = evaluation.questions()
-        sides: _Sides = (config.questions(), first(unique(asked), held_out.size))
+        sides: _Sides = (config.questions(), first(unique(asked), held_out.most))
     else:
         sides = _split(config, held_out)
     train, kept_back = sides
@@ -233,7 +233,7 @@ def build_held_out(config: TaskConfig, held_out: HeldOut, renderer: Renderer) ->
         return TokenizedDataset(_split_mixture(config, held_out)[1], renderer)
     if isinstance(config, _Generated):
         return TokenizedDataset(_other_seed(config, held_out, is_short_refused=False), renderer)
-    return TokenizedDataset(first(unique(config.questions()), held_out.size), renderer)
+    return TokenizedDataset(first(unique(config.questions()), held_out.most), renderer)
 
 
 def _check_trainable(config: TaskConfig) -> None:
@@ -277,8 +277,7 @@ def _sized(task: SingleTask, size: int) -> SingleTask:
 
 def _split(config: TaskConfig, held_out: HeldOut) -> _Sides:
     if isinstance(config, TableTask | BenchmarkTask):
-        train, kept_back = by_content(config.questions(), held_out)
-        return train, first(kept_back, held_out.size)
+        return by_content(config.questions(), held_out)
     if isinstance(config, MixtureTask):
         return _split_mixture(config, held_out)
     return config.questions(), _other_seed(config, held_out)
@@ -292,25 +291,25 @@ def _other_seed(config: _Generated, held_out: HeldOut, is_short_refused: bool = 
     if config.seed == held_out.seed:
         raise ConfigError(f"'{config.name}' and held_out have the same seed {config.seed}; give them different ones")
     for factor in (1, 2, 4, 8, 16):
-        drawn: QuestionSet = replace(config, seed=held_out.seed, size=factor * held_out.size).questions()
+        drawn: QuestionSet = replace(config, seed=held_out.seed, size=factor * max(held_out.most, 1)).questions()
         different = unique(drawn)
-        if len(different) >= held_out.size:
-            return first(different, held_out.size)
+        if len(different) >= held_out.most:
+            return first(different, held_out.most)
     if not is_short_refused:
         return different
     raise ConfigError(
-        f"'{config.name}' makes only {len(different)} different questions in {16 * held_out.size}, and "
-        f"held_out.size is {held_out.size}; lower it, or widen the task's range"
+        f"'{config.name}' makes only {len(different)} different questions in {16 * held_out.most}, and "
+        f"held_out.size is {held_out.most}; lower it, or widen the task's range"
     )
 
 
 def _split_mixture(config: MixtureTask, held_out: HeldOut) -> _Sides:
-    train_shares, held_out_shares = config.shares(config.size), config.shares(held_out.size)
+    train_shares, held_out_shares = config.shares(config.size), config.shares(held_out.most)
     trained: list[QuestionSet] = []
     kept_back: list[QuestionSet] = []
     for part, trained_share, kept_share in zip(config.parts, train_shares, held_out_shares, strict=True):
-        own = replace(held_out, size=max(kept_share, 1))
+        own = replace(held_out, size=max(kept_share, min(held_out.most, 1)))
         train, kept = _split(_sized(part.task, trained_share), own)
         trained.append(train)
         kept_back.append(kept)
-    return config.mixed(trained, config.size), unique(config.mixed(kept_back, held_out.size))
+    return config.mixed(trained, config.size), unique(config.mixed(kept_back, held_out.most))

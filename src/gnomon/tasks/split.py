@@ -14,6 +14,7 @@ from gnomon.core.progress import counted
 from gnomon.tasks.question import Dataset, Item, Question, comparison_key, digest
 
 _COMPARING = "comparing questions"
+_DEFAULT_SIZE = 200
 RESERVED = range(20_260_101, 20_260_201)
 """Seeds of generators that no training task may have: questions made from them are nobody's training questions."""
 
@@ -23,9 +24,11 @@ class HeldOut:
     """How many questions are kept for evaluation.
 
     Attributes:
-        size: Number of different questions that are evaluated.
+        size: Number of different questions that are evaluated; 0 holds out none, and the run is not evaluated. None is
+            200, or as many as ``fraction`` is of a table if these are fewer.
         fraction: Share of a table's questions, above 0 and below 1, that is kept from training; ``size`` of them are
-            asked. A task that generates questions makes held-out ones from ``seed`` instead.
+            asked, and more are kept where ``size`` needs more. A task that generates questions makes held-out ones from
+            ``seed`` instead.
         seed: Seed of the held-out questions. Runs with different training seeds are evaluated on the same questions. No
             training task may have a seed that is `RESERVED`.
 
@@ -33,7 +36,7 @@ class HeldOut:
         ConfigError: A number is out of range.
     """
 
-    size: int = 200
+    size: int | None = None
     fraction: float = 0.1
     seed: int = RESERVED.start
 
@@ -41,9 +44,14 @@ class HeldOut:
         check_bounds(
             "held_out",
             self,
-            size=(self.size >= 1, "at least 1"),
+            size=(self.size is None or self.size >= 0, "at least 0"),
             fraction=(0 < self.fraction < 1, "above 0 and below 1"),
         )
+
+    @property
+    def most(self) -> int:
+        """Questions that are asked where there are enough."""
+        return _DEFAULT_SIZE if self.size is None else self.size
 
 
 @dataclass(frozen=True)
@@ -141,22 +149,32 @@ def check_disjoint(train: Dataset[Item], held_out: Dataset[Item]) -> None:
 def by_content(items: Dataset[Item], held_out: HeldOut) -> tuple[Subset[Item], Subset[Item]]:
     """Return (training, held-out): a hash of its text decides where each question goes.
 
-    The same question therefore lands on one side however often it occurs and in whatever order, and adding
-    rows to a file moves none across. The held-out side is a random ``fraction`` of the different questions,
-    made unique.
-    Raises: ConfigError when it has fewer than ``size`` different questions, or training has none.
+    The same question lands on one side however often it occurs and in whatever order. A ``fraction`` of the different
+    questions is kept from training, in expectation, so that adding rows to a file moves none across; where that is
+    fewer than are asked, the kept ones are exactly as many as are asked.
+
+    Returns:
+        The rows to train on, and the different questions to ask.
+
+    Raises:
+        ConfigError: No question is left for training.
     """
-    sides: tuple[list[int], list[int]] = ([], [])
+    places: dict[str, list[int]] = {}
     for index in counted(range(len(items)), _COMPARING, len(items)):
-        sides[_position(comparison_key(items[index].text), held_out.seed) < held_out.fraction].append(index)
-    kept_back = unique(Subset(items, tuple(sides[1])))
-    if len(kept_back) < held_out.size or not sides[0]:
+        places.setdefault(comparison_key(items[index].text), []).append(index)
+    ranked = sorted(places, key=lambda key: _position(key, held_out.seed))
+    asked = min(held_out.most, max(1, int(held_out.fraction * len(places)))) if held_out.size is None else held_out.size
+    if asked >= len(places):
+        fitting = max(1, len(places) // 10) if len(places) > 1 else 0
         raise ConfigError(
-            f"a held-out fraction of {held_out.fraction} of '{items.name}' ({len(items)} rows) is "
-            f"{len(kept_back)} different questions, {held_out.size} are asked for and {len(sides[0])} rows "
-            "are left for training; change held_out.fraction or held_out.size, or name a separate file"
+            f"'{items.name}' has {len(places)} different questions, and holding out {asked} leaves none to train on; "
+            f"set held_out.size = {fitting}, or name a separate file with evaluation.task"
         )
-    return Subset(items, tuple(sides[0])), Subset(items, tuple(sides[1][i] for i in kept_back.indices))
+    share = sum(_position(key, held_out.seed) < held_out.fraction for key in ranked) if asked else 0
+    kept = set(ranked[: max(asked, min(share, len(places) - 1))])
+    train = sorted(index for key in ranked if key not in kept for index in places[key])
+    different = sorted(places[key][0] for key in kept)[:asked]
+    return Subset(items, tuple(train)), Subset(items, tuple(different))
 
 
 def _position(key: str, seed: int) -> float:

@@ -3,22 +3,21 @@
 import hashlib
 import importlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
 import torch
 
-from gnomon.algorithms import resolve
 from gnomon.algorithms.piece_trial import try_pieces
 from gnomon.config.experiment import Experiment, Loaded, anchored, load, read, to_toml
 from gnomon.core.atomic_files import read_plain, write_durably
 from gnomon.core.errors import CheckpointError, DatasetError, RunDirectoryError, RunError, Stopped, UserError
 from gnomon.core.failpoints import reach
-from gnomon.core.tables import build
+from gnomon.core.threads import run_alone
 from gnomon.learner.allocator import tune_machine
 from gnomon.models.checkpoint_check import try_checkpoint
 from gnomon.models.critic import HEAD_FILE, check_critic
@@ -35,13 +34,12 @@ from gnomon.rewards.function import UserFunction
 from gnomon.rewards.reward_trial import made_answers, try_rewards
 from gnomon.rollouts.environment_trial import try_environment
 from gnomon.tasks.arithmetic import ArithmeticTask
-from gnomon.tasks.build import named
 from gnomon.tasks.contamination import overlap
 from gnomon.tasks.gold_answers import sparse_rows
 from gnomon.tasks.question import dataset_fingerprint
 from gnomon.tasks.reasoning import ReasoningGymTask
 from gnomon.training.budget import BudgetTracker
-from gnomon.training.build import TrainingContext, grade_once, run_alone, run_training
+from gnomon.training.build import TrainingContext, grade_once, run_training
 from gnomon.training.build_data import (
     PromptChoice,
     TrainingData,
@@ -62,7 +60,7 @@ from gnomon.training.build_engines import (
 )
 from gnomon.training.build_workers import check_staging, opened
 from gnomon.training.eval_spec import NEWEST, EvalSpec, EvalTarget, checkpoint_of
-from gnomon.training.evaluate import Evaluation, read_evaluations
+from gnomon.training.evaluate import Evaluation
 from gnomon.training.notes import foreign_code, starting_notes
 from gnomon.training.provenance import (
     changed_code,
@@ -74,50 +72,20 @@ from gnomon.training.provenance import (
     refuse_other_code,
     sources_of,
 )
+from gnomon.training.result import Result
+from gnomon.training.result import load as load_run
 from gnomon.training.resume import find_resume_point, rewind
 from gnomon.training.run import StopRequest
+from gnomon.training.run_logger import FinishedStep
 from gnomon.training.signals import stopping
 
 
-@dataclass(frozen=True)
-class Result:
-    """A finished run.
-
-    directory: of the run. model: its newest checkpoint, a Hugging Face folder. evaluations: in order; the first and the
-    last compare the weights before and after. steps: that were trained in all.
-    """
-
-    directory: Path
-    model: Path
-    steps: int
-    evaluations: tuple[Evaluation, ...]
-
-    def as_row(self) -> dict[str, Any]:
-        """Return one JSON object."""
-        return {
-            "run": str(self.directory),
-            "model": str(self.model),
-            "steps": self.steps,
-            "evaluations": [e.as_row() for e in self.evaluations],
-        }
-
-
-def train(experiment: str | Path | Experiment, run_dir: str | Path | None = None, **overrides: Any) -> Result:
-    """Train an experiment: a TOML file, a built-in name, or an `Experiment`; keywords replace its fields.
-
-    >>> train("quickstart", steps=50)  # doctest: +SKIP
-    """
-    loaded = Loaded(experiment, ()) if isinstance(experiment, Experiment) else load(experiment)
-    if isinstance(overrides.get("algorithm"), str):
-        overrides["algorithm"] = resolve(overrides["algorithm"])
-    if isinstance(overrides.get("task"), str):
-        overrides["task"] = named(overrides["task"])
-    table = {f.name: getattr(loaded.experiment, f.name) for f in fields(Experiment)}
-    directory = None if run_dir is None else Path(run_dir)
-    return train_experiment(replace(loaded, experiment=build(Experiment, table | overrides)), directory)
-
-
-def train_experiment(loaded: Loaded, run_dir: Path | None = None, stop: StopRequest | None = None) -> Result:
+def train_experiment(
+    loaded: Loaded,
+    run_dir: Path | None = None,
+    stop: StopRequest | None = None,
+    callbacks: tuple[Callable[[FinishedStep], None], ...] = (),
+) -> Result:
     """Train a loaded experiment in a new run directory, or go on with the run of it that is there.
 
     stop: a program's own way to end it after the step at hand, as SIGTERM does on the command line.
@@ -126,7 +94,7 @@ def train_experiment(loaded: Loaded, run_dir: Path | None = None, stop: StopRequ
     tune_machine()
     experiment = resolved(loaded.experiment)
     if run_dir is not None and is_begun(run_dir, anchored(experiment)):
-        return resume(run_dir, stop)
+        return resume(run_dir, stop, callbacks)
     with ExitStack() as stack:
         console = stack.enter_context(Console(experiment.steps))
         for note in loaded.notes:
@@ -143,13 +111,21 @@ def train_experiment(loaded: Loaded, run_dir: Path | None = None, stop: StopRequ
         if asked.split.dropped:
             console.say(f"{asked.split.dropped:,} training questions are given up, because they are held out")
         try:
-            return _run(TrainingContext(experiment, asked, chosen, directory, console), None, stop or StopRequest())
+            return _run(
+                TrainingContext(experiment, asked, chosen, directory, console, callbacks=callbacks),
+                None,
+                stop or StopRequest(),
+            )
         except UserError:
             directory.take_back()
             raise
 
 
-def resume(run: str | Path, stop: StopRequest | None = None) -> Result:
+def resume(
+    run: str | Path,
+    stop: StopRequest | None = None,
+    callbacks: tuple[Callable[[FinishedStep], None], ...] = (),
+) -> Result:
     """Go on with the run from its newest valid checkpoint; a CPU run goes on bit for bit.
 
     stop: as in `train_experiment`.
@@ -173,13 +149,17 @@ def resume(run: str | Path, stop: StopRequest | None = None) -> Result:
             spent = "" if step >= experiment.steps else ", and its budget is spent"
             console.say(f"{directory.path} is finished: {step} of {experiment.steps} steps{spent}")
             Checkpoints(directory.checkpoints).sweep()
-            return result_of(directory)
+            return load_run(directory.path)
         asked, chosen = _prepared(experiment, console)
         _refuse_other_questions(directory, asked)
         _try_rewards(experiment, asked, console)
         rewind(directory, at)
         console.say(f"resuming {directory.path} at step {step} of {experiment.steps}{at.said}")
-        return _run(TrainingContext(experiment, asked, chosen, directory, console), found, stop or StopRequest())
+        return _run(
+            TrainingContext(experiment, asked, chosen, directory, console, callbacks=callbacks),
+            found,
+            stop or StopRequest(),
+        )
 
 
 def export(run: str | Path, folder: str | Path) -> Path:
@@ -376,13 +356,6 @@ def resolved(experiment: Experiment) -> Experiment:
     return replace(experiment, learner=replace(experiment.learner, precision=precision_of(experiment)))
 
 
-def result_of(directory: RunDirectory) -> Result:
-    """Return what a run's files say of it."""
-    evaluations = read_evaluations(directory.evaluations)
-    model = checkpoint_of(directory.path)
-    return Result(directory.path, model, int(model.name.removeprefix("step-")), evaluations)
-
-
 def is_finished(run_dir: Path, experiment: Experiment) -> bool:
     """Whether a run of this experiment is there and has made its last step; nothing is locked or changed."""
     try:
@@ -433,7 +406,7 @@ def _run(session: TrainingContext, found: CheckpointRef | None, stop: StopReques
             raise
         finally:
             _leave_page(directory, console)
-    return result_of(directory)
+    return load_run(directory.path)
 
 
 def _card(session: TrainingContext) -> Card:

@@ -1,13 +1,12 @@
 """One session of one run: the objects built, connected, walked, and closed again."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gnomon.algorithms import Algorithm
 from gnomon.cluster.graders import Graders
@@ -15,7 +14,7 @@ from gnomon.cluster.ray import Cluster
 from gnomon.config.experiment import Experiment
 from gnomon.core.metrics import Metrics
 from gnomon.core.tables import to_table
-from gnomon.core.threads import elsewhere
+from gnomon.core.threads import elsewhere, run_alone
 from gnomon.core.types import Grade, Group, Stateful
 from gnomon.engines.base import Engine
 from gnomon.engines.pool import EnginePool
@@ -52,7 +51,7 @@ from gnomon.training.live_diagnosis import live_diagnosis
 from gnomon.training.mismatch import DecomposedMismatch
 from gnomon.training.nonfinite_guard import NonFiniteGuard, guard_of
 from gnomon.training.run import Run, StopRequest
-from gnomon.training.run_logger import RunLogger
+from gnomon.training.run_logger import FinishedStep, RunLogger
 from gnomon.training.self_imitation import ImitationUpdates, NoImitation, SelfImitationUpdates
 from gnomon.training.staleness_filter import EssFilter, NoFilter
 from gnomon.training.token_stats import NoTokenProbe, SampledTokenProbe, TokenProbe
@@ -78,6 +77,7 @@ class TrainingContext:
     directory: RunDirectory
     console: Console
     cluster: Cluster | None = None
+    callbacks: tuple[Callable[[FinishedStep], None], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
             imitation=_imitation(experiment, chosen, learner),
             pretraining=pretraining,
             checkpoint_every=experiment.checkpoints.every,
-            evaluator=_evaluator(experiment, session.asked, rollouter),
+            evaluator=_evaluator(experiment, session.asked, rollouter) if len(session.asked.split.held_out) else None,
             evaluate_every=experiment.evaluation.every,
             evaluate_before=experiment.evaluation.before,
             initialize=_initializing(session, rollouter, meter),
@@ -208,22 +208,6 @@ def grade_once(experiment: Experiment, asked: TrainingData, console: Console, st
                 return await evaluator(step, lambda group: phase.advance())
 
     return run_alone(once())
-
-
-def run_alone(work: Coroutine[Any, Any, T]) -> T:
-    """Run ``work`` to its end, also where an event loop runs already, as in a notebook."""
-    if not _is_in_loop():
-        return asyncio.run(work)
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="run") as thread:
-        return thread.submit(asyncio.run, work).result()
-
-
-def _is_in_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _pretrains(algorithm: Algorithm) -> bool:
@@ -392,6 +376,7 @@ def _journal(session: TrainingContext, step: int, serving: Callable[[], Metrics]
         critic=JsonlSink(directory.pretraining) if _pretrains(experiment.algorithm) else None,
         serving=serving,
         diagnosis=live_diagnosis(session.directory, experiment.doctor, session.console.warn),
+        callbacks=session.callbacks,
     )
 
 

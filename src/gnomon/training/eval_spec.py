@@ -73,6 +73,10 @@ class EvalSpec:
     prompts: int | None = None
     overrides: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.prompts is not None and self.prompts < 1:
+            raise ConfigError(f"--prompts must be at least 1, got {self.prompts}")
+
     def experiments(self, candidates: Sequence[EvalTarget]) -> list[tuple[Experiment, Weights]]:
         """Return for each candidate the experiment that asks its weights: alike in everything else.
 

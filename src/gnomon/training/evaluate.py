@@ -59,6 +59,11 @@ class Evaluation:
     answered: tuple[EvalRecord, ...] = ()
     slow: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        """Return one line: the first score with its interval, on how many prompts, after which step."""
+        name = next(iter(self.scores))
+        return f"{name} {self.headline} on {self.prompts} prompts of '{self.task}' after step {self.step}"
+
     @property
     def headline(self) -> EvalScore:
         """The first part's score: what "accuracy" means in this evaluation."""

@@ -1,13 +1,13 @@
 """What the walk tells the world: the run's own files, trackers, and the person who watches."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gnomon.core.failpoints import reach
 from gnomon.core.metrics import Last, Max, Mean, Metrics
-from gnomon.core.types import Batch, Group
+from gnomon.core.types import Batch, Group, Rollout
 from gnomon.diagnosis.text_metrics import measure_answers
 from gnomon.records.batches import BatchLog
 from gnomon.records.console import Console
@@ -55,6 +55,21 @@ UNTRAINED = {"loss/policy": 0.0, "learner/gradient_norm": 0.0}
 """What a step says in which no token had a gradient; ratios, entropy and mismatch were not measured, and are absent."""
 
 
+@dataclass(frozen=True)
+class FinishedStep:
+    """What a callback is told after a step.
+
+    Attributes:
+        number: The step, from 1.
+        metrics: What the step measured.
+        rollouts: The graded rollouts that the step was trained on.
+    """
+
+    number: int
+    metrics: Mapping[str, float]
+    rollouts: tuple[Rollout, ...]
+
+
 @dataclass
 class RunLogger:
     """Writes each step and each evaluation down.
@@ -62,7 +77,7 @@ class RunLogger:
     sinks: take the metrics; the run's own file is one of them. evaluations: the file of evaluations. answers: how each
     prompt was answered in them. rollouts, batches: None when they are not wanted. critic: the file of value
     pre-training, None where there is no such phase. serving: what the engines measured since they were last asked.
-    diagnosis: looks at all of it, None when it is not wanted.
+    diagnosis: looks at all of it, None when it is not wanted. callbacks: a program's own functions, called last.
     """
 
     console: Console
@@ -74,6 +89,7 @@ class RunLogger:
     critic: JsonlSink | None = None
     serving: Callable[[], Metrics] = Metrics
     diagnosis: LiveDiagnosis | None = None
+    callbacks: Sequence[Callable[[FinishedStep], None]] = ()
     _is_warned: bool = False
 
     def write(self, step: int, metrics: Metrics, finished: RolloutBatch, batch: Batch, seen: TokenStats | None) -> None:
@@ -94,6 +110,10 @@ class RunLogger:
         self._warn_of_failures(finished)
         if self.diagnosis is not None:
             self.diagnosis.observe(step, values, finished.generated)
+        if self.callbacks:
+            told = FinishedStep(step, values, tuple(r for group in finished.groups for r in group.rollouts))
+            for callback in self.callbacks:
+                callback(told)
 
     @property
     def reason_to_stop(self) -> str:

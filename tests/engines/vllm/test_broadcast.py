@@ -77,7 +77,7 @@ def test_an_engine_that_dies_between_broadcasts_ends_the_run(folder: Path, tmp_p
     run = tmp_path / "run"
     with running(run, *endless(folder), environment=environment) as program:
         until_step(run, program)
-        os.kill(numbers(program.pid, "ray::Answerer")[-1], signal.SIGKILL)
+        os.kill(numbers(program.pid, "ray::EngineActor")[-1], signal.SIGKILL)
         ends_in_words(run, program, "engine-[12].* is gone")
 
 

@@ -37,7 +37,7 @@ resume(folder / "vllm")
 PASSED_OVER = """
 import asyncio, sys, torch
 from gnomon.engines.pool import EnginePool
-from gnomon.engines.vllm import VllmEngine
+from gnomon.engines.vllm.engine import VllmEngine
 from gnomon.core.errors import GnomonError
 from gnomon.learner.sections import LearnerPlan
 from gnomon.learner.learner import TorchLearner

@@ -1,0 +1,215 @@
+"""Objects in memory become files that an experiment can name: rows, functions, classes and models of a Python program.
+
+A run's record names files, so that a run can be resumed, evaluated and read by others. What a program holds in memory
+is written once, below ``runs/inputs``, under a name that is a digest of its content.
+"""
+
+import functools
+import hashlib
+import inspect
+import json
+import pickle
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+
+from gnomon.core.atomic_files import write_durably
+from gnomon.core.errors import ConfigError, UserError, on_one_line
+from gnomon.models.load import load_tokenizer
+from gnomon.models.transfer.fingerprint import fingerprint
+
+INPUTS = Path("runs") / "inputs"
+_DIGITS = 16
+_SHIM = '''"""{names}, as a program held them in memory; written by gnomon.train.
+
+{sources}
+"""
+
+import hashlib
+import pickle
+import sys
+from pathlib import Path
+
+for folder in {folders!r}:
+    if folder not in sys.path:
+        sys.path.append(folder)
+content = Path(__file__).with_suffix(".pkl").read_bytes()
+if hashlib.sha256(content).hexdigest() != {digest!r}:
+    raise ImportError(f"{{Path(__file__).with_suffix('.pkl')}} is not the file that was written with {{__file__}}")
+globals().update((name, pickle.loads(part)) for name, part in pickle.loads(content).items())
+'''
+
+
+def write_rows(rows: Iterable[Any]) -> str:
+    """Write the rows of a dataset as JSONL.
+
+    Args:
+        rows: Mappings from column to value: a list, a generator, or a `datasets.Dataset`. Arrays become lists.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        ConfigError: There are no rows, a row is no mapping, or a value has no JSON form; the message names row and
+            column.
+    """
+    lines = [_line(row, number) for number, row in enumerate(rows, 1)]
+    if not lines:
+        raise ConfigError("dataset holds no rows; give a list of dicts such as {'prompt': ..., 'answer': ...}")
+    content = "".join(lines).encode("utf-8", "surrogatepass")
+    path = _place(content) / "dataset.jsonl"
+    write_durably(path, content)
+    return str(path.resolve())
+
+
+def _line(row: Any, number: int) -> str:
+    if not isinstance(row, Mapping):
+        raise ConfigError(
+            f"dataset: row {number} is {type(row).__name__}, and should be a dict such as "
+            "{'prompt': ..., 'answer': ...}"
+        )
+    for column, value in row.items():
+        try:
+            json.dumps({column: value}, default=_listed)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"dataset: row {number}, column {column!r} cannot be written as JSON: {error}") from error
+    return json.dumps(row, default=_listed, ensure_ascii=False) + "\n"
+
+
+def _listed(value: Any) -> Any:
+    """Return an array or a scalar of NumPy or torch as Python has it."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} has no JSON form; write it as text, a number, a list or a dict")
+
+
+def write_callables(named: Mapping[str, Callable[..., Any]], kind: str) -> dict[str, str]:
+    """Write functions, classes and callable objects, so that other processes can import them.
+
+    What the program's own files or a notebook define is written by value, with the variables that it reads, so that a
+    resumed run does not depend on what became of the program. What an installed package defines is imported from there.
+
+    Args:
+        named: The objects under the names that they get.
+        kind: What they are, "rewards" or "environment"; the file has that name.
+
+    Returns:
+        For each name, "path.py:name".
+
+    Raises:
+        ConfigError: An object holds something that no other process can have, such as an open file or a lock.
+    """
+    parts: dict[str, bytes] = {}
+    for name, each in named.items():
+        try:
+            with _by_value(_module_of(each)):
+                parts[name] = cloudpickle.dumps(each)
+        except (TypeError, pickle.PicklingError, RecursionError) as error:
+            raise ConfigError(
+                f"{name} cannot be handed to the processes that call it: {on_one_line(str(error))}; create what it "
+                "holds (a client, a lock, an open file) inside the function, or name it as path.py:name"
+            ) from error
+    content = pickle.dumps(parts)
+    sources = "\n".join(filter(None, map(_source, named.values()))).replace("\\", "\\\\").replace('"""', "'''")
+    shim = _SHIM.format(
+        names=", ".join(named),
+        sources=sources,
+        folders=[folder for folder in sys.path if Path(folder).is_dir() and not _is_installed(folder)],
+        digest=hashlib.sha256(content).hexdigest(),
+    ).encode()
+    path = _place(shim) / f"{kind}.py"
+    write_durably(path.with_suffix(".pkl"), content)
+    write_durably(path, shim)
+    return {name: f"{path.resolve()}:{name}" for name in named}
+
+
+def _module_of(each: Any) -> ModuleType | None:
+    """Return the module of the program's own that defines an object, None for a notebook or an installed package."""
+    while isinstance(each, functools.partial):
+        each = each.func
+    module = sys.modules.get(getattr(each, "__module__", None) or type(each).__module__)
+    file = getattr(module, "__file__", None)
+    if module is None or file is None or module.__name__ == "__main__" or module.__name__.startswith("gnomon."):
+        return None
+    return None if _is_installed(file) else module
+
+
+@contextmanager
+def _by_value(module: ModuleType | None) -> Iterator[None]:
+    if module is None:
+        yield
+        return
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_installed(folder: str) -> bool:
+    """Whether a folder of the import path is the interpreter's own, which every process has."""
+    path = Path(folder).resolve()
+    return "site-packages" in path.parts or any(path.is_relative_to(p) for p in (sys.prefix, sys.base_prefix))
+
+
+def _source(each: Callable[..., Any]) -> str:
+    try:
+        return inspect.getsource(each)
+    except (OSError, TypeError):
+        return ""
+
+
+def write_model(model: Any, tokenizer: Any) -> str:
+    """Write a loaded transformers model and its tokenizer as a Hugging Face folder.
+
+    Args:
+        model: A causal language model of transformers.
+        tokenizer: The model's tokenizer; None loads the one of the folder or hub name that the model came from.
+
+    Returns:
+        The path of the folder.
+
+    Raises:
+        ConfigError: ``model`` has no ``save_pretrained``, or no tokenizer is given and none is found.
+    """
+    if not hasattr(model, "save_pretrained"):
+        raise ConfigError(
+            f"model is {type(model).__name__}; give a name, a folder, a transformers model, or (model, tokenizer)"
+        )
+    if tokenizer is None:
+        tokenizer = _tokenizer_of(model)
+    prints = [f"{name} {fingerprint(tensor)}" for name, tensor in sorted(model.state_dict().items())]
+    parts = [model.config.to_json_string(), *prints, json.dumps(tokenizer.get_vocab(), sort_keys=True)]
+    folder = _place("\n".join(parts).encode()) / "model"
+    if not (folder / "config.json").is_file():
+        part = folder.with_name(f"{folder.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        tokenizer.save_pretrained(part)
+        model.save_pretrained(part)
+        part.rename(folder)
+    return str(folder.resolve())
+
+
+def _tokenizer_of(model: Any) -> Any:
+    """Return the tokenizer of the folder or hub name that a model was loaded from. Raises: ConfigError for none."""
+    source = getattr(model.config, "name_or_path", "")
+    try:
+        return load_tokenizer(source).backend
+    except UserError as error:
+        raise ConfigError(
+            f"model is a loaded {type(model).__name__} without its tokenizer, and none is at {source or 'its source'}: "
+            "give model=(model, tokenizer)"
+        ) from error
+
+
+def _place(content: bytes) -> Path:
+    """Return the folder of what has this content."""
+    folder = INPUTS / hashlib.sha256(content).hexdigest()[:_DIGITS]
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

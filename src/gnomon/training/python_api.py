@@ -1,0 +1,242 @@
+"""Training from Python: a model, a dataset and rewards as objects or names, and any setting by its key."""
+
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack
+
+from gnomon.algorithms import Algorithm
+from gnomon.algorithms.build import to_table as algorithm_table
+from gnomon.config.experiment import Experiment, read, to_toml, with_settings
+from gnomon.core.errors import ConfigError
+from gnomon.core.tables import to_table
+from gnomon.training.api import train_experiment
+from gnomon.training.objects import write_callables, write_model, write_rows
+from gnomon.training.result import Result
+from gnomon.training.run_logger import FinishedStep
+
+
+class Settings(TypedDict, total=False):
+    """The keys of an experiment that `train` takes, for editors; `gnomon config KEY` says what each means."""
+
+    name: str
+    task: str | Mapping[str, Any]
+    steps: int
+    budget: Mapping[str, Any]
+    rollouts_per_step: int
+    seed: int
+    max_staleness: int | Literal["measured"]
+    staleness: Mapping[str, Any]
+    system: str
+    chat_template_kwargs: Mapping[str, Any]
+    trust_remote_code: bool
+    device: str
+    held_out: Mapping[str, Any]
+    sampling: Mapping[str, Any]
+    engine: str | Mapping[str, Any]
+    learner: Mapping[str, Any]
+    lora: Mapping[str, Any]
+    evaluation: Mapping[str, Any]
+    checkpoints: Mapping[str, Any]
+    grading: Mapping[str, Any]
+    records: Mapping[str, Any]
+    doctor: Mapping[str, Any]
+    cluster: str | Mapping[str, Any]
+    # Other libraries' names, and short ones.
+    prompts_per_step: int
+    num_generations: int
+    learning_rate: float
+    temperature: float
+    max_completion_length: int
+    max_response_length: int
+    max_new_tokens: int
+    max_steps: int
+    precision: str
+    environment: Any
+    callbacks: Sequence[Callable[[FinishedStep], None]]
+    eval_dataset: Any
+    train_dataset: Any
+    reward_funcs: Any
+    reward_weights: Sequence[float]
+
+
+def train(
+    experiment: str | Path | Experiment | None = None,
+    run_dir: str | Path | None = None,
+    *,
+    model: Any = None,
+    dataset: Any = None,
+    rewards: Any = None,
+    algorithm: Any = None,
+    **settings: Unpack[Settings],
+) -> Result:
+    """Train a model, in a new run directory or in the one where the same run was begun.
+
+    Objects that live in memory (rows, functions, a loaded model) are written to runs/inputs first, so that the run can
+    be resumed and evaluated later.
+
+    Args:
+        experiment: A TOML file, a built-in name or an `Experiment` that the other arguments change; None begins with
+            the defaults, and then ``model`` and ``dataset`` are needed.
+        run_dir: Where to write the run; runs/NAME-DATE-TIME by default.
+        model: A name, a folder, a loaded transformers model, or (model, tokenizer).
+        dataset: A list of dicts, a `datasets.Dataset`, a generator of dicts, a path, the name of a task or of a dataset
+            on the hub, or a table with a ``kind``. Rows need ``prompt`` (or ``question``, ``problem``, ``messages``),
+            and mostly ``answer``; rewards get all columns.
+        rewards: One reward or a list: a function in gnomon's, TRL's or verl's signature, a kind such as "numeric",
+            "path.py:function", a table with a ``kind``, or any of these with a weight, (reward, weight). Without it the
+            task judges its own answers.
+        algorithm: A preset such as "spo", an `Algorithm`, or a table with a preset and changes; "grpo" by default.
+        **settings: ``environment``, a class with ``reset`` and ``step``, "path.py:Class", or a table; ``callbacks``,
+            functions that are called after each step with a `FinishedStep`; ``eval_dataset``, as ``dataset``; and
+            every other key of an experiment, nested as dicts or with dots in a dict (``steps=50``,
+            ``learning_rate=1e-5``, ``sampling={"temperature": 0.8}``, ``**{"checkpoints.every": 10}``);
+            `gnomon config` prints them.
+
+    Returns:
+        The run: ``run.metrics``, ``run.evaluations``, ``run.rollouts()``, ``run.generate(...)``, ``run.model()``.
+
+    Raises:
+        UserError: Something cannot be as it was asked for; no weight was loaded and no run directory is left.
+        RunError: The run failed after it began.
+
+    >>> train("quickstart", steps=50)  # doctest: +SKIP
+    """
+    others: dict[str, Any] = {**settings}
+    rewards = _only(rewards, "rewards", others, "reward_funcs")
+    dataset = _only(dataset, "dataset", others, "train_dataset")
+    table = _base(experiment)
+    if experiment is None and (model is None or (dataset is None and "task" not in others)):
+        raise ConfigError(
+            'train needs a model and a dataset, such as gnomon.train(model="smollm2-135m-instruct", dataset=rows, '
+            'rewards=[score]), or an experiment, such as gnomon.train("quickstart")'
+        )
+    given: dict[str, Any] = {}
+    if model is not None:
+        given["model"] = _model(model)
+    if dataset is not None:
+        given["task"] = _task(dataset, "dataset")
+    if algorithm is not None:
+        given["algorithm"] = algorithm_table(algorithm) if isinstance(algorithm, Algorithm) else algorithm
+    if rewards is not None:
+        table["rewards"] = _rewards(rewards, others.pop("reward_weights", None))
+    environment, callbacks = others.pop("environment", None), tuple(others.pop("callbacks", ()))
+    if environment is not None:
+        given["environment"] = _environment(environment)
+    evaluated = others.pop("eval_dataset", None)
+    if evaluated is not None:
+        given["evaluation.task"] = _task(evaluated, "eval_dataset")
+    if experiment is None:
+        table |= {key: given.pop(key) for key in ("task", "model") if key in given}
+        table["algorithm"] = given.pop("algorithm", "grpo")
+    loaded = with_settings(table, [*given.items(), *_flat(others)])
+    return train_experiment(loaded, None if run_dir is None else Path(run_dir), callbacks=callbacks)
+
+
+def _only(given: Any, ours: str, settings: dict[str, Any], theirs: str) -> Any:
+    """Return the one of two names that was given, and take TRL's out of the settings. Raises: ConfigError for both."""
+    if theirs in settings and given is not None:
+        raise ConfigError(f"{theirs} is TRL's name for {ours}, which is given too; leave one out")
+    return settings.pop(theirs, given)
+
+
+def _base(experiment: str | Path | Experiment | None) -> dict[str, Any]:
+    if experiment is None:
+        return {}
+    return tomllib.loads(to_toml(experiment)) if isinstance(experiment, Experiment) else read(experiment)
+
+
+def _flat(settings: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, Any]]:
+    """Return paths with values: a dict says what changes below a key, and leaves the rest as it is."""
+    for name, value in settings.items():
+        key = f"{path}.{name}" if path else name
+        if isinstance(value, Algorithm):
+            yield key, algorithm_table(value)
+        elif is_dataclass(value) and not isinstance(value, type):
+            yield key, to_table(value)
+        elif isinstance(value, Mapping) and value and key not in ("task", "algorithm", "chat_template_kwargs"):
+            yield from _flat(value, key)
+        else:
+            yield key, str(value) if isinstance(value, Path) else value
+
+
+def _model(model: Any) -> str:
+    if isinstance(model, str | Path):
+        return str(model)
+    pair = tuple(model) if isinstance(model, tuple | list) else (model, None)
+    if len(pair) != 2:
+        raise ConfigError(f"model is a tuple of {len(pair)}; give (model, tokenizer)")
+    return write_model(*pair)
+
+
+def _task(dataset: Any, name: str) -> Any:
+    if is_dataclass(dataset) and not isinstance(dataset, type):
+        return to_table(dataset)
+    if isinstance(dataset, str | Mapping):
+        return dataset
+    if isinstance(dataset, Path):
+        return str(dataset)
+    if not isinstance(dataset, Iterable):
+        raise ConfigError(
+            f"{name} is {type(dataset).__name__}; give a list of dicts such as {{'prompt': ..., 'answer': ...}}, a "
+            "datasets.Dataset, a generator, a path or a name"
+        )
+    return {"kind": "table", "path": write_rows(dataset)}
+
+
+def _rewards(rewards: Any, weights: Sequence[float] | None) -> list[Any]:
+    """Return the rewards as an experiment has them; functions are written down together."""
+    is_pair = isinstance(rewards, tuple) and len(rewards) == 2 and isinstance(rewards[1], int | float)
+    listed = [rewards] if is_pair or not isinstance(rewards, list | tuple) else list(rewards)
+    if weights is not None:
+        if len(weights) != len(listed):
+            raise ConfigError(f"reward_weights has {len(weights)} numbers for {len(listed)} rewards")
+        listed = [(reward, weight) for reward, weight in zip(listed, weights, strict=True)]
+    tables = [_reward(each) for each in listed]
+    own = {f"reward_{number}": table for number, table in enumerate(tables) if callable(table.get("function"))}
+    written = write_callables({name: table["function"] for name, table in own.items()}, "rewards") if own else {}
+    for name, table in own.items():
+        table.setdefault("name", getattr(table["function"], "__name__", type(table["function"]).__name__))
+        table["function"] = written[name]
+    return tables
+
+
+def _reward(reward: Any) -> dict[str, Any]:
+    """Return one reward as a table whose function may still be an object."""
+    if isinstance(reward, tuple) and len(reward) == 2:
+        inner, weight = reward
+        return {**_reward(inner), "weight": float(weight)}
+    if is_dataclass(reward) and not isinstance(reward, type):
+        return to_table(reward)
+    if isinstance(reward, Mapping):
+        kind = {"kind": "function"} if "function" in reward else {}
+        return {**kind, **reward}
+    if isinstance(reward, str):
+        return {"kind": "function", "function": reward} if ":" in reward else {"kind": reward}
+    if callable(reward):
+        return {"kind": "function", "function": reward}
+    raise ConfigError(
+        f"a reward is {type(reward).__name__}; give a function, a kind such as 'numeric', 'path.py:function', a table, "
+        "or (reward, weight)"
+    )
+
+
+def _environment(environment: Any) -> Any:
+    if is_dataclass(environment) and not isinstance(environment, type):
+        return to_table(environment)
+    if isinstance(environment, Mapping):
+        table = dict(environment)
+        if callable(table.get("use")):
+            table["use"] = _written(table["use"])
+        return table
+    if isinstance(environment, str):
+        return {"kind": "class", "use": environment}
+    if callable(environment):
+        return {"kind": "class", "use": _written(environment)}
+    raise ConfigError(f"environment is {type(environment).__name__}; give a class, 'path.py:Class' or a table")
+
+
+def _written(environment: Callable[..., Any]) -> str:
+    name = getattr(environment, "__name__", "Environment")
+    return write_callables({name: environment}, "environment")[name]

@@ -1,0 +1,293 @@
+"""Training from Python: objects in, a run out."""
+
+import asyncio
+import functools
+import json
+import re
+import threading
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import gnomon
+from gnomon.cli.main import main
+from gnomon.config.experiment import ALIASES, Experiment, load
+from gnomon.core.errors import ConfigError
+from gnomon.tasks.environment import Reply
+from gnomon.tasks.split import HeldOut
+from gnomon.training.objects import write_callables, write_rows
+from gnomon.training.python_api import Settings
+from gnomon.training.run_logger import FinishedStep
+
+ROOT = Path(__file__).parents[2]
+ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(8)]
+WANTED = "3"
+
+
+def ours(prompt: str, completion: str, **columns: Any) -> float:
+    return float(WANTED in completion)
+
+
+def trl(prompts: list[str], completions: list[str], **columns: list[Any]) -> list[float]:
+    return [float(answer in completion) for completion, answer in zip(completions, columns["answer"], strict=True)]
+
+
+def verl(data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any]) -> dict[str, Any]:
+    return {"score": float(ground_truth in solution_str)}
+
+
+class Judge:
+    def __init__(self, wanted: str) -> None:
+        self.wanted = wanted
+
+    def __call__(self, completion: str) -> float:
+        return float(self.wanted in completion)
+
+    def method(self, completion: str) -> float:
+        return self(completion)
+
+
+class Echo:
+    """An environment that says every answer back once."""
+
+    def reset(self, **columns: Any) -> None:
+        self.columns = columns
+
+    def step(self, text: str) -> Reply:
+        return Reply(text=text or "?", reward=1.0, is_done=True)
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def trained(**keywords: Any) -> Any:
+    """Return a run of one step on ten rows."""
+    given = {
+        "model": "tiny", "dataset": ROWS, "steps": 1, "rollouts_per_step": 16, "held_out": {"size": 2, "fraction": 0.3},
+        "max_completion_length": 3, "precision": "fp32",
+    }  # fmt: skip
+    return gnomon.train(**{**given, **keywords})
+
+
+def test_objects_in_a_model_out():
+    """Rows, a function and a name in memory; metrics, rollouts, answers and a transformers model out."""
+    seen: list[FinishedStep] = []
+    run = trained(rewards=[ours, "numeric"], algorithm="rloo", steps=2, callbacks=[seen.append], seed=3)
+
+    assert len(run.metrics["rollout/reward_mean"]) == run.steps == 2
+    assert [step.number for step in seen] == [1, 2]
+    assert seen[1].metrics["rollout/reward_mean"] == run.metrics["rollout/reward_mean"][1]
+    assert len(seen[0].rollouts) == len(run.rollouts(1)) == 16
+    assert set(run.evaluations[-1].scores) == {"ours", "numeric", "reward"}
+    assert str(run.evaluations[-1]).endswith("on 2 prompts of 'dataset' after step 2")
+    assert run.model().config.model_type == "llama"
+    assert run.generate(["1+2=", "3+4="], seed=1) == run.generate(["1+2=", "3+4="], seed=1)
+    assert run.plot("rollout/reward_mean").save("curve.svg").read_text().startswith("<svg")
+    assert gnomon.load(run.directory) == run
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        ours, trl, verl, Judge("3"), Judge("3").method, functools.partial(ours, ""), lambda completion: 0.0,
+        "numeric", {"kind": "exact"}, {"function": trl, "over": "sample"}, (ours, 0.5), ("numeric", 2),
+    ],
+    ids=[
+        "ours", "TRL's", "verl's", "an object", "a method", "partial", "lambda", "a kind", "a table",
+        "a table with a function", "weighted", "a weighted kind",
+    ],
+)  # fmt: skip
+def test_a_reward_may_have_any_form(reward: Any, request: pytest.FixtureRequest):
+    """Each form trains and is recorded in files that go on without this program."""
+    if "partial" in request.node.callspec.id:
+        reward = functools.partial(Judge.method, Judge("3"))
+    run = trained(rewards=reward)
+    written = load(run.directory / "experiment.toml").experiment
+
+    assert len(written.rewards) == 1
+    assert written.rewards[0].weight == (reward[1] if isinstance(reward, tuple) else 1.0)
+
+
+def test_weights_beside_the_rewards_are_trls():
+    """`reward_funcs` and `reward_weights` are understood as TRL has them."""
+    run = trained(reward_funcs=[ours, trl], reward_weights=[1.0, 0.25], steps=0)
+    written = load(run.directory / "experiment.toml").experiment
+
+    assert [(part.name, part.weight) for part in written.rewards] == [("ours", 1.0), ("trl", 0.25)]
+
+
+@pytest.mark.parametrize("form", ["list", "generator", "datasets", "path", "name", "table"])
+def test_a_dataset_may_have_any_form(form: str):
+    """A list, a generator, a datasets.Dataset, a path, a name and a table train."""
+    import datasets
+
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    forms: dict[str, Any] = {
+        "list": ROWS,
+        "generator": (row for row in ROWS),
+        "datasets": datasets.Dataset.from_list(ROWS),
+        "path": Path("rows.jsonl"),
+        "name": "arithmetic",
+        "table": {"kind": "table", "path": "rows.jsonl"},
+    }
+    run = trained(dataset=forms[form], rewards="numeric", steps=0)
+
+    assert run.evaluations[-1].prompts == 2
+
+
+def test_the_same_rows_are_written_once():
+    """The file's name is a digest of its content, so a second run and a resumed one find it."""
+    assert write_rows(ROWS) == write_rows(row for row in ROWS)
+    assert write_rows(ROWS) != write_rows(ROWS[1:])
+
+
+def test_a_loaded_model_trains_and_is_found_again():
+    """A transformers model with its tokenizer is written as a folder, with the weights that it had."""
+    source = trained(rewards="numeric", steps=0).model
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(source), AutoTokenizer.from_pretrained(source)
+    with torch.no_grad():
+        model.lm_head.weight.add_(0.5)
+    run = trained(model=(model, tokenizer), rewards="numeric", steps=0)
+
+    assert torch.equal(run.model().lm_head.weight, model.lm_head.weight)
+    assert trained(model=model, rewards="numeric", steps=0).steps == 0, "the tokenizer is that of the model's folder"
+
+
+def test_a_run_of_objects_is_resumed_without_them():
+    """What lived in memory was written; `gnomon.resume` reads it from there."""
+    run = trained(rewards=[ours], steps=1)
+
+    assert gnomon.resume(run.directory) == run
+    assert gnomon.evaluate(run.directory).prompts == 2
+
+
+def test_training_on_everything_has_no_evaluation():
+    """held_out.size = 0 trains on all rows; the run, its record and its report do without evaluations."""
+    run = trained(rewards="numeric", held_out={"size": 0})
+
+    assert run.evaluations == ()
+    assert run.metrics["rollout/reward_mean"]
+    assert (run.directory / "report.html").is_file()
+    assert main(["train", str(run.directory / "experiment.toml"), "steps=0"]) == 0
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_what_the_pages_show_runs(page: str):
+    """The block of Python in README and in docs/python.md, on a model and with steps that take seconds."""
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
+    quick = block.replace("smollm2-135m-instruct", "tiny").replace("steps=50", "steps=1, rollouts_per_step=16")
+    exec(compile(quick, page, "exec"), {"__name__": "__main__"})
+
+    assert list(Path("runs").glob("*/experiment.toml"))
+
+
+@pytest.mark.parametrize("environment", [Echo, {"use": Echo}], ids=["a class", "a table"])
+def test_an_environment_may_be_a_class(environment: Any):
+    """A class of the program answers back, alone or with settings beside it."""
+    table = environment if isinstance(environment, dict) else {"use": environment}
+    run = trained(environment={**table, "max_turn_tokens": 2}, rewards=None, max_completion_length=8)
+
+    assert run.metrics["rollout/reward_mean"] == [1.0]
+    assert trained(environment=environment, rewards=None, steps=0).steps == 0
+
+
+def test_settings_have_every_form():
+    """Nested dicts, dotted keys, dataclasses and other libraries' names say the same."""
+    run = trained(
+        rewards="numeric", steps=0, learning_rate=2e-3, num_generations=4, learner={"optimizer": {"warmup_steps": 2}},
+        held_out=HeldOut(size=3, fraction=0.5), algorithm={"preset": "dapo", "surrogate": {"trust": {"high": 0.3}}},
+        **{"checkpoints.every": 7},
+    )  # fmt: skip
+    written = load(run.directory / "experiment.toml").experiment
+
+    assert written.learner.optimizer.learning_rate == 2e-3
+    assert written.learner.optimizer.warmup_steps == 2
+    assert written.algorithm.num_generations == 4
+    assert written.held_out == HeldOut(size=3, fraction=0.5)
+    assert written.checkpoints.every == 7
+
+
+def test_an_editor_knows_every_key():
+    """The typed keywords are the keys of an experiment and the names that are understood at its top."""
+    named = {"model", "algorithm", "rewards"}
+    special = {
+        "prompts_per_step",
+        "num_generations",
+        "eval_dataset",
+        "train_dataset",
+        "reward_funcs",
+        "reward_weights",
+        "callbacks",
+    }
+    known = {f.name for f in fields(Experiment)} - named | special
+
+    assert known <= set(Settings.__annotations__) <= known | set(ALIASES)
+
+
+def test_training_within_a_notebook_and_a_thread():
+    """An event loop that runs, and a thread that is not the main one, train alike."""
+
+    async def notebook() -> int:
+        return int(trained(rewards=[ours], steps=1).steps)
+
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(trained(rewards=[ours], steps=1).steps))
+    thread.start()
+    thread.join()
+
+    assert [asyncio.run(notebook()), *found] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"model": None}, "train needs a model and a dataset"),
+        ({"dataset": []}, "dataset holds no rows"),
+        ({"dataset": [1, 2]}, "dataset: row 1 is int, and should be a dict"),
+        ({"dataset": [{"prompt": "a", "x": object()}]}, "dataset: row 1, column 'x' cannot be written as JSON: object"),
+        ({"dataset": 7}, "dataset is int; give a list of dicts"),
+        ({"rewards": 7}, "a reward is int; give a function"),
+        ({"rewards": ["numerical"]}, "did you mean 'numeric'"),
+        ({"rewards": [ours], "reward_funcs": [ours]}, "reward_funcs is TRL's name for rewards, which is given too"),
+        ({"rewards": [ours], "reward_weights": [1.0, 2.0]}, "reward_weights has 2 numbers for 1 rewards"),
+        ({"model": 7}, "model is int; give a name, a folder, a transformers model"),
+        ({"model": ("tiny", "tiny", "tiny")}, "model is a tuple of 3"),
+        ({"environment": 7}, "environment is int; give a class"),
+        ({"algorithm": "grop"}, "did you mean 'grpo'"),
+        ({"lerning_rate": 1}, "did you mean 'learning_rate'"),
+        ({"learner": {"optimiser": {}}}, "did you mean 'optimizer'"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_to_type(keywords: dict[str, Any], message: str):
+    """Before a model is loaded or a run directory is made."""
+    with pytest.raises(ConfigError, match=message):
+        trained(**{"rewards": "numeric", **keywords})
+    assert not list(Path().glob("runs/run-*"))
+
+
+def test_what_no_other_process_can_have_is_refused():
+    """A lock in a closure is named before training, with what to do."""
+    lock = threading.Lock()
+
+    def guarded(completion: str) -> float:
+        with lock:
+            return 0.0
+
+    with pytest.raises(ConfigError, match=r"reward_0 cannot be handed to the processes .*lock.*inside the function"):
+        trained(rewards=guarded)
+
+
+def test_a_file_of_objects_that_was_changed_is_not_run():
+    """The pickle is read only as it was written."""
+    named = write_callables({"score": ours}, "rewards")["score"]
+    pickled = Path(named.rpartition(":")[0]).with_suffix(".pkl")
+    pickled.write_bytes(pickled.read_bytes() + b" ")
+
+    with pytest.raises(gnomon.UserError, match=r"rewards\.pkl is not the file that was written"):
+        trained(rewards=named)
