@@ -12,13 +12,14 @@ import torch
 from gnomon.algorithms import GRPO, PRESETS, VAPO, Algorithm, Entropy, GroupRelative, PolicyGradient, Whitened, resolve
 from gnomon.algorithms.piece_trial import try_pieces
 from gnomon.core.errors import ConfigError
+from gnomon.core.user_code import running_user_code
 
 HEAD = """
 import random
 from dataclasses import dataclass, field, replace
 import torch
 from gnomon.algorithms import GRPO, PPO, PolicyGradient, ClippedSurrogate, GroupRelative, TokenMean, Gae, Uniform, Whitened
-from gnomon.core.metrics import Metrics
+from gnomon.core.metrics import Max, Mean, Metrics
 
 @dataclass(frozen=True)
 class Mine:
@@ -81,6 +82,16 @@ LOSSES = [
     ("return -advantages * ratio * view.batch.reference, Metrics()", "raised TypeError.*None unless needs names them"),
     ("return -advantages * ratios, Metrics()", r"raised NameError: name 'ratios' is not defined \(mine.py:\d+\)"),
     ("raise SystemExit(3)", "raised SystemExit"),
+    ("return advantages * ratio, Metrics()", "makes what has a high advantage rarer.*made smaller"),
+    ("return advantages * ratio.clamp(0.8, 1.2), Metrics()", "makes what has a high advantage rarer"),
+    ("return -ratio, Metrics()", "has the same gradient whatever the advantages"),
+    ("return -advantages.abs() * ratio, Metrics()", "has the same gradient whatever the advantages"),
+    ("view.batch.tokens.zero_(); return -advantages * ratio, Metrics()", "changed Batch.tokens in place"),
+    ("view.batch.version.zero_(); return -advantages * ratio, Metrics()", "changed Batch.version in place"),
+    ("return -advantages * ratio, Metrics.of({'mine/x': 1.0})", "measured mine/x as float.*measure with Mean"),
+    ("return -advantages * ratio, Metrics.of({'mine/x': ratio.mean()})", "measured mine/x as Tensor"),
+    ("return -advantages * ratio, Metrics.of({'loss/policy': Mean(1.0, 1)})", "measured loss/policy, which gnomon measures"),
+    ("return -advantages * ratio, Metrics.of({'loss/entropy_nats': Max(1.0)})", "measured loss/entropy_nats, which"),
 ]  # fmt: skip
 
 
@@ -110,6 +121,16 @@ OTHERS = [
     ("advantage", f"{ADVANTAGE}        return a - batch.behavior.mean(), None", "depends on what is padded"),
     ("advantage", f"{ADVANTAGE}        return a + batch.values, None", "raised TypeError.*needs names them"),
     ("advantage", f"{ADVANTAGE}        return a.to(torch.int32), None", "returned int32"),
+    ("advantage", f"{ADVANTAGE}        return 0 * a, None", "returned the same advantages for other rewards"),
+    ("advantage", f"{ADVANTAGE}        return torch.ones_like(a), None", "returned the same advantages for other rewards"),
+    ("advantage", f"{ADVANTAGE}        return -a, None", "returned lower advantages for higher rewards"),
+    ("aggregate", "    def __call__(self, mask, group): return -1.0 * mask", "the weight -1, which turns the loss round"),
+    ("correction", "    def __call__(self, view): return -view.log_ratio.detach().exp(), Metrics()", "turns the loss round"),
+    ("correction", "    def __call__(self, view): return 0 * view.log_ratio.detach(), Metrics()", "factor 0 for every token"),
+    ("regularizers", f"{TERM.replace('mine', 'policy')}        return view.entropy, Metrics()", "loss/policy is measured already"),
+    ("regularizers", f"{TERM.replace('mine', 'a b/c')}        return view.entropy, Metrics()", "has the name 'a b/c'"),
+    ("regularizers", f"{TERM.replace('default): return default', 'default): return default.sum()')}        return view.entropy, Metrics()",
+     "regularizers.0 .* cannot be tried"),
     ("aggregate", "    def __call__(self, mask, group): return 1 / mask.sum()", r"returned shape \(\) for"),
     ("aggregate", "    def __call__(self, mask, group): return (1.0 * mask) / mask.sum()", "without a trained token returned nan"),
     ("aggregate", "    def __call__(self, mask): return 1.0 * mask", "raised TypeError"),
@@ -217,3 +238,57 @@ def test_a_piece_within_a_piece_is_named_by_its_path():
         ConfigError, match=r"algorithm.surrogate.trust `.*Squared` returned shape \(8, 1\) for \[8, 5\]"
     ):
         try_pieces(replace(GRPO, surrogate=PolicyGradient(Squared())))
+
+
+IMPORTS = [
+    ("import os; os.chdir('/')", "changed the working directory"),
+    ("torch.set_default_dtype(torch.float64)", "changed torch's default type or gradients"),
+    ("torch.set_grad_enabled(False)", "changed torch's default type or gradients"),
+    ("import sys; sys.exit(0)", "could not be imported: SystemExit"),
+    ("import not_there_at_all", "could not be imported: ModuleNotFoundError"),
+]
+
+
+@pytest.mark.parametrize(("line", "wrong"), IMPORTS)
+def test_an_import_leaves_the_process_as_it_was(tmp_path: Path, line: str, wrong: str):
+    """What a file changes for everybody when it is imported is refused and taken back."""
+    path = tmp_path / "mine.py"
+    path.write_text(f"import torch\nfrom gnomon.algorithms import GRPO\n{line}\nMINE = GRPO\n")
+    before = Path.cwd(), torch.get_default_dtype(), torch.is_grad_enabled()
+
+    with pytest.raises(ConfigError, match=wrong):
+        resolve(f"{path}:MINE")
+
+    assert (Path.cwd(), torch.get_default_dtype(), torch.is_grad_enabled()) == before
+
+
+def test_what_a_piece_prints_is_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Prints of an import and of a trial go to standard error, so that --json is one object."""
+    path = tmp_path / "mine.py"
+    path.write_text("from gnomon.algorithms import GRPO\nprint('loading')\nMINE = GRPO\n")
+
+    resolve(f"{path}:MINE")
+
+    assert capsys.readouterr().out == ""
+
+
+def _loop(seconds: float):
+    with running_user_code("importing mine.py:OWN", seconds):
+        while True:
+            pass
+
+
+def test_user_code_that_never_ends_is_an_error():
+    """An import that loops, or a piece that waits, ends in words after a time."""
+    with pytest.raises(ConfigError, match=r"importing mine.py:OWN took more than 0\.05 s"):
+        _loop(0.05)
+
+
+@pytest.mark.parametrize("value", ["lambda view: (view.current, Metrics())", "print"])
+def test_what_cannot_be_written_down_is_no_piece(tmp_path: Path, value: str):
+    """A function has no settings and no name to be found again by: a run with it could not be resumed."""
+    path = tmp_path / "mine.py"
+    path.write_text(f"{HEAD}    x: int = 1\nMINE = replace(GRPO, name='mine', surrogate={value})\n")
+
+    with pytest.raises(ConfigError, match=r"is no dataclass, and a run could not write it down: put @dataclass"):
+        resolve(f"{path}:MINE")

@@ -57,7 +57,12 @@ WRONG = [
     (f"{RESET}    def step(self, text): return self.state", "has no attribute 'state' .mine.py:\\d+ in step"),
     (f"{RESET}    def step(self, text): time.sleep(9)", "step failed to the answer '': no reply after 0.3 s"),
     (f"{RESET}    def step(self, text): return 'x'\n    def close(self): raise OSError('busy')", "close failed.*OSError: busy"),
-    (f"{RESET}    def step(self, text):\n        import os\n        os._exit(1)", "its process ended"),
+    (f"{RESET}    def step(self, text):\n        import os\n        os._exit(1)", "its process exited with status 1"),
+    (f"{RESET}    def step(self, text):\n        import os\n        os.abort()", "its process was killed by SIGABRT"),
+    (f"{RESET}    def step(self, text): return None if text else 'x'", "step returned NoneType.*so it was in 2 of the 3"),
+    (f"{RESET}    def step(self, text): return 'x' if text else Reply('x', float('nan'))", "returned nan.*so it was in 1 of"),
+    (f"{RESET}    def step(self, text): return '\\ud800'", "step returned a text with half a surrogate pair at character 1"),
+    ("    def reset(self, **c): return 'a\\udc00'\n    def step(self, text): return 'x'", "reset returned a text with half"),
 ]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import functools
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from gnomon.algorithms.composition import Composition
@@ -67,6 +67,12 @@ def _check(path: str, piece: Any, allowed: tuple[Any, ...]) -> None:
         if lacks:
             raise ConfigError(
                 f"{path} {said_of(piece)} has no {' and no '.join(lacks)}; {article(names[0])} is `{form.line}`"
+            )
+        if not is_dataclass(piece):
+            raise ConfigError(
+                f"{path} {said_of(piece)} is no dataclass, and a run could not write it down: put "
+                f"@dataclass(frozen=True) over a class whose fields are its settings; {article(names[0])} is "
+                f"`{form.line}`"
             )
     elif not isinstance(piece, allowed):
         raise ConfigError(

@@ -6,6 +6,7 @@ matter; and the batch is left as it was.
 """
 
 import random
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,8 +24,9 @@ from gnomon.algorithms.pieces import SLOTS, members
 from gnomon.algorithms.protocols import LossInputs
 from gnomon.algorithms.ratios import Statistics, masked
 from gnomon.core.errors import ConfigError
-from gnomon.core.metrics import Metrics
+from gnomon.core.metrics import EffectiveSize, Last, Max, Mean, Metrics, Sum
 from gnomon.core.types import Batch
+from gnomon.core.user_code import running_user_code
 
 # Made batches, and the loss and the gradient on them: what laws and trials of pieces are made of.
 
@@ -112,7 +114,7 @@ def try_pieces(algorithm: Algorithm, every: bool = False) -> None:
     Raises: ConfigError naming the piece, what it returned and the protocol's line.
     """
     found = [_Trial(algorithm, *place) for place in _pieces(algorithm, "algorithm") if every or _is_own(place[2])]
-    with _own_draws():
+    with _own_draws(), running_user_code("trying the algorithm's pieces"):
         for trial in sorted(found, key=lambda trial: list(_TRIALS).index(trial.slot)):
             _TRIALS[trial.slot](trial)
 
@@ -214,6 +216,12 @@ class _Trial:
                       f"return {per}the measured: (loss, Metrics())")  # fmt: skip
         if not isinstance(found[1], Metrics):
             self.fail(f"returned {type(found[1]).__name__} beside its tensor", "return Metrics(), or Metrics.of({...})")
+        taken = {"loss/policy", *self.algorithm.measure(view).measures} if _is_own(self.piece) else set()
+        for name, measure in found[1].measures.items():
+            if not isinstance(measure, Mean | Sum | Max | Last | EffectiveSize):
+                self.fail(f"measured {name} as {type(measure).__name__}", "measure with Mean, Sum, Max or Last")
+            if name in taken:
+                self.fail(f"measured {name}, which gnomon measures", f"give it a name of its own: mine/{name}")
         return self.checked(found[0], view.log_ratio.shape, exact=self.slot != "Correction")
 
 
@@ -234,6 +242,7 @@ def _try_advantage(trial: _Trial) -> None:
         )
     elif trial.algorithm.critic is not None:
         trial.fail("returned no returns, and the algorithm teaches a critic", "return (advantages, returns)")
+    _try_rewards(trial, batch, masked(advantages, batch.mask))
     order = torch.tensor([7, 2, 0, 5, 1, 6, 3, 4])
     turned, _ = _estimated(trial, _shuffled(batch, order))
     _compare(trial, masked(turned, batch.mask[order]), masked(advantages, batch.mask)[order],
@@ -241,6 +250,18 @@ def _try_advantage(trial: _Trial) -> None:
     spoiled, _ = _estimated(trial, _spoiled(batch))
     _compare(trial, masked(spoiled[:, : batch.width], batch.mask), masked(advantages, batch.mask),
              "depends on what is padded", "leave out what batch.mask leaves out")  # fmt: skip
+
+
+def _try_rewards(trial: _Trial, batch: Batch, advantages: Tensor) -> None:
+    """Refuse advantages that do not depend on rewards, or that are higher where rewards are lower."""
+    if any(trial.draws):
+        return
+    other = batch.with_fields(rewards=1 - batch.rewards)
+    found = masked(_estimated(trial, other)[0], batch.mask)
+    if _same(found, advantages, _TOLERANCE):
+        trial.fail("returned the same advantages for other rewards", "use batch.rewards")
+    if bool(((advantages - found) * (2 * batch.rewards - 1)[:, None] <= 0).all()):
+        trial.fail("returned lower advantages for higher rewards", "an advantage is reward less what was expected")
 
 
 def _estimated(trial: _Trial, batch: Batch) -> tuple[Tensor, Any]:
@@ -256,8 +277,7 @@ def _try_aggregate(trial: _Trial) -> None:
     mask, group = batch.mask, batch.group
     weights = trial.checked(trial.call(trial.piece, mask, group), mask.shape, exact=False)
     trial.finite(weights, mask, "returned")
-    if not bool(weights[mask].any()):
-        trial.fail("returned weight 0 for every token, so nothing would be trained")
+    _positive(trial, weights[mask], "weight")
     nothing = torch.zeros_like(mask)
     empty = trial.checked(
         trial.call(trial.piece, nothing, group, beside="without a trained token "), mask.shape, "", False
@@ -266,6 +286,14 @@ def _try_aggregate(trial: _Trial) -> None:
     order = torch.tensor([7, 2, 0, 5, 1, 6, 3, 4])
     _compare(trial, trial.call(trial.piece, mask[order], group[order])[order.argsort()].double(), weights.double(),
              "depends on the order of rows", "tell groups apart by group")  # fmt: skip
+
+
+def _positive(trial: _Trial, found: Tensor, what: str) -> None:
+    """Refuse numbers below 0, which would turn the loss round, and zeros alone."""
+    if not bool(found.any()):
+        trial.fail(f"returned {what} 0 for every token, so nothing would be trained")
+    if bool((found < 0).any()):
+        trial.fail(f"returned the {what} {float(found.min()):g}, which turns the loss round", "return 0 or more")
 
 
 def _try_viewed(trial: _Trial) -> None:
@@ -281,15 +309,36 @@ def _try_viewed(trial: _Trial) -> None:
         if trial.slot == "Correction":
             if found.requires_grad:
                 trial.fail("returned a factor with a gradient", "return factor.detach()")
+            _positive(trial, found[batch.mask], "factor")
         else:
             slope += _slope(trial, view, found, is_moved)
         if is_moved:
             _try_cuts(trial, view, found)
             _try_padding(trial, batch, found)
-    if trial.slot == "Surrogate" and slope == 0:
+        elif trial.slot == "Surrogate" and slope > 0:
+            _try_direction(trial, batch)
+    if trial.slot == "Surrogate" and not slope:
         trial.fail(
             "has a gradient of 0 everywhere, so nothing would be trained", "let view.log_ratio or view.current in"
         )
+
+
+def _try_direction(trial: _Trial, batch: Batch) -> None:
+    """Refuse a loss that is the same whatever the advantages, or that makes what earns most the rarest."""
+    assert batch.advantages is not None, "it is prepared"
+    slopes: list[Tensor | None] = []
+    for given in (batch, batch.with_fields(advantages=-batch.advantages)):
+        seen = _view(trial.algorithm, given, False)
+        total = masked(trial.pair(seen), batch.mask).sum()
+        slopes += torch.autograd.grad(total, seen.current, allow_unused=True)
+    ours, theirs = slopes
+    if ours is None or theirs is None or not bool(batch.advantages[batch.mask].any()):
+        return
+    if _same(ours, theirs, _TOLERANCE) and not any(trial.draws):
+        trial.fail("has the same gradient whatever the advantages, so rewards would not count", "use view.advantages")
+    against = (ours * batch.advantages)[batch.mask]
+    if bool((against >= 0).all()) and bool((against > 0).any()):
+        trial.fail("makes what has a high advantage rarer", "a loss is made smaller: -view.advantages * ratio")
 
 
 def _slope(trial: _Trial, view: LossInputs, found: Tensor, is_moved: bool) -> float:
@@ -329,8 +378,12 @@ def _try_padding(trial: _Trial, batch: Batch, whole: Tensor) -> None:
 def _try_weights(trial: _Trial, batch: Batch) -> None:
     piece = trial.piece
     name, needs = (trial.call(lambda n=n: getattr(piece, n), beside=f"{n} ") for n in ("name", "needs"))
-    if not isinstance(name, str) or not name:
-        trial.fail(f"has the name {name!r}", "return a text")
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name):
+        trial.fail(f"has the name {name!r}", "return letters, digits and _")
+    if _is_own(piece) and (
+        name == "policy" or f"loss/{name}" in trial.algorithm.measure(_view(trial.algorithm, batch, False)).measures
+    ):
+        trial.fail(f"has the name {name!r}, and loss/{name} is measured already", "return another name")
     if not isinstance(needs, frozenset) or needs - NEEDS:
         trial.fail(f"needs {needs!r}", f"return a frozenset of {', '.join(sorted(NEEDS))}")
     weights = trial.call(piece.weights, batch, batch.weights, beside="weights ")
@@ -381,19 +434,22 @@ def _batch(algorithm: Algorithm) -> Batch:
         more["bootstrap"] = [0.1 * row for row in range(8)]
     if algorithm.tracker is not None:
         more["baseline"] = [0.4] * 4 + [0.6] * 4
-    return make_batch(
+    made = make_batch(
         [1.0, 0.0, 0.25, 1.0, 0.0, 1.0, None, 0.5], mask, [0] * 4 + [1] * 4, torch.float32,
         behavior=behavior.tolist(), full_behavior=near(behavior, 0.01).tolist(),
-        is_truncated=[False, True] * 4, **more,
+        is_truncated=[False, True] * 4, version=[1] * 8, **more,
     )  # fmt: skip
+    return made.with_fields(tokens=torch.arange(1, 1 + made.tokens.numel()).reshape(made.tokens.shape))
 
 
 def _weighed(trial: _Trial) -> Batch:
     algorithm = trial.algorithm
     try:
         return algorithm.weigh(algorithm.prepare(_batch(algorithm)))
-    except ConfigError:
-        raise
+    except ConfigError as error:
+        if str(error).startswith("algorithm."):
+            raise
+        trial.fail(f"cannot be tried: {error}")
     except Exception as error:  # a regularizer's weights, say: whatever a user's piece raises is its fault
         trial.fail(f"cannot be tried: the algorithm raised {_cause(error)}", _hint(error))
 

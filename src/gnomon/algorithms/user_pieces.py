@@ -4,14 +4,18 @@ import hashlib
 import importlib
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from gnomon.algorithms.ratios import Ratio
 from gnomon.core.errors import ConfigError, unknown
-from gnomon.core.user_code import announce, check_allowed, run_as_module
+from gnomon.core.user_code import announce, check_allowed, run_as_module, running_user_code
 
 # Names of a user's own code: ``path.py:NAME`` or ``module:NAME``.
 
@@ -51,7 +55,8 @@ def _load_module(place: str, reference: str) -> ModuleType:
     if place not in sys.modules:
         announce(reference)
     try:
-        return importlib.import_module(place)
+        with _as_it_was(reference):
+            return importlib.import_module(place)
     except (Exception, SystemExit) as error:  # whatever a user's module raises is a wrong name or wrong code of theirs
         raise ConfigError(_failed(reference, error)) from error
 
@@ -65,13 +70,31 @@ def _load_file(path: Path, reference: str) -> ModuleType:
         return sys.modules[name]
     announce(reference)
     try:
-        return run_as_module(resolved, name)
+        with _as_it_was(reference):
+            return run_as_module(resolved, name)
     except (Exception, SystemExit) as error:  # as above
         raise ConfigError(_failed(reference, error)) from error
 
 
+@contextmanager
+def _as_it_was(reference: str) -> Iterator[None]:
+    """Refuse an import that leaves torch with other defaults: every later tensor would be another."""
+    before = torch.get_default_dtype(), torch.is_grad_enabled()
+    with running_user_code(f"importing {reference}"):
+        yield
+    after = torch.get_default_dtype(), torch.is_grad_enabled()
+    if after != before:
+        torch.set_default_dtype(before[0])
+        torch.set_grad_enabled(before[1])
+        raise ConfigError(
+            f"importing {reference} changed torch's default type or gradients, from {before} to {after}; "
+            "do so within a piece: with torch.no_grad(), dtype="
+        )
+
+
 def _failed(reference: str, error: BaseException) -> str:
-    return f"'{reference}' could not be imported: {type(error).__name__}: {error}"
+    kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+    return f"'{reference}' could not be imported: {kind}{error}"
 
 
 def piece_name(cls: type) -> str:

@@ -1,7 +1,9 @@
 """``gnomon train EXPERIMENT [key=value ...]``: train, evaluate, record."""
 
 import argparse
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from gnomon.cli.arguments import add_cluster, add_restarts, cluster_overrides, restarted
@@ -34,7 +36,7 @@ def run(arguments: Sequence[str]) -> int:
         from gnomon.config.experiment import load
         from gnomon.training.api import train_experiment
 
-    with reporting(given.report):
+    with reporting(given.report), redirect_stdout(sys.stderr if given.json else sys.stdout):
         result = train_experiment(load(given.experiment, [*given.overrides, *cluster]), run_dir=given.run_dir)
     return show(result, as_json=given.json)
 

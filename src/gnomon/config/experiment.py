@@ -334,7 +334,13 @@ def to_toml(experiment: Experiment) -> str:
         if f.name == "algorithm":
             table[f.name] = algorithm_table(value)
     table |= {k: v for k, v in to_table(experiment).items() if k != "algorithm"}
-    return tomli_w.dumps(table)
+    try:
+        return tomli_w.dumps(table)
+    except TypeError as error:
+        raise ConfigError(
+            f"the experiment cannot be written down: {error}; fields of a piece of your own are numbers, texts, truth "
+            "values, pieces or lists of these"
+        ) from error
 
 
 def _hand_down(whole: dict[str, Any]) -> None:

@@ -1,11 +1,15 @@
 """A Python file of the user's, run as a module: the only place where a file that is named becomes code."""
 
 import importlib.util
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
+from typing import NoReturn
 
 from gnomon.core.errors import ConfigError
 
@@ -54,6 +58,33 @@ def announce(named: str) -> None:
     """Tell that ``named`` is about to be imported, before any of it has run; nobody need listen."""
     if _TOLD:
         _TOLD[-1](named)
+
+
+@contextmanager
+def running_user_code(what: str, seconds: float = 120.0) -> Iterator[None]:
+    """Bound what code of the user's does in this process during the block: its time, its output, its working directory.
+
+    what: for messages: "importing mine.py:OWN". What it prints goes to standard error, so that results stay readable.
+    Raises: ConfigError when it takes longer, or leaves another working directory.
+    """
+
+    def late(_: int, __: FrameType | None) -> NoReturn:
+        raise ConfigError(f"{what} took more than {seconds:g} s; an import or a piece must not start work, or wait")
+
+    is_main = threading.current_thread() is threading.main_thread()
+    folder, before = os.getcwd(), signal.signal(signal.SIGALRM, late) if is_main else None
+    try:
+        if is_main:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if is_main:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+    if os.getcwd() != folder:
+        os.chdir(folder)
+        raise ConfigError(f"{what} changed the working directory; leave it as it is: relative paths would be others'")
 
 
 def run_as_module(path: Path, name: str) -> ModuleType:

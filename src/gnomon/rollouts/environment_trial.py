@@ -3,7 +3,8 @@
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from gnomon.core.errors import ConfigError
@@ -11,13 +12,15 @@ from gnomon.core.processes.client import ForkServer, Limits, WorkerProgram
 from gnomon.core.processes.server import Channel
 from gnomon.core.progress import working
 from gnomon.rewards.base import Sample
+from gnomon.tasks import env_adapter
 from gnomon.tasks.environment import EnvironmentPlan
 
 FORM = (
     "an environment is `reset(**columns) -> str | None` and `step(text: str) -> Reply | str`, "
     'Reply(text="", reward=None, is_done=False, role="user")'
 )
-_OURS = "(partner.py:"
+_OURS = f"({Path(env_adapter.__file__).name}:"
+_ENDED = "its process ended"
 _MOST_HUNG = 2
 
 
@@ -84,7 +87,9 @@ def _conversations(fork_server: ForkServer, plan: EnvironmentPlan, samples: Sequ
         pid, connection = fork_server.fork()
         with closing(connection):
             played = _played(connection, plan, sample)
-        fork_server.end(pid)
+        how = fork_server.end(pid).words
+        if played.cause == _ENDED:
+            played = replace(played, cause=f"its process {how}")
         hung += played.cause.startswith("no reply after")
         yield played
 
@@ -111,7 +116,7 @@ def _played(connection: socket.socket, plan: EnvironmentPlan, sample: Sample) ->
         except (OSError, EOFError) as error:
             return _Played(sample, where, f"its process ended ({error!r})")
         if said is None:
-            return _Played(sample, where, "its process ended")
+            return _Played(sample, where, _ENDED)
         if said["fault"] is not None:
             return _Played(sample, where, str(said["fault"]))
     return _Played(sample)

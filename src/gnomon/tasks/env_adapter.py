@@ -66,6 +66,7 @@ class UserEnv:
         done = reply.is_done.item() if hasattr(reply.is_done, "item") else reply.is_done
         if not isinstance(done, bool):
             raise TypeError(f"step returned a Reply with is_done = {done!r}, expected True or False")
+        check_text(reply.text, "step")
         return EnvReply(((reply.role, reply.text),), checked_reward(reply.reward), done)
 
     async def end(self) -> float | None:
@@ -74,6 +75,14 @@ class UserEnv:
         if callable(close):
             await maybe_await(close())
         return None
+
+
+def check_text(text: str, where: str) -> None:
+    """Raise TypeError for a text that no file holds."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TypeError(f"{where} returned a text with half a surrogate pair at character {error.start + 1}") from error
 
 
 async def maybe_await(result: Any) -> Any:
@@ -89,6 +98,7 @@ async def reset(environment: Any, prompt: str, columns: Mapping[str, Any]) -> En
         return EnvReply()
     if not isinstance(seen, str):
         raise TypeError(f"reset returned {type(seen).__name__}, expected a text or None")
+    check_text(seen, "reset")
     return EnvReply((("user", seen),))
 
 
