@@ -180,12 +180,11 @@ def recording(size: Size, repeats: int) -> BenchResult:
     with tempfile.TemporaryDirectory(prefix="gnomon-bench-") as folder:
         place = Path(folder)
         sink, rollouts, batches = JsonlSink(place / "metrics.jsonl"), RolloutLog(place / "r"), BatchLog(place / "b")
-        ids = [r.task_id for g in groups for r in g.rollouts]
         parts = {
             "measure": lambda: _measured(algorithm, finished, prepared),
             "metrics": lambda: sink.write(1, metrics.values()),
             "rollouts": lambda: rollouts.write(1, groups),
-            "batches (off by default)": lambda: batches.write(1, prepared, prompt_ids=ids),
+            "batches (off by default)": lambda: batches.write(1, prepared),
         }
         measures = [BenchMeasure(n, "ms", tuple(1e3 * s for s in repeat(work, repeats))) for n, work in parts.items()]
         sink.close()

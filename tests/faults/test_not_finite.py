@@ -164,14 +164,14 @@ def test_a_critic_that_fails_takes_the_policy_s_update_back(tmp_path: Path, kind
         for minibatch in algorithm.value_minibatches(worse, 0):
             await learner.fit(minibatch, algorithm, 0)
 
-    with guard.learning(1) as guarded:
-        guarded.check(prepared, ())
+    with guard.step(1) as guarded:
+        guarded.check_finite(prepared)
         asyncio.run(learn(1e38))
 
     assert not guarded.is_learned
     assert is_identical(before.tensors, learner.state().tensors)
     assert ["step 1 changed nothing: the loss is not finite" in line for line in said] == [True]
-    with guard.learning(2) as guarded:
+    with guard.step(2) as guarded:
         asyncio.run(learn(1.0))
     assert guarded.is_learned
     assert guard.streak == 0
@@ -235,7 +235,7 @@ def test_a_kept_batch_names_each_place_that_is_not_finite(tmp_path: Path, capsys
     """`dissect` of a batch with such log-probabilities says sequence, field and position, with exit code 2."""
     batch = scored(proximal=[[-1.0, math.nan], [-math.inf]])
 
-    path = BatchLog(tmp_path).keep(7, batch, ["a", "b"])
+    path = BatchLog(tmp_path).keep(7, batch.with_fields(task_ids=("a", "b")))
 
     assert path == tmp_path / "step-000007.json"
     assert main(["dissect", str(path), "--algorithms", "grpo"]) == 2
@@ -246,7 +246,7 @@ def test_a_kept_batch_names_each_place_that_is_not_finite(tmp_path: Path, capsys
 
 def test_a_finite_batch_is_kept_as_it_is(tmp_path: Path):
     """What overflows later is taken apart as any other batch."""
-    path = BatchLog(tmp_path).keep(1, scored(proximal=[[-1.0, -2.0], [-3.0]]), ["a", "b"])
+    path = BatchLog(tmp_path).keep(1, scored(proximal=[[-1.0, -2.0], [-3.0]]))
 
     assert path is not None
     assert read_batch(path).current.tolist() == [[-1.0, -2.0], [-3.0, 0.0]]
@@ -270,7 +270,7 @@ def test_other_errors_pass(tmp_path: Path):
     """Only what is not finite is forgiven."""
     guard = run_of(TorchLearner(tiny_model(0), LearnerPlan(), 1), tmp_path, [])
 
-    with pytest.raises(ZeroDivisionError, match="division"), guard.learning(1):
+    with pytest.raises(ZeroDivisionError, match="division"), guard.step(1):
         _ = 1 / 0
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnomon.core.errors import DatasetError
+from gnomon.core.errors import ConfigError, DatasetError
 from gnomon.core.types import Batch, Grade, Group, Rollout, Task
 from gnomon.records.rollouts import RolloutLog, read_rollouts
 from gnomon.records.token_records import TokenRecord, TokenStats, read_taught, taught_rows
@@ -102,9 +103,24 @@ def test_what_is_read_is_what_was_taught(advantages: list[list[float]]):
         assert read.advantages == pytest.approx(row, abs=1e-4 * largest + 1e-12)
 
 
-def test_rows_of_others_are_not_mixed_up():
-    """A batch of another number of rollouts says nothing, rather than something wrong."""
-    assert list(taught_rows(prepared([rollout(2)], [[1.0, 1.0]]), [rollout(2), rollout(2)])) == []
+@given(st.permutations(range(4)), st.integers(1, 4))
+def test_rows_in_another_order_are_written_beside_their_own_rollouts(order: list[int], kept: int):
+    """A batch whose rows were shuffled or dropped says of each rollout what its own row says, or nothing."""
+    rollouts = [replace(rollout(2), task_id=f"t{place}") for place in range(4)]
+    batch = prepared(rollouts, [[float(place)] * 2 for place in range(4)]).rows(order[:kept])
+    found = list(taught_rows(batch, rollouts))
+
+    assert batch.task_ids == tuple(f"t{place}" for place in order[:kept])
+    assert found == [{"advantages": float(place)} if place in order[:kept] else {} for place in range(4)]
+
+
+def test_a_row_of_no_rollout_is_an_error():
+    """A batch of other rollouts is refused with the ids of its rows, and is never left out in silence."""
+    batch = prepared([rollout(2)], [[1.0, 1.0]])
+    with pytest.raises(ConfigError, match=r"1 of 1 rows belong to no rollout of the step: \['t1'\]"):
+        list(taught_rows(batch, [rollout(3)]))
+    with pytest.raises(ConfigError, match="without task ids"):
+        list(taught_rows(batch.with_fields(task_ids=()), [rollout(2)]))
 
 
 def test_files_without_it_are_read_as_before(tmp_path: Path):

@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
+from gnomon.core.errors import ConfigError
 from gnomon.core.types import Grade, Group, Rollout, Task
 from gnomon.rollouts.collate import collate
 
@@ -49,3 +51,18 @@ def test_routings_are_padded_with_no_choice():
     assert batch.routing[1].tolist() == [[[1, 1], [1, 1]]] * 3 + [[[-1, -1], [-1, -1]]]
     assert bool((batch.routing[2] == -1).all())
     assert collate([Group(Task("t", (7, 8), ""), (one, two))], 1.0).routing is None
+
+
+def test_rows_keep_their_task_ids_through_every_cut():
+    """Rows that are shuffled, repeated or dropped have the ids of their own tasks; another number of ids is refused."""
+    groups = [
+        Group(Task(name, (7,), ""), (replace(rollout((1,), Grade(1.0), (7,)), task_id=name),) * 2) for name in "ab"
+    ]
+    batch = collate(groups, 1.0)
+
+    assert batch.task_ids == ("a", "a", "b", "b")
+    assert batch.rows([3, 0, 3]).task_ids == ("b", "a", "b")
+    assert batch.rows(torch.tensor([], dtype=torch.long)).task_ids == ()
+    assert batch.rows([2, 1]).with_fields(temperature=0.5).task_ids == ("b", "a")
+    with pytest.raises(ConfigError, match="task_ids has 2 ids, expected one for each of 4 rows"):
+        batch.with_fields(task_ids=("a", "b"))

@@ -177,6 +177,8 @@ class Batch:
     group Int[B]: rows with one number answer one task. version Int[B]: weights of the oldest token.
     behavior Float[B T]: log-probability under the sampling distribution; full_behavior without truncation.
     temperature: of the sampler; every policy is scored at it.
+    task_ids: B texts, the task that each row answers; they follow the rows through every cut. () where a batch was made
+        without tasks.
     baseline Float[B]: tracked value of the task, read before this batch was observed.
     routing Int[B S L K]: experts of the policy whose routing is replayed, -1 where none is; None replays nothing.
     free_routing Int[B S L K]: experts of the proximal policy where nothing is replayed, to compare with.
@@ -184,7 +186,8 @@ class Batch:
         bootstrap Float[B], of the state after the last one. By `prepare`: advantages, returns Float[B T].
     By `minibatches`: weights Float[B T], own_weights (name of a regularizer -> Float[B T]).
 
-    Raises: ConfigError naming the field, its shape and the axes already bound, when a shape does not fit.
+    Raises: ConfigError naming the field, its shape and the axes already bound, when a shape does not fit; or when
+    ``task_ids`` is of another length.
     """
 
     tokens: Tensor
@@ -199,6 +202,7 @@ class Batch:
     behavior: Tensor
     full_behavior: Tensor
     temperature: float = 1.0
+    task_ids: tuple[str, ...] = ()
     baseline: Tensor | None = None
     bootstrap: Tensor | None = None
     routing: Tensor | None = None
@@ -219,6 +223,8 @@ class Batch:
                 _bind(name, tensor, axes.split(), bound)
         for name, tensor in self.own_weights.items():
             _bind(f"own_weights[{name!r}]", tensor, ["B", "T"], bound)
+        if self.task_ids and len(self.task_ids) != len(self):
+            raise ConfigError(f"Batch.task_ids has {len(self.task_ids)} ids, expected one for each of {len(self)} rows")
 
     def __len__(self) -> int:
         return int(self.tokens.shape[0])
@@ -233,7 +239,8 @@ class Batch:
         where = torch.as_tensor(index, dtype=torch.long)
         cut = {name: getattr(self, name)[where] for name in _AXES if getattr(self, name) is not None}
         own = {name: tensor[where] for name, tensor in self.own_weights.items()}
-        return replace(self, **cut, own_weights=own)
+        ids = tuple(self.task_ids[row] for row in where.tolist()) if self.task_ids else ()
+        return replace(self, **cut, own_weights=own, task_ids=ids)
 
     def with_fields(self, **changes: Any) -> "Batch":
         """Return a copy with some fields replaced."""

@@ -51,17 +51,17 @@ class BatchLog:
     warn: Warn = warn_on_stderr
     lost: int = 0
 
-    def write(self, step: int, batch: Batch, current: Tensor | None = None, prompt_ids: Sequence[str] = ()) -> None:
+    def write(self, step: int, batch: Batch, current: Tensor | None = None) -> None:
         """Write the batch of a step, as `write_batch`."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            write_batch(self.directory / f"step-{step:06d}.json", batch, current, prompt_ids)
+            write_batch(self.directory / f"step-{step:06d}.json", batch, current)
         except (OSError, ValueError) as error:
             if self.lost == 0:
                 self.warn(f"a batch cannot be written to {self.directory}, the run goes on without: {error}")
             self.lost += 1
 
-    def keep(self, step: int, batch: Batch, prompt_ids: Sequence[str]) -> Path | None:
+    def keep(self, step: int, batch: Batch) -> Path | None:
         """Write the batch of a step that could not be learned from; return its file, None when it cannot be written.
 
         What is not finite is spelled "nan", "inf" or "-inf": `read_batch` names each place.
@@ -69,7 +69,7 @@ class BatchLog:
         path = self.directory / f"step-{step:06d}.json"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            write_batch(path, batch, prompt_ids=prompt_ids, is_spelled=True)
+            write_batch(path, batch, is_spelled=True)
         except (OSError, ValueError) as error:
             self.warn(f"the batch of step {step} cannot be kept in {self.directory}: {error}")
             return None
@@ -93,12 +93,12 @@ def write_batch(
 
     Rows that could not be graded are left out, as from every statistic and loss.
     current: Float[B T]; without it ``proximal``, which it equals on the first inner step, or else ``behavior``.
-    prompt_ids: one per row; without them the group's number. is_spelled: write "nan", "inf" and "-inf" for what is not
-    finite.
+    prompt_ids: one per row; without them the batch's ``task_ids``, and without these the group's number.
+    is_spelled: write "nan", "inf" and "-inf" for what is not finite.
     Raises: ConfigError when ``prompt_ids`` or ``current`` do not fit the batch; ValueError when a number that is not
     masked is not finite; OSError.
     """
-    names = [str(name) for name in prompt_ids] or [str(int(g)) for g in batch.group]
+    names = [str(name) for name in prompt_ids or batch.task_ids] or [str(int(g)) for g in batch.group]
     now = current if current is not None else batch.proximal if batch.proximal is not None else batch.behavior
     if len(names) != len(batch) or now.shape != batch.mask.shape:
         raise ConfigError(
@@ -217,6 +217,7 @@ def _assemble(sequences: Sequence[Mapping[str, Any]], temperature: float) -> Rec
         behavior=behavior,
         full_behavior=behavior,
         temperature=temperature,
+        task_ids=tuple(names),
         baseline=numbers("baseline"),
         proximal=matrix("proximal", "behavior"),
         reference=matrix("reference"),

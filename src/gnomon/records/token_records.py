@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnomon.core.errors import ConfigError
 from gnomon.core.types import Batch, Rollout
 
 DECIMALS = 5
@@ -45,20 +46,24 @@ class TokenStats:
 
 
 def taught_rows(batch: Batch, rollouts: Sequence[Rollout], seen: TokenStats | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the fields of each rollout's line, in order; nothing when ``batch`` is of other rollouts.
+    """Yield the fields of each rollout's line, in order; no field for a rollout that ``batch`` has no row of.
 
+    A row belongs to the rollout with its task id and its tokens, whatever the order of rows.
+    Raises: ConfigError when a row of ``batch`` belongs to none of the rollouts.
     seen: of some rows of it. A proximal policy that the algorithm asked for is never replaced by what was seen: it may
     be an average of weights.
     ``advantages`` is one number where it is the same on every trained token, as without a critic it is.
     """
-    if len(batch) != len(rollouts):
-        return
+    found = _rows_of(batch, rollouts)
     is_trained = batch.mask.any(1).tolist()
     matrices = {name: _rows(m) for name, m in (("proximal", batch.proximal), ("values", batch.values)) if m is not None}
     advantages = None if batch.advantages is None else _advantages(batch.advantages, batch.mask)
     baseline = None if batch.baseline is None else _rows(batch.baseline)
     looked = {} if seen is None else _looked(seen)
-    for row, rollout in enumerate(rollouts):
+    for row, rollout in zip(found, rollouts, strict=True):
+        if row is None:
+            yield {}
+            continue
         length = len(rollout.response)
         fields: dict[str, Any] = {name: _finite(lists[row][:length]) for name, lists in matrices.items()}
         if advantages is not None and is_trained[row]:
@@ -70,6 +75,24 @@ def taught_rows(batch: Batch, rollouts: Sequence[Rollout], seen: TokenStats | No
             proximal, entropy = looked[row]
             fields = {"proximal": _finite(proximal[:length])} | fields | {"entropy": _finite(entropy[:length])}
         yield fields
+
+
+def _rows_of(batch: Batch, rollouts: Sequence[Rollout]) -> list[int | None]:
+    """Return the row of each rollout, None where the batch has none."""
+    if len(batch.task_ids) != len(batch):
+        raise ConfigError("a batch without task ids cannot be recorded beside its rollouts")
+    rows: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    pairs = zip(batch.task_ids, batch.tokens.tolist(), batch.lengths.tolist(), strict=True)
+    for row, (task_id, tokens, length) in enumerate(pairs):
+        rows.setdefault((task_id, tuple(tokens[:length])), []).append(row)
+    found: list[int | None] = []
+    for rollout in rollouts:
+        same = rows.get((rollout.task_id, rollout.prompt + rollout.response))
+        found.append(same.pop(0) if same else None)
+    strange = [task_id for (task_id, _), left in rows.items() for _ in left]
+    if strange:
+        raise ConfigError(f"{len(strange)} of {len(batch)} rows belong to no rollout of the step: {strange[:5]}")
+    return found
 
 
 def _looked(seen: TokenStats) -> dict[int, tuple[list[float], list[float]]]:

@@ -35,6 +35,7 @@ def collate(groups: Sequence[Group], temperature: float, baseline: Callable[[str
         behavior=_pad([r.logprobs for r in rollouts], torch.float32, width),
         full_behavior=_pad([r.full_logprobs for r in rollouts], torch.float32, width),
         temperature=temperature,
+        task_ids=tuple(r.task_id for r in rollouts),
         baseline=None
         if baseline is None
         else torch.tensor([baseline(r.task_id) for r in rollouts], dtype=torch.float64),

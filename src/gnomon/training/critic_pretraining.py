@@ -58,13 +58,13 @@ class ValuePretraining:
         timer.mark("generate")
 
         batch, metrics = collate(finished.groups, self.temperature), Metrics()
-        with self.guard.learning(self.batches + 1, "batch of value pre-training") as guarded:
+        with self.guard.step(self.batches + 1, "batch of value pre-training") as guarded:
             batch = (await self.learner.score(batch, self.algorithm.advantage.needs)).into(batch)
-            batch = guarded.check(batch, finished.groups)
+            batch = guarded.check_finite(batch)
             timer.mark("score")
 
             seed = shuffle_seed(self.seed, self.batches, "pretraining")
-            batch = guarded.check(self.algorithm.prepare(batch), finished.groups)
+            batch = guarded.check_finite(self.algorithm.prepare(batch))
             metrics = await train_critic(self.learner, self.algorithm, batch, None, seed)
         timer.mark("update")
 

@@ -10,7 +10,7 @@ from typing import Any
 from gnomon.algorithms.algorithm import Algorithm
 from gnomon.core.errors import NotFiniteError
 from gnomon.core.metrics import Last, Measure, Metrics, Sum
-from gnomon.core.types import Batch, Group
+from gnomon.core.types import Batch
 from gnomon.learner.base import Learner
 from gnomon.records.batches import BatchLog
 from gnomon.records.directory import RunDirectory
@@ -24,12 +24,11 @@ class GuardedStep:
     """What one step learns from: the latest form of its batch, and whether anything was learned."""
 
     batch: Batch | None = None
-    groups: Sequence[Group] = ()
     is_learned: bool = False
 
-    def check(self, batch: Batch, groups: Sequence[Group]) -> Batch:
-        """Return ``batch``, of ``groups``. Raises: NotFiniteError naming fields and rows that are not finite."""
-        self.batch, self.groups = batch, groups
+    def check_finite(self, batch: Batch) -> Batch:
+        """Return ``batch``. Raises: NotFiniteError naming fields and rows that are not finite."""
+        self.batch = batch
         found = unusable(batch)
         if found:
             raise NotFiniteError("; ".join(found))
@@ -68,7 +67,7 @@ class NonFiniteGuard:
     streak: int = field(default=0)
 
     @contextmanager
-    def learning(self, step: int, what: str = "step") -> Iterator[GuardedStep]:
+    def step(self, step: int, what: str = "step") -> Iterator[GuardedStep]:
         """Let the block learn from step number ``step`` (from 1), or undo what it did.
 
         Raises: NotFiniteError for the last of ``limit`` refused steps in a row; whatever else the block raises.
@@ -96,8 +95,7 @@ class NonFiniteGuard:
     def _kept(self, step: int, guarded: GuardedStep) -> str:
         if guarded.batch is None:
             return ""
-        ids = [rollout.task_id for group in guarded.groups for rollout in group.rollouts]
-        path = self.batches.keep(step, guarded.batch, ids)
+        path = self.batches.keep(step, guarded.batch)
         return (
             ""
             if path is None
@@ -110,7 +108,7 @@ class NoGuard:
     """No caution: whatever is not finite ends the run at once."""
 
     @contextmanager
-    def learning(self, step: int, what: str = "step") -> Iterator[GuardedStep]:
+    def step(self, step: int, what: str = "step") -> Iterator[GuardedStep]:
         """Undo nothing."""
         guarded = GuardedStep()
         yield guarded

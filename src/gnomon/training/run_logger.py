@@ -104,8 +104,7 @@ class RunLogger:
         if self.rollouts is not None:
             self.rollouts.write(step, finished.groups, finished.wasted, batch, seen)
         if self.batches is not None:
-            ids = [r.task_id for group in finished.groups for r in group.rollouts]
-            self.batches.write(step, batch, prompt_ids=ids)
+            self.batches.write(step, batch)
         self.console.step(step, values)
         self._warn_of_failures(finished)
         if self.diagnosis is not None:

@@ -26,9 +26,9 @@ async def train(run: Run) -> None:
 
             batch = collate(finished.groups, run.temperature, run.tracking.baseline)
             seen, metrics = None, measure_round(finished, learner.version)
-            with run.guard.learning(step + 1) as guarded:
+            with run.guard.step(step + 1) as guarded:
                 batch = (await learner.score(batch, algorithm.needs | run.admission.needs)).into(batch)
-                batch = guarded.check(batch, finished.groups)
+                batch = guarded.check_finite(batch)
                 finished, batch, trusted = run.admission.admit(finished, batch, learner.version)
                 mismatch = await run.mismatch.measure(batch, step)
                 seen, looking = await run.token_probe.look(batch, step)
@@ -37,7 +37,7 @@ async def train(run: Run) -> None:
 
                 learned = measure_round(finished, learner.version) + trusted + mismatch + looking + taught
                 reach("advantages")
-                batch = guarded.check(algorithm.prepare(batch), finished.groups)
+                batch = guarded.check_finite(algorithm.prepare(batch))
                 learned += measure_advantages(algorithm, batch)
 
                 updates = [
