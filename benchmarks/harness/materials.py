@@ -14,13 +14,13 @@ from gnomon.core.types import Batch, Grade, Group, Rollout, Task
 from gnomon.learner.learner import TorchLearner
 from gnomon.rollouts.collate import collate
 from gnomon.tasks.reasoning import ReasoningGymTask
-from gnomon.training.api import resolved
 from gnomon.training.build_data import TrainingData, questions
+from gnomon.training.resolve import resolve
 
 
 def experiment_of(size: Size, *overrides: str) -> Experiment:
     """Return the fixed work's experiment, its precision decided."""
-    return resolved(load(size.experiment, [*size.overrides, *overrides]).experiment)
+    return resolve(load(size.experiment, [*size.overrides, *overrides]).experiment).experiment
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from gnomon.core.types import Snapshot
 from gnomon.learner.serialization import packed, unpacked
 from gnomon.models.lora import LoraPlan, adapt, merged_tensors, parts, snapshot_of, trainable
 from gnomon.models.transfer.fingerprint import fingerprints
-from gnomon.training.build_engines import load_network, one_engine
+from gnomon.training.build_engines import engine_there, load_network, one_engine
+from gnomon.training.resolve import Resolved
 
 _RANK = 16
 _PATIENCE_SECONDS = 300.0
@@ -39,7 +40,7 @@ def weights(size: Size, repeats: int) -> BenchResult:
     engine's copy. "adapters" trains nothing else: seconds a GiB of the whole model, of which facts say what share went.
     """
     experiment = experiment_of(size)
-    model = load_network(experiment)
+    model = load_network(Resolved(experiment))
     gib = sum(tensor.nbytes for _, tensor in merged_tensors(model)) / 2**30
     copied = tuple(seconds / gib for seconds in _copies(model, repeats))
     least = min(copied)
@@ -50,14 +51,14 @@ def weights(size: Size, repeats: int) -> BenchResult:
         measures.append(BenchMeasure(name, "s/GiB", tuple(s / gib for s in seconds), limit))
 
     timed("fingerprints alone", lambda: fingerprints(merged_tensors(model)), model, None)
-    engine = one_engine(experiment)
+    engine = one_engine(Resolved(experiment))
     timed("in process", lambda: asyncio.run(engine.load(_snapshot(model))), model, least)
     timed("rank and run", lambda: asyncio.run(engine.load(_parceled(model))), model, least)
     asyncio.run(engine.close())
     facts: dict[str, Any] = {"model": experiment.model, "gib": gib, "rank": _RANK}
     if find_spec("ray") is None:
         return BenchResult("weights", "gnomon", tuple(measures), facts)
-    adapted = adapt(load_network(experiment), LoraPlan(_RANK))
+    adapted = adapt(load_network(Resolved(experiment)), LoraPlan(_RANK))
     with asyncio.Runner() as runner:
         for engines in (1, 2):
             with _Remote(experiment, engines) as remote:
@@ -82,7 +83,7 @@ class _Remote:
         from gnomon.cluster.ray import Cluster, ResourceBundle
 
         self._cluster = Cluster.open(ClusterPlan(kind="ray"), [ResourceBundle("engine", 0.5)] * engines, _say)
-        order = EngineSpec(partial(one_engine, experiment), takes_parts=True, threads=1)
+        order = EngineSpec(partial(engine_there, experiment), takes_parts=True, threads=1)
         places = {f"engine-{number}": number for number in range(engines)}
         self.pool, self._measured, _ = serve_remotely(self._cluster, places, order, _PATIENCE_SECONDS, None, _say)
 

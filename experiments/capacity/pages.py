@@ -12,6 +12,7 @@ from gnomon.planner.deployment import place_of
 from gnomon.planner.layout import GIGABYTE, concurrency, engine_memory, learner_memory
 from gnomon.planner.text import ClusterForecast, forecast
 from gnomon.planner.traffic import micro_batches
+from gnomon.training.resolve import Resolved
 
 MODELS = ("qwen2.5-7b", "qwen3-32b", "qwen3-235b-a22b")
 DEVICES = {8: 512, 64: 2048, 1024: 8192}
@@ -60,7 +61,9 @@ def cell(model: str, devices: int) -> Cell:
     for way in WAYS:
         experiment = load("quickstart", overrides(model, devices, way)).experiment
         try:
-            return Cell(model, devices, way, forecast(place_of(experiment, "h100", devices, PROMPT, ANSWER)), reason)
+            return Cell(
+                model, devices, way, forecast(place_of(Resolved(experiment), "h100", devices, PROMPT, ANSWER)), reason
+            )
         except ConfigError as error:
             reason = str(error)
     return Cell(model, devices, "", None, reason)

@@ -82,11 +82,12 @@ def memory() -> Iterator[Any]:
     from gnomon.models.size import model_size
     from gnomon.records.console import Console
     from gnomon.training.api import checked
+    from gnomon.training.resolve import Resolved
 
-    experiment = experiment_of(STANDARD, "steps=4", "learner.precision=fp32")
+    resolved = Resolved(experiment_of(STANDARD, "steps=4", "learner.precision=fp32"))
     with Console() as console:
-        asked, _ = checked(experiment, console)
-    planned = make_plan(experiment, asked, model_size(experiment.model)).memory_bytes / 2**30
+        asked, _ = checked(resolved, console)
+    planned = make_plan(resolved, asked, model_size(resolved.experiment.model)).memory_bytes / 2**30
     for date in ("c1", "c1-first"):
         rows = json.loads((RECORDED / MACHINE.format(date)).read_text())["results"]
         (row,) = [row for row in rows if (row["case"], row["contender"]) == ("c1", "gnomon")]
@@ -220,12 +221,13 @@ def train() -> dict[str, Any]:
     from gnomon.records.console import Console
     from gnomon.records.jsonl import read_rows
     from gnomon.records.rollouts import read_rollouts
-    from gnomon.training.api import checked, resolved, train_experiment
+    from gnomon.training.api import checked, train_experiment
+    from gnomon.training.resolve import resolve
 
-    experiment = resolved(load("quickstart", TRAINED).experiment)
+    resolved = resolve(load("quickstart", TRAINED).experiment)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made) / "run"
-        train_experiment(Loaded(experiment, ()), folder)
+        train_experiment(Loaded(resolved.experiment, ()), folder)
         steps = []
         for row in read_rows(folder / "metrics.jsonl"):
             if row["step"] == 1:
@@ -236,8 +238,8 @@ def train() -> dict[str, Any]:
             steps.append(times | {"work": {"prompts": prompts, "lengths": [len(one.response) for one in rollouts]}})
             peak = row["memory/peak_bytes"]
     with Console() as console:
-        asked, _ = checked(experiment, console)
-    planned = make_plan(experiment, asked, model_size(experiment.model)).memory_bytes
+        asked, _ = checked(resolved, console)
+    planned = make_plan(resolved, asked, model_size(resolved.experiment.model)).memory_bytes
     return {"steps": steps, "peak_bytes": peak, "planned_bytes": planned}
 
 

@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 import gnomon.training.build
 import gnomon.training.build_workers
-from gnomon.config.experiment import Experiment
 from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.pool import EnginePool
 from gnomon.training.build_engines import load_network
+from gnomon.training.resolve import Resolved
 from gnomon.training.weight_sync import PlainWeightSync
 
 
@@ -45,8 +45,8 @@ def faulty(kind: str) -> Iterator[None]:
         yield
         return
 
-    def serve(experiment: Experiment, trained: nn.Module, warn: Callable[[str], None]) -> EnginePool:
-        return EnginePool({kind: ENGINES[kind](load_network(experiment), shared=False)}, warn=warn)
+    def serve(resolved: Resolved, trained: nn.Module, warn: Callable[[str], None]) -> EnginePool:
+        return EnginePool({kind: ENGINES[kind](load_network(resolved), shared=False)}, warn=warn)
 
     kept = gnomon.training.build_workers.serve, gnomon.training.build._weight_sync
     gnomon.training.build_workers.serve, gnomon.training.build._weight_sync = serve, lambda *given: PlainWeightSync()  # type: ignore[assignment]

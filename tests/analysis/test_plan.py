@@ -14,6 +14,7 @@ from gnomon.models.size import model_size
 from gnomon.records.console import Console
 from gnomon.training.api import checked, train_experiment
 from gnomon.training.notes import Costs, lambda_note, paragraphs, starting_notes
+from gnomon.training.resolve import Resolved
 
 TINY = ("task.size=60", "rollouts_per_step=16", "algorithm.num_generations=4", "grading.workers=1")
 
@@ -31,10 +32,10 @@ class Halved:
 
 def planned(*overrides: str) -> RunEstimate:
     """Return the plan of the `tiny` experiment with these changes."""
-    experiment = load("tiny", [*TINY, *overrides]).experiment
+    resolved = Resolved(load("tiny", [*TINY, *overrides]).experiment)
     with Console() as console:
-        asked, _ = checked(experiment, console)
-    return make_plan(experiment, asked, model_size(experiment.model))
+        asked, _ = checked(resolved, console)
+    return make_plan(resolved, asked, model_size(resolved.experiment.model))
 
 
 def test_a_critic_of_its_own_is_counted_and_said():

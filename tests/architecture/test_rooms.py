@@ -43,7 +43,7 @@ ROOMS = 17
 LOOSE_MODULES = 0
 CIRCLES_AT_TOP = 0
 CIRCLES = 0
-EXPERIMENT_TAKERS = 24
+EXPERIMENT_TAKERS = 0
 
 
 def circles(edges: dict[str, set[str]]) -> list[list[str]]:

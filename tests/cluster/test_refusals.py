@@ -17,7 +17,9 @@ from gnomon.cluster.reaper import FAREWELL
 from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError
 from gnomon.core.sections import ClusterPlan
-from gnomon.training.build_workers import check_staging, places_of
+from gnomon.training.build_workers import places_of
+from gnomon.training.checks import check_staging
+from gnomon.training.resolve import Resolved
 
 NCCL = ("engine=vllm", "cluster.transfer=nccl")
 MICRO = ("algorithm=p3o", "algorithm.scope=micro_batch")
@@ -122,7 +124,7 @@ def test_what_cannot_be_meant_on_a_cluster_is_refused(name: str):
     """Before anything is loaded, with what to set instead."""
     overrides, said = REFUSED[name]
     with pytest.raises(ConfigError, match=said):
-        check_staging(load("tiny", [*TINY, *overrides]).experiment)
+        check_staging(Resolved(load("tiny", [*TINY, *overrides]).experiment))
 
 
 SENT = {
@@ -138,7 +140,7 @@ def test_weights_that_are_not_the_learners_own_are_not_broadcast(name: str):
     overrides, said = SENT[name]
     settings = [*NCCL, "cluster=ray://head:1", "device=cuda", "learner.precision=fp32", *overrides]
     with pytest.raises(ConfigError, match=f"{said}.*or set cluster.transfer = 'store'"):
-        check_staging(load("tiny", settings).experiment)
+        check_staging(Resolved(load("tiny", settings).experiment))
 
 
 def test_a_broadcast_without_a_cluster_is_refused():
@@ -151,7 +153,7 @@ def test_a_run_takes_a_place_for_each_of_its_parts():
     """Graders take a CPU for each of their processes."""
     experiment = load("tiny", [*TINY, "learner.processes=2", "engine.count=3", "grading.workers=4"]).experiment
 
-    assert places_of(experiment) == [ResourceBundle("learner")] * 2 + [ResourceBundle("engine")] * 3 + [
+    assert places_of(Resolved(experiment)) == [ResourceBundle("learner")] * 2 + [ResourceBundle("engine")] * 3 + [
         ResourceBundle("grader", 4.0)
     ]
 
@@ -160,7 +162,7 @@ def test_an_engine_of_several_parts_takes_them_of_one_machine():
     """A CPU each, and where there are GPUs, one each; said in words, and refused where it makes no sense."""
     plan = load("tiny", [*TINY, "engine=vllm", "engine.tensor_parallel=2", "engine.count=2"]).experiment
 
-    assert places_of(plan)[1:3] == [ResourceBundle("engine", 2.0)] * 2
+    assert places_of(Resolved(plan))[1:3] == [ResourceBundle("engine", 2.0)] * 2
     assert asked([ResourceBundle("engine", 2.0, 2.0)] * 2) == "2 engines of 2 CPUs and 2 GPUs"
     with pytest.raises(ConfigError, match="gnomon's own engine holds its model on one device"):
         load("tiny", ["engine.tensor_parallel=2"])

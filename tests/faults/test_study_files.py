@@ -89,7 +89,7 @@ def begun(path: Path) -> None:
     folder = path.parent / "run"
     folder.mkdir(exist_ok=True)
     (folder / "experiment.toml").write_bytes(path.read_bytes())
-    _refuse_other(folder, load("tiny", ["steps=3"]).experiment)
+    _refuse_other(folder, to_toml(load("tiny", ["steps=3"]).experiment))
 
 
 def results(path: Path) -> None:

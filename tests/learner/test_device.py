@@ -22,7 +22,7 @@ from gnomon.models.decoder import choose_decoder
 from gnomon.models.device import describe_device, memory_of, resolve_device
 from gnomon.models.head import chunk_for
 from gnomon.models.logprobs import TokenScorer
-from gnomon.training.api import resolved
+from gnomon.training.resolve import resolve
 
 TABLE = {"model": "tiny", "task": "arithmetic", "algorithm": "grpo"}
 PROGRAM = Path(__file__).with_name("on_second_device.py")
@@ -79,7 +79,7 @@ def test_a_gpu_that_is_missing_is_said_before_anything_is_loaded(gpus, monkeypat
     experiment = from_table({**TABLE, "device": "cuda"}).experiment
     gpus(0)
     with pytest.raises(ConfigError, match=r"device = 'cuda'.*(without CUDA|no usable NVIDIA GPU).*device = 'cpu'"):
-        resolved(experiment)
+        resolve(experiment)
     gpus(1)
     with pytest.raises(ConfigError, match=r"'cuda:3'.*1 GPU here, cuda:0 \(NVIDIA H200\); choose"):
         resolve_device("cuda:3")
@@ -100,7 +100,7 @@ def test_other_words_are_refused(asked):
 def test_the_record_keeps_the_word_and_decides_the_precision(gpus):
     """An experiment that says "auto" can go on elsewhere, in the precision that it began with."""
     gpus(1)
-    experiment = resolved(from_table(TABLE).experiment)
+    experiment = resolve(from_table(TABLE).experiment).experiment
     assert experiment.device == "auto"
     assert experiment.learner.precision == "bf16"
     assert 'device = "auto"' in to_toml(experiment)

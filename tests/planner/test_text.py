@@ -15,6 +15,7 @@ from gnomon.planner.limits import limits
 from gnomon.planner.search import best_layout, engine_parts, layouts, reckoned, timing
 from gnomon.planner.stages import stages
 from gnomon.planner.text import forecast
+from gnomon.training.resolve import Resolved
 
 Capture = pytest.CaptureFixture[str]
 ASKED = ("plan", "tiny", "model=qwen3-8b", "sampling.max_completion_length=512", "--hardware", "h100", "--gpus", "8")
@@ -104,15 +105,15 @@ def test_the_settings_are_overrides_that_an_experiment_takes(make_place: Callabl
 
 def test_a_job_is_what_the_experiment_says():
     """Prompts, answers, staleness, passes over answers, adapters, critic: from the experiment's own fields."""
-    plain = job_of(load("tiny").experiment, 100)
+    plain = job_of(Resolved(load("tiny").experiment), 100)
     assert (plain.prompts, plain.generations, plain.scored, plain.epochs) == (16, 8, 0, 1)
     assert plain.answers == Lengths(1.5, 3)
 
-    late = job_of(load("tiny", ["max_staleness=2", "staleness.slack=1", "lora.rank=4"]).experiment, 100, 2.0)
+    late = job_of(Resolved(load("tiny", ["max_staleness=2", "staleness.slack=1", "lora.rank=4"]).experiment), 100, 2.0)
     assert (late.staleness, late.slack, late.rank, late.answers.mean) == (2, 1, 4, 2.0)
     assert late.scored >= plain.scored
 
-    taught = job_of(load("tiny", ["algorithm=vc-ppo"]).experiment, 100)
+    taught = job_of(Resolved(load("tiny", ["algorithm=vc-ppo"]).experiment), 100)
     assert taught.has_critic
     assert taught.is_undone
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gnomon.cli.main import main
-from gnomon.config.experiment import Experiment, load
+from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError, EngineError
 from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import Sampling
@@ -21,23 +21,22 @@ from gnomon.models.transfer.fingerprint import fingerprints
 from gnomon.records.jsonl import read_rows
 from gnomon.training import build_workers
 from gnomon.training.build_engines import (
-    check_serving,
     load_network,
-    own_copies,
     said_of_native,
     said_of_serving,
     sending,
     serve,
     serve_alone,
-    shares_weights,
 )
+from gnomon.training.checks import check_serving
+from gnomon.training.resolve import Resolved
 
 TINY = ("rollouts_per_step=8", "algorithm.num_generations=2", "task.size=40", "grading.workers=1", "device=cpu")
 SAMPLING = Sampling(max_completion_length=6, stop_ids=(257,))
 
 
-def tiny(*overrides: str) -> Experiment:
-    return load("tiny", [*TINY, *overrides]).experiment
+def tiny(*overrides: str) -> Resolved:
+    return Resolved(load("tiny", [*TINY, *overrides]).experiment)
 
 
 def test_the_card_tells_functions_in_c_from_others(way: str):
@@ -66,10 +65,10 @@ def test_one_local_engine_at_staleness_0_shares_the_learners_weights(
     overrides: tuple[str, ...], is_shared: bool, copies: int
 ):
     """Every other engine on this machine has weights of its own."""
-    experiment = tiny(*overrides)
+    resolved = tiny(*overrides)
 
-    assert shares_weights(experiment) == is_shared
-    assert own_copies(experiment) == copies
+    assert resolved.shares_weights == is_shared
+    assert resolved.own_copies == copies
 
 
 REFUSED = {
@@ -143,10 +142,10 @@ def test_several_engines_answer_as_the_shared_one():
     """One that shares the weights, one with its own and three of those: the same draws, the same tokens."""
     found = []
     for overrides in ((), ("max_staleness=1",), ("engine.count=3",), ("lora.rank=2", "engine.count=2")):
-        experiment = tiny("learner.precision=fp32", *overrides)
-        model = load_network(experiment)
-        learner = TorchLearner(model, experiment.learner, 1, None, None, None)
-        found.append(asyncio.run(answers(serve(experiment, model, print), learner.snapshot())))
+        resolved = tiny("learner.precision=fp32", *overrides)
+        model = load_network(resolved)
+        learner = TorchLearner(model, resolved.experiment.learner, 1, None, None, None)
+        found.append(asyncio.run(answers(serve(resolved, model, print), learner.snapshot())))
     assert found == [found[0]] * 4
 
     alone = asyncio.run(answers(serve_alone(tiny("learner.precision=fp32", "engine.count=3"), print)))
@@ -156,9 +155,9 @@ def test_several_engines_answer_as_the_shared_one():
 def test_rounded_weights_arrive_rounded():
     """What engines hold is what was sent, all of them the same, and rounded it is not what the learner has."""
 
-    async def held(experiment: Experiment, model: Any) -> Any:
-        pool = serve(experiment, model, print)
-        send = sending(experiment, model)
+    async def held(resolved: Resolved, model: Any) -> Any:
+        pool = serve(resolved, model, print)
+        send = sending(resolved, model)
         plain = Snapshot(0, lambda: merged_tensors(model))
         sent = plain if send is None else send(plain)
         await pool.load(sent)
@@ -167,8 +166,8 @@ def test_rounded_weights_arrive_rounded():
         return prints, fingerprints(sent.tensors()), fingerprints(plain.tensors())
 
     for rounding in ("none", "int4"):
-        experiment = tiny("learner.precision=fp32", "engine.count=2", f"engine.rounding={rounding}")
-        found, sent, plain = asyncio.run(held(experiment, load_network(experiment)))
+        resolved = tiny("learner.precision=fp32", "engine.count=2", f"engine.rounding={rounding}")
+        found, sent, plain = asyncio.run(held(resolved, load_network(resolved)))
         assert found == sent
         assert (found == plain) == (rounding == "none")
 
@@ -190,8 +189,8 @@ def test_a_run_with_several_engines_learns_from_all_and_counts_them(tmp_path: Pa
 class Mortal(LocalEngine):
     """A real engine that answers ``good`` calls, and then never again: it raises, or it says nothing."""
 
-    def __init__(self, experiment: Experiment, good: int, is_silent: bool = False) -> None:
-        super().__init__(load_network(experiment), shared=False)
+    def __init__(self, resolved: Resolved, good: int, is_silent: bool = False) -> None:
+        super().__init__(load_network(resolved), shared=False)
         self.left, self.is_silent = good, is_silent
 
     async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
@@ -206,8 +205,8 @@ class Mortal(LocalEngine):
 def trained(monkeypatch: pytest.MonkeyPatch, run: Path, is_silent: bool, **good: int) -> int:
     """Return the exit code of a run of four steps of four groups each, whose engines answer so many of them."""
 
-    def serve_mortals(experiment: Experiment, model: object, warn: Callable[[str], None]) -> EnginePool:
-        engines = {name: Mortal(experiment, calls, is_silent) for name, calls in good.items()}
+    def serve_mortals(resolved: Resolved, model: object, warn: Callable[[str], None]) -> EnginePool:
+        engines = {name: Mortal(resolved, calls, is_silent) for name, calls in good.items()}
         return EnginePool(engines, 1.0, warn=warn)
 
     monkeypatch.setattr(build_workers, "serve", serve_mortals)

@@ -21,6 +21,7 @@ from gnomon.rollouts.collate import collate
 from gnomon.rollouts.rollout import RolloutTimer
 from gnomon.rollouts.scheduler import RolloutBatch, RolloutScheduler
 from gnomon.training.build_data import questions
+from gnomon.training.resolve import Resolved
 from gnomon.training.staleness_filter import EssFilter, NoFilter, admitted
 
 
@@ -202,7 +203,7 @@ def test_what_cannot_be_meant_is_refused(overrides: list[str], said: str):
 def test_the_plan_says_what_may_be_stale(overrides: list[str], said: str, unsaid: str):
     """`gnomon plan` says in words how far ahead is asked, and what becomes of who is late."""
     experiment = load("tiny", overrides).experiment
-    whole = " ".join(make_plan(experiment, questions(experiment), model_size("tiny")).sentences)
+    whole = " ".join(make_plan(Resolved(experiment), questions(experiment), model_size("tiny")).sentences)
 
     assert re.search(said, whole)
     assert unsaid not in whole

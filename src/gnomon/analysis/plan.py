@@ -9,7 +9,6 @@ import torch
 
 from gnomon.algorithms import Algorithm
 from gnomon.algorithms.sections import TrackerPlan
-from gnomon.config.experiment import Experiment
 from gnomon.core.errors import ConfigError
 from gnomon.learner.precision import Precision, dtype_of
 from gnomon.learner.sections import DEVICE_SHARE, kept_numbers, token_budget
@@ -18,8 +17,9 @@ from gnomon.models.head import chunk_for
 from gnomon.models.size import ModelSize
 from gnomon.records.console import duration
 from gnomon.training.build_data import TrainingData
-from gnomon.training.build_engines import device_of, own_copies, precision_of, said_of_serving, slow_ways
+from gnomon.training.build_engines import said_of_serving, slow_ways
 from gnomon.training.notes import Costs, initial_answers, many, paragraphs, size_in_words
+from gnomon.training.resolve import Resolved
 
 GIB = 2**30
 _SHOWN, _ENDS = 400, 8
@@ -85,23 +85,24 @@ class RunEstimate:
         return asdict(self)
 
 
-def make_plan(experiment: Experiment, asked: TrainingData, size: ModelSize) -> RunEstimate:
+def make_plan(resolved: Resolved, asked: TrainingData, size: ModelSize) -> RunEstimate:
     """Return the plan of ``experiment``; measures the device's matrix rate for a moment.
 
     Raises: ConfigError when the experiment's device is not here.
     """
-    if device_of(experiment).type == "cuda" and not torch.cuda.is_available():
+    experiment = resolved.experiment
+    if resolved.device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             "this plan measures what computes, and the cluster's GPUs are not here; plan with --hardware h100 --gpus "
             "N, which needs none"
         )
     algorithm, rollouts = experiment.algorithm, experiment.rollouts_per_step
-    precision = precision_of(experiment)
+    precision = resolved.precision
     asked_tokens = asked.mean_prompt_tokens
-    costs = _costs(experiment, asked, size, precision)
-    checkpoint = _checkpoint(experiment, size, precision)
+    costs = _costs(resolved, asked, size, precision)
+    checkpoint = _checkpoint(resolved, size, precision)
     records = int(rollouts * experiment.steps * 40 * experiment.sampling.max_completion_length)
-    seconds = _step_seconds(experiment, size, precision, asked_tokens)
+    seconds = _step_seconds(resolved, size, precision, asked_tokens)
     before = initial_answers(experiment, costs.training_prompts) / rollouts / passes(algorithm)
     plan = RunEstimate(
         steps=experiment.steps,
@@ -109,39 +110,40 @@ def make_plan(experiment: Experiment, asked: TrainingData, size: ModelSize) -> R
         rollouts_per_step=rollouts,
         updates_per_step=algorithm.updates.total,
         rollouts_per_update=rollouts // algorithm.updates.minibatches,
-        is_on_policy=not _lateness(experiment),
+        is_on_policy=not _lateness(resolved),
         training_prompts=costs.training_prompts,
         held_out_prompts=len(asked.split.held_out),
         parameters=size.parameters,
         precision=precision,
-        memory_bytes=_memory(experiment, size, precision, asked_tokens, costs),
-        undo_bytes=_undo(experiment, size),
+        memory_bytes=_memory(resolved, size, precision, asked_tokens, costs),
+        undo_bytes=_undo(resolved, size),
         checkpoint_bytes=checkpoint,
-        disk_bytes=checkpoint * _kept(experiment) + records,
+        disk_bytes=checkpoint * _kept(resolved) + records,
         step_seconds=seconds,
-        total_seconds=seconds * (experiment.steps + _taught_batches(experiment) + before),
+        total_seconds=seconds * (experiment.steps + _taught_batches(resolved) + before),
         prompt=_shown_prompt(asked),
         sentences=(),
     )
-    said = (*_shape(experiment, asked, plan), *paragraphs(experiment, costs), *_price(experiment, plan))
+    said = (*_shape(resolved, asked, plan), *paragraphs(experiment, costs), *_price(resolved, plan))
     return replace(plan, sentences=said)
 
 
-def _shape(experiment: Experiment, asked: TrainingData, plan: RunEstimate) -> Iterator[str]:
+def _shape(resolved: Resolved, asked: TrainingData, plan: RunEstimate) -> Iterator[str]:
     """Yield what a step is: how much of what, and how often it updates."""
+    experiment = resolved.experiment
     algorithm, budget = experiment.algorithm, experiment.sampling.max_completion_length
     yield (
         f"{plan.steps} steps of {algorithm.name} on '{experiment.task.name}' with {experiment.model} "
         f"({_parameters(plan.parameters)} parameters, computed in {plan.precision}"
         f"{f', LoRA of rank {experiment.lora.rank}' if experiment.lora else ''})."
     )
-    yield from _limits(experiment)
+    yield from _limits(resolved)
     yield (
         f"A step asks {many(plan.prompts_per_step, 'prompt')}, {many(algorithm.num_generations, 'answer')} each: "
         f"{plan.rollouts_per_step} rollouts of at most {budget} tokens, from prompts of about "
-        f"{asked.mean_prompt_tokens:.0f}. {said_of_serving(experiment)}"
+        f"{asked.mean_prompt_tokens:.0f}. {said_of_serving(resolved)}"
     )
-    epochs, late = algorithm.updates.epochs, _lateness(experiment)
+    epochs, late = algorithm.updates.epochs, _lateness(resolved)
     yield (
         f"It makes {many(plan.updates_per_step, 'optimizer update')} of {many(plan.rollouts_per_update, 'rollout')}"
         f"{f' ({epochs} passes over the batch)' if epochs > 1 else ''}; "
@@ -153,13 +155,13 @@ def _shape(experiment: Experiment, asked: TrainingData, plan: RunEstimate) -> It
         f"because they are held out; {many(plan.held_out_prompts, 'held-out prompt')}."
     )
     yield plan.prompt.said
-    for said in (*asked.remarks, *slow_ways(experiment, asked.mean_prompt_tokens)):
+    for said in (*asked.remarks, *slow_ways(resolved, asked.mean_prompt_tokens)):
         yield f"{said[:1].upper()}{said[1:]}."
 
 
-def _limits(experiment: Experiment) -> Iterator[str]:
+def _limits(resolved: Resolved) -> Iterator[str]:
     """Yield what ends the run before its last step, and what that does to a learning rate that falls."""
-    budget, schedule = experiment.budget, experiment.learner.optimizer.schedule
+    budget, schedule = resolved.experiment.budget, resolved.experiment.learner.optimizer.schedule
     if not budget.is_set:
         return
     limits = [f"{budget.tokens:,} tokens were generated for training"] if budget.tokens else []
@@ -168,11 +170,12 @@ def _limits(experiment: Experiment) -> Iterator[str]:
     yield f"It ends sooner with the step in which {' or '.join(limits)}{falls if schedule != 'constant' else ''}."
 
 
-def _price(experiment: Experiment, plan: RunEstimate) -> Iterator[str]:
+def _price(resolved: Resolved, plan: RunEstimate) -> Iterator[str]:
     """Yield what it takes: memory, disk and time."""
+    experiment = resolved.experiment
     memory, checkpoint, disk = map(size_in_words, (plan.memory_bytes, plan.checkpoint_bytes, plan.disk_bytes))
     yield (
-        f"Memory at most about {memory}; a checkpoint is {checkpoint}, and at most {_kept(experiment)} exist at once, "
+        f"Memory at most about {memory}; a checkpoint is {checkpoint}, and at most {_kept(resolved)} exist at once, "
         f"with the records {disk} on disk."
     )
     if plan.undo_bytes:
@@ -195,8 +198,9 @@ def _price(experiment: Experiment, plan: RunEstimate) -> Iterator[str]:
     )
 
 
-def _lateness(experiment: Experiment) -> list[str]:
+def _lateness(resolved: Resolved) -> list[str]:
     """Return why the weights that answered are not all the weights that are trained; nothing when they are."""
+    experiment = resolved.experiment
     critic, updates, late = experiment.algorithm.critic, experiment.algorithm.updates.total, []
     if critic is not None and critic.moves_policy_first:
         late.append("the critic's updates move the shared weights before the policy's first")
@@ -221,65 +225,66 @@ def _shown_prompt(asked: TrainingData) -> ShownPrompt:
     return ShownPrompt(task.id, len(task.prompt), text, task.prompt[:_ENDS], task.prompt[-_ENDS:])
 
 
-def _taught_batches(experiment: Experiment) -> int:
+def _taught_batches(resolved: Resolved) -> int:
     """Return the most batches of value pre-training."""
-    plan = experiment.algorithm.critic
+    plan = resolved.experiment.algorithm.critic
     return 0 if plan is None or plan.pretraining is None else plan.pretraining.steps
 
 
-def _kept(experiment: Experiment) -> int:
+def _kept(resolved: Resolved) -> int:
     """Return the most checkpoints that exist at once, the one being written and step 0's among them."""
-    return experiment.checkpoints.keep_last + 1 + (_taught_batches(experiment) > 0)
+    return resolved.experiment.checkpoints.keep_last + 1 + (_taught_batches(resolved) > 0)
 
 
-def _costs(experiment: Experiment, asked: TrainingData, size: ModelSize, precision: Precision) -> Costs:
+def _costs(resolved: Resolved, asked: TrainingData, size: ModelSize, precision: Precision) -> Costs:
     """Return the bytes of the other networks. A copy in less than float32 that is changed has float32 masters too."""
-    algorithm, item = experiment.algorithm, dtype_of(precision).itemsize
+    algorithm, item = resolved.experiment.algorithm, dtype_of(precision).itemsize
     masters = 4 if item < 4 else 0
-    has_reference = "reference" in algorithm.needs and experiment.lora is None
+    has_reference = "reference" in algorithm.needs and resolved.experiment.lora is None
     return Costs(
         training_prompts=len(asked.split.train),
         reference_bytes=size.parameters * item if has_reference else 0,
-        average_bytes=_trained(experiment, size) * (item + masters) if algorithm.proximal is not None else 0,
-        critic_bytes=size.parameters * (item + masters + 8) if _has_own_critic(experiment) else 0,
+        average_bytes=_trained(resolved, size) * (item + masters) if algorithm.proximal is not None else 0,
+        critic_bytes=size.parameters * (item + masters + 8) if _has_own_critic(resolved) else 0,
         is_mixture=size.experts > 1,
     )
 
 
-def _checkpoint(experiment: Experiment, size: ModelSize, precision: Precision) -> int:
+def _checkpoint(resolved: Resolved, size: ModelSize, precision: Precision) -> int:
     """Return the model as it computes, and masters and two moments in float32 of what is trained; critic, average."""
-    models = 2 if _has_own_critic(experiment) else 1
-    return models * size.parameters * dtype_of(precision).itemsize + _states(experiment, size)
+    models = 2 if _has_own_critic(resolved) else 1
+    return models * size.parameters * dtype_of(precision).itemsize + _states(resolved, size)
 
 
-def _undo(experiment: Experiment, size: ModelSize) -> int:
+def _undo(resolved: Resolved, size: ModelSize) -> int:
     """Return the copy that a step of several updates can be undone with."""
-    return _states(experiment, size) if experiment.algorithm.updates_repeatedly else 0
+    return _states(resolved, size) if resolved.experiment.algorithm.updates_repeatedly else 0
 
 
-def _states(experiment: Experiment, size: ModelSize) -> int:
+def _states(resolved: Resolved, size: ModelSize) -> int:
     """Return masters and two moments in float32 of what is trained, and of a critic, and an average."""
-    trained = _trained(experiment, size)
-    average = 4 * trained if experiment.algorithm.proximal is not None else 0
-    return 12 * trained + (12 * size.parameters if _has_own_critic(experiment) else 0) + average
+    trained = _trained(resolved, size)
+    average = 4 * trained if resolved.experiment.algorithm.proximal is not None else 0
+    return 12 * trained + (12 * size.parameters if _has_own_critic(resolved) else 0) + average
 
 
-def _has_own_critic(experiment: Experiment) -> bool:
-    critic = experiment.algorithm.critic
+def _has_own_critic(resolved: Resolved) -> bool:
+    critic = resolved.experiment.algorithm.critic
     return critic is not None and critic.trunk == "separate"
 
 
-def _memory(experiment: Experiment, size: ModelSize, precision: Precision, prompt_tokens: float, costs: Costs) -> int:
+def _memory(resolved: Resolved, size: ModelSize, precision: Precision, prompt_tokens: float, costs: Costs) -> int:
+    experiment = resolved.experiment
     item, device = dtype_of(precision).itemsize, resolve_device(experiment.device)
     masters = 16 if item < 4 else 12
-    weights = size.parameters * item + _trained(experiment, size) * masters
+    weights = size.parameters * item + _trained(resolved, size) * masters
     weights += costs.reference_bytes + costs.average_bytes + costs.critic_bytes
-    weights += own_copies(experiment) * size.parameters * item
+    weights += resolved.own_copies * size.parameters * item
     # Steps go on beside the copy that is written.
-    weights += _checkpoint(experiment, size, precision) if experiment.checkpoints.asynchronous else 0
-    weights += _undo(experiment, size)
+    weights += _checkpoint(resolved, size, precision) if experiment.checkpoints.asynchronous else 0
+    weights += _undo(resolved, size)
     length = prompt_tokens + experiment.sampling.max_completion_length
-    rows = experiment.engine.max_concurrent * max(1, own_copies(experiment))
+    rows = experiment.engine.max_concurrent * max(1, resolved.own_copies)
     cache = rows * length * size.cache_bytes_per_token * (item / 2)
     budget = experiment.learner.max_tokens_per_micro_batch or token_budget(
         kept_numbers(size.layers, size.width), item, size.parameters, memory_of(device) // DEVICE_SHARE
@@ -294,10 +299,10 @@ def _memory(experiment: Experiment, size: ModelSize, precision: Precision, promp
     return int(weights + cache + (activations + logits) * max(1, processes) + sent + imports)
 
 
-def _trained(experiment: Experiment, size: ModelSize) -> int:
-    if experiment.lora is None:
+def _trained(resolved: Resolved, size: ModelSize) -> int:
+    if resolved.experiment.lora is None:
         return size.parameters
-    return min(size.parameters, 14 * size.layers * size.width * experiment.lora.rank)
+    return min(size.parameters, 14 * size.layers * size.width * resolved.experiment.lora.rank)
 
 
 def passes(algorithm: Algorithm) -> int:
@@ -313,8 +318,9 @@ def passes(algorithm: Algorithm) -> int:
     return 1 + scored + (critic.order == "before") + 3 * (algorithm.updates.epochs + critic.updates.epochs)
 
 
-def _step_seconds(experiment: Experiment, size: ModelSize, precision: Precision, prompt_tokens: float) -> float:
+def _step_seconds(resolved: Resolved, size: ModelSize, precision: Precision, prompt_tokens: float) -> float:
     """Return the seconds of generating and training on whole budgets, each prompt computed once for its answers."""
+    experiment = resolved.experiment
     algorithm = experiment.algorithm
     answers = experiment.rollouts_per_step * experiment.sampling.max_completion_length
     tokens = experiment.prompts_per_step * prompt_tokens + answers

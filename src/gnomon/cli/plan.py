@@ -46,13 +46,14 @@ def run(arguments: Sequence[str]) -> int:
         from gnomon.models.size import model_size
         from gnomon.records.console import Console
         from gnomon.training.api import checked
+        from gnomon.training.resolve import Resolved
 
     loaded = load(given.experiment, given.overrides)
-    experiment = loaded.experiment
+    experiment, resolved = loaded.experiment, Resolved(loaded.experiment)
     with Console() as console:
-        asked, _ = checked(experiment, console)
+        asked, _ = checked(resolved, console)
     with working("reckoning what a step takes"):
-        plan = make_plan(experiment, asked, model_size(experiment.model, experiment.trust_remote_code))
+        plan = make_plan(resolved, asked, model_size(experiment.model, experiment.trust_remote_code))
     if given.json:
         print(json.dumps({**plan.as_row(), "notes": loaded.notes}, indent=2))
         return 0
@@ -70,10 +71,12 @@ def _on_cluster(given: argparse.Namespace) -> int:
         from gnomon.config.experiment import load, to_toml
         from gnomon.planner.deployment import passed_over, place_of
         from gnomon.planner.text import forecast
+        from gnomon.training.resolve import Resolved
 
     loaded = load(given.experiment, given.overrides)
+    resolved = Resolved(loaded.experiment)
     place = place_of(
-        loaded.experiment,
+        resolved,
         given.hardware,
         _DEVICES if given.gpus is None else given.gpus,
         _PROMPT_TOKENS if given.prompt_tokens is None else given.prompt_tokens,
@@ -81,7 +84,7 @@ def _on_cluster(given: argparse.Namespace) -> int:
     )
     with working("reckoning what a step takes"):
         found = forecast(place)
-    beside = list(filter(None, [passed_over(loaded.experiment, given.overrides)]))
+    beside = list(filter(None, [passed_over(resolved, given.overrides)]))
     if given.json:
         print(json.dumps({**found.as_row(), "notes": [*loaded.notes, *beside]}, indent=2))
         return 0

@@ -34,6 +34,10 @@ class SamplingPlan:
     stop_ids: tuple[int, ...] = ()
 
 
+STARTED = "start"
+"""The `EnginePlan.server` that is started for the run."""
+
+
 @dataclass(frozen=True)
 class EnginePlan:
     """What generates the answers.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from gnomon.config.experiment import Experiment, parse_override
+from gnomon.config.experiment import parse_override
 from gnomon.core.errors import ConfigError
 from gnomon.core.sections import STORE, EnginePlan
 from gnomon.learner.sections import LearnerPlan
@@ -13,6 +13,7 @@ from gnomon.planner.efficiencies import PUBLISHED, Efficiencies
 from gnomon.planner.hardware import Hardware, hardware_of
 from gnomon.planner.job import PlannedJob, job_of
 from gnomon.planner.shapes import ModelShape, shape_of
+from gnomon.training.resolve import Resolved
 
 _MOST_DEVICES = 100_000
 _CHOSEN = {
@@ -36,13 +37,13 @@ class Deployment:
 
 
 def place_of(
-    experiment: Experiment, hardware: str, devices: int, prompt_tokens: float, answer_tokens: float | None
+    resolved: Resolved, hardware: str, devices: int, prompt_tokens: float, answer_tokens: float | None
 ) -> Deployment:
     """Return an experiment on ``devices`` of that hardware, for prompts and answers of so many tokens on average.
 
     Raises: ConfigError naming what is not known, or cannot be meant; ModelError as `check_model` does.
     """
-    found = hardware_of(hardware)
+    experiment, found = resolved.experiment, hardware_of(hardware)
     if not 2 <= devices <= _MOST_DEVICES:
         raise ConfigError(
             f"--gpus {devices}: learners and engines have devices of their own, so that is 2 at least and "
@@ -58,7 +59,7 @@ def place_of(
             f"--answer-tokens {answer_tokens:g} must be from 1 to {longest}, the most that an answer may have "
             "(sampling.max_completion_length)"
         )
-    job, shape = job_of(experiment, prompt_tokens, answer_tokens), shape_of(experiment.model)
+    job, shape = job_of(resolved, prompt_tokens, answer_tokens), shape_of(experiment.model)
     if job.is_broadcast and (why := broadcast_refused(shape, job)):
         raise ConfigError(
             f"cluster.transfer = '{experiment.cluster.transfer}' cannot be had with {why}; set cluster.transfer = "
@@ -72,10 +73,10 @@ def broadcast_refused(shape: ModelShape, job: PlannedJob) -> str:
     return "adapters" if job.rank else "a mixture of experts" if shape.experts else ""
 
 
-def passed_over(experiment: Experiment, overrides: Sequence[str] = ()) -> str:
+def passed_over(resolved: Resolved, overrides: Sequence[str] = ()) -> str:
     """Return in one sentence which settings were given that a plan chooses itself; "" where there are none."""
     named = {parse_override(override)[0] for override in overrides}
-    values = {key: attrgetter(key)(experiment) for key in _CHOSEN}
+    values = {key: attrgetter(key)(resolved.experiment) for key in _CHOSEN}
     given = [
         f"{key} = {str(values[key]).lower()}" for key, usual in _CHOSEN.items() if key in named or values[key] != usual
     ]

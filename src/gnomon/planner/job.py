@@ -7,8 +7,8 @@ from statistics import NormalDist
 
 from gnomon.algorithms import Algorithm
 from gnomon.analysis.plan import passes
-from gnomon.config.experiment import Experiment
 from gnomon.core.errors import check_bounds
+from gnomon.training.resolve import Resolved
 
 _NORMAL = NormalDist()
 _PANELS = 400
@@ -173,11 +173,12 @@ class PlannedJob:
         return prompts + self.rows * (self.answers.mean * self.prompt + squares / 2)
 
 
-def job_of(experiment: Experiment, prompt: float, answer: float | None = None) -> PlannedJob:
+def job_of(resolved: Resolved, prompt: float, answer: float | None = None) -> PlannedJob:
     """Return an experiment's step, for prompts of ``prompt`` tokens and answers of ``answer``, half the budget if None.
 
     Raises: ConfigError when answers cannot have that mean.
     """
+    experiment = resolved.experiment
     algorithm, longest = experiment.algorithm, experiment.sampling.max_completion_length
     critic, plan = algorithm.critic, experiment.learner
     return PlannedJob(

@@ -50,15 +50,13 @@ from gnomon.training.build_data import (
     walls_of,
 )
 from gnomon.training.build_engines import (
-    check_serving,
-    device_of,
-    precision_of,
     said_of_device,
     said_of_native,
     slow_ways,
     weakened,
 )
-from gnomon.training.build_workers import check_staging, opened
+from gnomon.training.build_workers import opened
+from gnomon.training.checks import check_serving, check_settings
 from gnomon.training.eval_spec import NEWEST, EvalSpec, EvalTarget, checkpoint_of
 from gnomon.training.evaluate import Evaluation
 from gnomon.training.notes import foreign_code, starting_notes
@@ -72,6 +70,7 @@ from gnomon.training.provenance import (
     refuse_other_code,
     sources_of,
 )
+from gnomon.training.resolve import Resolved, resolve
 from gnomon.training.result import Result
 from gnomon.training.result import load as load_run
 from gnomon.training.resume import find_resume_point, rewind
@@ -92,7 +91,8 @@ def train_experiment(
     Raises: UserError before any weight is read; RunError afterwards.
     """
     tune_machine()
-    experiment = resolved(loaded.experiment)
+    resolved = resolve(loaded.experiment)
+    experiment = resolved.experiment
     if run_dir is not None and is_begun(run_dir, anchored(experiment)):
         return resume(run_dir, stop, callbacks)
     with ExitStack() as stack:
@@ -101,10 +101,11 @@ def train_experiment(
             console.say(f"understood: {note}")
         if run_dir is not None:
             RunDirectory.check_free(run_dir, other_experiment(run_dir, anchored(experiment)))
-        asked, chosen = checked(experiment, console)
+        asked, chosen = checked(resolved, console)
         for note in (*asked.remarks, *starting_notes(experiment)):
             console.warn(note)
-        experiment = anchored(experiment)
+        resolved = resolved.anchored()
+        experiment = resolved.experiment
         directory = RunDirectory.named(experiment.name) if run_dir is None else RunDirectory.create(run_dir)
         stack.callback(directory.close)
         write_durably(directory.experiment, to_toml(experiment).encode())
@@ -112,7 +113,7 @@ def train_experiment(
             console.say(f"{asked.split.dropped:,} training questions are given up, because they are held out")
         try:
             return _run(
-                TrainingContext(experiment, asked, chosen, directory, console, callbacks=callbacks),
+                TrainingContext(resolved, asked, chosen, directory, console, callbacks=callbacks),
                 None,
                 stop or StopRequest(),
             )
@@ -135,8 +136,8 @@ def resume(
     directory = RunDirectory.reopen(Path(run))
     with ExitStack() as stack:
         stack.callback(directory.close)
-        experiment = load(directory.experiment).experiment
-        device_of(experiment)  # a GPU that is not here is refused before anything is removed
+        resolved = resolve(load(directory.experiment).experiment)  # a missing GPU is refused before anything is removed
+        experiment = resolved.experiment
         console = stack.enter_context(Console(experiment.steps))
         at = find_resume_point(directory, experiment)
         found, step = at.found, at.step
@@ -150,13 +151,13 @@ def resume(
             console.say(f"{directory.path} is finished: {step} of {experiment.steps} steps{spent}")
             Checkpoints(directory.checkpoints).sweep()
             return load_run(directory.path)
-        asked, chosen = _prepared(experiment, console)
+        asked, chosen = _prepared(resolved, console)
         _refuse_other_questions(directory, asked)
         _try_rewards(experiment, asked, console)
         rewind(directory, at)
         console.say(f"resuming {directory.path} at step {step} of {experiment.steps}{at.said}")
         return _run(
-            TrainingContext(experiment, asked, chosen, directory, console, callbacks=callbacks),
+            TrainingContext(resolved, asked, chosen, directory, console, callbacks=callbacks),
             found,
             stop or StopRequest(),
         )
@@ -238,14 +239,15 @@ def evaluate_each(candidates: Sequence[EvalTarget], exam: EvalSpec) -> tuple[Eva
     leader = exam.leader(candidates)
     if exam.asks_as_begun and leader is not None:
         said.add(Path(leader.model).resolve())  # its training has given up its own held-out questions
-    for experiment, weights in [(resolved(e), w) for e, w in exam.experiments(candidates)]:
-        check_serving(experiment)
+    for resolved, weights in [(resolve(e), w) for e, w in exam.experiments(candidates)]:
+        check_serving(resolved)
+        experiment = resolved.experiment
         with Console() as console:
             say_whose_code(experiment, console)
             with console.phase("preparing tasks"):
                 asked = questions(experiment) if exam.task is None else held_out_questions(experiment)
             _try_rewards(experiment, asked, console)
-            slow = slow_ways(experiment, asked.mean_prompt_tokens)
+            slow = slow_ways(resolved, asked.mean_prompt_tokens)
             for note in (asked.split.repeated, asked.untried, *asked.beginning.notes, *slow):
                 if note and note not in told:
                     told.add(note)
@@ -254,7 +256,7 @@ def evaluate_each(candidates: Sequence[EvalTarget], exam: EvalSpec) -> tuple[Eva
                 said.add(weights.run.resolve())
                 for note in _trained_on(weights.run, asked):
                     console.warn(f"{weights.run}: {note}" if len(candidates) > 1 else note)
-            found.append(replace(grade_once(experiment, asked, console, weights.step), slow=slow))
+            found.append(replace(grade_once(resolved, asked, console, weights.step), slow=slow))
     return tuple(found)
 
 
@@ -266,13 +268,13 @@ def _trained_on(run: Path, asked: TrainingData) -> tuple[str, ...]:
     return overlap(trained, asked.split.held_out).said
 
 
-def checked(experiment: Experiment, console: Console) -> tuple[TrainingData, PromptChoice]:
+def checked(resolved: Resolved, console: Console) -> tuple[TrainingData, PromptChoice]:
     """Return what a run asks and what chooses among it, after every check that needs no weight of the model.
 
     Raises: UserError.
     """
-    asked, chosen = _prepared(experiment, console)
-    _try_rewards(experiment, asked, console)
+    asked, chosen = _prepared(resolved, console)
+    _try_rewards(resolved.experiment, asked, console)
     return asked, chosen
 
 
@@ -332,12 +334,12 @@ def say_whose_code(experiment: Experiment, console: Console) -> None:
         console.warn(f"the own code of the model {model} may run (trust_remote_code): {own or 'it brings none'}")
 
 
-def _prepared(experiment: Experiment, console: Console) -> tuple[TrainingData, PromptChoice]:
+def _prepared(resolved: Resolved, console: Console) -> tuple[TrainingData, PromptChoice]:
+    experiment = resolved.experiment
     say_whose_code(experiment, console)
     check_sinks(experiment.records.sinks)
     try_pieces(experiment.algorithm)
-    check_serving(experiment)
-    check_staging(experiment)
+    check_settings(resolved)
     critic = experiment.algorithm.critic
     if critic is not None:
         check_critic(experiment.model, critic.initial, experiment.trust_remote_code, critic.trust_remote_code)
@@ -346,14 +348,6 @@ def _prepared(experiment: Experiment, console: Console) -> tuple[TrainingData, P
         form = try_checkpoint(experiment.model, asked.tokenizer, experiment.trust_remote_code, experiment.lora)
         asked = replace(asked, form=form)
         return asked, choosing(experiment.algorithm, asked.split.train, experiment.seed)
-
-
-def resolved(experiment: Experiment) -> Experiment:
-    """Return the experiment with what depends on this machine decided, so that its record says what was run.
-
-    The device is left as it was asked for: it changes rounding alone. Raises: ConfigError when it is not here.
-    """
-    return replace(experiment, learner=replace(experiment.learner, precision=precision_of(experiment)))
 
 
 def is_finished(run_dir: Path, experiment: Experiment) -> bool:
@@ -376,7 +370,7 @@ def _run(session: TrainingContext, found: CheckpointRef | None, stop: StopReques
     experiment, directory, console = session.experiment, session.directory, session.console
     with ExitStack() as stack:
         with console.phase("waiting for room on the cluster") if experiment.cluster.kind != "none" else nullcontext():
-            cluster = opened(experiment, console.warn)
+            cluster = opened(session.resolved, console.warn)
         if cluster is not None:
             stack.callback(cluster.close)
         card = replace(_card(session), cluster="" if cluster is None else cluster.said)
@@ -410,19 +404,19 @@ def _run(session: TrainingContext, found: CheckpointRef | None, stop: StopReques
 
 
 def _card(session: TrainingContext) -> Card:
-    experiment = session.experiment
+    experiment, resolved = session.experiment, session.resolved
     card = run_card(
-        said_of_device(experiment),
+        said_of_device(resolved),
         torch.get_num_threads(),
         {"run": experiment.seed},
         str(experiment.learner.precision),
         walls_of(experiment, session.asked.grading),
-        weakened(experiment),
+        weakened(resolved),
     )
     return replace(
         card,
-        native=said_of_native(experiment),
-        slow=slow_ways(experiment, session.asked.mean_prompt_tokens),
+        native=said_of_native(resolved),
+        slow=slow_ways(resolved, session.asked.mean_prompt_tokens),
         foreign_code=foreign_code(experiment),
         seal=seal(read(session.directory.experiment)),
         sources=sources_of(experiment),

@@ -19,7 +19,6 @@ from gnomon.core.types import Grade, Group, Stateful
 from gnomon.engines.base import Engine
 from gnomon.engines.pool import EnginePool
 from gnomon.learner.base import SavableLearner
-from gnomon.learner.precision import dtype_of
 from gnomon.models.checkpoint_check import check_written
 from gnomon.records.background import Background
 from gnomon.records.batches import BatchLog
@@ -41,7 +40,7 @@ from gnomon.tasks.turn_tokens import TurnTokenizer
 from gnomon.training.baseline_tracking import BaselineTracking, NoTracker, PromptBaseline
 from gnomon.training.budget import PART, BudgetTracker
 from gnomon.training.build_data import PromptChoice, TrainingData, keeping
-from gnomon.training.build_engines import precision_of, serve_alone
+from gnomon.training.build_engines import serve_alone
 from gnomon.training.build_workers import judging, staged
 from gnomon.training.checkpointing import Saver, check_counted, parts_of, restore
 from gnomon.training.critic_pretraining import ValuePretraining, monte_carlo
@@ -50,6 +49,7 @@ from gnomon.training.evaluate import Evaluation, Evaluator, read_evaluations
 from gnomon.training.live_diagnosis import live_diagnosis
 from gnomon.training.mismatch import DecomposedMismatch
 from gnomon.training.nonfinite_guard import NonFiniteGuard, guard_of
+from gnomon.training.resolve import Resolved
 from gnomon.training.run import Run, StopRequest
 from gnomon.training.run_logger import FinishedStep, RunLogger
 from gnomon.training.self_imitation import ImitationUpdates, NoImitation, SelfImitationUpdates
@@ -71,13 +71,18 @@ class TrainingContext:
     chosen: is changed by the walk, so a session is walked once. cluster: that it is on, besides this machine.
     """
 
-    experiment: Experiment
+    resolved: Resolved
     asked: TrainingData
     chosen: PromptChoice
     directory: RunDirectory
     console: Console
     cluster: Cluster | None = None
     callbacks: tuple[Callable[[FinishedStep], None], ...] = ()
+
+    @property
+    def experiment(self) -> Experiment:
+        """The settings."""
+        return self.resolved.experiment
 
 
 @dataclass(frozen=True)
@@ -115,10 +120,10 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
     """
     experiment, console, chosen = session.experiment, session.console, session.chosen
     async with AsyncExitStack() as stack:
-        judge = await _judge(experiment, session.asked, console, stack, session.cluster)
+        judge = await _judge(session.resolved, session.asked, console, stack, session.cluster)
         with console.phase(f"loading {experiment.model}"):
             logs, waiting = session.directory.learner_logs, session.directory.waiting_models
-            stage = await elsewhere(partial(staged, experiment, session.cluster, console.warn, logs, waiting))
+            stage = await elsewhere(partial(staged, session.resolved, session.cluster, console.warn, logs, waiting))
         learner, engine = stage.learner, stage.engine
         stack.callback(learner.close)
         stack.push_async_callback(engine.close)
@@ -183,27 +188,27 @@ async def _saver(
     experiment, asked, console = session.experiment, session.asked, session.console
     saver = Saver(_checkpoints(session), parts, learner, asked.tokenizer, console, background, asked.form.belongings)
     if session.cluster is None and not experiment.learner.is_sharded:
-        await elsewhere(partial(saver.rehearse, _rehearsing(experiment)))
+        await elsewhere(partial(saver.rehearse, _rehearsing(session.resolved)))
     return saver
 
 
-def _rehearsing(experiment: Experiment) -> Callable[[Path], None]:
+def _rehearsing(resolved: Resolved) -> Callable[[Path], None]:
     """Return what checks a checkpoint that was written before any step."""
-    dtype, trusts = dtype_of(precision_of(experiment)), experiment.trust_remote_code
-    return partial(check_written, name=experiment.model, dtype=dtype, trust_remote_code=trusts)
+    dtype, trusts = resolved.dtype, resolved.experiment.trust_remote_code
+    return partial(check_written, name=resolved.experiment.model, dtype=dtype, trust_remote_code=trusts)
 
 
-def grade_once(experiment: Experiment, asked: TrainingData, console: Console, step: int = 0) -> Evaluation:
+def grade_once(resolved: Resolved, asked: TrainingData, console: Console, step: int = 0) -> Evaluation:
     """Return one evaluation of the experiment's model, which ``step`` steps have trained, on its held-out tasks."""
 
     async def once() -> Evaluation:
         async with AsyncExitStack() as stack:
-            judge = await _judge(experiment, asked, console, stack)
-            with console.phase(f"loading {experiment.model}"):
-                engine = await elsewhere(partial(serve_alone, experiment, console.warn))
+            judge = await _judge(resolved, asked, console, stack)
+            with console.phase(f"loading {resolved.experiment.model}"):
+                engine = await elsewhere(partial(serve_alone, resolved, console.warn))
             stack.push_async_callback(engine.close)
-            rollouter = await _rollouter(experiment, asked, engine, judge, stack)
-            evaluator = _evaluator(experiment, asked, rollouter)
+            rollouter = await _rollouter(resolved.experiment, asked, engine, judge, stack)
+            evaluator = _evaluator(resolved.experiment, asked, rollouter)
             with console.phase("evaluating", len(asked.split.held_out)) as phase:
                 return await evaluator(step, lambda group: phase.advance())
 
@@ -222,7 +227,7 @@ def _weight_sync(
     It becomes one of the ``parts`` where it measures what engines may differ by.
     """
     experiment = session.experiment
-    precision = precision_of(experiment)
+    precision = session.resolved.precision
     is_exact = precision == "fp32" and experiment.engine.kind == "local"
     vocabulary_size = session.asked.tokenizer.vocab_size
     if is_exact:
@@ -232,13 +237,13 @@ def _weight_sync(
 
 
 async def _judge(
-    experiment: Experiment, asked: TrainingData, console: Console, stack: AsyncExitStack, cluster: Cluster | None = None
+    resolved: Resolved, asked: TrainingData, console: Console, stack: AsyncExitStack, cluster: Cluster | None = None
 ) -> BudgetedGrader:
     with console.phase("starting graders"):
         pool: GradingPool | Graders = await stack.enter_async_context(
-            judging(experiment, asked.grading, cluster, console.warn)
+            judging(resolved, asked.grading, cluster, console.warn)
         )
-    return BudgetedGrader(pool, ErrorBudget(experiment.grading.max_error_fraction))
+    return BudgetedGrader(pool, ErrorBudget(resolved.experiment.grading.max_error_fraction))
 
 
 async def _rollouter(

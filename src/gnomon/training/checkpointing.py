@@ -35,6 +35,7 @@ from gnomon.rollouts.scheduler import RolloutScheduler
 from gnomon.tasks.environment import EnvironmentPlan
 from gnomon.training.build_data import PromptChoice, TrainingData
 from gnomon.training.nonfinite_guard import NonFiniteGuard
+from gnomon.training.resolve import Resolved
 from gnomon.training.run import Run, StopRequest
 from gnomon.training.run_logger import RunLogger
 from gnomon.training.weight_sync import VerifiedWeightSync
@@ -163,6 +164,7 @@ def restore(parts: Mapping[str, Stateful], found: CheckpointRef) -> None:
 
 STATELESS: Mapping[type, str] = {
     Experiment: "is read, and never written to",
+    Resolved: "is worked out from its experiment, and the same whenever it is",
     EnvironmentPlan: "is read, and never written to",
     TrainingData: "are read, and never written to",
     Tokenizer: "is read, and never written to",

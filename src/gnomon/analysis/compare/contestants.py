@@ -51,12 +51,12 @@ class RunLimit:
         what = "generated tokens" if self.unit == "tokens" else self.unit
         return f"{self.amount:,.10g} {what}"
 
-    def overrides(self, experiment: Experiment) -> list[str]:
-        """Return what makes a run of the experiment end there."""
+    def overrides(self, rollouts_per_step: int) -> list[str]:
+        """Return what makes a run of so many answers a step end there."""
         if self.unit == "steps":
             return [f"steps={int(self.amount)}"]
         # Every answer has a token at least, so the budget ends the run before so many steps do.
-        most = math.ceil(self.amount / experiment.rollouts_per_step) if self.unit == "tokens" else _MOST_STEPS
+        most = math.ceil(self.amount / rollouts_per_step) if self.unit == "tokens" else _MOST_STEPS
         amount = f"tokens={int(self.amount)}" if self.unit == "tokens" else f"seconds={float(self.amount)}"
         return [f"steps={most}", f"budget.{amount}"]
 
@@ -118,7 +118,7 @@ class Design:
                 raise ConfigError(f"two algorithms have the {what} {twice[0]}; give a file of its own name for one")
         design = cls(table, tuple(overrides), entrants, seeds, limit)
         for entrant in entrants:
-            _check_schedule(design.experiment(entrant), entrant, limit)
+            _check_schedule(design.experiment(entrant).learner.optimizer.schedule, entrant, limit)
         return design
 
     def seed_numbers(self) -> list[int]:
@@ -161,7 +161,7 @@ class Design:
         plain = [o for o in self.overrides if parse_override(o)[0] != "budget.evaluations"]
         built = _built({**self.table, "algorithm": entrant.spec}, plain, entrant.name)
         marks = [f"{key}={value}" for key, value in self.limit.marks().items() if key not in given]
-        return (*self.overrides, *self.limit.overrides(built), *marks, f"seed={seed}")
+        return (*self.overrides, *self.limit.overrides(built.rollouts_per_step), *marks, f"seed={seed}")
 
 
 def _built(table: Mapping[str, Any], overrides: Sequence[str], name: str) -> Experiment:
@@ -178,7 +178,8 @@ def _entrant(named: str, table: Mapping[str, Any]) -> Contestant:
     own, path = _own(named), Path(named)
     theirs = _built(own, (), path.stem)
     ours = _built({**table, "algorithm": algorithm_table(theirs.algorithm)}, (), path.stem)
-    other = differences(_without_algorithm(ours), _without_algorithm(theirs))
+    begun, given = (_without_algorithm(to_table(replace(one, name=""))) for one in (ours, theirs))
+    other = differences(begun, given)
     if other:
         raise ConfigError(
             f"{named} differs from the experiment in more than its algorithm, so a difference could come from there: "
@@ -195,12 +196,11 @@ def _own(experiment: str | Path) -> dict[str, Any]:
     return table
 
 
-def _without_algorithm(experiment: Experiment) -> dict[str, Any]:
-    return {key: value for key, value in to_table(replace(experiment, name="")).items() if key != "algorithm"}
+def _without_algorithm(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if key != "algorithm"}
 
 
-def _check_schedule(experiment: Experiment, entrant: Contestant, limit: RunLimit) -> None:
-    schedule = experiment.learner.optimizer.schedule
+def _check_schedule(schedule: str, entrant: Contestant, limit: RunLimit) -> None:
     if limit.unit != "steps" and schedule != "constant":
         raise ConfigError(
             f"{entrant.name}: the {schedule} schedule of the learning rate falls over a number of steps, and a budget "

@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from gnomon.config.experiment import Experiment, anchored, from_table, to_toml
+from gnomon.config.experiment import Experiment, from_table, to_toml
 from gnomon.core.atomic_files import write_durably
 from gnomon.core.errors import ConfigError, RunDirectoryError, RunError, Stopped
 from gnomon.core.redaction import without_secrets
 from gnomon.core.tables import parse_toml
 from gnomon.records.console import Console
-from gnomon.training.api import is_finished, resolved
+from gnomon.training.api import is_finished
 from gnomon.training.provenance import differences, listed
+from gnomon.training.resolve import resolve
 from gnomon.training.run import StopRequest
 from gnomon.training.signals import stopping
 
@@ -66,7 +67,7 @@ class ComparisonJob:
 
     def experiment(self) -> Experiment:
         """Return the experiment as its run will write it down. Raises: UserError."""
-        return anchored(resolved(from_table(self.table, self.overrides).experiment))
+        return resolve(from_table(self.table, self.overrides).experiment).anchored().experiment
 
     def cpu_seconds(self) -> float | None:
         """Return what the run took of one core, start and end of its processes included; None where nobody wrote it."""
@@ -140,7 +141,7 @@ def check_jobs(jobs: Sequence[ComparisonJob], workers: int) -> dict[str, Experim
     _refuse_shared(jobs)
     experiments = {job.name: job.experiment() for job in jobs}
     for job in jobs:
-        _refuse_other(job.folder, experiments[job.name])
+        _refuse_other(job.folder, to_toml(experiments[job.name]))
     return experiments
 
 
@@ -255,12 +256,11 @@ def _refuse_shared(jobs: Sequence[ComparisonJob]) -> None:
             raise ConfigError(f"two runs of a study have the {what} {shared[0]}; give each its own")
 
 
-def _refuse_other(folder: Path, experiment: Experiment) -> None:
-    """Refuse a folder that holds something else than the run of this experiment."""
+def _refuse_other(folder: Path, asked: str) -> None:
+    """Refuse a folder that holds something else than the run of the experiment that reads so as TOML."""
     begun = folder / "experiment.toml"
     if not begun.exists():
         return
-    asked = to_toml(experiment)
     try:
         there = begun.read_text(encoding="utf-8")
         if there == asked:

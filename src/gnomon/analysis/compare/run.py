@@ -12,17 +12,17 @@ from gnomon.analysis.compare.page import page
 from gnomon.analysis.compare.records import Trained, read_trained
 from gnomon.analysis.compare.statistics import ComparedSetting, Comparison, summarize
 from gnomon.analysis.plan import RunEstimate, make_plan
-from gnomon.config.experiment import Experiment
 from gnomon.core.atomic_files import write_durably, write_json
 from gnomon.core.errors import ConfigError, DatasetError, RunDirectoryError, RunError, Stopped
 from gnomon.models.device import resolve_device
 from gnomon.models.size import model_size
 from gnomon.records.console import Console
 from gnomon.records.memory import free_memory_bytes
-from gnomon.training.api import checked, is_finished, resolved, say_whose_code
+from gnomon.training.api import checked, is_finished, say_whose_code
 from gnomon.training.build_data import questions
 from gnomon.training.notes import initial_answers, many
 from gnomon.training.provenance import differences
+from gnomon.training.resolve import Resolved, resolve
 
 PAGE, NUMBERS, TERMS = "compare.html", "compare.json", "study.json"
 FORMAT = "gnomon-study/1"
@@ -82,26 +82,28 @@ def _plan(design: Design, entrant: Contestant, console: Console) -> RunEstimate:
 
     Raises: UserError naming the algorithm.
     """
-    experiment = resolved(design.experiment(entrant))
+    resolved = resolve(design.experiment(entrant))
+    model = resolved.experiment.model
     with _named(entrant.name):
-        asked, _ = checked(experiment, console)
-    return make_plan(experiment, asked, model_size(experiment.model, experiment.trust_remote_code))
+        asked, _ = checked(resolved, console)
+    return make_plan(resolved, asked, model_size(model, resolved.experiment.trust_remote_code))
 
 
 def _check_budget(design: Design, console: Console) -> None:
     """Refuse a budget of tokens that cannot be meant. Raises: ConfigError, before a weight is read."""
     if design.limit.unit != "tokens":
         return
-    experiments = {entrant.name: resolved(design.experiment(entrant)) for entrant in design.entrants}
-    _check_steps(design, experiments, console)
-    _refuse_spent(design, experiments, console)
+    resolved = {entrant.name: resolve(design.experiment(entrant)) for entrant in design.entrants}
+    _check_steps(design, resolved, console)
+    _refuse_spent(design, resolved, console)
 
 
-def _check_steps(design: Design, experiments: Mapping[str, Experiment], console: Console) -> None:
+def _check_steps(design: Design, resolved: Mapping[str, Resolved], console: Console) -> None:
     """Refuse a budget of tokens that every run's first step is sure to pass; warn of one that a step may pass.
 
     Nothing is read or trained yet. Raises: ConfigError naming the smallest budget that is taken.
     """
+    experiments = {name: one.experiment for name, one in resolved.items()}
     name, most = max(((n, e.rollouts_per_step) for n, e in experiments.items()), key=lambda found: found[1])
     if design.limit.amount < most:
         raise ConfigError(
@@ -117,12 +119,12 @@ def _check_steps(design: Design, experiments: Mapping[str, Experiment], console:
         )
 
 
-def _refuse_spent(design: Design, experiments: Mapping[str, Experiment], console: Console) -> None:
+def _refuse_spent(design: Design, resolved: Mapping[str, Resolved], console: Console) -> None:
     """Refuse a budget of tokens that cannot last until the first step: each answer has a token at least.
 
     Before anything but the questions is read; these are the same for every algorithm.
     """
-    early = {name: experiment for name, experiment in experiments.items() if initial_answers(experiment, 1)}
+    early = {name: one.experiment for name, one in resolved.items() if initial_answers(one.experiment, 1)}
     if not early:
         return
     name, first = next(iter(early.items()))

@@ -1,0 +1,106 @@
+"""What cannot be meant, or is not there, refused in one pass before anything is loaded."""
+
+import sys
+from dataclasses import replace
+
+import torch
+
+from gnomon.cluster.ray import check_cluster
+from gnomon.core.errors import ConfigError
+from gnomon.core.sections import STARTED, STORE
+from gnomon.engines.vllm.transfer import BACKEND, check_backend
+from gnomon.models.hf_names import HfNames
+from gnomon.training.build_workers import places_of
+from gnomon.training.notes import many
+from gnomon.training.resolve import Resolved
+
+
+def check_settings(resolved: Resolved) -> None:
+    """Refuse engines, learners and cluster that cannot be meant together, or are not there. Raises: ConfigError."""
+    check_serving(resolved)
+    check_staging(resolved)
+
+
+def check_serving(resolved: Resolved) -> None:
+    """Refuse engines that cannot be meant, or that are not there, before anything is loaded.
+
+    Raises: ConfigError.
+    """
+    experiment = resolved.experiment
+    plan, asked = experiment.engine, experiment.prompts_per_step * (experiment.staleness_bound + 1)
+    if plan.count > asked:
+        raise ConfigError(
+            f"engine.count = {plan.count} exceeds the {many(asked, 'prompt')} in flight; the extra engines would stay "
+            f"idle; set engine.count = {asked} or less, or raise rollouts_per_step"
+        )
+    if plan.kind == "local":
+        return
+    if plan.count > 1 and plan.server not in ("", STARTED):
+        raise ConfigError(
+            f"engine.server = '{plan.server}' is one engine, and engine.count = {plan.count}; set engine.count = 1, or "
+            f'engine.server = "{STARTED}" for servers of their own'
+        )
+    if experiment.algorithm.routing == "behavior":
+        raise ConfigError(
+            'algorithm.routing = "behavior" replays the experts that the engine chose, and gnomon does not ask vLLM '
+            'which; set algorithm.routing = "proximal", or engine.kind = "local"'
+        )
+    if experiment.trust_remote_code:
+        raise ConfigError(
+            "trust_remote_code lets a model's own code run in this process, and vLLM would not run it; set "
+            'engine.kind = "local"'
+        )
+    from gnomon.engines.vllm.engine import check_vllm
+
+    is_actor = experiment.cluster.kind != "none"
+    # The machines of a cluster that is joined have an interpreter of their own, which is asked there.
+    if not (is_actor and experiment.cluster.address and plan.python):
+        check_vllm(plan, is_actor)
+
+
+def check_staging(resolved: Resolved) -> None:
+    """Refuse what cannot be had or meant, before anything is loaded. Raises: ConfigError."""
+    experiment = resolved.experiment
+    recipe = resolved.learner_spec
+    if experiment.cluster.kind == "none":
+        recipe.check()
+        return
+    device = resolved.device
+    recipe.check_cut(device)
+    if ":" in experiment.device:
+        raise ConfigError(
+            f"device = '{experiment.device}' is one GPU of this machine, and a cluster deals its GPUs out itself; set "
+            "device = 'cuda'"
+        )
+    if experiment.engine.server:
+        raise ConfigError(
+            "engine.server is about servers, and on a cluster each engine is a process of its own; "
+            'remove it, or set cluster.kind = "none"'
+        )
+    if experiment.cluster.is_broadcasting:
+        _check_broadcast(resolved, device)
+    check_cluster(experiment.cluster, places_of(resolved), torch.cuda.device_count() if device.type == "cuda" else 0)
+
+
+def _check_broadcast(resolved: Resolved, device: torch.device) -> None:
+    """Refuse weights that cannot be sent by vLLM's own transfer. Raises: ConfigError."""
+    experiment = resolved.experiment
+    from gnomon.engines.vllm.engine import check_vllm
+
+    backend, plan = experiment.cluster.transfer, experiment.engine
+    if plan.kind != "vllm":
+        why = f"is vLLM's own transfer, and engine.kind = '{plan.kind}'; set engine.kind = 'vllm'"
+    elif backend == BACKEND and device.type != "cuda":
+        why = f"goes from GPU to GPU, and device = '{experiment.device}' is none; set device = 'cuda'"
+    elif plan.rounding != "none":
+        why = f"sends the learner's own numbers, and engine.rounding = '{plan.rounding}'; set engine.rounding = 'none'"
+    elif experiment.lora is not None:
+        why = "sends whole weights, and with lora adapters travel alone"
+    elif not HfNames(experiment.model, experiment.trust_remote_code).is_plain:
+        why = f"sends weights by the names that they have in memory, and '{experiment.model}' has others in its files"
+    else:
+        # Learners send with it too, in the cluster's own interpreter, which no other can stand in for.
+        check_vllm(replace(plan, python=sys.executable), is_actor=True)
+        check_backend(backend)
+        return
+    raise ConfigError(f"cluster.transfer = '{backend}' {why}; or set cluster.transfer = '{STORE}'")

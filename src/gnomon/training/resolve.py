@@ -1,0 +1,104 @@
+"""From what a person wrote to what a run computes with: an `Experiment` becomes `Resolved`, once.
+
+Device, precision, the learner's parts and who holds weights are worked out here and handed on. Whatever needs one of
+them takes a `Resolved` and asks that; only settings, which need no machine, are read from its experiment.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
+
+import torch
+
+from gnomon.config.experiment import Experiment, anchored
+from gnomon.core.errors import ConfigError
+from gnomon.core.sections import STARTED
+from gnomon.learner.precision import Precision, dtype_of, resolve_precision
+from gnomon.learner.spec import LearnerSpec
+from gnomon.models.device import resolve_device
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """An experiment with what it means on this machine, each part worked out when it is first asked for, and kept.
+
+    So a plan for hardware that is not here asks for no device, and a device that is missing is refused by whoever
+    needs it first. A process elsewhere is sent the experiment, and resolves it on its own machine.
+    """
+
+    experiment: Experiment
+
+    @cached_property
+    def device(self) -> torch.device:
+        """What computes: of this machine, or "cuda" where the GPUs are those of a cluster that is joined.
+
+        Raises: ConfigError when it is not here, and is not looked for elsewhere.
+        """
+        is_elsewhere = bool(self.experiment.cluster.address) and self.experiment.device == "cuda"
+        if is_elsewhere and not torch.cuda.is_available():
+            return torch.device("cuda")
+        return resolve_device(self.experiment.device)
+
+    @cached_property
+    def precision(self) -> Precision:
+        """What the network computes in. Raises: ConfigError when only a GPU that is elsewhere could say."""
+        asked, device = self.experiment.learner.precision, self.device
+        if asked == "auto" and device.type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(
+                "learner.precision = 'auto' asks the GPU, and this machine has none: the cluster's are elsewhere; set "
+                "learner.precision = 'bf16', or 'fp32'"
+            )
+        return resolve_precision(asked, str(device))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The same as torch has it. Raises: ConfigError as `precision`."""
+        return dtype_of(self.precision)
+
+    @cached_property
+    def learner_spec(self) -> LearnerSpec:
+        """What the learner is made of."""
+        experiment = self.experiment
+        return LearnerSpec(
+            model=experiment.model,
+            algorithm=experiment.algorithm,
+            plan=experiment.learner,
+            steps=experiment.steps,
+            lora=experiment.lora,
+            trust_remote_code=experiment.trust_remote_code,
+            device=experiment.device,
+            seed=experiment.seed,
+        )
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether the engine reads the learner's own tensors: one local engine, never asked while they change.
+
+        Rounded weights are others than the learner's, answers of older weights need those, each of several engines
+        would have to stand still while another one computes with the same module, and parts of weights in other
+        processes cannot be read at all.
+        """
+        experiment, plan = self.experiment, self.experiment.engine
+        is_plain = plan.kind == "local" and plan.count == 1 and plan.rounding == "none"
+        is_plain = is_plain and experiment.cluster.kind == "none"
+        return is_plain and experiment.staleness_bound == 0 and not experiment.learner.is_sharded
+
+    @property
+    def own_copies(self) -> int:
+        """Copies of the weights that engines hold on this machine, beside the learner's."""
+        plan = self.experiment.engine
+        is_elsewhere = plan.kind == "vllm" and plan.server not in ("", STARTED)
+        return 0 if is_elsewhere or self.shares_weights else plan.count
+
+    def anchored(self) -> Self:
+        """Return the same with the files that it names as absolute paths; see `gnomon.config.experiment.anchored`."""
+        return replace(self, experiment=anchored(self.experiment))
+
+
+def resolve(experiment: Experiment) -> Resolved:
+    """Return the experiment with what depends on this machine decided, so that its record says what was run.
+
+    The device is left as it was asked for: it changes rounding alone. Raises: ConfigError when it is not here.
+    """
+    learner = replace(experiment.learner, precision=Resolved(experiment).precision)
+    return Resolved(replace(experiment, learner=learner))
