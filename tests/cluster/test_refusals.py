@@ -12,12 +12,12 @@ import pytest
 from gnomon.cli.main import main
 from gnomon.cluster import head_monitor
 from gnomon.cluster.head_monitor import HeadMonitor
+from gnomon.cluster.hook import places_of
 from gnomon.cluster.ray import ResourceBundle, asked, check_cluster
 from gnomon.cluster.reaper import FAREWELL
 from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError
 from gnomon.core.sections import ClusterPlan
-from gnomon.training.build_workers import places_of
 from gnomon.training.checks import check_staging
 from gnomon.training.resolve import Resolved
 

@@ -1,7 +1,7 @@
 """One session of one run: the objects built, connected, walked, and closed again."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from gnomon.algorithms import Algorithm
-from gnomon.cluster.graders import Graders
-from gnomon.cluster.ray import Cluster
 from gnomon.config.experiment import Experiment
 from gnomon.core.metrics import Metrics
 from gnomon.core.tables import to_table
@@ -41,8 +39,8 @@ from gnomon.training.baseline_tracking import BaselineTracking, NoTracker, Promp
 from gnomon.training.budget import PART, BudgetTracker
 from gnomon.training.build_data import PromptChoice, TrainingData, keeping
 from gnomon.training.build_engines import serve_alone
-from gnomon.training.build_workers import judging, staged
-from gnomon.training.checkpointing import Saver, check_counted, parts_of, restore
+from gnomon.training.build_workers import RunCluster, judging, staged
+from gnomon.training.checkpointing import STATELESS, Saver, check_counted, parts_of, restore
 from gnomon.training.critic_pretraining import ValuePretraining, monte_carlo
 from gnomon.training.critic_updates import CriticTraining, CriticUpdates, NoCritic
 from gnomon.training.evaluate import Evaluation, Evaluator, read_evaluations
@@ -76,7 +74,7 @@ class TrainingContext:
     chosen: PromptChoice
     directory: RunDirectory
     console: Console
-    cluster: Cluster | None = None
+    cluster: RunCluster | None = None
     callbacks: tuple[Callable[[FinishedStep], None], ...] = ()
 
     @property
@@ -84,12 +82,17 @@ class TrainingContext:
         """The settings."""
         return self.resolved.experiment
 
+    @property
+    def stateless(self) -> Mapping[type, str]:
+        """Kinds of objects that are in no checkpoint, each with the reason."""
+        return STATELESS if self.cluster is None else {**STATELESS, **self.cluster.stateless}
+
 
 @dataclass(frozen=True)
 class BudgetedGrader:
     """Grades in the pool, and stops the run when too many samples cannot be graded."""
 
-    pool: GradingPool | Graders
+    pool: GradingPool
     budget: ErrorBudget
     faults: FaultBudget = field(default_factory=FaultBudget)
 
@@ -176,7 +179,7 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
             stop=stop,
             best=_best_so_far(session.directory),
         )
-        check_counted(run, parts, [session.asked.split.train, session.asked.split.held_out])
+        check_counted(run, parts, [session.asked.split.train, session.asked.split.held_out], session.stateless)
         console.start(experiment.steps, learner.version)
         await run_with_watchdog(stage.watch(), train(run))
 
@@ -237,12 +240,10 @@ def _weight_sync(
 
 
 async def _judge(
-    resolved: Resolved, asked: TrainingData, console: Console, stack: AsyncExitStack, cluster: Cluster | None = None
+    resolved: Resolved, asked: TrainingData, console: Console, stack: AsyncExitStack, cluster: RunCluster | None = None
 ) -> BudgetedGrader:
     with console.phase("starting graders"):
-        pool: GradingPool | Graders = await stack.enter_async_context(
-            judging(resolved, asked.grading, cluster, console.warn)
-        )
+        pool = await stack.enter_async_context(judging(resolved, asked.grading, cluster, console.warn))
     return BudgetedGrader(pool, ErrorBudget(resolved.experiment.grading.max_error_fraction))
 
 

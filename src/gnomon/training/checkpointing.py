@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from gnomon.cluster.graders import Graders
-from gnomon.cluster.ray import Cluster
 from gnomon.config.experiment import Experiment
 from gnomon.core.errors import CheckpointError, ConfigError, GnomonError
 from gnomon.core.metrics import Metrics, Sum
@@ -171,8 +169,6 @@ STATELESS: Mapping[type, str] = {
     EnginePool: "answers with the learner's weights; draws depend on seed, round, task and place alone",
     EnvWorkers: "hold a conversation's environment, and no conversation outlives its step unanswered",
     GradingPool: "judges each answer by itself",
-    Graders: "judge each answer by itself",
-    Cluster: "is where others compute",
     ErrorBudget: "counts the latest failures in order to end a run; no reward depends on it",
     FaultBudget: "counts the latest ends of conversations in order to end a run; no reward depends on it",
     VerifiedWeightSync: "asks; what it measures is a part, or never changes",
@@ -188,14 +184,20 @@ STATELESS: Mapping[type, str] = {
 """What can change in a run and is in no checkpoint, and why a resumed run is the same run without."""
 
 
-def check_counted(run: Run, parts: Mapping[str, Stateful], constants: Iterable[object] = ()) -> None:
+def check_counted(
+    run: Run,
+    parts: Mapping[str, Stateful],
+    constants: Iterable[object] = (),
+    stateless: Mapping[type, str] = STATELESS,
+) -> None:
     """Refuse to start a run in which something could change that no checkpoint holds.
 
-    constants: large objects that are read and never written to, such as task sets.
+    constants: large objects that are read and never written to, such as task sets. stateless: kinds of objects that
+    need not be saved.
     Raises: ConfigError naming the places: an object that can change, is no part and is not in `STATELESS`; a generator
         of random numbers in a part that does not save it.
     """
-    places = uncounted(run, [*parts.values(), *constants], STATELESS)
+    places = uncounted(run, [*parts.values(), *constants], stateless)
     said = [f"{place} can change from step to step and is no part of a checkpoint" for place in places]
     said += [
         f"{place} draws random numbers, and its place in them is in no checkpoint"

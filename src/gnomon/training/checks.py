@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import torch
 
-from gnomon.cluster.ray import check_cluster
 from gnomon.core.errors import ConfigError
 from gnomon.core.sections import STARTED, STORE
 from gnomon.engines.vllm.transfer import BACKEND, check_backend
 from gnomon.models.hf_names import HfNames
-from gnomon.training.build_workers import places_of
+from gnomon.training.build_workers import cluster_room
 from gnomon.training.notes import many
 from gnomon.training.resolve import Resolved
 
@@ -79,7 +78,7 @@ def check_staging(resolved: Resolved) -> None:
         )
     if experiment.cluster.is_broadcasting:
         _check_broadcast(resolved, device)
-    check_cluster(experiment.cluster, places_of(resolved), torch.cuda.device_count() if device.type == "cuda" else 0)
+    cluster_room().check(resolved)
 
 
 def _check_broadcast(resolved: Resolved, device: torch.device) -> None:

@@ -1,0 +1,115 @@
+"""What a run needs of a Ray cluster, for the room that trains: that room knows this module by its name only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from gnomon.cluster.engine_actor import EngineSpec
+from gnomon.cluster.engine_group import BroadcastGroup
+from gnomon.cluster.engines import serve_remotely
+from gnomon.cluster.graders import Graders
+from gnomon.cluster.learners import RayWorkerGroup
+from gnomon.cluster.ray import Cluster, ResourceBundle, check_cluster
+from gnomon.core.processes.client import Limits
+from gnomon.core.types import Snapshot
+from gnomon.learner.distributed import DistributedLearner, Rounding
+from gnomon.models.cpu.packed_linear import input_axes
+from gnomon.models.decoder import vocabulary_size
+from gnomon.models.size import outline
+from gnomon.rewards.grading import Grading
+from gnomon.training.build_engines import engine_there
+from gnomon.training.build_workers import Warn, Workers
+from gnomon.training.resolve import Resolved
+
+
+@dataclass(frozen=True)
+class OpenCluster:
+    """A cluster with room for one run: `gnomon.training.build_workers.RunCluster`."""
+
+    cluster: Cluster
+
+    @property
+    def said(self) -> str:
+        """What the run card says of the cluster."""
+        return self.cluster.said
+
+    @property
+    def stateless(self) -> Mapping[type, str]:
+        """Kinds of objects that are in no checkpoint, each with the reason."""
+        return {Graders: "judge each answer by itself", Cluster: "is where others compute", OpenCluster: "is a cluster"}
+
+    def graders(self, grading: Grading, limits: Limits, warn: Warn) -> Graders:
+        """Return what judges answers, in actors of the cluster."""
+        return Graders(self.cluster, self.cluster.of("grader"), grading, limits, warn)
+
+    def workers(self, resolved: Resolved, warn: Warn, waiting: Path | None) -> Workers:
+        """Return learner and engines on the cluster, started. Raises: UserError as loading does; LearnerError."""
+        return _workers(resolved, self.cluster, warn, waiting)
+
+    def close(self) -> None:
+        """Give back what the run took."""
+        self.cluster.close()
+
+
+def open_cluster(resolved: Resolved, warn: Warn) -> OpenCluster:
+    """Return the cluster that the experiment asks for, with room on it. Raises: ConfigError."""
+    return OpenCluster(Cluster.open(resolved.experiment.cluster, places_of(resolved), warn))
+
+
+def check(resolved: Resolved) -> None:
+    """Refuse a cluster that cannot be had, before anything is loaded. Raises: ConfigError."""
+    gpus = torch.cuda.device_count() if resolved.device.type == "cuda" else 0
+    check_cluster(resolved.experiment.cluster, places_of(resolved), gpus)
+
+
+def places_of(resolved: Resolved) -> list[ResourceBundle]:
+    """Return what a run takes of a cluster: for each learner, engine and grader an actor."""
+    experiment = resolved.experiment
+    gpus, plan = 1.0 if resolved.device.type == "cuda" else 0.0, experiment.engine
+    learners = [ResourceBundle("learner", gpus=gpus)] * experiment.learner.processes
+    parts = float(plan.tensor_parallel)
+    engines = [ResourceBundle("engine", parts, parts * gpus, plan.python)] * plan.count
+    return [
+        *learners,
+        *engines,
+        *[ResourceBundle("grader", float(experiment.grading.workers))] * experiment.cluster.graders,
+    ]
+
+
+def _workers(resolved: Resolved, cluster: Cluster, warn: Warn, waiting: Path | None) -> Workers:
+    experiment = resolved.experiment
+    device = resolved.device.type
+    model, plan = outline(experiment.model, experiment.trust_remote_code), experiment.engine
+    rounding = Rounding(plan.rounding, {} if plan.rounding == "none" else input_axes(model))
+    # While the learner loads its model, so do the engines.
+    order = EngineSpec(
+        partial(engine_there, replace(experiment, device=device)),
+        takes_parts=plan.kind == "local",
+        threads=max(1, torch.get_num_threads() // len(cluster.places)),
+        receives=experiment.cluster.transfer if experiment.cluster.is_broadcasting else "",
+        parts=plan.tensor_parallel,
+    )
+    places = {f"engine-{n}": place for n, place in enumerate(cluster.of("engine"), start=1)}
+    engine, measured, started = serve_remotely(
+        cluster, places, order, plan.timeout_seconds, vocabulary_size(model), warn
+    )
+    group = BroadcastGroup(cluster, started, order, plan.timeout_seconds) if order.receives else None
+    worker_group = RayWorkerGroup(cluster, device, group=group)
+    distributed = DistributedLearner(resolved.learner_spec, worker_group, rounding, waiting)
+    distributed.open()
+    if group is not None:
+        try:
+            distributed.meet(worker_group.receivers())
+        except BaseException:
+            distributed.close()
+            raise
+    # What is put where engines find it was rounded and merged there.
+    is_other = plan.rounding != "none" or experiment.lora is not None
+    return Workers(distributed, engine, _as_it_is if is_other else None, measured, distributed.watch)
+
+
+def _as_it_is(snapshot: Snapshot) -> Snapshot:
+    return snapshot
