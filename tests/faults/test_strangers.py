@@ -8,7 +8,7 @@ import pytest
 
 from gnomon.cli.main import main
 from gnomon.records.ownership import TRUST, named_code
-from gnomon.training.api import train
+from gnomon.training.python_api import train
 
 EVIL = """
 from dataclasses import dataclass
@@ -97,13 +97,14 @@ def test_neither_is_a_reward_nor_a_model_s_own_code(line: str, theirs: Path, tmp
 ELSEWHERE = {
     "interpreter": '[engine]\nkind = "vllm"\nserver = "start"\npython = "{evil}"\n',
     "cluster's interpreter": '[engine]\nkind = "vllm"\npython = "{evil}"\n[cluster]\nkind = "ray"\n',
+    "server": '[engine]\nkind = "vllm"\nserver = "http://127.0.0.1:9"\n',
     "cluster": '[cluster]\nkind = "ray"\naddress = "ray://127.0.0.1:1"\n',
     "cluster by name": 'cluster = "ray://127.0.0.1:1"\n',
 }
 
 
 @pytest.mark.parametrize("form", ELSEWHERE)
-def test_neither_an_interpreter_nor_a_cluster_of_theirs_is_used(
+def test_no_interpreter_server_or_cluster_of_theirs_is_used(
     form: str, theirs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     """evaluate and compare name what would run code, and start and reach nothing."""

@@ -44,8 +44,36 @@ def test_importing_that_ends_the_process_shows_what_it_said(tmp_path: Path):
     """What was written to standard error is in the message."""
     (tmp_path / "gone.py").write_text("import os\nos.write(2, b'out of licenses')\nos._exit(1)")
 
-    with pytest.raises(GradingError, match=r"ended while it imported the rewards: out of licenses"):
+    with pytest.raises(GradingError, match=r"exited with status 1 while it imported the rewards .*: out of licenses"):
         try_rewards(by(f"{tmp_path}/gone.py:score"), Limits(), ())
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [("os._exit(0)", "exited with status 0"), ("os.abort()", "was killed by SIGABRT"),
+     ("import ctypes; ctypes.string_at(0)", "was killed by SIGSEGV")],
+)  # fmt: skip
+def test_importing_that_ends_the_process_is_the_users_fault(tmp_path: Path, end: str, said: str):
+    """A status, or a fault of its own, of a program that said nothing: the input is wrong."""
+    (tmp_path / "gone.py").write_text(f"import os\n{end}")
+
+    with pytest.raises(RewardError, match=rf"{said} while it imported the rewards \(score\); an import must not end"):
+        try_rewards(by(f"{tmp_path}/gone.py:score"), Limits(), ())
+
+
+def test_a_program_that_is_killed_while_it_imports_is_started_again(tmp_path: Path):
+    """Twice killed from outside is no fault of the rewards; three times is an error."""
+    (tmp_path / "killed.py").write_text(
+        f"import os\nwith open({str(tmp_path / 'starts')!r}, 'a') as file: print(file=file)\n"
+        f"if len(open({str(tmp_path / 'starts')!r}).read()) <= int(os.environ['KILLS']): os.kill(os.getpid(), 9)\n"
+        "def score(completion): return 1.0"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KILLS", "2")
+        assert try_rewards(by(f"{tmp_path}/killed.py:score"), Limits(environment=("KILLS",)), ()) == ()
+        patch.setenv("KILLS", "9")
+        with pytest.raises(GradingError, match=r"was killed by SIGKILL .* while it imported the rewards"):
+            try_rewards(by(f"{tmp_path}/killed.py:score"), Limits(environment=("KILLS",)), ())
 
 
 def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(monkeypatch: pytest.MonkeyPatch):

@@ -198,3 +198,43 @@ def test_a_reward_that_hangs_is_refused_in_time(by: Grade):
 
     with pytest.raises(RewardError, match=r"timed out after 0\.2 s \(grading\.deadline_seconds\)"):
         try_rewards(by(source), Limits(deadline_seconds=0.2), questions())
+
+
+def test_a_column_that_no_row_has_is_answered_with_what_to_type(by: Grade):
+    """The function is right and its parameter's name is not."""
+    with pytest.raises(RewardError, match=r"needs anwser, which is no column(?s:.*)name a column that the rows have"):
+        try_rewards(by("def score(prompt, completion, anwser): return 1.0"), Limits(), questions())
+
+
+@pytest.mark.parametrize(
+    ("source", "is_said"),
+    [
+        ("n = [0]\ndef score(completion, **k):\n    n[0] += 1\n    return n[0]", True),
+        ("import time\ndef score(completion, **k): return time.perf_counter()", True),
+        ("import random\ndef score(completion, **k): return random.random()", False),
+        ("def score(completion, **k): return len(completion)", False),
+    ],
+)
+def test_a_reward_that_changes_its_mind_is_said(by: Grade, source: str, is_said: bool):
+    """The same answer judged twice: what is counted or timed differs, what is drawn is drawn again."""
+    notes = try_rewards(by(source), Limits(), questions())
+
+    assert any("gives one answer two rewards when asked twice" in note for note in notes) == is_said
+
+
+@pytest.mark.parametrize("parameters", ["completion", "completions"])
+def test_what_a_reward_changes_in_its_columns_no_other_sees(tmp_path: Path, parameters: str):
+    """Lists and objects of a row are each reward's own."""
+    path = tmp_path / "mine.py"
+    lists = parameters == "completions"
+    path.write_text(
+        f"def first({parameters}, gold, **k):\n    {'[g.clear() for g in gold]' if lists else 'gold.clear()'}\n"
+        f"    return {'[0.0] * len(completions)' if lists else '0.0'}\n"
+        f"def score({parameters}, gold, **k):\n    return {'[len(g) for g in gold]' if lists else 'len(gold)'}\n"
+    )
+    both = Grading(tuple(WeightedReward(UserFunction(f"{path}:{name}")) for name in ("first", "score")))
+    columns = {"answer": "42", "gold": ["a", "b"]}
+
+    found = graded(both, [Sample("6 * 7?", text, columns=columns, seed=n) for n, text in enumerate("ab")])
+
+    assert found == [2.0, 2.0]

@@ -38,6 +38,8 @@ def named_code(table: Mapping[str, Any]) -> tuple[str, ...]:
     engine, cluster = table.get("engine"), table.get("cluster")
     if isinstance(engine, Mapping):
         named += [f"interpreter {text}" for text in _texts(engine.get("python")) if text]
+        # A server is sent this user's key and the prompts, and what it answers is scored.
+        named += [f"server at {text}" for text in _texts(engine.get("server")) if text not in ("", "start")]
     # What is said to a cluster and what it answers are pickles, which run what they name.
     reached = cluster.get("address") if isinstance(cluster, Mapping) else cluster
     named += [f"cluster at {text}" for text in _texts(reached) if ":" in text]

@@ -1,6 +1,7 @@
 """A user's own reward function, named as ``module:function`` or ``path.py:function``."""
 
 import asyncio
+import copy
 import difflib
 import functools
 import importlib
@@ -9,7 +10,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -275,6 +276,8 @@ class UserFunction(Verifier):
     def _called(self, samples: Sequence[Sample]) -> Any:
         function, how = find(self.function)
         is_chat = how.style == "trl" and all(sample.messages for sample in samples)
+        # What a function changes in its columns is not what the next reward, or a vote, should see.
+        samples = [replace(sample, columns=copy.deepcopy(dict(sample.columns))) for sample in samples]
         result = function(**how.arguments(samples, is_chat if self.messages == "auto" else self.messages))
         return _runner().run(_await(result)) if inspect.isawaitable(result) else result
 

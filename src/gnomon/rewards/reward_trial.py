@@ -88,7 +88,9 @@ def _notes(bench: "_Bench", number: int, reward: WeightedReward, is_only: bool) 
     named = f"reward '{reward.part}' ({function.function})"
     is_chat = all(sample.messages for answers in questions for sample in answers)
     if found.is_hopeless:
-        raise RewardError(_hopeless(named, found, _other_form(bench, number)))
+        lacks = NO_COLUMN in found.failures[0][1]
+        column = "name a column that the rows have, or give the parameter a default value"
+        raise RewardError(_hopeless(named, found, column if lacks else _other_form(bench, number)))
     if is_only and not found.rewards:
         raise RewardError(
             f"{named} returned None for each of the {len(found.tried)} answers that were tried, and it is the only "
@@ -103,6 +105,8 @@ def _notes(bench: "_Bench", number: int, reward: WeightedReward, is_only: bool) 
                 "messages = true if it should have messages"
             )
         yield f"{named} is given messages, as TRL gives them, because the dataset's prompts are messages"
+    if bench.wavers(number):
+        yield f"{named} gives one answer two rewards when asked twice: what it draws or keeps is noise to learn from"
     if found.compares:
         yield (
             f"{named} scores an answer by those beside it: it is given all answers to a question at once, in training "
@@ -179,6 +183,12 @@ class _Bench:
             verdicts += together or each
             alone += each if together else []
         return Trial(tuple(sample for answers in self.questions for sample in answers), tuple(verdicts), tuple(alone))
+
+    def wavers(self, number: int) -> bool:
+        """Whether the last answer to the first question earns something else when it is judged again."""
+        sample = from_sample(self.questions[0][-1])
+        one, other = (self.ask({"trial": {"number": number, "messages": None}, "sample": sample}, 1)[0] for _ in "ab")
+        return one.reward is not None and other.reward is not None and one.reward != other.reward
 
     def ask(self, request: dict[str, Any], count: int) -> list[Verdict]:
         """Return ``count`` verdicts; none where a reward does not judge several at once."""

@@ -108,10 +108,17 @@ class ForkServer:
         Raises: RewardError when a reward cannot be used or does not import in time; GradingError when the
             program itself does not start.
         """
-        # Forking beside other threads can leave a lock held forever: then each worker imports for itself.
-        if self._open(warm=True) > 1:
-            self.close()
-            self._open(warm=False)
+        for remaining in reversed(range(_STARTS)):
+            try:
+                # Forking beside other threads can leave a lock held forever: then each worker imports for itself.
+                if self._open(warm=True) > 1:
+                    self.close()
+                    self._open(warm=False)
+            except _KilledAtStart:
+                if not remaining:
+                    raise
+            else:
+                return
 
     def fork(self) -> tuple[int, socket.socket]:
         """Return a new worker's number and the socket to talk to it, which speaks first when it is ready.
@@ -195,6 +202,7 @@ class ForkServer:
         return int(ready["threads"])
 
     def _no_start(self, error: Exception) -> Exception:
+        ended = self._ended_by_itself()
         self.kill()
         said = self._tail()
         self.close()
@@ -203,7 +211,20 @@ class ForkServer:
                 f"importing {self._work.what} ({self._work.names}) took more than {self._limits.start_seconds:g} s; "
                 "an import must not start work, or give it more time with start_seconds"
             )
-        return GradingError(f"the process ended while it imported {self._work.what}: {said or repr(error)}")
+        wrong = f"the process {exit_reason(ended)} while it imported {self._work.what} ({self._work.names})"
+        if ended is not None and -ended in _FOREIGN:
+            return _KilledAtStart(wrong)
+        if said or ended is None:
+            return GradingError(f"{wrong}: {said or repr(error)}")
+        return RewardError(f"{wrong}; an import must not end the process")
+
+    def _ended_by_itself(self) -> int | None:
+        """Return the status of a program that hung up, once it has one."""
+        assert self._program is not None, "it was started"
+        try:
+            return self._program.wait(1)
+        except subprocess.TimeoutExpired:
+            return None
 
     def _tail(self) -> str:
         if self._said is None:
@@ -225,7 +246,7 @@ class ForkServer:
     def _ask(self, message: Mapping[str, Any], seconds: float | None = None, file: int | None = None) -> dict[str, Any]:
         """Return the nursery's answer, which comes in the order of asking: one that came too late is passed over."""
         if self._control is None or self._channel is None:
-            raise EOFError("the nursery is closed")
+            raise EOFError("the fork server is closed")
         self._control.settimeout(_ANSWER_SECONDS if seconds is None else seconds)
         self._channel.send(dict(message), file)
         self._owed += 1
@@ -233,7 +254,7 @@ class ForkServer:
         while self._owed:
             answer, _ = self._channel.receive()
             if answer is None:
-                raise EOFError("the nursery closed its socket")
+                raise EOFError("the fork server closed its socket")
             self._owed -= 1
         assert answer is not None, "one answer was owed at least"
         return answer
@@ -246,11 +267,16 @@ class ForkServer:
         return {**dict.fromkeys(_ONE_THREAD, "1"), "PYTHONHASHSEED": "0", **passed, "PYTHONPATH": path}
 
 
+class _KilledAtStart(GradingError):
+    """A program that another process or the kernel ended while it imported: it is started again."""
+
+
 def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
+_STARTS = 3
 _FOREIGN = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT})
 _WITH_THE_NURSERY = ExitReason(
     "ended with the process that started it, which was killed (out of memory?)", is_foreign=True
