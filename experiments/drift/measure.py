@@ -78,7 +78,7 @@ async def measure(source: str, overrides: Sequence[str]) -> dict[str, object]:
         prompts = experiment.prompts_per_step
         stream = RolloutScheduler(chosen.curriculum, asked.split.train, rollouter, prompts, 0, is_kept, attempts)
         for step in range(experiment.steps):
-            finished = await stream.take()
+            finished = await stream.next_batch()
             batch = collate(finished.groups, experiment.sampling.temperature, tracking.baseline)
             batch = (await learner.score(batch, experiment.algorithm.needs | {"proximal"})).into(batch)
             batch = experiment.algorithm.prepare(batch)

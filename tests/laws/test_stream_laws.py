@@ -65,7 +65,7 @@ def test_the_nth_prompt_is_admitted_when_it_cannot_become_too_stale(prompts: int
         curriculum = UniformCurriculum(7, seed=0)
         async with RolloutScheduler(curriculum, Questions(), rollouter, prompts, staleness) as stream:
             for step in range(steps):
-                finished = await stream.take()
+                finished = await stream.next_batch()
                 for _ in range(20):  # let what was admitted reach the engine before the weights change
                     await asyncio.sleep(0)
                 ages = [step - r.oldest_version for g in finished.groups for r in g.rollouts]

@@ -60,11 +60,11 @@ def walk(
         critic_updates = NoCritic() if algorithm.critic is None else CriticTraining(algorithm, learner, 0)
         for step, batch in enumerate(batches, start=first):
             batch = (await learner.score(batch, algorithm.needs)).into(batch)
-            batch, metrics = await critic_updates.before(batch, step)
+            batch, metrics = await critic_updates.before_policy(batch, step)
             batch = algorithm.prepare(batch)
             for minibatch in algorithm.minibatches(batch, step):
                 metrics += await learner.update(minibatch, algorithm, step)
-            metrics += await critic_updates.after(batch, step)
+            metrics += await critic_updates.after_policy(batch, step)
             learner.advance()
             measured.append(without_clocks(metrics))
         return measured

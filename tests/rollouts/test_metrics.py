@@ -130,6 +130,6 @@ def test_what_admission_removes_is_stale():
     logs = torch.tensor([0.0, 0.0, math.log(9.0)])
     scored = batch.with_fields(proximal=batch.behavior + logs[:, None])
     stream = stream_of(TimedEngine(lambda *_: 0.0), 1, max_staleness=4)
-    left, rest, _ = EssFilter(0.5, stream).admit(RolloutBatch(0, groups, (), RolloutTimer()), scored, version=5)
+    left, rest, _ = EssFilter(0.5, stream).apply(RolloutBatch(0, groups, (), RolloutTimer()), scored, version=5)
 
     assert causes(left, rest.with_fields(advantages=torch.ones(rest.mask.shape))) == {"stale": pytest.approx(1 / 3)}

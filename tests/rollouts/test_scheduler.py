@@ -79,7 +79,7 @@ def test_every_rollout_ends_in_exactly_one_way(rule: dict[str, int], slack: int,
         rounds: list[RolloutBatch] = []
         async with stream:
             for step in range(6):
-                finished = await stream.take()
+                finished = await stream.next_batch()
                 state = stream.state()
                 for _ in range(4):  # what was asked reaches the engine; no time passes
                     await asyncio.sleep(0)
@@ -257,7 +257,7 @@ def test_what_was_on_its_way_is_asked_again_with_the_same_draws():
         engine = TimedEngine(heavy_tail(3))
         stream = stream_of(engine, 3, **rule)
         async with stream:
-            rounds = [await stream.take() for _ in range(3)]
+            rounds = [await stream.next_batch() for _ in range(3)]
             state, seen = stream.state(), stream.curriculum.state()
             ended = {key for finished in rounds for key in keys(finished.generated)}
             for _ in range(4):
@@ -268,7 +268,7 @@ def test_what_was_on_its_way_is_asked_again_with_the_same_draws():
         resumed.restore(state)
         resumed.curriculum.restore(seen)
         async with resumed:
-            number = (await resumed.take()).number
+            number = (await resumed.next_batch()).number
         return on_their_way, [key for _, key, _ in again.asked], number
 
     on_their_way, asked, number = virtually(interrupted())
@@ -335,7 +335,7 @@ def test_who_is_withdrawn_is_no_fault_of_an_engine():
         await pool.load(Snapshot(0, lambda: iter(())))
         async with stream_of(pool, 8, max_staleness=1, stragglers="drop") as stream:
             for step in range(20):
-                rounds.append(await stream.take())
+                rounds.append(await stream.next_batch())
                 await asyncio.sleep(UPDATE_SECONDS)
                 await pool.load(Snapshot(step + 1, lambda: iter(())))
             return sum(len(engine.withdrawn) for engine in engines.values())

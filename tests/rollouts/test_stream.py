@@ -68,7 +68,7 @@ def test_synchronous_rounds_are_asked_only_when_they_are_taken():
         async with stream_of(engine) as stream:
             for number in range(2):
                 engine.version = number
-                finished = await stream.take()
+                finished = await stream.next_batch()
                 assert finished.number == number
                 assert {r.oldest_version for g in finished.groups for r in g.rollouts} == {number}
 
@@ -85,7 +85,7 @@ def test_the_bound_on_staleness_is_reached_and_never_passed(staleness: int):
         ages: list[int] = []
         async with stream_of(engine, staleness) as stream:
             for step in range(6):
-                finished = await stream.take()
+                finished = await stream.next_batch()
                 ages.append(max(step - r.oldest_version for g in finished.groups for r in g.rollouts))
                 await asyncio.sleep(0.01)
                 engine.version = step + 1
@@ -101,13 +101,13 @@ def test_rounds_in_flight_are_asked_again_after_a_restart():
 
     async def interrupted() -> tuple[list[str], list[str]]:
         async with stream_of(Echo(), staleness=1) as stream:
-            await stream.take()
+            await stream.next_batch()
             state, seen = stream.state(), stream.curriculum.state()
-            lost = await stream.take()
+            lost = await stream.next_batch()
         async with stream_of(Echo(), staleness=1) as again:
             again.restore(state)
             again.curriculum.restore(seen)
-            found = await again.take()
+            found = await again.next_batch()
         return answers(lost.groups), answers(found.groups)
 
     lost, found = asyncio.run(interrupted())
@@ -124,7 +124,7 @@ def test_refused_groups_are_replaced_until_the_bound():
     async def walk(attempts: int) -> tuple[int, int]:
         stream = stream_of(Echo(), is_kept=lambda group: not group.is_degenerate, max_attempts=attempts)
         async with stream:
-            finished = await stream.take()
+            finished = await stream.next_batch()
         return len(finished.groups), len(finished.dropped)
 
     kept, dropped = asyncio.run(walk(50))
@@ -148,7 +148,7 @@ def test_a_prompt_asked_again_in_one_round_answers_anew():
 
     rollouter = Rollouter(Echo(), Parity(), lambda ids: str(ids[0]), Sampling(), generations=2, seed=0)
     stream = RolloutScheduler(UniformCurriculum(10, 0), Numbers(), rollouter, 10, is_kept=is_kept, max_attempts=2)
-    asyncio.run(stream.take())
+    asyncio.run(stream.next_batch())
     first, second = dict(seen[:10]), dict(seen[10:])
 
     assert first.keys() == second.keys()
@@ -164,7 +164,7 @@ def test_no_prompt_is_taken_that_will_not_be_asked():
 
         async def three() -> None:
             for _ in range(3):
-                await stream.take()
+                await stream.next_batch()
 
         asyncio.run(three())
         return engine.asked

@@ -105,7 +105,7 @@ async def train(stream: RolloutScheduler, engine: TimedEngine, steps: int) -> li
     rounds: list[RolloutBatch] = []
     async with stream:
         for _ in range(steps):
-            rounds.append(await stream.take())
+            rounds.append(await stream.next_batch())
             await asyncio.sleep(UPDATE_SECONDS)
             engine.version += 1
     return rounds

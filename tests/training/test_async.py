@@ -30,8 +30,7 @@ from gnomon.rollouts.curriculum.uniform import UniformCurriculum
 from gnomon.rollouts.rollout import Rollouter
 from gnomon.rollouts.scheduler import RolloutScheduler
 from gnomon.training.api import resume, train_experiment
-from gnomon.training.baseline_tracking import NoTracker
-from gnomon.training.run import Run, StopRequest
+from gnomon.training.run import Components, Progress, Run, Schedule, StopRequest
 from gnomon.training.run_logger import RunLogger
 from gnomon.training.train_loop import train
 
@@ -132,21 +131,20 @@ def walked(folder: Path, kind: type[Watched]) -> tuple[list[bool], list[dict[str
         engine, Even(), lambda ids: "".join(str(i % 2) for i in ids), Sampling(max_completion_length=2), 4, 0
     )
     curriculum = UniformCurriculum(26, seed=0)
+    logger = RunLogger(Console(stream=io.StringIO()), [sink], JsonLines(folder / "evaluations.jsonl"))
     run = Run(
-        algorithm=resolve("grpo"),
-        learner=learner,
-        engine=engine,
-        stream=RolloutScheduler(curriculum, Letters(), rollouter, PROMPTS, max_staleness=1),
-        curriculum=curriculum,
-        tracking=NoTracker(),
-        journal=RunLogger(Console(stream=io.StringIO()), [sink], JsonLines(folder / "evaluations.jsonl")),
-        steps=1,
-        temperature=1.0,
-        seed=0,
-        save=lambda step, is_best: None,
+        Components(
+            resolve("grpo"),
+            learner,
+            engine,
+            RolloutScheduler(curriculum, Letters(), rollouter, PROMPTS, max_staleness=1),
+            curriculum,
+        ),
+        Schedule(steps=1, temperature=1.0, seed=0, save=lambda step, is_best: None),
+        Progress(logger),
     )
     asyncio.run(train(run))
-    run.journal.close()
+    logger.close()
     return seen, sink.rows
 
 

@@ -36,9 +36,8 @@ from gnomon.rollouts.curriculum.uniform import UniformCurriculum
 from gnomon.rollouts.rollout import Rollouter
 from gnomon.rollouts.scheduler import RolloutScheduler
 from gnomon.training.api import resume, train_experiment
-from gnomon.training.baseline_tracking import NoTracker
 from gnomon.training.checkpointing import STATELESS, Saver, check_counted, restore
-from gnomon.training.run import Run, StopRequest
+from gnomon.training.run import Components, Progress, Run, Schedule, StopRequest
 from gnomon.training.run_logger import RunLogger
 
 STEPS = 4
@@ -85,21 +84,14 @@ def built(tmp_path: Path) -> Iterator[Built]:
     curriculum = UniformCurriculum(26, seed=0)
     rollouter = Rollouter(engine, Even(), decode, Sampling(max_completion_length=2), 4, 0)
     stream = RolloutScheduler(curriculum, Letters(), rollouter, 2)
+    logger = RunLogger(Console(stream=io.StringIO()), [], JsonLines(tmp_path / "evaluations.jsonl"))
     run = Run(
-        algorithm=resolve("grpo"),
-        learner=learner,
-        engine=engine,
-        stream=stream,
-        curriculum=curriculum,
-        tracking=NoTracker(),
-        journal=RunLogger(Console(stream=io.StringIO()), [], JsonLines(tmp_path / "evaluations.jsonl")),
-        steps=1,
-        temperature=1.0,
-        seed=0,
-        save=lambda step, is_best: None,
+        Components(resolve("grpo"), learner, engine, stream, curriculum),
+        Schedule(steps=1, temperature=1.0, seed=0, save=lambda step, is_best: None),
+        Progress(logger),
     )
-    yield run, {"learner": learner, "curriculum": curriculum, "stream": stream, "meter": run.meter}
-    run.journal.close()
+    yield run, {"learner": learner, "curriculum": curriculum, "stream": stream, "budget": run.progress.budget}
+    logger.close()
 
 
 def test_a_run_whose_parts_are_all_registered_starts(built: Built):
@@ -108,7 +100,7 @@ def test_a_run_whose_parts_are_all_registered_starts(built: Built):
     check_counted(run, parts)
 
     for left_out in parts:
-        with pytest.raises(ConfigError, match=rf"run\.{left_out} \(gnomon.* can change from step to step"):
+        with pytest.raises(ConfigError, match=rf"run\.(components|progress)\.{left_out} \(gnomon.* can change from step to step"):
             check_counted(run, {name: part for name, part in parts.items() if name != left_out})
 
 
@@ -138,12 +130,15 @@ class Halfway:
 
 @pytest.mark.parametrize(
     ("tracking", "place"),
-    [(Remembering(), r"run\.tracking \(.*Remembering\)"), (Halfway(), r"run\.tracking\.seen \(builtins\.list\)")],
+    [
+        (Remembering(), r"run\.components\.tracking \(.*Remembering\)"),
+        (Halfway(), r"run\.components\.tracking\.seen \(builtins\.list\)"),
+    ],
 )
 def test_a_tracker_that_is_no_part_is_refused(built: Built, tracking: Any, place: str):
     """Whether it can change itself, or holds something that can; the message says where it is and what to do."""
     run, parts = built
-    run.tracking = tracking
+    run.components.tracking = tracking
 
     with pytest.raises(ConfigError, match=rf"{place} can change from step to step.*\n.*state\(\) and restore\(\)"):
         check_counted(run, parts)
@@ -172,10 +167,10 @@ class Shuffling:
 def test_a_curriculum_that_does_not_save_its_generator_is_refused(built: Built):
     """It is one of the parts, and its place in its random numbers is not in its state; with that it is fine."""
     run, parts = built
-    run.curriculum = parts["curriculum"] = run.stream.curriculum = Shuffling(saves=True)
+    run.components.curriculum = parts["curriculum"] = run.components.stream.curriculum = Shuffling(saves=True)
     check_counted(run, parts)
 
-    run.curriculum = parts["curriculum"] = run.stream.curriculum = Shuffling(saves=False)
+    run.components.curriculum = parts["curriculum"] = run.components.stream.curriculum = Shuffling(saves=False)
     with pytest.raises(ConfigError, match=r"curriculum\._random \(random\.Random\) draws random numbers"):
         check_counted(run, parts)
 
@@ -183,7 +178,7 @@ def test_a_curriculum_that_does_not_save_its_generator_is_refused(built: Built):
 def test_a_learner_with_noise_is_refused(built: Built):
     """A generator below the learner, which its state does not hold."""
     run, parts = built
-    noise: Any = run.learner
+    noise: Any = run.components.learner
     noise.generator = torch.Generator()
 
     with pytest.raises(ConfigError, match=r"learner\.generator \(torch\..*Generator\) draws random numbers"):
@@ -194,9 +189,9 @@ def test_what_a_closure_remembers_is_refused(built: Built):
     """A function that appends to a list of its own."""
     run, parts = built
     seen: list[int] = []
-    run.save = lambda step, is_best: seen.append(step)
+    run.schedule.save = lambda step, is_best: seen.append(step)
 
-    with pytest.raises(ConfigError, match=r"run\.save\.seen \(builtins\.list\) can change"):
+    with pytest.raises(ConfigError, match=r"run\.schedule\.save\.seen \(builtins\.list\) can change"):
         check_counted(run, parts)
 
 

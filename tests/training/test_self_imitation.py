@@ -53,10 +53,10 @@ def test_it_is_due_every_few_steps():
     """Every third step, two updates each; never before anything was good enough to be kept."""
     practiced = build(every=3, updates=2)
     practiced.observe(answered(4, reward=0.0))
-    assert asyncio.run(practiced.practice(3)) == []
+    assert asyncio.run(practiced.update(3)) == []
 
     practiced.observe(answered(4))
-    counts = [len(asyncio.run(practiced.practice(done))) for done in range(1, 7)]
+    counts = [len(asyncio.run(practiced.update(done))) for done in range(1, 7)]
 
     assert counts == [0, 0, 2, 0, 0, 2]
 
@@ -66,7 +66,7 @@ def test_imitated_answers_become_likelier():
     practiced = build(every=1, updates=20)
     practiced.observe(answered(4))
     before = likelihood(practiced, answered(4))
-    updates = asyncio.run(practiced.practice(1))
+    updates = asyncio.run(practiced.update(1))
 
     assert updates[0]["imitation/loss"] == pytest.approx(-before, rel=1e-5)
     assert likelihood(practiced, answered(4)) > before + 1
@@ -77,7 +77,7 @@ def test_its_learning_rate_is_a_share_of_the_policys():
     half, full = build(0.02, every=1, learning_rate_ratio=0.5), build(0.01, every=1)
     for practiced in (half, full):
         practiced.observe(answered(4))
-        asyncio.run(practiced.practice(1))
+        asyncio.run(practiced.update(1))
     left, right = half.learner.state().tensors, full.learner.state().tensors
 
     assert [name for name in left if not torch.equal(left[name], right[name])] == []
@@ -87,7 +87,7 @@ def test_what_it_measures_is_not_the_policys():
     """Its loss, gradient and updates have names of their own; only the work is counted with all other work."""
     practiced = build(every=1, rows=3)
     observed = practiced.observe(answered(5))
-    (made,) = asyncio.run(practiced.practice(4))
+    (made,) = asyncio.run(practiced.update(4))
     shared = {name for name in made if not name.startswith("imitation/")}
 
     assert shared == {"tokens/computed", "learner/computed_per_token"}
@@ -102,7 +102,7 @@ def test_surplus_teaches_the_critic_as_well(coefficient: float, is_taught: bool)
     critic = CriticPlan(trunk="shared")
     practiced = build(critic=critic, every=1, weigh="surplus", value_coefficient=coefficient)
     practiced.observe(answered(4))
-    (made,) = asyncio.run(practiced.practice(1))
+    (made,) = asyncio.run(practiced.update(1))
     batch = collate(answered(4), 1.0)
     values = asyncio.run(practiced.learner.score(batch, {"values"})).values
 
@@ -118,7 +118,7 @@ def test_what_was_expected_is_not_imitated():
     practiced = build(critic=critic, every=1, weigh="surplus", above=-2.0)
     practiced.observe(answered(4, reward=-1.0))
     before = practiced.learner.state().tensors
-    (made,) = asyncio.run(practiced.practice(1))
+    (made,) = asyncio.run(practiced.update(1))
     after = practiced.learner.state().tensors
 
     assert made["imitation/updates"] == 0
@@ -130,7 +130,7 @@ def test_nothing_is_practiced_without_a_plan():
     nothing = NoImitation()
 
     assert nothing.observe(answered(2)).values() == {}
-    assert asyncio.run(nothing.practice(4)) == []
+    assert asyncio.run(nothing.update(4)) == []
 
 
 def test_a_resumed_buffer_practices_the_same(make: Callable[[], SelfImitationUpdates]):
@@ -139,7 +139,7 @@ def test_a_resumed_buffer_practices_the_same(make: Callable[[], SelfImitationUpd
     first.observe(answered(6))
     second.buffer.restore(first.buffer.state())
     for practiced in (first, second):
-        asyncio.run(practiced.practice(2))
+        asyncio.run(practiced.update(2))
     left, right = first.learner.state().tensors, second.learner.state().tensors
 
     assert [name for name in left if not torch.equal(left[name], right[name])] == []

@@ -49,7 +49,7 @@ def stream(bound: int = 4, slack: int = 0) -> RolloutScheduler:
 def test_the_group_that_spoils_the_batch_goes():
     """Weights 1, 1 and 9 a token: ESS = 11^2 / (3 * 83) = 0.486; without the last 1, without the first 100 / 164."""
     finished, batch = offered((group_of("a", 5, 1), 1.0), (group_of("b", 3, 1), 1.0), (group_of("c", 4, 1), 9.0))
-    left, rest, measured = EssFilter(0.5, stream()).admit(finished, batch, version=5)
+    left, rest, measured = EssFilter(0.5, stream()).apply(finished, batch, version=5)
 
     assert measured["stream/ess_fraction"] == pytest.approx(121 / 249)
     assert measured["stream/admitted_ess_fraction"] == pytest.approx(1.0)
@@ -69,7 +69,7 @@ def test_of_equals_the_older_one_goes():
 def test_old_answers_that_the_policy_would_still_give_stay():
     """Ten steps old, and weights of 1: nothing is removed, the round and the batch are the very same objects."""
     finished, batch = offered((group_of("a", 0, 3, 1), 1.0), (group_of("b", 0, 2), 1.0))
-    left, rest, _ = EssFilter(0.9, stream()).admit(finished, batch, version=10)
+    left, rest, _ = EssFilter(0.9, stream()).apply(finished, batch, version=10)
 
     assert left is finished
     assert rest is batch
@@ -79,7 +79,7 @@ def test_whole_groups_go_and_rows_keep_their_tokens():
     """The middle group of three goes with both of its rows; the others keep theirs, counted from 0 without a gap."""
     first, middle, last = group_of("a", 0, 3, 2), group_of("b", 0, 4, 4), group_of("c", 0, 1, 2)
     finished, batch = offered((first, 1.0), (middle, 40.0), (last, 1.0))
-    left, rest, _ = EssFilter(0.7, stream()).admit(finished, batch, version=1)
+    left, rest, _ = EssFilter(0.7, stream()).apply(finished, batch, version=1)
 
     assert left.groups == (first, last)
     assert rest.group.tolist() == [0, 0, 1, 1]
@@ -123,7 +123,7 @@ def test_asking_ahead_follows_what_was_measured(weight: float, age: int, ahead: 
     pairs = [(group_of("a", 10 - age, 1), 1.0), (group_of("b", 10, 1), 1.0), (group_of("c", 10, 1), weight)]
     if weight == 5.0:
         pairs = pairs[:1] + pairs[2:]
-    EssFilter(0.5, asking).admit(*offered(*pairs), version=10)
+    EssFilter(0.5, asking).apply(*offered(*pairs), version=10)
 
     assert asking.max_staleness - asking.slack == ahead
 
@@ -145,7 +145,7 @@ def test_less_asked_ahead_empties_the_queue():
         left = []
         async with asking:
             for step in range(6):
-                finished = await asking.take()
+                finished = await asking.next_batch()
                 left.append(finished.in_flight + finished.finished)
                 asking.slack = 4 if step == 0 else asking.slack
         return left
@@ -158,7 +158,7 @@ def test_without_admission_nothing_is_scored_and_nothing_removed():
     finished, batch = offered((group_of("a", 0, 1), 1.0), (group_of("b", 0, 1), 1e6))
 
     assert NoFilter().needs == frozenset()
-    assert NoFilter().admit(finished, batch, 9)[:2] == (finished, batch)
+    assert NoFilter().apply(finished, batch, 9)[:2] == (finished, batch)
 
 
 @pytest.mark.parametrize("floor", [0.0, 1.0, -1.0, math.nan])

@@ -43,14 +43,14 @@ def test_what_is_not_trained_is_not_looked_at():
 
     assert sorted(telling_rows(batch, 8)) == [2, 3]
     nothing = batch.with_fields(is_graded=torch.zeros(4, dtype=torch.bool))
-    assert asyncio.run(SampledTokenProbe(build_learner(), 8).look(nothing, 0))[0] is None
+    assert asyncio.run(SampledTokenProbe(build_learner(), 8).probe(nothing, 0))[0] is None
 
 
 def test_a_look_is_the_learners_own_distribution_and_changes_nothing():
     """Log-probabilities as `logprobs` has them; entropies as the loss sees them; state and counts are as before."""
     learner, batch = build_learner(), build_batch()
     before = learner.state()
-    seen, metrics = asyncio.run(SampledTokenProbe(learner, 4, one_in=1).look(batch, 8))
+    seen, metrics = asyncio.run(SampledTokenProbe(learner, 4, one_in=1).probe(batch, 8))
     assert seen is not None
     rows = batch.rows(seen.rows)
     own = asyncio.run(learner.logprobs(rows))

@@ -122,7 +122,7 @@ def deliveries(
         weight_sync, measured = VerifiedWeightSync(pool, VOCABULARY, sending, allowance or FixedTolerance()), []
         try:
             for _ in range(count):
-                measured.append(await weight_sync.deliver(pool, learner))
+                measured.append(await weight_sync.publish(pool, learner))
                 move(model)
                 learner.advance()
         finally:
@@ -257,7 +257,7 @@ def test_one_of_several_is_named():
         engines = {"good": LocalEngine(tiny_model(5), shared=False), "bad": Faulty(changed(swapped), is_blind=True)}
         pool = EnginePool(engines)
         try:
-            await VerifiedWeightSync(pool, VOCABULARY).deliver(pool, learner_of(model))
+            await VerifiedWeightSync(pool, VOCABULARY).publish(pool, learner_of(model))
         finally:
             await pool.close()
 
@@ -313,7 +313,7 @@ def test_weights_that_lie_elsewhere_are_proved_without_reading_them_here():
     async def body(learner: Elsewhere) -> None:
         pool = EnginePool({"one": Fetching(tiny_model(5), shared=False)})
         try:
-            await VerifiedWeightSync(pool, VOCABULARY).deliver(pool, learner)
+            await VerifiedWeightSync(pool, VOCABULARY).publish(pool, learner)
         finally:
             await pool.close()
 

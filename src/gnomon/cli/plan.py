@@ -8,6 +8,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from gnomon.cli.arguments import add_cluster, cluster_overrides
 from gnomon.core.progress import working
@@ -69,13 +70,13 @@ def _on_cluster(given: argparse.Namespace) -> int:
     """Print what the experiment would do on hardware that need not be here; returns the exit code."""
     with working("loading libraries", is_brief=True):
         from gnomon.config.experiment import load, to_toml
-        from gnomon.planner.deployment import passed_over, place_of
-        from gnomon.planner.text import forecast
+
+        planner, deployment = map(import_module, ("gnomon.planner.text", "gnomon.planner.deployment"))
         from gnomon.training.resolve import Resolved
 
     loaded = load(given.experiment, given.overrides)
     resolved = Resolved(loaded.experiment)
-    place = place_of(
+    place = deployment.place_of(
         resolved,
         given.hardware,
         _DEVICES if given.gpus is None else given.gpus,
@@ -83,8 +84,8 @@ def _on_cluster(given: argparse.Namespace) -> int:
         given.answer_tokens,
     )
     with working("reckoning what a step takes"):
-        found = forecast(place)
-    beside = list(filter(None, [passed_over(resolved, given.overrides)]))
+        found = planner.forecast(place)
+    beside = list(filter(None, [deployment.passed_over(resolved, given.overrides)]))
     if given.json:
         print(json.dumps({**found.as_row(), "notes": [*loaded.notes, *beside]}, indent=2))
         return 0

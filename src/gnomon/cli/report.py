@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 from gnomon.core.progress import working
@@ -17,8 +18,9 @@ def run(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
 
     with working("loading libraries", is_brief=True):
-        from gnomon.insight.report.write import write_report
         from gnomon.records.console import Console
+
+        write_report = import_module("gnomon.insight.report.write").write_report
 
     with Console() as console, console.phase("reading and drawing"):
         report = write_report(given.run, given.out)

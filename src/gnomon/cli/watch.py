@@ -8,8 +8,10 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -65,22 +67,18 @@ def _refuse_unreadable(run: Path, is_awaited: bool, is_one_look: bool) -> None:
 
 
 def _once(run: Path, as_json: bool) -> int:
-    from gnomon.insight.watch.plain import as_row, once
-    from gnomon.insight.watch.watcher import Watcher
-
-    snapshot = Watcher(run).look()
+    plain = _insight("plain")
+    snapshot = _insight("watcher").Watcher(run).look()
     if as_json:
-        print(json.dumps(as_row(snapshot), allow_nan=False))
+        print(json.dumps(plain.as_row(snapshot), allow_nan=False))
         return 0
-    _say("\n".join(once(snapshot, shutil.get_terminal_size((100, 24)).columns)))
+    _say("\n".join(plain.once(snapshot, shutil.get_terminal_size((100, 24)).columns)))
     return 0
 
 
 def _plain(run: Path, interval: float) -> int:
-    from gnomon.insight.watch.plain import follow
-    from gnomon.insight.watch.watcher import Watcher
-
-    return 0 if follow(Watcher(run), interval, _say, time.sleep).state == "finished" else 1
+    watched = _insight("plain").follow(_insight("watcher").Watcher(run), interval, _say, time.sleep)
+    return 0 if watched.state == "finished" else 1
 
 
 def _live(run: Path, interval: float) -> int:
@@ -91,12 +89,14 @@ def _live(run: Path, interval: float) -> int:
             "the live view needs textual, which is not installed; pip install 'gnomon[watch]', or see the same as "
             f"lines: gnomon watch {quote(str(run))} --plain"
         )
-    from gnomon.insight.watch.app import WatchApp
-    from gnomon.insight.watch.watcher import Watcher
-
-    app = WatchApp(Watcher(run), interval)
+    app = _insight("app").WatchApp(_insight("watcher").Watcher(run), interval)
     app.run(mouse=False)
     return app.return_code or 0
+
+
+def _insight(module: str) -> Any:
+    """Return a module of the live view; the room is known here by its name only."""
+    return import_module(f"gnomon.insight.watch.{module}")
 
 
 def _is_screen() -> bool:

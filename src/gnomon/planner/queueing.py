@@ -189,7 +189,7 @@ async def measure(
         for step in range(skipped + steps):
             if step == skipped:
                 began = clock()
-            rollouts = [rollout for group in (await stream.take()).groups for rollout in group.rollouts]
+            rollouts = [rollout for group in (await stream.next_batch()).groups for rollout in group.rollouts]
             if step >= skipped:
                 ages += [step - rollout.oldest_version for rollout in rollouts]
                 costs += [took(rollout) for rollout in rollouts]

@@ -243,7 +243,7 @@ async def _run(job: PlannedJob, timing: Timing, steps: int, skipped: int, seed: 
         for step in range(skipped + steps):
             if step == skipped:
                 count = _Count(clock(), *_counted(fleet))
-            rollouts = [rollout for group in (await stream.take()).groups for rollout in group.rollouts]
+            rollouts = [rollout for group in (await stream.next_batch()).groups for rollout in group.rollouts]
             tokens = sum(rollout.response[0] for rollout in rollouts)
             began = clock()
             await asyncio.sleep(timing.learn(tokens))

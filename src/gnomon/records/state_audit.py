@@ -39,7 +39,7 @@ _GENERATORS: Mapping[type, _Ways] = {
 }
 
 
-def uncounted(root: object, parts: Collection[object], stateless: Mapping[type, str]) -> list[str]:
+def uncounted(root: object, parts: Collection[object], stateless: Mapping[type, str], place: str = "run") -> list[str]:
     """Return what can change below ``root`` and is neither in ``parts`` nor ``stateless``: its place and its type.
 
     Everything that ``root`` holds is looked at, through attributes, containers, closures, partial functions and bound
@@ -50,7 +50,7 @@ def uncounted(root: object, parts: Collection[object], stateless: Mapping[type, 
     counted = {id(part) for part in parts}
     found: list[str] = []
     seen: dict[int, object] = {}
-    stack = [(_inner(root), "run")]
+    stack = [(_inner(root), place)]
     while stack:
         inner, place = stack.pop()
         for name, item in inner:

@@ -30,7 +30,7 @@ def measure_waste(finished: RolloutBatch, batch: Batch, learned: Metrics) -> Met
     waste/clipped_fraction: an advantage, and a loss without a slope: the clip, a mask of the correction, or a weight of
         0, averaged over the step's updates. A cap bounds a push and takes none away (``loss/capped_fraction``).
     waste/truncated_fraction: masked because the response was cut off.
-    waste/stale_fraction: the policy had moved too far (admission).
+    waste/stale_fraction: the policy had moved too far (staleness filter).
     waste/errored_fraction: no reward. waste/refused_fraction: kept out by a filter, though rewards differ.
     waste/surplus_fraction: finished too late for a place.
 
@@ -163,9 +163,10 @@ def measure_round(finished: RolloutBatch, version: int) -> Metrics:
 def measure_stream(finished: RolloutBatch) -> Metrics:
     """Return how long the step waited, what stays behind, and the rollouts that came to nothing, each with one cause.
 
-    stream/refused_rollouts: by the filter. surplus: finished too late for a place. distrusted: removed by admission.
-    stale: withdrawn unfinished. failed: in a group that is trained on, but without a reward. A group's cause goes
-    before that of its rollouts, so with the trained ones they are all that were asked and are no longer pending.
+    stream/refused_rollouts: by the filter. surplus: finished too late for a place. distrusted: removed by the
+    staleness filter. stale: withdrawn unfinished. failed: in a group that is trained on, but without a reward. A
+    group's cause goes before that of its rollouts, so with the trained ones they are all that were asked and are no
+    longer pending.
     """
     counts = {name: sum(len(g.rollouts) for g in groups) for name, groups in untrained(finished).items()}
     counts |= {"stale": finished.stale, "failed": len(failed(finished))}

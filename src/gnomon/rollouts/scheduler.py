@@ -97,7 +97,7 @@ class RolloutBatch:
 
     number: of the take, from 0. groups: kept, in the order they were asked. dropped: groups that the filter refused.
     surplus: finished groups that no step had room for before they became too old. distrusted: groups that were kept,
-    and that `loop.admission` removed after they were scored. stale: rollouts that were withdrawn unfinished because
+    and that the staleness filter removed after they were scored. stale: rollouts that were withdrawn unfinished because
     they would have become too old; what an engine had generated of them is not known.
     wait_seconds: how long the step waited for groups. in_flight, finished: groups that stay behind, still asked or
     ready. ahead: steps for which prompts were asked beside this one. watch: of the group that finished last.
@@ -176,7 +176,7 @@ class RolloutScheduler:
         await asyncio.gather(*answers, return_exceptions=True)
         self._slots.clear()
 
-    async def take(self) -> RolloutBatch:
+    async def next_batch(self) -> RolloutBatch:
         """Ask until every slot is taken, and return what the step trains on as soon as that is finished.
 
         Raises: whatever asking raised.

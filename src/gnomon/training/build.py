@@ -48,10 +48,10 @@ from gnomon.training.live_diagnosis import live_diagnosis
 from gnomon.training.mismatch import DecomposedMismatch
 from gnomon.training.nonfinite_guard import NonFiniteGuard, guard_of
 from gnomon.training.resolve import Resolved
-from gnomon.training.run import Run, StopRequest
+from gnomon.training.run import Components, Progress, Run, Schedule, StopRequest
 from gnomon.training.run_logger import FinishedStep, RunLogger
 from gnomon.training.self_imitation import ImitationUpdates, NoImitation, SelfImitationUpdates
-from gnomon.training.staleness_filter import EssFilter, NoFilter
+from gnomon.training.staleness_filter import EssFilter, NoFilter, StalenessFilter
 from gnomon.training.token_stats import NoTokenProbe, SampledTokenProbe, TokenProbe
 from gnomon.training.train_loop import train
 from gnomon.training.watchdog import run_with_watchdog
@@ -132,53 +132,46 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
         stack.push_async_callback(engine.close)
         rollouter = await _rollouter(experiment, session.asked, engine, judge, stack)
         stream = _stream(experiment, session.asked, chosen, rollouter)
-        meter = BudgetTracker(experiment.budget)
-        parts = parts_of(learner, chosen, stream, experiment.seed) | {PART: meter}
+        budget = BudgetTracker(experiment.budget)
+        parts = parts_of(learner, chosen, stream, experiment.seed) | {PART: budget}
         background = stack.enter_context(Background(experiment.checkpoints.asynchronous))
         saver = await _saver(session, parts, learner, background)
 
         def serving() -> Metrics:
             return engine.metrics() + stage.measured() + saver.metrics()
 
-        journal = _journal(session, 0 if found is None else found.step, serving)
-        stack.callback(journal.close)
+        logger = _logger(session, 0 if found is None else found.step, serving)
+        stack.callback(logger.close)
         guard = guard_of(learner, experiment.algorithm, session.directory, console.warn)
         pretraining = _pretraining(session, saver, stream, parts, guard)
         weight_sync = _weight_sync(session, engine, stage.sent, parts)
         if found is not None:
             restore(parts, found)
-        run = Run(
+        components = Components(
             algorithm=experiment.algorithm,
             learner=learner,
             engine=engine,
             stream=stream,
             curriculum=chosen.curriculum,
             tracking=_tracking(experiment, chosen, learner),
-            journal=journal,
-            steps=experiment.steps,
-            temperature=experiment.sampling.temperature,
-            seed=experiment.seed,
-            meter=meter,
-            save=saver.save,
-            check=background.check,
             weight_sync=weight_sync,
             guard=guard,
-            mismatch=DecomposedMismatch(engine, learner, stage.sent, experiment.algorithm.proximal is not None),
-            token_probe=_token_probe(experiment, learner),
-            admission=EssFilter(experiment.staleness.ess_floor, stream) if _is_measured(experiment) else NoFilter(),
+            staleness_filter=_staleness_filter(experiment, stream),
             critic_updates=_critic_updates(experiment, learner),
             imitation=_imitation(experiment, chosen, learner),
-            pretraining=pretraining,
-            checkpoint_every=experiment.checkpoints.every,
-            evaluator=_evaluator(experiment, session.asked, rollouter) if len(session.asked.split.held_out) else None,
-            evaluate_every=experiment.evaluation.every,
-            evaluate_before=experiment.evaluation.before,
-            initialize=_initializing(session, rollouter, meter),
+        )
+        progress = Progress(
+            logger=logger,
+            budget=budget,
+            mismatch=DecomposedMismatch(engine, learner, stage.sent, experiment.algorithm.proximal is not None),
+            token_probe=_token_probe(experiment, learner),
+            check_saves=background.check,
+            stop=stop,
             is_initialized=found is not None,
             is_evaluated=bool(read_evaluations(session.directory.evaluations)),
-            stop=stop,
             best=_best_so_far(session.directory),
         )
+        run = Run(components, _schedule(session, rollouter, saver, budget, pretraining), progress)
         check_counted(run, parts, [session.asked.split.train, session.asked.split.held_out], session.stateless)
         console.start(experiment.steps, learner.version)
         await run_with_watchdog(stage.watch(), train(run))
@@ -366,7 +359,33 @@ def _checkpoints(session: TrainingContext) -> Checkpoints:
     return Checkpoints(directory.checkpoints, plan.keep_last, every, session.console.warn, kept, directory.saved)
 
 
-def _journal(session: TrainingContext, step: int, serving: Callable[[], Metrics]) -> RunLogger:
+def _schedule(
+    session: TrainingContext,
+    rollouter: Rollouter,
+    saver: Saver,
+    budget: BudgetTracker,
+    pretraining: ValuePretraining | None,
+) -> Schedule:
+    experiment = session.experiment
+    return Schedule(
+        steps=experiment.steps,
+        temperature=experiment.sampling.temperature,
+        seed=experiment.seed,
+        save=saver.save,
+        checkpoint_every=experiment.checkpoints.every,
+        evaluator=_evaluator(experiment, session.asked, rollouter) if len(session.asked.split.held_out) else None,
+        evaluate_every=experiment.evaluation.every,
+        evaluate_before=experiment.evaluation.before,
+        initialize=_initializing(session, rollouter, budget),
+        pretraining=pretraining,
+    )
+
+
+def _staleness_filter(experiment: Experiment, stream: RolloutScheduler) -> StalenessFilter:
+    return EssFilter(experiment.staleness.ess_floor, stream) if _is_measured(experiment) else NoFilter()
+
+
+def _logger(session: TrainingContext, step: int, serving: Callable[[], Metrics]) -> RunLogger:
     experiment, directory = session.experiment, session.directory
     plan = experiment.records
     trackers = build_sinks(

@@ -3,7 +3,7 @@
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -197,7 +197,9 @@ def check_counted(
     Raises: ConfigError naming the places: an object that can change, is no part and is not in `STATELESS`; a generator
         of random numbers in a part that does not save it.
     """
-    places = uncounted(run, [*parts.values(), *constants], stateless)
+    counted = [*parts.values(), *constants]
+    held = [(f"run.{f.name}", getattr(run, f.name)) for f in fields(run)]
+    places = [each for place, part in held for each in uncounted(part, counted, stateless, place)]
     said = [f"{place} can change from step to step and is no part of a checkpoint" for place in places]
     said += [
         f"{place} draws random numbers, and its place in them is in no checkpoint"

@@ -16,7 +16,7 @@ from gnomon.rollouts.curriculum.base import Curriculum
 from gnomon.rollouts.metrics import measure_round
 from gnomon.rollouts.scheduler import RolloutScheduler
 from gnomon.training.critic_updates import shuffle_seed, train_critic
-from gnomon.training.nonfinite_guard import NoGuard, Watch
+from gnomon.training.nonfinite_guard import Guard, NoGuard
 from gnomon.training.run_logger import StepTimer
 
 EXPLAINED = "critic/explained_variance"
@@ -42,7 +42,7 @@ class ValuePretraining:
     seed: int
     save: Callable[[int], None]
     discard: Callable[[], None]
-    guard: Watch = field(default=NoGuard())
+    guard: Guard = field(default=NoGuard())
     batches: int = 0
     streak: int = 0
 
@@ -54,19 +54,19 @@ class ValuePretraining:
     async def step(self) -> Metrics:
         """Ask one round, measure how well the critic explains it, teach it, and return what was measured."""
         timer = StepTimer()
-        finished = await self.stream.take()
-        timer.mark("generate")
+        finished = await self.stream.next_batch()
+        timer.lap("generate")
 
         batch, metrics = collate(finished.groups, self.temperature), Metrics()
         with self.guard.step(self.batches + 1, "batch of value pre-training") as guarded:
             batch = (await self.learner.score(batch, self.algorithm.advantage.needs)).into(batch)
             batch = guarded.check_finite(batch)
-            timer.mark("score")
+            timer.lap("score")
 
             seed = shuffle_seed(self.seed, self.batches, "pretraining")
             batch = guarded.check_finite(self.algorithm.prepare(batch))
             metrics = await train_critic(self.learner, self.algorithm, batch, None, seed)
-        timer.mark("update")
+        timer.lap("update")
 
         metrics += guarded.metrics
         if guarded.is_learned:

@@ -26,11 +26,11 @@ def shuffle_seed(seed: int, step: int, shuffled: str) -> int:
 class CriticUpdates(Protocol):
     """What the walk asks of a critic, or of none."""
 
-    async def before(self, batch: Batch, step: int) -> tuple[Batch, Metrics]:
+    async def before_policy(self, batch: Batch, step: int) -> tuple[Batch, Metrics]:
         """Learn from a scored batch that is not prepared yet; returns it with the values as they are then."""
         ...
 
-    async def after(self, batch: Batch, step: int) -> Metrics:
+    async def after_policy(self, batch: Batch, step: int) -> Metrics:
         """Learn from a prepared batch that the policy was trained on."""
         ...
 
@@ -39,11 +39,11 @@ class CriticUpdates(Protocol):
 class NoCritic:
     """No critic."""
 
-    async def before(self, batch: Batch, step: int) -> tuple[Batch, Metrics]:
+    async def before_policy(self, batch: Batch, step: int) -> tuple[Batch, Metrics]:
         """Learn nothing."""
         return batch, Metrics()
 
-    async def after(self, batch: Batch, step: int) -> Metrics:
+    async def after_policy(self, batch: Batch, step: int) -> Metrics:
         """Learn nothing."""
         return Metrics()
 
@@ -59,7 +59,7 @@ class CriticTraining:
     learner: Learner
     seed: int
 
-    async def before(self, batch: Batch, step: int) -> tuple[Batch, Metrics]:
+    async def before_policy(self, batch: Batch, step: int) -> tuple[Batch, Metrics]:
         """With order "before", prepare the batch for the critic alone, teach it, and read its values again.
 
         Everything else stays as it was scored. On a shared trunk the lesson moves the policy, and the proximal policy
@@ -70,7 +70,7 @@ class CriticTraining:
         taught = await self._teach(self.algorithm.prepare(batch), step)
         return (await self.learner.score(batch, {"values"})).into(batch), taught
 
-    async def after(self, batch: Batch, step: int) -> Metrics:
+    async def after_policy(self, batch: Batch, step: int) -> Metrics:
         """Teach it what the policy's advantages came from, with order "after"."""
         return Metrics() if self._is_first else await self._teach(batch, step)
 

@@ -115,7 +115,7 @@ class NoGuard:
         guarded.is_learned = True
 
 
-Watch = NonFiniteGuard | NoGuard
+Guard = NonFiniteGuard | NoGuard
 
 
 def guard_of(learner: Learner, algorithm: Algorithm, directory: RunDirectory, warn: Warn) -> NonFiniteGuard:

@@ -1,4 +1,4 @@
-"""What the walk needs, built and connected; and what happens between its steps."""
+"""What the training loop needs, built and connected; and what happens between its steps."""
 
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
@@ -10,13 +10,13 @@ from gnomon.engines.base import Engine
 from gnomon.learner.base import Learner
 from gnomon.rollouts.curriculum.base import Curriculum
 from gnomon.rollouts.scheduler import RolloutScheduler
-from gnomon.training.baseline_tracking import BaselineTracking
+from gnomon.training.baseline_tracking import BaselineTracking, NoTracker
 from gnomon.training.budget import BudgetTracker
 from gnomon.training.critic_pretraining import ValuePretraining
 from gnomon.training.critic_updates import CriticUpdates, NoCritic, shuffle_seed
 from gnomon.training.evaluate import Evaluator
 from gnomon.training.mismatch import MismatchProbe, NoMismatchProbe
-from gnomon.training.nonfinite_guard import NoGuard, Watch
+from gnomon.training.nonfinite_guard import Guard, NoGuard
 from gnomon.training.run_logger import RunLogger
 from gnomon.training.self_imitation import ImitationUpdates, NoImitation
 from gnomon.training.staleness_filter import NoFilter, StalenessFilter
@@ -52,16 +52,21 @@ def _unchecked() -> None:
 
 
 @dataclass
-class Run:
-    """The built objects of one run.
+class Components:
+    """What works in a run: who generates, trains and keeps account of prompts.
 
-    steps: of training in all; `learner.version` of them are done. meter: of a budget that may end it sooner.
-    checkpoint_every, evaluate_every: steps, 0 for the end alone. save: publishes a checkpoint after so many steps, at
-    once or while the run goes on. check: raises what a save met that has failed meanwhile. initialize: what comes
-    before the first step; returns whether it changed anything. is_initialized, is_evaluated: whether that, and the
-    first evaluation, were done before.
-    pretraining: the critic's own phase before the first step, None without one. made: steps, and batches of that
-    phase, since this session began.
+    Attributes:
+        algorithm: The algorithm.
+        learner: Owns the weights and the optimizer.
+        engine: Generates answers.
+        stream: Schedules rollouts.
+        curriculum: Chooses prompts.
+        tracking: Per-prompt baselines.
+        weight_sync: Brings new weights to the engine.
+        guard: Takes a step back that is not finite.
+        staleness_filter: Leaves out groups that are too far from the policy.
+        critic_updates: Trains the critic before and after the policy.
+        imitation: Updates on the best answers so far.
     """
 
     algorithm: Algorithm
@@ -69,46 +74,93 @@ class Run:
     engine: Engine
     stream: RolloutScheduler
     curriculum: Curriculum
-    tracking: BaselineTracking
-    journal: RunLogger
+    tracking: BaselineTracking = field(default=NoTracker())
+    weight_sync: WeightSync = field(default=PlainWeightSync())
+    guard: Guard = field(default=NoGuard())
+    staleness_filter: StalenessFilter = field(default=NoFilter())
+    critic_updates: CriticUpdates = field(default=NoCritic())
+    imitation: ImitationUpdates = field(default=NoImitation())
+
+
+@dataclass
+class Schedule:
+    """When a run does what.
+
+    Attributes:
+        steps: Training steps in all; ``learner.version`` of them are done.
+        temperature: Of the sampler; every policy is scored at it.
+        seed: Of the run.
+        save: Publishes a checkpoint after so many steps, at once or while the run goes on; whether it is the best.
+        checkpoint_every: Steps between checkpoints, 0 for the end alone.
+        evaluator: Evaluates the weights; None where no question is held out.
+        evaluate_every: Steps between evaluations, 0 for before and after alone.
+        evaluate_before: Whether the weights are evaluated before the first step.
+        initialize: What comes before the first step; returns whether it changed anything.
+        pretraining: The critic's own phase before the first step, None without one.
+    """
+
     steps: int
     temperature: float
     seed: int
     save: Callable[[int, bool], None]
-    meter: BudgetTracker = field(default_factory=BudgetTracker)
-    check: Callable[[], None] = _unchecked
-    admission: StalenessFilter = field(default=NoFilter())
-    weight_sync: WeightSync = field(default=PlainWeightSync())
-    guard: Watch = field(default=NoGuard())
-    mismatch: MismatchProbe = field(default=NoMismatchProbe())
-    token_probe: TokenProbe = field(default=NoTokenProbe())
-    critic_updates: CriticUpdates = field(default=NoCritic())
-    imitation: ImitationUpdates = field(default=NoImitation())
-    pretraining: ValuePretraining | None = None
     checkpoint_every: int = 0
     evaluator: Evaluator | None = None
     evaluate_every: int = 0
     evaluate_before: bool = True
     initialize: Callable[[], Awaitable[bool]] = _nothing
+    pretraining: ValuePretraining | None = None
+
+
+@dataclass
+class Progress:
+    """How far a run has come, and who is told.
+
+    Attributes:
+        logger: Writes steps and evaluations down.
+        budget: What was spent of tokens or seconds, which may end the run.
+        mismatch: Measures the mismatch between engine and learner.
+        token_probe: Measures log-probabilities and entropies of some tokens.
+        check_saves: Raises the error of a save that has failed meanwhile.
+        stop: Whether the run was asked to stop.
+        is_initialized: Whether ``initialize`` was done in an earlier session.
+        is_evaluated: Whether the first evaluation was done in an earlier session.
+        best: Best score of the evaluations.
+        steps_this_session: Steps, and batches of value pre-training, since this session began.
+    """
+
+    logger: RunLogger
+    budget: BudgetTracker = field(default_factory=BudgetTracker)
+    mismatch: MismatchProbe = field(default=NoMismatchProbe())
+    token_probe: TokenProbe = field(default=NoTokenProbe())
+    check_saves: Callable[[], None] = _unchecked
+    stop: StopRequest = field(default_factory=StopRequest)
     is_initialized: bool = False
     is_evaluated: bool = False
-    stop: StopRequest = field(default_factory=StopRequest)
     best: float = float("-inf")
-    made: int = field(default=0, init=False)
+    steps_this_session: int = field(default=0, init=False)
+
+
+@dataclass
+class Run:
+    """The built objects of one run, in three parts."""
+
+    components: Components
+    schedule: Schedule
+    progress: Progress
 
     @property
     def is_stopping(self) -> bool:
         """Whether it was asked to stop, and has made in this session what it was to make first."""
-        return self.stop.is_due(self.made)
+        return self.progress.stop.is_due(self.progress.steps_this_session)
 
     def steps_left(self) -> Iterator[int]:
         """Yield the steps that are to be made, from 0, each when the one before is done, until the budget is spent."""
-        while self.learner.version < self.steps and not self.meter.is_spent:
-            yield self.learner.version
+        while self.components.learner.version < self.schedule.steps and not self.progress.budget.is_spent:
+            yield self.components.learner.version
 
     def shuffle_seed(self, step: int) -> int:
         """Return the seed of the step's minibatches; it depends on the run's seed and the step alone."""
-        return shuffle_seed(self.seed, step, "minibatches")
+        return shuffle_seed(self.schedule.seed, step, "minibatches")
 
     async def begin(self) -> None:
         """Do what comes before the first step: initial values, the evaluation that others compare with, the critic.
@@ -117,28 +169,43 @@ class Run:
         """
         if self.is_stopping:
             # A checkpoint without initial values would be resumed without them.
-            is_saved = self.learner.version > 0 or self.is_initialized
+            is_saved = self.components.learner.version > 0 or self.progress.is_initialized
             self._stop_early(", and saved" if is_saved else "; nothing was made yet that could be saved")
-        if self.learner.version == 0 and await self._prepare():
+        if self.components.learner.version == 0 and await self._prepare():
             self._stop_early(", and saved")
 
     async def _prepare(self) -> bool:
         """Return whether it was asked to stop in time to be saved; what comes later is seen after the first step."""
-        phase = None if self.pretraining is None or self.pretraining.is_done else self.pretraining
-        save = partial(self.save, 0, False) if phase is None else partial(phase.save, 0)
-        is_changed = not self.is_initialized and await self.initialize()
+        phase = (
+            None
+            if self.schedule.pretraining is None or self.schedule.pretraining.is_done
+            else self.schedule.pretraining
+        )
+        save = partial(self.schedule.save, 0, False) if phase is None else partial(phase.save, 0)
+        is_changed = not self.progress.is_initialized and await self.schedule.initialize()
         if is_changed:
             save()
-        if self.evaluate_before and not self.is_evaluated and not (self.is_stopping and self.steps):
+        if (
+            self.schedule.evaluate_before
+            and not self.progress.is_evaluated
+            and not (self.is_stopping and self.schedule.steps)
+        ):
             await self.evaluate(0)
         stops = self.is_stopping
-        if (stops or (self.steps == 0 and phase is None)) and not is_changed and not self.is_initialized:
+        if (
+            (stops or (self.schedule.steps == 0 and phase is None))
+            and not is_changed
+            and not self.progress.is_initialized
+        ):
             save()
         return await self._pretrain(phase, stops) if phase is not None else stops
 
     def _stop_early(self, saved: str) -> None:
-        if self.learner.version < self.steps and not self.meter.is_spent:
-            raise Stopped(f"stopped before step {self.learner.version + 1} of {self.steps}{saved}", self.stop.signal)
+        if self.components.learner.version < self.schedule.steps and not self.progress.budget.is_spent:
+            raise Stopped(
+                f"stopped before step {self.components.learner.version + 1} of {self.schedule.steps}{saved}",
+                self.progress.stop.signal,
+            )
 
     async def _pretrain(self, phase: ValuePretraining, stops: bool) -> bool:
         """Teach the critic until its phase is over, and publish step 0; save when due, and stop here when asked to.
@@ -147,52 +214,54 @@ class Run:
         Raises: Stopped.
         """
         if stops:
-            raise Stopped("stopped before value pre-training went on, and saved", self.stop.signal)
-        with self.journal.pretraining(phase.plan.steps, phase.batches) as write:
+            raise Stopped("stopped before value pre-training went on, and saved", self.progress.stop.signal)
+        with self.progress.logger.pretraining(phase.plan.steps, phase.batches) as write:
             while not phase.is_done:
                 batch, metrics = phase.batches + 1, await phase.step()
-                self.made += 1
-                write(batch, metrics + self.meter.count(metrics))
-                self.check()
+                self.progress.steps_this_session += 1
+                write(batch, metrics + self.progress.budget.count(metrics))
+                self.progress.check_saves()
                 stops = self.is_stopping
-                if not phase.is_done and (stops or _is_due(phase.batches, self.checkpoint_every)):
+                if not phase.is_done and (stops or _is_due(phase.batches, self.schedule.checkpoint_every)):
                     phase.save(phase.batches)
                 if not phase.is_done and stops:
                     number = f"{phase.batches} of {phase.plan.steps}"
-                    raise Stopped(f"stopped after batch {number} of value pre-training, and saved", self.stop.signal)
-        self.save(0, False)
+                    raise Stopped(
+                        f"stopped after batch {number} of value pre-training, and saved", self.progress.stop.signal
+                    )
+        self.schedule.save(0, False)
         phase.discard()
         return stops
 
     async def evaluate(self, step: int) -> bool:
         """Evaluate the weights after ``step`` steps, write it down, and return whether they are the best so far."""
-        if self.evaluator is None:
+        if self.schedule.evaluator is None:
             return False
-        with self.journal.evaluating(step, len(self.evaluator.tasks)) as progress:
-            evaluation = await self.evaluator(step, progress)
-        self.journal.write_evaluation(evaluation)
-        is_best = evaluation.headline.mean > self.best
-        self.best = max(self.best, evaluation.headline.mean)
+        with self.progress.logger.evaluating(step, len(self.schedule.evaluator.tasks)) as progress:
+            evaluation = await self.schedule.evaluator(step, progress)
+        self.progress.logger.write_evaluation(evaluation)
+        is_best = evaluation.headline.mean > self.progress.best
+        self.progress.best = max(self.progress.best, evaluation.headline.mean)
         return is_best
 
-    async def maintain(self, done: int) -> None:
+    async def finish_step(self, done: int) -> None:
         """Evaluate and save when due after ``done`` steps, at the end in any case; stop here when asked to.
 
         Raises: Stopped; DiagnosedError when a finding is one to stop for.
         """
-        self.made += 1
-        self.check()
-        is_end = done == self.steps or self.meter.is_spent
+        self.progress.steps_this_session += 1
+        self.progress.check_saves()
+        is_end = done == self.schedule.steps or self.progress.budget.is_spent
         is_best = False
-        if is_end or self.meter.is_at_mark or _is_due(done, self.evaluate_every):
+        if is_end or self.progress.budget.is_at_mark or _is_due(done, self.schedule.evaluate_every):
             is_best = await self.evaluate(done)
-        reason, stops = self.journal.reason_to_stop, self.is_stopping
-        if is_end or is_best or stops or reason or _is_due(done, self.checkpoint_every):
-            self.save(done, is_best)
+        reason, stops = self.progress.logger.reason_to_stop, self.is_stopping
+        if is_end or is_best or stops or reason or _is_due(done, self.schedule.checkpoint_every):
+            self.schedule.save(done, is_best)
         if stops and not is_end:
-            raise Stopped(f"stopped after step {done} of {self.steps}, and saved", self.stop.signal)
+            raise Stopped(f"stopped after step {done} of {self.schedule.steps}, and saved", self.progress.stop.signal)
         if reason and not is_end:
-            raise DiagnosedError(f"stopped after step {done} of {self.steps}, and saved: {reason}")
+            raise DiagnosedError(f"stopped after step {done} of {self.schedule.steps}, and saved: {reason}")
 
 
 def _is_due(done: int, every: int) -> bool:

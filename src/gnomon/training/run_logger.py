@@ -26,7 +26,7 @@ from gnomon.training.live_diagnosis import LiveDiagnosis
 
 
 class StepTimer:
-    """Wall-clock seconds between marks; each mark ends the stage that it names."""
+    """Wall-clock seconds between laps; each lap ends the stage that it names."""
 
     def __init__(self) -> None:
         self.start()
@@ -36,8 +36,8 @@ class StepTimer:
         self._began = self._last = time.perf_counter()
         self._stages: dict[str, float] = {}
 
-    def mark(self, stage: str) -> None:
-        """Give the seconds since the last mark to ``stage``."""
+    def lap(self, stage: str) -> None:
+        """Give the seconds since the last lap to ``stage``."""
         now = time.perf_counter()
         self._stages[stage] = now - self._last
         self._last = now

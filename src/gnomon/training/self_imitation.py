@@ -32,7 +32,7 @@ class ImitationUpdates(Protocol):
         """Take in the finished groups of a step, trained on or not."""
         ...
 
-    async def practice(self, done: int) -> list[Metrics]:
+    async def update(self, done: int) -> list[Metrics]:
         """Imitate, if it is due after ``done`` training steps (from 1); return what each update measured."""
         ...
 
@@ -45,7 +45,7 @@ class NoImitation:
         """Keep nothing."""
         return Metrics()
 
-    async def practice(self, done: int) -> list[Metrics]:
+    async def update(self, done: int) -> list[Metrics]:
         """Make no update."""
         return []
 
@@ -82,7 +82,7 @@ class SelfImitationUpdates:
         }
         return Metrics.of(measures)
 
-    async def practice(self, done: int) -> list[Metrics]:
+    async def update(self, done: int) -> list[Metrics]:
         """Make ``plan.updates`` updates when ``done`` is a multiple of ``plan.every`` and anything is kept."""
         if done % self.plan.every or not len(self.buffer):
             return []

@@ -18,14 +18,14 @@ _CLAMP = 20.0
 
 
 class StalenessFilter(Protocol):
-    """What the walk asks of admission, or of none."""
+    """What the training loop asks of a staleness filter, or of none."""
 
     @property
     def needs(self) -> Set[Need]:
         """What must be scored, beside what the algorithm reads."""
         ...
 
-    def admit(self, finished: RolloutBatch, batch: Batch, version: int) -> tuple[RolloutBatch, Batch, Metrics]:
+    def apply(self, finished: RolloutBatch, batch: Batch, version: int) -> tuple[RolloutBatch, Batch, Metrics]:
         """Return a scored round and its batch, both without the groups that are not trusted.
 
         version: of the weights about to be trained.
@@ -35,11 +35,11 @@ class StalenessFilter(Protocol):
 
 @dataclass(frozen=True)
 class NoFilter:
-    """No admission: whatever the bound on staleness lets through is trained on."""
+    """No filter: whatever the bound on staleness lets through is trained on."""
 
     needs: Set[Need] = frozenset()
 
-    def admit(self, finished: RolloutBatch, batch: Batch, version: int) -> tuple[RolloutBatch, Batch, Metrics]:
+    def apply(self, finished: RolloutBatch, batch: Batch, version: int) -> tuple[RolloutBatch, Batch, Metrics]:
         """Remove nothing."""
         return finished, batch, Metrics()
 
@@ -75,7 +75,7 @@ class EssFilter:
         if not 0 < self.floor < 1:
             raise ConfigError(f"the floor of the effective sample size must be above 0 and below 1, got {self.floor}")
 
-    def admit(self, finished: RolloutBatch, batch: Batch, version: int) -> tuple[RolloutBatch, Batch, Metrics]:
+    def apply(self, finished: RolloutBatch, batch: Batch, version: int) -> tuple[RolloutBatch, Batch, Metrics]:
         """Return what is left, ``stream/ess_fraction`` of what was offered and ``stream/admitted_ess_fraction``."""
         sizes = _sizes(batch)
         offered = _total(sizes)

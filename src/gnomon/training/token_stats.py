@@ -15,7 +15,7 @@ from gnomon.records.token_records import TokenStats
 class TokenProbe(Protocol):
     """What the walk asks of whoever looks, or of nobody."""
 
-    async def look(self, batch: Batch, step: int) -> tuple[TokenStats | None, Metrics]:
+    async def probe(self, batch: Batch, step: int) -> tuple[TokenStats | None, Metrics]:
         """Return what was seen of a scored batch before anything of the step was learned, and what looking took."""
         ...
 
@@ -24,7 +24,7 @@ class TokenProbe(Protocol):
 class NoTokenProbe:
     """No-op: return nothing and compute nothing."""
 
-    async def look(self, batch: Batch, step: int) -> tuple[TokenStats | None, Metrics]:
+    async def probe(self, batch: Batch, step: int) -> tuple[TokenStats | None, Metrics]:
         """See nothing."""
         return None, Metrics()
 
@@ -46,7 +46,7 @@ class SampledTokenProbe:
     every: int = 8
     one_in: int = 8
 
-    async def look(self, batch: Batch, step: int) -> tuple[TokenStats | None, Metrics]:
+    async def probe(self, batch: Batch, step: int) -> tuple[TokenStats | None, Metrics]:
         """Look at the best, the worst, the most surprising, and the first answers."""
         began = time.perf_counter()
         rows = [] if step % self.every else telling_rows(batch, self.most, self.one_in)

@@ -1,4 +1,4 @@
-"""The walk: prompts, rollouts, advantages, loss, weights, and round again."""
+"""The training loop: prompts, rollouts, advantages, loss, weights, and round again."""
 
 from gnomon.algorithms.metrics import measure_advantages
 from gnomon.core.failpoints import reach
@@ -9,31 +9,32 @@ from gnomon.training.run_logger import StepTimer
 
 
 async def train(run: Run) -> None:
-    """Walk the data once per step until ``run.steps`` are done or the budget is spent, from where the learner stands.
+    """Train, from the step of the learner, until all steps are done or the budget is spent.
 
     A baseline is read before its tracker observes, so it never contains the reward that it is subtracted from.
     Raises: RunError when the run cannot go on; Stopped after a checkpoint, when it was asked to stop.
     """
-    algorithm, learner, timer = run.algorithm, run.learner, StepTimer()
-    await run.weight_sync.deliver(run.engine, learner)
+    parts, progress, timer = run.components, run.progress, StepTimer()
+    algorithm, learner = parts.algorithm, parts.learner
+    await parts.weight_sync.publish(parts.engine, learner)
 
-    async with run.stream as stream:
+    async with parts.stream as stream:
         await run.begin()
         for step in run.steps_left():
             timer.start()
-            finished = await stream.take()
-            timer.mark("generate")
+            finished = await stream.next_batch()
+            timer.lap("generate")
 
-            batch = collate(finished.groups, run.temperature, run.tracking.baseline)
+            batch = collate(finished.groups, run.schedule.temperature, parts.tracking.baseline)
             seen, metrics = None, measure_round(finished, learner.version)
-            with run.guard.step(step + 1) as guarded:
-                batch = (await learner.score(batch, algorithm.needs | run.admission.needs)).into(batch)
+            with parts.guard.step(step + 1) as guarded:
+                batch = (await learner.score(batch, algorithm.needs | parts.staleness_filter.needs)).into(batch)
                 batch = guarded.check_finite(batch)
-                finished, batch, trusted = run.admission.admit(finished, batch, learner.version)
-                mismatch = await run.mismatch.measure(batch, step)
-                seen, looking = await run.token_probe.look(batch, step)
-                batch, taught = await run.critic_updates.before(batch, step)
-                timer.mark("score")
+                finished, batch, trusted = parts.staleness_filter.apply(finished, batch, learner.version)
+                mismatch = await progress.mismatch.measure(batch, step)
+                seen, looking = await progress.token_probe.probe(batch, step)
+                batch, taught = await parts.critic_updates.before_policy(batch, step)
+                timer.lap("score")
 
                 learned = measure_round(finished, learner.version) + trusted + mismatch + looking + taught
                 reach("advantages")
@@ -44,20 +45,20 @@ async def train(run: Run) -> None:
                     await learner.update(minibatch, algorithm, step)
                     for minibatch in algorithm.minibatches(batch, run.shuffle_seed(step))
                 ]
-                learned = sum(updates, learned) + await run.critic_updates.after(batch, step)
+                learned = sum(updates, learned) + await parts.critic_updates.after_policy(batch, step)
                 learned += measure_waste(finished, batch, learned)
-                metrics = sum(await run.imitation.practice(step + 1), learned)
-            timer.mark("update")
+                metrics = sum(await parts.imitation.update(step + 1), learned)
+            timer.lap("update")
 
             learner.advance()
-            metrics += guarded.metrics + await run.weight_sync.deliver(run.engine, learner)
-            timer.mark("publish")
+            metrics += guarded.metrics + await parts.weight_sync.publish(parts.engine, learner)
+            timer.lap("publish")
 
             if guarded.is_learned:
-                metrics += run.curriculum.observe(finished.generated) + run.imitation.observe(finished.generated)
-                metrics += await run.tracking.observe(finished.groups, updates)
-            timer.mark("track")
+                metrics += parts.curriculum.observe(finished.generated) + parts.imitation.observe(finished.generated)
+                metrics += await parts.tracking.observe(finished.groups, updates)
+            timer.lap("track")
 
             metrics += timer.metrics(finished.watch)
-            run.journal.write(step + 1, metrics + run.meter.count(metrics), finished, batch, seen)
-            await run.maintain(step + 1)
+            progress.logger.write(step + 1, metrics + progress.budget.count(metrics), finished, batch, seen)
+            await run.finish_step(step + 1)

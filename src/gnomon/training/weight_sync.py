@@ -33,7 +33,7 @@ _STRIDE = 2654435761
 class WeightSync(Protocol):
     """What the walk asks of whoever brings weights to engines."""
 
-    async def deliver(self, engine: Engine, learner: Learner) -> Metrics:
+    async def publish(self, engine: Engine, learner: Learner) -> Metrics:
         """Let ``engine`` answer with the learner's weights from now on. Raises: RunError when it does not."""
         ...
 
@@ -42,7 +42,7 @@ class WeightSync(Protocol):
 class PlainWeightSync:
     """No proof: for engines without weights, such as scripted ones."""
 
-    async def deliver(self, engine: Engine, learner: Learner) -> Metrics:
+    async def publish(self, engine: Engine, learner: Learner) -> Metrics:
         """Load a snapshot."""
         await engine.load(learner.snapshot())
         return Metrics()
@@ -130,7 +130,7 @@ class VerifiedWeightSync:
     sending: Sending | None = None
     allowance: Tolerance = field(default=FixedTolerance())
 
-    async def deliver(self, engine: Engine, learner: Learner) -> Metrics:
+    async def publish(self, engine: Engine, learner: Learner) -> Metrics:
         """Load the learner's weights into every engine and prove that they arrived.
 
         Raises: WeightSyncError naming engine, version and tensors, or the numbers that differ; EngineError when no

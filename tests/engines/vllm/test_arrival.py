@@ -65,12 +65,12 @@ def proved(engine: Engine, model: torch.nn.Module, is_rounded: bool = False) -> 
     weight_sync = VerifiedWeightSync(EnginePool({"vllm": engine}), 259, sending, CalibratedTolerance())
 
     async def deliveries() -> list[dict[str, float]]:
-        first = await weight_sync.deliver(weight_sync.engines, learner)
+        first = await weight_sync.publish(weight_sync.engines, learner)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.05)
         learner.advance()
-        return [first.values(), (await weight_sync.deliver(weight_sync.engines, learner)).values()]
+        return [first.values(), (await weight_sync.publish(weight_sync.engines, learner)).values()]
 
     torch.manual_seed(0)
     return asyncio.run(deliveries())
