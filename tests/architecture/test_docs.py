@@ -1,11 +1,12 @@
 """What people read first stays short, and every link between pages leads to something."""
 
 import re
+import tomllib
 from pathlib import Path
 
 from tests.architecture.sources import ROOT, none_of
 
-NAMES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
+NAMES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "AGENTS.md", "SECURITY.md")
 PAGES = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)(?:#[^)\s]*)?\)")
 
@@ -51,3 +52,19 @@ def test_decisions_are_one_page_and_name_every_day():
 def test_links_between_pages_lead_somewhere():
     """A relative link of the README, the changelog, CONTRIBUTING or a page of docs names a file that exists."""
     none_of([link for page in PAGES for link in broken(page)], "name the file where it is now")
+
+
+def test_the_version_is_the_same_everywhere():
+    """pyproject.toml has the version; the citation repeats it."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_workflow_runs_what_a_developer_runs():
+    """Every command of the workflow is a target of the Makefile."""
+    commands = re.findall(r"^ +- run: make ([\w-]+)$", (ROOT / ".github/workflows/test.yml").read_text(), re.M)
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
+
+    assert commands
+    assert set(commands) <= set(targets)

@@ -100,7 +100,8 @@ def test_a_run_whose_parts_are_all_registered_starts(built: Built):
     check_counted(run, parts)
 
     for left_out in parts:
-        with pytest.raises(ConfigError, match=rf"run\.(components|progress)\.{left_out} \(gnomon.* can change from step to step"):
+        place = rf"run\.(components|progress)\.{left_out} \(gnomon.* can change from step to step"
+        with pytest.raises(ConfigError, match=place):
             check_counted(run, {name: part for name, part in parts.items() if name != left_out})
 
 
