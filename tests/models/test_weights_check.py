@@ -159,3 +159,73 @@ def test_pickled_weights_are_checked_too(whole, tmp_path):
     torch.save({n: t for n, t in tensors.items() if n != QUERY}, folder / "pytorch_model.bin")
     with pytest.raises(ModelError, match=rf"lacks 1 weight \({QUERY}\)"):
         check_weights(str(folder))
+
+
+def in_shards(whole, folder, change=lambda first, second: None, index=None):
+    """Write the model in two files with an index, after a change to what they hold."""
+    shutil.copytree(whole, folder)
+    (folder / "model.safetensors").unlink()
+    tensors = load_file(whole / "model.safetensors")
+    names, parts = sorted(tensors), ("one.safetensors", "two.safetensors")
+    held = [{n: tensors[n] for n in names[:9]}, {n: tensors[n] for n in names[9:]}]
+    listed = {name: part for part, inside in zip(parts, held, strict=True) for name in inside}
+    change(*held)
+    for part, inside in zip(parts, held, strict=True):
+        save_file({n: t.clone() for n, t in inside.items()}, folder / part, {"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": listed} if index is None else index)
+    )
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda one, two: two.update({EMBEDDING: one[EMBEDDING] + 1}), "two different tensors model.embed_tokens"),
+        (lambda one, two: two.update({EMBEDDING: one[EMBEDDING][:5]}), "two different tensors .* one.* and two"),
+    ],
+)
+def test_a_tensor_that_two_files_hold_is_one_or_refused(whole, tmp_path, change, said):
+    """transformers takes the last of two files' tensors without a word; differing ones are refused by name."""
+    folder = in_shards(whole, tmp_path / "shards", change)
+    with pytest.raises(ModelError, match=said):
+        check_weights(str(folder))
+    in_shards(whole, tmp_path / "alike", lambda one, two: two.update({EMBEDDING: one[EMBEDDING]}))
+    assert check_weights(str(tmp_path / "alike")) == ()
+
+
+@pytest.mark.parametrize("index", [{}, [], {"weight_map": {}}, {"weight_map": []}, {"weight_map": {"a": 3}}])
+def test_an_index_that_names_no_files_is_refused(whole, tmp_path, index):
+    """An index without files made a model of random weights, which only its loading would have found."""
+    folder = in_shards(whole, tmp_path / "shards", index=index)
+    with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json' (names no file|cannot be read).*copy it"):
+        check_weights(str(folder))
+
+
+def test_weights_that_a_folder_holds_twice_are_refused(whole, tmp_path):
+    """transformers reads the one file and vLLM the shards; an index of what was never fetched is nobody's."""
+    folder = in_shards(whole, tmp_path / "shards")
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"a": "pytorch_model-1.bin"}}))
+    assert check_weights(str(folder)) == ()
+    shutil.copy(whole / "model.safetensors", folder)
+    with pytest.raises(ModelError, match=r"holds weights twice.*remove"):
+        check_weights(str(folder))
+
+
+@pytest.mark.parametrize("table", ["rope_parameters", "rope_scaling"])
+def test_positions_that_are_read_as_other_numbers_are_refused(tmp_path, table):
+    """Phi-3's original length that stands in its table alone is read as 4096: the model would be another one."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"vocab_size": 320, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    few = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 258}
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("phi3", **sizes, **few)).save_pretrained(tmp_path)
+    stated = json.loads((tmp_path / "config.json").read_text())
+    factors = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 1e4}
+    stated |= {"rope_parameters": None, table: factors | {"original_max_position_embeddings": 24}}
+    del stated["original_max_position_embeddings"]
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    with pytest.raises(ModelError, match=rf"original_max_position_embeddings = 24 in {table}.*reads 4096; write"):
+        check_weights(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(stated | {"original_max_position_embeddings": 24}))
+    assert check_weights(str(tmp_path)) == ()

@@ -190,6 +190,9 @@ def test_prompts_that_do_not_fit_are_named() -> None:
         check_context(tasks, 12, 8)
     check_context(tasks, 14, 8)
     check_context(tasks, None, 8)
+    for budget in (14, 15, 100):
+        with pytest.raises(DatasetError, match=rf"= {budget} leaves no room .* of 14 tokens; set .* = 7 or less"):
+            check_context(tasks, 14, budget)
 
 
 @pytest.mark.parametrize(

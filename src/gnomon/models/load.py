@@ -23,6 +23,7 @@ from gnomon.models.weights_check import (
     check_files,
     check_numbers,
     check_plausible,
+    check_positions,
     check_quantized,
     contradiction,
     headers,
@@ -114,6 +115,7 @@ def check_headers(name: str, trust_remote_code: bool = False) -> tuple[tuple[str
     check_quantized(config, place)
     with parsed(f"model '{place}': its config.json does not make a model"):
         check_plausible(config, found, place)
+        check_positions(config, json.loads((folder / "config.json").read_text()), place)
         return check_files(_empty(config, trust_remote_code), found, place), found
 
 
@@ -244,12 +246,7 @@ def _check_folder(folder: Path) -> None:
         raise ModelError(
             f"model folder '{folder}' has no weights; looked for {', '.join(FILES)}; it holds: {_listing(folder)}"
         )
-    for index in folder.glob("*.index.json"):
-        with parsed(f"model folder '{folder}' has an {index.name} that cannot be read"):
-            shards = set(json.loads(index.read_text())["weight_map"].values())
-            lost = sorted(shard for shard in shards if not (folder / shard).is_file())
-        if lost:
-            raise ModelError(f"model folder '{folder}' lacks weights that {index.name} lists: {', '.join(lost)}")
+    weight_files(folder)
 
 
 def _listing(folder: Path, most: int = 8) -> str:

@@ -100,27 +100,69 @@ class Fit:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files of a model folder that transformers would read; none where it holds no weights."""
-    for name in FILES:
-        place = folder / name
-        if not place.is_file():
-            continue
-        if place.suffix != ".json":
-            return [place]
-        return [folder / shard for shard in sorted(set(json.loads(place.read_text())["weight_map"].values()))]
-    return []
+    """Return the files of a model folder that transformers would read; none where it holds no weights.
+
+    Raises: ModelError for an index that names no files, or files that are not there, and for two sets of weights.
+    """
+    places = [folder / name for name in FILES if (folder / name).is_file()]
+    if not places or places[0].suffix != ".json":
+        # vLLM would take the shards, and transformers the one file.
+        if len(places) > 1 and places[1].name == FILES[1] and _shards(places[1]) != {FILES[0]}:
+            raise ModelError(
+                f"model folder '{folder}' holds weights twice, in {FILES[0]} and in the files that {FILES[1]} lists; "
+                "remove those that are not the model"
+            )
+        return places[:1]
+    shards = _shards(places[0])
+    lost = sorted(shard for shard in shards if not (folder / shard).is_file())
+    if lost:
+        raise ModelError(f"model folder '{folder}' lacks weights that {places[0].name} lists: {_several(lost, 'file')}")
+    return [folder / shard for shard in sorted(shards)]
+
+
+def _shards(index: Path) -> set[str]:
+    with parsed(f"'{index}' cannot be read, copy it again"):
+        named = json.loads(index.read_text())["weight_map"].values()
+    if not named or not all(isinstance(name, str) for name in named):
+        raise ModelError(f"'{index}' names no file for its tensors (weight_map); copy it again")
+    return set(named)
 
 
 def headers(folder: Path) -> dict[str, Header]:
     """Return the tensors of a model folder by name, from the headers of the files that transformers would read.
 
-    Raises: ModelError when a file is damaged.
+    Raises: ModelError when a file is damaged, or two files hold different tensors of one name.
     """
     found: dict[str, Header] = {}
     for file in weight_files(folder):
         with parsed(f"'{file}' cannot be read as weights, copy it again"):
-            found |= _safetensors(file) if file.suffix == ".safetensors" else _pickled(file)
+            held = _safetensors(file) if file.suffix == ".safetensors" else _pickled(file)
+        for name in sorted(found.keys() & held.keys()):
+            one, other = found[name], held[name]
+            if one.shape != other.shape or not _rows(name, one).equal(_rows(name, other)):
+                raise ModelError(
+                    f"model '{folder}' holds two different tensors {name}, in {one.file.name} and {file.name}; remove "
+                    "the one that is not the model's"
+                )
+        found |= held
     return found
+
+
+def check_positions(config: Any, stated: Mapping[str, Any], place: str) -> None:
+    """Refuse a config whose settings of rotary positions are other numbers as transformers reads them.
+
+    stated: config.json itself. Phi-3's original length in rope_parameters alone becomes 4096. Raises: ModelError.
+    """
+    text = config.get_text_config()
+    part = stated.get("text_config") or stated
+    read = vars(text).get("rope_parameters") or {}
+    for table in ("rope_parameters", "rope_scaling"):
+        for name, value in (part.get(table) or {}).items():
+            if type(value) in (int, float) and name in read and read[name] != value:
+                raise ModelError(
+                    f"model '{place}': config.json says {name} = {value} in {table}, and transformers reads "
+                    f"{read[name]}; write {name} beside {table}, not only in it, and with the same number"
+                )
 
 
 def check_plausible(config: Any, found: Mapping[str, Header], place: str) -> None:

@@ -261,13 +261,18 @@ def check_context(tasks: TaskSet, context_length: int | None, max_completion_len
     if context_length is None:
         return
     room = context_length - max_completion_length
+    if room < 1:
+        raise DatasetError(
+            f"max_completion_length = {max_completion_length} leaves no room for a prompt in the context of "
+            f"{context_length} tokens{note}; set sampling.max_completion_length = {max(1, context_length // 2)} or less"
+        )
     long = [(name, length) for name, length in lengths if length > room]
     if long:
-        listed = ", ".join(f"{name} ({length})" for name, length in long[:10])
+        listed = ", ".join(f"{name} ({length})" for name, length in long[:3])
         raise DatasetError(
             f"{len(long)} of {len(tasks)} prompts of '{tasks.name}' are longer than {room} tokens, the "
             f"context of {context_length}{note} less max_completion_length {max_completion_length}: "
-            f"{listed}{', ...' if len(long) > 10 else ''}; shorten them or lower max_completion_length"
+            f"{listed}{', ...' if len(long) > 3 else ''}; shorten them or lower max_completion_length"
         )
 
 
