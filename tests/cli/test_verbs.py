@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import subprocess
 import tomllib
 from pathlib import Path
@@ -321,6 +322,17 @@ def test_an_exported_model_is_a_model_for_everyone(run: Path, tmp_path: Path, ca
     assert main(["export", str(run), str(folder)]) == 2
     assert "exists and is not empty; name a new folder" in capsys.readouterr().err
     assert parsed(capsys, "export", str(run), str(tmp_path / "again")) == {"folder": str(tmp_path / "again")}
+
+
+def test_printed_commands_can_be_typed(capsys: Capture, tmp_path: Path):
+    """The commands that a run prints name a directory with spaces and quotes as a shell reads it."""
+    run = tmp_path / "it's a run; $HOME"
+    spoken(capsys, "train", "tiny", "steps=0", "--run-dir", str(run))
+    assert main(["resume", str(run)]) == 0
+    said = capsys.readouterr().out
+    typed = [shlex.split(line.removeprefix("next").strip()) for line in said.splitlines() if " evaluate " in line]
+
+    assert [words[1:3] for words in typed] == [["evaluate", str(run)]]
 
 
 def test_training_from_python(tmp_path: Path):

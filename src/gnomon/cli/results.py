@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from gnomon.core.errors import UserError
@@ -22,15 +23,16 @@ def show(result: "Result", as_json: bool) -> int:
     lines = ["", *table(evaluations)]
     if len(evaluations) == 2:
         lines += ["", _verdict(result.directory, *evaluations)]
-    called = sys.argv[0] if Path(sys.argv[0]).name == "gnomon" else "gnomon"
+    called = quote(sys.argv[0]) if Path(sys.argv[0]).name == "gnomon" else "gnomon"
+    typed = quote(str(result.directory))
     lines += [
         "",
         f"run     {result.directory}",
         f"model   {result.model}",
         *_critic(result.model),
         *_page(result.directory / "report.html"),
-        f"next    {called} evaluate {result.directory} --samples 4",
-        f"        {called} export {result.directory} my-model",
+        f"next    {called} evaluate {typed} --samples 4",
+        f"        {called} export {typed} my-model",
     ]
     if "quickstart" in result.directory.name:
         lines.append(f"        {called} train quickstart algorithm=spo algorithm.tracker.initial=prior")

@@ -24,7 +24,7 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError(
             f"{said}: a run goes on with the settings that it began with; start another one of the same experiment "
             f"with this changed: gnomon train {file} {said} --run-dir DIR (and model="
-            f"{given.run}/checkpoints/step-N to begin with its weights)"
+            f"{shlex.quote(f'{given.run}/checkpoints/step-N')} to begin with its weights)"
         )
 
     if given.restarts:

@@ -11,6 +11,7 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from gnomon.core.errors import ConfigError
@@ -71,7 +72,7 @@ def check_own(run: Path, table: Mapping[str, Any]) -> None:
     raise ConfigError(
         f"{run} was not begun by this user on this machine, and its experiment.toml names code: {some}\n"
         f"Read that code first; to run it, set {TRUST}=1. To evaluate the weights without it, name the checkpoint's\n"
-        f"folder and a task of your own: gnomon evaluate {run}/checkpoints/step-N --task NAME"
+        f"folder and a task of your own: gnomon evaluate {quote(f'{run}/checkpoints/step-N')} --task NAME"
     )
 
 
