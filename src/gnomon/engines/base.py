@@ -13,14 +13,17 @@ from gnomon.models.transfer.fingerprint import Fingerprint
 class Sampling:
     """How tokens are drawn.
 
-    temperature: > 0; logits are divided by it, and every policy is scored at it.
-    top_p: in (0, 1]; keep the smallest set of tokens with at least this mass. 1 keeps all.
-    top_k: keep the k likeliest tokens; 0 keeps all.
-    min_p: in [0, 1); keep tokens with at least this fraction of the likeliest one's probability. 0 keeps all.
-    max_completion_length: tokens, > 0, the stop token included.
-    stop_ids: token ids that end a completion, each trained as an action when sampled.
-    record_routing: return which experts a mixture model chose, as ``Completion.routing``; nothing for a dense one.
-    Truncations apply in the order top-k, top-p, min-p, as vLLM and transformers do, on the tempered distribution.
+    Truncations apply in the order top-k, top-p, min-p, on the tempered distribution, as in vLLM and transformers.
+
+    Attributes:
+        temperature: > 0; logits are divided by it, and every policy is scored at it.
+        top_p: In (0, 1]; keep the smallest set of tokens with at least this mass. 1 keeps all.
+        top_k: Keep the k likeliest tokens; 0 keeps all.
+        min_p: In [0, 1); keep tokens with at least this fraction of the likeliest one's probability. 0 keeps all.
+        max_completion_length: Tokens, > 0, the stop token included.
+        stop_ids: Token ids that end a completion, each trained as an action when sampled.
+        record_routing: Return which experts a mixture model chose, as ``Completion.routing``; nothing for a dense one.
+
     """
 
     temperature: float = 1.0
@@ -52,7 +55,8 @@ class Sampling:
 class ContextLimits:
     """What a model can be asked at all. context_length: tokens of prompt and answer together, None without a limit.
 
-    vocabulary_size: width of the logits.
+    Attributes:
+        vocabulary_size: Width of the logits.
     """
 
     context_length: int | None
@@ -102,7 +106,9 @@ class Engine(Protocol):
     async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
         """Return one completion per key (128-bit integers from `draw_key`), in the order of ``keys``.
 
-        Raises: EngineError when it cannot, ConfigError when prompt and budget exceed the context.
+        Raises:
+            EngineError: It cannot.
+            ConfigError: Prompt and budget exceed the context.
         """
         ...
 

@@ -22,7 +22,9 @@ from gnomon.models.decoder import Decoder, Prompt
 class Request:
     """One call of `generate`: some rows of one prompt.
 
-    is_wanted: false when nobody waits any more. completions: those that are finished, by place among the keys.
+    Attributes:
+        is_wanted: Whether a caller still waits.
+        completions: Finished completions by position among the keys.
     """
 
     prompt: Prompt
@@ -78,7 +80,7 @@ class Batcher:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody waits for anything."""
+        """Whether there is no work."""
         return not self._active and not self._waiting
 
     def add(self, requests: Sequence[Request]) -> None:
@@ -98,14 +100,16 @@ class Batcher:
         return self._decoder.passes
 
     def rest(self) -> None:
-        """Give back memory while nobody waits."""
+        """Free memory while there is no work."""
         self._decoder.rest()
 
     def step(self) -> list[tuple[Request, list[Completion]]]:
         """Let rows join if it is time, draw one token for every active row, and let finished ones leave.
 
         Return the requests of which no row is left, with their completions in key order.
-        Raises: EngineError when the model's logits are not finite.
+
+        Raises:
+            EngineError: The model's logits are not finite.
         """
         self._drop_unwanted()
         self._admit()

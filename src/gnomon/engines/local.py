@@ -29,11 +29,13 @@ class LocalEngine:
     changes rounding only. Calls that arrive while others run join when the thread next looks, which is a matter of
     time: repeatability to the bit then ends.
 
-    model: a causal language model as `load_model` returns it. shared: it is the learner's own module, whose weights
-        change in place while nothing is generated, so `load` only notes the version; otherwise the module is the
-        engine's (without adapters) and `load` copies and casts every weight into it.
-    max_concurrent: rows in the model at once; bounds the memory of keys and values. A shared engine on a CPU frees
-        them, and its packed weights, whenever nobody waits; another keeps them for the next call.
+    Args:
+        model: A causal language model as `load_model` returns it.
+        shared: It is the learner's own module, whose weights change in place while nothing is generated, so `load` only
+            notes the version; otherwise the module is the engine's (without adapters) and `load` copies and casts every
+            weight into it.
+        max_concurrent: Rows in the model at once; bounds the memory of keys and values. A shared engine on a CPU frees
+            them, and its packed weights, while no caller waits; another keeps them for the next call.
     """
 
     def __init__(self, model: nn.Module, max_concurrent: int = 64, shared: bool = True) -> None:
@@ -60,8 +62,10 @@ class LocalEngine:
         """Return one completion per key, in the order of ``keys``; see `Engine`.
 
         A caller that is cancelled frees its rows at the next step.
-        Raises: ConfigError for an empty prompt, an id outside the vocabulary, or a prompt and budget beyond the
-            context; EngineError when the engine is closed or the model fails.
+
+        Raises:
+            ConfigError: A prompt is empty, an id is outside the vocabulary, or prompt and budget exceed the context.
+            EngineError: The engine is closed or the model fails.
         """
         self._check_open()
         self._reach.check(prompt, sampling.max_completion_length)
@@ -80,7 +84,8 @@ class LocalEngine:
     async def load(self, snapshot: Snapshot) -> None:
         """Answer with these weights from now on; rows on their way go on with them and say so in their versions.
 
-        Raises: EngineError when names or shapes are not this model's; its weights are as before then.
+        Raises:
+            EngineError: Names or shapes are not this model's; its weights are as before then.
         """
         self._check_open()
         waiter = PendingCall.here()
@@ -92,7 +97,10 @@ class LocalEngine:
 
         Computed by a plain forward pass of the engine's model; the decoder's way, token after token from a cache,
         differs from it by rounding.
-        Raises: ConfigError as `generate` does; EngineError when the engine is closed or the model fails.
+
+        Raises:
+            ConfigError: `generate` would raise it.
+            EngineError: The engine is closed or the model fails.
         """
         self._check_open()
         self._reach.check(prompt, len(response))
@@ -106,7 +114,7 @@ class LocalEngine:
         return None if self._shared else await self._look(lambda model: fingerprints(merged_tensors(model)))
 
     async def close(self) -> None:
-        """Stop the thread; whoever still waits gets an EngineError."""
+        """Stop the thread; callers that still wait get an EngineError."""
         self._is_closed = True
         await asyncio.to_thread(self._worker.stop)
 

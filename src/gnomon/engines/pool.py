@@ -1,4 +1,4 @@
-"""Several engines behind one protocol: whoever has least to do answers, and a lost one's questions are asked again."""
+"""A pool of engines: the engine with the least work answers, and the requests of a lost engine are repeated."""
 
 import asyncio
 import math
@@ -17,8 +17,6 @@ from gnomon.engines.base import Engine, Sampling
 from gnomon.models.transfer.fingerprint import Fingerprint, differences
 from gnomon.models.transfer.remote_weights import sent
 
-# What no engine that works can return: found before any of it is graded or trained on.
-
 ROUNDING = 1e-3
 """Nats by which a log-probability may exceed 0: what is left of a normalization in low precision."""
 
@@ -27,8 +25,10 @@ ROUNDING = 1e-3
 class CompletionValidator:
     """What was asked for, that answers are held against.
 
-    answers: one for each key. vocabulary_size: token ids are below it; None when it is not known.
-    versions: of all weights that the engine was ever given, -1 for those that it began with.
+    Attributes:
+        answers: One for each key.
+        vocabulary_size: Token ids are below it; None when it is not known.
+        versions: Of all weights that the engine was ever given, -1 for those that it began with.
     """
 
     answers: int
@@ -80,8 +80,6 @@ def fault_of_logprobs(logprobs: Sequence[float], tokens: int) -> str | None:
     return None
 
 
-# One engine of several: what it has in flight, when it was last heard of, and why it was taken out.
-
 T = TypeVar("T")
 
 _GRACE_SECONDS = 1.0
@@ -98,10 +96,12 @@ class Replica:
 
     It is taken out, for good, when a call raises anything but a `UserError` (that one is the caller's own), when
     nothing that was asked of it ends and nothing is drawn for ``timeout_seconds``, or when the pool says so. Every call
-    in flight then raises `ReplicaLost` at once and is cancelled; nobody waits for an engine that may never answer.
+    in flight then raises `ReplicaLost` at once and is cancelled; no caller waits for an engine that may never answer.
 
-    name: how people call it. cause: why it was taken out, None while it works. rows: answers on their way.
-    versions: of all weights that it was given.
+    Args:
+        name: Name of the engine in messages.
+        engine: The engine.
+        timeout_seconds: Seconds without any progress after which the engine counts as dead.
     """
 
     def __init__(self, name: str, engine: Engine, timeout_seconds: float) -> None:
@@ -118,9 +118,15 @@ class Replica:
     async def ask(self, call: Callable[[Engine], Awaitable[T]], rows: int = 0, is_alone: bool = False) -> T:
         """Return what ``call`` returns, within the patience that the engine has left.
 
-        rows: answers that it asks for. is_alone: it must end within the timeout itself; otherwise whatever else ends
-        counts as a sign of life. A load may hang while answers still arrive, except the first one.
-        Raises: Lost; UserError as the engine raises it.
+        Args:
+            call: What to do with the engine.
+            rows: Number of completions that the call asks for.
+            is_alone: Whether the call itself must end within the timeout. Otherwise any call that ends counts as a sign
+                of life. A load may hang while answers still arrive, except the first load.
+
+        Raises:
+            ReplicaLost: The engine is lost.
+            UserError: The engine raises it.
         """
         if self.cause is not None:
             raise ReplicaLost(self.cause)
@@ -140,7 +146,7 @@ class Replica:
             self.rows -= rows
 
     def lose(self, cause: str) -> None:
-        """Take the engine out, and wake everybody who waits for it."""
+        """Take the engine out, and wake all callers that wait for it."""
         if self.cause is None:
             self.cause = cause
             if self._gone is not None and not self._gone.done():
@@ -192,7 +198,7 @@ class Replica:
 
 
 def _retrieve(task: "asyncio.Future[Any]") -> None:
-    """Look at the outcome of a call that nobody may wait for any more, so that nobody is told of it later."""
+    """Look at the outcome of an abandoned call, so that asyncio does not report it later."""
     if not task.cancelled():
         task.exception()
 
@@ -210,23 +216,24 @@ class EnginePool:
 
     An engine that raises `EngineError` or dies, that finishes nothing and draws nothing (`Engine.beats`) for
     ``timeout_seconds`` while something was asked of it, or whose answers cannot be true (`CompletionValidator`: too
-    few, tokens
-    outside the vocabulary, log-probabilities that are NaN or above 0, weights that it was never given) is taken out and
-    named. What it had not answered is asked again of another one, under the same keys: nothing of it was
+    few, tokens outside the vocabulary, log-probabilities that are NaN or above 0, weights that it was never given) is
+    taken out and named. What it had not answered is asked again of another one, under the same keys: nothing of it was
     handed on, so no group is doubled and none is lost. A `UserError`, such as a prompt beyond the context, is the
-    caller's own and asked of nobody else. One engine is guarded in the same way.
+    caller's own and not repeated on another engine. One engine is guarded in the same way.
 
     With ``again``, one that was lost comes back: it is started anew in its place, given the present weights, and asked
     nothing until their fingerprints have proved that it holds them. The others do not wait for it. When the last one is
-    lost nobody is waited for.
+    lost, no caller waits.
 
-    engines: by the name that people know them by; of one model.
-    vocabulary_size: of that model; None checks token ids for being negative only.
-    warn: is told once of each engine that is lost, and when it is back, in one line.
-    again: returns a new engine for the name of a lost one; raises a GnomonError when it gives up. Snapshots must be
-        ones that lie somewhere (`Snapshot.stored`), as they are read again later.
-    are_bound: weights are broadcast to all engines at once, so losing one engine ends the run.
-    Ours: peers restart or end the run; deterministic keys make asking elsewhere exact.
+    Args:
+        engines: The engines by name; all have the same model.
+        vocabulary_size: Vocabulary of the model; None checks only that token ids are not negative.
+        warn: Gets one line for each engine that is lost, and one when the engine is back.
+        again: Starts a new engine for the name of a lost one, and raises a GnomonError when it gives up. Snapshots must
+            be stored ones (`Snapshot.stored`), since they are read again later.
+        are_bound: Whether weights are broadcast to all engines at once, so that the loss of one engine ends the run.
+
+    Source: ours. Other libraries restart the engine or end the run; keyed draws make a repetition elsewhere exact.
     """
 
     def __init__(
@@ -262,7 +269,9 @@ class EnginePool:
     async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
         """Return one completion per key, in the order of ``keys``; see `Engine`.
 
-        Raises: EngineError naming each engine and its cause when none is left; ConfigError as an engine does.
+        Raises:
+            EngineError: No engine is left; the message names each engine and its cause.
+            ConfigError: An engine raises it.
         """
 
         def fault(member: Replica, answers: Sequence[Completion]) -> str | None:
@@ -282,7 +291,8 @@ class EnginePool:
     async def load(self, snapshot: Snapshot) -> None:
         """Let every engine that works answer with these weights; one that cannot load them is lost.
 
-        Raises: EngineError when none is left.
+        Raises:
+            EngineError: No engine is left.
         """
         if self._again is not None:
             self._present = snapshot
@@ -291,7 +301,8 @@ class EnginePool:
     async def each(self, call: Callable[[Engine], Awaitable[T]]) -> dict[str, T]:
         """Return what every engine that works answers to ``call``, by name; one that cannot is lost.
 
-        Raises: EngineError when none is left.
+        Raises:
+            EngineError: No engine is left.
         """
         answers: dict[str, T] = {}
 
@@ -304,9 +315,11 @@ class EnginePool:
     async def fingerprints(self) -> Mapping[str, Fingerprint] | None:
         """Return the fingerprints of every engine's weights, as one mapping where all agree; see `Engine`.
 
-        What another engine holds differently from the first, or lacks, is in it once more as "NAME of engine ENGINE",
-        a name that nobody sent: so whoever compares with what was sent finds each engine's fault.
-        Raises: EngineError when none is left.
+        What another engine holds differently from the first, or lacks, is in it once more as "NAME of engine ENGINE", a
+        name that was not sent. A comparison with the sent weights therefore finds each engine's fault.
+
+        Raises:
+            EngineError: No engine is left.
         """
         held = await self.each(lambda engine: engine.fingerprints())
         return _together({name: prints for name, prints in held.items() if prints is not None})
@@ -409,9 +422,10 @@ class EnginePool:
             return
 
     async def _prove(self, member: Replica) -> None:
-        """Let an engine that nobody asks yet hold the present weights, also when others came meanwhile.
+        """Let an engine without requests hold the present weights, also when others came meanwhile.
 
-        Raises: Lost when it does not.
+        Raises:
+            ReplicaLost: The engine does not hold them.
         """
         snapshot: Snapshot | None = None
         while snapshot is not self._present:

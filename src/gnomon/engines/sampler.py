@@ -38,13 +38,15 @@ class Draws:
 def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Draws:
     """Return one token a row: the smallest t with P(token <= t) > u.
 
-    logits: Float[R V], any precision; computed in float32. ``-inf`` forbids a token.
-    uniforms: Float64[R] in [0, 1). Row r depends on ``logits[r]`` and ``uniforms[r]`` alone.
-    A token of probability zero (truncated, or so unlikely that exp underflows) is never drawn, at any u. A row with
-    a NaN, or without a finite logit, gets NaN log-probabilities: the caller must refuse them.
+    The vocabulary is summed in blocks of 64; u chooses a block, then a token in it: one pass over the logits and no
+    sort, where ``torch.multinomial`` draws a random number for every entry (measured: 45 times slower).
 
-    The vocabulary is summed in blocks of 64; u chooses a block, then a token in it: one pass over the logits and
-    no sort, where ``torch.multinomial`` draws a random number for every entry (measured: 45 times slower).
+    A token of probability zero (truncated, or so unlikely that exp underflows) is never drawn, at any u. A row with a
+    NaN, or without a finite logit, gets NaN log-probabilities: the caller must refuse them.
+
+    Args:
+        logits: Float[R V], any precision; computed in float32. ``-inf`` forbids a token.
+        uniforms: Float64[R] in [0, 1). Row r depends on ``logits[r]`` and ``uniforms[r]`` alone.
     """
     kernels = None if sampling.is_truncated else kernels_of(logits)
     if kernels is not None:
@@ -73,10 +75,13 @@ def _tempered(logits: Tensor, largest: Tensor, tokens: Tensor, sampling: Samplin
 def truncate(shifted: Tensor, masses: Tensor, sampling: Sampling) -> Tensor:
     """Return ``masses`` with zeros where top-k, then top-p, then min-p remove a token; never a whole row.
 
-    shifted: tempered logits minus their row's largest; masses: exp(shifted). Top-p looks at what top-k left,
-    renormalized; min-p compares with the likeliest token. Every cut is a threshold on the logit, so tokens that tie
-    with the last one kept are kept too and the order of the vocabulary does not matter (transformers' top-k does the
-    same; its top-p keeps whichever of them its sort happened to put first).
+    Top-p looks at what top-k left, renormalized; min-p compares with the likeliest token. Every cut is a threshold on
+    the logit. Tokens that tie with the last kept one are therefore kept too, and the order of the vocabulary does not
+    matter (transformers' top-k does the same; its top-p keeps the tied tokens that its sort put first).
+
+    Args:
+        shifted: Tempered logits minus their row's largest.
+        masses: exp(shifted).
     """
     floor = torch.full_like(shifted[:, :1], -math.inf)
     if 0 < sampling.top_k < shifted.shape[1]:

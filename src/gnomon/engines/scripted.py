@@ -19,13 +19,16 @@ def utf8(text: str) -> Sequence[int]:
 class ScriptedEngine:
     """Answers each key with what ``answer`` says; implements `Engine`.
 
-    answer: (prompt ids, key) to a text or to token ids. encode: text to ids; bytes unless given.
-    logprob: of every token, both kinds. latency_seconds: until an answer is there, so that order can be tested; the
-        same for all, or a function of prompt ids and key. A call returns with its slowest answer.
-    context_length: prompt and budget beyond it raise, as with a model; None is no limit.
+    An answer without a stop token ends with the first of ``sampling.stop_ids`` if there is one. It is cut at the first
+    stop token, and at ``max_completion_length``, where its stop reason becomes "length".
 
-    An answer without a stop token ends with the first of ``sampling.stop_ids`` if there is one. It is cut at the
-    first stop token, and at ``max_completion_length``, where its stop reason becomes "length".
+    Attributes:
+        answer: (prompt ids, key) to a text or to token ids.
+        encode: Text to ids; bytes unless given.
+        logprob: Log-probability of every token, with and without truncation.
+        latency_seconds: Until an answer is there, so that order can be tested; the same for all, or a function of
+            prompt ids and key. A call returns with its slowest answer.
+        context_length: Prompt and budget beyond it raise, as with a model; None is no limit.
 
     >>> import asyncio
     >>> engine = ScriptedEngine(lambda prompt, key: "4")

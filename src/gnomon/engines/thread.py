@@ -34,19 +34,19 @@ class PendingCall:
         return cls(loop, loop.create_future())
 
     def answer(self, result: Any) -> None:
-        """Wake whoever waits, with a result."""
+        """Wake the caller with a result."""
         self._tell(self.future.set_result, result)
 
     def fail(self, error: Exception) -> None:
-        """Wake whoever waits, with an error."""
+        """Wake the caller with an error."""
         self._tell(self.future.set_exception, error)
 
     def is_waiting(self) -> bool:
-        """Whether somebody still waits."""
+        """Whether the caller still waits."""
         return not self.future.cancelled()
 
     def _tell(self, settle: Callable[[Any], None], outcome: Any) -> None:
-        # A loop that ended has nobody left who waits; one that runs may have cancelled the future by then.
+        # A loop that ended has no callers left; a running loop may have cancelled the future by then.
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(lambda: None if self.future.done() else settle(outcome))
 
@@ -86,7 +86,9 @@ _PATIENCE_SECONDS = 5.0
 
 
 class EngineThread:
-    """Owns a model while somebody waits for tokens; sleeps otherwise. The thread starts with the first message."""
+    """A thread that works with a model while callers wait, and sleeps otherwise. The first message starts the
+    thread.
+    """
 
     def __init__(self, model: nn.Module, shared: bool, max_concurrent: int) -> None:
         self.version = -1
@@ -112,7 +114,7 @@ class EngineThread:
         self._inbox.put(message)
 
     def stop(self) -> None:
-        """End the thread, failing whoever waits; returns when it has ended, or hangs and is left behind."""
+        """End the thread and fail all waiting callers. A thread that hangs is left behind."""
         if self._thread is not None:
             self._inbox.put(ShutdownRequest())
             self._thread.join(_PATIENCE_SECONDS)
@@ -129,7 +131,7 @@ class EngineThread:
             _deliver(outbox)
 
     def _serve(self, first: Message, outbox: _Outbox) -> bool:
-        """Work until nobody waits, leaving the last answers in ``outbox``; return whether the thread goes on.
+        """Work until no caller waits, and leave the last answers in ``outbox``; return whether the thread goes on.
 
         A failure fails everybody who waits; the next message starts afresh.
         """

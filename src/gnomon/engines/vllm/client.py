@@ -40,7 +40,8 @@ _LOOKS = 8
 def check_address(server: str) -> tuple[str, int]:
     """Return host and port of a running server.
 
-    Raises: ConfigError when this is no address on this machine, or the key is not in the environment.
+    Raises:
+        ConfigError: This is no address on this machine, or the key is not in the environment.
     """
     parts = urlsplit(server)
     try:
@@ -94,10 +95,13 @@ class VllmServerEngine:
     """An engine in another process; implements `Engine`.
 
     Weights travel as a safetensors file in shared memory, where there is room for it, and are exchanged between two
-    tokens. A server that dies fails its callers at once; one that answers nobody for ``timeout_seconds`` counts as
+    tokens. A server that dies fails its callers at once; one that gives no answer for ``timeout_seconds`` counts as
     dead. One that gnomon started ends with gnomon, however that ends: it watches a pipe.
 
-    address: host and port. key: what it wants to see. started: the server, if it is ours.
+    Args:
+        address: Host and port of the server.
+        key: The secret that the server expects.
+        started: The server's process, when gnomon started the server.
     """
 
     def __init__(
@@ -117,7 +121,8 @@ class VllmServerEngine:
     def start(cls, model: str, plan: EnginePlan, dtype: torch.dtype) -> "VllmServerEngine":
         """Start a server and return at once; the first call waits until it has loaded its model."""
         folder, key = Path(tempfile.mkdtemp(prefix="gnomon-vllm-")), secrets.token_hex(16)
-        # Ours before it is the server's: nobody can take the port between, and calls queue until it accepts them.
+        # Ours before it is the server's: no other program can take the port in between, and calls queue until it
+        # accepts them.
         with socket.create_server((LOOPBACK, 0), backlog=1024) as listening, (folder / "server.log").open("wb") as log:
             settings = ["--dtype", str(dtype).removeprefix("torch."), "--max-concurrent", str(plan.max_concurrent)]
             settings += ["--tensor-parallel", str(plan.tensor_parallel)]
@@ -136,13 +141,19 @@ class VllmServerEngine:
 
     @classmethod
     def attach(cls, plan: EnginePlan) -> "VllmServerEngine":
-        """Return the engine at ``plan.server``. Raises: ConfigError as `check_address` does."""
+        """Return the engine at ``plan.server``.
+
+        Raises:
+            ConfigError: As `check_address` does.
+        """
         return cls(check_address(plan.server), os.environ[KEY], plan.timeout_seconds)
 
     async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
         """Return one completion per key, in the order of ``keys``; see `VllmEngine.generate`.
 
-        Raises: ConfigError as it does; EngineError when the server is dead, hangs or fails.
+        Raises:
+            ConfigError: As it does.
+            EngineError: The server is dead, hangs or fails.
         """
         asked = {"prompt": list(prompt), "keys": list(keys), "sampling": sampling_to(sampling)}
         return [completion_from(one) for one in (await self._call("/generate", asked))["completions"]]
@@ -177,7 +188,7 @@ class VllmServerEngine:
                 await asyncio.to_thread(self._started.kill)
 
     async def _call(self, path: str, body: Any) -> Any:
-        """Return the body of the reply; whoever waits hangs up when cancelled."""
+        """Return the body of the reply; a cancelled caller closes the connection."""
         self._check_open()
         began = time.monotonic()
         asking = asyncio.ensure_future(exchange(*self._address, path, self._key, body))

@@ -48,10 +48,13 @@ _one_at_a_time = threading.Lock()
 def check_vllm(plan: EnginePlan, is_actor: bool = False) -> None:
     """Refuse a plan that vLLM cannot serve, before anything is loaded.
 
-    is_actor: each engine is a process of a cluster, whose machines are like this one.
-    Raises: ConfigError when vLLM is missing or of a version that was never tested, with the command that installs it;
-        when several engines are asked for in one process, or more GPUs than there are; when a server's address is not
-        on this machine, or nobody listens there.
+    Args:
+        is_actor: Each engine is a process of a cluster, whose machines are like this one.
+
+    Raises:
+        ConfigError: vLLM is missing or of a version that was never tested, with the command that installs it; when
+            several engines are asked for in one process, or more GPUs than there are; when a server's address is not on
+            this machine, or no server listens there.
     """
     if plan.server not in ("", "start"):
         _knock(plan.server)
@@ -83,9 +86,13 @@ def check_vllm(plan: EnginePlan, is_actor: bool = False) -> None:
 def make_vllm(model: str, plan: EnginePlan, dtype: torch.dtype, receives: str = "") -> Engine:
     """Return vLLM as an engine: in this process, from a server of its own, or from one that runs already.
 
-    model: a folder, a hub name or a built-in name. receives: see `VllmEngine`, which alone can.
-    A server of its own starts while the caller goes on.
-    Raises: ConfigError as `check_vllm` does, or when vLLM refuses the model; ModelError when there is no such model.
+    Args:
+        model: A folder, a hub name or a built-in name.
+        receives: See `VllmEngine`, which alone can. A server of its own starts while the caller goes on.
+
+    Raises:
+        ConfigError: As `check_vllm` does, or when vLLM refuses the model.
+        ModelError: There is no such model.
     """
     check_vllm(plan)
     if plan.server == "":
@@ -104,10 +111,16 @@ class VllmEngine:
 
     One at a time in a process. Beside a learner that computes at the same time, a server is the better choice.
 
-    model: a folder, a hub name or a built-in name. max_concurrent: rows in vLLM at once. tensor_parallel: processes
-    that hold the model together, each on a GPU of its own where there are any; one is this process. receives: the
-    name of the weight transfer by which a learner can send it weights from device to device; "" is none.
-    Raises: ConfigError when another one is open, vLLM refuses the model, or would answer wrongly.
+    Args:
+        model: A folder, a hub name or a built-in name.
+        max_concurrent: Rows in vLLM at once.
+        tensor_parallel: Processes that hold the model together, each on a GPU of its own where there are any; one is
+            this process.
+        receives: The name of the weight transfer by which a learner can send it weights from device to device; "" is
+            none.
+
+    Raises:
+        ConfigError: Another one is open, vLLM refuses the model, or would answer wrongly.
     """
 
     def __init__(
@@ -150,8 +163,11 @@ class VllmEngine:
         """Return one completion per key, in the order of ``keys``; see `Engine`.
 
         A caller that is cancelled frees its rows at the next step.
-        Raises: ConfigError for an empty prompt, an id outside the vocabulary, a prompt and budget beyond the context,
-            or when the experts of a mixture are asked for; EngineError when the engine is closed or vLLM fails.
+
+        Raises:
+            ConfigError: A prompt is empty, an id is outside the vocabulary, prompt and budget exceed the context, or
+                the experts of a mixture are asked for.
+            EngineError: The engine is closed or vLLM fails.
         """
         if sampling.record_routing:
             raise ConfigError(
@@ -188,7 +204,8 @@ class VllmEngine:
     async def load(self, snapshot: Snapshot) -> None:
         """Answer with these weights from now on; rows on their way go on with them and say so in their versions.
 
-        Raises: EngineError when names or shapes are not this model's; its weights are as before then.
+        Raises:
+            EngineError: Names or shapes are not this model's; its weights are as before then.
         """
         self._check_open()
         waiter = PendingCall.here()
@@ -198,8 +215,11 @@ class VllmEngine:
     async def transfer(self, what: str, told: Mapping[str, Any], version: int) -> None:
         """Do one part of a weight transfer that a learner leads (`vllm_transfer.Sender`).
 
-        version: of the weights that come. Nothing is answered between its beginning and its end.
-        Raises: EngineError when vLLM fails over it.
+        Args:
+            version: Of the weights that come. Nothing is answered between its beginning and its end.
+
+        Raises:
+            EngineError: vLLM fails over it.
         """
         self._check_open()
         waiter = PendingCall.here()
@@ -211,7 +231,7 @@ class VllmEngine:
         return dict(self._thread.taken)
 
     async def close(self) -> None:
-        """Stop the thread and free the model; whoever still waits gets an EngineError.
+        """Stop the thread and free the model; callers that still wait get an EngineError.
 
         A thread that hangs is left behind, and this process gets no second engine.
         """
@@ -248,7 +268,11 @@ def _version_here() -> str | None:
 
 
 def _version_of(python: str) -> str | None:
-    """Return the version of vLLM that another interpreter has. Raises: ConfigError when it is none."""
+    """Return the version of vLLM that another interpreter has.
+
+    Raises:
+        ConfigError: The interpreter has no vLLM.
+    """
     try:
         ran = subprocess.run(
             [python, "-c", _ASK_VERSION.format(packages=PACKAGES)], capture_output=True, text=True, timeout=60

@@ -32,8 +32,10 @@ _PATIENCE_SECONDS = 30.0
 class ThreadCall:
     """One call of `generate` or `score`.
 
-    keys: of the answers that are wanted. given: the response to score, when there is no key.
-    completions: those that are finished, by place among the keys.
+    Attributes:
+        keys: Sampling keys of the wanted completions.
+        given: The response to score, when there is no key.
+        completions: Finished completions by position among the keys.
     """
 
     prompt: tuple[int, ...]
@@ -71,12 +73,17 @@ class VllmThread:
 
     At most ``max_concurrent`` rows are in vLLM, the rest waits here, so that all of those in vLLM are being answered
     and a row's prompt is computed by the weights that its first token is drawn from. There is one place more, for a row
-    that is scored: it overtakes whoever waits, since the proof of new weights, and with it the whole run, waits for it.
+    that is scored: it overtakes all waiting requests, since the proof of new weights, and with it the whole run, waits
+    for it.
 
-    folder: the model, in the Hugging Face layout, or a hub name. spelling: its weights' names. parts: processes that
-    hold it together, transfer: how it can receive weights; see `vllm_build.build`.
-    taken: fingerprints of the weights that came with the last load, in the precision in which vLLM keeps them.
-    Raises: what vLLM raises when it cannot be built.
+    Args:
+        folder: The model, in the Hugging Face layout, or a hub name.
+        spelling: Its weights' names.
+        parts: Number of processes that hold the model together; see `setup.build`.
+        transfer: How the engine can receive weights; see `setup.build`.
+
+    Raises:
+        Exception: vLLM cannot be built.
     """
 
     def __init__(
@@ -113,7 +120,7 @@ class VllmThread:
         self._inbox.put(message)
 
     def stop(self) -> bool:
-        """End the thread, failing whoever waits, and free what vLLM holds; return whether it ended in time."""
+        """End the thread, fail all waiting callers, and free what vLLM holds; return whether it ended in time."""
         self._inbox.put(ShutdownRequest())
         self._thread.join(_PATIENCE_SECONDS)
         return not self._thread.is_alive()

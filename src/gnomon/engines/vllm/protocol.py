@@ -39,9 +39,12 @@ class Heard:
 async def hear(reader: asyncio.StreamReader, admit: Callable[[Mapping[str, str]], None] | None = None) -> Heard:
     """Return the next request or reply.
 
-    admit: is told the headers before any of the body is read, and raises where it is not to be.
-    Raises: WireError when it is none, is larger than MOST_BYTES or its body no JSON object; EOFError or OSError when
-        the connection ends before it does.
+    Args:
+        admit: Gets the headers before the body is read, and raises to refuse the body.
+
+    Raises:
+        WireError: The bytes are no message, the message is larger than MOST_BYTES or its body no JSON object.
+        EOFError, OSError: The connection ends before the message does.
     """
     first = tuple((await reader.readuntil(b"\r\n")).decode("latin-1").split())
     if len(first) < 3 or not any(part.startswith("HTTP/1.") for part in first):
@@ -78,7 +81,9 @@ async def reply(writer: asyncio.StreamWriter, status: HTTPStatus, body: Any) -> 
 async def exchange(host: str, port: int, path: str, key: str, body: Any) -> tuple[int, Any]:
     """Send one request; return the status and the body of its reply. Cancelled, it hangs up.
 
-    Raises: as `hear` does, and OSError when nobody listens.
+    Raises:
+        OSError: No server listens there.
+        WireError, EOFError: As `hear`.
     """
     reader, writer = await asyncio.open_connection(host, port)
     try:
@@ -106,7 +111,11 @@ def sampling_to(sampling: Sampling) -> dict[str, Any]:
 
 
 def sampling_from(values: Mapping[str, Any]) -> Sampling:
-    """Return what `sampling_to` was given. Raises: TypeError for other names."""
+    """Return what `sampling_to` was given.
+
+    Raises:
+        TypeError: The names are not those of `Sampling`.
+    """
     return Sampling(**{**values, "stop_ids": tuple(values.get("stop_ids", ()))})
 
 

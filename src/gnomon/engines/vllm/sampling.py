@@ -23,10 +23,12 @@ PROCESSOR = f"{__name__}:Draws"
 class SamplingRow:
     """One sequence in vLLM, and what was drawn for it.
 
-    uniforms: for the token at each position; empty for a row that is given its tokens.
-    given: the tokens of a row that is only scored. name: by which it is found again in another process.
-    logprobs, full_logprobs: by position, as `Completion` has them.
-    A position may be drawn again (a prompt that goes through in pieces, a row that vLLM paused): same u, same token.
+    Attributes:
+        uniforms: Random number for each position; empty for a row that is only scored.
+        given: Tokens of a row that is only scored.
+        name: Name by which another process finds the row.
+        logprobs, full_logprobs: Log-probabilities by position, as in `Completion`. A position may be drawn again (a
+            prompt that goes through in pieces, a row that vLLM paused): same u, same token.
     """
 
     sampling: Sampling
@@ -96,7 +98,8 @@ def __getattr__(name: str) -> type:
 def noted(worker: Any, names: Collection[str]) -> dict[str, tuple[dict[int, float], dict[int, float]]]:
     """Return what was noted of rows in the process that holds the model: both log-probabilities, by the rows' names.
 
-    worker: vLLM's, which knows a row until the step after its last token.
+    Args:
+        worker: vLLM's, which knows a row until the step after its last token.
     """
     states = [state.sampling_params for state in worker.model_runner.requests.values()]
     rows = [(one.extra_args or {}).get(ROW) for one in states if one is not None]
@@ -106,7 +109,9 @@ def noted(worker: Any, names: Collection[str]) -> dict[str, tuple[dict[int, floa
 def choose(logits: Tensor, rows: dict[int, tuple[SamplingRow, list[int]]]) -> None:
     """Draw a token for each row, note its log-probabilities, and leave it the only possible one, in place.
 
-    logits: Float32[R V]. rows: by index into ``logits``, each with the tokens that it has so far.
+    Args:
+        logits: Float32[R V].
+        rows: By index into ``logits``, each with the tokens that it has so far.
     """
     settings: dict[tuple[Sampling, bool], list[int]] = {}
     for index, (row, _) in rows.items():

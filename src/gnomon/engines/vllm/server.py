@@ -1,11 +1,11 @@
-"""The server program: vLLM in a process of its own, answering on this machine to whoever has the key.
+"""The server program: vLLM in a process of its own. It answers callers on this machine that have the key.
 
     GNOMON_ENGINE_KEY=... python -m gnomon.engines.vllm.server MODEL --port 8777 [--dtype bfloat16]
         [--max-concurrent 64]
 
 vLLM's own server was not used. It would say neither which weights drew which token nor a token's probability without
 truncation, it draws from a generator that a retry cannot repeat, and weights can be exchanged in it only through
-endpoints for development, which let whoever reaches them call anything. Here the same engine answers, by the same
+endpoints for development, which let any caller call anything. Here the same engine answers, by the same
 code, whether it is in the learner's process or not.
 """
 
@@ -41,10 +41,12 @@ class Service:
     """Answers for an engine. A caller that hangs up is cancelled, which frees its rows.
 
     The key comes first: before a caller has shown it, no body is read, nothing is parsed but a hundred headers of at
-    most 16 KiB, it has 10 s, and of more than 64 such callers the one that has waited longest is hung up on. With it,
-    a body has 60 s to arrive.
+    most 16 KiB, it has 10 s, and of more than 64 such callers the one that has waited longest is hung up on. With it, a
+    body has 60 s to arrive.
 
-    engine: any engine; it is not closed here. key: what a caller must bring.
+    Args:
+        engine: Any engine; it is not closed here.
+        key: The secret that a caller must send.
     """
 
     def __init__(self, engine: Engine, key: str) -> None:
@@ -105,7 +107,11 @@ class Service:
             hanging_up.cancel()
 
     def _admit(self, writer: asyncio.StreamWriter, deadline: asyncio.Timeout, headers: Mapping[str, str]) -> None:
-        """Look at the key, and give whoever has it time for a body. Raises: PermissionError."""
+        """Check the key, and give a caller with the key time for a body.
+
+        Raises:
+            PermissionError: The key is wrong.
+        """
         brought = headers.get("authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(brought.encode(), self._key.encode()):
             raise PermissionError(f"wrong key; the right one is in the server's {KEY}")

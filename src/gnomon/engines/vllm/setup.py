@@ -16,7 +16,7 @@ from gnomon.engines.vllm.sampling import PROCESSOR
 from gnomon.models.transfer.file import lent, read
 
 # Read when vLLM is imported. Stepping in this process is what lets weights change between two tokens; custom logits
-# processors exist in its first model runner only; nobody outside this machine is told anything.
+# processors exist in its first model runner only; no program outside this machine is told anything.
 FIXED = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_USE_V2_MODEL_RUNNER": "0",
@@ -32,13 +32,14 @@ USUAL = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_HOST_IP": "127.0.0.1", "VLLM_CPU_O
 def build(folder: str, dtype: torch.dtype, max_concurrent: int, parts: int = 1, transfer: str = "") -> Any:
     """Return an ``LLMEngine`` of the model in ``folder``, to be stepped by the thread that calls this.
 
-    parts: processes, beside this one, that hold the model together (tensor parallel); one is this process itself.
-    transfer: the name of the weight transfer that it can be told to receive by (`vllm_transfer`); "" is none.
-
     Compiled on an accelerator; not on a CPU, where compiling took 70 to 86 s and made decoding 1.2 times faster.
 
     Keys and values get what ``max_concurrent`` answers of the whole context need, at most half of the memory that is
     free; VLLM_CPU_KVCACHE_SPACE (GiB) overrides it on a CPU.
+
+    Args:
+        parts: Processes, beside this one, that hold the model together (tensor parallel); one is this process itself.
+        transfer: Name of the weight transfer by which the engine can receive weights (`transfer`); "" is none.
     """
     os.environ.update(FIXED)
     for name, value in USUAL.items():
@@ -86,7 +87,8 @@ def tear_down(engine: Any) -> None:
 def exchange_weights(engine: Any, tensors: Mapping[str, Tensor]) -> None:
     """Put a complete set of weights in place, by the names of the model's files, between two steps.
 
-    Raises: EngineError naming the weights of its own that vLLM left as they were, which it tells its log alone.
+    Raises:
+        EngineError: vLLM left weights of its own unchanged, which it reports in its log only; the message names them.
     """
     if engine.vllm_config.parallel_config.world_size == 1:
         missed = engine.collective_rpc(_reload, args=(tensors,))
@@ -100,7 +102,11 @@ def exchange_weights(engine: Any, tensors: Mapping[str, Tensor]) -> None:
 def pack(engine: Any, missed: Iterable[Sequence[str]]) -> None:
     """Let every layer compute with the weights that it was given, once all are there.
 
-    missed: of each process, the weights of its own that were left as they were. Raises: EngineError naming them.
+    Args:
+        missed: Of each process, the weights of its own that were left as they were.
+
+    Raises:
+        EngineError: A weight was left unchanged; the message names each one.
     """
     for passed_over in missed:
         if passed_over:

@@ -65,12 +65,15 @@ def check_backend(backend: str) -> None:
 def rendezvous(address: str, parts: Sequence[int], rank: int = 0, backend: str = BACKEND, lasting: bool = True) -> Any:
     """Return vLLM's description of a group: this learner's rank 0, and so many processes of each engine.
 
-    address: of rank 0's machine, which chooses a port there; the other ranks of the learner do not take part.
-    rank: of the learner's, this process.
-    backend: by which they send; one that is not vLLM's own is a plugin's, and is described as NCCL's is.
-    lasting: tensors stay what they are when the next is asked for. vLLM then packs a GiB of them before it sends; what
-    is gathered layer by layer would be gone by then, and is sent tensor by tensor.
-    Raises: ConfigError when vLLM here knows no such backend.
+    Args:
+        address: Address of rank 0's machine, where rank 0 chooses a port; the other ranks do not take part.
+        rank: Rank of this process in the learner.
+        backend: By which they send; one that is not vLLM's own is a plugin's, and is described as NCCL's is.
+        lasting: Tensors stay what they are when the next is asked for. vLLM then packs a GiB of them before it sends;
+            what is gathered layer by layer would be gone by then, and is sent tensor by tensor.
+
+    Raises:
+        ConfigError: vLLM here knows no such backend.
     """
     known = _backends(backend)
     _check(backend, known)
@@ -100,8 +103,12 @@ def _backends(backend: str) -> Any:
 class Sender:
     """The learner's end. Made, and asked to `send`, in every rank: all gather, rank 0 sends.
 
-    told: of `rendezvous`. engines: how each is told something. parts: processes of each. named: yields all weights by
-    the names of the model's files, the same names, types and shapes in the same order each time.
+    Args:
+        told: What `rendezvous` returned.
+        engines: Calls each engine with a message.
+        parts: Number of processes of each engine.
+        named: Yields all weights by the names of the model's files, the same names, types and shapes in the same order
+            each time.
     """
 
     def __init__(
