@@ -11,8 +11,10 @@ from gnomon.core.types import Message, Task
 class Further:
     """What a row gives its prompt beside the question.
 
-    where: what the row is called in messages. tools: JSON schemas for the chat template. switches: further variables of
-    it, such as ``enable_thinking``.
+    Attributes:
+        where: Name of the row in messages.
+        tools: JSON schemas for the chat template.
+        switches: Further variables of the chat template, such as ``enable_thinking``.
     """
 
     where: str = "a prompt"

@@ -22,9 +22,13 @@ _BOX = WeightedReward(Parsable(extract="boxed"), weight=0.0, name="format")
 class Benchmark:
     """One published test set.
 
-    hub: its name on the Hugging Face hub. subset, split: of it. prompt_column, answer_column: of its rows. suffix: what
-    is asked after each question. rewards: how an answer is judged; the first is its score. reference: what a row's
-    answer is, in words and as a pattern of the whole text.
+    Attributes:
+        hub: Name on the Hugging Face hub.
+        subset, split: Subset and split on the hub.
+        prompt_column, answer_column: Columns with question and answer.
+        suffix: Text that follows each question.
+        rewards: How an answer is judged; the first is its score.
+        reference: What a row's answer is, in words and as a pattern of the whole text.
     """
 
     hub: str
@@ -108,8 +112,9 @@ class BenchmarkTask:
     def questions(self) -> ListDataset:
         """Return its questions.
 
-        Raises: DatasetError when it cannot be fetched, saying how a local copy is used, or when rows are not as
-            published.
+        Raises:
+            DatasetError: The data set cannot be fetched, or rows are not as published; the message says how a local
+                copy is used.
         """
         published = BENCHMARKS[self.benchmark]
         read = TableTask(

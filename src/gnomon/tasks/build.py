@@ -104,8 +104,10 @@ NAMED: Mapping[str, TaskConfig] = MappingProxyType({"arithmetic": ArithmeticTask
 class Split:
     """What is trained on and what is only evaluated on; no question is in both.
 
-    dropped: training tasks given up because their question is held out. overlap: what the rest still has in common.
-    repeated: which rows that somebody wrote ask what another row asks, on either side, in words; "" for none.
+    Attributes:
+        dropped: Number of training tasks that were removed because their question is held out.
+        overlap: What training and held-out questions still have in common.
+        repeated: One sentence about rows of a table that ask the same question, on either side; "" for none.
     """
 
     train: TaskSet
@@ -118,10 +120,11 @@ class Split:
 def named(name: str) -> TaskConfig:
     """Return the task that a command line means by ``name``.
 
-    A name in `NAMED`; a benchmark (`benchmarks.benchmark_named`); a file of a format in
-    `SUFFIXES`; a reasoning-gym generator, with or without ``reasoning_gym/`` in front; else, with a slash, a folder or
-    a dataset on the hub.
-    Raises: ConfigError naming the nearest known name.
+    A name in `NAMED`; a benchmark (`benchmarks.benchmark_named`); a file of a format in `SUFFIXES`; a reasoning-gym
+    generator, with or without ``reasoning_gym/`` in front; else, with a slash, a folder or a dataset on the hub.
+
+    Raises:
+        ConfigError: The message names the nearest known name.
 
     >>> named("held_out.jsonl").kind
     'table'
@@ -146,7 +149,10 @@ def named(name: str) -> TaskConfig:
 
 
 def own_rewards(task: TaskConfig) -> tuple[WeightedReward, ...]:
-    """Return what judges a task where the experiment names no reward. Raises: ConfigError where nothing does.
+    """Return what judges a task where the experiment names no reward.
+
+    Raises:
+        ConfigError: No reward is known for the task.
 
     >>> [reward.part for reward in own_rewards(named("arithmetic"))]
     ['answer']
@@ -185,11 +191,14 @@ def build_split(
 ) -> Split:
     """Return training and held-out tasks that share no question; all held-out questions are different.
 
-    evaluation: where the held-out questions come from (its first ``held_out.size`` different ones, or all
-    when it has fewer); None takes them from ``config`` itself: a generator makes others from another seed, a
-    table is split by content, a mixture splits each part.
-    Raises: ConfigError when there are too few different questions to hold out, or none left to train on; for a training
-        task that is a benchmark, or a generator with a seed that is reserved for held-out questions.
+    Args:
+        evaluation: Where the held-out questions come from (its first ``held_out.size`` different ones, or all when it
+            has fewer); None takes them from ``config`` itself: a generator makes others from another seed, a table is
+            split by content, a mixture splits each part.
+
+    Raises:
+        ConfigError: There are too few different questions to hold out, or none left to train on; or the training task
+            is a benchmark, or a generator with a seed that is reserved for held-out questions.
     """
     _check_trainable(config)
     if evaluation is not None:
@@ -209,7 +218,7 @@ def build_split(
 
 
 def repetitions(config: TaskConfig, asked: QuestionSet) -> str:
-    """Return what `split.repeated` says of rows that somebody wrote; a generator may repeat itself."""
+    """Return what `split.repeated` says of a table's rows; a generator may repeat itself."""
     return repeated(asked) if isinstance(config, TableTask | BenchmarkTask) else ""
 
 
@@ -227,7 +236,9 @@ def build_held_out(config: TaskConfig, held_out: HeldOut, renderer: Renderer) ->
 
     The first ones of a table or a benchmark; a generator's from ``held_out.seed``. All that there are when those are
     fewer.
-    Raises: ConfigError as `build_split`.
+
+    Raises:
+        ConfigError: As `build_split`.
     """
     if isinstance(config, MixtureTask):
         return TokenizedDataset(_split_mixture(config, held_out)[1], renderer)
@@ -253,8 +264,10 @@ def _check_trainable(config: TaskConfig) -> None:
 def check_context(tasks: TaskSet, context_length: int | None, max_completion_length: int, note: str = "") -> None:
     """Raise DatasetError naming the tasks whose prompt and completion together may exceed the context.
 
-    context_length: tokens; None (the model does not say) passes every length. note: why it is so short. Renders every
-    prompt once, so that what a template refuses or leaves out is found before anything is trained.
+    Args:
+        context_length: Tokens; None (the model does not say) passes every length.
+        note: Why it is so short. Renders every prompt once, so that what a template refuses or leaves out is found
+            before anything is trained.
     """
     places = counted(range(len(tasks)), "measuring prompts", len(tasks))
     lengths = [(task.id, len(task.prompt)) for task in (tasks[index] for index in places)]
@@ -291,7 +304,8 @@ def _split(config: TaskConfig, held_out: HeldOut) -> _Sides:
 def _other_seed(config: _Generated, held_out: HeldOut, is_short_refused: bool = True) -> Subset[Question]:
     """Return ``held_out.size`` different questions that the generator makes from the held-out seed.
 
-    is_short_refused: raise ConfigError when it makes fewer; otherwise those are all.
+    Args:
+        is_short_refused: Whether fewer questions raise ConfigError; otherwise all there are is returned.
     """
     if config.seed == held_out.seed:
         raise ConfigError(f"'{config.name}' and held_out have the same seed {config.seed}; give them different ones")

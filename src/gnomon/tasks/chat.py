@@ -76,14 +76,19 @@ class ChatTokenizer(Protocol):
 class ChatRenderer:
     """Turns a question into prompt ids with the model's chat template.
 
-    A string is one user message; messages are taken as they are. Without a template (a base model) one
-    message is its bare text; several become ``role: content`` lines and end in ``assistant:``.
+    A string is one user message; messages are taken as they are. Without a template (a base model) one message is its
+    bare text; several become ``role: content`` lines and end in ``assistant:``.
 
-    system: a system message for questions that bring none of their own; None adds none.
-    tools: JSON schemas that the template itself tells the model about (`tasks/turn_tokens.py` asks whether it does).
-    told: what every system message ends with, and one is made for: tools that the template does not tell about.
-    Raises: DatasetError for a message without role or content, or with a role that is not known, and for anything of a
-    row that is not in the rendered prompt (`tasks/rendered.py`); ConfigError for a system message that is not.
+    Attributes:
+        system: A system message for questions that bring none of their own; None adds none.
+        tools: JSON schemas that the template itself tells the model about (`tasks/turn_tokens.py` asks whether it
+            does).
+        told: What every system message ends with, and one is made for: tools that the template does not tell about.
+
+    Raises:
+        DatasetError: A message has no role or content, or an unknown role; or something of a row is not in the rendered
+            prompt (`tasks/rendered.py`).
+        ConfigError: The system message is not in the rendered prompt.
     """
 
     tokenizer: ChatTokenizer
@@ -156,7 +161,10 @@ class Hidden:
     """Messages in which every control string is one private-use character that occurs nowhere else.
 
     The template sees, trims and moves such a character like any other text; `encode` then makes plain text of it.
-    tools: schemas, in the same form. originals: the character to the control string that it stands for.
+
+    Attributes:
+        tools: Schemas, in the same form.
+        originals: The character to the control string that it stands for.
     """
 
     tokenizer: ChatTokenizer

@@ -38,8 +38,11 @@ class Pair:
 class Overlap:
     """How many held-out questions training has seen something of.
 
-    held_out: questions in all. same: those whose words training asks too. near: others that share ``words`` words in a
-    row with a training question. compared: those long enough for that.
+    Attributes:
+        held_out: Number of held-out questions.
+        same: Number of held-out questions whose words training asks too.
+        near: Number of others that share ``words`` words in a row with a training question.
+        compared: Number of questions that are long enough for that comparison.
     """
 
     held_out: int = 0

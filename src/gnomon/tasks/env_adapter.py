@@ -42,7 +42,11 @@ class EnvAdapter(Protocol):
 
 
 class UserEnv:
-    """A class of the user's: `tasks/environment.py`. Raises: RewardError when it is not found."""
+    """A class of the user's: `tasks/environment.py`.
+
+    Raises:
+        RewardError: The class is not found.
+    """
 
     schemas: tuple[dict[str, Any], ...] = ()
 
@@ -111,7 +115,11 @@ def accepted_arguments(function: Callable[..., Any], offered: Mapping[str, Any])
 
 
 def checked_reward(reward: Any) -> float | None:
-    """Return a reward as a finite number. Raises: ValueError naming what it is instead."""
+    """Return a reward as a finite number.
+
+    Raises:
+        ValueError: The reward is no finite number; the message names it.
+    """
     if reward is None:
         return None
     try:
@@ -123,7 +131,9 @@ def checked_reward(reward: Any) -> float | None:
 def check_class(plan: EnvironmentPlan) -> None:
     """Import the class and compare the settings with its parameters.
 
-    Raises: RewardError when it is not found; ConfigError when it has no reset or step, or takes other settings.
+    Raises:
+        RewardError: The class is not found.
+        ConfigError: The class has no reset or step, or takes other settings.
     """
     made = find_member(plan.use, "environment", "class")
     lacks = [name for name in ("reset", "step") if not callable(getattr(made, name, None))]

@@ -38,7 +38,9 @@ T = TypeVar("T")
 
 @dataclass
 class EnvServer:
-    """A labor: requests ``reset``, ``step``, ``close`` and ``describe`` to what an environment says."""
+    """The handler of an environment worker: requests ``reset``, ``step``, ``close`` and ``describe`` to what an
+    environment says.
+    """
 
     plan: EnvironmentPlan
     what: str = "the environment"
@@ -108,7 +110,7 @@ def _cause(error: BaseException) -> str:
 
 
 def hosting(settings: Any) -> EnvServer:
-    """Return the labor of a plan that travelled as a table."""
+    """Return the handler of a plan that was sent as a table."""
     return EnvServer(build(EnvironmentPlan, settings))
 
 

@@ -27,9 +27,11 @@ Kind = Literal["class", "tools", "trl", "verifiers"]
 class Reply:
     """What an environment says to an answer.
 
-    text: shown to the policy as a message; of a last reply nobody sees it. reward: added up over the rollout; None adds
-    nothing. is_done: the conversation is over. role: whose message it is; "tool" becomes "user" for a chat template
-    that knows no tools.
+    Attributes:
+        text: Message that the policy sees; the text of a last reply is not shown.
+        reward: Reward that is added to the rollout's; None adds nothing.
+        is_done: Whether the conversation is over.
+        role: Role of the message; "tool" becomes "user" for a chat template that knows no tools.
     """
 
     text: str = ""

@@ -36,8 +36,14 @@ def check_answers(sets: Sequence[TaskSet], grading: Grading, limits: Limits) -> 
     """Give every answer to the reward that judges it, in the form that it asks for, before anything is trained.
 
     Rewards that have such a form are tried: `Verifier.stated`. What needs math-verify is tried in a grading process, as
-    it is in training. Returns one sentence where not all answers were tried, else "".
-    Raises: DatasetError that names the reward, how many rows, the first three with their answers, and what to do.
+    it is in training.
+
+    Returns:
+        One sentence where not all answers were tried, else "".
+
+    Raises:
+        DatasetError: An answer earns less than 1. The message names the reward, how many rows, the first three with
+            their answers, and what to do.
     """
     said = ""
     for tasks in sets:

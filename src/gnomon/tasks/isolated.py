@@ -33,9 +33,11 @@ _CHILD = "from gnomon.tasks.isolated import serve; serve()"
 def generate_in_subprocess(generator: str, parameters: Mapping[str, Any], seed: int, size: int) -> list[dict[str, Any]]:
     """Return the ``size`` items of a generator, made in one child process.
 
-    Their values are what `json_safe` makes of them. Takes about two seconds to start, and then as long as the
-    generator needs for all items.
-    Raises: DatasetError with the last line of the child's error output.
+    Their values are what `json_safe` makes of them. Takes about two seconds to start, and then as long as the generator
+    needs for all items.
+
+    Raises:
+        DatasetError: Generation failed; the message holds the last line of the child's error output.
     """
     request = {"generator": generator, "parameters": dict(parameters), "seed": seed, "size": size}
     path = os.pathsep.join(os.path.abspath(p) for p in sys.path if p)

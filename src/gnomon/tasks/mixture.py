@@ -32,9 +32,11 @@ def schedule(weights: Sequence[float], size: int) -> tuple[int, ...]:
 class Mixture:
     """``size`` questions from several sets, in proportion to their weights; none is taken twice.
 
-    Within a part the order is shuffled by ``seed``. Ids become ``NAME:id`` with the part's name, and parts
-    of one name are told apart by #2, #3, so ids stay unique.
-    Raises: ConfigError when a part holds fewer questions than its share, or has no share at all.
+    Within a part the order is shuffled by ``seed``. Ids become ``NAME:id`` with the part's name, and parts of one name
+    are told apart by #2, #3, so ids stay unique.
+
+    Raises:
+        ConfigError: A part holds fewer questions than its share, or has no share at all.
     """
 
     def __init__(self, parts: Sequence[tuple[float, QuestionSet]], size: int, seed: int = 0) -> None:

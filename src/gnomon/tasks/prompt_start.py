@@ -44,8 +44,10 @@ class Speller(Template, Protocol):
 class Beginning:
     """What stands at a prompt's end behind the header of the answer's turn, and so belongs to the answer.
 
-    header: what the template writes before every answer; "" where that is nothing, or not known. notes: what is to be
-    said of this template once. is_shown: whether rewards see what is opened.
+    Attributes:
+        header: What the template writes before every answer; "" where that is nothing, or not known.
+        notes: What is to be said of this template once.
+        is_shown: Whether rewards see what is opened.
     """
 
     tokenizer: Speller
@@ -66,7 +68,8 @@ class Beginning:
 def beginning_of(tokenizer: Speller, is_opening_shown: bool = True) -> Beginning:
     """Return how the template begins answers, with a note on what is unusual about it.
 
-    is_opening_shown: whether rewards see what a prompt opens the answer with.
+    Args:
+        is_opening_shown: Whether rewards see what a prompt opens the answer with.
     """
     with contextlib.suppress(ConfigError):
         asked = tokenizer.template([_QUESTION])

@@ -15,7 +15,8 @@ _SHARE = 0.8  # of a reply's time: the sandbox ends the program before the host 
 def python_tool(timeout_seconds: float, walls: Kind) -> Callable[[str], Awaitable[str]]:
     """Return the tool over this machine's sandbox, which has most of a reply's time.
 
-    Raises: ConfigError when nothing isolates on this machine as ``walls`` asks.
+    Raises:
+        ConfigError: Nothing isolates on this machine as ``walls`` asks.
     """
     return over(_sandbox(_SHARE * timeout_seconds, walls))
 

@@ -16,8 +16,6 @@ from gnomon.core.progress import counted
 from gnomon.core.types import Message, Task
 from gnomon.tasks.base import Further, Renderer, TaskSet
 
-# A fingerprint of what a run asks, so that a resumed run is asked the same.
-
 MOST = 20_000
 
 
@@ -43,9 +41,12 @@ Content = str | tuple[Message, ...]
 class Question:
     """One question, not yet rendered.
 
-    id: stable and unique within its set. content: what is rendered: text, or chat messages.
-    text: what a person reads and what two questions are compared by; without suffix, system prompt and
-    template. columns: everything else that a reward may look at. further: what the row gives its prompt beside it.
+    Attributes:
+        id: Stable and unique within its set.
+        content: What is rendered: text, or chat messages.
+        text: What a person reads and what two questions are compared by; without suffix, system prompt and template.
+        columns: Everything else that a reward may look at.
+        further: What the row gives its prompt beside it.
     """
 
     id: str

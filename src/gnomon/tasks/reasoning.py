@@ -52,8 +52,10 @@ class ReasoningGymTask:
     def questions(self) -> "ReasoningGym":
         """Return the questions.
 
-        Raises: ConfigError for an unknown generator or parameter (naming the nearest) or a value that it
-        refuses; DatasetError when the first question cannot be made.
+        Raises:
+            ConfigError: The generator or a parameter is unknown, or a value is refused; the message names the nearest
+            name.
+            DatasetError: The first question cannot be made.
         """
         questions = ReasoningGym(self, _create(self))
         questions[0]

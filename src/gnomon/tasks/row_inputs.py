@@ -25,7 +25,9 @@ _ELSE = "or name it in task.reward_columns where only rewards read it"
 def further_of(values: Mapping[str, Any], reward_columns: Sequence[str] = ()) -> tuple[Further, str | None]:
     """Return what a row gives its prompt beside the question, and what is wrong with that.
 
-    reward_columns: those that only rewards read. A column that is null, empty or false is not there.
+    Args:
+        values: The columns of a row. A column that is null or empty counts as absent.
+        reward_columns: Columns that only rewards read.
 
     >>> further_of({"prompt": "2+2=", "images": ["cat.png"]})[1].partition(";")[0]
     'images: gnomon trains on text alone'

@@ -16,7 +16,7 @@ from gnomon.tasks.question import Dataset, Item, Question, comparison_key, diges
 _COMPARING = "comparing questions"
 _DEFAULT_SIZE = 200
 RESERVED = range(20_260_101, 20_260_201)
-"""Seeds of generators that no training task may have: questions made from them are nobody's training questions."""
+"""Seeds of generators that no training task may have: questions made from them are never trained on."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class HeldOut:
 class Subset(Generic[Item]):
     """Some of a set's questions or tasks, in their order, with their ids.
 
-    indices: where they are in ``source``.
+    Attributes:
+        indices: Positions of the questions in ``source``.
     """
 
     source: Dataset[Item]
@@ -122,7 +123,9 @@ def disjoint(train: Dataset[Item], held_out: Dataset[Item], least: int = 1) -> S
     """Return ``train`` without the questions that ``held_out`` asks; ``dropped`` says how many those were.
 
     Looks at every question of both sets once: a generator that needs 20 ms for an item needs 20 s for 1,000.
-    Raises: ConfigError when fewer than ``least`` remain.
+
+    Raises:
+        ConfigError: Fewer than ``least`` remain.
     """
     kept_back = _keys(held_out)
     places = counted(range(len(train)), _COMPARING, len(train))
@@ -197,7 +200,8 @@ _ASKED_TOO = ("tools", "images", "videos", "audio")
 def again(name: str, questions: Sequence[Question], numbers: Sequence[int]) -> str:
     """Return, in words, which rows ask exactly what an earlier row asks; "" for none.
 
-    numbers: the rows of the questions.
+    Args:
+        numbers: Row number of each question.
     """
     first: dict[str, int] = {}
     repeated: list[tuple[int, int]] = []

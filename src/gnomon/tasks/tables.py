@@ -1,4 +1,7 @@
-"""Prompts and answers from a file or a Hugging Face dataset, with the columns of TRL and verl."""
+"""Prompts and answers from a file or a Hugging Face dataset, with the columns of TRL and verl.
+
+The values of a row become JSON values in every format; a value that cannot is refused with the name of its field.
+"""
 
 import csv
 import difflib
@@ -23,8 +26,6 @@ from gnomon.tasks.question import Content, ListDataset, Question, digest
 from gnomon.tasks.row_inputs import further_of
 from gnomon.tasks.split import again
 
-# What the values of a row are, whatever file they come from: JSON's own, or they are refused by the field's name.
-
 DEEPEST = 64
 """Levels of lists and objects in a value: far fewer than Python's own readers and writers can take."""
 _WHOLE = 2.0**53
@@ -34,7 +35,8 @@ _MARK = "\ufeff"
 class Rounded(float):
     """A number of which JSON keeps fewer digits than the file has.
 
-    text: all of them.
+    Attributes:
+        text: The number as the file has it, with all digits.
     """
 
     text: str
@@ -71,8 +73,9 @@ class Unread:
 class Reading:
     """The values of one row on their way to JSON.
 
-    flaw: the first value that is none, with its field. unsure: why a field's value is no answer that can be compared,
-    though a prompt or a reward may use it.
+    Attributes:
+        flaw: The first value that is none, with its field.
+        unsure: Why a field's value is no answer that can be compared, though a prompt or a reward may use it.
 
     >>> reading = Reading()
     >>> reading.row({"prompt": b"1+1=", "answer": Decimal("2.00"), "day": date(2026, 1, 2), "more": (1, None)})
@@ -189,8 +192,6 @@ def _no_number(value: object) -> str:
     return f"{value} is no number; where there is none write null"
 
 
-# Rows of JSONL, JSON, CSV, Parquet and Arrow files and of Hugging Face datasets, with what is wrong with each.
-
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 _HEAD = 512
 _NO_FILES = {
@@ -217,8 +218,11 @@ _NO_TABLES = {
 class Row:
     """One row.
 
-    number: counted from 1; in a JSONL or CSV file its line. values: as JSON holds them (`tasks/tables.py`). flaw: why
-    they cannot be used. unsure: why a field's value is no answer (`Reading`).
+    Attributes:
+        number: Row number, counted from 1; in a JSONL or CSV file the line.
+        values: Values of the columns, as JSON values.
+        flaw: Why the row cannot be used; None for a sound row.
+        unsure: Why a field's value is no answer that can be compared (`Reading`), by field.
     """
 
     number: int
@@ -239,8 +243,9 @@ def is_file_name(path: str) -> bool:
 def read_rows(path: str, subset: str | None, split: str) -> list[Row]:
     """Return the rows of a file, of a folder that ``save_to_disk`` wrote, or of a dataset on the hub.
 
-    Raises: DatasetError when it is missing (naming the nearest files), unreadable or empty; ConfigError when
-    the library that reads it is not installed.
+    Raises:
+        DatasetError: The table is missing, unreadable or empty; the message names the nearest files.
+        ConfigError: The library that reads it is not installed.
     """
     if not path.strip():
         raise ConfigError("a table's path is empty; name a file, a folder or a dataset")
@@ -266,7 +271,11 @@ def _checked(row: Row) -> Row:
 
 
 def _kind(path: Path) -> int:
-    """Return what is there, as `stat` has it, and 0 for nothing. Raises: DatasetError where that cannot be known."""
+    """Return what is there, as `stat` has it, and 0 for nothing.
+
+    Raises:
+        DatasetError: The file system does not tell.
+    """
     try:
         return stat.S_IFMT(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -360,7 +369,11 @@ def _read_json(file: Path) -> list[Row]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object's fields. Raises: ValueError for one that is given twice, of which JSON would drop the first."""
+    """Return an object's fields.
+
+    Raises:
+        ValueError: A field is given twice; JSON would drop the first value.
+    """
     fields = dict(pairs)
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
@@ -612,7 +625,9 @@ class TableTask:
     def questions(self) -> ListDataset:
         """Read and check every row.
 
-        Raises: DatasetError that names bad rows as file:row: field: reason (the first 3, and the numbers of others).
+        Raises:
+            DatasetError: A row is bad. The message names file, row, field and reason of the first three, and the
+                numbers of the others.
         """
         questions: list[Question] = []
         flaws: list[tuple[int, str]] = []
@@ -634,7 +649,11 @@ class TableTask:
         return ListDataset(name, tuple(questions), "; ".join(filter(None, said)))
 
     def _doubts(self, rows: Sequence[Row], questions: Sequence[Question]) -> list[str]:
-        """Return, in words, what may be meant and may be a slip. Raises: ConfigError for a column that no row has."""
+        """Return, in words, what may be meant and may be a slip.
+
+        Raises:
+            ConfigError: ``reward_columns`` names a column that no row has.
+        """
         names = dict.fromkeys(name for row in rows for name in row.values)
         for name in self.reward_columns:
             if name not in names:

@@ -17,8 +17,6 @@ from gnomon.tasks.env_adapter import EnvReply, check_settings, checked_reward, m
 from gnomon.tasks.environment import PYTHON, EnvironmentPlan
 from gnomon.tasks.python_tool import python_tool
 
-# Tool calls in the text of an answer, and tools described to the model. No torch.
-#
 # The form, which Qwen and Hermes models were trained on, and which others are told in the system message:
 #
 #     <tool_call>
@@ -47,7 +45,8 @@ class ToolCall:
 def find_calls(text: str, python: str | None = None) -> list[ToolCall]:
     """Return the calls in an answer, in their order.
 
-    python: name of the tool that fenced Python blocks call, when no other call is made; None for no such tool.
+    Args:
+        python: Name of the tool that fenced Python blocks call, when no other call is made; None for no such tool.
 
     >>> find_calls('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
     [ToolCall(name='add', arguments={'a': 1}, flaw=None)]
@@ -76,7 +75,9 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
 
     The description is the docstring up to ``Args:``, a parameter's is its line below that (Google's style, as
     transformers and TRL read it). A parameter without default is required.
-    Raises: ConfigError for a parameter without a type that JSON has, and for a function without a docstring.
+
+    Raises:
+        ConfigError: A parameter has no type that JSON has, or a function has no docstring.
     """
     name = vars(function).get("__name__", function.__name__)
     text = inspect.getdoc(function)
@@ -236,7 +237,9 @@ class Tools:
 def check_tools(plan: EnvironmentPlan) -> None:
     """Import the tools and read their schemas.
 
-    Raises: RewardError when one is not found; ConfigError when its types or docstring are missing.
+    Raises:
+        RewardError: A tool is not found.
+        ConfigError: A tool has no types or no docstring.
     """
     if plan.use:
         check_settings(find_member(plan.use, "environment", "class"), plan)

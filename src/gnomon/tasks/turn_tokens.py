@@ -27,8 +27,9 @@ _DUMMY = {"type": "function", "function": {"name": "gnomontool", "arguments": {"
 class TurnTokenizer:
     """Replies to token ids.
 
-    has_tool_role: whether the template shows messages of the role "tool"; they are the user's otherwise.
-    Without a template a reply is its text on a line of its own.
+    Attributes:
+        has_tool_role: Whether the template shows messages of the role "tool"; they are the user's otherwise. Without a
+            template a reply is its text on a line of its own.
     """
 
     tokenizer: ChatTokenizer
@@ -38,7 +39,8 @@ class TurnTokenizer:
     def over(cls, tokenizer: ChatTokenizer) -> "TurnTokenizer":
         """Return the bridge of a model, its template tried out.
 
-        Raises: ConfigError when the template cannot show a second message of the user.
+        Raises:
+            ConfigError: The template cannot show a second message of the user.
         """
         turn_tokenizer = cls(tokenizer, _shows(tokenizer, "tool"))
         if not _shows(tokenizer, "user"):
@@ -48,8 +50,9 @@ class TurnTokenizer:
     def reply(self, messages: Sequence[tuple[str, str]], is_ended: bool) -> tuple[int, ...]:
         """Return what follows an answer: its end of turn, the messages as (role, text), and the next beginning.
 
-        is_ended: the answer's last token is a stop token, which stands for the end of turn, whichever it is: it is
-        not written twice. Otherwise the end of turn is written here, and nobody chose it.
+        Args:
+            is_ended: The answer's last token is a stop token, which stands for the end of turn, whichever it is: it is
+                not written twice. Otherwise the end of turn is written here; the policy did not choose it.
         """
         replies = self._messages(messages)
         dialogue = [{"role": "user", "content": _ASKED}, {"role": "assistant", "content": _SAID}, *replies]
@@ -63,7 +66,8 @@ class TurnTokenizer:
     def observed(self, prompt: Sequence[int], messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
         """Return a rendered question with further messages behind it, before the first answer.
 
-        Raises: ConfigError when the template refuses two messages in a row, or does not end as it does elsewhere.
+        Raises:
+            ConfigError: The template refuses two messages in a row, or does not end as it does elsewhere.
         """
         if not messages:
             return tuple(prompt)

@@ -42,7 +42,7 @@ class VerifiersEnv:
         """Start its rollout on the row that the columns are; what it shows beyond the question is an observation."""
         row = {"example_id": 0, "task": "default", "answer": "", **columns}
         row["prompt"] = columns.get("prompt") or [{"role": "user", "content": prompt}]
-        # Nobody is called: no client, no model.
+        # No client and no model is called.
         self._rollout = asyncio.ensure_future(self._environment.rollout(row, None, "policy"))
         self._seen = len(row["prompt"])
         return await self._next()
@@ -88,7 +88,11 @@ class VerifiersEnv:
 
 
 def load(name: str, settings: Mapping[str, Any]) -> Any:
-    """Return the environment. Raises: ConfigError naming what to install, or what the environment's loading raised."""
+    """Return the environment.
+
+    Raises:
+        ConfigError: The message names what to install, or what the environment's loading raised.
+    """
     try:
         package = importlib.import_module("verifiers")
     except ImportError as error:
@@ -115,7 +119,11 @@ def check_prime(plan: EnvironmentPlan) -> None:
 def write_questions(name: str, path: Path, settings: Mapping[str, Any] | None = None, count: int = -1) -> int:
     """Write the environment's own questions as JSON lines, for ``task = {kind = "table", path = ...}``.
 
-    count: of them, -1 for all. Returns how many were written.
+    Args:
+        count: Number of questions to write; -1 writes all.
+
+    Returns:
+        The number of written questions.
     """
     rows = load(name, settings or {}).get_dataset(n=count)
     kept = [{key: row[key] for key in ("prompt", "answer", "info", "task") if key in row} for row in rows]
