@@ -1,164 +1,92 @@
-"""From rewards to a loss: pure, no input or output, no devices, no ranks."""
+"""From rewards to a loss: pure functions of tensors, without input or output, devices or ranks."""
 
 import warnings
 from typing import Any
 
-from gnomon.algorithms.advantages import (
-    Fixed,
-    Gae,
-    GroupRelative,
-    LeaveOneOut,
-    LengthAdaptive,
-    LengthSigmoid,
-    OptimalBaseline,
-    Returns,
-    TrackedBaseline,
-    Whitened,
-)
-from gnomon.algorithms.algorithm import Algorithm
+from gnomon.algorithms.advantages import Fixed as Fixed
+from gnomon.algorithms.advantages import Gae as Gae
+from gnomon.algorithms.advantages import GroupRelative as GroupRelative
+from gnomon.algorithms.advantages import LeaveOneOut as LeaveOneOut
+from gnomon.algorithms.advantages import LengthAdaptive as LengthAdaptive
+from gnomon.algorithms.advantages import LengthSigmoid as LengthSigmoid
+from gnomon.algorithms.advantages import OptimalBaseline as OptimalBaseline
+from gnomon.algorithms.advantages import Returns as Returns
+from gnomon.algorithms.advantages import TrackedBaseline as TrackedBaseline
+from gnomon.algorithms.advantages import Whitened as Whitened
+from gnomon.algorithms.algorithm import Algorithm as Algorithm
 from gnomon.algorithms.aliases import FORMER
-from gnomon.algorithms.build import Resolution, override, resolve, resolve_with_notes, to_table
-from gnomon.algorithms.corrections import (
-    Capped,
-    MaskedIS,
-    OffPolicyMask,
-    ProbabilityMask,
-    RejectionSampling,
-    TruncatedIS,
-)
-from gnomon.algorithms.critic import CriticPlan, Pretraining
-from gnomon.algorithms.describe import describe, summary
-from gnomon.algorithms.loss_aggregation import ConstantLength, SequenceMean, SequenceSum, TokenMean
-from gnomon.algorithms.metrics import measure_advantages, measure_values
-from gnomon.algorithms.presets import (
-    A_STAR_PO,
-    CISPO,
-    DAPO,
-    DECOUPLED_PPO,
-    DR_GRPO,
-    GMPO,
-    GRPO,
-    GSPO,
-    GSPO_TOKEN,
-    LITE_PPO,
-    OPO,
-    P3O,
-    P3O_TWO_ANCHOR,
-    PPO,
-    PRESETS,
-    REINFORCE,
-    REINFORCE_PP,
-    REINFORCE_PP_BASELINE,
-    RLOO,
-    SAPO,
-    SPO,
-    VAPO,
-    VAPO_REVIEW,
-    VC_PPO,
-)
-from gnomon.algorithms.protocols import Loss, LossInputs
-from gnomon.algorithms.ratio_bounds import Cap, Clip, EssCap, Unbounded
-from gnomon.algorithms.ratios import Ratio
-from gnomon.algorithms.regularizers import Entropy, EssKl, Kl, PositiveNll, SelfImitation
-from gnomon.algorithms.sections import (
-    EmaProximal,
-    Greso,
-    Informative,
-    OptimalValue,
-    OverlongPenalty,
-    Prioritized,
-    SelfImitationBuffer,
-    TrackerPlan,
-    Uniform,
-    Updates,
-)
-from gnomon.algorithms.surrogates import ClippedSurrogate, GeometricClip, PolicyGradient, Regression, SigmoidGate
-
-__all__ = [
-    "A_STAR_PO",
-    "CISPO",
-    "DAPO",
-    "DECOUPLED_PPO",
-    "DR_GRPO",
-    "GMPO",
-    "GRPO",
-    "GSPO",
-    "GSPO_TOKEN",
-    "LITE_PPO",
-    "OPO",
-    "P3O",
-    "P3O_TWO_ANCHOR",
-    "PPO",
-    "PRESETS",
-    "REINFORCE",
-    "REINFORCE_PP",
-    "REINFORCE_PP_BASELINE",
-    "RLOO",
-    "SAPO",
-    "SPO",
-    "VAPO",
-    "VAPO_REVIEW",
-    "VC_PPO",
-    "Algorithm",
-    "Cap",
-    "Capped",
-    "Clip",
-    "ClippedSurrogate",
-    "ConstantLength",
-    "CriticPlan",
-    "EmaProximal",
-    "Entropy",
-    "EssCap",
-    "EssKl",
-    "Fixed",
-    "Gae",
-    "GeometricClip",
-    "Greso",
-    "GroupRelative",
-    "Informative",
-    "Kl",
-    "LeaveOneOut",
-    "LengthAdaptive",
-    "LengthSigmoid",
-    "Loss",
-    "LossInputs",
-    "MaskedIS",
-    "OffPolicyMask",
-    "OptimalBaseline",
-    "OptimalValue",
-    "OverlongPenalty",
-    "PolicyGradient",
-    "PositiveNll",
-    "Pretraining",
-    "Prioritized",
-    "ProbabilityMask",
-    "Ratio",
-    "Regression",
-    "RejectionSampling",
-    "Resolution",
-    "Returns",
-    "SelfImitation",
-    "SelfImitationBuffer",
-    "SequenceMean",
-    "SequenceSum",
-    "SigmoidGate",
-    "TokenMean",
-    "TrackedBaseline",
-    "TrackerPlan",
-    "TruncatedIS",
-    "Unbounded",
-    "Uniform",
-    "Updates",
-    "Whitened",
-    "describe",
-    "measure_advantages",
-    "measure_values",
-    "override",
-    "resolve",
-    "resolve_with_notes",
-    "summary",
-    "to_table",
-]
+from gnomon.algorithms.build import Resolution as Resolution
+from gnomon.algorithms.build import override as override
+from gnomon.algorithms.build import resolve as resolve
+from gnomon.algorithms.build import resolve_with_notes as resolve_with_notes
+from gnomon.algorithms.build import to_table as to_table
+from gnomon.algorithms.corrections import Capped as Capped
+from gnomon.algorithms.corrections import MaskedIS as MaskedIS
+from gnomon.algorithms.corrections import OffPolicyMask as OffPolicyMask
+from gnomon.algorithms.corrections import ProbabilityMask as ProbabilityMask
+from gnomon.algorithms.corrections import RejectionSampling as RejectionSampling
+from gnomon.algorithms.corrections import TruncatedIS as TruncatedIS
+from gnomon.algorithms.critic import CriticPlan as CriticPlan
+from gnomon.algorithms.critic import Pretraining as Pretraining
+from gnomon.algorithms.describe import describe as describe
+from gnomon.algorithms.describe import summary as summary
+from gnomon.algorithms.loss_aggregation import ConstantLength as ConstantLength
+from gnomon.algorithms.loss_aggregation import SequenceMean as SequenceMean
+from gnomon.algorithms.loss_aggregation import SequenceSum as SequenceSum
+from gnomon.algorithms.loss_aggregation import TokenMean as TokenMean
+from gnomon.algorithms.metrics import measure_advantages as measure_advantages
+from gnomon.algorithms.metrics import measure_values as measure_values
+from gnomon.algorithms.presets import A_STAR_PO as A_STAR_PO
+from gnomon.algorithms.presets import CISPO as CISPO
+from gnomon.algorithms.presets import DAPO as DAPO
+from gnomon.algorithms.presets import DECOUPLED_PPO as DECOUPLED_PPO
+from gnomon.algorithms.presets import DR_GRPO as DR_GRPO
+from gnomon.algorithms.presets import GMPO as GMPO
+from gnomon.algorithms.presets import GRPO as GRPO
+from gnomon.algorithms.presets import GSPO as GSPO
+from gnomon.algorithms.presets import GSPO_TOKEN as GSPO_TOKEN
+from gnomon.algorithms.presets import LITE_PPO as LITE_PPO
+from gnomon.algorithms.presets import OPO as OPO
+from gnomon.algorithms.presets import P3O as P3O
+from gnomon.algorithms.presets import P3O_TWO_ANCHOR as P3O_TWO_ANCHOR
+from gnomon.algorithms.presets import PPO as PPO
+from gnomon.algorithms.presets import PRESETS as PRESETS
+from gnomon.algorithms.presets import REINFORCE as REINFORCE
+from gnomon.algorithms.presets import REINFORCE_PP as REINFORCE_PP
+from gnomon.algorithms.presets import REINFORCE_PP_BASELINE as REINFORCE_PP_BASELINE
+from gnomon.algorithms.presets import RLOO as RLOO
+from gnomon.algorithms.presets import SAPO as SAPO
+from gnomon.algorithms.presets import SPO as SPO
+from gnomon.algorithms.presets import VAPO as VAPO
+from gnomon.algorithms.presets import VAPO_REVIEW as VAPO_REVIEW
+from gnomon.algorithms.presets import VC_PPO as VC_PPO
+from gnomon.algorithms.protocols import Loss as Loss
+from gnomon.algorithms.protocols import LossInputs as LossInputs
+from gnomon.algorithms.ratio_bounds import Cap as Cap
+from gnomon.algorithms.ratio_bounds import Clip as Clip
+from gnomon.algorithms.ratio_bounds import EssCap as EssCap
+from gnomon.algorithms.ratio_bounds import Unbounded as Unbounded
+from gnomon.algorithms.ratios import Ratio as Ratio
+from gnomon.algorithms.regularizers import Entropy as Entropy
+from gnomon.algorithms.regularizers import EssKl as EssKl
+from gnomon.algorithms.regularizers import Kl as Kl
+from gnomon.algorithms.regularizers import PositiveNll as PositiveNll
+from gnomon.algorithms.regularizers import SelfImitation as SelfImitation
+from gnomon.algorithms.sections import EmaProximal as EmaProximal
+from gnomon.algorithms.sections import Greso as Greso
+from gnomon.algorithms.sections import Informative as Informative
+from gnomon.algorithms.sections import OptimalValue as OptimalValue
+from gnomon.algorithms.sections import OverlongPenalty as OverlongPenalty
+from gnomon.algorithms.sections import Prioritized as Prioritized
+from gnomon.algorithms.sections import SelfImitationBuffer as SelfImitationBuffer
+from gnomon.algorithms.sections import TrackerPlan as TrackerPlan
+from gnomon.algorithms.sections import Uniform as Uniform
+from gnomon.algorithms.sections import Updates as Updates
+from gnomon.algorithms.surrogates import ClippedSurrogate as ClippedSurrogate
+from gnomon.algorithms.surrogates import GeometricClip as GeometricClip
+from gnomon.algorithms.surrogates import PolicyGradient as PolicyGradient
+from gnomon.algorithms.surrogates import Regression as Regression
+from gnomon.algorithms.surrogates import SigmoidGate as SigmoidGate
 
 
 def __getattr__(name: str) -> Any:

@@ -6,27 +6,26 @@ graded (`Batch.is_graded` false) enter no statistic and get advantage 0.
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from gnomon.algorithms.protocols import Advantage, Need
 from gnomon.algorithms.ratios import masked
-from gnomon.core.errors import ConfigError, GradingError
+from gnomon.core.errors import ConfigError, GradingError, check_bounds
 from gnomon.core.types import Batch
-
-# Sums over the graded rows of one group, given back to each of its rows. Always in float64.
 
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups of a batch, and which rows count.
+    """The groups of a batch, and which rows count. Sums are over the counted rows of a group, in float64.
 
-    index Int[B]: group of each row, numbered from 0. counted Bool[B]: rows that enter statistics; errors do
-    not.
-    Why float64: six equal rewards 0.3 in float32 have a computed deviation of 1e-8 and, divided by it, an
-    advantage.
+    In float32 six equal rewards of 0.3 have a computed deviation of 1e-8 and, divided by it, an advantage.
+
+    Attributes:
+        index (Int[B]): Group of each row, numbered from 0.
+        counted (Bool[B]): Rows that enter statistics; errors do not.
     """
 
     index: Tensor
@@ -74,17 +73,20 @@ Singleton = Literal["zero", "raw", "error"]
 
 
 @dataclass(frozen=True)
-class GroupRelative:
+class GroupRelative(Advantage):
     """Reward minus the mean of its group, divided by a standard deviation.
 
-    A_i = (r_i - mean_group) / (std + epsilon). A group whose rewards are all equal gets exactly 0, decided by
-    max == min and never by a computed deviation.
+    A_i = (r_i - mean_group) / (std + epsilon). A group whose rewards are all equal gets exactly 0, decided by max ==
+    min and never by a computed deviation.
 
-    scale: "group" divides by the group's deviation (GRPO), "batch" by that of all rewards (Lite PPO), "none"
-        not at all (Dr. GRPO: dividing gives very easy and very hard prompts more weight).
-    ddof: 1 for the sample deviation (every library), 0 for the population's. epsilon: >= 0, in rewards.
-    singleton: when one response of a group could be graded: advantage 0, its raw reward, or GradingError.
-    kl: >= 0, rewards per nat: r is then the reward less kl sum_t (log proximal - log reference).
+    Attributes:
+        scale: "group" divides by the group's deviation (GRPO), "batch" by that of all rewards (Lite PPO), "none" not at
+            all (Dr. GRPO: dividing gives very easy and very hard prompts more weight).
+        ddof: 1 for the sample deviation (every library), 0 for the population's.
+        epsilon: >= 0, in rewards.
+        singleton: When one response of a group could be graded: advantage 0, its raw reward, or GradingError.
+        kl: >= 0, rewards per nat: r is then the reward less kl sum_t (log proximal - log reference).
+
     Source: GRPO, arXiv 2402.03300; Dr. GRPO, arXiv 2503.20783.
     """
 
@@ -93,20 +95,15 @@ class GroupRelative:
     epsilon: float = 1e-6
     singleton: Singleton = "zero"
     kl: float = 0.0
+    minimum_generations: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        _check_epsilon("GroupRelative", self.epsilon)
-        check_kl("GroupRelative", self.kl)
+        check_bounds("GroupRelative", self, epsilon=(self.epsilon >= 0, ">= 0"), kl=(self.kl >= 0, ">= 0"))
 
     @property
     def needs(self) -> frozenset[Need]:
         """The reference, when the distance to it is part of the reward."""
         return kl_needs(self.kl)
-
-    @property
-    def minimum_generations(self) -> int:
-        """Two: one response is its own mean."""
-        return 2
 
     def center(self, batch: Batch) -> Tensor:
         """Return r - mean Float64[B T]."""
@@ -131,32 +128,31 @@ class GroupRelative:
 
 
 @dataclass(frozen=True)
-class LeaveOneOut:
+class LeaveOneOut(Advantage):
     """Reward minus the mean of the *other* responses of its group.
 
-    A_i = x_i - mean_{j != i} x_j = (x_i - mean) G / (G - 1), unbiased because the baseline does not contain
-    x_i. x = r - kl sum_t (log proximal - log reference): with ``kl`` > 0 the distance to the reference is
-    part of the reward and has no gradient of its own.
+    A_i = x_i - mean_{j != i} x_j = (x_i - mean) G / (G - 1), unbiased because the baseline does not contain x_i. x = r
+    - kl sum_t (log proximal - log reference): with ``kl`` > 0 the distance to the reference is part of the reward and
+    has no gradient of its own.
 
-    kl: >= 0, rewards per nat. singleton: as in `GroupRelative`.
+    Attributes:
+        kl: >= 0, rewards per nat.
+        singleton: As in `GroupRelative`.
+
     Source: RLOO, arXiv 2402.14740; the default penalty of its preset is TRL's.
     """
 
     kl: float = 0.0
     singleton: Singleton = "zero"
+    minimum_generations: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        check_kl("LeaveOneOut", self.kl)
+        check_bounds("LeaveOneOut", self, kl=(self.kl >= 0, ">= 0"))
 
     @property
     def needs(self) -> frozenset[Need]:
         """The reference, when the distance to it is part of the reward."""
         return kl_needs(self.kl)
-
-    @property
-    def minimum_generations(self) -> int:
-        """Two: there must be others."""
-        return 2
 
     def center(self, batch: Batch) -> Tensor:
         """Return the advantages in Float64[B T]; there is no scale."""
@@ -167,13 +163,9 @@ class LeaveOneOut:
         centered = torch.where(groups.differ(shaped), shaped - others, 0.0)
         return spread(_settle_singletons(centered, shaped, groups, self.singleton), batch)
 
-    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Return advantages Float[B T]."""
-        return self.center(batch).to(batch.behavior.dtype), None
-
 
 @dataclass(frozen=True)
-class OptimalBaseline:
+class OptimalBaseline(Advantage):
     """Reward minus the mean of its group weighted by length, the baseline of least variance on policy.
 
     A_i = r_i - sum_j l_j r_j / sum_j l_j, with l the trained tokens, because the squared gradient of a
@@ -183,15 +175,7 @@ class OptimalBaseline:
     Source: OPO, arXiv 2505.23585.
     """
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        """Nothing."""
-        return frozenset()
-
-    @property
-    def minimum_generations(self) -> int:
-        """Two: one response is its own mean."""
-        return 2
+    minimum_generations: ClassVar[int] = 2
 
     def center(self, batch: Batch) -> Tensor:
         """Return the advantages in Float64[B T]; there is no scale."""
@@ -200,19 +184,19 @@ class OptimalBaseline:
         baseline = groups.total(lengths * rewards) / groups.total(lengths).clamp(min=1)
         return spread(torch.where(groups.differ(rewards), rewards - baseline, 0.0), batch)
 
-    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Return advantages Float[B T]."""
-        return self.center(batch).to(batch.behavior.dtype), None
-
 
 @dataclass(frozen=True)
-class Returns:
+class Returns(Advantage):
     """The return from each token on, without a baseline, or less the mean reward of the batch.
 
-    G_t = sum_{s >= t} gamma^(s - t) x_s, where x is the reward on the last trained token minus
-    kl (log proximal - log reference) on every token. Only trained tokens are steps: tool output is skipped.
+    G_t = sum_{s >= t} gamma^(s - t) x_s, where x is the reward on the last trained token minus kl (log proximal - log
+    reference) on every token. Only trained tokens are steps: tool output is skipped.
 
-    gamma: in (0, 1]. kl: >= 0, rewards per nat. baseline: "none", or "batch", the mean of all graded rewards.
+    Attributes:
+        gamma: Discount, in (0, 1].
+        kl: Coefficient of the KL penalty, >= 0, rewards per nat.
+        baseline: "none", or "batch", the mean of all graded rewards.
+
     Source: REINFORCE, Williams 1992; with kl, REINFORCE++, arXiv 2501.03262.
     """
 
@@ -221,19 +205,12 @@ class Returns:
     baseline: Literal["none", "batch"] = "none"
 
     def __post_init__(self) -> None:
-        check_kl("Returns", self.kl)
-        if not 0 < self.gamma <= 1:
-            raise ConfigError(f"Returns.gamma must be in (0, 1], got {self.gamma}")
+        check_bounds("Returns", self, kl=(self.kl >= 0, ">= 0"), gamma=(0 < self.gamma <= 1, "in (0, 1]"))
 
     @property
     def needs(self) -> frozenset[Need]:
         """The reference, when the distance to it is part of the reward."""
         return kl_needs(self.kl)
-
-    @property
-    def minimum_generations(self) -> int:
-        """One: no response is compared with another."""
-        return 1
 
     def center(self, batch: Batch) -> Tensor:
         """Return the advantages in Float64[B T]; there is no scale."""
@@ -248,19 +225,18 @@ class Returns:
             returns[:, t] = following
         return torch.where(batch.mask & batch.is_graded[:, None], returns, 0.0)
 
-    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Return advantages Float[B T]."""
-        return self.center(batch).to(batch.behavior.dtype), None
-
 
 @dataclass(frozen=True)
-class TrackedBaseline:
+class TrackedBaseline(Advantage):
     """Reward minus the success rate tracked for its prompt *before* this response: no group is needed.
 
-    A_i = r_i - v(prompt), and with ``normalize`` (A - mean) / (std + epsilon) over the graded responses of
-    the whole rollout batch. All A equal: exactly 0. One graded response has no deviation: its A is kept.
+    A_i = r_i - v(prompt), and with ``normalize`` (A - mean) / (std + epsilon) over the graded responses of the whole
+    rollout batch. All A equal: exactly 0. One graded response has no deviation: its A is kept.
 
-    ddof: 1 for the sample deviation (the recipe's), 0 for the population's. epsilon: >= 0, the recipe's 1e-8.
+    Attributes:
+        ddof: 1 for the sample deviation (the recipe's), 0 for the population's.
+        epsilon: >= 0, the recipe's 1e-8.
+
     Source: SPO, arXiv 2509.13232; ddof and epsilon of its recipe.
     """
 
@@ -269,17 +245,7 @@ class TrackedBaseline:
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
-        _check_epsilon("TrackedBaseline", self.epsilon)
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        """Nothing to score; it reads `Batch.baseline`."""
-        return frozenset()
-
-    @property
-    def minimum_generations(self) -> int:
-        """One: the natural case."""
-        return 1
+        check_bounds("TrackedBaseline", self, epsilon=(self.epsilon >= 0, ">= 0"))
 
     def center(self, batch: Batch) -> Tensor:
         """Return r - v Float64[B T]."""
@@ -304,16 +270,19 @@ class TrackedBaseline:
 
 
 @dataclass(frozen=True)
-class Whitened:
+class Whitened(Advantage):
     """Another advantage, shifted and scaled to mean 0 and variance 1 over all trained tokens of the batch.
 
-    (A - mean) / sqrt(var + epsilon). Long responses weigh more, for they have more tokens. One distinct
-    value: exactly 0.
+    (A - mean) / sqrt(var + epsilon). Long responses weigh more, for they have more tokens. One distinct value: exactly
+    0.
 
-    of: the advantage; one that is scaled already is refused. epsilon: > 0, the square of an advantage.
-    ddof: 0 for the population's variance (OpenRLHF), 1 for the sample's (verl).
-    skip_degenerate: leave groups of two or more equal rewards, and those smaller than the advantage inside needs, out
-        of mean and variance and keep them at 0; otherwise subtracting the mean makes their zeros push.
+    Attributes:
+        of: The advantage; one that is scaled already is refused.
+        epsilon: > 0, the square of an advantage.
+        ddof: 0 for the population's variance (OpenRLHF), 1 for the sample's (verl).
+        skip_degenerate: Leave groups of two or more equal rewards, and those smaller than the advantage inside needs,
+            out of mean and variance and keep them at 0; otherwise subtracting the mean makes their zeros push.
+
     Source: REINFORCE++, arXiv 2501.03262; skip_degenerate is ours.
     """
 
@@ -323,8 +292,7 @@ class Whitened:
     skip_degenerate: bool = False
 
     def __post_init__(self) -> None:
-        if self.epsilon <= 0:
-            raise ConfigError(f"Whitened.epsilon must be > 0, got {self.epsilon}")
+        check_bounds("Whitened", self, epsilon=(self.epsilon > 0, "> 0"))
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -391,7 +359,8 @@ def token_rewards(batch: Batch, rewards: Tensor, kl: float) -> Tensor:
 def kl_penalty(batch: Batch, coefficient: float) -> Tensor:
     """Return Float64[B T]: coefficient (log proximal - log reference), 0 where masked; zeros when it is 0.
 
-    Raises: ConfigError when the policies were not scored.
+    Raises:
+        ConfigError: The policies were not scored.
     """
     if coefficient == 0:
         return torch.zeros(batch.mask.shape, dtype=torch.float64)
@@ -421,17 +390,6 @@ def kl_needs(coefficient: float) -> frozenset[Need]:
     return frozenset({"proximal", "reference"}) if coefficient > 0 else frozenset()
 
 
-def _check_epsilon(piece: str, epsilon: float) -> None:
-    if epsilon < 0:
-        raise ConfigError(f"{piece}.epsilon must be >= 0, got {epsilon}")
-
-
-def check_kl(piece: str, coefficient: float) -> None:
-    """Refuse a negative penalty. Raises: ConfigError naming the piece."""
-    if coefficient < 0:
-        raise ConfigError(f"{piece}.kl must be >= 0, got {coefficient}")
-
-
 # Advantages from a critic: generalized advantage estimation, and how far it trusts the critic.
 #
 #     delta_t  = x_t + gamma V_{t+1} - V_t
@@ -454,15 +412,16 @@ class LambdaRule(Protocol):
 class Fixed:
     """One lambda for every response.
 
-    value: in [0, 1].
+    Attributes:
+        value: In [0, 1].
+
     Source: GAE, arXiv 1506.02438; 0.95 with a value lambda of 1 is VC-PPO's, arXiv 2503.01491.
     """
 
     value: float = 0.95
 
     def __post_init__(self) -> None:
-        if not 0 <= self.value <= 1:
-            raise ConfigError(f"Fixed.value, a lambda, must be in [0, 1], got {self.value}")
+        check_bounds("Fixed", self, value=(0 <= self.value <= 1, "in [0, 1], as a lambda"))
 
     def __call__(self, lengths: Tensor) -> Tensor:
         """Return the value for each response."""
@@ -478,7 +437,9 @@ class LengthAdaptive:
     values that say nothing of the reward except at the last token. Raise ``alpha`` for short answers: alpha = 1 gives
     10 tokens lambda 0.9. ``advantage/lambda_floored_fraction`` counts them.
 
-    alpha: > 0, a share of the response.
+    Attributes:
+        alpha: > 0, a share of the response.
+
     Source: VAPO, arXiv 2504.05118, section 4.2; the bound at 0 is ours, as the paper's responses are long.
 
     >>> LengthAdaptive(0.05)(torch.tensor([10, 100, 1000])).tolist()
@@ -488,8 +449,7 @@ class LengthAdaptive:
     alpha: float = 0.05
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha < math.inf:
-            raise ConfigError(f"LengthAdaptive.alpha must be > 0, got {self.alpha}")
+        check_bounds("LengthAdaptive", self, alpha=(0 < self.alpha < math.inf, "> 0 and finite"))
 
     @property
     def shortest(self) -> int:
@@ -508,7 +468,9 @@ class LengthSigmoid:
     low + (high - low) sigmoid((length - mean) / deviation), with the mean and the sample deviation (at least 1 token)
     of the batch. A response's advantages then depend on the others' lengths.
 
-    low, high: 0 <= low <= high <= 1.
+    Attributes:
+        low, high: 0 <= low <= high <= 1.
+
     Source: a review of VAPO, its eq. 6 and code; the paper's own is `LengthAdaptive`.
     """
 
@@ -531,18 +493,22 @@ class LengthSigmoid:
 
 
 @dataclass(frozen=True)
-class Gae:
+class Gae(Advantage):
     """The discounted sum of the critic's errors from each token on, and what the critic should have said.
 
     Only trained tokens are steps: tool output is skipped, its values unread. The reward stands on the last trained
-    token. Advantages and targets may use different lambdas: long sums for the targets, so that the reward reaches
-    early tokens, shorter ones for the policy, so that it is not noisy ("decoupled").
+    token. Advantages and targets may use different lambdas: long sums for the targets, so that the reward reaches early
+    tokens, shorter ones for the policy, so that it is not noisy ("decoupled").
 
-    policy_lambda: of the advantages. value_lambda: of the targets, in [0, 1]; 1 is the return itself.
-    gamma: in (0, 1]. kl: >= 0, rewards per nat of log proximal - log reference, taken from every token's reward.
-    truncation: the value after the last token of a response that ran out of budget: "terminal" is 0, right for
-        verifiers that call it a failure; "value" is what the critic says (`Batch.bootstrap`), for rewards that would
-        have gone on.
+    Attributes:
+        policy_lambda: Lambda of the advantages.
+        value_lambda: Lambda of the targets, in [0, 1]; 1 gives the return itself.
+        gamma: Discount, in (0, 1].
+        kl: >= 0, rewards per nat of log proximal - log reference, taken from every token's reward.
+        truncation: The value after the last token of a response that ran out of budget: "terminal" is 0, right for
+            verifiers that call it a failure; "value" is what the critic says (`Batch.bootstrap`), for rewards that
+            would have gone on.
+
     Source: GAE, arXiv 1506.02438; two lambdas, VC-PPO, arXiv 2503.01491.
     """
 
@@ -553,21 +519,18 @@ class Gae:
     truncation: Literal["terminal", "value"] = "terminal"
 
     def __post_init__(self) -> None:
-        check_kl("Gae", self.kl)
-        if not 0 <= self.value_lambda <= 1:
-            raise ConfigError(f"Gae.value_lambda must be in [0, 1], got {self.value_lambda}")
-        if not 0 < self.gamma <= 1:
-            raise ConfigError(f"Gae.gamma must be in (0, 1], got {self.gamma}")
+        check_bounds(
+            "Gae",
+            self,
+            kl=(self.kl >= 0, ">= 0"),
+            value_lambda=(0 <= self.value_lambda <= 1, "in [0, 1]"),
+            gamma=(0 < self.gamma <= 1, "in (0, 1]"),
+        )
 
     @property
     def needs(self) -> frozenset[Need]:
         """Values; and the reference, when the distance to it is part of the reward."""
         return frozenset[Need]({"values"}) | kl_needs(self.kl)
-
-    @property
-    def minimum_generations(self) -> int:
-        """One: the critic is the baseline."""
-        return 1
 
     def lambdas(self, batch: Batch) -> Tensor:
         """Return the policy's lambda of each response, Float64[B]."""

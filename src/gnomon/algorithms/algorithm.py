@@ -11,7 +11,9 @@ class Algorithm(Composition):
     """A named composition. `repr` of it is the experiment's algorithm section.
 
     Its fields and its arithmetic are those of `Composition`.
-    Raises: ConfigError for a composition that cannot be meant, naming the fix.
+
+    Raises:
+        ConfigError: The composition contradicts itself; the message names the fix.
     """
 
     def __post_init__(self) -> None:

@@ -65,8 +65,8 @@ _CORRECTIONS: Mapping[str, Changes] = {
 def translate(table: Mapping[str, Any], base: Algorithm) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return ``table`` in our own names, and one sentence for each name that was another's.
 
-    Raises: ConfigError when such a name says nothing about ``base``, has a wrong value, or says the same as
-    another.
+    Raises:
+        ConfigError: Such a name says nothing about ``base``, has a wrong value, or says the same as another.
     """
     table, notes = _values(table)
     ours: dict[str, Any] = {key: value for key, value in table.items() if key not in ALIASES}

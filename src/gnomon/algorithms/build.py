@@ -37,7 +37,8 @@ class Resolution:
 def resolve(spec: str | Mapping[str, Any]) -> Algorithm:
     """Return the algorithm that ``spec`` describes; see the module.
 
-    Raises: ConfigError naming the path, the value, what was expected and the nearest known name.
+    Raises:
+        ConfigError: The message names the path, the value, what was expected and the nearest known name.
 
     >>> resolve({"preset": "grpo", "surrogate.trust.high": 0.28}).surrogate
     ClippedSurrogate(trust=Clip(low=0.2, high=0.28), dual=None)
@@ -72,7 +73,8 @@ def resolve_with_notes(spec: str | Mapping[str, Any]) -> Resolution:
 def override(algorithm: Algorithm, path: str, value: Any) -> Algorithm:
     """Return ``algorithm`` with one value replaced: "surrogate.trust.high", "regularizers.0.coefficient".
 
-    Raises: ConfigError as `resolve` does.
+    Raises:
+        ConfigError: As for `resolve`.
     """
     changed: Algorithm = _change(algorithm, nest({path: value}), "algorithm")
     return changed
@@ -92,7 +94,8 @@ def to_table(algorithm: Algorithm) -> Table:
 def nest(table: Mapping[str, Any]) -> Table:
     """Return ``table`` with dotted keys made into tables, at every depth.
 
-    Raises: ConfigError when a path is given a value and is a table at once.
+    Raises:
+        ConfigError: A path is given a value and is a table at once.
     """
     nested: Table = {}
     for key, value in table.items():

@@ -3,9 +3,8 @@
     per_token = correction * surrogate(ratio, advantages)
     loss      = sum(weights * per_token) + sum over regularizers of sum(own_weights * regularizer)
 
-``weights`` are computed once on each optimizer step's whole minibatch, before it is cut, so the loss on any
-cut is a
-plain sum: micro-batching, accumulation and data parallelism are exact.
+``weights`` are computed once on each optimizer step's whole minibatch, before it is cut. The loss on any cut is then a
+plain sum, and micro-batching, accumulation and data parallelism are exact.
 """
 
 from dataclasses import dataclass, field
@@ -119,8 +118,9 @@ class Composition:
     def prepare(self, batch: Batch) -> Batch:
         """Return the scored rollout batch with advantages and returns; only here are groups whole.
 
-        Raises: NotFiniteError for a reward beyond what float32 holds: the square of a larger one may overflow, and a
-            deviation of infinity would make every advantage a silent 0.
+        Raises:
+            NotFiniteError: A reward is beyond what float32 holds. Its square may overflow, and an infinite deviation
+                would make every advantage 0 without a message.
         """
         if not bool((batch.rewards[batch.is_graded].double().abs() <= LARGEST_REWARD).all()):
             raise NotFiniteError(f"a reward is not finite, or beyond {LARGEST_REWARD:.3g}, which float32 does not hold")
@@ -184,8 +184,12 @@ class Composition:
     def loss(self, current: Tensor, entropy: Tensor, cut: Batch, statistics: Statistics) -> Loss:
         """Return the loss of one cut of a weighed minibatch; cuts' losses and gradients add to the whole's.
 
-        current, entropy Float[B T], with a gradient. statistics: of the whole optimizer
-        step, or of the one before it, as `scope` says; not read when that is "micro_batch".
+        Args:
+            current: Log-probabilities of the current policy, Float[B T], with a gradient.
+            entropy: Entropy of each token's distribution, Float[B T], in nats, with a gradient.
+            cut: Rows of a weighed minibatch.
+            statistics: Of the whole optimizer step, or of the one before it, as `scope` says; not read when that is
+                "micro_batch".
         """
         assert cut.weights is not None, "weigh the minibatch before cutting it"
         if self.scope == "micro_batch":

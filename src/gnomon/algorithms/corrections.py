@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gnomon.algorithms.protocols import LossInputs, PieceResult
 from gnomon.algorithms.ratios import average, fraction, masked
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import ConfigError, check_bounds
 from gnomon.core.metrics import EffectiveSize, Max, Metrics
 
 Level = Literal["token", "sequence", "geometric"]
@@ -24,18 +24,20 @@ CLAMP = 20.0
 class TruncatedIS:
     """min(w, cap): truncated importance sampling (TIS).
 
-    cap: > 0, dimensionless. level: "token"; "sequence", the product over the response's trained tokens; "geometric",
-        their geometric mean, which is no importance weight but a measure of how far the two are apart.
-    Source: truncated importance sampling for rollout engines, Yao et al. 2025; decoupled PPO, arXiv
-    2110.00641, with the cap that implementations put on it (2 to 5).
+    Attributes:
+        cap: > 0, dimensionless.
+        level: "token"; "sequence", the product over the response's trained tokens; "geometric", their geometric mean,
+            which is no importance weight but a measure of how far the two are apart.
+
+    Source: truncated importance sampling for rollout engines, Yao et al. 2025; decoupled PPO, arXiv 2110.00641, with
+    the cap that implementations put on it (2 to 5).
     """
 
     cap: float = 2.0
     level: Level = "token"
 
     def __post_init__(self) -> None:
-        if self.cap <= 0:
-            raise ConfigError(f"TruncatedIS.cap must be > 0, got {self.cap}")
+        check_bounds("TruncatedIS", self, cap=(self.cap > 0, "> 0"))
 
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the factor of each token, and how often it was truncated."""
@@ -49,7 +51,10 @@ class TruncatedIS:
 class MaskedIS:
     """w where it lies in [low, high], else 0: masked importance sampling; IcePop on tokens, MIS on sequences.
 
-    low, high: dimensionless, 0 <= low < high; low = 0 is no lower bound. level: as in `TruncatedIS`.
+    Attributes:
+        low, high: Dimensionless, 0 <= low < high; low = 0 is no lower bound.
+        level: As in `TruncatedIS`.
+
     Source: IcePop (0.5, 5.0); MIS with (0, 3.0), level="sequence", is TRL's default.
     """
 
@@ -74,7 +79,10 @@ class MaskedIS:
 class RejectionSampling:
     """1 where w lies in [low, high], else 0: tokens or responses that are too far off are left out, others untouched.
 
-    low, high: dimensionless, 0 <= low < high. level: as in `TruncatedIS`; "geometric" is the usual one.
+    Attributes:
+        low, high: Dimensionless, 0 <= low < high.
+        level: As in `TruncatedIS`; "geometric" is the usual one.
+
     Source: geometric rejection of rollout engines' mismatch (verl's ``seq_mean_k1``, bounds on w itself).
     """
 
@@ -101,7 +109,10 @@ class OffPolicyMask:
     Left behind: mean over tokens of log behavior - log current above ``threshold``. What is already unlikely teaches
     nothing by being pushed down further.
 
-    threshold: nats a token. Source: DeepSeek-V3.2, off-policy sequence masking; 0.5 is TRL's suggestion.
+    Attributes:
+        threshold: Mean log-ratio over the response's tokens, in nats.
+
+    Source: DeepSeek-V3.2, off-policy sequence masking; 0.5 is TRL's suggestion.
     """
 
     threshold: float = 0.5
@@ -122,14 +133,16 @@ class ProbabilityMask:
 
     A ratio judges rare tokens by their rarity; a difference of probabilities judges by what the policy really does.
 
-    threshold: in (0, 1]. Source: probability-difference masks of prime-rl, whose default is 0.3.
+    Attributes:
+        threshold: In (0, 1].
+
+    Source: probability-difference masks of prime-rl, whose default is 0.3.
     """
 
     threshold: float = 0.3
 
     def __post_init__(self) -> None:
-        if not 0 < self.threshold <= 1:
-            raise ConfigError(f"ProbabilityMask.threshold must be in (0, 1], got {self.threshold}")
+        check_bounds("ProbabilityMask", self, threshold=(0 < self.threshold <= 1, "in (0, 1]"))
 
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the factor of each token, and how often it was 0."""
@@ -145,14 +158,16 @@ class Capped:
 
     min(w, cap / r), with r = current / proximal.
 
-    cap: > 0, dimensionless. Source: Hilton et al., arXiv 2110.00641, whose code bounds current / behavior at 100.
+    Attributes:
+        cap: > 0, dimensionless.
+
+    Source: Hilton et al., arXiv 2110.00641, whose code bounds current / behavior at 100.
     """
 
     cap: float = 100.0
 
     def __post_init__(self) -> None:
-        if self.cap <= 0:
-            raise ConfigError(f"Capped.cap must be > 0, got {self.cap}")
+        check_bounds("Capped", self, cap=(self.cap > 0, "> 0"))
 
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the factor of each token, and how often it was lowered."""

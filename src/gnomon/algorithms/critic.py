@@ -1,4 +1,4 @@
-"""The critic as an algorithm asks for it: what it is, how it is taught, and when."""
+"""The critic of an algorithm: its trunk, its loss, and when it is updated."""
 
 import math
 from dataclasses import dataclass, field
@@ -22,8 +22,11 @@ class Pretraining:
     ``steps`` rollout batches, or as soon as the explained variance of a batch that the critic had not seen reached
     ``explained_variance`` on ``patience`` batches in a row.
 
-    steps: >= 1, at most so many batches. explained_variance: in (0, 1], or none to make all steps.
-    frozen_trunk: only the head learns in this phase; a shared trunk must be frozen, as the policy is.
+    Attributes:
+        steps: Most rollout batches of the phase, >= 1.
+        explained_variance: In (0, 1], or none to make all steps.
+        frozen_trunk: Whether only the head learns in this phase; a shared trunk must be frozen, as the policy is.
+
     Source: VC-PPO, arXiv 2503.01491; 50 steps, VAPO, arXiv 2504.05118; the frozen trunk is the review's.
     """
 
@@ -47,18 +50,22 @@ class Pretraining:
 class CriticPlan:
     """A value model with one number a token: what the response's reward will be, seen from before that token.
 
-    loss = sum weights (V - V_target)^2 / 2; with ``clip`` c the larger of that and the same with V bounded to
-    V_before +- c, so that one step cannot move it far.
+    loss = sum weights (V - V_target)^2 / 2; with ``clip`` c the larger of that and the same with V bounded to V_before
+    +- c, so that one step cannot move it far.
 
-    trunk: "separate", a network of its own; or "shared", a head on the policy's hidden states, whose loss then moves
-        the policy's weights too. The head is linear, without bias, and starts at zero.
-    initial: for a separate trunk, "policy" (the run's model) or the folder of a critic that a run has saved, or of a
-        reward model (sequence classification with one label).
-    learning_rate_ratio: > 0, of the policy's; 2 is VAPO's (2e-6 to 1e-6).
-    updates: the critic's own, on each rollout batch. clip: > 0, in rewards, or none.
-    order: "after", advantages are of the critic that had not seen the batch; "before", the critic is taught the batch
-        first, and what is left of its error, already partly explained away, becomes the advantage.
-    trust_remote_code: lets the own code of the model in ``initial`` run; only for one that you have read.
+    Attributes:
+        trunk: "separate", a network of its own; or "shared", a head on the policy's hidden states, whose loss then
+            moves the policy's weights too. The head is linear, without bias, and starts at zero.
+        initial: For a separate trunk, "policy" (the run's model) or the folder of a critic that a run has saved, or of
+            a reward model (sequence classification with one label).
+        learning_rate_ratio: Learning rate as a multiple of the policy's, > 0; 2 is VAPO's (2e-6 to 1e-6).
+        updates: The critic's own, on each rollout batch.
+        clip: > 0, in rewards, or none.
+        order: "after", advantages are of the critic that had not seen the batch; "before", the critic is taught the
+            batch first, and what is left of its error, already partly explained away, becomes the advantage.
+        trust_remote_code: Whether the own code of the model in ``initial`` may run; set it only for code that you have
+        read.
+
     Source: PPO, arXiv 1707.06347; VAPO, arXiv 2504.05118; shared trunk and "before" are those of a review of it.
     """
 
@@ -100,8 +107,11 @@ class CriticPlan:
     def loss(self, values: Tensor, cut: Batch, one_sided: bool = False) -> tuple[Tensor, Metrics]:
         """Return the loss of one cut of a weighed value minibatch, and what was measured.
 
-        values Float[B T], with a gradient. cut: with returns, weights, and values as they were when it was scored.
-        one_sided: only values below their return are wrong (self-imitation: what was reached can be reached).
+        Args:
+            values: Values of the critic, Float[B T], in rewards, with a gradient.
+            cut: Rows with returns, weights, and the values of the time when the rows were scored.
+            one_sided: Whether only values below their return are wrong, as in self-imitation: a return that was reached
+                once can be reached again.
         """
         assert cut.returns is not None, "prepare comes first"
         assert cut.weights is not None, "weigh comes first"

@@ -275,7 +275,8 @@ def piece_text(cls: type) -> PieceText:
 def find_piece(name: str) -> type | None:
     """Return the piece that ``name`` means, in whatever case or as others call it; None when it means an algorithm.
 
-    Raises: ConfigError when it means neither, with the nearest name of both.
+    Raises:
+        ConfigError: ``name`` means neither; the message names the nearest algorithm or piece.
 
     >>> find_piece("truncated"), find_piece("IcePop"), find_piece("grpo")
     (<class 'gnomon.algorithms.corrections.TruncatedIS'>, <class 'gnomon.algorithms.corrections.MaskedIS'>, None)

@@ -1,4 +1,4 @@
-"""Self-imitation as an algorithm: the likelihood of responses that were good once, whoever sampled them."""
+"""Self-imitation as an algorithm: the likelihood of good earlier responses, of any policy."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from gnomon.algorithms.advantages import spread
 from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.critic import CriticPlan
 from gnomon.algorithms.loss_aggregation import TokenMean
-from gnomon.algorithms.protocols import Need
+from gnomon.algorithms.protocols import Advantage, Need
 from gnomon.algorithms.ratio_bounds import Unbounded
 from gnomon.algorithms.ratios import Ratio
 from gnomon.algorithms.sections import SelfImitationBuffer
@@ -19,33 +19,19 @@ from gnomon.core.types import Batch
 
 
 @dataclass(frozen=True)
-class UnitAdvantage:
+class UnitAdvantage(Advantage):
     """Advantage 1 on each trained token, whatever the reward: what was chosen to be imitated is imitated.
 
     Source: a review of VAPO, its self-imitation buffer of correct responses.
     """
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        """Nothing."""
-        return frozenset()
-
-    @property
-    def minimum_generations(self) -> int:
-        """One: no response is compared with another."""
-        return 1
-
     def center(self, batch: Batch) -> Tensor:
         """Return ones Float64[B T]."""
         return spread(torch.ones(len(batch), dtype=torch.float64), batch)
 
-    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Return advantages Float[B T]."""
-        return self.center(batch).to(batch.behavior.dtype), None
-
 
 @dataclass(frozen=True)
-class PositiveAdvantage:
+class PositiveAdvantage(Advantage):
     """How much better it went than the critic expects by now, on each trained token: (R - V)_+, never below 0.
 
     R is the response's reward on every token (no discount). It is 0 where the policy has caught up, so that what was
@@ -59,15 +45,11 @@ class PositiveAdvantage:
         """Values."""
         return frozenset({"values"})
 
-    @property
-    def minimum_generations(self) -> int:
-        """One: the critic is the baseline."""
-        return 1
-
     def center(self, batch: Batch) -> Tensor:
         """Return (R - V)_+ Float64[B T].
 
-        Raises: ConfigError when the values were not scored.
+        Raises:
+            ConfigError: The values were not scored.
         """
         if batch.values is None:
             raise ConfigError(
@@ -88,8 +70,11 @@ def imitation(plan: SelfImitationBuffer, critic: CriticPlan | None = None) -> Al
     w = 1, or (R - V)_+ with ``plan.weigh = "surplus"``. The ratio is to the proximal policy, which is the current one
     in a single update, so it is 1 and no importance weight enters: what sampled a response does not matter.
 
-    critic: the run's, which "surplus" compares with and teaches.
-    Raises: ConfigError when "surplus" has none.
+    Args:
+        critic: The run's critic, which "surplus" compares with and trains.
+
+    Raises:
+        ConfigError: ``plan.weigh`` is "surplus" and there is no critic.
     """
     is_surplus = plan.weigh == "surplus"
     return Algorithm(

@@ -10,15 +10,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import check_bounds
 
 
 @dataclass(frozen=True)
 class TokenMean:
     """Every token counts the same: 1 / N, with N the trained tokens. Long responses count for more.
 
-    scope: "step" counts over the whole minibatch (libraries); "group" over one prompt's responses, and then
-        every prompt counts the same (the formula that DAPO prints).
+    Attributes:
+        scope: "step" counts over the whole minibatch (libraries); "group" over one prompt's responses, and then every
+            prompt counts the same (the formula that DAPO prints).
+
     Source: DAPO, arXiv 2503.14476.
 
     >>> TokenMean()(torch.tensor([[True, True], [True, False]]), torch.tensor([0, 1])).tolist()
@@ -68,16 +70,17 @@ class SequenceSum:
 class ConstantLength:
     """Every token counts 1 / (B length), a constant: a response's length does not change its push.
 
-    length: > 0, tokens; the completion budget. A constant by name, for a width taken from the batch changes
-        with padding.
+    Attributes:
+        length: > 0, tokens; the completion budget. A constant by name, for a width taken from the batch changes with
+            padding.
+
     Source: Dr. GRPO, arXiv 2503.20783 (budget 3000).
     """
 
     length: int = 3000
 
     def __post_init__(self) -> None:
-        if self.length < 1:
-            raise ConfigError(f"ConstantLength.length must be at least 1 token, got {self.length}")
+        check_bounds("ConstantLength", self, length=(self.length >= 1, "at least 1 token"))
 
     def __call__(self, mask: Tensor, group: Tensor) -> Tensor:
         """Return weights Float64[B T]."""

@@ -1,4 +1,4 @@
-"""What is measured on the way: fractions of trained tokens, ratios, and the advantages of a whole batch."""
+"""Metrics of a whole prepared batch: its advantages, its lambdas and the critic's values."""
 
 import torch
 from torch import Tensor

@@ -46,7 +46,8 @@ FORMS: Mapping[str, ArrayForm] = {
 def check_places(algorithm: Composition) -> None:
     """Check that every part of an algorithm is of a kind that its place takes.
 
-    Raises: ConfigError naming the place, what stands there and the protocol's line.
+    Raises:
+        ConfigError: The message names the place, what stands there and the protocol's line.
     """
     for name, allowed in _places().items():
         value = getattr(algorithm, name)

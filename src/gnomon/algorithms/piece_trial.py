@@ -28,8 +28,6 @@ from gnomon.core.metrics import EffectiveSize, Last, Max, Mean, Metrics, Sum
 from gnomon.core.types import Batch
 from gnomon.core.user_code import running_user_code
 
-# Made batches, and the loss and the gradient on them: what laws and trials of pieces are made of.
-
 Rows = Sequence[Sequence[float]]
 _PER_TOKEN_MADE = ("behavior", "full_behavior", "proximal", "reference", "values", "advantages", "returns", "weights")
 _PER_ROW = ("baseline", "bootstrap")
@@ -44,10 +42,13 @@ def make_batch(
 ) -> Batch:
     """Return a valid batch from lists; each prompt is one token.
 
-    rewards: one a row; None is a response that could not be graded, and its mask becomes false. mask: one list a row;
-    shorter rows are padded. group: all rows are one group when it is left out.
-    more: behavior (-1 when left out), full_behavior (behavior), proximal, reference, values, advantages, returns,
-    weights as lists of rows; baseline, bootstrap, version, is_truncated as lists; temperature.
+    Args:
+        rewards: One number for each row; None is a response that could not be graded, and its mask becomes false.
+        mask: One list for each row; shorter rows are padded.
+        group: All rows are one group when it is left out.
+        more: ``behavior`` (-1 when left out), ``full_behavior`` (``behavior``), ``proximal``, ``reference``,
+            ``values``, ``advantages``, ``returns``, ``weights`` as lists of rows; baseline, bootstrap, version,
+            is_truncated as lists; temperature.
 
     >>> batch = make_batch([1.0, None], [[1, 1], [1]])
     >>> batch.mask.tolist(), batch.is_graded.tolist()
@@ -80,7 +81,9 @@ def loss_and_gradient(
 ) -> tuple[float, Tensor]:
     """Return the loss of one optimizer step and d loss / d current Float[B T], summed over ``cuts`` of its rows.
 
-    minibatch: prepared, not weighed. The entropy that pieces see is -current / 2, so that its gradient counts too.
+    Args:
+        minibatch: A prepared minibatch without weights. The entropy that pieces see is -current / 2, so that its
+        gradient counts too.
     """
     weighed = algorithm.weigh(minibatch)
     statistics = algorithm.statistics(current, weighed)
@@ -110,8 +113,11 @@ _PER_TOKEN = ("behavior", "full_behavior", "proximal", "reference", "values")
 def try_pieces(algorithm: Algorithm, every: bool = False) -> None:
     """Try the pieces of an algorithm that are not gnomon's on a made batch.
 
-    every: gnomon's own as well. Takes some ten milliseconds, and nothing when there are none.
-    Raises: ConfigError naming the piece, what it returned and the protocol's line.
+    Args:
+        every: Whether gnomon's own pieces are tried as well. A trial takes about ten milliseconds.
+
+    Raises:
+        ConfigError: The message names the piece, what it returned and the protocol's line.
     """
     found = [_Trial(algorithm, *place) for place in _pieces(algorithm, "algorithm") if every or _is_own(place[2])]
     with _own_draws(), running_user_code("trying the algorithm's pieces"):

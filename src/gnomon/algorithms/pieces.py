@@ -103,7 +103,8 @@ def slots() -> dict[str, dict[str, type]]:
 def leaf(hint: Any, value: Any, path: str) -> Any:
     """Return ``value`` when it is what ``hint`` says: no "5" for 5, no 1 for true, but 1 for 1.0.
 
-    Raises: ConfigError naming the path, the value and what was expected.
+    Raises:
+        ConfigError: The message names the path, the value and what was expected.
     """
     expected: list[str] = []
     for member in members(hint):

@@ -1,4 +1,7 @@
-"""Every algorithm, one expression each. A name alone is the paper's setting, except where `notes` says so."""
+"""The presets: one expression for each algorithm, in the order in which `gnomon algorithms` lists them.
+
+A preset has the settings of its paper, except where `describe.NOTES` says otherwise.
+"""
 
 import math
 from collections.abc import Mapping
@@ -80,6 +83,41 @@ OPO = Algorithm(
     ratio=Ratio(),
     surrogate=PolicyGradient(Unbounded()),
     aggregate=TokenMean(),
+)
+
+A_STAR_PO = Algorithm(
+    name="a-star-po",
+    paper="Accelerating RL for LLM Reasoning with Optimal Advantage Regression, arXiv 2505.20686",
+    advantage=TrackedBaseline(normalize=False),
+    ratio=Ratio(anchor="reference", level="sequence_product", clamp=math.inf),
+    surrogate=Regression(1e-3),
+    aggregate=SequenceMean(),
+    num_generations=1,
+    tracker=OptimalValue(beta=0.5, n0=8),
+)
+
+PPO = Algorithm(
+    name="ppo",
+    paper="Proximal Policy Optimization Algorithms, arXiv 1707.06347",
+    advantage=Whitened(Gae(Fixed(0.95), value_lambda=0.95)),
+    ratio=Ratio(),
+    surrogate=ClippedSurrogate(Clip(0.2, 0.2)),
+    aggregate=TokenMean(),
+    updates=Updates(minibatches=4),
+    num_generations=1,
+    critic=CriticPlan(updates=Updates(minibatches=4), clip=0.5),
+)
+
+VC_PPO = Algorithm(
+    name="vc-ppo",
+    paper="What's Behind PPO's Collapse in Long-CoT? Value Optimization Holds the Secret, arXiv 2503.01491",
+    advantage=Gae(Fixed(0.95), value_lambda=1.0),
+    ratio=Ratio(),
+    surrogate=ClippedSurrogate(Clip(0.2, 0.2)),
+    aggregate=SequenceMean(),
+    updates=Updates(minibatches=4),
+    num_generations=1,
+    critic=CriticPlan(updates=Updates(minibatches=4), pretraining=Pretraining(100)),
 )
 
 GRPO = Algorithm(
@@ -179,6 +217,17 @@ P3O = Algorithm(
     regularizers=(EssKl(),),
 )
 
+P3O_TWO_ANCHOR = Algorithm(
+    name="p3o-two-anchor",
+    paper="Policy-on Policy-off Policy Optimization, eq. 13, arXiv 2605.12380",
+    advantage=GroupRelative(),
+    ratio=Ratio(anchor="behavior"),
+    surrogate=PolicyGradient(EssCap("both")),
+    aggregate=TokenMean(),
+    regularizers=(EssKl(anchor="mixture"),),
+    updates=Updates(minibatches=4),
+)
+
 SPO = Algorithm(
     name="spo",
     paper="Single-stream Policy Optimization, arXiv 2509.13232",
@@ -190,41 +239,6 @@ SPO = Algorithm(
     num_generations=1,
     sampler=Prioritized(epsilon=0.05),
     tracker=TrackerPlan(),
-)
-
-A_STAR_PO = Algorithm(
-    name="a-star-po",
-    paper="Accelerating RL for LLM Reasoning with Optimal Advantage Regression, arXiv 2505.20686",
-    advantage=TrackedBaseline(normalize=False),
-    ratio=Ratio(anchor="reference", level="sequence_product", clamp=math.inf),
-    surrogate=Regression(1e-3),
-    aggregate=SequenceMean(),
-    num_generations=1,
-    tracker=OptimalValue(beta=0.5, n0=8),
-)
-
-PPO = Algorithm(
-    name="ppo",
-    paper="Proximal Policy Optimization Algorithms, arXiv 1707.06347",
-    advantage=Whitened(Gae(Fixed(0.95), value_lambda=0.95)),
-    ratio=Ratio(),
-    surrogate=ClippedSurrogate(Clip(0.2, 0.2)),
-    aggregate=TokenMean(),
-    updates=Updates(minibatches=4),
-    num_generations=1,
-    critic=CriticPlan(updates=Updates(minibatches=4), clip=0.5),
-)
-
-VC_PPO = Algorithm(
-    name="vc-ppo",
-    paper="What's Behind PPO's Collapse in Long-CoT? Value Optimization Holds the Secret, arXiv 2503.01491",
-    advantage=Gae(Fixed(0.95), value_lambda=1.0),
-    ratio=Ratio(),
-    surrogate=ClippedSurrogate(Clip(0.2, 0.2)),
-    aggregate=SequenceMean(),
-    updates=Updates(minibatches=4),
-    num_generations=1,
-    critic=CriticPlan(updates=Updates(minibatches=4), pretraining=Pretraining(100)),
 )
 
 VAPO = Algorithm(
@@ -265,41 +279,6 @@ DECOUPLED_PPO = Algorithm(
     num_generations=16,
 )
 
-P3O_TWO_ANCHOR = Algorithm(
-    name="p3o-two-anchor",
-    paper="Policy-on Policy-off Policy Optimization, eq. 13, arXiv 2605.12380",
-    advantage=GroupRelative(),
-    ratio=Ratio(anchor="behavior"),
-    surrogate=PolicyGradient(EssCap("both")),
-    aggregate=TokenMean(),
-    regularizers=(EssKl(anchor="mixture"),),
-    updates=Updates(minibatches=4),
-)
-
-_ALL = (
-    REINFORCE,
-    RLOO,
-    REINFORCE_PP,
-    REINFORCE_PP_BASELINE,
-    OPO,
-    A_STAR_PO,
-    PPO,
-    VC_PPO,
-    GRPO,
-    DR_GRPO,
-    DAPO,
-    LITE_PPO,
-    GSPO,
-    GSPO_TOKEN,
-    GMPO,
-    SAPO,
-    CISPO,
-    P3O,
-    P3O_TWO_ANCHOR,
-    SPO,
-    VAPO,
-    VAPO_REVIEW,
-    DECOUPLED_PPO,
-)
-
-PRESETS: Mapping[str, Algorithm] = {preset.name: preset for preset in _ALL}
+PRESETS: Mapping[str, Algorithm] = {
+    preset.name: preset for preset in list(globals().values()) if isinstance(preset, Algorithm)
+}

@@ -1,4 +1,4 @@
-"""What the pieces of an algorithm are: what each is given, and what it returns."""
+"""The protocols of an algorithm's pieces: what each piece gets and returns."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,12 +17,16 @@ PieceResult = tuple[Tensor, Metrics]
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What a piece may see of one cut.
+    """What a piece sees of one cut.
 
-    batch: the cut, weights filled. current Float[B T]: log-probabilities with a gradient. entropy Float[B T]:
-    of the tempered policy, with a gradient. proximal Float[B T]: scored before the
-    step, or ``current`` detached on the first inner step, where they are the same policy. log_ratio Float[B
-    T]: of the algorithm's `Ratio`, 0 where masked. statistics: in the algorithm's scope, detached.
+    Attributes:
+        batch: The cut, with its weights.
+        current: Log-probabilities of the current policy, Float[B T], in nats, with a gradient.
+        entropy: Entropy of the tempered policy, Float[B T], in nats, with a gradient.
+        proximal: Log-probabilities of the proximal policy, Float[B T]. In a step's first update these may be
+            ``current`` without its gradient, since both are the same policy then.
+        log_ratio: Log-ratio of the algorithm's `Ratio`, Float[B T], 0 where masked.
+        statistics: Effective sample sizes in the algorithm's scope.
     """
 
     batch: Batch
@@ -34,83 +38,130 @@ class LossInputs:
 
     @property
     def advantages(self) -> Tensor:
-        """Float[B T]; raises ConfigError if `prepare` was not called."""
+        """Advantages Float[B T], without a gradient.
+
+        Raises:
+            ConfigError: `Composition.prepare` was not called.
+        """
         if self.batch.advantages is None:
             raise ConfigError("the batch has no advantages: call algorithm.prepare(batch) first")
         return self.batch.advantages.detach()
 
 
 class Advantage(Protocol):
-    """Rewards to advantages Float[B T] (and returns for a critic, or None), on the whole rollout batch."""
+    """An advantage estimator: rewards to advantages, on the whole rollout batch.
+
+    A class that inherits from this protocol must define `center` only. The defaults fit an estimator that reads
+    rewards alone, compares no responses, has no scale and teaches no critic.
+    """
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What must be scored first."""
-        ...
+        """What the learner must score first; by default nothing."""
+        return frozenset()
 
     @property
     def minimum_generations(self) -> int:
-        """Fewest rollouts a prompt with which the estimate means something."""
-        ...
+        """Smallest number of rollouts of a prompt with which the estimate means something; by default 1."""
+        return 1
 
     def center(self, batch: Batch) -> Tensor:
-        """Return the advantages before any scale Float[B T]: reward less what was expected, in rewards."""
+        """Return the advantages before any scale.
+
+        Args:
+            batch: The scored rollout batch, with its groups whole.
+
+        Returns:
+            Float64[B T], in rewards: the reward minus what was expected.
+        """
         ...
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Return advantages and returns."""
-        ...
+        """Return advantages and returns.
+
+        Args:
+            batch: The scored rollout batch, with its groups whole.
+
+        Returns:
+            The advantages Float[B T], and the critic's targets Float[B T] or None.
+        """
+        return self.center(batch).to(batch.behavior.dtype), None
 
 
 class Surrogate(Protocol):
-    """Ratio and advantage to a per-token loss Float[B T]."""
+    """A surrogate: ratio and advantage to a loss for each token."""
 
     def __call__(self, view: LossInputs) -> PieceResult:
-        """Return the loss of each token, and what was measured on the way."""
+        """Return the loss of each token Float[B T], and metrics."""
         ...
 
 
 class Correction(Protocol):
-    """A detached factor Float[B T] for the gap between proximal and behavior."""
+    """A correction: a factor for the mismatch between the proximal policy and behavior."""
 
     def __call__(self, view: LossInputs) -> PieceResult:
-        """Return the factor of each token, and what was measured on the way."""
+        """Return the factor of each token Float[B T] without a gradient, and metrics."""
         ...
 
 
 class Regularizer(Protocol):
-    """A term added to the loss, its coefficient included."""
+    """A regularizer: a term that is added to the loss. The term includes its coefficient.
+
+    A class that inherits from this protocol must define `name` and the call.
+    """
 
     @property
     def name(self) -> str:
-        """Its name in metrics: ``loss/NAME``."""
+        """Name in metrics: ``loss/NAME``."""
         ...
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What must be scored first."""
-        ...
+        """What the learner must score first; by default nothing."""
+        return frozenset()
 
     def weights(self, batch: Batch, default: Tensor) -> Tensor:
-        """Return its weights Float[B T] on a whole minibatch; ``default`` are the algorithm's own."""
-        ...
+        """Return the weights of the term's tokens.
+
+        Args:
+            batch: A whole minibatch.
+            default: The algorithm's weights, Float[B T].
+
+        Returns:
+            Float[B T]; by default the algorithm's weights.
+        """
+        return default
 
     def __call__(self, view: LossInputs) -> PieceResult:
-        """Return the term of each token Float[B T]."""
+        """Return the term of each token Float[B T], and metrics."""
         ...
 
 
 class Aggregate(Protocol):
-    """Mask Bool[B T] (and groups Int[B]) of a whole minibatch to weights Float[B T]."""
+    """A loss aggregation: what each token of a minibatch counts."""
 
     def __call__(self, mask: Tensor, group: Tensor) -> Tensor:
-        """Return the weight of each token."""
+        """Return the weight of each token.
+
+        Args:
+            mask: Trained tokens of a whole minibatch, Bool[B T].
+            group: Group of each row, Int[B].
+
+        Returns:
+            Float[B T].
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss of one cut: ``total`` has the gradient; parts sum to it; metrics merge over cuts."""
+    """The loss of one cut.
+
+    Attributes:
+        total: The loss, with its gradient.
+        parts: Value of each term by name; they add up to ``total``.
+        metrics: Metrics of the cut; those of several cuts merge.
+    """
 
     total: Tensor
     parts: Mapping[str, float]

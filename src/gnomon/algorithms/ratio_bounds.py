@@ -1,4 +1,4 @@
-"""How far a ratio is believed: ratio to bounded ratio."""
+"""Bounds on the importance ratio: clips and caps."""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from gnomon.algorithms.ratios import Statistics
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import check_bounds
 
 
 class RatioBound(Protocol):
@@ -24,8 +24,12 @@ class Clip:
 
     A larger ``high`` than ``low`` leaves rare tokens room to grow ("clip-higher").
 
-    low, high: dimensionless, > 0. ``low`` >= 1 means no lower bound.
-    Raises: ConfigError if either is not positive.
+    Attributes:
+        low, high: Dimensionless, > 0. ``low`` >= 1 means no lower bound.
+
+    Raises:
+        ConfigError: A width is not positive.
+
     Source: PPO, arXiv 1707.06347, eq. 7; asymmetric form DAPO, arXiv 2503.14476, section 3.1.
 
     >>> import torch
@@ -37,10 +41,7 @@ class Clip:
     high: float = 0.2
 
     def __post_init__(self) -> None:
-        if self.low <= 0:
-            raise ConfigError(f"Clip.low must be > 0, got {self.low}")
-        if self.high <= 0:
-            raise ConfigError(f"Clip.high must be > 0, got {self.high}")
+        check_bounds("Clip", self, low=(self.low > 0, "> 0"), high=(self.high > 0, "> 0"))
 
     def __call__(self, ratio: Tensor, statistics: Statistics) -> Tensor:
         """Return the clipped ratio."""
@@ -51,10 +52,12 @@ class Clip:
 class Cap:
     """Bound the ratio to [floor, cap], both absolute.
 
-    Without a floor a token that became rare keeps its small weight; raising it would push it further than it
-    came.
+    Without a floor a token that became rare keeps its small weight; raising it would push it further than it came.
 
-    cap: > 0, dimensionless; the paper's 1 + epsilon_high. floor: in [0, cap]; 0 is the paper's.
+    Attributes:
+        cap: > 0, dimensionless; the paper's 1 + epsilon_high.
+        floor: In [0, cap]; 0 is the paper's.
+
     Source: CISPO, arXiv 2506.13585; the cap 5 is the only published value (ScaleRL).
     """
 
@@ -62,10 +65,8 @@ class Cap:
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.cap <= 0:
-            raise ConfigError(f"Cap.cap must be > 0, got {self.cap}")
-        if not 0 <= self.floor <= self.cap:
-            raise ConfigError(f"Cap.floor must be in [0, {self.cap}], got {self.floor}")
+        is_between = 0 <= self.floor <= self.cap
+        check_bounds("Cap", self, cap=(self.cap > 0, "> 0"), floor=(is_between, f"in [0, {self.cap}]"))
 
     def __call__(self, ratio: Tensor, statistics: Statistics) -> Tensor:
         """Return the capped ratio."""
@@ -80,10 +81,12 @@ class EssCap:
     chosen: nothing to tune. On-policy tokens (r = 1) are scaled by e as well. A ratio that all tokens share
         cannot be seen by e.
 
-    of: "behavior", of current / behavior; "both", the smaller of that and the size of current / proximal.
-    Needs Ratio(anchor="behavior").
-    Source: P3O, arXiv 2605.12380; arXiv 1905.01756; "both" is its eq. 13 (P4O in the reference code). The scope is
-        the step (`Algorithm.scope`), where its code takes a micro-batch.
+    Attributes:
+        of: "behavior", of current / behavior; "both", the smaller of that and the size of current / proximal. Needs
+            Ratio(anchor="behavior").
+
+    Source: P3O, arXiv 2605.12380; arXiv 1905.01756; "both" is its eq. 13 (P4O in the reference code). The scope is the
+    step (`Algorithm.scope`), where its code takes a micro-batch.
     """
 
     of: Literal["behavior", "both"] = "behavior"

@@ -6,10 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import check_bounds
 from gnomon.core.metrics import EffectiveSize, Mean
-
-# Numbers over trained tokens: fractions, averages, and what one optimizer step says about itself beforehand.
 
 
 def fraction(condition: Tensor, mask: Tensor) -> Mean:
@@ -26,7 +24,11 @@ def average(values: Tensor, mask: Tensor) -> Mean:
 class Statistics:
     """Effective sizes of the current policy's ratios, over all trained tokens of an optimizer step.
 
-    behavior: of current / behavior. proximal: of current / proximal. They are sums, so those of cuts and ranks add up.
+    Both are kept as sums, so the sizes of cuts and ranks add up.
+
+    Attributes:
+        behavior: Effective size of current / behavior.
+        proximal: Effective size of current / proximal.
     """
 
     behavior: EffectiveSize = EffectiveSize()
@@ -45,11 +47,12 @@ def masked(tensor: Tensor, mask: Tensor) -> Tensor:
 class Ratio:
     """The logarithm of current over anchor, per token or per sequence.
 
-    anchor: "proximal" (the learner when the step began), "behavior" (what sampled) or "reference" (frozen).
-    level: "token"; "sequence", the geometric mean over the trained tokens, the same for each of them, with
-        its gradient (GSPO, arXiv 2507.18071, eq. 7); "sequence_token", that value but with the token's own
-        gradient (GSPO-token, eq. 14); "sequence_product", the sum over tokens (RLOO's sequence objective).
-    clamp: bound on the absolute log-ratio that is exponentiated; beyond it there is no gradient.
+    Attributes:
+        anchor: "proximal" (the learner when the step began), "behavior" (what sampled) or "reference" (frozen).
+        level: "token"; "sequence", the geometric mean over the trained tokens, the same for each of them, with its
+            gradient (GSPO, arXiv 2507.18071, eq. 7); "sequence_token", that value but with the token's own gradient
+            (GSPO-token, eq. 14); "sequence_product", the sum over tokens (RLOO's sequence objective).
+        clamp: Bound on the absolute log-ratio that is exponentiated; beyond it there is no gradient.
     """
 
     anchor: Literal["proximal", "behavior", "reference"] = "proximal"
@@ -57,8 +60,7 @@ class Ratio:
     clamp: float = 20.0
 
     def __post_init__(self) -> None:
-        if self.clamp <= 0:
-            raise ConfigError(f"Ratio.clamp must be > 0, got {self.clamp}")
+        check_bounds("Ratio", self, clamp=(self.clamp > 0, "> 0"))
 
     def __call__(self, current: Tensor, anchor: Tensor, mask: Tensor) -> Tensor:
         """Return Float[B T], 0 where masked."""

@@ -1,15 +1,15 @@
 """Terms that are added to the loss, each with its coefficient."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from gnomon.algorithms.protocols import LossInputs, Need, PieceResult
+from gnomon.algorithms.protocols import LossInputs, Need, PieceResult, Regularizer
 from gnomon.algorithms.ratio_bounds import smallest
 from gnomon.algorithms.ratios import average, fraction, masked
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import ConfigError, check_bounds
 from gnomon.core.metrics import Mean, Metrics
 from gnomon.core.types import Batch
 
@@ -17,8 +17,18 @@ Estimator = Literal["k2_grad_k3", "k1", "k2", "k3", "unbiased"]
 CLAMP = 20.0
 
 
+class _Weighted(Regularizer):
+    """A regularizer with a coefficient. At coefficient 0 no row is computed for its sake."""
+
+    coefficient: float
+
+    def weights(self, batch: Batch, default: Tensor) -> Tensor:
+        """Return the algorithm's weights Float[B T]; zeros at coefficient 0."""
+        return default if self.coefficient else torch.zeros_like(default)
+
+
 @dataclass(frozen=True)
-class Kl:
+class Kl(_Weighted):
     """Coefficient times an estimate of KL(current || anchor) from the sampled tokens.
 
     With d = log current - log anchor and rho = current / behavior:
@@ -31,12 +41,15 @@ class Kl:
     | k3         | exp(-d) - 1 + d       | 1 - exp(-d)          | of KL(anchor || current): the *other* one |
     | unbiased   | rho (exp(-d) - 1 + d) | rho d                | of KL(current || anchor), for any samples |
 
-    The default is right for few updates a step; "unbiased" for stale samples; "k3" is what GRPO printed.
-    Exponents are bounded to +-20 in value and slope, so that a bounded token is still pushed the right way.
+    The default is right for few updates a step; "unbiased" for stale samples; "k3" is what GRPO printed. Exponents are
+    bounded to +-20 in value and slope, so that a bounded token is still pushed the right way.
 
-    anchor: "reference" (frozen) or "behavior" (what sampled). coefficient: >= 0; at 0 nothing is scored.
-    Source: Schulman, "Approximating KL divergence", 2020; k3 in GRPO, arXiv 2402.03300; k2's gradient,
-    arXiv 2501.03262; rho k3, DeepSeek-V3.2.
+    Attributes:
+        anchor: "reference" (frozen) or "behavior" (what sampled).
+        coefficient: >= 0; at 0 nothing is scored.
+
+    Source: Schulman, "Approximating KL divergence", 2020; k3 in GRPO, arXiv 2402.03300; k2's gradient, arXiv
+    2501.03262; rho k3, DeepSeek-V3.2.
     """
 
     anchor: Literal["reference", "behavior"] = "reference"
@@ -44,7 +57,7 @@ class Kl:
     estimator: Estimator = "k2_grad_k3"
 
     def __post_init__(self) -> None:
-        _check_coefficient("Kl", self.coefficient)
+        check_bounds("Kl", self, coefficient=(self.coefficient >= 0, ">= 0"))
 
     @property
     def name(self) -> str:
@@ -56,10 +69,6 @@ class Kl:
         """The reference, when it is the anchor and counts."""
         reads = self.anchor == "reference" and self.coefficient > 0
         return frozenset({"reference"}) if reads else frozenset()
-
-    def weights(self, batch: Batch, default: Tensor) -> Tensor:
-        """Return the algorithm's own weights; zeros at coefficient 0, so that no row is computed for it."""
-        return default if self.coefficient > 0 else torch.zeros_like(default)
 
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the term of each token; the metric is without the coefficient."""
@@ -76,42 +85,29 @@ class Kl:
 
 
 @dataclass(frozen=True)
-class EssKl:
+class EssKl(Regularizer):
     """(1 - e) times an estimate of KL(current || anchor): less trust, shorter leash.
 
-    e is the effective sample size of the whole optimizer step, without a gradient; on policy the term is
-    exactly 0.
+    e is the effective sample size of the whole optimizer step, without a gradient; on policy the term is exactly 0.
 
-    anchor: "behavior"; or "mixture", of behavior and proximal, each weighted by how little it is to be trusted:
-        ((1 - e_b) pi_b + (1 - e_p) pi_p) / (2 - e_b - e_p), and then e is the smaller of e_b and e_p.
+    Attributes:
+        anchor: "behavior"; or "mixture", of behavior and proximal, each weighted by how little it is to be trusted: ((1
+            - e_b) pi_b + (1 - e_p) pi_p) / (2 - e_b - e_p), and then e is the smaller of e_b and e_p.
+        estimator: "unbiased" (rho d - rho + 1, ours: it estimates this KL from samples of behavior) or "k3" (the
+            reference code's, which estimates chi^2 - KL(behavior, current) and has no bound as rho goes to 0). Needs
+            Ratio(anchor="behavior").
 
-    estimator: "unbiased" (rho d - rho + 1, ours: it estimates this KL from samples of behavior) or "k3" (the
-        reference code's, which estimates chi^2 - KL(behavior, current) and has no bound as rho goes to 0).
-    Needs Ratio(anchor="behavior").
     Source: P3O, arXiv 2605.12380; "mixture" is its eq. 13.
     """
 
     estimator: Literal["unbiased", "k3"] = "unbiased"
     anchor: Literal["behavior", "mixture"] = "behavior"
-
-    @property
-    def name(self) -> str:
-        """ess_kl."""
-        return "ess_kl"
+    name: ClassVar[str] = "ess_kl"
 
     @property
     def reads_both(self) -> bool:
         """Whether it looks at the proximal policy beside behavior."""
         return self.anchor == "mixture"
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        """Nothing: behavior comes with the batch."""
-        return frozenset()
-
-    def weights(self, batch: Batch, default: Tensor) -> Tensor:
-        """Return the algorithm's own weights."""
-        return default
 
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the term of each token; the metric is without the factor."""
@@ -127,27 +123,15 @@ class EssKl:
 
 
 @dataclass(frozen=True)
-class Entropy:
+class Entropy(_Weighted):
     """Minus coefficient times the entropy of the tempered policy: a reward for staying undecided.
 
-    coefficient: rewards per nat; 0 computes nothing. Negative sharpens.
+    Attributes:
+        coefficient: Rewards per nat; 0 computes nothing. A negative coefficient sharpens the distribution.
     """
 
     coefficient: float = 0.0
-
-    @property
-    def name(self) -> str:
-        """Entropy."""
-        return "entropy"
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        """Nothing: the entropy comes with every forward."""
-        return frozenset()
-
-    def weights(self, batch: Batch, default: Tensor) -> Tensor:
-        """Return the algorithm's own weights; zeros at coefficient 0."""
-        return default if self.coefficient != 0 else torch.zeros_like(default)
+    name: ClassVar[str] = "entropy"
 
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the term of each token."""
@@ -155,30 +139,24 @@ class Entropy:
 
 
 @dataclass(frozen=True)
-class PositiveNll:
+class PositiveNll(_Weighted):
     """Coefficient times the negative log-likelihood of correct responses: imitate what worked.
 
     -coefficient sum log current / N, over the N tokens of the *correct* responses of the minibatch, or 0.
 
-    coefficient: >= 0. above: a response is correct when its shaped reward exceeds this.
+    Attributes:
+        coefficient: >= 0.
+        above: A response is correct when its shaped reward exceeds this.
+
     Source: VAPO, arXiv 2504.05118.
     """
 
     coefficient: float = 0.1
     above: float = 0.0
+    name: ClassVar[str] = "positive_nll"
 
     def __post_init__(self) -> None:
-        _check_coefficient("PositiveNll", self.coefficient)
-
-    @property
-    def name(self) -> str:
-        """positive_nll."""
-        return "positive_nll"
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        """Nothing."""
-        return frozenset()
+        check_bounds("PositiveNll", self, coefficient=(self.coefficient >= 0, ">= 0"))
 
     def weights(self, batch: Batch, default: Tensor) -> Tensor:
         """Return one over the number of tokens of correct responses, on these tokens."""
@@ -202,34 +180,28 @@ class PositiveNll:
 
 
 @dataclass(frozen=True)
-class SelfImitation:
+class SelfImitation(_Weighted):
     """Imitate responses of the batch that went better than the critic expected, by how much they did.
 
     -coefficient (V_target - V)_+ log current, the factor without a gradient. A response that was expected to succeed
     teaches nothing here; a lucky one is remembered.
 
-    coefficient: >= 0. For responses of earlier steps: `SelfImitationBuffer`, with weigh = "surplus".
+    Attributes:
+        coefficient: >= 0. For responses of earlier steps: `SelfImitationBuffer`, with weigh = "surplus".
+
     Source: Self-Imitation Learning, Oh et al. 2018, arXiv 1806.05635, eq. 2, on the current batch.
     """
 
     coefficient: float = 0.1
+    name: ClassVar[str] = "self_imitation"
 
     def __post_init__(self) -> None:
-        _check_coefficient("SelfImitation", self.coefficient)
-
-    @property
-    def name(self) -> str:
-        """self_imitation."""
-        return "self_imitation"
+        check_bounds("SelfImitation", self, coefficient=(self.coefficient >= 0, ">= 0"))
 
     @property
     def needs(self) -> frozenset[Need]:
         """The critic's values."""
         return frozenset({"values"})
-
-    def weights(self, batch: Batch, default: Tensor) -> Tensor:
-        """Return the algorithm's own weights; zeros at coefficient 0."""
-        return default if self.coefficient > 0 else torch.zeros_like(default)
 
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the term of each token; the metric is without the coefficient."""
@@ -273,8 +245,3 @@ def kl_estimate(view: LossInputs, anchor: Tensor, estimator: Estimator) -> Tenso
     else:
         value, slope = k3, d
     return value.detach() + slope.detach() * (current - current.detach())
-
-
-def _check_coefficient(piece: str, coefficient: float) -> None:
-    if coefficient < 0:
-        raise ConfigError(f"{piece}.coefficient must be >= 0, got {coefficient}")

@@ -1,4 +1,4 @@
-"""What an algorithm asks of the rest of the system, as plain values."""
+"""The sections of an algorithm: plain values that other rooms read, each checked when it is made."""
 
 import math
 from dataclasses import dataclass
@@ -44,7 +44,10 @@ class Prioritized:
 
     weight = sqrt(v (1 - v)) / n_eff^gamma + epsilon, drawn by Gumbel-top-k.
 
-    epsilon: > 0; every prompt keeps a chance. gamma: in [0, 1]; 0 is the paper's text, above 0 another version's.
+    Attributes:
+        epsilon: > 0; every prompt keeps a chance.
+        gamma: In [0, 1]; 0 is the paper's text, above 0 another version's.
+
     Source: SPO, arXiv 2509.13232, eq. 11; gamma from the OpenReview version.
     """
 
@@ -52,22 +55,29 @@ class Prioritized:
     gamma: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.epsilon <= 0:
-            raise ConfigError(f"Prioritized.epsilon must be > 0 or prompts are never asked, got {self.epsilon}")
-        if not 0 <= self.gamma <= 1:
-            raise ConfigError(f"Prioritized.gamma must be in [0, 1], got {self.gamma}")
+        check_bounds(
+            "Prioritized",
+            self,
+            epsilon=(self.epsilon > 0, "> 0, so that every prompt can be drawn"),
+            gamma=(0 <= self.gamma <= 1, "in [0, 1]"),
+        )
 
 
 @dataclass(frozen=True)
 class Greso:
     """Shuffled epochs that skip prompts whose last visits taught nothing, before anything is generated.
 
-    A prompt whose last z visits were all right (easy) or all wrong (hard) is skipped with probability
-    1 - max(p^z, floor), p = p_easy or p_hard. After each step p falls by ``step`` where the share of such groups
-    reached its target, and rises by ``step`` where it did not. Nothing adapts in the first epoch.
+    A prompt whose last z visits were all right (easy) or all wrong (hard) is skipped with probability 1 - max(p^z,
+    floor), p = p_easy or p_hard. After each step p falls by ``step`` where the share of such groups reached its target,
+    and rises by ``step`` where it did not. Nothing adapts in the first epoch.
 
-    initial: p at first. step, lowest, highest: of p. floor: least chance of being asked.
-    target: share of groups without a signal that is tolerated; a third of it easy, two thirds hard.
+    Attributes:
+        initial: First value of p.
+        step: Change of p after a step.
+        lowest, highest: Bounds of p.
+        floor: Smallest probability with which a prompt is asked.
+        target: Share of groups without a signal that is tolerated; a third of it easy, two thirds hard.
+
     Source: GRESO, arXiv 2506.02177; constants of its code.
     """
 
@@ -100,15 +110,17 @@ class TrackerPlan:
 
     rho = clip(2^(-drift / d_half), rho_min, rho_max); alpha <- rho alpha + r; beta <- rho beta + 1 - r.
 
-    rho_min, rho_max: in (0, 1); the window is 1 / (1 - rho) visits, 8 to 25.
-    d_half: nats of mean absolute log-probability change that halve the memory.
-    drift: "replayed" scores the prompt's previous response again (the reference's), "accumulated" adds up the
-        drift that updates measured anyway (ours), "constant" always forgets with rho_min.
-    rewards: "binary" (Beta counts; rewards must be 0 or 1) or "continuous" (the same as a moving average of
-        any real).
-    initial: "prior", "samples" (n0 rollouts a prompt before training), or the path of a JSON file, id to
-        success rate or to [successes, samples].
-    prior: pseudo-count added to successes and failures (Jeffreys 0.5); 0 is the paper's plain mean.
+    Attributes:
+        rho_min, rho_max: In (0, 1); the window is 1 / (1 - rho) visits, 8 to 25.
+        d_half: Nats of mean absolute log-probability change that halve the memory.
+        drift: "replayed" scores the prompt's previous response again (the reference's), "accumulated" adds up the drift
+            that updates measured anyway (ours), "constant" always forgets with rho_min.
+        rewards: "binary" (Beta counts; rewards must be 0 or 1) or "continuous" (the same as a moving average of any
+            real).
+        initial: "prior", "samples" (n0 rollouts a prompt before training), or the path of a JSON file, id to success
+            rate or to [successes, samples].
+        prior: Pseudo-count added to successes and failures (Jeffreys 0.5); 0 is the paper's plain mean.
+
     Source: SPO, arXiv 2509.13232, section 3.1; constants of its recipe. Accumulated drift is ours.
     """
 
@@ -124,12 +136,13 @@ class TrackerPlan:
     def __post_init__(self) -> None:
         if not 0 < self.rho_min <= self.rho_max < 1:
             raise ConfigError(f"TrackerPlan needs 0 < rho_min <= rho_max < 1, got {self.rho_min}, {self.rho_max}")
-        if self.d_half <= 0:
-            raise ConfigError(f"TrackerPlan.d_half must be > 0, got {self.d_half}")
-        if self.n0 < 1:
-            raise ConfigError(f"TrackerPlan.n0 must be at least 1, got {self.n0}")
-        if self.prior < 0:
-            raise ConfigError(f"TrackerPlan.prior must be >= 0, got {self.prior}")
+        check_bounds(
+            "TrackerPlan",
+            self,
+            d_half=(self.d_half > 0, "> 0"),
+            n0=(self.n0 >= 1, "at least 1"),
+            prior=(self.prior >= 0, ">= 0"),
+        )
 
 
 @dataclass(frozen=True)
@@ -139,7 +152,11 @@ class OptimalValue:
     V*(x) = beta log mean exp(r / beta) over ``n0`` samples of the initial policy: the mean for a large beta, the
     largest for a small one. What such a table is worth falls as the policy moves; `TrackerPlan` follows it.
 
-    beta: > 0, in rewards. n0: samples a prompt. initial: "samples", or the path of a JSON file, id to value.
+    Attributes:
+        beta: > 0, in rewards.
+        n0: Number of samples of a prompt.
+        initial: "samples", or the path of a JSON file, id to value.
+
     Source: A*-PO, arXiv 2505.20686, stage 1.
     """
 
@@ -148,10 +165,7 @@ class OptimalValue:
     initial: str = "samples"
 
     def __post_init__(self) -> None:
-        if self.beta <= 0:
-            raise ConfigError(f"OptimalValue.beta must be > 0, got {self.beta}")
-        if self.n0 < 1:
-            raise ConfigError(f"OptimalValue.n0 must be at least 1, got {self.n0}")
+        check_bounds("OptimalValue", self, beta=(self.beta > 0, "> 0"), n0=(self.n0 >= 1, "at least 1"))
 
 
 @dataclass(frozen=True)
@@ -159,18 +173,19 @@ class EmaProximal:
     """The proximal policy is a moving average of the weights, one step of it after every optimizer step.
 
     n <- 1 + decay n, then average <- average + (weights - average) / n (bias-corrected), with n = 1 for the initial
-    weights: weights that are k updates older count decay^k as much.
-    Its distance behind the current policy stays the same however often a step updates.
+    weights: weights that are k updates older count decay^k as much. Its distance behind the current policy stays the
+    same however often a step updates.
 
-    decay: in (0, 1); its center of mass lies decay / (1 - decay) updates back, 8 for 0.889.
+    Attributes:
+        decay: In (0, 1); its center of mass lies decay / (1 - decay) updates back, 8 for 0.889.
+
     Source: Hilton et al., Batch size-invariance for policy optimization, arXiv 2110.00641.
     """
 
     decay: float = 0.889
 
     def __post_init__(self) -> None:
-        if not 0 < self.decay < 1:
-            raise ConfigError(f"EmaProximal.decay must be in (0, 1), got {self.decay}")
+        check_bounds("EmaProximal", self, decay=(0 < self.decay < 1, "in (0, 1)"))
 
 
 @dataclass(frozen=True)
@@ -180,9 +195,14 @@ class SelfImitationBuffer:
     After every ``every`` training steps ``updates`` optimizer steps are made on ``rows`` responses drawn from the
     buffer, on -w log current, w = 1, or (R - V)_+ with ``weigh = "surplus"``, which needs a critic.
 
-    capacity: responses kept, the best by reward, newer before older. per_prompt: of one prompt at most.
-    above: only rewards greater than this enter. every, rows, updates: at least 1.
-    learning_rate_ratio: > 0, of the policy's. value_coefficient: with "surplus", of ((R - V)_+)^2 / 2 for the critic.
+    Attributes:
+        capacity: Responses kept, the best by reward, newer before older.
+        per_prompt: Most responses of one prompt.
+        above: Only rewards greater than this enter.
+        every, rows, updates: At least 1.
+        learning_rate_ratio: Learning rate as a multiple of the policy's, > 0.
+        value_coefficient: With "surplus", coefficient of ((R - V)_+)^2 / 2 in the critic's loss.
+
     Source: "all": the review's form of VAPO; "surplus": Self-Imitation Learning, Oh et al. 2018, arXiv 1806.05635.
     """
 
@@ -212,9 +232,11 @@ class SelfImitationBuffer:
 class Informative:
     """Keep a group only if its rewards differ, else ask another prompt.
 
-    max_attempts: prompts asked in all, as a multiple of the step's prompts.
-    part: the component of the reward that must differ, by its name, such as "answer"; "" is the whole reward. They are
-        not the same where penalties or format rewards make right answers differ.
+    Attributes:
+        max_attempts: Prompts asked in all, as a multiple of the step's prompts.
+        part: The component of the reward that must differ, by its name, such as "answer"; "" is the whole reward. They
+            are not the same where penalties or format rewards make right answers differ.
+
     Source: DAPO, arXiv 2503.14476, section 3.2, which looks at accuracy; the bound is verl's.
     """
 
@@ -222,8 +244,7 @@ class Informative:
     part: str = ""
 
     def __post_init__(self) -> None:
-        if self.max_attempts < 1:
-            raise ConfigError(f"Informative.max_attempts must be at least 1, got {self.max_attempts}")
+        check_bounds("Informative", self, max_attempts=(self.max_attempts >= 1, "at least 1"))
 
 
 @dataclass(frozen=True)
@@ -231,7 +252,11 @@ class OverlongPenalty:
     """Lower the reward linearly over the last ``buffer`` tokens of the budget, by ``factor`` at its end.
 
     penalty(l) = -factor * clip((l - (L_max - buffer)) / buffer, 0, 1); L_max is the completion budget.
-    buffer: a fraction of the budget in (0, 1]. factor: >= 0, in rewards.
+
+    Attributes:
+        buffer: A fraction of the budget in (0, 1].
+        factor: >= 0, in rewards.
+
     Source: DAPO, arXiv 2503.14476, eq. 13 (4096 of 20480 tokens, that is 0.2).
     """
 

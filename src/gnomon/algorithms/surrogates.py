@@ -7,7 +7,7 @@ import torch
 from gnomon.algorithms.protocols import LossInputs, PieceResult
 from gnomon.algorithms.ratio_bounds import Clip, RatioBound
 from gnomon.algorithms.ratios import average, fraction, masked
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import ConfigError, check_bounds
 from gnomon.core.metrics import Max, Metrics
 
 ROUNDING = 1e-6
@@ -19,12 +19,13 @@ class ClippedSurrogate:
 
     max(-A r, -A clip(r)); with ``dual`` and A < 0 at most -A dual.
 
-    The gradient is exactly 0 for A > 0 above the band and A < 0 below it. ``dual`` also stops tokens with A <
-    0 whose ratio grew beyond it, where the loss would have no bound.
+    The gradient is exactly 0 for A > 0 above the band and A < 0 below it. ``dual`` also stops tokens with A < 0 whose
+    ratio grew beyond it, where the loss would have no bound.
 
-    dual: > 1, or none.
-    Source: PPO, arXiv 1707.06347, eq. 7; dual clip, arXiv 1912.09729 (TRL calls it ``delta``, verl
-        ``clip_ratio_c``).
+    Attributes:
+        dual: > 1, or none.
+
+    Source: PPO, arXiv 1707.06347, eq. 7; dual clip, arXiv 1912.09729 (TRL calls it ``delta``, verl ``clip_ratio_c``).
     """
 
     trust: Clip = field(default=Clip())
@@ -36,8 +37,7 @@ class ClippedSurrogate:
                 f"ClippedSurrogate compares with a Clip, got a {type(self.trust).__name__}; "
                 "caps belong to PolicyGradient"
             )
-        if self.dual is not None and self.dual <= 1:
-            raise ConfigError(f"ClippedSurrogate.dual must be > 1, got {self.dual}")
+        check_bounds("ClippedSurrogate", self, dual=(self.dual is None or self.dual > 1, "> 1"))
 
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the loss of each token, and how often the clipped branch strictly won."""
@@ -100,11 +100,13 @@ class PolicyGradient:
 class SigmoidGate:
     """A sigmoid of the ratio in place of a clip: the push fades smoothly on both sides of 1.
 
-    -(4 / tau) sigmoid(tau (r - 1)) A. Its slope at r = 1 is that of the plain ratio, so on policy it is
-    REINFORCE; its value is 2 A / tau there, so values cannot be compared with PPO's.
+    -(4 / tau) sigmoid(tau (r - 1)) A. Its slope at r = 1 is that of the plain ratio, so on policy it is REINFORCE; its
+    value is 2 A / tau there, so values cannot be compared with PPO's.
 
-    positive, negative: tau for A > 0 and A <= 0, > 0, dimensionless; larger fades faster. Negative advantages
-    fade a little faster because they push up all other tokens.
+    Attributes:
+        positive, negative: Tau for A > 0 and A <= 0, > 0, dimensionless; larger fades faster. Negative advantages fade
+            a little faster because they push up all other tokens.
+
     Source: SAPO, arXiv 2511.20347.
     """
 
@@ -112,8 +114,7 @@ class SigmoidGate:
     negative: float = 1.05
 
     def __post_init__(self) -> None:
-        if self.positive <= 0 or self.negative <= 0:
-            raise ConfigError(f"SigmoidGate needs positive and negative > 0, got {self.positive}, {self.negative}")
+        check_bounds("SigmoidGate", self, positive=(self.positive > 0, "> 0"), negative=(self.negative > 0, "> 0"))
 
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the loss of each token; nothing is clipped."""
@@ -129,20 +130,20 @@ class SigmoidGate:
 class GeometricClip:
     """The geometric mean of token ratios, each clipped on one side *before* the mean.
 
-    -A exp(mean_t d_t), d = log-ratio, at most ``epsilon`` for A > 0 and at least -``epsilon`` for A < 0.
-    Every trained token of a response carries the response's loss; with `SequenceMean` they add up to its
-    mean. Without a clipped token this is GSPO without its clip. A is the mean over the response's tokens.
+    -A exp(mean_t d_t), d = log-ratio, at most ``epsilon`` for A > 0 and at least -``epsilon`` for A < 0. Every trained
+    token of a response carries the response's loss; with `SequenceMean` they add up to its mean. Without a clipped
+    token this is GSPO without its clip. A is the mean over the response's tokens.
 
-    epsilon: > 0, nats; 0.4 is the band [e^-0.4, e^0.4].
-    Needs Ratio(level="token").
+    Attributes:
+        epsilon: > 0, nats; 0.4 is the band [e^-0.4, e^0.4]. Needs Ratio(level="token").
+
     Source: GMPO, arXiv 2507.20673.
     """
 
     epsilon: float = 0.4
 
     def __post_init__(self) -> None:
-        if self.epsilon <= 0:
-            raise ConfigError(f"GeometricClip.epsilon must be > 0, got {self.epsilon}")
+        check_bounds("GeometricClip", self, epsilon=(self.epsilon > 0, "> 0"))
 
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the loss of each token, and how many were clipped."""
@@ -165,20 +166,21 @@ class GeometricClip:
 class Regression:
     """A regression in place of a policy gradient: the log-ratio to the reference shall become the advantage.
 
-    (beta log(current(y) / reference(y)) - A)^2, with the sum over the response's tokens as the log-ratio. Its
-    minimum is the policy that is best under a leash of strength beta to the reference. There is nothing to clip: it is
-    a loss with a minimum. At A = 0 it still pulls towards the reference. Every trained token carries its response's
-    loss; with `SequenceMean` they add up to its mean.
+    (beta log(current(y) / reference(y)) - A)^2, with the sum over the response's tokens as the log-ratio. Its minimum
+    is the policy that is best under a leash of strength beta to the reference. There is nothing to clip: it is a loss
+    with a minimum. At A = 0 it still pulls towards the reference. Every trained token carries its response's loss; with
+    `SequenceMean` they add up to its mean.
 
-    beta: > 0, rewards per nat. Needs Ratio(anchor="reference", level="sequence_product", clamp=inf).
+    Attributes:
+        beta: > 0, rewards per nat. Needs Ratio(anchor="reference", level="sequence_product", clamp=inf).
+
     Source: A*-PO, arXiv 2505.20686, stage 2.
     """
 
     beta: float = 1e-3
 
     def __post_init__(self) -> None:
-        if self.beta <= 0:
-            raise ConfigError(f"Regression.beta must be > 0, got {self.beta}")
+        check_bounds("Regression", self, beta=(self.beta > 0, "> 0"))
 
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the loss of each token; nothing is clipped."""

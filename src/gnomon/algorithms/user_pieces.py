@@ -1,4 +1,4 @@
-"""A piece or a value as it is typed on the command line and in TOML."""
+"""Pieces of a user: loading them by reference, and writing a piece or a value as TOML."""
 
 import hashlib
 import importlib
@@ -17,8 +17,6 @@ from gnomon.algorithms.ratios import Ratio
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.user_code import announce, check_allowed, run_as_module, running_user_code
 
-# Names of a user's own code: ``path.py:NAME`` or ``module:NAME``.
-
 _PREFIX = "gnomon_user_"
 
 _HOME = __name__.rpartition(".")[0]
@@ -27,7 +25,8 @@ _HOME = __name__.rpartition(".")[0]
 def load_object(reference: str) -> Any:
     """Return what ``path.py:NAME`` or ``module:NAME`` means. A file is executed once.
 
-    Raises: ConfigError when there is no such file, module or name, or when importing it fails.
+    Raises:
+        ConfigError: There is no such file, module or name, or its import fails.
     """
     place, _, name = reference.rpartition(":")
     if not place or not name:

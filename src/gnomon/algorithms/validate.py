@@ -1,4 +1,4 @@
-"""Compositions that cannot be meant are refused when they are made, saying what to do instead."""
+"""Checks of a composition: contradictions are refused with the changes that mend them; remarks name what is unusual."""
 
 import copy
 from collections import Counter
@@ -21,8 +21,6 @@ from gnomon.algorithms.sections import Greso, OptimalValue, Prioritized, Tracker
 from gnomon.algorithms.surrogates import ClippedSurrogate, GeometricClip, PolicyGradient, Regression, SigmoidGate
 from gnomon.algorithms.user_pieces import spelled
 from gnomon.core.errors import ConfigError
-
-# What is wrong with a composition, and which changes of it would mend that.
 
 _OFFERED = 3
 """Fixes that one message offers at most."""
@@ -54,7 +52,8 @@ Rules = Callable[[Composition], list[Refusal]]
 def said(refusal: Refusal, algorithm: Composition, rules: Rules) -> str:
     """Return the sentence of a refusal, with those of its fixes that work for this composition.
 
-    A fix works when fewer mistakes are left than before: so whoever follows fixes arrives at a composition that builds.
+    A fix works when fewer mistakes are left than before. A user who follows fixes therefore arrives at a composition
+    that builds.
     """
     fixes = list(islice(_working(refusal, algorithm, rules), _OFFERED))
     return f"{refusal.reason}; set {' or '.join(fixes)}" if fixes else refusal.reason
@@ -87,9 +86,6 @@ def _within(piece: Any, path: str, value: Any) -> Any:
         return value
     name, _, below = path.partition(".")
     return replace(piece, **{name: _within(getattr(piece, name), below, value)})
-
-
-# Compositions that are legal and yet rarely meant: a sentence for each, to be read before training.
 
 
 def remarks(algorithm: Composition) -> tuple[str, ...]:
@@ -148,7 +144,8 @@ _TRACKER, _CRITIC = Fix("tracker", TrackerPlan()), Fix("critic", CriticPlan())
 def validate(algorithm: Composition) -> None:
     """Check a composition.
 
-    Raises: ConfigError that lists everything that is wrong, each with the changes that mend it, as they are typed.
+    Raises:
+        ConfigError: The message lists everything that is wrong, each with the changes that mend it, as they are typed.
     """
     check_places(algorithm)
     found = refusals(algorithm)
@@ -303,7 +300,7 @@ def _critic(algorithm: Composition) -> Iterator[Refusal]:
         yield _refuse(f"{names} {why}", _CRITIC, Fix("regularizers", others))
     if critic is not None and not reads:
         yield _refuse(
-            f"the critic has nobody to tell: {name} reads no values",
+            f"the critic has no reader: {name} reads no values",
             Fix("advantage", Gae()),
             Fix("critic", None),
         )
