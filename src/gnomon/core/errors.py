@@ -10,7 +10,7 @@
     └── RunError                  the run failed: exit code 1
         ├── GradingError          too many samples could not be graded (also a RuntimeError)
         ├── EngineError           generation failed (also a RuntimeError)
-        ├── WeightSyncError          an engine does not hold the weights that it was sent (also a RuntimeError)
+        ├── WeightSyncError       an engine does not hold the weights that it was sent (also a RuntimeError)
         ├── LearnerError          an update could not be made (also a RuntimeError)
         │   └── NotFiniteError    a number that would be trained on is NaN or infinite; nothing was changed
         ├── CheckpointError       no checkpoint can be trusted (also an OSError)
@@ -24,7 +24,7 @@ Two more live in `gnomon.rewards.base` and never end a run: a verifier raises th
     ├── VerifierError             this sample cannot be judged: an error, not a zero (also a ValueError)
     └── NotApplicable             this reward says nothing about this sample; the other rewards still count
 
-Each says what was wrong, with the value, and what to do. All can be pickled.
+Each message says what was wrong, with the value, and what to do. All errors can be pickled.
 """
 
 import difflib
@@ -102,8 +102,12 @@ class Stopped(RunError):
 def check_bounds(where: str, piece: object, **bounds: tuple[bool, str]) -> None:
     """Refuse ``piece`` when one of its fields is out of bounds, naming that field and its value alone.
 
-    where: what comes before the field's name, such as "learner.optimizer". bounds: for a field whether its bound holds,
-    and the bound in words. Raises: ConfigError.
+    Args:
+        where: What comes before the field's name, such as "learner.optimizer".
+        bounds: For each field whether its bound holds, and the bound in words.
+
+    Raises:
+        ConfigError: A bound does not hold.
 
     >>> check_bounds("slice", slice(0, -1), start=(True, "at least 0"), stop=(False, "at least 0"))
     Traceback (most recent call last):

@@ -94,10 +94,11 @@ class Last:
 class EffectiveSize:
     """Effective sample size of importance ratios, as a fraction: (sum r)^2 / (n sum r^2).
 
-    In [1/n, 1]; 1 when all ratios are equal, and 1 of nothing. Kept as three sums, so it is the same number
-    however the tokens were cut (P3O, arXiv 2605.12380, eq. 11; Kish 1965).
+    In [1/n, 1]; 1 when all ratios are equal, and 1 of nothing. Kept as three sums, so it is the same number however the
+    tokens were cut (P3O, arXiv 2605.12380, eq. 11; Kish 1965).
 
-    of_zeros: the value when every ratio is 0: not a number where that is an underflow, 0 where all were left out.
+    Attributes:
+        of_zeros: The value when every ratio is 0: not a number where that is an underflow, 0 where all were left out.
 
     >>> round(EffectiveSize.of([4.0, 1.0, 1.0, 1.0]).value, 8)
     0.64473684

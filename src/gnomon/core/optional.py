@@ -10,7 +10,9 @@ def import_optional(module: str, extra: str, purpose: str) -> Any:
     """Return the imported module.
 
     Importing late keeps the command line quick and lets gnomon run without what a run does not use.
-    Raises: ConfigError that names the extra to install.
+
+    Raises:
+        ConfigError: The message names the extra to install.
     """
     try:
         return importlib.import_module(module)

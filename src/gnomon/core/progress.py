@@ -50,8 +50,10 @@ def shown_by(show: Show) -> Iterator[None]:
 def working(text: str, total: int = 0, unit: str = "", is_brief: bool = False) -> Iterator[Steps]:
     """Say that ``text`` is being done, for as long as the block lasts.
 
-    total: how many there are to be done, 0 when that is not known. unit: "bytes" for sizes, else "". is_brief: leave no
-    line behind in a log, for what is done again and again.
+    Args:
+        total: Number of units to do; 0 when the number is not known.
+        unit: "bytes" for sizes, else "".
+        is_brief: Whether no line is left in a log, for work that is repeated often.
 
     >>> with working("adding", total=3) as steps:
     ...     steps.advance(2)

@@ -68,9 +68,9 @@ def without_secrets(text: str, environment: Mapping[str, str] | None = None) -> 
     password. A value has 8 characters at least, of three kinds, for others would be found everywhere; of names that may
     mean a column or a mark, such as PROMPT_KEY and EOS_TOKEN, words, paths and numbers are no secrets. It is found
     whatever white space joins its lines, line by line, as Python, JSON, HTML, a shell or an address writes it, in upper
-    and lower case, and in base64. What nobody ever wrote down cannot be read from a record, so this also holds for what
-    a program of the user's, a library or a server said in an error. Redact before text is cut: a part of a secret is
-    not found.
+    and lower case, and in base64. A record must not hold what was never meant to be written down, so this also holds
+    for what a program of the user's, a library or a server said in an error. Redact before text is cut: a part of a
+    secret is not found.
 
     >>> without_secrets("refused: 1234567890", {"JUDGE_API_KEY": "1234567890", "TOKENIZERS_PARALLELISM": "12345678"})
     'refused: [JUDGE_API_KEY]'
@@ -245,7 +245,7 @@ def visible(text: str) -> str:
 def shortened(text: str, longest: int) -> str:
     """Return ``text``; where it is longer than ``longest`` its beginning, its end, and how much lies between them.
 
-    Secrets are taken out of what is cut, since nobody would know a half of one again.
+    Secrets are taken out before the cut, since a half of a secret would not be found.
 
     >>> shortened("abcdefghij", 4), shortened("abcd", 4)
     ('ab [... 6 characters ...] ij', 'abcd')

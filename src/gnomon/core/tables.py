@@ -12,8 +12,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from gnomon.core.errors import ConfigError, unknown
 
-# TOML that somebody else wrote, read in time and memory that grow with its length.
-
 _MOST_DOTS = 1000
 # What is quoted, to its end or that of the line or text, and comments: nothing in them is a dot of a key.
 _QUOTED = re.compile(
@@ -24,10 +22,13 @@ _DOTTED = re.compile(r'(?:[\w-]|"")++(?:[ \t]*+\.[ \t]*+(?:[\w-]|"")*+)*+')
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return the table of a TOML text. Raises: ValueError or RecursionError for what is none, or no sound one.
+    """Return the table of a TOML text.
 
     Refused beside: names of a key without end, for which the parser's time grows with their square (50,000 take it
     minutes); numbers that Python reads, in hexadecimal, and cannot write.
+
+    Raises:
+        ValueError, RecursionError: The text is no TOML, or no sound one.
 
     >>> parse_toml("a.b = 1")
     {'a': {'b': 1}}
@@ -46,9 +47,11 @@ T = TypeVar("T")
 def build(cls: type[T], table: Mapping[str, Any], path: str = "") -> T:
     """Return the frozen dataclass ``cls`` that ``table`` describes.
 
-    Nested tables become nested dataclasses; where several are possible their ``kind`` field decides. Leaves are
-    checked strictly (no "5" for 5, no 1 for true).
-    Raises: ConfigError naming the path, the value, what was expected, and the nearest known key.
+    Nested tables become nested dataclasses; where several are possible their ``kind`` field decides. Leaves are checked
+    strictly (no "5" for 5, no 1 for true).
+
+    Raises:
+        ConfigError: The message names the path, the value, what was expected, and the nearest known key.
     """
     hints = typing.get_type_hints(cls, include_extras=True)
     known = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
@@ -80,7 +83,9 @@ def set_path(table: dict[str, Any], path: str, value: Any) -> None:
 
     A text on the way becomes the table that it stands for: ``preset`` of the algorithm, ``piece`` below that, ``kind``
     elsewhere.
-    Raises: ConfigError when the path goes below a list that has no such entry.
+
+    Raises:
+        ConfigError: The path goes below a list that has no such entry.
     """
     *parents, last = path.split(".")
     node: Any = table
@@ -98,7 +103,8 @@ def set_path(table: dict[str, Any], path: str, value: Any) -> None:
 def let_go(table: dict[str, Any], path: str, kind: Any) -> list[str]:
     """Empty the table whose ``kind`` is at ``path`` if it is of another kind, for its keys mean nothing there.
 
-    Returns: a note that says which were left out, if any were.
+    Returns:
+        One note that names the keys that were left out; nothing when none were.
 
     >>> table = {"task": {"kind": "arithmetic", "lowest": 0}}
     >>> let_go(table, "task.kind", "table"), table

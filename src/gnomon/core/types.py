@@ -1,4 +1,4 @@
-"""The things that move: prompt, completion, rollout, group, batch, snapshot.
+"""The types that rooms hand to each other: task, completion, rollout, group, batch, snapshot.
 
 Axes, everywhere: **B** sequences of a batch (all groups together), **T** response positions (padded
 right), **S** positions of the whole sequence (prompt, then response, padded right), **G** rollouts of
@@ -27,11 +27,12 @@ Message = Mapping[str, str]
 class Task:
     """One question: what is asked, and everything that a reward may look at.
 
-    id: stable and unique within its task set; trackers and checkpoints are keyed by it.
-    prompt: token ids, the chat template already applied.
-    text: the question as a person reads it, without template.
-    columns: the dataset's other columns by name (``answer``, ``data_source``, ``entry``, ...); JSON values.
-    messages: the question as the dataset holds it, where that is chat messages; () where it is text.
+    Attributes:
+        id: Stable and unique within its task set; trackers and checkpoints are keyed by it.
+        prompt: Token ids, the chat template already applied.
+        text: The question as a person reads it, without template.
+        columns: The dataset's other columns by name (``answer``, ``data_source``, ``entry``, ...); JSON values.
+        messages: The question as the dataset holds it, where that is chat messages; () where it is text.
     """
 
     id: str
@@ -45,14 +46,16 @@ class Task:
 class Completion:
     """One answer of an engine.
 
-    tokens: the sampled ids, the stop token included when one was sampled.
-    logprobs: of each token, under the distribution that it was sampled from (temperature and truncation applied).
-    full_logprobs: of each token under the temperature-scaled policy *without* truncation; equal to
-        ``logprobs`` when top-p, top-k and min-p are off.
-    oldest_version, newest_version: the weights that sampled the first and the last token.
-    stop: "stop" when a stop token was sampled, "length" when the budget ended first.
-    routing: Int16[S L K], the experts that each of L mixture layers chose for each position of prompt and response;
-        -1 where none was recorded (the last position: nothing was asked of it). None unless it was asked for.
+    Attributes:
+        tokens: The sampled ids, the stop token included when one was sampled.
+        logprobs: Log-probability of each token, in nats, under the distribution that it was sampled from (temperature
+            and truncation applied).
+        full_logprobs: Log-probability of each token under the temperature-scaled policy *without* truncation; equal to
+            ``logprobs`` when top-p, top-k and min-p are off.
+        oldest_version, newest_version: The weights that sampled the first and the last token.
+        stop: "stop" when a stop token was sampled, "length" when the budget ended first.
+        routing: Int16[S L K], the experts that each of L mixture layers chose for each position of prompt and response;
+            -1 where none was recorded (the last position: nothing was asked of it). None unless it was asked for.
     """
 
     tokens: tuple[int, ...]
@@ -68,11 +71,12 @@ class Completion:
 class Grade:
     """A verdict: a reward, or an error that is neither a zero nor trained on.
 
-    reward: the weighted, shaped sum; ``None`` exactly when ``error`` is set.
-    parts: each component's own value before weighting, by name.
-    error: what went wrong, in one line.
-    answer: what was answered, as the first reward's verifier writes it: equal answers have equal texts, so that samples
-        can vote. None when no answer was given.
+    Attributes:
+        reward: The weighted, shaped sum; ``None`` exactly when ``error`` is set.
+        parts: Each component's own value before weighting, by name.
+        error: What went wrong, in one line.
+        answer: What was answered, as the first reward's verifier writes it: equal answers have equal texts, so that
+            samples can vote. None when no answer was given.
     """
 
     reward: float | None
@@ -92,9 +96,11 @@ EndedBy = Literal["done", "turns", "tokens", "timeout", "flood", "fault"]
 class Ending:
     """How a conversation of several turns ended.
 
-    turns: answers of the policy. by: "done" by the environment or by an answer without a tool call; "turns" or "tokens"
-    when that budget was spent; "timeout", "flood" or "fault" when a reply took too long, was too long, or failed.
-    cause: one line about the last three.
+    Attributes:
+        turns: Number of answers of the policy.
+        by: "done" by the environment or by an answer without a tool call; "turns" or "tokens" when that budget was
+            spent; "timeout", "flood" or "fault" when a reply took too long, was too long, or failed.
+        cause: One line about the last three.
     """
 
     turns: int
@@ -111,11 +117,14 @@ class Ending:
 class Rollout:
     """One graded answer to one task, or one conversation about it.
 
-    response: every token after the first prompt. mask: true where the policy chose the token.
-    logprobs, full_logprobs: as in `Completion`, 0.0 where ``mask`` is false. routing: as in `Completion`.
-    text: the response decoded, for verifiers and people.
-    stop: of a conversation "length" when a budget of turns or tokens cut it off, else "stop".
-    ending: of a conversation; None for a single answer.
+    Attributes:
+        response: Every token after the first prompt.
+        mask: True where the policy chose the token.
+        logprobs, full_logprobs: As in `Completion`, 0.0 where ``mask`` is false.
+        routing: As in `Completion`.
+        text: The response decoded, for verifiers and people.
+        stop: "length" when a budget of turns or tokens cut the response off, else "stop".
+        ending: How a conversation ended; None for a single answer.
     """
 
     task_id: str
@@ -169,25 +178,32 @@ _AXES: Mapping[str, str] = {
 class Batch:
     """Graded groups as tensors: small `[B, T]` matrices on which all statistics are computed before any cut.
 
-    tokens Int[B S]: prompt, then response, padded right with 0. prompt_lengths, lengths Int[B]: where the
-        response starts and ends.
-    mask Bool[B T]: tokens to train; false for padding, tool output, errored rollouts, filtered sequences.
-    rewards Float[B]: shaped outcome; 0 where ``is_graded`` is false. is_graded Bool[B]: false for errors, which enter
-        no statistic and no loss.
-    group Int[B]: rows with one number answer one task. version Int[B]: weights of the oldest token.
-    behavior Float[B T]: log-probability under the sampling distribution; full_behavior without truncation.
-    temperature: of the sampler; every policy is scored at it.
-    task_ids: B texts, the task that each row answers; they follow the rows through every cut. () where a batch was made
-        without tasks.
-    baseline Float[B]: tracked value of the task, read before this batch was observed.
-    routing Int[B S L K]: experts of the policy whose routing is replayed, -1 where none is; None replays nothing.
-    free_routing Int[B S L K]: experts of the proximal policy where nothing is replayed, to compare with.
-    Filled by scoring: proximal, reference Float[B T]; values Float[B T], of the state *before* each token, and
-        bootstrap Float[B], of the state after the last one. By `prepare`: advantages, returns Float[B T].
-    By `minibatches`: weights Float[B T], own_weights (name of a regularizer -> Float[B T]).
+    Attributes:
+        tokens (Int[B S]): Prompt, then response, padded right with 0.
+        prompt_lengths, lengths (Int[B]): Where the response starts and ends.
+        mask (Bool[B T]): Tokens to train; false for padding, tool output, errored rollouts, filtered sequences.
+        rewards (Float[B]): Shaped outcome; 0 where ``is_graded`` is false.
+        is_graded (Bool[B]): False for errors, which enter no statistic and no loss.
+        group (Int[B]): Rows with one number answer one task.
+        version (Int[B]): Weights of the oldest token.
+        behavior (Float[B T]): Log-probability under the sampling distribution, in nats.
+        full_behavior (Float[B T]): Log-probability under the tempered distribution without truncation.
+        temperature: Temperature of the sampler; every policy is scored at it.
+        task_ids: B texts, the task that each row answers; they follow the rows through every cut. () where a batch was
+            made without tasks.
+        baseline (Float[B]): Tracked value of the task, read before this batch was observed.
+        routing (Int[B S L K]): Experts of the policy whose routing is replayed, -1 where none is; None replays nothing.
+        free_routing (Int[B S L K]): Experts of the proximal policy where nothing is replayed, to compare with.
+        proximal, reference (Float[B T]): Log-probabilities of these policies, filled by scoring.
+        values (Float[B T]): Value of the state *before* each token, filled by scoring.
+        bootstrap (Float[B]): Value of the state after the last token, filled by scoring.
+        advantages, returns (Float[B T]): Filled by `Algorithm.prepare`.
+        weights (Float[B T]): Weights of the policy loss, filled by `Algorithm.minibatches`.
+        own_weights: Weights Float[B T] of each regularizer by its name, filled by `Algorithm.minibatches`.
 
-    Raises: ConfigError naming the field, its shape and the axes already bound, when a shape does not fit; or when
-    ``task_ids`` is of another length.
+    Raises:
+        ConfigError: A shape does not fit, or ``task_ids`` has another length. The message names the field, its shape
+            and the axes that are already bound.
     """
 
     tokens: Tensor
@@ -278,7 +294,10 @@ class Scores:
 class Adapted:
     """A weight that adapters changed: base + scale * up @ down, which `models.merging.merged` makes one tensor of.
 
-    base: [outputs, inputs], or [inputs, outputs] where ``is_transposed``. up: [outputs, rank]. down: [rank, inputs].
+    Attributes:
+        base: [outputs, inputs], or [inputs, outputs] where ``is_transposed``.
+        up: [outputs, rank].
+        down: [rank, inputs].
     """
 
     base: Tensor
@@ -297,11 +316,14 @@ class Adapted:
 class Snapshot:
     """Weights on their way to an engine.
 
-    version: counts published updates. tensors: yields ``(name, tensor)``, in the names of the Hugging Face model.
-    stored: returns where they lie for engines of other machines, a `transport.stored.Stored`; reading ``tensors`` would
-        bring them here first. None where they lie here.
-    since: only tensors come that are others than in that version, whose weights the engine must hold; None: all come.
-    parts: yields the same weights, those with adapters not merged; None where nothing is merged, or more is done to it.
+    Attributes:
+        version: Number of published updates.
+        tensors: Yields ``(name, tensor)``, in the names of the Hugging Face model.
+        stored: Returns where they lie for engines of other machines, a `models.transfer.remote_weights` reference;
+            reading ``tensors`` would bring them here first. None where they lie here.
+        since: Version of weights that the engine holds; only tensors that differ from it come. None: all come.
+        parts: Yields the same weights, those with adapters not merged; None where nothing is merged, or more is done to
+            it.
     """
 
     version: int
@@ -314,8 +336,8 @@ class Snapshot:
 class Loan:
     """A tensor that another thread may read until its owner changes it, and a copy of it from then on.
 
-    Whoever lends calls `recall` before the tensor changes; whoever reads looks at it within `reading` alone, briefly,
-    for the owner waits so long, and calls `end` when it has read everything.
+    The owner calls `recall` before the tensor changes. A reader looks at the tensor within `reading` alone, and
+    briefly, since the owner waits that long. The reader calls `end` after it has read everything.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -345,7 +367,8 @@ class Loan:
 class State:
     """What a part must find again to go on as if nothing had happened: tensors, and JSON values.
 
-    lent: more tensors, not copied yet; never in a state that a part goes on from.
+    Attributes:
+        lent: More tensors, not copied yet; never in a state that a part goes on from.
     """
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)

@@ -19,7 +19,7 @@ _FORBIDDEN: list[bool] = []
 
 @contextmanager
 def told_before_code(tell: Callable[[str], None]) -> Iterator[None]:
-    """Have ``tell`` told, during the block, what code of the user's is about to be imported.
+    """Call ``tell``, during the block, with the name of each piece of user code before its import.
 
     >>> with told_before_code(print):
     ...     announce("mine.py:OWN")
@@ -49,13 +49,17 @@ def without_code() -> Iterator[None]:
 
 
 def check_allowed(named: str) -> None:
-    """Let ``named`` be looked up, imported already or not. Raises: ConfigError within `without_code`."""
+    """Let ``named`` be looked up, imported already or not.
+
+    Raises:
+        ConfigError: The call is within `without_code`.
+    """
     if _FORBIDDEN:
         raise ConfigError(f"'{named}' is code, and none is run here")
 
 
 def announce(named: str) -> None:
-    """Tell that ``named`` is about to be imported, before any of it has run; nobody need listen."""
+    """Report that ``named`` is about to be imported, before any of its code runs."""
     if _TOLD:
         _TOLD[-1](named)
 
@@ -64,8 +68,12 @@ def announce(named: str) -> None:
 def running_user_code(what: str, seconds: float = 120.0) -> Iterator[None]:
     """Bound what code of the user's does in this process during the block: its time, its output, its working directory.
 
-    what: for messages: "importing mine.py:OWN". What it prints goes to standard error, so that results stay readable.
-    Raises: ConfigError when it takes longer, or leaves another working directory.
+    Args:
+        what: For messages: "importing mine.py:OWN". What it prints goes to standard error, so that results stay
+            readable.
+
+    Raises:
+        ConfigError: The code takes longer than ``seconds``, or changes the working directory.
     """
 
     def late(_: int, __: FrameType | None) -> NoReturn:
@@ -90,7 +98,11 @@ def running_user_code(what: str, seconds: float = 120.0) -> Iterator[None]:
 def run_as_module(path: Path, name: str) -> ModuleType:
     """Run the file under this module name and return the module; the name must be none that others import.
 
-    path: ends in ``.py``. Raises: whatever the file raises, and then the name is free again.
+    Args:
+        path: A file whose name ends in ``.py``.
+
+    Raises:
+        BaseException: The file raised it; the module name is free again then.
     """
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None, "a file that ends in .py has a spec"

@@ -67,7 +67,9 @@ def within_memory(passes: ForwardRunner, work: Callable[[], T]) -> T:
 
     Losses and gradients are sums over micro-batches, so a step in halves is the same step, to rounding; whoever was
     broken off has dropped its gradients, and nothing was updated. The smaller budget stays for the rest of the run.
-    Raises: LearnerError with the numbers when three halvings in a row did not help.
+
+    Raises:
+        LearnerError: Three halvings in a row did not help; the message holds the numbers.
     """
     for _ in range(HALVINGS):
         try:

@@ -1,4 +1,4 @@
-"""What a learner promises."""
+"""The learner's protocol, and state dicts with named parts."""
 
 from collections.abc import Callable, Mapping, Set
 from pathlib import Path
@@ -11,8 +11,6 @@ from gnomon.algorithms.protocols import Need
 from gnomon.core.errors import CheckpointError
 from gnomon.core.metrics import Metrics
 from gnomon.core.types import Batch, Scores, Snapshot, State
-
-# Nest and unnest state dicts.
 
 PLAIN = {"critic": "no critic", "proximal": "no averaged proximal policy"}
 
@@ -89,18 +87,25 @@ class Learner(Protocol):
     async def update(self, minibatch: Batch, algorithm: Algorithm, step: int, rate: float = 1.0) -> Metrics:
         """Make one optimizer step on ``minibatch`` (weights filled), or none if no token is trainable.
 
-        step: of training, which decides the learning rate; ``rate`` > 0 is a factor on it, for this one update.
-        Raises: NotFiniteError when a loss or gradient is not finite; nothing was changed then.
+        Args:
+            step: Training step; the schedule gives its learning rate.
+            rate: Factor on the learning rate of this one update, above 0.
+
+        Raises:
+            NotFiniteError: A loss or gradient is not finite; nothing was changed then.
         """
         ...
 
     async def fit(self, minibatch: Batch, algorithm: Algorithm, step: int | None, one_sided: bool = False) -> Metrics:
         """Make one optimizer step of the critic on ``minibatch`` (weights, returns and values filled), or none.
 
-        step: of training; None before its first one (value pre-training), where the rate is the plan's, no schedule,
-        and the trunk may be frozen. one_sided: only values below their return are wrong. Its learning rate is the
-        policy's times ``algorithm.critic.learning_rate_ratio``.
-        Raises: NotFiniteError when the loss or gradient is not finite; nothing was changed then.
+        Args:
+            step: Training step; None in value pre-training, where the rate follows no schedule and the trunk may be
+                frozen.
+            one_sided: Whether only values below their return are wrong (self-imitation).
+
+        Raises:
+            NotFiniteError: The loss or gradient is not finite; nothing was changed then.
         """
         ...
 
@@ -130,7 +135,7 @@ class SavableLearner(Learner, Protocol):
         ...
 
     def lend(self) -> State:
-        """Return `state` for whoever writes it down, with tensors lent where that saves a copy; see `Loan`."""
+        """Return `state` for a writer, with tensors lent where that saves a copy; see `Loan`."""
         ...
 
     def close(self) -> None:
@@ -140,7 +145,8 @@ class SavableLearner(Learner, Protocol):
     def write_model(self, folder: Path) -> None:
         """Write the model as a Hugging Face folder, as it computes; a critic in the folder "critic" in that one.
 
-        Raises: NotFiniteError when a weight is not finite; nothing was written then.
+        Raises:
+            NotFiniteError: A weight is not finite; nothing was written then.
         """
         ...
 

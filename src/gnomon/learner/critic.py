@@ -24,7 +24,11 @@ from gnomon.models.values import ValueHead, ValueScorer
 class CriticFit:
     """How one optimizer step of the critic is made.
 
-    plan: its loss. learning_rate: > 0. is_trunk_frozen: only the head learns. one_sided: as in `CriticPlan.loss`.
+    Attributes:
+        plan: Its loss.
+        learning_rate: Above 0.
+        is_trunk_frozen: Only the head learns.
+        one_sided: As in `CriticPlan.loss`.
     """
 
     plan: CriticPlan
@@ -56,10 +60,13 @@ def scorer_of(critic: nn.Module, policy: nn.Module, mesh: Mesh) -> ValueScorer:
 class CriticLearner:
     """A value model and its optimizer.
 
-    critic: a value model with a trunk of its own (`load_critic`), or a `ValueHead` on the policy's trunk. On a shared
-        trunk the policy's optimizer, which must have the head among its parameters, makes the critic's steps as well:
-        two optimizers must not own master copies of one parameter.
-    scorer: of `scorer_of`. optimizer: the learner's. passes: counts the work.
+    Args:
+        critic: A value model with a trunk of its own (`load_critic`), or a `ValueHead` on the policy's trunk. On a
+            shared trunk the policy's optimizer, which must have the head among its parameters, makes the critic's steps
+            as well: two optimizers must not own master copies of one parameter.
+        scorer: What `scorer_of` returned.
+        optimizer: The learner's.
+        passes: Runs and counts the forward passes.
     """
 
     def __init__(self, critic: nn.Module, scorer: ValueScorer, optimizer: Optimizer, passes: ForwardRunner) -> None:
@@ -88,7 +95,8 @@ class CriticLearner:
     def fit(self, minibatch: Batch, guarded: CriticFit) -> Metrics:
         """Make one optimizer step on the weighed ``minibatch``, or none if no token of it counts.
 
-        Raises: NotFiniteError when the loss or the gradient is not finite; nothing was changed then.
+        Raises:
+            NotFiniteError: The loss or the gradient is not finite; nothing was changed then.
         """
         assert minibatch.weights is not None, "value_minibatches comes first"
         rows = ((minibatch.weights != 0) & minibatch.mask).any(1).nonzero()[:, 0]
@@ -123,7 +131,11 @@ class CriticLearner:
             self.optimizer.check(state)
 
     def restore(self, state: State) -> None:
-        """Become the critic that returned ``state``. Raises: CheckpointError as `check`; nothing was changed then."""
+        """Become the critic that returned ``state``.
+
+        Raises:
+            CheckpointError: As `check`; nothing was changed then.
+        """
         if not self.is_shared:
             self.optimizer.restore(state)
 

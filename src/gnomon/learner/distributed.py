@@ -40,7 +40,9 @@ _FULL = ("No space left on device", "os error 28")
 
 @dataclass(frozen=True)
 class Rounding:
-    """What weights are rounded to before they are put where engines find them; see `transport.rounding.rounded`."""
+    """What weights are rounded to before they are put where engines find them; see
+    `models.transfer.rounding.rounded`.
+    """
 
     kind: str = "none"
     axes: Mapping[str, int] = field(default_factory=dict)
@@ -56,9 +58,11 @@ class DistributedLearner:
     The weights are collected once after they have changed, when a snapshot is first read: into memory of the run, or
     where the engines of a cluster find them.
 
-    rounding: of weights that are put there; otherwise the sender rounds the weights.
-    waiting: this learner's own folder, on the disk of its checkpoints, for models that are to be moved into one: what
-    an earlier learner left there is removed. None is the worker group's folder, in the machine's temporary folder.
+    Args:
+        rounding: Of weights that are put there; otherwise the sender rounds the weights.
+        waiting: This learner's own folder, on the disk of its checkpoints, for models that are to be moved into one:
+            what an earlier learner left there is removed. None is the worker group's folder, in the machine's temporary
+            folder.
     """
 
     def __init__(
@@ -81,8 +85,10 @@ class DistributedLearner:
     def open(self) -> None:
         """Start the processes and let them load the model.
 
-        Raises: UserError as loading does; LearnerError when one dies; ConfigError when the algorithm has a part that
-            cannot be told to another process.
+        Raises:
+            UserError: The model cannot be loaded.
+            LearnerError: A worker died.
+            ConfigError: The algorithm has a part that cannot be told to another process.
         """
         worker_group, recipe = self.worker_group, replace(self._recipe, device=self.worker_group.device)
         self._forget()
@@ -110,7 +116,9 @@ class DistributedLearner:
     def meet(self, receivers: Any) -> None:
         """Let the processes meet those whom the first of them sends weights to, once.
 
-        Raises: LearnerError when one dies; what they raise; EngineError when a receiver is lost.
+        Raises:
+            LearnerError: A worker died, or raised the error.
+            EngineError: A receiver is lost.
         """
         self._ask("meet", receivers=receivers)
 
@@ -180,7 +188,8 @@ class DistributedLearner:
     def restore(self, state: State) -> None:
         """Become the learner that returned ``state``, in whatever number of processes.
 
-        Raises: CheckpointError as `TorchLearner.restore`; nothing was changed then.
+        Raises:
+            CheckpointError: As `TorchLearner.restore`; nothing was changed then.
         """
         self._weights = None
         self._ask("restore", state=state)
@@ -199,7 +208,8 @@ class DistributedLearner:
     def model_writer(self) -> Callable[[Path], None]:
         """Return what moves the model into a folder; it is written to the disk before this returns.
 
-        Raises: OSError with ENOSPC when the disk is full.
+        Raises:
+            OSError: ENOSPC: the disk is full.
         """
         place = self._waiting or self.worker_group.scratch
         place.mkdir(parents=True, exist_ok=True)
@@ -223,14 +233,15 @@ class DistributedLearner:
     async def watch(self) -> None:
         """Look after the processes, also while nothing is asked of them; never return.
 
-        Raises: LearnerError when one is gone or stands still, within seconds of when the worker group can tell.
+        Raises:
+            LearnerError: One is gone or stands still, within seconds of when the worker group can tell.
         """
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
             await asyncio.to_thread(self._look)
 
     def _look(self) -> None:
-        # While something is asked of them, whoever asks finds out.
+        # While a request is under way, its caller finds out.
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -249,7 +260,7 @@ class DistributedLearner:
         self._thread.shutdown(wait=False)
 
     def _forget(self) -> None:
-        """Remove models that wait, which nobody will move any more."""
+        """Remove waiting models that will not be moved any more."""
         if self._waiting is not None:
             shutil.rmtree(self._waiting, ignore_errors=True)
 

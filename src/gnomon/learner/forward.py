@@ -37,10 +37,12 @@ class Prefetched:
 class ForwardRunner:
     """Forward passes of one learner, whichever model they go through.
 
-    plan: its token budget, and whether activations are computed again. model: the policy; all models are on its device,
-        and its shape decides how many tokens a cut holds and where the attention of shared prompts becomes dear.
-    mesh: whose processes part the rows among themselves. Each makes as many passes as every other, since each waits for
-        the others in every layer; what is returned for all rows is put together again.
+    Args:
+        plan: Its token budget, and whether activations are computed again.
+        model: The policy; all models are on its device, and its shape decides how many tokens a cut holds and where the
+            attention of shared prompts becomes dear.
+        mesh: Whose processes part the rows among themselves. Each makes as many passes as every other, since each waits
+            for the others in every layer; what is returned for all rows is put together again.
     """
 
     def __init__(self, plan: LearnerPlan, model: nn.Module, mesh: Mesh | None = None) -> None:
@@ -197,7 +199,8 @@ class ForwardRunner:
 def scorer_on(mesh: Mesh, model: nn.Module) -> TokenScorer:
     """Return what scores with a model that is whole still, and will compute where ``mesh`` does.
 
-    Raises: ConfigError for a model that is computed row by row, where every process must make as many passes.
+    Raises:
+        ConfigError: The model is computed row by row, while every process must make equally many passes.
     """
     config: Any = model.config
     chunk = None if mesh.device is None else chunk_for(mesh.device, config.get_text_config().vocab_size)

@@ -12,8 +12,10 @@ from gnomon.learner.mesh import Mesh
 class FrozenWeights:
     """What the trained weights are added to, and what they are compared with: base and reference, which never change.
 
-    model: the policy, whole. reference: None without one. Where parameters are about to be parted, fingerprints are
-    made now, in rank 0; otherwise when they are first asked for.
+    Args:
+        model: The policy, whole.
+        reference: None without one. Where parameters are about to be parted, fingerprints are made now, in rank 0;
+            otherwise when they are first asked for.
     """
 
     def __init__(self, model: nn.Module, reference: nn.Module | None, mesh: Mesh) -> None:

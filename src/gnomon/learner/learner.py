@@ -43,15 +43,16 @@ class TorchLearner:
     `update` or `restore` runs. It is put in eval mode for good: dropout would make the ratio of two equal policies
     differ from one.
 
-    model: a causal language model, in the precision that it shall compute in. Parameters in less than float32 get
-        float32 masters here; those that need no gradient (all but the adapters, with LoRA) are never touched.
-    plan: see `LearnerPlan`; its ``precision`` was acted on when the model was loaded.
-    steps: training steps of the whole run, which schedules end at.
-    reference: a frozen copy for the reference policy. With adapters none is needed: it is the model without them.
-    critic: a value model with a trunk of its own (`load_critic`), which gets an optimizer of its own; or a `ValueHead`
-        on the model's trunk (`head_for`). On the same device.
-    proximal: keeps a moving average of the weights for the proximal policy, in a second module; without it that policy
-        is the current one at the time of `score`.
+    Args:
+        model: A causal language model, in the precision that it shall compute in. Parameters in less than float32 get
+            float32 masters here; those that need no gradient (all but the adapters, with LoRA) are never touched.
+        plan: See `LearnerPlan`; its ``precision`` was acted on when the model was loaded.
+        steps: Training steps of the whole run, which schedules end at.
+        reference: A frozen copy for the reference policy. With adapters none is needed: it is the model without them.
+        critic: A value model with a trunk of its own (`load_critic`), which gets an optimizer of its own; or a
+            `ValueHead` on the model's trunk (`head_for`). On the same device.
+        proximal: Keeps a moving average of the weights for the proximal policy, in a second module; without it that
+            policy is the current one at the time of `score`.
     """
 
     def __init__(
@@ -100,14 +101,17 @@ class TorchLearner:
     async def score(self, batch: Batch, needs: Set[Need]) -> Scores:
         """Return what is asked for, Float32[B T], 0 where the mask is false; no gradient.
 
-        Raises: ConfigError when the reference is asked for and there is none, or values are (no critic).
+        Raises:
+            ConfigError: The reference is asked for and there is none, or values are (no critic).
         """
         return await self._run(lambda: self._score(batch, needs))
 
     async def logprobs(self, batch: Batch, weights: Snapshot | None = None) -> Tensor:
         """Return the log-probabilities of the trained weights, never of their average, or of ``weights``; no gradient.
-        weights: a complete snapshot of this model, which it computes with for one pass, in its own precision. Not
-        while an engine that shares the module generates.
+
+        Args:
+            weights: A complete snapshot of this model, which it computes with for one pass, in its own precision. Not
+                while an engine that shares the module generates.
         """
         return await self._run(lambda: self._logprobs(batch, weights))
 
@@ -120,8 +124,9 @@ class TorchLearner:
 
         As long as no optimizer step was made since `score`, the proximal policy *is* the current one, unless it is an
         average: the forward pass with the gradient then serves both, so that ratios are exactly one.
-        Raises: NotFiniteError when a loss or the gradient is not finite; weights, moments and schedule are
-            then what they were.
+
+        Raises:
+            NotFiniteError: A loss or the gradient is not finite; weights, moments and schedule are then what they were.
         """
         return await self._run(lambda: self._update(minibatch, algorithm, step, rate))
 
@@ -129,8 +134,10 @@ class TorchLearner:
         """Make one optimizer step of the critic on one of ``algorithm.value_minibatches``, or none if it has no token.
 
         With a trunk of its own the critic's loss never touches the policy; on a shared trunk it moves both.
-        Raises: ConfigError without a critic; NotFiniteError when the loss or the gradient is not finite, and nothing
-            was changed then.
+
+        Raises:
+            ConfigError: Without a critic.
+            NotFiniteError: The loss or the gradient is not finite, and nothing was changed then.
         """
         return await self._run(lambda: self._fit(minibatch, algorithm, step, one_sided))
 
@@ -151,7 +158,9 @@ class TorchLearner:
         return self._joined(self._optimizer.state(), State() if self._critic is None else self._critic.state())
 
     def lend(self) -> State:
-        """Return `state` with masters and moments lent, uncopied, to whoever writes them before they change."""
+        """Return `state` with masters and moments lent, without a copy, to a writer that reads them before they
+        change.
+        """
         return self._joined(self._optimizer.lend(), State() if self._critic is None else self._critic.lend())
 
     def _joined(self, own: State, critic: State) -> State:
@@ -166,8 +175,9 @@ class TorchLearner:
     def restore(self, state: State) -> None:
         """Become the learner that returned ``state``, bit for bit.
 
-        Raises: CheckpointError when it was trained on another model, base or reference, or with another kind of critic
-            or proximal policy; nothing was changed then.
+        Raises:
+            CheckpointError: It was trained on another model, base or reference, or with another kind of critic or
+                proximal policy; nothing was changed then.
         """
         self._check(state)
         self._optimizer.restore(state)
@@ -190,14 +200,17 @@ class TorchLearner:
         """Write the model as a Hugging Face folder, adapters merged, in the precision that it computes in.
 
         A critic comes with it, in the folder "critic" in that one: a model, or the head of one on the model's trunk.
-        Raises: NotFiniteError when a weight is not finite; nothing was written then.
+
+        Raises:
+            NotFiniteError: A weight is not finite; nothing was written then.
         """
         self.model_writer(is_copied=False)(folder)
 
     def model_writer(self, is_copied: bool = True) -> Callable[[Path], None]:
         """Return what does `write_model` in any thread; ``is_copied``: the model as it is now, else as it is then.
 
-        Raises: NotFiniteError when a weight is not finite.
+        Raises:
+            NotFiniteError: A weight is not finite.
         """
         for optimizer in {self._optimizer, *(() if self._critic is None else (self._critic.optimizer,))}:
             optimizer.check_finite()
@@ -247,7 +260,7 @@ class TorchLearner:
         )
 
     def _score_reference(self, batch: Batch) -> Tensor:
-        # Its own routers choose: replayed, it would be a policy that nobody chose to stay near.
+        # Its own routers choose: replayed, it would be a policy that the reference was not.
         batch = batch.with_fields(routing=None)
         if self._reference is not None:
             return self._passes.logprobs(self._reference, batch)

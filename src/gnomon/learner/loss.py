@@ -19,8 +19,6 @@ from gnomon.learner.precision import Masters
 from gnomon.models.load import trainable
 from gnomon.models.logprobs import TokenScores
 
-# The policy of a while ago: a moving average of the weights, which serves as the proximal policy.
-
 
 class MovingAverage:
     """A model whose trained weights follow another's. It is `Stateful`.
@@ -28,11 +26,14 @@ class MovingAverage:
         n <- 1 + decay n;    average <- average + (weights - average) / n
 
     n starts at 1, for the initial weights, and tends to 1 / (1 - decay): every set of weights so far counts decay times
-    as much as the one after it, and what they count sums to one from the beginning.
-    Weights that are not trained (all but the adapters, with LoRA) are shared with the other model, not copied. The
-    average is float32; the module holds its rounding.
+    as much as the one after it, and what they count sums to one from the beginning. Weights that are not trained (all
+    but the adapters, with LoRA) are shared with the other model, not copied. The average is float32; the module holds
+    its rounding.
 
-    model: the policy as it begins, whole. plan: see `EmaProximal`.
+    Args:
+        model: The policy as it begins, whole.
+        plan: See `EmaProximal`.
+
     Source: Hilton et al., Batch size-invariance for policy optimization, arXiv 2110.00641, section 3.3.
     """
 
@@ -68,16 +69,17 @@ class MovingAverage:
             raise CheckpointError("the saved average of the weights belongs to another model or set of trained weights")
 
     def restore(self, state: State) -> None:
-        """Become the average that returned ``state``. Raises: CheckpointError as `check`; nothing was changed then."""
+        """Become the average that returned ``state``.
+
+        Raises:
+            CheckpointError: As `check`; nothing was changed then.
+        """
         self.check(state)
         with torch.no_grad():
             for name, average in self._masters.parameters.items():
                 average.copy_(self._masters.part(name, state.tensors[name]))
         self._count = float(state.values["count"])
         self._masters.round_into_module()
-
-
-# Effective sizes of the previous optimizer step, for losses that trust as far as the step before was trusted.
 
 
 class LaggedStatistics:
@@ -161,8 +163,9 @@ class ComputeStats:
 class LossAccumulator:
     """The losses of one optimizer step's cuts, added up: parts are sums, as the loss is.
 
-    mesh: whose processes each have some of the cuts. stopped: tokens with an advantage and without a gradient: a clip,
-    a mask or a weight of 0 took it.
+    Attributes:
+        mesh: Whose processes each have some of the cuts.
+        stopped: Tokens with an advantage and without a gradient: a clip, a mask or a weight of 0 took it.
     """
 
     mesh: Mesh = field(default_factory=SingleProcess)

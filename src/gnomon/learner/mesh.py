@@ -37,8 +37,10 @@ _NETWORK = "tcp://"
 class Mesh(Protocol):
     """The processes that hold one learner. Every one of them calls the same methods in the same order.
 
-    rank, size: which of how many this is. device: where it computes; None is wherever its model is. is_whole: whether
-    parameters stay what they are, rather than parts of them.
+    Attributes:
+        rank, size: Which of how many this is.
+        device: Where it computes; None is wherever its model is.
+        is_whole: Whether parameters stay what they are, rather than parts of them.
     """
 
     rank: int
@@ -158,7 +160,9 @@ class ShardedMesh:
     model computes with is their rounding, as in one process; gradients are summed in float32. Parameters of another
     precision than most (a value head) are whole in every process, and their gradients are summed here.
 
-    is_offloaded: parts, moments and optimizer stay in the machine's memory, and visit the GPU.
+    Args:
+        is_offloaded: Parts, moments and optimizer stay in the machine's memory, and visit the GPU.
+
     Raises: whatever torch.distributed raises, in a process that waits for one that is gone.
     """
 
@@ -322,7 +326,9 @@ _hosted: dict[str, Any] = {}
 def host(address: str, size: int) -> str:
     """Open a place on the network where ``size`` processes can meet, this one among them, and return its name.
 
-    address: of this machine's, at which alone it can be reached. Whoever reaches it can disturb the meeting.
+    Args:
+        address: Of this machine's, at which alone it can be reached. A program that reaches the address can disturb
+        the rendezvous.
     """
     listening = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
     port = listening.getsockname()[1]
@@ -337,7 +343,8 @@ def host(address: str, size: int) -> str:
 def join(meeting: str, rank: int, size: int, device: torch.device, is_offloaded: bool = False) -> Mesh:
     """Enter the mesh of ``size`` processes and return it once all are there.
 
-    meeting: where they find each other: a file's path on one machine, or what `host` returned in one of them.
+    Args:
+        meeting: Where they find each other: a file's path on one machine, or what `host` returned in one of them.
     """
     _joined[:] = [ShardedMesh(meeting, rank, size, device, is_offloaded)]
     return _joined[0]

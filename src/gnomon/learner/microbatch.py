@@ -22,9 +22,11 @@ _SEQUENCE_FIELDS = ("tokens", "routing", "free_routing")
 class Sharing:
     """How a model computes a prompt once for all of its responses.
 
-    crossing: see `prefix.crossing_tokens`. longest: tokens that one packed row may have; one above the budget of a cut
-        goes alone, as a long row of the batch does. is_in_line: packed rows lie one behind another, none is padded, and
-        a cut computes the sum of their lengths.
+    Attributes:
+        crossing: See `prefix.crossing_tokens`.
+        longest: Tokens that one packed row may have; one above the budget of a cut goes alone, as a long row of the
+            batch does.
+        is_in_line: Packed rows lie one behind another, none is padded, and a cut computes the sum of their lengths.
     """
 
     crossing: float
@@ -111,9 +113,11 @@ def micro_batches(
 ) -> list[tuple[Tensor, Batch]]:
     """Return ``rows`` Int[N] of ``batch`` in cuts: which rows, and those trimmed to the longest of them.
 
-    sharing: None where every row is computed whole. place: rank, and of how many processes: only the cuts of that one,
-    as many as every other has. Where it has fewer of its own, cuts without a row follow: two tokens, to be computed for
-    nothing, since the others wait for this process in every pass.
+    Args:
+        sharing: None where every row is computed whole.
+        place: Rank, and of how many processes: only the cuts of that one, as many as every other has. Where it has
+            fewer of its own, cuts without a row follow: two tokens, to be computed for nothing, since the others wait
+            for this process in every pass.
     """
     lengths, rank = batch.lengths[rows].tolist(), place[0]
     prompts = None

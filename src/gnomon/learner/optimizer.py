@@ -86,8 +86,9 @@ class Optimizer:
 
     Backward passes add to the gradients; `step` uses them up.
 
-    named: name and parameter, each parameter once; the names are those of the state. mesh: holds them; its processes
-        make each step together.
+    Args:
+        named: Name and parameter, each parameter once; the names are those of the state.
+        mesh: Holds them; its processes make each step together.
     """
 
     def __init__(
@@ -114,8 +115,8 @@ class Optimizer:
     def step(self, learning_rate: float) -> float:
         """Clip, update masters and module, and return the gradient's norm before clipping.
 
-        Raises: NotFiniteError when the gradient is not finite; nothing was changed then but the gradients,
-            which are gone.
+        Raises:
+            NotFiniteError: The gradient is not finite; nothing was changed then but the gradients, which are gone.
         """
         self.masters.collect()
         norm = self.masters.norm()
@@ -175,7 +176,8 @@ class Optimizer:
     def restore(self, state: State) -> None:
         """Become the optimizer that returned ``state``; the module's parameters are rounded anew.
 
-        Raises: CheckpointError when the state is of other parameters; nothing was changed then.
+        Raises:
+            CheckpointError: The state is of other parameters; nothing was changed then.
         """
         self.check(state)
         self._recall()
@@ -226,7 +228,7 @@ class Optimizer:
         return torch.tensor(steps, dtype=torch.float32)
 
     def _recall(self) -> None:
-        """Let nobody look at what is about to change."""
+        """Recall all lent tensors before they change."""
         loans, self._loans = self._loans, []
         for loan in loans:
             loan.recall()
@@ -241,7 +243,7 @@ def _moments(parameter: Tensor) -> dict[str, Tensor]:
 def _zeros_like(parameter: Tensor) -> Tensor:
     """Return zeros. On a CPU they are pages of their own, which the system makes when they are first written to.
 
-    A gigabyte of zeros that somebody writes is half a second of a run's start.
+    Writing a gigabyte of zeros takes half a second of a run's start.
     """
     if parameter.device.type != "cpu" or not parameter.is_contiguous() or not parameter.numel():
         return torch.zeros_like(parameter)

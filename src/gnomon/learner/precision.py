@@ -52,15 +52,17 @@ def dtype_of(precision: Precision) -> torch.dtype:
 class Masters:
     """The float32 parameters that an optimizer changes, one for each trainable parameter of a module.
 
-    A float32 parameter is its own master: nothing is copied. One in lower precision gets a float32 twin,
-    and its gradient is added to the twin's as soon as a backward pass has it, then freed: gradients too are
-    summed over micro-batches in float32.
+    A float32 parameter is its own master: nothing is copied. One in lower precision gets a float32 twin, and its
+    gradient is added to the twin's as soon as a backward pass has it, then freed: gradients too are summed over
+    micro-batches in float32.
 
     The module's tensors are only ever written in place, because engines hold them too.
 
     Where parameters are held in parts, so are masters: each is the part that is here, the same memory.
 
-    named: name and parameter, each parameter once, sharded already. mesh: holds them.
+    Args:
+        named: Name and parameter, each parameter once, sharded already.
+        mesh: Holds them.
     """
 
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]], mesh: Mesh | None = None) -> None:
@@ -131,7 +133,7 @@ class Masters:
 
 def _folding_into(total: GradientSum) -> Callable[[Tensor], None]:
     def fold(parameter: Tensor) -> None:
-        # None where whoever made the gradient added it to the sum.
+        # None where the backward pass already added the gradient to the sum.
         if parameter.grad is not None:
             total.add(parameter.grad)
             parameter.grad = None

@@ -1,4 +1,4 @@
-"""What a learner is made of, in words: the same in this process and in processes that hold it together."""
+"""The specification of a learner, the same for one process and for several that share a model."""
 
 from dataclasses import dataclass
 
@@ -21,8 +21,13 @@ from gnomon.models.routing import moe_layers
 class LearnerSpec:
     """Everything that decides what a learner is.
 
-    model: its name or folder. algorithm: decides about critic, reference and averaged proximal policy. steps: that
-    schedules end at. device: as asked for; see `resolve_device`. seed: of the adapters that a run begins with.
+    Attributes:
+        model: Name or folder of the model.
+        algorithm: Decides about critic, reference and averaged proximal policy.
+        plan: The learner's section.
+        steps: Training step at which schedules end.
+        device: Device as the user wrote it; see `resolve_device`.
+        seed: Seed of the adapters that a run begins with.
     """
 
     model: str
@@ -37,7 +42,8 @@ class LearnerSpec:
     def check(self) -> None:
         """Refuse what cannot be meant with several processes, or is not here, before anything is loaded.
 
-        Raises: ConfigError.
+        Raises:
+            ConfigError: A setting does not fit the device or the number of processes.
         """
         plan, device = self.plan, resolve_device(self.device)
         self.check_cut(device)
@@ -55,7 +61,11 @@ class LearnerSpec:
             )
 
     def check_cut(self, device: torch.device) -> None:
-        """Refuse what cannot be meant on such a device, wherever it is. Raises: ConfigError."""
+        """Refuse settings that do not fit the device.
+
+        Raises:
+            ConfigError: ``offload`` without a GPU, or micro-batch statistics with several processes.
+        """
         plan = self.plan
         if plan.offload and device.type == "cpu":
             raise ConfigError(
@@ -78,7 +88,8 @@ class LearnerSpec:
     def learner(self, model: nn.Module, device: torch.device) -> TorchLearner:
         """Return what trains ``model``, with its reference and critic, on the mesh that this process is on.
 
-        Raises: ConfigError when routers are of a form that cannot be replayed, and shall be.
+        Raises:
+            ConfigError: The algorithm replays routing, and the model's routers have a form that cannot be replayed.
         """
         algorithm = self.algorithm
         if algorithm.routing != "free":

@@ -22,8 +22,6 @@ from gnomon.core.redaction import tail, without_secrets
 from gnomon.learner.serialization import packed, unpacked
 from gnomon.models.device import resolve_device
 
-# Who carries what a run asks of the ranks of its learner: the same for processes of this machine and of others.
-
 
 class WorkerLost(Exception):
     """A rank is gone, or stands still. args: its number, and what is to be said of it: "is gone: it was killed"."""
@@ -40,11 +38,11 @@ class WorkerAnswer:
 class WorkerGroup(Protocol):
     """The ranks of one learner, each a `rank.Rank` in a process of its own, and the way to them.
 
-    size: how many. device: "cpu" or "cuda", where each computes. meeting: where they find each other (`mesh.join`),
-    known once they were opened. scratch: a folder of the run's, which ends with it. turns: who loads the model at the
-    same time, one group after the other, so that a machine holds one whole copy at a time. is_shelving: whether weights
-    are put where engines of other machines find them ("shelve"), rather than handed to the run ("weights").
-    is_sending: whether that brings them to the engines, who then have that version and no other.
+    Attributes:
+        size: Number of ranks.
+        device: "cpu" or "cuda": where each rank computes.
+        is_shelving: Whether weights are put where engines of other machines find them ("shelve"), rather than handed to
+            the run ("weights").
     """
 
     size: int
@@ -53,17 +51,17 @@ class WorkerGroup(Protocol):
 
     @property
     def is_sending(self) -> bool:
-        """Whether weights are sent."""
+        """Whether shelving brings the weights to the engines, which then have that version and no other."""
         ...
 
     @property
     def meeting(self) -> str:
-        """Where they find each other."""
+        """Address of the rendezvous (`mesh.join`); known after `open`."""
         ...
 
     @property
     def scratch(self) -> Path:
-        """For files on their way."""
+        """A folder of the run for temporary files; it is removed with the run."""
         ...
 
     @property
@@ -72,7 +70,11 @@ class WorkerGroup(Protocol):
         ...
 
     def open(self) -> None:
-        """Start the ranks. Raises: LearnerError or UserError when they cannot be started."""
+        """Start the ranks.
+
+        Raises:
+            LearnerError, UserError: They cannot be started.
+        """
         ...
 
     def tell(self, ranks: Collection[int], do: str, arguments: Mapping[str, Any]) -> None:
@@ -147,8 +149,9 @@ class LocalWorkerHandle:
 class LocalWorkerGroup:
     """Implements `Crew`. The processes end with `close`, or with the run, however that ends.
 
-    asked: a device, see `resolve_device`; each process has its own GPU, from that one on. kept: where what the
-    processes wrote is kept when one of them is lost, a file each; None keeps nothing.
+    Args:
+        asked: A device, see `resolve_device`; each process has its own GPU, from that one on.
+        kept: Where what the processes wrote is kept when one of them is lost, a file each; None keeps nothing.
     """
 
     is_shelving = is_sending = False

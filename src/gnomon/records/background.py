@@ -22,9 +22,11 @@ class Background:
 
     Nothing fails silently: what a piece raised is raised by the next call of `begin`, `check` or `settle`, and when the
     block ends. The end of the block waits for the piece under way, a run that was asked to stop too; when something
-    else went wrong there, that is what is raised.
-    The thread gives way to others (niceness 10, on Linux): the arithmetic of a step is in nobody's way.
-    is_asynchronous: otherwise all work is done by whoever begins it.
+    else went wrong there, that is what is raised. The thread gives way to others (niceness 10, on Linux): the
+    arithmetic of a step is not slowed down.
+
+    Args:
+        is_asynchronous: Whether a thread does the work; otherwise the caller does it.
     """
 
     def __init__(self, is_asynchronous: bool = True) -> None:

@@ -31,8 +31,10 @@ _FLOAT32 = float(torch.finfo(torch.float32).max)
 class RecordedBatch:
     """What a recorded batch says.
 
-    batch: float64; ``tokens`` are 0 and prompts empty, for the form has neither. ``proximal`` is never None.
-    current: Float64[B T], of the policy that the loss is taken at. prompt_ids: one per row.
+    Attributes:
+        batch: float64; ``tokens`` are 0 and prompts empty, for the form has neither. ``proximal`` is never None.
+        current: Float64[B T], of the policy that the loss is taken at.
+        prompt_ids: One per row.
     """
 
     batch: Batch
@@ -92,9 +94,12 @@ def write_batch(
     """Write ``batch`` in the form above, at once.
 
     Rows that could not be graded are left out, as from every statistic and loss.
-    current: Float[B T]; without it ``proximal``, which it equals on the first inner step, or else ``behavior``.
-    prompt_ids: one per row; without them the batch's ``task_ids``, and without these the group's number.
-    is_spelled: write "nan", "inf" and "-inf" for what is not finite.
+
+    Args:
+        current: Float[B T]; without it ``proximal``, which it equals on the first inner step, or else ``behavior``.
+        prompt_ids: One per row; without them the batch's ``task_ids``, and without these the group's number.
+        is_spelled: Write "nan", "inf" and "-inf" for what is not finite.
+
     Raises: ConfigError when ``prompt_ids`` or ``current`` do not fit the batch; ValueError when a number that is not
     masked is not finite; OSError.
     """
@@ -147,7 +152,9 @@ def read_batch(path: Path) -> RecordedBatch:
     ``temperature`` defaults to 1, ``truncated`` to false, ``proximal`` to ``behavior``. ``reference``, ``values``,
     ``baseline`` and ``bootstrap`` (the critic's value after the last token) are there for every sequence or for none.
     Whatever stands at a masked position is read as 0.
-    Raises: DatasetError that lists sequence, field and position of everything that is wrong.
+
+    Raises:
+        DatasetError: The content is wrong; the message lists sequence, field and position of each mistake.
     """
     try:
         content = json.loads(read_plain_text(path))
@@ -163,7 +170,11 @@ def read_batch(path: Path) -> RecordedBatch:
 
 
 def parse_batch(content: Any, source: str) -> RecordedBatch:
-    """Return what a parsed file says; ``source`` names it in messages. Raises: DatasetError as `read_batch`."""
+    """Return what a parsed file says; ``source`` names it in messages.
+
+    Raises:
+        DatasetError: As `read_batch`.
+    """
     problems = _check_top(content)
     sequences: list[Any] = [] if problems else content["sequences"]
     for number, sequence in enumerate(sequences):

@@ -84,8 +84,11 @@ class Console:
     def phase(self, text: str, total: int = 0, unit: str = "", is_brief: bool = False) -> Iterator[Phase]:
         """Show that something takes its time.
 
-        total: how many there are to be done, 0 when that is not known. unit: "bytes" for sizes. is_brief: leave no line
-        behind; otherwise what took a second or more says how long it took, unless it is a part of another phase.
+        Args:
+            total: Number of units to do; 0 when the number is not known.
+            unit: "bytes" for sizes.
+            is_brief: Leave no line behind; otherwise what took a second or more says how long it took, unless it is a
+                part of another phase.
         """
         phase = Phase(text, total, unit, is_brief or bool(self._phases), self._clock, self._tick)
         self._phases.append(phase)

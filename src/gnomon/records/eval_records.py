@@ -23,10 +23,14 @@ _MEASURE = re.compile(r"(pass|maj)@(\d+)")
 class EvalRecord:
     """How one prompt was answered in one evaluation.
 
-    prompt_id: of the task. question: a digest of its text; the same question has the same one everywhere.
-    scores: of the samples that could be graded, in the order of sampling: the first part of their reward. answers: what
-    each of those answered, in the verifier's canonical form; None where it gave no answer. lengths: tokens of every
-    sample. truncated: samples that their budget cut off. errors: samples that could not be graded.
+    Attributes:
+        prompt_id: Id of the task.
+        question: A digest of its text; the same question has the same one everywhere.
+        scores: First part of the reward of each graded sample, in the order of sampling.
+        answers: Answer of each graded sample, in the verifier's canonical form; None where it gave no answer.
+        lengths: Number of tokens of every sample.
+        truncated: Number of samples that their budget cut off.
+        errors: Number of samples that could not be graded.
     """
 
     prompt_id: str
@@ -69,9 +73,12 @@ class EvalRecord:
     def measure(self, name: str) -> float | None:
         """Return one number of this prompt; None where it has too few graded samples, or scores that are not 0 or 1.
 
-        name: "avg", the mean score; "pass@K" and "maj@K", unbiased over all choices of K of the samples; "tokens", the
-        mean length; "truncated", the share that was cut off.
-        Raises: ConfigError for another name.
+        Args:
+            name: "avg", the mean score; "pass@K" and "maj@K", unbiased over all choices of K of the samples; "tokens",
+                the mean length; "truncated", the share that was cut off.
+
+        Raises:
+            ConfigError: The name is another one.
         """
         if name == "avg":
             return sum(self.scores) / len(self.scores) if self.scores else None
@@ -135,7 +142,9 @@ def read_answered(path: Path, warn: Warn = warn_on_stderr) -> tuple[EvalRecord, 
     """Return what `write_answered` wrote; damaged lines are passed over, and ``warn`` is told how many.
 
     A line is damaged that is torn, or no answered prompt: a number that is not finite, lists of unequal lengths.
-    Raises: DatasetError when there is no such file, or no line of it is an answered prompt.
+
+    Raises:
+        DatasetError: There is no such file, or no line of it is an answered prompt.
     """
     try:
         lines = [line for line in read_plain(path).split(b"\n") if line.strip()]

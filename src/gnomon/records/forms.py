@@ -14,9 +14,12 @@ _LARGEST = 2**53
 def check_form(saved: State, own: State | None) -> None:
     """Refuse a state whose values or tensors cannot be a part's.
 
-    own: a state of the part itself, whose types, shapes and lists the saved one must have; None where only what holds
-    of every part is looked at: whole numbers from 0 to 2^53.
-    Raises: ValueError that names the value.
+    Args:
+        own: A state of the part itself, whose types, shapes and lists the saved one must have; None where only what
+            holds of every part is looked at: whole numbers from 0 to 2^53.
+
+    Raises:
+        ValueError: A value has another type, shape or range; the message names the value.
     """
     for name, value in saved.values.items():
         mine = None if own is None else own.values.get(name)

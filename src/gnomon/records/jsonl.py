@@ -28,7 +28,9 @@ class JsonLines:
 
     A line is whole or absent: what a crash tore off is cut at the next opening, and what a full disk tore off is cut
     right away. A row that cannot be written is counted and warned of once; it never ends a run.
-    is_synced: wait for the disk after each row, so that rows also survive a power cut.
+
+    Args:
+        is_synced: Wait for the disk after each row, so that rows also survive a power cut.
     """
 
     def __init__(self, path: Path, warn: Warn = warn_on_stderr, is_synced: bool = False) -> None:
@@ -110,7 +112,8 @@ def finite(values: Mapping[str, float]) -> dict[str, Any]:
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a file of JSON objects; none when there is no file. Torn and damaged lines are passed over.
 
-    Raises: RunDirectoryError when there is something that cannot be read as a file.
+    Raises:
+        RunDirectoryError: ``path`` is no readable file.
     """
     try:
         with open_plain(path) as file:
@@ -160,7 +163,9 @@ def drop_after(path: Path, step: int) -> None:
     """Remove the rows of later steps: a run that resumes at ``step`` will make them again.
 
     Torn and damaged lines go too. The file is replaced at once, or untouched when nothing has to go.
-    Raises: RunDirectoryError as `read_rows` does.
+
+    Raises:
+        RunDirectoryError: As `read_rows` does.
     """
     if path.exists():
         next(read_rows(path), None)

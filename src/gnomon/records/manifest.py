@@ -13,15 +13,14 @@ from gnomon.core.atomic_files import open_plain, sync_directory, sync_file
 from gnomon.core.errors import CheckpointError
 from gnomon.core.progress import working
 
-# Files copied out of a run, with a word on how far it is: a model has gigabytes.
-
 _BLOCK_BYTES_COPYING = 1 << 22
 
 
 def copy_files(files: Sequence[Path], folder: Path) -> None:
     """Copy ``files`` into ``folder``, with their times and rights.
 
-    Raises: OSError, among them that of a full disk; what was copied by then stays.
+    Raises:
+        OSError: A file cannot be copied, for example since the disk is full; finished copies stay.
     """
     with working(f"copying to {folder}", sum(file.stat().st_size for file in files), "bytes") as steps:
         for file in files:
@@ -45,10 +44,11 @@ _MANIFEST_BYTES = 1 << 24
 def write_manifest(folder: Path, step: int, hashes: Mapping[Path, str] | None = None) -> None:
     """Write size and hash of every file under ``folder``; this is the last file of a checkpoint.
 
-    hashes: XXH3 of what was to be written into some of them; these are not read again.
-
     The hash is SHA-256, and XXH3 (128 bits) of files beyond 1 MiB, which takes a fifth of the time: it is there for
-    accidents, and whoever could forge a file could write the manifest as well.
+    accidents; a program that can forge a file can write the manifest as well.
+
+    Args:
+        hashes: XXH3 hashes of files whose content is known; these files are not read again.
     """
     known = {} if hashes is None else hashes
     files = {name: _entry(path, known.get(path)) for name, path in _files(folder)}
@@ -61,7 +61,8 @@ def write_manifest(folder: Path, step: int, hashes: Mapping[Path, str] | None = 
 def find_damage(folder: Path, is_quick: bool = False) -> str | None:
     """Return what is wrong with a checkpoint, in words, or None when every byte is as it was written.
 
-    is_quick: compare names and sizes alone.
+    Args:
+        is_quick: Whether only names and sizes are compared.
     """
     if folder.is_symlink():
         return "it is a link to somewhere else"

@@ -10,7 +10,7 @@ def free_memory_bytes(meminfo: Path = _MEMINFO, group: Path = _GROUP) -> int | N
     """Return the bytes that are free, or could be without swapping, in the machine and in this process's container.
 
     The smaller of Linux' MemAvailable and what a memory limit of the control group leaves, where there is one; file
-    pages that nobody has touched lately count as free in both. None where neither is known.
+    pages that were not used lately count as free in both. None where neither is known.
     """
     known = [size for size in (_of_machine(meminfo), _of_group(group)) if size is not None]
     return min(known, default=None)

@@ -10,8 +10,12 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 class Phase:
     """Work with a name, and a count when its length is known: ``with console.phase("loading") as phase``.
 
-    total: how many there are to be done, 0 when that is not known. unit: "bytes" for sizes. is_quiet: leaves no line
-    of its own behind. clock: seconds. report: called whenever more is done.
+    Args:
+        total: Number of units to do; 0 when the number is not known.
+        unit: "bytes" for sizes.
+        is_quiet: Leaves no line of its own behind.
+        clock: seconds.
+        report: Called whenever more is done.
     """
 
     def __init__(

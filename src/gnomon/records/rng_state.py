@@ -18,7 +18,9 @@ class Generators:
 
     gnomon draws from none of them: its draws are functions of seed, step, task and place. A user's piece or a library
     may, so they begin with the run's seed and go on where a checkpoint found them.
-    seed: >= 0. Other GPUs' generators are kept only once torch has been asked to use a GPU.
+
+    Args:
+        seed: >= 0. Other GPUs' generators are kept only once torch has been asked to use a GPU.
     """
 
     def __init__(self, seed: int) -> None:
@@ -40,7 +42,8 @@ class Generators:
     def restore(self, state: State) -> None:
         """Let all of them go on from there; GPUs that are not here any more are left out.
 
-        Raises: CheckpointError when this Python numbers its states otherwise.
+        Raises:
+            CheckpointError: This Python numbers its states otherwise.
         """
         version, words, spare = state.values["python"]
         try:

@@ -20,8 +20,11 @@ from gnomon.records.token_records import TokenRecord, TokenStats, read_taught, t
 class RecordedRollout:
     """One line of a rollout file.
 
-    group: number within the step, in the order of asking; rollouts of one group answer one visit to one task.
-    is_kept: false for a group that the filter refused. question: the task's text. taught: what its step made of it.
+    Attributes:
+        group: Number within the step, in the order of asking; rollouts of one group answer one visit to one task.
+        is_kept: False for a group that the filter refused.
+        question: The task's text.
+        taught: What its step made of it.
     """
 
     step: int
@@ -58,7 +61,10 @@ class RolloutLog:
     ) -> None:
         """Write the rollouts of a step.
 
-        dropped: groups that the filter refused. batch: what ``groups`` became; seen: of some of its rows.
+        Args:
+            dropped: Groups that the filter refused.
+            batch: What ``groups`` became.
+            seen: Of some of its rows.
         """
         taught = iter(() if batch is None else taught_rows(batch, [r for g in groups for r in g.rollouts], seen))
         numbered = enumerate([*((g, True) for g in groups), *((g, False) for g in dropped)])
@@ -89,7 +95,8 @@ class RolloutLog:
 def read_rollouts(path: Path) -> Iterator[RecordedRollout]:
     """Yield what `RolloutLog` wrote, equal to what was given to it.
 
-    Raises: DatasetError that names the file, the line and what is wrong with it.
+    Raises:
+        DatasetError: The message names the file, the line and what is wrong with it.
     """
     try:
         file = open_plain(path)

@@ -68,17 +68,24 @@ CLUSTERED = (
 class Card:
     """One session of a run: what it was started with. `run_card` fills it in.
 
-    device: as torch names it, with the processor's own name. threads: of torch; sums depend on it. precision: of
-    the network's arithmetic. reproducibility, sandbox: the level, and what it means, in words.
-    code: commit of gnomon's source and of the working directory, each with ``dirty`` when files differ from it;
-    None where there is no repository. source: SHA-256 of gnomon's own Python and C files, in a repository or not.
-    slow: what is computed by a slower way than there could be, with the factor.
-    native: what tells the functions in C, of a compiler for this processor, from any others; "" where there are none.
-    foreign_code: the user's functions that it runs. seal: shows that this user began it (`records/ownership.py`).
-    trusted_models: models whose own code may run, each with what tells that code from any other. sources: the user's
-    files that it runs, each with its SHA-256. questions: a stamp of what
-    it is trained on. settings: SHA-256 of the run's experiment, as the session found it. cluster: what it computes on
-    beside this machine, and who is let in there; "" for none.
+    Attributes:
+        device: As torch names it, with the processor's own name.
+        threads: Of torch; sums depend on it.
+        precision: Of the network's arithmetic.
+        reproducibility, sandbox: The level, and what it means, in words.
+        code: Commit of gnomon's source and of the working directory, each with ``dirty`` when files differ from it;
+            None where there is no repository.
+        source: SHA-256 of gnomon's own Python and C files, in a repository or not.
+        slow: What is computed by a slower way than there could be, with the factor.
+        native: What tells the functions in C, of a compiler for this processor, from any others; "" where there are
+            none.
+        foreign_code: The user's functions that it runs.
+        seal: Shows that this user began it (`records/ownership.py`).
+        trusted_models: Models whose own code may run, each with what tells that code from any other.
+        sources: The user's files that it runs, each with its SHA-256.
+        questions: A stamp of what it is trained on.
+        settings: SHA-256 of the run's experiment, as the session found it.
+        cluster: What it computes on beside this machine, and who is let in there; "" for none.
     """
 
     started: str
@@ -225,7 +232,7 @@ def commit_of(folder: Path) -> dict[str, Any] | None:
 
 
 def _own_commit() -> dict[str, Any] | None:
-    # An installed copy lies in somebody else's repository, untracked: that commit says nothing about it.
+    # An installed copy may lie untracked in another repository: that commit says nothing about it.
     source = Path(__file__).resolve()
     tracked = _git(source.parent, "ls-files", "--error-unmatch", source.name)
     return None if tracked is None else commit_of(source.parent)

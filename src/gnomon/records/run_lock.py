@@ -19,7 +19,7 @@ class LockOwner:
 
 
 def lock_owner(run: Path) -> LockOwner | None:
-    """Return who works on the run at ``run`` now, None when nobody does.
+    """Return who works on the run at ``run`` now, None when no process does.
 
     The kernel is asked, for a note that a process left behind says nothing of whether it lives: with a shared lock that
     is given back at once. A run that begins in that very moment tries again.

@@ -63,7 +63,7 @@ def with_aliases(values: Mapping[str, float]) -> dict[str, float]:
 
 
 class Tracker(Protocol):
-    """Somebody else's place for metrics. May raise, hang or be slow."""
+    """A tracker's place for metrics. Its methods may raise, hang or be slow."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Take the values of a step."""
@@ -196,7 +196,10 @@ class BackgroundSink:
     The run only ever puts a row into the queue. When the queue is full, rows are dropped and counted: a gap in a
     dashboard is cheaper than a slower run, and the run's own file has every row. The first failure, while opening,
     logging or finishing, ends the tracker with one warning.
-    capacity: rows that may wait. close_seconds: how long `close` waits for them.
+
+    Args:
+        capacity: Rows that may wait.
+        close_seconds: How long `close` waits for them.
     """
 
     def __init__(
@@ -242,7 +245,7 @@ class BackgroundSink:
                 tracker.log(step, values)
             tracker.finish()
         except BaseException as error:
-            # The boundary of somebody else's code, in its own thread: whatever it throws ends here.
+            # The boundary of a tracker's code, in its own thread: every exception ends here.
             if not self.is_disabled:
                 self.is_disabled = True
                 reason = f"{type(error).__name__}: {error}"
@@ -259,7 +262,8 @@ class BackgroundSink:
 def check_sinks(names: Sequence[str]) -> None:
     """Refuse trackers that are unknown or not installed, before anything is loaded.
 
-    Raises: ConfigError that names the nearest known one, or the command that installs it.
+    Raises:
+        ConfigError: The message names the nearest known one, or the command that installs it.
     """
     for name in names:
         if name not in TRACKERS:
@@ -283,9 +287,14 @@ def build_sinks(
 ) -> list[Sink]:
     """Return a sink for each named tracker, opening in the background.
 
-    directory: of the run. config: the experiment as a table. step: at which a resumed run goes on; 0 for a new one.
-    is_aliased: also write the names that TRL's and verl's dashboards expect.
-    Raises: ConfigError as `check_sinks`.
+    Args:
+        directory: Of the run.
+        config: The experiment as a table.
+        step: At which a resumed run goes on; 0 for a new one.
+        is_aliased: Also write the names that TRL's and verl's dashboards expect.
+
+    Raises:
+        ConfigError: As `check_sinks`.
     """
     check_sinks(names)
 

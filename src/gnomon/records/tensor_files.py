@@ -27,8 +27,6 @@ from gnomon.core.failpoints import reach
 from gnomon.core.types import Loan, State
 from gnomon.records.manifest import xxh3
 
-# States as files: tensors in safetensors, everything else in JSON. Nothing that could run code when it is read.
-
 _PART = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -53,7 +51,11 @@ def write_states(folder: Path, parts: Mapping[str, State]) -> dict[Path, str]:
 
 
 def read_states(folder: Path) -> dict[str, State]:
-    """Return what `write_states` wrote. Raises: CheckpointError naming the file that is none of its."""
+    """Return what `write_states` wrote.
+
+    Raises:
+        CheckpointError: The message names the file that is none of its.
+    """
     parts: dict[str, State] = {}
     for path in sorted(folder.glob("*.json")):
         try:
@@ -196,7 +198,7 @@ def _header(path: Path, tensors: list[tuple[str, Tensor | Loan]]) -> bytes:
 
 
 def _add_lent(output: _Output, loan: Loan) -> None:
-    # Block by block: whoever wants it back waits for one, not for the disk to take all of it.
+    # Block by block: the owner of the tensor waits for one block, and not for the disk to take all of it.
     for start in range(0, loan.nbytes, _BLOCK_BYTES):
         with loan.reading() as tensor:
             output.add(_bytes(tensor)[start : start + _BLOCK_BYTES])

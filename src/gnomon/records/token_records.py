@@ -1,4 +1,4 @@
-"""What a step made of each rollout that it trained on, for whoever looks at the rollouts later.
+"""Per-token records: what a step made of each rollout that it trained on.
 
 What lies in the prepared batch anyway is written for every rollout, so that it costs nothing but the writing; what the
 learner has to be asked for, for a few. Numbers are rounded: log-probabilities, entropies and values to 5 decimals,
@@ -23,10 +23,13 @@ DECIMALS = 5
 class TokenRecord:
     """What a step made of one rollout. Each list has a number a response token, or is empty where nothing is known.
 
-    advantages: after `Algorithm.prepare`; empty for a rollout that was not trained on, 0 where a token is masked.
-    proximal: log-probabilities of the learner when the step began, where an algorithm asked for them or the rollout was
-    looked at; entropy: of the learner's distribution of the token then, in nats, where it was looked at. values: of the
-    critic, before each token. baseline: the tracked value of the task, read before this visit; None without a tracker.
+    Attributes:
+        advantages: After `Algorithm.prepare`; empty for a rollout that was not trained on, 0 where a token is masked.
+        proximal: Log-probabilities of the learner when the step began, where an algorithm asked for them or the rollout
+            was looked at.
+        entropy: Of the learner's distribution of the token then, in nats, where it was looked at.
+        values: Of the critic, before each token.
+        baseline: The tracked value of the task, read before this visit; None without a tracker.
     """
 
     advantages: tuple[float, ...] = ()
@@ -49,10 +52,14 @@ def taught_rows(batch: Batch, rollouts: Sequence[Rollout], seen: TokenStats | No
     """Yield the fields of each rollout's line, in order; no field for a rollout that ``batch`` has no row of.
 
     A row belongs to the rollout with its task id and its tokens, whatever the order of rows.
-    Raises: ConfigError when a row of ``batch`` belongs to none of the rollouts.
-    seen: of some rows of it. A proximal policy that the algorithm asked for is never replaced by what was seen: it may
-    be an average of weights.
-    ``advantages`` is one number where it is the same on every trained token, as without a critic it is.
+
+    Args:
+        seen: Of some rows of it. A proximal policy that the algorithm asked for is never replaced by what was seen: it
+            may be an average of weights. ``advantages`` is one number where it is the same on every trained token, as
+            without a critic it is.
+
+    Raises:
+        ConfigError: A row of ``batch`` belongs to none of the rollouts.
     """
     found = _rows_of(batch, rollouts)
     is_trained = batch.mask.any(1).tolist()
@@ -101,7 +108,11 @@ def _looked(seen: TokenStats) -> dict[int, tuple[list[float], list[float]]]:
 
 
 def read_taught(row: Mapping[str, Any]) -> TokenRecord:
-    """Return what a line says. Raises: TypeError or ValueError for fields that `taught_rows` does not write."""
+    """Return what a line says.
+
+    Raises:
+        TypeError, ValueError: For fields that `taught_rows` does not write.
+    """
     length = len(row["response"])
     said = row.get("advantages", [])
     advantages = said if isinstance(said, list) else [said] * length

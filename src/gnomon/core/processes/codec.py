@@ -1,4 +1,4 @@
-"""What goes between the run and the processes that grade: one JSON object a line. No pickle.
+"""The codec between the run and its workers: one JSON object a line. No pickle.
 
 JSON has no tuples and only text as keys, but reasoning-gym's scorers compare tuples (rearc would call every
 right answer wrong) and look up numbers; both are therefore marked, and come back as they were.
@@ -11,7 +11,10 @@ _TUPLE, _PAIRS = "()", "{}"
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """Return ``message`` as one line. Raises: TypeError for what is no JSON value.
+    """Return ``message`` as one line.
+
+    Raises:
+        TypeError: ``message`` holds something other than JSON values and tuples.
 
     >>> decode(encode({"a": (1, {2: "b"})}))
     {'a': (1, {2: 'b'})}
@@ -20,7 +23,11 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 def decode(line: bytes) -> dict[str, Any]:
-    """Return the message on ``line``. Raises: ValueError when it is none."""
+    """Return the message on ``line``.
+
+    Raises:
+        ValueError: The line holds no message.
+    """
     message = json.loads(line, object_hook=_unmarked)
     if not isinstance(message, dict):
         raise ValueError(f"expected a message, got {line[:80]!r}")

@@ -1,4 +1,4 @@
-"""Processes that a nursery forks: asked one request at a time, and ended with all that they started."""
+"""A pool of forked workers. A worker gets one request at a time and ends together with all that it started."""
 
 import asyncio
 import contextlib
@@ -35,16 +35,23 @@ class Worker:
     numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
     async def ready(self) -> None:
-        """Wait for its first word. Raises: EOFError, or RewardError with what it could not import."""
+        """Wait until the worker has imported its code.
+
+        Raises:
+            EOFError: The worker died.
+            RewardError: The message names what the worker could not import.
+        """
         hello = await self._next()
         if hello["fault"] is not None:
             raise RewardError(str(hello["fault"]))
 
     async def ask(self, request: dict[str, Any], deadline_seconds: float) -> dict[str, Any] | None:
-        """Return its answer; None when it came past the deadline.
+        """Return the worker's answer; None for an answer that came past the deadline.
 
-        Raises: TypeError, RecursionError when the request cannot be sent, and nothing was. Hung, or OSError,
-            EOFError, ValueError when it died or spoke nonsense; then ask it nothing more.
+        Raises:
+            TypeError, RecursionError: The request cannot be encoded; nothing was sent.
+            DeadlineExceeded: The deadline passed without an answer; the worker must get no further request.
+            OSError, EOFError, ValueError: The worker died or sent no valid answer; it must get no further request.
         """
         number = f"{self.secret}-{next(self.numbers)}"
         self.writer.write(codec.encode({"id": number, **request}))
@@ -71,9 +78,11 @@ class Worker:
 
 
 class WorkerPool:
-    """The workers of one nursery, whose blocking calls are made from one thread.
+    """The workers of one fork server. One thread makes all blocking calls to the fork server.
 
-    workers: those that were forked and neither dismissed nor given up by whoever holds them.
+    Attributes:
+        fork_server: The client of the fork server.
+        workers: Workers that were forked and not yet disconnected.
     """
 
     def __init__(self, fork_server: ForkServer, name: str, start_seconds: float) -> None:
@@ -83,14 +92,20 @@ class WorkerPool:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     async def open(self) -> None:
-        """Start the nursery. Raises: RewardError with what it could not import."""
+        """Start the fork server.
+
+        Raises:
+            RewardError: The message names what could not be imported.
+        """
         await self._call(self.fork_server.open)
 
     async def fork(self) -> Worker:
         """Return a new worker that is ready.
 
-        Raises: OSError, EOFError when it died, TimeoutError when it was not ready in time, RewardError with what it
-            could not do.
+        Raises:
+            OSError, EOFError: It died.
+            TimeoutError: It was not ready in time.
+            RewardError: The message names what the worker could not import.
         """
         pid, connection = await self._call(self.fork_server.fork)
         reader, writer = await asyncio.open_connection(sock=connection, limit=LONGEST_ANSWER)
@@ -100,7 +115,7 @@ class WorkerPool:
         return worker
 
     async def dismiss(self, worker: Worker) -> None:
-        """Hang up on a worker."""
+        """Close the connection to a worker."""
         self.workers.discard(worker)
         worker.writer.close()
         with contextlib.suppress(OSError):
@@ -111,7 +126,7 @@ class WorkerPool:
         return await self._call(lambda: self.fork_server.end(worker.pid))
 
     async def close(self) -> None:
-        """Dismiss everybody and end the nursery; returns when all are gone."""
+        """Close all connections, end the fork server, and wait until all processes are gone."""
         for worker in tuple(self.workers):
             await self.dismiss(worker)
         await asyncio.shield(self._call(self.fork_server.close))

@@ -11,7 +11,9 @@ def seed_all(seed: int, purpose: str) -> None:
     Python's always; NumPy's and torch's where they are imported already, so import them at the top of a file. Then a
     sample has the same draws in whichever process, after whatever others, and again in a run that was resumed; nothing
     of them has to be kept.
-    purpose: "reward" and "environment" draw different numbers from the same seed.
+
+    Args:
+        purpose: "reward" and "environment" draw different numbers from the same seed.
 
     >>> seed_all(3, "reward"); first = random.random()
     >>> seed_all(3, "reward"); first == random.random()

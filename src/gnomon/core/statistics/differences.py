@@ -37,12 +37,17 @@ _MOST_COUNTED = 200_000_000
 class Difference:
     """The second mean minus the first, prompt by prompt.
 
-    first, second: the two means over the shared prompts. interval: 95% of the difference: those that the same test
-    would not call beyond noise, so it holds 0 whenever the difference `is_noise`.
-    p_value: how often labels swapped at random within prompts give a difference as large, two-sided; ``test`` says by
-    which test. It decides whether the difference `is_noise`; the interval says how large the difference may be.
-    spread: standard deviation of a prompt's difference. prompts: that were paired; left_out: that only one side has.
-    samples: answers a prompt on each side, in words, where they are not the same number.
+    Attributes:
+        first, second: The two means over the shared prompts.
+        interval: 95% of the difference: those that the same test would not call beyond noise, so it holds 0 whenever
+            the difference `is_noise`.
+        p_value: How often labels swapped at random within prompts give a difference as large, two-sided; ``test`` says
+            by which test. It decides whether the difference `is_noise`; the interval says how large the difference may
+            be.
+        spread: Standard deviation of a prompt's difference.
+        prompts: Number of prompts that were paired.
+        left_out: Number of prompts that only one side has.
+        samples: Answers a prompt on each side, in words, where they are not the same number.
     """
 
     mean: float
@@ -120,23 +125,28 @@ def paired_difference(
     other multiples of one step, all 2^n patterns of signs are counted out (a convolution over prompts), so the p-value
     is exact for any number of prompts. With one 0-or-1 sample a prompt this is McNemar's exact test, the binomial test
     of the prompts on which the two disagree. Other scores are counted out while 2^n <= resamples; beyond that the
-    p-value is (1 + as large) / (1 + resamples), never 0.
-    The interval is the same test turned round: the differences d that it would not reject were they taken off every
-    prompt. Its ends are percentiles of the means of random subsets of the prompts, each in or out by a coin: a pattern
-    of signs that minuses the subset M makes the sum of (gain - d) as large exactly if mean(M) <= d. The empty subset
-    has no mean and ends at what is possible at all, so with fewer than 6 prompts that is the interval.
-    limits: lowest and highest that a score can be, which says what is possible; None takes [0, 1] where all scores are
-    in it, else the lowest and highest seen.
+    p-value is (1 + as large) / (1 + resamples), never 0. The interval is the same test turned round: the differences d
+    that it would not reject were they taken off every prompt. Its ends are percentiles of the means of random subsets
+    of the prompts, each in or out by a coin: a pattern of signs that minuses the subset M makes the sum of (gain - d)
+    as large exactly if mean(M) <= d. The empty subset has no mean and ends at what is possible at all, so with fewer
+    than 6 prompts that is the interval.
+
     Differences that are all one number d have an interval of some width: with Wilson's u for 0 of n, at most a share u
     of prompts differs from what was seen, and with w = highest - lowest it is [d - u (w + d), d + u (w - d)], widened
     to 0 where the test does not reject.
+
+    Args:
+        limits: Lowest and highest that a score can be, which says what is possible; None takes [0, 1] where all scores
+            are in it, else the lowest and highest seen.
+
+    Raises:
+        ConfigError: The two differ in length, are empty, or hold a number that is not finite.
+
     Source: Fisher 1935 (randomization test); McNemar 1947, Psychometrika 12, 153-157; Phipson and Smyth 2010, arXiv
     1603.05766 (the added one); Hartigan 1969, J. Am. Stat. Assoc. 64, 1303-1317 (subset means as typical values).
 
     >>> round(paired_difference([0, 0, 0], [1, 1, 1]).p_value, 3)
     0.25
-
-    Raises: ConfigError unless both have the same length, at least 1, and are finite.
     """
     check_confidence(confidence)
     if len(first) != len(second):
@@ -167,8 +177,14 @@ def prompts_needed(mean: float, spread: float, power: float = POWER, significanc
     """Return how many prompts find a true difference of ``mean`` with the probability ``power``.
 
     n = ((z_(1 - significance / 2) + z_power) spread / mean)^2, at least 6: below that no sign-flip test reaches 5%.
-    spread: standard deviation over prompts of a prompt's difference, at the samples a prompt that it was measured with;
-    more samples make it smaller. None for a mean of 0, which no number of prompts tells from 0.
+
+    Args:
+        spread: Standard deviation over prompts of a prompt's difference, at the samples a prompt that it was measured
+            with; more samples make it smaller.
+
+    Returns:
+        The number of prompts; None for a mean of 0, which no number of prompts tells from 0.
+
     Source: the normal approximation of a paired test's power, such as Miller 2024, arXiv 2411.00640, section 5.
 
     >>> prompts_needed(0.05, 0.5)
@@ -186,12 +202,14 @@ def holm(p_values: Sequence[float]) -> list[float]:
     The i-th smallest of m (from 0) becomes the largest of (m - j) p_j over j <= i, at most 1. The chance of one false
     finding or more is then 5% at most, however the comparisons depend on each other; never less powerful than
     Bonferroni's m p.
+
+    Raises:
+        ConfigError: A value is no probability.
+
     Source: Holm 1979, Scand. J. Statist. 6, 65-70.
 
     >>> [round(p, 10) for p in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]
-
-    Raises: ConfigError for what is no probability.
     """
     if any(not 0 <= p <= 1 for p in p_values):
         raise ConfigError(f"p-values are in [0, 1], got {list(p_values)}")

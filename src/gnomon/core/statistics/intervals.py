@@ -44,7 +44,11 @@ def wilson_interval(successes: float, trials: float, confidence: float = 0.95) -
     """Return Wilson's score interval of a rate.
 
     (p + z^2/2n ± z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n). Unlike p ± z sqrt(p(1-p)/n) it has a width at 0 and at 1
-    and stays in [0, 1]. Without trials it is [0, 1]. trials: need not be whole, see `score_interval`.
+    and stays in [0, 1]. Without trials it is [0, 1].
+
+    Args:
+        trials: Number of trials; a fraction is allowed, see `score_interval`.
+
     Source: Wilson 1927, J. Am. Stat. Assoc. 22, 209-212.
 
     >>> str(wilson_interval(0, 10))
@@ -69,17 +73,19 @@ def score_interval(values: Sequence[float], confidence: float = 0.95) -> Interva
     """Return Wilson's interval of the mean of values in [0, 1], one per prompt, with their effective number.
 
     n_eff = q (1 - q) / v: as many 0-or-1 prompts would have a mean of the same variance. q and v are the mean and the
-    squared standard error of the values and two more, a 0 and a 1. Without these two a sample that happens to hold
-    none of the rare prompts says that nothing varies, which is how the bootstrap goes wrong there. n_eff is never less
-    than the number of values plus 1.
+    squared standard error of the values and two more, a 0 and a 1. Without these two a sample that happens to hold none
+    of the rare prompts says that nothing varies, which is how the bootstrap goes wrong there. n_eff is never less than
+    the number of values plus 1.
+
+    Raises:
+        ConfigError: There are no values, or one is outside [0, 1].
+
     Source: Korn and Graubard 1998, Survey Methodology 24, 193-201 (the effective sample size in an interval of a
     proportion); Agresti and Caffo 2000, Am. Stat. 54, 280-288 (one success and one failure more); their combination is
     ours, measured in docs/evaluation.md.
 
     >>> str(score_interval([0.0, 0.25, 0.5, 0.75, 1.0] * 8))
     '[0.392, 0.608]'
-
-    Raises: ConfigError without values, or when one is outside [0, 1].
     """
     listed = finite(values)
     if listed.min() < 0 or listed.max() > 1:
@@ -100,8 +106,11 @@ def bootstrap_interval(
     Deterministic: the same values, seed and resamples give the same interval. Values that are all equal give no width,
     which claims too much; few values, or rare ones, too little. Of values in [0, 1] `score_interval` is better;
     docs/evaluation.md says how often each held the true mean.
+
+    Raises:
+        ConfigError: There are no values, or one is not finite.
+
     Source: Efron and Tibshirani 1993, chapter 13.
-    Raises: ConfigError without values, or when one is not finite.
     """
     check_confidence(confidence)
     means = resampled_means(finite(values), resamples, np.random.default_rng(seed))
@@ -155,7 +164,11 @@ def percentiles(means: Floats, confidence: float) -> Interval:
 
 
 def finite(values: Sequence[float]) -> Floats:
-    """Return the values as an array. Raises: ConfigError without values, or when one is not finite."""
+    """Return the values as an array.
+
+    Raises:
+        ConfigError: There are no values, or one is not finite.
+    """
     listed = np.asarray(values, dtype=np.float64)
     if listed.ndim != 1 or len(listed) == 0 or not bool(np.isfinite(listed).all()):
         raise ConfigError(f"an interval needs a list of at least one finite number, got {list(values)[:5]}")

@@ -18,10 +18,11 @@ _DECIMALS = 12
 def avg_at_k(scores: Sequence[Sequence[float]]) -> float:
     """Return the mean over prompts of the mean over their samples; every prompt counts the same.
 
+    Raises:
+        ConfigError: There are no prompts, or a prompt has no samples.
+
     >>> avg_at_k([[1, 0], [1, 1, 1]])
     0.75
-
-    Raises: ConfigError without prompts, or for a prompt without samples.
     """
     if not scores or any(len(row) == 0 for row in scores):
         raise ConfigError("avg@k needs at least one prompt, and one sample for each prompt")
@@ -32,12 +33,14 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     """Return the chance that k of n samples, drawn without replacement, hold a correct one, c being correct.
 
     1 - C(n - c, k) / C(n, k): unbiased, where 1 - (1 - c/n)^k is too low. 1 when fewer than k are wrong.
+
+    Raises:
+        ConfigError: 0 <= c <= n or 1 <= k <= n does not hold: with fewer than k samples there is no unbiased estimate.
+
     Source: Chen et al. 2021, arXiv 2107.03374, section 2.1, eq. 1.
 
     >>> pass_at_k(16, 5, 1)
     0.3125
-
-    Raises: ConfigError unless 0 <= c <= n and 1 <= k <= n: with fewer than k samples there is no unbiased estimate.
     """
     if not (0 <= c <= n and 1 <= k <= n):
         raise ConfigError(f"pass@k needs 0 <= correct <= samples and 1 <= k <= samples, got {n=}, {c=}, {k=}")
@@ -49,24 +52,26 @@ def maj_at_k(answers: Sequence[Hashable], scores: Sequence[float], k: int | None
     """Return the score of the commonest answer among k of the n samples, on average over all choices of k.
 
     Without ``k`` all samples vote, which is the majority as one run of k = n samples shows it. Fewer than n have no
-    single majority; the mean over every choice of k is to maj@k what `pass_at_k` is to pass@k: unbiased.
-    Answers that tie share the credit: the mean of their scores, which is what drawing one of them gives on average.
-    ``None`` is no answer and has no vote; without any vote the score is 0. Equal answers that were scored differently
-    count with their mean.
+    single majority; the mean over every choice of k is to maj@k what `pass_at_k` is to pass@k: unbiased. Answers that
+    tie share the credit: the mean of their scores, which is what drawing one of them gives on average. ``None`` is no
+    answer and has no vote; without any vote the score is 0. Equal answers that were scored differently count with their
+    mean.
 
     Chosen one by one with probability p = k/n, all choices that happen to have k samples are equally likely. So the
     chance that an answer wins with j votes is the coefficient of x^(k-j) in the product, over the other answers, of
     sum_{i<j} P(i chosen) x^i + u P(j chosen) x^j, divided by the chance of k in all; u in [0, 1] is the winner's lot
     among those that tie, and the integral over u (exact by Gauss's rule, for a polynomial) is its share of the credit.
     The sum is rounded to 12 decimals, so that what is certain is 1 and not a hair less.
+
+    Raises:
+        ConfigError: The numbers of scores and answers differ, there are none, or 1 <= k <= n does not hold.
+
     Source: ours; ties as a random choice among the tied, where verl takes the first that it met.
 
     >>> maj_at_k(["4", "5", "4"], [1.0, 0.0, 1.0]), maj_at_k(["4", "5"], [1.0, 0.0])
     (1.0, 0.5)
     >>> round(maj_at_k(["4", "5", "4"], [1.0, 0.0, 1.0], 2), 12)  # of the three pairs one is unanimous, two tie
     0.666666666667
-
-    Raises: ConfigError unless there are as many scores as answers, at least one, and 1 <= k <= n.
     """
     if not answers or len(answers) != len(scores):
         raise ConfigError(f"maj@k needs one score per answer, got {len(answers)} answers and {len(scores)} scores")
