@@ -1,1 +1,1 @@
-"""Many processes, on one machine or many, behind the same protocols; the only room that knows ray."""
+"""Learners, engines and graders as actors of a Ray cluster. Only this room imports ray."""

@@ -1,7 +1,7 @@
-"""Weights by one broadcast: the learner's rank 0 sends, all processes of all engines receive, in a group that met once.
+"""Weight sync by one broadcast: the learner's rank 0 sends, and all processes of all engines receive.
 
-What lies nowhere cannot be fetched later, so what travels between run, ranks and engines beside the tensors is which
-engines there are, and afterwards the fingerprints of what was sent.
+Broadcast weights are stored nowhere and cannot be fetched later. Besides the tensors, only the list of engines and the
+fingerprints of the sent tensors travel between run, ranks and engines.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,9 +18,14 @@ from gnomon.models.transfer.fingerprint import Fingerprint
 
 @dataclass(frozen=True)
 class Receivers:
-    """Whom rank 0 sends weights to. actors: one for each engine. parts: processes of each. backend: vLLM's name of how.
+    """The engines to which rank 0 sends weights.
 
-    address: of rank 0's machine, where the group meets; whoever reaches its port there can disturb that.
+    Attributes:
+        actors: One actor per engine.
+        parts: Processes of each engine.
+        backend: vLLM's name of the transfer method.
+        address: Address of rank 0's machine, where the group meets. A process that reaches the port can disturb the
+            group.
     """
 
     actors: tuple[Any, ...]
@@ -31,30 +36,37 @@ class Receivers:
 
 @dataclass(frozen=True)
 class Sent:
-    """Weights of a version that were sent; implements `transport.stored.Stored` as far as what is gone can."""
+    """The weights of a version after a broadcast: fingerprints without stored tensors."""
 
     version: int
     prints: Mapping[str, Fingerprint]
 
     @classmethod
     def joined(cls, parts: Sequence["Sent"]) -> "Sent":
-        """Return what rank 0 says, of what all ranks say: it alone sends."""
+        """Return rank 0's result, because only rank 0 sends."""
         return parts[0]
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Raise LearnerError: they lie nowhere, and what would read them is refused before a run begins."""
+        """Raise LearnerError: broadcast weights are not stored. Such experiments are refused before a run."""
         raise LearnerError(f"the weights of version {self.version} were sent to engines, and lie nowhere else")
 
     def expected(self, held: Mapping[str, Fingerprint]) -> Mapping[str, Fingerprint]:
-        """Return the fingerprints of what was sent; an engine's are of what it received, before any cast."""
+        """Return the fingerprints of the sent tensors; an engine computes its own before any cast."""
         return self.prints
 
 
 class Broadcast:
-    """A rank's end of the group. Made in all ranks, which gather together; rank 0 tells engines what to do.
+    """One rank's end of the broadcast group. All ranks make one and gather together; rank 0 also instructs the engines.
 
-    lasting: see `vllm_transfer.meeting`. named: see `vllm_transfer.Sender`.
-    Raises: ConfigError when vLLM, or such a backend, is not here; EngineError as engines do.
+    Args:
+        receivers: The engines.
+        rank: This process's rank in the learner.
+        lasting: See `engines.vllm.transfer.rendezvous`.
+        named: See `engines.vllm.transfer.Sender`.
+
+    Raises:
+        ConfigError: If vLLM or the backend is missing.
+        EngineError: If an engine fails.
     """
 
     def __init__(
@@ -65,7 +77,7 @@ class Broadcast:
         self._end = Sender(told, [partial(self._tell, actor) for actor in receivers.actors], receivers.parts, named)
 
     def send(self, version: int) -> Sent:
-        """Let all engines answer with the weights as they are now; see `vllm_transfer.Sender.send`."""
+        """Send the current weights to all engines; see `engines.vllm.transfer.Sender.send`."""
         self._version = version
         return Sent(version, self._end.send())
 

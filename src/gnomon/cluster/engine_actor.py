@@ -1,4 +1,4 @@
-"""An engine in a process of the cluster: what runs there, and what it says to the run."""
+"""The actor that holds one engine, and the messages between the actor and the run."""
 
 import asyncio
 import itertools
@@ -22,10 +22,13 @@ from gnomon.models.transfer.fingerprint import Fingerprint
 
 @dataclass(frozen=True)
 class ActorReply:
-    """What an engine says to one call.
+    """An engine's reply to one call.
 
-    number: of the reply, as it was made: replies can overtake each other. version, beats: of the engine then.
-    fault: name and text of the error that it raised, if it did.
+    Attributes:
+        number: Replies count upward, because a later reply can arrive first.
+        version: Version of the engine's weights.
+        beats: The engine's progress count.
+        fault: Name and text of the error that the engine raised, if any.
     """
 
     value: Any
@@ -37,7 +40,14 @@ class ActorReply:
 
 @dataclass(frozen=True)
 class FetchStats:
-    """What came with one load: bytes and tensors; seconds that it took, and those of them in which it also answered."""
+    """The cost of one load.
+
+    Attributes:
+        size: Fetched bytes.
+        tensors: Fetched tensors.
+        seconds: Duration of the fetch.
+        overlapped: Seconds of the fetch during which the engine also decoded.
+    """
 
     size: int
     tensors: int
@@ -47,11 +57,14 @@ class FetchStats:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """How an engine is made.
+    """How an actor builds its engine.
 
-    make: returns it; called in the engine's own process. takes_parts: it can be given what changed alone
-    (`Snapshot.since`). threads: of arithmetic; None leaves them as they are. receives: vLLM's name of the way by which
-    the learner sends it weights; "" is that it fetches them. parts: processes that hold its model together.
+    Attributes:
+        make: Builds the engine in the actor's process.
+        takes_parts: Whether the engine accepts changed tensors alone (`Snapshot.since`).
+        threads: Torch threads; None keeps the default.
+        receives: vLLM's name of the transfer method for broadcasts; "" if the engine fetches weights.
+        parts: Processes that hold the model together.
     """
 
     make: Callable[[], Engine]
@@ -62,10 +75,11 @@ class EngineSpec:
 
 
 class EngineActor:
-    """Holds one engine, and answers for it; nothing that the engine raises is raised here.
+    """Holds one engine. Errors of the engine become replies instead of exceptions.
 
-    New weights are fetched beside whatever it answers; only when they are all here are they exchanged, between two
-    tokens.
+    The actor fetches new weights while the engine decodes. The engine exchanges its weights between two tokens, once
+        all
+    new tensors are on the machine.
     """
 
     def __init__(self, order: EngineSpec) -> None:
@@ -81,20 +95,20 @@ class EngineActor:
         self._clock = _Clock()
 
     async def open(self) -> ActorReply:
-        """Make the engine; say on which machine, in which process."""
+        """Build the engine; reply with host name and process id."""
         return await self._said(asyncio.to_thread(self._make))
 
     async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> ActorReply:
-        """Answer as `Engine.generate` does."""
+        """Reply as `Engine.generate` does."""
         with self._clock:
             return await self._said(self._here().generate(prompt, keys, sampling))
 
     async def score(self, prompt: Sequence[int], response: Sequence[int], temperature: float) -> ActorReply:
-        """Answer as `Engine.score` does."""
+        """Reply as `Engine.score` does."""
         return await self._said(self._here().score(prompt, response, temperature))
 
     async def load(self, weights: WeightsRef | Sent) -> ActorReply:
-        """Fetch what this engine lacks, exchange it, and say what that was; or what a broadcast brought."""
+        """Fetch missing tensors and load them, or confirm a broadcast; reply with `FetchStats`."""
         return await self._said(self._took(weights) if isinstance(weights, Sent) else self._load(weights))
 
     async def transfer(self, what: str, told: Mapping[str, Any], version: int) -> ActorReply:
@@ -102,11 +116,11 @@ class EngineActor:
         return await self._said(self._transfer(what, told, version))
 
     async def fingerprints(self) -> ActorReply:
-        """Answer as `Engine.fingerprints` does."""
+        """Reply as `Engine.fingerprints` does."""
         return await self._said(self._here().fingerprints())
 
     async def status(self) -> ActorReply:
-        """Say version and beats, or that a broadcast failed here, which others who wait in it cannot tell."""
+        """Reply with version and progress count, or with a failed broadcast's error."""
         return await self._said(self._state())
 
     def _make(self) -> tuple[str, int]:
@@ -134,7 +148,7 @@ class EngineActor:
             raise
         if what == FINISH:
             seconds, prints = time.perf_counter() - self._began, await engine.fingerprints()
-            # From its beginning to its end nothing is answered.
+            # The engine does not decode during a broadcast.
             self._received = FetchStats(sum(print_.nbytes for print_ in prints.values()), len(prints), seconds, 0.0)
 
     async def _took(self, sent: Sent) -> FetchStats:
@@ -153,7 +167,7 @@ class EngineActor:
             since = engine.version if is_part else None
             await engine.load(Snapshot(shelved.version, lambda: iter(brought.weights.items()), since=since))
             self._taken = {name: spot.print for name, spot in shelved.spots.items()}
-            # What somebody has stays in this machine's store.
+            # Pieces with a reference stay in this machine's object store.
             self._kept = brought.kept
             return FetchStats(brought.size, brought.tensors, seconds, min(seconds, overlapped))
 
@@ -170,7 +184,7 @@ class EngineActor:
 
 
 class _Clock:
-    """Runs while anybody is inside of it."""
+    """Measures the time during which at least one caller is inside the context."""
 
     def __init__(self) -> None:
         self._inside = 0
@@ -188,5 +202,5 @@ class _Clock:
 
     @property
     def seconds(self) -> float:
-        """Seconds so far in which somebody was inside."""
+        """Seconds with at least one caller inside."""
         return self._before + (time.perf_counter() - self._since if self._inside else 0.0)

@@ -1,4 +1,4 @@
-"""Engines that are sent weights together: watched, and ended together."""
+"""The engines of a broadcast group: watched together and ended together."""
 
 import time
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _ADVICE = "Go on from the newest checkpoint with gnomon resume"
 
 @dataclass
 class _Watched:
-    """One engine, and since when its last sign of life has been waited for."""
+    """One engine with its pending heartbeat and the time since which the heartbeat is due."""
 
     name: str
     engine: RemoteEngine
@@ -28,13 +28,14 @@ class _Watched:
 
 
 class BroadcastGroup:
-    """All engines of a run that is sent weights by a broadcast. Any thread, one at a time.
+    """All engines of a run that receives weights by broadcast. Any thread may call, one at a time.
 
-    A broadcast can be neither left nor joined: whoever dies in it leaves all others waiting. So the run asks every
-    engine once a second for a sign of life while it waits for its learner, and the first that dies, stands still or
-    fails over the weights ends the run. Nobody is started anew.
+    No process can leave or join a running broadcast, so a dead engine would block all others. While the run waits for
+    its learner, it asks every engine for a heartbeat once a second. The first engine that dies, hangs or fails in a
+    broadcast ends the run. Lost engines are not restarted.
 
-    seconds: after which an engine that gives no sign, or a publication that comes to no end, counts as dead.
+    Attributes:
+        seconds: Time limit of a heartbeat and of a broadcast.
     """
 
     def __init__(
@@ -47,9 +48,14 @@ class BroadcastGroup:
         self._looked = time.monotonic()
 
     def receivers(self, address: str) -> Receivers:
-        """Return the engines, when all are made, for a group that meets at ``address``.
+        """Wait until all engines are built, and return them.
 
-        Raises: EngineError when one died, or is not there in time; UserError as making it does.
+        Args:
+            address: Where the group meets.
+
+        Raises:
+            EngineError: If an engine dies or is not ready in time.
+            UserError: As building an engine does.
         """
         until = time.monotonic() + STARTING_SECONDS
         for one in self._watched:
@@ -63,17 +69,21 @@ class BroadcastGroup:
         return Receivers(actors, (self._order.parts,) * len(actors), self._order.receives, address)
 
     def begin(self, is_publication: bool) -> None:
-        """Take note of what the learner is asked from now on, and whether engines must receive for it to end."""
+        """Record a new request to the learner, and whether the request needs the engines to receive weights."""
         self._began = time.monotonic() if is_publication else None
         self._looked = time.monotonic()
 
     def look(self) -> None:
-        """See whether all engines work, and a publication is not overdue. Raises: EngineError."""
+        """Check heartbeats and the running broadcast.
+
+        Raises:
+            EngineError: If an engine is lost or the broadcast is overdue.
+        """
         if not self._is_made:
             return
         now = time.monotonic()
         if now - self._looked > _PAUSED_SECONDS:
-            # The run itself stood still.
+            # The run itself was paused, so no engine is late.
             for one in self._watched:
                 one.asked = now
         for one in self._watched:
@@ -96,7 +106,12 @@ class BroadcastGroup:
             raise EngineError(f"{self._lost(one)} stood still for {self._seconds:g} s (engine.timeout_seconds)")
 
     def _heard(self, one: _Watched, reference: Any, seconds: float) -> None:
-        """Wait for a reply. Raises: EngineError when the engine is gone, or says that it failed; TimeoutError."""
+        """Wait for a reply.
+
+        Raises:
+            EngineError: If the engine is gone or reports a failure.
+            TimeoutError: If there is no reply in time.
+        """
         from ray.exceptions import RayError
 
         try:

@@ -1,4 +1,4 @@
-"""Engines in a cluster: actors that the run asks as it asks engines of its own; lost ones are started anew."""
+"""Engines in a cluster: actors behind the `Engine` protocol, restarted when lost."""
 
 import asyncio
 import time
@@ -19,41 +19,45 @@ from gnomon.engines.pool import EnginePool
 from gnomon.models.transfer.fingerprint import Fingerprint
 
 STARTING_SECONDS = 600.0
-"""How long an engine may load its model before it counts as dead."""
+"""Time limit for loading a model."""
 RETURNS = 3
-"""How often an engine is started anew in one run; a place where it dies again and again is no good."""
+"""Restarts of one engine in a run; a place where an engine dies again and again is broken."""
 _PAUSE_SECONDS = 2.0
 _LOOK_SECONDS = 1.0
 _LOOKS = 8
 
 
 class Actors(Protocol):
-    """What engines and graders need of a cluster; see `cluster.ray.Cluster`. Any thread."""
+    """What engines and graders need of a cluster; see `cluster.ray.Cluster`. Any thread may call."""
 
     @property
     def fault(self) -> str:
-        """What became of the cluster; "" while it is there."""
+        """Why the cluster is gone; "" while it is there."""
         ...
 
     def actor(self, place: int, kind: type, *arguments: Any) -> Any:
-        """Return an actor in a place, at once; it is made meanwhile."""
+        """Start an actor in a place and return at once."""
         ...
 
     def end(self, actor: Any) -> None:
-        """Kill it, if it lives."""
+        """Kill the actor, if it lives."""
         ...
 
 
 class RemoteEngine:
-    """An engine in another process, on any machine of the cluster; implements `Engine`.
+    """An engine in another process of the cluster; implements `Engine`.
 
-    Its actor is made while the caller goes on; the first call waits for that. While anything is asked of it, it is
-    asked once a second whether it drew something. An actor that dies, with its machine or alone, fails its callers as
-    soon as the cluster knows: at once on a machine that lives, after Ray's health checks on one that is silent.
+    The caller continues while the actor is built; the first call waits. During calls, the engine is asked for its
+    progress once a second. When an actor dies, its callers fail as soon as the cluster knows: at once on a live
+    machine, after Ray's health checks on a silent one.
 
-    actor, opened: the actor, and what it says once it has made the engine.
-    actors: where it is made, at ``place``. stock: puts weights where it fetches them. fetched: is told what came with
-    each load. look_seconds: between two questions whether it works.
+    Args:
+        actors: The cluster.
+        place: Index of the resource bundle.
+        order: How the actor builds the engine.
+        stock: Puts weights where the engine fetches them.
+        fetched: Receives the cost of each load.
+        look_seconds: Seconds between two progress questions.
     """
 
     def __init__(
@@ -81,30 +85,37 @@ class RemoteEngine:
 
     @property
     def beats(self) -> int:
-        """What the engine last said of its beats, and before that seconds in which it was being made."""
+        """The engine's last progress count plus the seconds in which the engine was built."""
         return self._ticks + self._beats
 
     async def ready(self) -> None:
-        """Wait until the engine is made. Raises: EngineError when it died; UserError as making it does."""
+        """Wait until the engine is built.
+
+        Raises:
+            EngineError: If the actor died.
+            UserError: As building the engine does.
+        """
         await self._call(None)
 
     async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
-        """Return one completion per key, in the order of ``keys``; a caller that is cancelled frees its rows there.
+        """Return one completion per key, in the order of ``keys``. Cancelling the caller frees the engine's rows.
 
-        Raises: EngineError when it died, its machine is gone, or it fails; ConfigError as the engine does.
+        Raises:
+            EngineError: If the actor or its machine is gone, or the engine fails.
+            ConfigError: As the engine does.
         """
         done: list[Completion] = await self._call(self.actor.generate, tuple(prompt), tuple(keys), sampling)
         return done
 
     async def score(self, prompt: Sequence[int], response: Sequence[int], temperature: float) -> list[float]:
-        """Return the log-probability of each token of ``response``; see `Engine`. Raises: as `generate` does."""
+        """Return the log-probability of each token of ``response``, in nats; raises as `generate` does."""
         scores: list[float] = await self._call(self.actor.score, tuple(prompt), tuple(response), temperature)
         return scores
 
     async def load(self, snapshot: Snapshot) -> None:
-        """Answer with these weights from now on; it fetches what it lacks, and answers meanwhile.
+        """Load the snapshot. The engine fetches missing tensors and decodes meanwhile.
 
-        Weights that a broadcast brought are there already, and it only says so. Raises: as `generate` does.
+        After a broadcast the engine has the weights already and only confirms the version. Raises as `generate` does.
         """
         self._check_open()
         shelved = await elsewhere(lambda: self._stock.of(snapshot))
@@ -112,7 +123,7 @@ class RemoteEngine:
             self._fetched(await self._call(self.actor.load, shelved))
 
     async def fingerprints(self) -> Mapping[str, Fingerprint] | None:
-        """Return the fingerprints of the weights that answer there; see `Engine`. Raises: as `generate` does."""
+        """Return the fingerprints of the engine's weights; see `Engine`. Raises as `generate` does."""
         held: Mapping[str, Fingerprint] | None = await self._call(self.actor.fingerprints)
         return held
 
@@ -123,7 +134,7 @@ class RemoteEngine:
             await asyncio.to_thread(self._actors.end, self.actor)
 
     async def _call(self, method: Any, *arguments: Any) -> Any:
-        """Return what the actor answers, once it is open; listen for its beats until then."""
+        """Return the actor's answer once the actor is open; ask for progress until then."""
         self._check_open()
         if self._calls == 0:
             self._gone = asyncio.get_running_loop().create_future()
@@ -139,7 +150,7 @@ class RemoteEngine:
                 self._listening.cancel()
 
     async def _answer(self, ref: Any, is_ours: bool = True) -> Any:
-        """Return the value of a reply. is_ours: nobody else waits for it, so that it ends with its caller."""
+        """Return the value of a reply. If ``is_ours``, cancelling the caller cancels the remote call."""
         import ray
 
         assert self._gone is not None, "made with the first call"
@@ -166,14 +177,14 @@ class RemoteEngine:
         return reply.value
 
     async def _listen(self, gone: "asyncio.Future[None]") -> None:
-        """Ask it for its beats now and then; what is wrong with it, its callers are told themselves."""
+        """Ask for the progress count now and then; errors go to the callers instead."""
         while True:
             await asyncio.sleep(self._look_seconds)
             if self._actors.fault:
                 gone.set_result(None)
                 return
             if self.home is None:
-                # All that can be known of one that is being made: its process was not found to be dead.
+                # An engine that is being built has no count; its process is not known to be dead.
                 self._ticks += time.monotonic() < self._until
                 continue
             try:
@@ -183,7 +194,7 @@ class RemoteEngine:
 
     @property
     def where(self) -> str:
-        """Which process it is, in words."""
+        """The engine's process, for messages."""
         return "its process" if self.home is None else "process {1} on {0}".format(*self.home)
 
     def _check_open(self) -> None:
@@ -193,7 +204,7 @@ class RemoteEngine:
 
 @dataclass
 class Tally:
-    """What engines were sent, and how much of it while they answered."""
+    """The cost of all loads since the last call of `take`."""
 
     size: int = 0
     tensors: int = 0
@@ -208,7 +219,7 @@ class Tally:
         self.overlapped += fetched.overlapped
 
     def take(self) -> Metrics:
-        """Return what was counted since the last call, over all engines."""
+        """Return the metrics since the last call, over all engines, and reset them."""
         taken = Metrics.of(
             {
                 "weights/sent_bytes": Sum(self.size),
@@ -222,7 +233,7 @@ class Tally:
 
 
 class RemoteEngines:
-    """The engines of a run: started in their places, and anew when they were lost."""
+    """Starts and restarts the engines of a run in their places."""
 
     def __init__(self, actors: Actors, places: Mapping[str, int], order: EngineSpec, timeout_seconds: float) -> None:
         self.tally = Tally()
@@ -232,14 +243,16 @@ class RemoteEngines:
         self._returns = dict.fromkeys(places, 0)
 
     def start(self, name: str) -> RemoteEngine:
-        """Return the engine of that name, which is being made."""
+        """Start the engine of that name and return at once."""
         place = self._places[name]
         return RemoteEngine(self._actors, place, self._order, self._stock, self.tally.add, self._look_seconds)
 
     async def again(self, name: str) -> Engine:
-        """Return another engine of that name, made.
+        """Restart the engine of that name and wait until it is ready.
 
-        Raises: EngineError when it was started too often; UserError when it cannot be made; as `Actors.actor`.
+        Raises:
+            EngineError: If the engine was restarted three times, or the cluster is gone.
+            UserError: If the engine cannot be built.
         """
         cause = "it was lost again each time"
         while self._returns[name] < RETURNS:
@@ -269,10 +282,18 @@ def serve_remotely(
     vocabulary_size: int | None,
     warn: Callable[[str], None],
 ) -> tuple[EnginePool, Callable[[], Metrics], Mapping[str, RemoteEngine]]:
-    """Return engines at ``places`` behind one protocol, what measures the weights that they are sent, and each by name.
+    """Start the engines of a run.
 
-    order: how each is made; one that says how all are sent weights together binds them to each other, and nobody who is
-    lost returns. timeout_seconds, vocabulary_size, warn: as `EnginePool` has them.
+    Args:
+        actors: The cluster.
+        places: Engine names to indices of resource bundles.
+        order: How an engine is built. If engines receive broadcasts, they are bound together and never restarted.
+        timeout_seconds: As in `EnginePool`.
+        vocabulary_size: As in `EnginePool`.
+        warn: As in `EnginePool`.
+
+    Returns:
+        The pool, the metrics of weight transfers, and the engines by name.
     """
     engines = RemoteEngines(actors, places, order, timeout_seconds)
     started = {name: engines.start(name) for name in places}
@@ -282,5 +303,5 @@ def serve_remotely(
 
 
 def error_of(kind: str, said: str) -> Exception:
-    """Return the error of that name, as it was raised in another process."""
+    """Rebuild an error that another process raised, from its name and text."""
     return named(kind, said) or EngineError(f"{kind}: {said}")

@@ -23,23 +23,26 @@ from gnomon.rewards.grading import Grading, from_json, to_json
 from gnomon.rewards.grading_worker import from_sample, to_sample
 
 RETURNS = 3
-"""How often a grader is started anew in one run."""
+"""Restarts of one grader in a run."""
 TRIES = 3
-"""Graders that may die over one sample; it is an error then, as it may be what they died of."""
+"""After so many graders have died while grading a sample, the sample is an error: it may have killed them."""
 _LOOK_SECONDS = 10.0
 _SILENT_SECONDS = 20.0
 _STARTING_SECONDS = 120.0
 
 Said = tuple[Any, tuple[str, str] | None]
-"""What an actor returns: a value, and the name and text of the error that it has instead."""
+"""An actor's reply: a value, or the name and text of an error."""
 
 
 @dataclass(frozen=True)
 class GraderSpec:
-    """What a grader is made of.
+    """How an actor builds its grading pool.
 
-    grading: as text. folder: the run's working directory. search: its path for imports. environment: those variables of
-    the run that ``limits`` lets rewards read.
+    Attributes:
+        grading: The rewards, as JSON.
+        folder: The run's working directory.
+        search: The run's import path.
+        environment: The run's variables that ``limits`` lets rewards read.
     """
 
     grading: str
@@ -50,16 +53,17 @@ class GraderSpec:
 
     @classmethod
     def of(cls, grading: Grading, limits: Limits) -> "GraderSpec":
-        """Return the order for this grading, with folder, path and environment of this process."""
+        """Return the spec for this grading, with directory, import path and environment of this process."""
         environment = {name: os.environ[name] for name in limits.environment if name in os.environ}
         return cls(to_json(grading), limits, os.getcwd(), tuple(p for p in sys.path if p), environment)
 
 
 class GraderActor:
-    """Holds a `GradingPool` in a process of the cluster; nothing that it raises is raised here.
+    """Holds a `GradingPool`. Errors become replies instead of exceptions.
 
-    Rewards are imported, and their sandbox is tried out, on this machine. Files of the user are found under the same
-    paths as on the machine of the run; relative ones from the same working directory, where there is one.
+    The actor imports the rewards and tests their sandbox on its own machine. The user's files must have the same paths
+        as
+    on the run's machine; relative paths start at the same working directory, if it exists.
     """
 
     def __init__(self, order: GraderSpec) -> None:
@@ -67,7 +71,7 @@ class GraderActor:
         self._pool: GradingPool | None = None
 
     async def open(self) -> Said:
-        """Import the rewards and fork the workers; say on which machine, in which process."""
+        """Import the rewards and fork the workers; reply with host name and process id."""
         order, home = self._order, (socket.gethostname(), os.getpid())
         os.environ.update(order.environment)
         if Path(order.folder).is_dir():
@@ -82,7 +86,7 @@ class GraderActor:
         return home, None
 
     async def grade(self, sample: bytes) -> Said:
-        """Return the grade of a sample, one line of `verifiers.wire`."""
+        """Return the grade of one sample, encoded by `core.processes.codec`."""
         assert self._pool is not None, "it is opened first"
         try:
             return await self._pool.grade(to_sample(codec.decode(sample))), None
@@ -90,7 +94,7 @@ class GraderActor:
             return None, (type(error).__name__, str(error))
 
     async def grade_together(self, samples: bytes) -> Said:
-        """Return the grades of all answers to a question, one line of `verifiers.wire`."""
+        """Return the grades of all responses to one prompt, encoded by `core.processes.codec`."""
         assert self._pool is not None, "it is opened first"
         try:
             listed = [to_sample(fields) for fields in codec.decode(samples)["samples"]]
@@ -99,15 +103,19 @@ class GraderActor:
             return None, (type(error).__name__, str(error))
 
     async def status(self) -> None:
-        """Show that it answers."""
+        """Heartbeat."""
 
 
 @dataclass(eq=False)
 class GraderHandle:
-    """One grader. busy: samples on their way. cause: why nothing is asked of it, None while it works.
+    """One grader.
 
-    home: its machine and the number of its process. returns: how often it was started anew. is_out: whether it will not
-    come back.
+    Attributes:
+        home: Host name and process id.
+        busy: Samples in flight.
+        cause: Why the grader gets no samples; None while it works.
+        returns: Restarts so far.
+        is_out: Whether the grader will not be restarted again.
     """
 
     place: int
@@ -120,13 +128,17 @@ class GraderHandle:
 
 
 class Graders:
-    """Grades samples on a cluster, whoever has fewest on their way first; what `GradingPool` is on one machine.
+    """Grade samples on a cluster, with the interface of `GradingPool`; the grader with the fewest samples is next.
 
-    A grader that dies, or for 20 s says not even that it lives, costs no sample: what it had is judged by another, and
-    it is started anew in its place, three times in a run. A sample over which three graders died is an error.
+    A grader that dies, or gives no heartbeat for 20 s, loses no sample: another grader takes its samples, and the
+    grader is restarted in its place, three times in a run. A sample over which three graders died is an error.
 
-    places: of the graders. warn: is told of each that is lost, and when none comes after it, in one line.
-    desks: one for each place.
+    Args:
+        actors: The cluster.
+        places: Indices of the resource bundles.
+        grading: The rewards.
+        limits: Limits of the worker processes.
+        warn: Receives one line for each lost grader, and one if no restart is left.
     """
 
     def __init__(
@@ -141,10 +153,11 @@ class Graders:
         self._is_closed = False
 
     async def start(self) -> None:
-        """Start all, and wait until each has imported the rewards.
+        """Start all graders and wait until each has imported the rewards.
 
-        Raises: RewardError when a reward cannot be used on a machine of the cluster, which it names; GradingError when
-            no grader can be started.
+        Raises:
+            RewardError: If a reward does not work on a machine of the cluster.
+            GradingError: If no grader starts.
         """
         try:
             await asyncio.gather(*(self._begin(desk) for desk in self.desks))
@@ -173,20 +186,21 @@ class Graders:
         await self.close()
 
     async def grade(self, sample: Sample) -> Grade:
-        """Return a reward or an error; never raises for a bad sample.
+        """Return a reward or an error; a bad sample never raises.
 
-        Raises: GradingError naming each grader and its cause when none is left, or after `close`.
+        Raises:
+            GradingError: If no grader is left, with each grader's cause; or after `close`.
         """
         found = await self._graded("grade", from_sample(sample))
         return found if isinstance(found, Grade) else Grade(None, error=found)
 
     async def grade_together(self, samples: Sequence[Sample]) -> list[Grade]:
-        """Return the grades of all answers to one question. Raises: as `grade`."""
+        """Return the grades of all responses to one prompt. Raises as `grade` does."""
         found = await self._graded("grade_together", {"samples": [from_sample(sample) for sample in samples]})
         return [Grade(None, error=found)] * len(samples) if isinstance(found, str) else list(found)
 
     async def _graded(self, method: str, message: dict[str, Any]) -> Any:
-        """Return what a grader says to a message, or in words why none does."""
+        """Return a grader's value for a message, or the reason why there is none."""
         try:
             line = codec.encode(message)
         except (TypeError, RecursionError) as error:
@@ -201,7 +215,7 @@ class Graders:
         return f"{TRIES} graders died while they judged it: {cause}"
 
     async def _free(self) -> GraderHandle:
-        """Return the grader with least to do; wait for one that is being started when there is no other."""
+        """Return the grader with the fewest samples; if none works, wait for a restart."""
         while True:
             self._check()
             working = [desk for desk in self.desks if desk.cause is None]
@@ -211,7 +225,7 @@ class Graders:
             await self._changed.wait()
 
     async def _ask(self, desk: GraderHandle, line: bytes, method: str) -> Any:
-        """Return what a grader says. Raises: _Gone when it died; as the grader raises it."""
+        """Return a grader's value. Raises _Gone if the grader died, and the grader's own errors."""
         actor = desk.actor
         desk.busy += 1
         asked = awaited(getattr(actor, method).remote(line))
@@ -232,7 +246,7 @@ class Graders:
             asked.cancel()
 
     async def _look(self, desk: GraderHandle) -> None:
-        """Ask a grader whether it answers at all. Raises: _Gone when it does not; GradingError without a cluster."""
+        """Ask a grader for a heartbeat. Raises _Gone without one, and GradingError without a cluster."""
         self._check()
         try:
             await asyncio.wait_for(_answer(awaited(desk.actor.status.remote())), _SILENT_SECONDS)
@@ -240,7 +254,7 @@ class Graders:
             raise _Gone(f"it answered nothing for {_SILENT_SECONDS:g} s") from None
 
     def _lose(self, desk: GraderHandle, actor: Any, cause: str) -> None:
-        """Have another grader started in the place of one that is gone, once."""
+        """Start a replacement for a lost grader, once."""
         if desk.actor is not actor or self._is_closed:
             return
         desk.actor, desk.cause = None, cause
@@ -250,7 +264,7 @@ class Graders:
         task.add_done_callback(self._replacements.discard)
 
     def _heir(self, lost: GraderHandle) -> str:
-        """Return who judges what a grader had that is lost."""
+        """Say which grader takes the samples of a lost one."""
         working = sum(desk.cause is None for desk in self.desks)
         if working:
             return f"what it had is judged by {'the other one' if working == 1 else 'the others'}"
@@ -259,14 +273,14 @@ class Graders:
         return "no other one works at the moment"
 
     async def _begin(self, desk: GraderHandle) -> None:
-        """Start a grader for the first time. Raises: UserError when the rewards cannot be used there."""
+        """Start a grader for the first time. Raises UserError if the rewards do not work on its machine."""
         try:
             await self._spawn(desk)
         except _Gone as gone:
             self._lose(desk, desk.actor, str(gone))
 
     async def _replace_worker(self, desk: GraderHandle, actor: Any) -> None:
-        """Start graders in the place of ``actor`` until one works, or as often as is allowed."""
+        """Restart a grader until one works or no restart is left."""
         while desk.returns < RETURNS and not self._actors.fault:
             await asyncio.to_thread(self._actors.end, actor)
             desk.returns += 1
@@ -283,9 +297,11 @@ class Graders:
         self._warn(f"the grader at place {desk.place} does not come back: {desk.cause}")
 
     async def _spawn(self, desk: GraderHandle) -> None:
-        """Start a grader at a desk, and wait until it works.
+        """Start a grader and wait until it works.
 
-        Raises: UserError when the rewards cannot be used there; _Gone when it dies, or cannot start its workers.
+        Raises:
+            UserError: If the rewards do not work on its machine.
+            _Gone: If the actor dies or cannot start its workers.
         """
         desk.actor = await asyncio.to_thread(self._actors.actor, desk.place, GraderActor, self._order)
         try:
@@ -307,11 +323,11 @@ class Graders:
 
 
 class _Gone(Exception):
-    """The grader died; ask another one."""
+    """The grader died; another grader takes the sample."""
 
 
 async def _answer(asked: "asyncio.Future[Any]") -> Any:
-    """Return what was asked of an actor. Raises: _Gone when it is dead."""
+    """Wait for an actor's reply. Raises _Gone if the actor is dead."""
     import ray
 
     try:

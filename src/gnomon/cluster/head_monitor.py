@@ -1,4 +1,4 @@
-"""Whether the head of a cluster is still there, found out by asking: Ray's own answer is to end the program."""
+"""Detect that a cluster's head is gone. Ray itself would end the program."""
 
 import contextlib
 import socket
@@ -14,10 +14,16 @@ _ASK_SECONDS = 5.0
 
 
 class HeadMonitor:
-    """Two threads: one knocks at the head's port, the other asks it something and may never hear an answer.
+    """Two threads: one connects to the head's port, the other asks the head a question that may never be answered.
 
-    address: "HOST:PORT". ask: blocks until the head has answered. fault: "" while all is well; otherwise one line.
-    A head whose port is closed is gone after 6 s; one that takes connections and does not answer, after 30 s.
+    A head with a closed port counts as gone after 6 s; a head that accepts connections without answering, after 30 s.
+
+    Attributes:
+        fault: One line if the head is gone, otherwise "".
+
+    Args:
+        address: "HOST:PORT" of the head.
+        ask: Blocks until the head has answered.
     """
 
     def __init__(self, address: str, ask: Callable[[], object]) -> None:
@@ -29,7 +35,7 @@ class HeadMonitor:
             threading.Thread(target=work, name="gnomon-watch", daemon=True).start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop monitoring."""
         self._is_over.set()
 
     def _knock(self) -> None:
@@ -44,7 +50,7 @@ class HeadMonitor:
                 why = f"it cannot be reached: {error.strerror or error}"
             now = time.monotonic()
             if now - looked > _PAUSE + _KNOCK_SECONDS + 1.0:
-                # This program itself stood still, so it heard nothing from anybody.
+                # This program itself was paused, so missing answers say nothing about the head.
                 self._open = self._answered = now
             looked = now
             if now - self._open > _CLOSED_SECONDS:

@@ -1,4 +1,4 @@
-"""What a run needs of a Ray cluster, for the room that trains: that room knows this module by its name only."""
+"""What a run needs of a Ray cluster. `training` imports this module by name, and only for a run on a cluster."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -33,40 +33,53 @@ class OpenCluster:
 
     @property
     def said(self) -> str:
-        """What the run card says of the cluster."""
+        """The run card's entry about the cluster."""
         return self.cluster.said
 
     @property
     def stateless(self) -> Mapping[type, str]:
-        """Kinds of objects that are in no checkpoint, each with the reason."""
+        """Types that checkpoints do not save, each with the reason."""
         return {Graders: "judge each answer by itself", Cluster: "is where others compute", OpenCluster: "is a cluster"}
 
     def graders(self, grading: Grading, limits: Limits, warn: Warn) -> Graders:
-        """Return what judges answers, in actors of the cluster."""
+        """Return graders in actors of the cluster."""
         return Graders(self.cluster, self.cluster.of("grader"), grading, limits, warn)
 
     def workers(self, resolved: Resolved, warn: Warn, waiting: Path | None) -> Workers:
-        """Return learner and engines on the cluster, started. Raises: UserError as loading does; LearnerError."""
+        """Start learner and engines on the cluster.
+
+        Raises:
+            UserError: As loading does.
+            LearnerError: If a rank of the learner cannot start.
+        """
         return _workers(resolved, self.cluster, warn, waiting)
 
     def close(self) -> None:
-        """Give back what the run took."""
+        """Give back the run's resources."""
         self.cluster.close()
 
 
 def open_cluster(resolved: Resolved, warn: Warn) -> OpenCluster:
-    """Return the cluster that the experiment asks for, with room on it. Raises: ConfigError."""
+    """Open the experiment's cluster and reserve its resources.
+
+    Raises:
+        ConfigError: If the cluster cannot be reached or has no room.
+    """
     return OpenCluster(Cluster.open(resolved.experiment.cluster, places_of(resolved), warn))
 
 
 def check(resolved: Resolved) -> None:
-    """Refuse a cluster that cannot be had, before anything is loaded. Raises: ConfigError."""
+    """Refuse an impossible cluster before anything is loaded.
+
+    Raises:
+        ConfigError: As `check_cluster` does.
+    """
     gpus = torch.cuda.device_count() if resolved.device.type == "cuda" else 0
     check_cluster(resolved.experiment.cluster, places_of(resolved), gpus)
 
 
 def places_of(resolved: Resolved) -> list[ResourceBundle]:
-    """Return what a run takes of a cluster: for each learner, engine and grader an actor."""
+    """Return the resource bundles of a run: one for each learner rank, engine and grader."""
     experiment = resolved.experiment
     gpus, plan = 1.0 if resolved.device.type == "cuda" else 0.0, experiment.engine
     learners = [ResourceBundle("learner", gpus=gpus)] * experiment.learner.processes
@@ -84,7 +97,7 @@ def _workers(resolved: Resolved, cluster: Cluster, warn: Warn, waiting: Path | N
     device = resolved.device.type
     model, plan = outline(experiment.model, experiment.trust_remote_code), experiment.engine
     rounding = Rounding(plan.rounding, {} if plan.rounding == "none" else input_axes(model))
-    # While the learner loads its model, so do the engines.
+    # The engines load their models while the learner loads its own.
     order = EngineSpec(
         partial(engine_there, replace(experiment, device=device)),
         takes_parts=plan.kind == "local",
@@ -106,7 +119,7 @@ def _workers(resolved: Resolved, cluster: Cluster, warn: Warn, waiting: Path | N
         except BaseException:
             distributed.close()
             raise
-    # What is put where engines find it was rounded and merged there.
+    # Rounding and merging happened before the weights were put into the store.
     is_other = plan.rounding != "none" or experiment.lora is not None
     return Workers(distributed, engine, _as_it_is if is_other else None, measured, distributed.watch)
 

@@ -1,4 +1,4 @@
-"""A Ray cluster that others started: how it is reached, and whether it asks who comes."""
+"""Join a Ray cluster that somebody else started, and check whether the cluster requires a key."""
 
 import logging
 import socket
@@ -9,26 +9,28 @@ from typing import Any
 from gnomon.core.errors import ConfigError
 from gnomon.core.sections import ClusterPlan
 
-# Whether a Ray cluster asks who comes, found out by asking it something with a key and without.
-
 _CLIENT = "ray://"
 _ASK_SECONDS = 5.0
-# What a head and a Ray Client server are asked, each with its message: of the second ClusterInfoType.PING, the only
-# one that it answers to somebody who has not joined.
+# Methods and messages for a head and for a Ray Client server. The server's message is ClusterInfoType.PING, the only
+# one that the server answers before a client has joined.
 _HEAD = "/ray.rpc.NodeInfoGcsService/CheckAlive", b""
 _SERVER = "/ray.rpc.RayletDriver/ClusterInfo", b"\x08\x06"
 _SHOWN = "RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"
 
 
 def check_key(address: str, key: str, called: str = "") -> None:
-    """Refuse a cluster that a key does not fit, in words; Ray's own are of its sockets, half a minute later.
+    """Refuse a cluster that does not accept this run's key. Ray's own message would come half a minute later.
 
-    A key that nobody asks for is refused as well: whoever shows it takes the cluster for closed, and programs there,
-    which have none, are not let in here, so that they end without a word.
+    A key that the cluster does not require is refused as well: a run with a key takes the cluster for closed, and
+    programs on the cluster, which have no key, could not reach the run and would end without a message.
 
-    address: "HOST:PORT" of a head, or "ray://HOST:PORT". key: as `own_key` returns it, "" for none. called: how the
-    address was asked for, where that is another word.
-    Raises: ConfigError.
+    Args:
+        address: "HOST:PORT" of a head, or "ray://HOST:PORT".
+        key: As `own_key` returns it, "" for none.
+        called: The user's word for the address, if different.
+
+    Raises:
+        ConfigError: If the key does not fit.
     """
     said = f"cluster.address = '{called or address}'"
     if lets_in(address, key) is False:
@@ -43,7 +45,7 @@ def check_key(address: str, key: str, called: str = "") -> None:
 
 
 def lets_in(address: str, key: str = "") -> bool | None:
-    """Return whether what listens there answers someone with this key, "" for none; None where it does not say."""
+    """Return whether the server at ``address`` accepts this key ("" for none); None if the server does not say."""
     import grpc
 
     method, asked = _SERVER if address.startswith(_CLIENT) else _HEAD
@@ -57,7 +59,7 @@ def lets_in(address: str, key: str = "") -> bool | None:
 
 
 def own_key() -> str:
-    """Return what this program says to Ray's servers to be let in, "" where it says nothing."""
+    """Return the authorization header that this program sends to Ray's servers; "" for none."""
     from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
 
     return str(next(iter(get_auth_headers_if_auth_enabled({}).values()), ""))
@@ -72,9 +74,14 @@ _START = (
 
 
 def knock(address: str, called: str = "") -> None:
-    """Raise ConfigError when nobody listens at "HOST:PORT" or "ray://HOST:PORT".
+    """Check that a server listens at "HOST:PORT" or "ray://HOST:PORT".
 
-    called: how the address was asked for, where that is another word.
+    Args:
+        address: The address.
+        called: The user's word for the address, if different.
+
+    Raises:
+        ConfigError: If no server listens.
     """
     host, _, port = address.removeprefix(CLIENT).rpartition(":")
     try:
@@ -87,9 +94,10 @@ def knock(address: str, called: str = "") -> None:
 
 
 def _found_here() -> str:
-    """Return the "HOST:PORT" that "auto" stands for; "" where it is no such address.
+    """Return the "HOST:PORT" that "auto" stands for; "" if it is no such address.
 
-    Raises: ConfigError when there is no cluster, or it is gone: Ray would wait for that one.
+    Raises:
+        ConfigError: If there is no cluster, or the recorded one is gone. Ray itself would wait.
     """
     from ray._private.services import get_ray_address_from_environment
 
@@ -104,9 +112,10 @@ def _found_here() -> str:
 
 
 def join(ray: Any, plan: ClusterPlan, warn: Callable[[str], None]) -> None:
-    """Connect to a cluster. Its key is where Ray looks: RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, or ~/.ray/auth_token.
+    """Connect to a cluster. Ray reads the key from RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, or ~/.ray/auth_token.
 
-    Raises: ConfigError when it is not there, does not let us in, or no node of it is this machine.
+    Raises:
+        ConfigError: If there is no cluster, the key does not fit, or this machine is not one of its nodes.
     """
     from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
@@ -125,7 +134,7 @@ def join(ray: Any, plan: ClusterPlan, warn: Callable[[str], None]) -> None:
         except Exception as error:
             fault.append(error)
 
-    # In a thread, for Ray would take the signals of the main one; and it may wait for longer than we do.
+    # In a thread, because Ray would replace the main thread's signal handlers and may wait longer than our limit.
     connecting = threading.Thread(target=connect, name="gnomon-ray", daemon=True)
     connecting.start()
     connecting.join(plan.start_seconds)
@@ -143,14 +152,14 @@ def join(ray: Any, plan: ClusterPlan, warn: Callable[[str], None]) -> None:
 
 
 def is_guarded() -> bool:
-    """Whether this program shows a key to the cluster."""
+    """Whether this program sends a key to the cluster."""
     from ray._private.authentication.authentication_utils import is_token_auth_enabled
 
     return bool(is_token_auth_enabled())
 
 
 def head_of(ray: Any, address: str) -> str:
-    """Return "HOST:PORT" at which a cluster can be watched from here."""
+    """Return the "HOST:PORT" at which this machine can monitor the cluster's head."""
     return address.removeprefix(CLIENT) if address.startswith(CLIENT) else ray.get_runtime_context().gcs_address
 
 

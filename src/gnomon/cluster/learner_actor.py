@@ -1,4 +1,4 @@
-"""The actor in which one rank of a learner lives, on whatever machine of a cluster."""
+"""The actor of one rank of the learner."""
 
 import os
 import platform
@@ -34,9 +34,14 @@ _PACKAGES = ("gnomon", "torch", "transformers")
 
 @dataclass(frozen=True)
 class ActorLocation:
-    """Where an actor is. node: Ray's name of the machine. address: of it. versions: of what computes there.
+    """Where an actor runs.
 
-    log: the file on that machine with what it writes on standard error; "" where Ray does not say.
+    Attributes:
+        node: Ray's id of the machine.
+        address: The machine's address.
+        number: Process id.
+        versions: Package name to version.
+        log: The machine's file with the actor's standard error; "" if Ray does not say.
     """
 
     node: str
@@ -48,7 +53,7 @@ class ActorLocation:
 
 @dataclass(frozen=True)
 class LearnerReply:
-    """An answer: a boxed value, or what was raised; or where weights lie or went, which only Ray can carry."""
+    """An answer: a boxed value, an error, or a weights reference, which only Ray can carry."""
 
     text: str
     memory: Bytes
@@ -57,9 +62,13 @@ class LearnerReply:
 
 
 class LearnerActor:
-    """One rank, which does one thing after another in a thread of its own; another one answers whether it lives.
+    """One rank. A single thread does the work, while the actor's event loop answers heartbeats.
 
-    path: of the run's Python, so that what it can import can be imported here. threads: of torch.
+    Args:
+        rank: This rank.
+        size: Number of ranks.
+        path: The run's import path.
+        threads: Torch threads.
     """
 
     def __init__(self, rank: int, size: int, path: list[str], threads: int) -> None:
@@ -79,7 +88,7 @@ class LearnerActor:
         self._written: Path | None = None
 
     async def where(self) -> ActorLocation:
-        """Return where this is."""
+        """Return where the actor runs."""
         ray: Any = import_ray()
         versions = {"python": platform.python_version(), **installed(_PACKAGES)}
         node = ray.get_runtime_context().get_node_id()
@@ -87,54 +96,58 @@ class LearnerActor:
         return ActorLocation(node, ray.util.get_node_ip_address(), os.getpid(), versions, log)
 
     async def sees(self, probe: str, wanted: str) -> bool:
-        """Say whether this process sees that file, with ``wanted`` in it."""
+        """Return whether this process can read the file ``probe`` with the content ``wanted``."""
         try:
             return Path(probe).read_text(encoding="ascii") == wanted
         except OSError:
             return False
 
     async def host(self, address: str) -> str:
-        """Open the place where all ranks meet; see `mesh.host`."""
+        """Open the rendezvous of all ranks; see `mesh.host`."""
         meeting: str = await self._in_thread(partial(mesh.host, address, self._size))
         return meeting
 
     async def talk_by(self, address: str) -> None:
-        """Let gloo and NCCL use the network interface with this address, which is the machine's."""
+        """Make gloo and NCCL use the network interface with this address."""
         name = interface_of(address)
         if name is not None:
             os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = name
 
     async def beat(self) -> None:
-        """Heartbeat: answer, and do nothing else."""
+        """Heartbeat."""
 
     async def obey(self, do: str, text: str, memory: Bytes, carried: Mapping[str, Any]) -> LearnerReply:
-        """Do what `LearnerWorker` can be told, or bring weights to where engines find them, and return what it says.
+        """Run a command of `LearnerWorker`, or put weights where engines find them.
 
-        carried: arguments that cannot be boxed, by name.
+        Args:
+            do: Name of the command.
+            text: Boxed arguments: structure.
+            memory: Boxed arguments: bytes of the tensors.
+            carried: Arguments that cannot be boxed, by name.
         """
         said: LearnerReply = await self._in_thread(partial(self._obey, do, text, memory, carried))
         return said
 
     async def room(self, probe: str, wanted: str) -> str:
-        """Return the folder of ``probe`` when this machine sees that file, with ``wanted`` in it, or one of its own."""
+        """Return the folder of ``probe`` if this machine can read that file, otherwise a new temporary folder."""
         if await self.sees(probe, wanted):
             return str(Path(probe).parent)
         self._written = Path(tempfile.mkdtemp(prefix="gnomon-model-"))
         return str(self._written)
 
     async def written(self) -> list[tuple[str, int]]:
-        """Return the files in that folder, each with its size in bytes."""
+        """Return the files of the temporary folder, each with its size in bytes."""
         assert self._written is not None, "asked for after `room`"
         files = [path for path in sorted(self._written.rglob("*")) if path.is_file()]
         return [(str(path.relative_to(self._written)), path.stat().st_size) for path in files]
 
     async def piece(self, name: str, start: int, size: int) -> Bytes:
-        """Return so many bytes of one of them."""
+        """Return ``size`` bytes of one of these files, from byte ``start``."""
         assert self._written is not None, "asked for after `room`"
         return np.fromfile(self._written / name, dtype=np.uint8, count=size, offset=start)
 
     async def forget(self) -> None:
-        """Remove that folder."""
+        """Remove the temporary folder."""
         if self._written is not None:
             shutil.rmtree(self._written, ignore_errors=True)
             self._written = None
@@ -169,7 +182,7 @@ class LearnerActor:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the name of the network interface with an IPv4 address; None where no interface says so.
+    """Return the name of the network interface with an IPv4 address; None if there is none.
 
     >>> interface_of("127.0.0.1") in ("lo", None)
     True

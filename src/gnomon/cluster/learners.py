@@ -1,4 +1,4 @@
-"""The ranks of a learner as actors of a cluster, wherever it has room for them."""
+"""The ranks of the learner as actors of a cluster."""
 
 import secrets
 import shutil
@@ -36,7 +36,7 @@ _MARKS = (":job_id:", ":actor_name:", ":task_name:")
 
 @dataclass
 class RayWorkerHandle:
-    """One rank: its actor, where that is, and since when its last sign of life has been waited for."""
+    """One rank with its actor, its location and its pending heartbeat."""
 
     rank: int
     actor: Any
@@ -45,18 +45,21 @@ class RayWorkerHandle:
     asked: float = field(default_factory=time.monotonic)
 
     def __str__(self) -> str:
-        """Where it is, in brackets, once that is known."""
+        """Return the location in brackets, once it is known."""
         return "" if self.at is None else f" (on {self.at.address}, pid {self.at.number})"
 
 
 class RayWorkerGroup:
-    """Implements `Crew`: rank n in the n-th place for learners. What is sent is put into the store once, for all ranks.
+    """Implements `WorkerGroup` with one actor per rank. Arguments are put into the object store once for all ranks.
 
-    Each actor has a thread that does nothing but answer. One that does not answer for 40 s is stopped, or its machine
-    is, or the network: it counts as dead. Ray itself notices one that died at once, and a machine within 20 s.
+    Each actor answers heartbeats while it works. An actor without a heartbeat for 40 s counts as dead: the actor, its
+    machine or the network has stopped. Ray notices a dead actor at once, and a dead machine within 20 s.
 
-    device: "cpu" or "cuda"; an actor sees its own GPU only. group: the engines that rank 0 sends weights to, where it
-    does; they are watched whenever the learner's ranks are.
+    Args:
+        cluster: The cluster.
+        device: "cpu" or "cuda"; an actor sees its own GPU only.
+        still_seconds: Time limit of a heartbeat.
+        group: The engines that receive broadcasts, watched together with the ranks; None without broadcasts.
     """
 
     is_shelving = True
@@ -77,9 +80,11 @@ class RayWorkerGroup:
         self._looked = time.monotonic()
 
     def open(self) -> None:
-        """Start the actors, see that they are of one kind, and choose the place where they meet.
+        """Start the actors, compare their versions, and choose the rendezvous.
 
-        Raises: ConfigError when machines have other versions; LearnerError when an actor cannot start.
+        Raises:
+            ConfigError: If machines have different versions.
+            LearnerError: If an actor cannot start.
         """
         threads = max(1, torch.get_num_threads() // self.size)
         for rank, place in enumerate(self._places):
@@ -101,18 +106,18 @@ class RayWorkerGroup:
 
     @property
     def is_sending(self) -> bool:
-        """Whether weights are sent to engines, rather than put where they find them."""
+        """Whether weights are broadcast to engines instead of being put into the store."""
         return self._group is not None
 
     def receivers(self) -> Receivers:
-        """Return whom rank 0 sends weights to, once all engines are made. Raises: as `BroadcastGroup.receivers`."""
+        """Return the engines that rank 0 sends weights to, once all are built; see `BroadcastGroup.receivers`."""
         assert self._group is not None, "asked for where `is_sending`"
         return self._group.receivers(self._address)
 
     def _meeting_place(self, address: str) -> str:
-        """Return a file in the run's own folder, which is this user's alone, where every rank sees that.
+        """Return the rendezvous: a file in the run's private folder, if every rank can read that folder.
 
-        Elsewhere a port of rank 0's at ``address``, which asks nobody for a key.
+        Otherwise the rendezvous is a port of rank 0 at ``address``, which requires no key.
         """
         probe, wanted = self.scratch / _PROBE, secrets.token_hex(16)
         probe.write_text(wanted, encoding="ascii")
@@ -127,7 +132,7 @@ class RayWorkerGroup:
         return place
 
     def tell(self, ranks: Collection[int], do: str, arguments: Mapping[str, Any]) -> None:
-        """Send it, boxed; where weights lie, and who receives them, is sent as it is."""
+        """Send a command to ranks: boxed arguments, and weights references as they are."""
         carried = {name: value for name, value in arguments.items() if isinstance(value, _CARRIED)}
         text, memory = boxed({name: value for name, value in arguments.items() if name not in carried})
         if self._group is not None:
@@ -141,7 +146,12 @@ class RayWorkerGroup:
             self._waiting[rank] = member.actor.obey.remote(do, text, sent, carried)
 
     def heard(self, waiting: Collection[int], seconds: float) -> Mapping[int, WorkerAnswer]:
-        """Return what was answered; raise when one died, or gives no sign of life, or EngineError of the group's."""
+        """Return the answers that have arrived.
+
+        Raises:
+            WorkerLost: If a rank died or gives no heartbeat.
+            EngineError: If an engine of the broadcast group is lost.
+        """
         if self._group is not None:
             self._group.look()
         references = {self._waiting[rank]: rank for rank in waiting}
@@ -159,7 +169,7 @@ class RayWorkerGroup:
         return found
 
     def look(self) -> None:
-        """Ask each for a sign of life; one that died answers with its end. Raises: ClusterError, too."""
+        """Ask each rank for a heartbeat; a dead rank raises its end. Raises ClusterError if the cluster is gone."""
         self._cluster.check()
         if self._group is not None:
             self._group.look()
@@ -170,7 +180,7 @@ class RayWorkerGroup:
         self._looked = time.monotonic()
 
     def room(self, folder: Path) -> str:
-        """Return the folder itself where rank 0 sees it, which is tried; otherwise one on the disk of rank 0."""
+        """Return the folder itself if rank 0 can read it, otherwise a temporary folder on rank 0's disk."""
         folder.mkdir(parents=True, exist_ok=True)
         probe, wanted = folder.resolve() / _PROBE, secrets.token_hex(16)
         probe.write_text(wanted, encoding="ascii")
@@ -182,7 +192,7 @@ class RayWorkerGroup:
             probe.unlink()
 
     def bring(self, written: str, folder: Path) -> None:
-        """Fetch the files of rank 0's disk piece by piece."""
+        """Fetch the files from rank 0's disk in pieces."""
         if written == str(folder.resolve()):
             return
         first = self.members[0]
@@ -201,13 +211,18 @@ class RayWorkerGroup:
             self._cluster.end(member.actor)
 
     def close(self) -> None:
-        """End the actors; their places are free again."""
+        """End the actors and free their bundles."""
         self.kill()
         self.members = []
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def _asked(self, member: RayWorkerHandle, reference: Any, seconds: float = STILL_SECONDS) -> Any:
-        """Return an answer. Raises: Gone when the actor died, or gives none; LearnerError when it raised something."""
+        """Return an answer.
+
+        Raises:
+            WorkerLost: If the actor died or gives no answer.
+            LearnerError: If the actor raised an error.
+        """
         from ray.exceptions import RayError, RayTaskError
 
         until = time.monotonic() + seconds
@@ -226,12 +241,12 @@ class RayWorkerGroup:
                 ) from error
 
     def _last_words(self, member: RayWorkerHandle) -> str:
-        """Return what it wrote last; of a cluster that stays, which has its file, where that is."""
+        """Return the end of the actor's log, or the log's location on a cluster that outlives the run."""
         if member.at is None or not member.at.log:
             return ""
         if not self._cluster.is_own:
             return f"; what it wrote is in {member.at.log} on {member.at.address}"
-        # The file is gone with the cluster, so it is read while it is there.
+        # The file is removed with the run's own cluster, so read it now.
         try:
             lines = tail(Path(member.at.log).read_bytes(), _TAIL).splitlines()
         except OSError:
@@ -240,10 +255,10 @@ class RayWorkerGroup:
         return f"; it wrote last:\n{said}" if said else "; it wrote nothing before"
 
     def _feel(self, member: RayWorkerHandle) -> None:
-        """Ask for a sign of life now and then, and raise when there was none for too long."""
+        """Ask for a heartbeat now and then, and raise if the last one is overdue."""
         now = time.monotonic()
         if now - self._looked > _BEAT_SECONDS:
-            # The run itself stood still.
+            # The run itself was paused, so the rank is not late.
             member.asked = now
         if member.beat is None:
             if now - member.asked > _BEAT_SECONDS:

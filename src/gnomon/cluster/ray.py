@@ -1,6 +1,6 @@
-"""A Ray cluster that a run starts on this machine, or joins: its places there, and whether it is still there.
+"""A Ray cluster that a run starts on this machine or joins: resource bundles, actors, and the cluster's health.
 
-Only this room knows ray. It is imported when a cluster is opened, and reads its environment then.
+Ray is imported when a cluster is opened, because ray reads its environment variables at import.
 """
 
 import atexit
@@ -26,8 +26,6 @@ from gnomon.core.errors import ClusterError, ConfigError
 from gnomon.core.redaction import without_secrets
 from gnomon.core.sections import ClusterPlan
 
-# What Ray says of an actor's end, in one line.
-
 _LONGEST = 500
 _DETAIL = "Worker exit detail:"
 _UNAVAILABLE = r"The actor [0-9a-f]{8,} is unavailable: "
@@ -35,9 +33,9 @@ _ADVICE = r"Some common causes|The task may"
 
 
 def cause_of(error: Exception) -> str:
-    """Return what Ray found out, without the fields that name actor and task, conjectures and advice.
+    r"""Return Ray's reason for an actor's end in one line, without ids, conjectures and advice.
 
-    >>> said = "The actor died.\\n\\tclass_name: Seat\\nWorker exit detail: End of file. Some common causes are: (1)"
+    >>> said = "The actor died.\n\tclass_name: Seat\nWorker exit detail: End of file. Some common causes are: (1)"
     >>> cause_of(RuntimeError(said))
     'End of file.'
     >>> cause_of(RuntimeError("The actor 0123456789 is unavailable: gone. The task may be tried again"))
@@ -56,22 +54,26 @@ _CLOSING_SECONDS = 15.0
 _MOST_CALLS = 10_000
 _ASK = "import platform; from importlib.metadata import version; print(version('ray'), platform.python_version())"
 _SETTINGS = {
-    # Nobody outside is told anything.
+    # No usage statistics leave the machine.
     "RAY_USAGE_STATS_ENABLED": "0",
-    # It prints what happens to its workers on standard output, which belongs to the command's result.
+    # Ray prints workers' logs on standard output, which must hold only the command's result.
     "RAY_DEDUP_LOGS": "1",
     "RAY_DEDUP_LOGS_SKIP_REGEX": "^",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
-    # Whoever asks after the cluster has gone shall not be taken to another one.
+    # After the cluster is gone, a call must not connect to another cluster.
     "RAY_ENABLE_AUTO_CONNECT": "0",
 }
 
 
 @dataclass(frozen=True)
 class ResourceBundle:
-    """Room for one actor. kind: "learner", "engine" or "grader". cpus, gpus: that it needs, of one machine.
+    """Resources for one actor, on one machine.
 
-    python: the interpreter that runs it, on whatever machine it is; "" is the cluster's own.
+    Attributes:
+        kind: "learner", "engine" or "grader".
+        cpus: CPUs, as Ray counts them.
+        gpus: GPUs.
+        python: The actor's interpreter, on every machine; "" is the cluster's own.
     """
 
     kind: str
@@ -81,14 +83,20 @@ class ResourceBundle:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """As Ray writes it."""
+        """The bundle in Ray's format."""
         return {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
 
 
 def check_cluster(plan: ClusterPlan, places: Sequence[ResourceBundle], gpus: int) -> None:
-    """Refuse a cluster that cannot be had, before anything is loaded. gpus: of this machine.
+    """Refuse an impossible cluster before anything is loaded.
 
-    Raises: ConfigError when ray is not installed, nobody listens at the address, or this machine has too few GPUs.
+    Args:
+        plan: The cluster's settings.
+        places: The run's resource bundles.
+        gpus: GPUs of this machine.
+
+    Raises:
+        ConfigError: If ray is not installed, no server listens at the address, or this machine has too few GPUs.
     """
     if find_spec("ray") is None:
         raise ConfigError(f'cluster.kind = "ray" needs Ray, which is not installed; {INSTALL}, or remove cluster')
@@ -106,7 +114,7 @@ def check_cluster(plan: ClusterPlan, places: Sequence[ResourceBundle], gpus: int
 
 
 def _check_python(python: str) -> None:
-    """Raise ConfigError when another interpreter has not this Ray, or another Python: both talk to each other."""
+    """Raise ConfigError if another interpreter has a different Ray or Python; Ray requires equal versions."""
     ran = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, check=False, timeout=60)
     found, wanted = ran.stdout.strip(), f"{version('ray')} {platform.python_version()}"
     if found != wanted:
@@ -117,7 +125,11 @@ def _check_python(python: str) -> None:
 
 
 def import_ray() -> Any:
-    """Return ray. Raises: ConfigError when it is not installed."""
+    """Import ray with gnomon's settings.
+
+    Raises:
+        ConfigError: If ray is not installed.
+    """
     os.environ.update(_SETTINGS)
     try:
         import ray
@@ -127,14 +139,17 @@ def import_ray() -> Any:
 
 
 class Cluster:
-    """Places on a Ray cluster, one actor each, held until `close`.
+    """Resource bundles on a Ray cluster, one actor each, held until `close`.
 
-    A cluster that was started here is this run's alone: it listens on the loopback interface only, asks whoever talks
-    to it for a key that this user alone can read, and ends with the run, however that ends (`sweeper`). Of one that was
-    joined, places and actors are given back.
+    A cluster that the run starts is private: it listens on the loopback interface, requires a key that only this user
+    can read, and ends with the run, however the run ends (`reaper`). On a joined cluster, the run gives back bundles
+    and actors.
 
-    places: in the order they were asked for. address: of its head. fault: "" while the cluster is there; otherwise one
-    line on what became of it, set by a watch of our own, since Ray's ends the program after a while.
+    Attributes:
+        places: Resource bundles in the requested order.
+        address: Address of the head.
+        fault: Why the cluster is gone, in one line; "" while it is there. gnomon has its own monitor, because Ray's
+            monitor ends the program after a while.
     """
 
     def __init__(
@@ -151,10 +166,15 @@ class Cluster:
 
     @classmethod
     def open(cls, plan: ClusterPlan, places: Sequence[ResourceBundle], warn: Callable[[str], None]) -> Self:
-        """Start or join the cluster, and take the places on it.
+        """Start or join the cluster, and reserve the bundles.
 
-        warn: is told of what is open to others.
-        Raises: ConfigError when it cannot be reached, or has no room within ``plan.start_seconds``.
+        Args:
+            plan: The cluster's settings.
+            places: The run's resource bundles.
+            warn: Receives a line about what is open to others.
+
+        Raises:
+            ConfigError: If the cluster cannot be reached, or has no room within ``plan.start_seconds``.
         """
         ray, started = import_ray(), None
         if plan.address:
@@ -173,38 +193,38 @@ class Cluster:
 
     @property
     def fault(self) -> str:
-        """What became of the cluster; "" while it is there."""
+        """Why the cluster is gone; "" while it is there."""
         return self._watch.fault
 
     @property
     def folder(self) -> Path:
-        """A folder of this run's alone on this machine, for files on their way; gone with it, however that ends."""
+        """The run's private folder on this machine for temporary files, removed however the run ends."""
         return self._folder.path
 
     @property
     def is_own(self) -> bool:
-        """Whether it was started for this run, on this machine, and ends with it."""
+        """Whether the run started the cluster, which then ends with the run."""
         return self._started is not None
 
     @property
     def nodes(self) -> int:
-        """Machines of the cluster that live."""
+        """Live machines of the cluster."""
         return sum(bool(node["Alive"]) for node in self._ray.nodes())
 
     @property
     def said(self) -> str:
-        """What a run's card says: how it was reached, how large it is, who is let in."""
+        """The run card's entry: address, size and authentication of the cluster."""
         how = "joined at " + self._plan.address if self._plan.address else "started for this run, on loopback alone"
         nodes = self.nodes
         lets = "token authentication on" if self._started or joining.is_guarded() else "NO authentication by token"
         return f"Ray {version('ray')}, {how}: {nodes} node{'s' if nodes > 1 else ''}, {lets}"
 
     def of(self, kind: str) -> list[int]:
-        """Return the numbers of the places of a kind."""
+        """Return the indices of the bundles of a kind."""
         return [number for number, place in enumerate(self.places) if place.kind == kind]
 
     def actor(self, place: int, cls: type, *arguments: Any) -> Any:
-        """Start an actor of ``cls`` in a place and return it at once; a place whose actor died can have another one."""
+        """Start an actor of ``cls`` in a bundle and return at once. A bundle can have another actor later."""
         room = self.places[place]
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, place)
         options: dict[str, Any] = {
@@ -222,16 +242,20 @@ class Cluster:
         return actor
 
     def end(self, actor: Any) -> None:
-        """End an actor at once, whatever it does; one that is gone stays gone."""
+        """End an actor at once, without restart."""
         self._actors = [other for other in self._actors if other is not actor]
         self._within(_ENDING_SECONDS, lambda: self._ray.kill(actor, no_restart=True))
 
     def put(self, value: Any) -> Any:
-        """Return a reference to ``value`` in the cluster's store of objects."""
+        """Put ``value`` into the cluster's object store and return a reference."""
         return self._ray.put(value)
 
     def ready(self, references: Sequence[Any], seconds: float) -> list[Any]:
-        """Return those that are there, waiting at most so long for the first one. Raises: ClusterError."""
+        """Return the finished references, after waiting at most ``seconds`` for the first one.
+
+        Raises:
+            ClusterError: If the cluster is gone.
+        """
         self.check()
         found, _ = self._ray.wait(list(references), num_returns=1, timeout=seconds)
         if found and len(references) > 1:
@@ -239,9 +263,12 @@ class Cluster:
         return list(found)
 
     def get(self, reference: Any, seconds: float = math.inf) -> Any:
-        """Return what a reference stands for; blocks.
+        """Wait for a reference's value.
 
-        Raises: ClusterError when the cluster is gone; TimeoutError; whatever the actor raised, or Ray says of its end.
+        Raises:
+            ClusterError: If the cluster is gone.
+            TimeoutError: If the value does not arrive in time.
+            Exception: The actor's error, or Ray's error about the actor's end.
         """
         until = time.monotonic() + seconds
         while not self.ready([reference], _LOOK_SECONDS):
@@ -250,7 +277,7 @@ class Cluster:
         return self._ray.get(reference)
 
     def check(self) -> None:
-        """Raise ClusterError when the cluster is gone."""
+        """Raise ClusterError if the cluster is gone."""
         if self.fault:
             raise ClusterError(
                 f"{self.fault}; nothing on it can be reached. Go on from the newest checkpoint with gnomon resume, "
@@ -273,14 +300,15 @@ class Cluster:
         self._within(_ENDING_SECONDS, leave)
         self._watch.close()
         if not self._within(_CLOSING_SECONDS, self._ray.shutdown, is_needed=True):
-            # It waits for what will not come, and would be called once more when the interpreter ends.
+            # shutdown hangs, and would be called again when the interpreter ends.
             atexit.unregister(self._ray.shutdown)
         (self._folder if self._started is None else self._started).end()
 
     def _within(self, seconds: float, work: Callable[[], object], is_needed: bool = False) -> bool:
-        """Do something in at most so long; return whether it was done. Without its head Ray waits, so do nothing then.
+        """Run ``work`` for at most ``seconds`` in a thread; return whether it finished.
 
-        What waits is left alone in its thread.
+        Without a head Ray's calls hang, so ``work`` is skipped then unless it is needed. A hanging thread is left
+            alone.
         """
         if self.fault and not is_needed:
             return False
@@ -313,7 +341,7 @@ class Cluster:
             warn(f"the cluster has {gpus:g} GPUs, and this run asks for none of them; set device = 'cuda' to use them")
 
     def _too_wide(self) -> str:
-        """Return what no machine has room for, since an actor is on one; "" where each fits somewhere."""
+        """Name a bundle that is larger than every machine; "" if each bundle fits on a machine."""
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         for place in self.places:
             if not any(all(node.get(kind, 0) >= count for kind, count in place.bundle.items()) for node in nodes):
@@ -327,7 +355,7 @@ class Cluster:
 
 
 def asked(places: Sequence[ResourceBundle]) -> str:
-    """Return what was asked for, in words.
+    """Describe the requested bundles.
 
     >>> asked([ResourceBundle("learner"), ResourceBundle("learner"), ResourceBundle("grader", 2.0)])
     '2 learners of 1 CPU, 1 grader of 2 CPUs'

@@ -1,10 +1,10 @@
-"""The program that sees to it that nothing of a Ray cluster is left: ``python -m gnomon.cluster.reaper FOLDER``.
+"""Remove everything that a run's own Ray cluster leaves: ``python -m gnomon.cluster.reaper FOLDER``.
 
-It waits for the run to end, however it ends: standard input, which nobody writes to, then ends as well. Ray's servers
-die with the run and its workers with them; its agents do not. Each has files open in the cluster's own folder.
+The program waits for the run to end: the run holds the program's standard input open, and a dead run closes it. Ray's
+servers and workers die with the run, but Ray's agents do not. Each agent has files open in the cluster's folder.
 
-A run that ends as it should says so before. For any other this program speaks: Ray ends a program at once, without a
-word, when its servers on the same machine are gone in the wrong moment.
+A run that ends normally says so on standard input. Otherwise the reaper prints a message, because Ray ends a program
+without a message if its servers on the same machine die at the wrong moment.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _GRACE = 2.0
 
 
 def users_of(folder: Path, spared: Collection[int]) -> list[int]:
-    """Return the processes of this user, but those, that have a file open in ``folder``; none where unknown."""
+    """Return this user's processes, without ``spared``, that have a file open in ``folder``."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/fd"):
         number = int(entry.parent.name)
@@ -39,7 +39,7 @@ def users_of(folder: Path, spared: Collection[int]) -> list[int]:
 
 
 def sweep(folder: Path, spared: Collection[int]) -> None:
-    """End whoever uses it, gently first, and remove the folder."""
+    """End the processes that use the folder, with SIGTERM and then SIGKILL, and remove the folder."""
     began, wanted = time.monotonic(), signal.SIGTERM
     while (left := users_of(folder, spared)) and time.monotonic() - began < _SECONDS:
         for number in left:
@@ -52,7 +52,7 @@ def sweep(folder: Path, spared: Collection[int]) -> None:
 
 
 def main() -> None:
-    """Wait, then sweep. The run itself, which has files open there, may only have closed its cluster."""
+    """Wait for the run's end, then sweep. The run itself is spared: it may only have closed its cluster."""
     spared, said = (os.getpid(), os.getppid()), b""
     while heard := os.read(0, 1 << 10):
         said += heard

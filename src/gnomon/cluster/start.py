@@ -1,4 +1,4 @@
-"""A Ray cluster of this machine alone, for one run: closed to others, and gone with the run."""
+"""Start a private Ray cluster on this machine for one run."""
 
 import atexit
 import contextlib
@@ -23,7 +23,7 @@ _LOOPBACK = "127.0.0.1"
 _SWEEPING_SECONDS = 20.0
 _LONGEST_PATH, _SHORT_PATH = 16, "/tmp"
 _KEYS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
-# A node that is gone, or stands still, is noticed within 20 s; Ray's own numbers come to a minute.
+# Ray notices a dead or hanging node within 20 s with these numbers, and within a minute with its defaults.
 _WATCHED = {
     "health_check_initial_delay_ms": 5000,
     "health_check_period_ms": 2000,
@@ -35,15 +35,15 @@ _WATCHED = {
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder that is this user's alone, and the program that sweeps it away with this one, however that ends."""
+    """A private folder and its reaper, the process that removes the folder however this program ends."""
 
     path: Path
     sweeper: "subprocess.Popen[bytes]"
 
     @classmethod
     def made(cls) -> Self:
-        """Return a new one."""
-        # The paths of sockets in it must be short.
+        """Make a new folder and start its reaper."""
+        # Paths of Unix sockets have a small limit.
         usual = tempfile.gettempdir()
         path = Path(tempfile.mkdtemp(prefix="gnomon-ray-", dir=usual if len(usual) <= _LONGEST_PATH else _SHORT_PATH))
         sweeper = subprocess.Popen(
@@ -56,24 +56,24 @@ class Folder:
         return cls(path, sweeper)
 
     def end(self) -> None:
-        """Let nothing of it be left."""
+        """Remove the folder."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.sweeper.communicate(FAREWELL, _SWEEPING_SECONDS)
-        # Ray's own threads in this process may have written there once more.
+        # Ray's threads in this process may have written to the folder again.
         shutil.rmtree(self.path, ignore_errors=True)
         atexit.register(shutil.rmtree, self.path, ignore_errors=True)
 
 
 @dataclass(frozen=True)
 class StartedCluster:
-    """What was started: its folder, and what the environment was before."""
+    """A started cluster: its folder and the former environment variables."""
 
     folder: Folder
     before: dict[str, str | None]
     is_over: threading.Event
 
     def end(self) -> None:
-        """Let nothing of it be left, and the environment be what it was."""
+        """Remove the cluster's files and restore the environment."""
         self.folder.end()
         self.is_over.set()
         _reachable(True)
@@ -84,16 +84,23 @@ class StartedCluster:
 
 
 def start(ray: Any, cpus: int, gpus: int, seconds: float) -> StartedCluster:
-    """Start a cluster with so many CPUs, as Ray counts them, and GPUs.
+    """Start a cluster on this machine.
 
-    Raises: ConfigError when it is not there in time.
+    Args:
+        ray: The ray module.
+        cpus: CPUs, as Ray counts them.
+        gpus: GPUs.
+        seconds: Time limit.
+
+    Raises:
+        ConfigError: If the cluster does not start in time.
     """
     if ray.is_initialized():
         raise ConfigError("this program uses a Ray cluster already; call ray.shutdown() first, or name its address")
     before = {name: os.environ.get(name) for name in _KEYS}
-    # Ray turns authentication on by itself where nothing is said of it, and has then read the key.
+    # Without RAY_AUTH_MODE Ray turns authentication on by itself and reads the key.
     os.environ.pop("RAY_AUTH_MODE", None)
-    # Ray opens its own folder to everybody; this one is ours.
+    # Every user can read Ray's default folder, so use a private one.
     folder = Folder.made()
     if not os.environ.get("RAY_AUTH_TOKEN"):
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(_locked_away(folder.path / "key"))
@@ -107,7 +114,7 @@ def start(ray: Any, cpus: int, gpus: int, seconds: float) -> StartedCluster:
         except BaseException as error:
             fault.append(error)
         is_there.set()
-        # What it started dies with the thread that did, so the thread stays.
+        # Ray's servers die with the thread that started them, so keep the thread alive.
         started.is_over.wait()
 
     threading.Thread(target=begin, name="gnomon-ray", daemon=True).start()
@@ -144,10 +151,11 @@ def _initialize(ray: Any, cpus: int, gpus: int, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _in_groups_of_their_own() -> Iterator[None]:
-    """Let each server that Ray starts be the head of a process group.
+    """Make each server that Ray starts the leader of its own process group.
 
-    A signal to the run's group, such as SIGTERM by a scheduler, is the run's: it finishes the step at hand and saves,
-    for which it needs them. They end with the run all the same.
+    A signal to the run's group, such as a scheduler's SIGTERM, must reach the run only: the run finishes its step and
+        saves,
+    and needs Ray's servers for this. The servers end with the run anyway.
     """
     from ray._private import services
 
@@ -161,14 +169,14 @@ def _in_groups_of_their_own() -> Iterator[None]:
 
 
 def _reachable(is_by_others: bool) -> None:
-    # Ray's own switch for systems whose firewalls ask; off, it listens on the loopback interface and nowhere else.
+    # Ray's switch for systems whose firewalls ask; switched off, Ray listens on the loopback interface only.
     from ray._private import ray_constants
 
     ray_constants.ENABLE_RAY_CLUSTER = is_by_others
 
 
 def _locked_away(path: Path) -> Path:
-    """Write the key to a new file that this user alone can read."""
+    """Write the key to a new file that only this user can read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(_key())
     return path
@@ -176,5 +184,5 @@ def _locked_away(path: Path) -> Path:
 
 @functools.cache
 def _key() -> str:
-    # One for each program: Ray reads it once and keeps it.
+    # One key per program, because Ray reads the key once and keeps it.
     return secrets.token_hex(32)

@@ -1,7 +1,7 @@
-"""Weights through a cluster's object store: put there once, in pieces, and fetched by every engine that lacks them.
+"""Weights in a cluster's object store: put there once in pieces, and fetched by every engine that lacks them.
 
-A piece is a list of whole tensors as bytes. On the machine where it was put, engines map the same memory and nothing is
-copied; to another machine the cluster moves it, several at a time, and there it is mapped likewise.
+A piece is a list of whole tensors as bytes. On the machine that put the piece, engines map the same memory and copy
+nothing. The cluster moves a piece to other machines, where engines map it as well.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _BASE, _UP, _DOWN = "|base", "|up", "|down"
 
 @dataclass(frozen=True)
 class TensorRef:
-    """Where a tensor lies: ``place`` in the piece that ``ref`` is of. print: which tensor it is."""
+    """Position of a tensor: index ``place`` in the piece of ``ref``, with the tensor's fingerprint."""
 
     ref: Any
     place: int
@@ -36,7 +36,7 @@ class TensorRef:
 
 @dataclass(frozen=True)
 class AdapterRef:
-    """Where a weight's base and adapter lie, which whoever needs the weight merges. print: which tensor that gives."""
+    """Positions of a weight's base and adapter, which the reader merges, with the merged weight's fingerprint."""
 
     base: TensorRef
     up: TensorRef
@@ -48,9 +48,13 @@ class AdapterRef:
 
 @dataclass(frozen=True)
 class FetchedWeights:
-    """What was fetched: weights, in memory that nobody may write to. kept: pieces with bases, for the next time.
+    """The result of a fetch.
 
-    size, tensors: bytes and number of what was brought here for it.
+    Attributes:
+        weights: Read-only tensors.
+        kept: Pieces with bases, for the next fetch.
+        size: Bytes that were fetched.
+        tensors: Tensors that were fetched.
     """
 
     weights: Mapping[str, Tensor]
@@ -61,9 +65,11 @@ class FetchedWeights:
 
 @dataclass(frozen=True)
 class WeightsRef:
-    """All weights of a version, by where they lie; implements `transport.stored.Stored` in any process of the cluster.
+    """All weights of a version, as positions in the store.
 
-    What it names lives as long as somebody has it, and the process that put it there.
+    Implements `models.transfer.remote_weights` in any process of the cluster. The pieces live as long as a process
+        holds a
+    reference, and as long as the process that put them.
     """
 
     version: int
@@ -71,39 +77,41 @@ class WeightsRef:
 
     @classmethod
     def joined(cls, parts: Sequence["WeightsRef"]) -> "WeightsRef":
-        """Return what several ranks put, as one."""
+        """Return the weights of several ranks as one reference."""
         return cls(parts[0].version, {name: spot for part in parts for name, spot in part.spots.items()})
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield all tensors, in memory that nobody may write to; piece after piece is brought here."""
+        """Yield all tensors, read-only, one piece after the other."""
         yield from self._read(self.spots)
 
     def expected(self, held: Mapping[str, Fingerprint]) -> Mapping[str, Fingerprint]:
-        """Return the fingerprints of what lies here, in the precision of ``held``; see `transport.stored.Stored`."""
+        """Return the fingerprints of the weights in the precision of ``held``."""
         prints = {name: spot.print for name, spot in self.spots.items()}
         cast = [name for name, print_ in prints.items() if name in held and held[name].dtype != print_.dtype]
         return {**prints, **expected(self._read(cast), held)}
 
     def lacking(self, taken: Mapping[str, Fingerprint]) -> list[str]:
-        """Return the names of tensors that are others than those that were ``taken``."""
+        """Return the names of tensors whose fingerprints differ from ``taken``."""
         return [name for name, spot in self.spots.items() if taken.get(name) != spot.print]
 
     async def fetch(self, names: Collection[str], kept: Mapping[Any, Piece]) -> FetchedWeights:
-        """Return weights, once all of their pieces are on this machine, those with adapters merged.
+        """Fetch weights and merge adapters, once all pieces are on this machine.
 
-        kept: pieces that are here already.
+        Args:
+            names: Weights to fetch.
+            kept: Pieces that are on this machine already.
         """
         lacking = [spot for name in names for spot in _single(self.spots[name]) if spot.ref not in kept]
         refs = list(dict.fromkeys(spot.ref for spot in lacking))
         pieces = {**kept, **dict(zip(refs, await asyncio.gather(*map(awaited, refs)), strict=True))}
-        # Engines answer meanwhile, in a thread of their own.
+        # In a thread, because the engine decodes meanwhile.
         weights = await elsewhere(lambda: {name: _weight(self.spots[name], pieces) for name in names})
         bases = {spot.base.ref for spot in self.spots.values() if isinstance(spot, AdapterRef)}
         size = sum(spot.print.nbytes for spot in lacking)
         return FetchedWeights(weights, {ref: pieces[ref] for ref in bases & pieces.keys()}, size, len(lacking))
 
     def _read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield weights, piece after piece; adapters, which are small, are brought here first."""
+        """Yield weights piece by piece; the small adapters are fetched first."""
         import ray
 
         names = list(names)
@@ -115,17 +123,21 @@ class WeightsRef:
 
 
 class WeightStore:
-    """Puts weights where they are trained; what did not change since the last time is not put again.
+    """Puts trained weights into the store; unchanged weights are not put again.
 
-    After a layer was gathered every rank of a learner has all of it. So each puts a share, and looks for changes in
-    that share alone. Of a weight with an adapter the base is put once and then the adapter alone, beside the
-    fingerprint of what they merge to, which has the same bits wherever it is merged. What is replaced is given back as
-    soon as no engine reads it any more. A piece of which less than half is still in use is put anew without the rest,
-    so at most twice the weights lie there, beside those of the version before.
+    After a layer was gathered, every rank of the learner has all of it. So each rank puts a share and compares only
+    that share with the version before. For a weight with an adapter, the base is put once and then only the adapter,
+    with the fingerprint of the merged weight, which has the same bits on every machine. A replaced piece is freed as
+    soon as no engine reads it. A piece of which less than half is in use is put again without the rest, so the store
+    holds at most twice the weights, besides the version before.
 
-    rank, size: of the learner's. piece_bytes: see `transport.stored.PIECE_BYTES`.
-    Ours: peers send everything, or adapters to an engine that computes with them; a fingerprint is needed for the proof
-    of arrival anyway.
+    Ours: peers send everything, or adapters to an engine that computes with them. The verified weight sync needs the
+    fingerprints anyway.
+
+    Args:
+        rank: Rank in the learner.
+        size: Number of ranks.
+        piece_bytes: See `models.transfer.remote_weights.PIECE_BYTES`.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, piece_bytes: int = PIECE_BYTES) -> None:
@@ -134,9 +146,12 @@ class WeightStore:
         self._sizes: dict[Any, int] = {}
 
     def put(self, version: int, named: Iterable[tuple[str, Tensor | Adapted]], lasting: bool = True) -> WeightsRef:
-        """Put this rank's share of all weights, in any order that is the same in all ranks, and return where it lies.
+        """Put this rank's share of all weights and return its positions.
 
-        lasting: tensors stay what they are until this returns; otherwise what changed is copied as it comes.
+        Args:
+            version: Version of the weights.
+            named: All weights, in an order that is the same in all ranks.
+            lasting: Whether tensors keep their values until this returns; otherwise changed tensors are copied at once.
         """
         known = {name: spot.print for name, spot in self._spots.items()}
         sums: dict[str, _How] = {}
@@ -159,7 +174,7 @@ class WeightStore:
         return WeightsRef(version, self._together(sums))
 
     def _together(self, sums: Mapping[str, _How]) -> dict[str, TensorRef | AdapterRef]:
-        """Return where each weight lies."""
+        """Return the position of each weight."""
         parts = {name + part for name in sums for part in (_BASE, _UP, _DOWN)}
         found: dict[str, TensorRef | AdapterRef] = {
             name: spot for name, spot in self._spots.items() if name not in parts
@@ -170,7 +185,7 @@ class WeightStore:
         return found
 
     def _put(self, piece: Sequence[Item]) -> dict[str, TensorRef]:
-        """Put a piece, and return where each of it lies."""
+        """Put a piece and return the positions of its tensors."""
         if not piece:
             return {}
         import ray
@@ -181,7 +196,7 @@ class WeightStore:
         return {name: TensorRef(ref, place, print_) for place, (name, _, print_) in enumerate(piece)}
 
     def _left(self, spots: Mapping[str, TensorRef]) -> list[Item]:
-        """Return what is left in pieces that are mostly out of use."""
+        """Return the tensors of pieces that are mostly unused."""
         found: list[Item] = []
         for ref, names in _by_piece(spots, spots).items():
             if 2 * sum(spots[name].print.nbytes for name in names) < self._sizes[ref]:
@@ -191,7 +206,7 @@ class WeightStore:
 
 
 class WeightCache:
-    """One shelf in the run's own process, for all engines that are sent weights from here. Any thread."""
+    """One weight store in the run's own process, for all engines. Any thread may call."""
 
     def __init__(self) -> None:
         self._store = WeightStore()
@@ -199,9 +214,9 @@ class WeightCache:
         self._latest: tuple[Snapshot, WeightsRef] | None = None
 
     def of(self, snapshot: Snapshot) -> WeightsRef:
-        """Return where a snapshot lies; what lies nowhere yet is put there, once."""
+        """Return the positions of a snapshot's weights; a new snapshot is put into the store once."""
         if snapshot.stored is not None:
-            # Weights that a step did not change were put there under an earlier version.
+            # Weights that a step did not change are in the store under an earlier version.
             shelved: WeightsRef = snapshot.stored()
             return replace(shelved, version=snapshot.version)
         with self._lock:
@@ -211,7 +226,7 @@ class WeightCache:
             return self._latest[1]
 
     def sending(self, sending: Sending | None = None) -> Sending:
-        """Return what puts a snapshot there as it is sent, after ``sending``."""
+        """Return a transform that puts a snapshot into the store when it is sent, after the transform ``sending``."""
 
         def send(snapshot: Snapshot) -> Snapshot:
             snapshot = snapshot if sending is None else sending(snapshot)
@@ -221,12 +236,12 @@ class WeightCache:
 
 
 def awaited(ref: Any) -> "asyncio.Future[Any]":
-    """Return a future of this event loop for what ``ref`` is of. Raises, awaited: ray.exceptions.RayError."""
+    """Return an asyncio future for a Ray reference. Awaiting it can raise ray.exceptions.RayError."""
     return asyncio.wrap_future(ref.future())
 
 
 def _separate(named: Iterable[tuple[str, Tensor | Adapted]], sums: dict[str, _How]) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors, a weight with an adapter as its three, and note in ``sums`` what they merge to."""
+    """Yield tensors, and a weight with an adapter as its three; record in ``sums`` the merged fingerprint."""
     for name, weight in named:
         if isinstance(weight, Tensor):
             yield name, weight
