@@ -181,5 +181,5 @@ def test_a_step_costs_little_however_long_the_run():
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_says_where_it_comes_from(name):
     """Every rule has a docstring with its source, and a name of words and hyphens."""
-    assert "Source:" in (type(RULES[name]).__doc__ or "")
+    assert "References:" in (type(RULES[name]).__doc__ or "")
     assert name == name.lower().replace(" ", "-")

@@ -1,1 +1,1 @@
-"""One thin module per verb."""
+"""The command line: one module per verb."""

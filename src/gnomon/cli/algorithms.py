@@ -8,7 +8,7 @@ from typing import Any
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the presets and pieces, or describe one; returns the exit code."""
+    """Print the presets and pieces, or describe one; return the exit code."""
     parser = argparse.ArgumentParser(prog="gnomon algorithms", description=__doc__)
     parser.add_argument("name", nargs="?", help="a preset, path.py:NAME of your own, or a piece such as Truncated")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -20,7 +20,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _everything() -> tuple[dict[str, Any], str]:
-    """Return all presets as JSON, and presets and pieces in words."""
+    """Return all presets as JSON, and presets and pieces as text."""
     from gnomon.algorithms import PRESETS
     from gnomon.algorithms.describe import as_row, pieces_summary, summary
 
@@ -30,7 +30,7 @@ def _everything() -> tuple[dict[str, Any], str]:
 
 
 def _one(name: str) -> tuple[dict[str, Any], str]:
-    """Return one algorithm or piece as JSON and in words."""
+    """Return one algorithm or piece as JSON and as text."""
     from gnomon.algorithms import describe, resolve_with_notes
     from gnomon.algorithms.describe import as_row, find_piece, piece_text
 

@@ -1,4 +1,4 @@
-"""``--restarts N``, of the verbs that train."""
+"""Options that several verbs share: ``--restarts N`` and ``--cluster WHERE``."""
 
 import argparse
 import sys
@@ -8,11 +8,9 @@ from pathlib import Path
 from gnomon.core.redaction import for_people
 from gnomon.training.supervisor import supervised
 
-# ``--cluster WHERE``, of the verbs that take an experiment to a cluster or plan it there.
-
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
-    """Let ``parser`` take it."""
+    """Add ``--cluster`` to ``parser``."""
     parser.add_argument(
         "--cluster",
         metavar="WHERE",
@@ -21,14 +19,14 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
 
 
 def cluster_overrides(parser: argparse.ArgumentParser, where: str | None) -> list[str]:
-    """Return what it stands for, as ``key=value``; ends the program where it says nothing."""
+    """Return the override for ``--cluster``; end the program for an empty place."""
     if where == "":
         parser.error("--cluster needs a place: ray, auto, HOST:PORT or ray://HOST:PORT")
     return [] if where is None else [f'cluster="{where}"']
 
 
 def add_restarts(parser: argparse.ArgumentParser) -> None:
-    """Let ``parser`` take it, and where a run reports to whoever restarts it."""
+    """Add ``--restarts``, and the hidden option by which a run reports to its supervisor."""
     parser.add_argument(
         "--restarts",
         type=_count,
@@ -40,7 +38,7 @@ def add_restarts(parser: argparse.ArgumentParser) -> None:
 
 
 def restarted(arguments: Sequence[str], run: Path, restarts: int) -> int:
-    """Run ``gnomon ARGUMENTS``, which trains in ``run``, and again after a fault; return the exit code."""
+    """Run ``gnomon ARGUMENTS``, which trains in ``run``, again after each fault; return the exit code."""
 
     def say(line: str) -> None:
         print(for_people(f"gnomon {arguments[0]}: {line}"), file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ from gnomon.core.progress import counted, working
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Measure and print; returns the exit code: 1 when one of our own contenders gave no result."""
+    """Measure and print; return the exit code, which is 1 if one of gnomon's own contenders gave no result."""
     parser = argparse.ArgumentParser(prog="gnomon bench", description=__doc__)
     parser.add_argument(
         "case",

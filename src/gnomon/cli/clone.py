@@ -1,4 +1,4 @@
-"""What only a clone of the repository has: benchmarks and experiments, which no wheel holds."""
+"""Access to benchmarks and experiments, which only a clone of the repository contains."""
 
 import sys
 from pathlib import Path
@@ -8,9 +8,10 @@ from gnomon.core.errors import ConfigError
 
 
 def enter_clone(verb: str, folder: str) -> None:
-    """Let ``folder`` of the clone that this gnomon runs from be imported.
+    """Make ``folder`` of the clone importable.
 
-    Raises: ConfigError when gnomon does not run from a clone.
+    Raises:
+        ConfigError: If gnomon does not run from a clone.
     """
     root = Path(gnomon.__file__).resolve().parents[2]
     if not (root / folder).is_dir():

@@ -9,7 +9,7 @@ from gnomon.core.progress import working
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Compare algorithms on one experiment; returns the exit code: 1 when runs failed, after showing the others."""
+    """Compare algorithms on one experiment; return the exit code, 1 after failed runs."""
     parser = argparse.ArgumentParser(prog="gnomon compare", description=__doc__)
     parser.add_argument(
         "experiment", help="a TOML file, or the name of a built-in experiment; its algorithm is replaced"

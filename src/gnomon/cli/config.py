@@ -9,7 +9,7 @@ from gnomon.core.progress import working
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print settings; returns the exit code."""
+    """Print settings; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="gnomon config",
         description=__doc__,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Dissect a batch, or verify the presets; returns the exit code: 1 when a preset differs from its formulas."""
+    """Dissect a batch, or verify the presets; return the exit code, 1 if a preset is wrong."""
     parser = argparse.ArgumentParser(prog="gnomon dissect", description=__doc__)
     parser.add_argument("batch", nargs="?", help="a recorded batch: RUN/batches/step-N.json, with records.batches=true")
     parser.add_argument(
@@ -58,7 +58,7 @@ def _dissect(batch: str, names: str, overrides: Sequence[str], rows: int, as_jso
 
 
 def _algorithms(names: str, overrides: Sequence[str]) -> tuple[Mapping[str, "Algorithm"], list[str]]:
-    """Return the algorithms by the names that were given, each with every override, and what spellings became."""
+    """Return the algorithms by their given names, each with every override, and notes about understood spellings."""
     from gnomon.algorithms import resolve_with_notes
     from gnomon.config.experiment import parse_override
     from gnomon.core.errors import ConfigError

@@ -18,7 +18,7 @@ _TEXT = 60
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the findings of a run, live, finished or crashed; returns 1 when one is as grave as --fail-on, else 0."""
+    """Print the findings of a run; return 1 if a finding is as severe as --fail-on, otherwise 0."""
     parser = argparse.ArgumentParser(prog="gnomon doctor", description=__doc__)
     parser.add_argument("run", help="a run directory; nothing in it is changed")
     parser.add_argument(
@@ -75,7 +75,7 @@ def describe(finding: "Finding", width: int = WIDEST) -> str:
 
 
 def _said(sample: "FindingSample") -> str:
-    """Return one answer in a line: escaped, since a model may write what a terminal obeys."""
+    """Return one response in a line without control characters, because a model may write escape sequences."""
     verdict = f"error: {_visible(sample.error)}" if sample.error is not None else f"reward {sample.reward:.3g}"
     return f"step {sample.step}, {verdict}: {_visible(sample.question)} -> {_visible(sample.response)}"
 

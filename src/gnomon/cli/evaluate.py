@@ -22,7 +22,7 @@ _TRUNCATED = 0.1
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Evaluate one or two models or runs; returns the exit code."""
+    """Evaluate one or two models or runs; return the exit code."""
     given = _parser().parse_intermixed_args(arguments)
     others = [text for text in (given.second, *given.overrides) if text is not None]
     overrides = tuple(text for text in others if "=" in text and not Path(text).exists())
@@ -89,7 +89,7 @@ def _checkpoint(text: str) -> int | str:
 
 
 def _candidates(models: Sequence[str], checkpoints: Sequence[int | str] | None) -> list["EvalTarget"]:
-    """Return what is evaluated: one or two models, or two checkpoints of one run."""
+    """Return the evaluation targets: one or two models, or two checkpoints of one run."""
     from gnomon.training.eval_spec import NEWEST, EvalTarget
 
     given = list(checkpoints or [])
@@ -106,7 +106,7 @@ def _candidates(models: Sequence[str], checkpoints: Sequence[int | str] | None) 
 
 
 def _name(candidate: "EvalTarget", evaluation: "Evaluation", count: int) -> str:
-    """Return how a column is headed."""
+    """Return a column's heading."""
     if count == 1:
         return f"after step {evaluation.step}" if candidate.is_run else "the model"
     short = Path(candidate.model).name or str(candidate.model)
@@ -114,7 +114,7 @@ def _name(candidate: "EvalTarget", evaluation: "Evaluation", count: int) -> str:
 
 
 def _differences(found: Sequence["Evaluation"]) -> dict[str, "Difference"]:
-    """Return the paired differences by measure; none of a single evaluation."""
+    """Return the paired differences by measure; empty for a single evaluation."""
     if len(found) < 2:
         return {}
     from gnomon.analysis.paired import compare
@@ -142,7 +142,7 @@ def _row(names: Sequence[str], found: Sequence["Evaluation"], differences: dict[
 
 
 def _advice(found: Sequence["Evaluation"]) -> list[str]:
-    """Return a line where so many answers were cut off that scores say more about the budget than about the model."""
+    """Return a line if many responses were truncated, which lowers scores whatever the model."""
     most = max(e.truncated_fraction for e in found)
     if most <= _TRUNCATED:
         return []

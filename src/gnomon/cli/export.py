@@ -9,7 +9,7 @@ from gnomon.core.progress import working
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Export the newest valid checkpoint's model; returns the exit code."""
+    """Export the newest valid checkpoint's model; return the exit code."""
     parser = argparse.ArgumentParser(prog="gnomon export", description=__doc__)
     parser.add_argument("run", type=Path, help="a run directory")
     parser.add_argument("folder", type=Path, help="a new folder")

@@ -1,4 +1,4 @@
-"""The ``gnomon`` command: one thin module per verb, imported only when its verb is called."""
+"""The ``gnomon`` command. Each verb has one module, imported only when the verb is called."""
 
 import errno
 import importlib
@@ -58,8 +58,10 @@ FAILED, WRONG_INPUT, DISK_FULL, INTERRUPTED, STOPPED = 1, 2, 74, 130, 143
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code.
 
-    0 done; 1 the run failed; 2 the input is wrong; 74 the disk is full; 130 interrupted; 143 stopped by SIGTERM after
-    publishing a checkpoint.
+    Returns:
+        0 done; 1 the run failed; 2 the input is wrong; 74 the disk is full; 130 interrupted; 143 stopped by SIGTERM
+            after
+        saving a checkpoint.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
@@ -67,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _chosen(given)
     except BrokenPipeError:
-        # Whoever read our output has gone; the interpreter must not try to flush it again.
+        # The reader of the output is gone; the interpreter must not flush the output again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
 
@@ -112,7 +114,7 @@ def _run(verb: str, rest: Sequence[str]) -> int:
 
 @contextmanager
 def _on_standard_error(text: str, total: int, unit: str, is_brief: bool, /) -> Iterator[Steps]:
-    """Show work for which no console is open yet, or none any more."""
+    """Show progress while no console is open."""
     from gnomon.records.console import Console
 
     with Console() as console, console.phase(text, total, unit, is_brief) as phase:
@@ -120,7 +122,7 @@ def _on_standard_error(text: str, total: int, unit: str, is_brief: bool, /) -> I
 
 
 def _show_unforeseen(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print the traceback of an error that nobody foresaw, without secrets: it is to be shown to others."""
+    """Print the traceback of an unexpected error without secrets, so that users can share it."""
     print(for_people("".join(traceback.format_exception(kind, error, trace))), file=sys.stderr, end="")
 
 

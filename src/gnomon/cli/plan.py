@@ -17,7 +17,7 @@ _DEVICES, _PROMPT_TOKENS = 8, 512
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the plan; returns the exit code."""
+    """Print the plan; return the exit code."""
     parser = argparse.ArgumentParser(prog="gnomon plan", description=__doc__)
     parser.add_argument("experiment", help="a TOML file, or the name of a built-in experiment")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
@@ -59,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
         print(json.dumps({**plan.as_row(), "notes": loaded.notes}, indent=2))
         return 0
     lines = [*(f"Understood: {note}." for note in loaded.notes), *plan.sentences]
-    # A resolved experiment is a file of its own, so the words go beside it.
+    # The resolved experiment is the whole standard output, so the sentences go to standard error.
     print("\n".join(lines), file=sys.stderr if given.resolved else sys.stdout)
     if given.resolved:
         print(to_toml(experiment))
@@ -67,7 +67,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _on_cluster(given: argparse.Namespace) -> int:
-    """Print what the experiment would do on hardware that need not be here; returns the exit code."""
+    """Print the forecast for hardware that is not here; return the exit code."""
     with working("loading libraries", is_brief=True):
         from gnomon.config.experiment import load, to_toml
 

@@ -10,7 +10,7 @@ from gnomon.core.progress import working
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Write the page; returns the exit code."""
+    """Write the page; return the exit code."""
     parser = argparse.ArgumentParser(prog="gnomon report", description=__doc__)
     parser.add_argument("run", nargs="+", type=Path, help="run directories; with several the page compares them")
     parser.add_argument("--out", type=Path, help="the file (default: report.html in the run, comparison.html for more)")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Reproduce a claim, or list all; returns the exit code, 0 whatever the verdict is."""
+    """Reproduce a claim, or list all claims; return the exit code, 0 for every verdict."""
     parser = argparse.ArgumentParser(prog="gnomon reproduce", description=__doc__)
     parser.add_argument("claim", nargs="?", help="a folder of experiments/ that has a claim.py, by its name")
     parser.add_argument("--list", action="store_true", help="show every claim with its last verdict")
@@ -61,7 +61,7 @@ def _measure(folder: "ClaimFolder", work: Path, workers: int | None, is_training
 
 
 def _write(folders: Sequence["ClaimFolder"]) -> None:
-    """Write the pages of these claims, and the table of all where the experiments lie beside documents."""
+    """Write the pages of these claims, and the table of all claims if experiments/ lies beside docs/."""
     from experiments.claims.folders import claim_folders, write_text
     from experiments.claims.pages import TABLE, table, write_pages
 
@@ -91,7 +91,7 @@ def _list(folders: dict[str, "ClaimFolder"], as_json: bool, is_written: bool) ->
 
 
 def _row(folder: "ClaimFolder") -> dict[str, Any]:
-    """Return what is known of a claim; one that cannot be read hides no other."""
+    """Return a claim's row; an unreadable claim becomes a row with its error."""
     try:
         return folder.row(folder.tested())
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""How results are printed."""
+"""Print the results of a run and of evaluations."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def show(result: "Result", as_json: bool) -> int:
-    """Print a finished run: before and after with intervals, where it is, what to type next; returns exit code 0."""
+    """Print a finished run: scores before and after with intervals, paths and next commands; return exit code 0."""
     if as_json:
         print(json.dumps(result.as_row()))
         return 0
@@ -41,19 +41,21 @@ def show(result: "Result", as_json: bool) -> int:
 
 
 def _critic(model: Path) -> list[str]:
-    """Return where the critic lies that another run can begin with; nothing without one."""
+    """Return the line with the critic's path; empty without a critic."""
     return [f"critic  {model / 'critic'}"] if (model / "critic").is_dir() else []
 
 
 def _page(path: Path) -> list[str]:
-    """Return where the run's page lies; nothing where it could not be written."""
+    """Return the line with the report's path; empty without a report."""
     return [f"report  {path}"] if path.is_file() else []
 
 
 def table(evaluations: Sequence["Evaluation"], names: Sequence[str] = ()) -> list[str]:
-    """Return the evaluations as lines, one score a line, one evaluation a column.
+    """Return the evaluations as lines, one score per line and one evaluation per column.
 
-    names: what heads the columns; the steps that were trained, unless said otherwise.
+    Args:
+        evaluations: The columns.
+        names: Headings of the columns; by default the trained steps.
     """
     if not evaluations:
         return ["no evaluation was made"]
@@ -95,7 +97,7 @@ def _with_interval(value: float | None, evaluation: "Evaluation", name: str) -> 
 
 
 def _verdict(run: Path, before: "Evaluation", after: "Evaluation") -> str:
-    """Return what the paired answers of both evaluations say; their intervals, where the answers were not kept."""
+    """Compare both evaluations by their paired responses, or by their intervals if responses were not recorded."""
     from gnomon.analysis.paired import compare, read_answered
     from gnomon.records.directory import RunDirectory
     from gnomon.records.eval_records import AnswerLog

@@ -12,7 +12,7 @@ from gnomon.training.supervisor import reporting
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Resume a run; returns the exit code."""
+    """Resume a run; return the exit code."""
     parser = argparse.ArgumentParser(prog="gnomon resume", description=__doc__)
     parser.add_argument("run", type=Path, help="a run directory")
     parser.add_argument("overrides", nargs="*", help=argparse.SUPPRESS)

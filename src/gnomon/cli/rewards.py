@@ -9,7 +9,7 @@ from gnomon.core.progress import working
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the kinds of rewards, or describe one; returns the exit code."""
+    """Print the kinds of rewards, or describe one; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="gnomon rewards",
         description=__doc__,

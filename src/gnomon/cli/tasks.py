@@ -12,7 +12,7 @@ from gnomon.core.progress import working
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the kinds of tasks, or describe a kind, a test set or a generator; returns the exit code."""
+    """Print the kinds of tasks, or describe a kind, a test set or a generator; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="gnomon tasks",
         description=__doc__,
@@ -65,7 +65,7 @@ def _test_set_or_generator(name: str) -> tuple[dict[str, Any], str]:
 
 
 def _generators() -> tuple[str, ...]:
-    """Return the names of reasoning-gym's generators; none where reasoning-gym is not installed."""
+    """Return the names of reasoning-gym's generators; empty if reasoning-gym is not installed."""
     from gnomon.tasks.reasoning import generators
 
     try:

@@ -13,7 +13,7 @@ from gnomon.training.supervisor import reporting
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Train an experiment; returns the exit code."""
+    """Train an experiment; return the exit code."""
     parser = argparse.ArgumentParser(prog="gnomon train", description=__doc__)
     parser.add_argument("experiment", help="a TOML file, or the name of a built-in experiment (quickstart, tiny)")
     parser.add_argument(
@@ -42,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _new_run(experiment: str, overrides: Sequence[str]) -> Path:
-    """Return where a run will be that has to be found again."""
+    """Choose the run directory in advance, so that a restart finds the run again."""
     names = [each.removeprefix("name=") for each in overrides if each.startswith("name=")]
     made = RunDirectory.named(names[-1] if names else Path(experiment).stem)
     made.close()

@@ -15,7 +15,7 @@ from typing import Any
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Watch a run; returns the exit code: with --plain 1 when it ended before its last step."""
+    """Watch a run; return the exit code: with --plain 1 if the run ended before its last step."""
     parser = argparse.ArgumentParser(prog="gnomon watch", description=__doc__)
     parser.add_argument("run", type=Path, help="a run directory; with --wait also one that does not exist yet")
     parser.add_argument("--plain", action="store_true", help="lines for a log, until the run ends")
@@ -40,10 +40,10 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _refuse_unreadable(run: Path, is_awaited: bool, is_one_look: bool) -> None:
-    """Refuse a run that is not there, unless it is waited for or being made at this moment, and one whose experiment or
-    rows cannot be read, as everybody else does.
+    """Refuse a missing run, unless it is awaited or being created, and a run with an unreadable experiment or row.
 
-    Raises: RunDirectoryError.
+    Raises:
+        RunDirectoryError: If the run is refused.
     """
     from gnomon.core.errors import RunDirectoryError
     from gnomon.records.directory import RunDirectory

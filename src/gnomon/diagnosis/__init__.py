@@ -1,6 +1,6 @@
-"""What is wrong with a run, in words: rules over what it measured, while it trains and afterwards.
+"""Diagnose a run, live or finished, by rules over its metrics.
 
-A finding can be read without the libraries that making one takes; `diagnose` loads them when it is first used.
+`Finding` can be imported without heavy libraries; `diagnose` loads them at its first use.
 """
 
 from typing import TYPE_CHECKING, Any

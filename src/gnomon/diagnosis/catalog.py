@@ -1,4 +1,4 @@
-"""The rules by name, and which of them a run is watched with."""
+"""All rules by name, and the choice of rules for a run."""
 
 from collections.abc import Mapping, Sequence
 
@@ -51,16 +51,17 @@ _ALL: tuple[Rule, ...] = (
     Throughput(),
 )
 RULES: Mapping[str, Rule] = {rule.name: rule for rule in _ALL}
-"""Every rule, causes before what follows from them."""
+"""Every rule; causes come before their consequences."""
 
 
 def chosen(names: Sequence[str] = ()) -> tuple[Rule, ...]:
-    """Return the rules that a run is watched with: those named, all without one; never those named with a minus.
+    """Return the rules for a run: the named rules, or all rules, without the names that begin with a minus.
 
     >>> [rule.name for rule in chosen(["throughput", "all-wrong"])], len(chosen()) - len(chosen(["-throughput"]))
     (['all-wrong', 'throughput'], 1)
 
-    Raises: ConfigError for a name that is no rule.
+    Raises:
+        ConfigError: If a name is not a rule.
     """
     for name in names:
         if name.removeprefix("-") not in RULES:
@@ -70,7 +71,11 @@ def chosen(names: Sequence[str] = ()) -> tuple[Rule, ...]:
 
 
 def check_stops(stop_on: Sequence[str]) -> None:
-    """Refuse what is neither a severity nor a rule. Raises: ConfigError naming the nearest."""
+    """Check names of severities and rules.
+
+    Raises:
+        ConfigError: If a name is neither; the message has the nearest valid name.
+    """
     for name in stop_on:
         if name not in RULES and name not in SEVERITIES:
             raise ConfigError(f"doctor.stop_on: {unknown('severity or rule', name, [*SEVERITIES, *RULES])}")

@@ -1,6 +1,6 @@
-"""Findings as they stand, in a file of their own: a live view reads there what a diagnosis of the run would say now.
+"""The current findings in a file of their own, which a live display reads.
 
-``findings.jsonl`` says what was news at which step, in the words of that step.
+``findings.jsonl`` records each finding as it was when the finding was new.
 """
 
 import json
@@ -17,9 +17,11 @@ from gnomon.records.jsonl import Warn, parsed, read_rows, sound
 
 @dataclass
 class CurrentFindings:
-    """Writes ``diagnosis.json``: ``{"findings": [...]}``, the gravest first, each in its newest words.
+    """Writes ``diagnosis.json``: ``{"findings": [...]}``, the most severe first.
 
-    Written where something has changed. What cannot be written is counted and warned of once; it never ends a run.
+    The file is written only when a finding has changed. A failed write is counted and reported once; a failed write
+        never
+    ends a run.
     """
 
     path: Path
@@ -28,7 +30,7 @@ class CurrentFindings:
     _said: bytes = b""
 
     def write(self, findings: Sequence[Finding]) -> None:
-        """Replace what the file says; where nothing was ever found there is none."""
+        """Replace the file's content; without any findings so far, write no file."""
         if not findings and not self.path.exists():
             return
         rows = sound({"findings": [finding.as_row() for finding in findings]})
@@ -46,10 +48,7 @@ class CurrentFindings:
 
 
 def written(run: RunDirectory) -> list[Finding]:
-    """Return what a run has said of itself, in its newest words where it wrote these down; what is damaged is left out.
-
-    The gravest first.
-    """
+    """Return a run's recorded findings, the most severe first. Damaged lines are skipped."""
     try:
         current_findings = read_current_findings(read_plain(run.diagnosis))
     except OSError:
@@ -61,7 +60,7 @@ def written(run: RunDirectory) -> list[Finding]:
 
 
 def read_current_findings(content: bytes) -> list[Finding] | None:
-    """Return the findings of such a file, None where it holds none of them: it is no such file."""
+    """Return the findings of ``diagnosis.json``; None if the content is invalid."""
     rows = (parsed(content) or {}).get("findings")
     if not isinstance(rows, list):
         return None

@@ -1,4 +1,4 @@
-"""A diagnosis that goes on while the run does: each rule's findings, once, and again when they become graver."""
+"""Diagnose a run step by step: report each finding once, and again when its severity rises."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,12 +15,12 @@ from gnomon.diagnosis.rule import Alarm, Rule
 SAMPLES, LONGEST = 5, 400
 
 Answers = Callable[[int], Sequence[Group]]
-"""The rollouts of a step, asked for only when a finding is to show some."""
+"""Returns the rollouts of a step; called only for findings with samples."""
 
 
 @dataclass(frozen=True)
 class _Known:
-    """What is known of one rule: its first step, the last one it spoke at, and what it said when it was gravest."""
+    """The state of one rule: its first and last step, its most severe alarm, and the samples of that alarm."""
 
     first_step: int
     step: int
@@ -34,13 +34,15 @@ def nothing_recorded(step: int) -> Sequence[Group]:
 
 
 class Doctor:
-    """Looks at each step and each evaluation of a run, in order.
+    """Applies rules to each step and each evaluation of a run, in order.
 
-    What it knows is a function of what it was shown: shown the same rows again it knows the same, which is how a run
-    that is resumed, and a diagnosis of a finished one, come to the findings of the run itself. A step costs each rule
-    once, over windows of bounded length: well below a millisecond for all (docs/diagnosis.md).
+    The state depends only on the rows. So a resumed run, and a diagnosis of a finished run, come to the findings of the
+    run itself. A step calls each rule once, over windows of bounded length: well below a millisecond for all rules
+    (docs/diagnosis.md).
 
-    table: the resolved experiment. rules: those that look.
+    Args:
+        table: The resolved experiment.
+        rules: The rules.
     """
 
     def __init__(self, table: Mapping[str, Any], rules: Sequence[Rule] = tuple(RULES.values())) -> None:
@@ -49,18 +51,24 @@ class Doctor:
         self._known: dict[str, _Known] = {}
 
     def observe(self, step: int, values: Mapping[str, Any], answers: Answers = nothing_recorded) -> list[Finding]:
-        """Take the metrics of a step; return what is found for the first time, or is graver than before."""
+        """Add the metrics of a step and return new or more severe findings.
+
+        Args:
+            step: The step.
+            values: Metrics by name.
+            answers: Returns the step's rollouts, for samples.
+        """
         self.history.add(step, values)
         return self._look(answers)
 
     def observe_evaluation(self, row: Mapping[str, Any], answers: Answers = nothing_recorded) -> list[Finding]:
-        """Take a row of held-out scores, made after the last step that was observed; return as `observe`."""
+        """Add a row of held-out scores after the last observed step; return findings as `observe` does."""
         self.history.evaluations.append(row)
         return self._look(answers)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Everything that was found so far, gravest first, then in the order of the rules."""
+        """All findings so far, the most severe first, then in the order of the rules."""
         found = [self._finding(rule.name) for rule in self._rules if rule.name in self._known]
         return tuple(sorted(found, key=lambda finding: -SEVERITIES.index(finding.severity)))
 
@@ -73,7 +81,7 @@ class Doctor:
         return raised
 
     def _learn(self, name: str, alarm: Alarm, answers: Answers) -> bool:
-        """Remember an alarm; return whether it is news."""
+        """Store an alarm; return whether the alarm is new or more severe."""
         known, step = self._known.get(name), self.history.step
         rank = SEVERITIES.index(alarm.severity)
         if known is None or rank > SEVERITIES.index(known.alarm.severity):

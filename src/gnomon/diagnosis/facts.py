@@ -1,4 +1,4 @@
-"""What rules must know of an experiment, read from its table without trusting it."""
+"""The settings that rules need, read from an unchecked experiment table."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,13 +12,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Facts:
-    """What a run was asked to do, as far as a diagnosis depends on it.
+    """Settings of a run that affect the diagnosis.
 
-    steps: of training. generations: rollouts a prompt (G), of so many ``prompts`` a step. updates: optimizer updates a
-    step. has_band: the surrogate leaves tokens out whose ratio is outside of a band. bound: steps that a rollout may be
-    old. budget: tokens of an answer. weights: of the reward's parts by name, in the order in which they are written
-    down; the first one is what the run is about. preset: the algorithm's name. initial: how a tracker of
-    success rates begins, "" without one.
+    Attributes:
+        steps: Training steps.
+        generations: Responses per prompt (G).
+        updates: Optimizer updates per step.
+        has_band: Whether the surrogate clips tokens whose ratio is outside a band.
+        bound: Largest staleness in steps.
+        budget: Most tokens of a response.
+        prompts: Prompts per step.
+        weights: Weights of the reward's components by name, in their order. The first one is the run's main objective.
+        preset: The algorithm's name.
+        initial: Initial values of a tracker; "" without a tracker.
     """
 
     steps: int = 0
@@ -34,7 +40,7 @@ class Facts:
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "Facts":
-        """Return the facts of an experiment's table; what is missing there, or of another kind, is the default.
+        """Read the facts from an experiment's table; missing or invalid values become defaults.
 
         >>> Facts.of({"steps": 9, "algorithm": {"num_generations": 4, "updates": {"minibatches": 2}}}).updates
         2

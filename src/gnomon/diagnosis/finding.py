@@ -1,4 +1,4 @@
-"""What a rule found. Nothing here loads a tensor library, so that a live view can show findings."""
+"""Findings and their samples. This module loads no tensor library, because the live display imports it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -8,12 +8,12 @@ from gnomon.records.jsonl import is_number, is_step
 
 Severity = Literal["note", "warning", "severe"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
-"""From what is good to know to what ruins a run."""
+"""Severities in rising order."""
 
 
 @dataclass(frozen=True)
 class FindingSample:
-    """A rollout that shows what is meant; in a finding long texts are cut in the middle."""
+    """A rollout that illustrates a finding; long texts are cut in the middle."""
 
     step: int
     task_id: str
@@ -24,7 +24,7 @@ class FindingSample:
 
     @classmethod
     def of_row(cls, row: Any) -> "FindingSample | None":
-        """Return the sample of a JSON object, None where it is none."""
+        """Read a sample from a JSON object; None if the object is not a sample."""
         if not isinstance(row, Mapping) or not is_step(row.get("step")):
             return None
         texts = [row.get(name) for name in ("task_id", "question", "response")]
@@ -38,11 +38,17 @@ class FindingSample:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, with what shows it.
+    """One problem of a run, with evidence.
 
-    rule: its name, such as "degenerate-groups". step: the last one it was seen at; first_step: where it began.
-    summary: one sentence with the numbers. evidence: those numbers by name. meaning: what it usually means.
-    advice: what to try, the likeliest first. samples: at most five.
+    Attributes:
+        rule: Name of the rule, such as "degenerate-groups".
+        first_step: First step of the problem.
+        step: Last step of the problem.
+        summary: One sentence with numbers.
+        evidence: The numbers by name.
+        meaning: The usual cause.
+        advice: What to try, the most likely remedy first.
+        samples: At most five.
     """
 
     rule: str
@@ -61,7 +67,7 @@ class Finding:
 
     @classmethod
     def of_row(cls, row: Any) -> "Finding | None":
-        """Return the finding of a JSON object, None where a field is not what it should be: a file may say anything."""
+        """Read a finding from a JSON object; None if a field is invalid."""
         if not isinstance(row, Mapping) or not _is_sound(row):
             return None
         samples = [FindingSample.of_row(sample) for sample in row["samples"]]
@@ -79,7 +85,7 @@ class Finding:
 
 
 def newest(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the last of each rule, the gravest and then the newest first."""
+    """Return the last finding of each rule, sorted by severity and then by step, highest first."""
     by_rule = {finding.rule: finding for finding in findings}
     return sorted(by_rule.values(), key=lambda finding: (-SEVERITIES.index(finding.severity), -finding.step))
 

@@ -1,4 +1,4 @@
-"""What a run measured so far, as rules read it: each metric's first values and its latest."""
+"""The metrics that a run has recorded so far: the first and the latest values of each."""
 
 import math
 import statistics
@@ -12,15 +12,18 @@ LARGEST = 1e100
 REWARD = "rollout/reward_mean"
 
 Point = tuple[int, float]
-"""A step and a value."""
+"""Step and value."""
 
 
 class History:
-    """Metrics step by step. A step costs as many appends as it has metrics, whatever came before; memory is bounded.
+    """Metrics step by step, in bounded memory. A step costs one append per metric.
 
-    Values that are not finite, or that nothing measures (above `LARGEST`), are left out.
-    rewards: the mean reward of every step. peak: the first of the highest of them. evaluations: rows of held-out
-    scores, in order.
+    Values that are not finite or above `LARGEST` are dropped.
+
+    Attributes:
+        rewards: Mean reward of every step.
+        peak: First step with the highest mean reward.
+        evaluations: Rows of held-out scores in order.
     """
 
     def __init__(self) -> None:
@@ -29,13 +32,13 @@ class History:
         self.rewards: list[Point] = []
         self.peak: Point | None = None
         self.evaluations: list[Mapping[str, Any]] = []
-        # Sums of the rewards up to each step: the mean of any window is a difference of two.
+        # Cumulative sums of the rewards: the mean of any window is a difference of two sums.
         self._sums = [0.0]
         self._first: dict[str, list[Point]] = {}
         self._latest: dict[str, deque[Point]] = {}
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
-        """Take the metrics of a step, which comes after all others."""
+        """Add the metrics of the next step."""
         self.step, self.steps = step, self.steps + 1
         for name, value in values.items():
             if type(value) not in (int, float) or not abs(value) <= LARGEST:
@@ -52,7 +55,7 @@ class History:
                 self.peak = point if self.peak is None or point[1] > self.peak[1] else self.peak
 
     def names(self, prefix: str, suffix: str = "") -> list[str]:
-        """Return the metrics whose names begin and end so."""
+        """Return the metrics with this prefix and suffix."""
         return [name for name in self._latest if name.startswith(prefix) and name.endswith(suffix)]
 
     def latest(self, name: str, count: int) -> list[Point]:
@@ -67,13 +70,13 @@ class History:
         return points if points[0][0] > self.step - 2 * count else []
 
     def first(self, name: str, count: int) -> list[Point]:
-        """Return the first ``count`` values (at most `FIRST`), or as many as there are."""
+        """Return the first ``count`` values (at most `FIRST`), or fewer if there are fewer."""
         return self._first.get(name, [])[:count]
 
     def best_rewards(self, window: int) -> list[Point]:
-        """Return the ``window`` successive rewards of the highest mean among those that end before the last as many.
+        """Return the ``window`` successive rewards with the highest mean that end before the last ``window`` rewards.
 
-        None where there are fewer; of a long run one of some two hundred windows, evenly over it.
+        The result is empty if there are too few rewards. A long run is searched at about two hundred positions.
         """
         before = len(self.rewards) - window
         ends = range(window, before + 1, max(window // 2, before // 200, 1))
@@ -81,38 +84,38 @@ class History:
         return self.rewards[max(0, end - window) : end]
 
     def mean(self, name: str, count: int) -> float | None:
-        """Return the mean of the last ``count`` values, None where there are fewer."""
+        """Return the mean of the last ``count`` values; None if there are fewer."""
         points = self.latest(name, count)
         return mean(points) if points else None
 
 
 def values(points: Sequence[Point]) -> list[float]:
-    """Return the values alone."""
+    """Return the values without steps."""
     return [value for _, value in points]
 
 
 def mean(points: Sequence[Point]) -> float:
-    """Return the mean of the values; 0 of none."""
+    """Return the mean of the values; 0 without values."""
     return sum(value for _, value in points) / len(points) if points else 0.0
 
 
 def median(points: Sequence[Point]) -> float:
-    """Return the median of the values; 0 of none."""
+    """Return the median of the values; 0 without values."""
     return statistics.median(values(points)) if points else 0.0
 
 
 def error(points: Sequence[Point]) -> float:
-    """Return the standard error of the mean of the values, as if steps were independent; 0 of fewer than two."""
+    """Return the standard error of the mean for independent steps; 0 for fewer than two values."""
     if len(points) < 2:
         return 0.0
     level = mean(points)
-    # `statistics.stdev` computes with fractions, which took a third of the time of all rules.
+    # `statistics.stdev` computes with fractions and took a third of all rules' time.
     variance = sum((value - level) ** 2 for _, value in points) / (len(points) - 1)
     return math.sqrt(variance / len(points))
 
 
 def slope(points: Sequence[Point]) -> float:
-    """Return the least-squares slope of the values, a step.
+    """Return the least-squares slope of the values per step.
 
     >>> slope([(1, 0.0), (2, 2.0), (3, 4.0)])
     2.0
@@ -123,15 +126,15 @@ def slope(points: Sequence[Point]) -> float:
 
 
 def has_risen(before: Sequence[Point], after: Sequence[Point], errors: float = 2.0) -> bool:
-    """Whether the mean of ``after`` is above that of ``before`` by more than so many standard errors of both."""
+    """Whether the mean of ``after`` exceeds the mean of ``before`` by more than ``errors`` standard errors of both."""
     noise = math.hypot(error(before), error(after))
     return mean(after) - mean(before) > max(errors * noise, 1e-9)
 
 
 def is_learning(history: History, window: int, errors: float = 2.0) -> bool:
-    """Whether the mean reward of the last ``window`` steps is above that of the first, by so many standard errors.
+    """Whether the mean reward of the last ``window`` steps exceeds that of the first by ``errors`` standard errors.
 
-    Two windows that overlap do not tell, and count as learning: a verdict of "nothing moves" needs both.
+    Overlapping windows count as learning, because a finding needs two separate windows.
     """
     if len(history.rewards) < 2 * window:
         return True

@@ -1,4 +1,4 @@
-"""The diagnosis of a run from its files."""
+"""Diagnose a run from its files."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,11 +13,11 @@ from gnomon.records.rollouts import RecordedRollout
 
 
 def diagnose(record: RunRecord, rules: Sequence[str] = ()) -> tuple[Finding, ...]:
-    """Return what is wrong with a run, gravest first: the findings that it would have made itself.
+    """Return a run's findings, the most severe first: the findings that the run itself reports.
 
-    Reads metrics and evaluations, and the rollouts of the few steps that findings show samples of; what is missing or
-    damaged is passed over. A live run is diagnosed as far as it is.
-    rules: names, as in `doctor.rules`; all of them by default, also those that the experiment leaves out.
+    Args:
+        record: The run, live or finished. Missing and damaged lines are skipped; rollouts are read only for samples.
+        rules: Names as in `doctor.rules`; by default all rules, also those that the experiment leaves out.
     """
     doctor = Doctor(record.experiment(), chosen(rules))
     replay(doctor, record.metrics(), record.evaluations(), lambda step: groups_of(record.rollouts(step)))
@@ -30,9 +30,10 @@ def replay(
     evaluations: Sequence[dict[str, Any]] = (),
     answers: Answers = nothing_recorded,
 ) -> list[Finding]:
-    """Show a doctor what a run wrote down, in the order in which it happened, an evaluation after its step.
+    """Apply a doctor to recorded rows in their order, each evaluation after its step.
 
-    Returns each finding when it was new, and again when it became graver.
+    Returns:
+        Each finding when it was new, and again when it became more severe.
     """
     raised: list[Finding] = []
     waiting = sorted(evaluations, key=lambda row: row["step"])
@@ -46,7 +47,7 @@ def replay(
 
 
 def groups_of(recorded: Sequence[RecordedRollout]) -> list[Group]:
-    """Return the groups that were written down, in the order in which they were asked."""
+    """Return the recorded groups in the order of asking."""
     by_number: dict[int, list[RecordedRollout]] = {}
     for rollout in recorded:
         by_number.setdefault(rollout.group, []).append(rollout)

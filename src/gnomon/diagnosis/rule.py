@@ -1,4 +1,4 @@
-"""What a rule is, and what it says when it speaks."""
+"""The interface of rules, and the alarms that rules return."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,27 +12,27 @@ from gnomon.diagnosis.history import History
 ROUNDING = 1e-9
 Shown = Sequence[tuple[Group, Rollout]]
 Pick = Callable[[Sequence[Group]], Shown]
-"""Chooses rollouts of a step that show what is meant."""
+"""Chooses rollouts of a step that illustrate an alarm."""
 
 
 def nobody(groups: Sequence[Group]) -> Shown:
-    """Show no rollout."""
+    """Choose no rollout."""
     return ()
 
 
 def everybody(groups: Sequence[Group]) -> list[tuple[Group, Rollout]]:
-    """Return every rollout with its group."""
+    """Choose every rollout."""
     return [(group, rollout) for group in groups for rollout in group.rollouts]
 
 
 def one_a_prompt(groups: Sequence[Group]) -> Shown:
-    """Show the first rollout of each prompt."""
+    """Choose the first rollout of each prompt."""
     return [(group, group.rollouts[0]) for group in groups if group.rollouts]
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """What a rule says of a run as it is now; `Finding` has the meaning of the fields. since: the first step of it."""
+    """A rule's result at one step; the fields are those of `Finding`, and ``since`` is the problem's first step."""
 
     severity: Severity
     since: int
@@ -44,17 +44,17 @@ class Alarm:
 
 
 class Rule(Protocol):
-    """A frozen dataclass: its fields are thresholds, its call is the rule, its name that of its findings."""
+    """A frozen dataclass whose fields are thresholds, whose call is the rule, and whose name the findings have."""
 
     name: ClassVar[str]
 
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
-        """Return what is wrong after the latest step, None for nothing or where it is not measured."""
+        """Return the problem after the latest step; None without a problem or without the needed metrics."""
         ...
 
 
 def graded(value: float, warning: float, severe: float) -> Severity | None:
-    """Return how bad a value is that should be small.
+    """Return the severity of a value that should be small.
 
     >>> graded(0.3, warning=0.2, severe=0.4)
     'warning'
@@ -65,7 +65,7 @@ def graded(value: float, warning: float, severe: float) -> Severity | None:
 
 
 def percent(value: float) -> str:
-    """Return a share as people write it.
+    """Format a share.
 
     >>> percent(0.125), percent(0.004)
     ('12%', '0.4%')

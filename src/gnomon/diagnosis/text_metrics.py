@@ -1,4 +1,4 @@
-"""What the answers of a step show that no mean of rewards does: repetition, copies, and what the reward goes by."""
+"""Metrics of a step's responses for the diagnosis: repetition, copies, forms, and what the reward correlates with."""
 
 import math
 import re
@@ -18,14 +18,15 @@ _SHORTEST = 2 * NGRAM
 _FORM = re.compile(
     r"</\s*(think|thinking|thought|answer|tool_call|solution)\s*>|\\boxed\s*\{|^#### *\S|^```", re.MULTILINE
 )
-"""What answers are marked with: ends of thoughts, answers and calls, boxes, GSM8K's line, fenced programs."""
+"""Marks of an answer: ends of thoughts, answers and calls, boxes, GSM8K's line, fenced programs."""
 
 
 def measure_answers(groups: Sequence[Group]) -> Metrics:
-    """Return what the diagnosis needs of the answers of a step, beside what others measure.
+    """Return the metrics that the diagnosis needs beside the metrics of a step.
 
-    What cannot be measured is absent: correlations of equal numbers, copies where a prompt has one answer.
-    A pure function of the answers, so that a resumed run writes the same numbers.
+    A metric without a value is absent, such as a correlation of equal numbers. The result depends only on the
+        responses, so
+    that a resumed run writes the same numbers.
     """
     judged = _Judged.of(groups)
     return Metrics.of(
@@ -42,9 +43,9 @@ def measure_answers(groups: Sequence[Group]) -> Metrics:
 
 
 def repetition(rollout: Rollout, size: int = NGRAM) -> float | None:
-    """Return the share of a response's runs of ``size`` of the policy's tokens that it has had before.
+    """Return the share of a response's ``size``-grams that occurred before in the response.
 
-    None for fewer than twice as many tokens.
+    Only tokens of the policy count. None for fewer than ``2 * size`` tokens.
     """
     tokens = [token for token, chosen in zip(rollout.response, rollout.mask, strict=True) if chosen]
     if len(tokens) < 2 * size:
@@ -59,10 +60,10 @@ def _repetition(groups: Sequence[Group]) -> dict[str, Measure]:
 
 
 def _copies(groups: Sequence[Group]) -> dict[str, Measure]:
-    """Return how many pairs of answers to one prompt are the same tokens, and how many should be.
+    """Return the share of identical pairs of responses to one prompt, and the share expected by chance.
 
-    Two independent draws are the same with probability sum_y p(y)^2 = E[p(y)], y drawn from p: the mean of
-    exp(sum of log-probabilities) of the answers themselves estimates it without bias.
+    Two independent draws are equal with probability sum_y p(y)^2 = E[p(y)], y drawn from p. The mean of
+    exp(sum of log-probabilities) of the responses estimates this without bias.
     """
     pairs, same, expected = 0.0, 0.0, 0.0
     for group in groups:
@@ -83,17 +84,18 @@ def _copies(groups: Sequence[Group]) -> dict[str, Measure]:
 
 
 def _lengths(judged: "_Judged") -> dict[str, Measure]:
-    """Return the rank correlation of length and reward, each less its mean over the answers of the prompt.
+    """Return the rank correlation of length and reward, each minus its mean over the responses to the prompt.
 
-    Of prompts with one answer, over all of them: a hard question has long answers and low rewards, so that part of it
-    is the questions.
+    With one response per prompt the correlation is over all responses. Then it also reflects the prompts, because a
+        hard
+    prompt has long responses and low rewards.
     """
     found = rank_correlation(judged.centered(judged.lengths), judged.centered(judged.rewards))
     return {} if found is None else {"rollout/length_reward_correlation": Last(found)}
 
 
 def _formed(groups: Sequence[Group]) -> dict[str, Measure]:
-    """Return how many answers are marked as such, and what different ones of these earn; absent where none is."""
+    """Return the share of marked responses and the rewards of different marked responses; empty without any."""
     graded = [(r.text, r.grade.reward) for r in _rollouts(groups) if r.grade.reward is not None]
     marked = [(text, reward) for text, reward in graded if _FORM.search(text)]
     if len({text for text, _ in marked}) < 2:
@@ -116,10 +118,11 @@ def _cut_off(groups: Sequence[Group]) -> dict[str, Measure]:
 
 
 def _parts(judged: "_Judged") -> dict[str, Measure]:
-    """Return how each part of the reward varies, and which share of the reward's variance it has at a weight of 1.
+    """Return each component's deviation, and its share of the reward's variance at weight 1.
 
-    leverage = Cov(part, reward) / Var(reward), both less their means over the answers of a prompt: what an advantage
-    sees. Weight times leverage adds up to 1 over the parts of a weighted sum.
+    leverage = Cov(component, reward) / Var(reward), both minus their means over the responses to a prompt, which is
+        what
+    advantages depend on. Weight times leverage adds up to 1 over the components of a weighted sum.
     """
     names = sorted({name for parts in judged.parts for name in parts})
     paid = judged.centered(judged.rewards)
@@ -135,7 +138,7 @@ def _parts(judged: "_Judged") -> dict[str, Measure]:
 
 
 def _expected(groups: Sequence[Group]) -> dict[str, Measure]:
-    """Return the shares of groups that should be all right and all wrong, where rewards are 0 or 1."""
+    """Return the expected shares of groups that are all right and all wrong, for rewards of 0 and 1."""
     counts = [(int(sum(g.rewards)), len(g.rewards)) for g in groups if g.rewards]
     are_binary = all(reward in (0.0, 1.0) for group in groups for reward in group.rewards)
     if not are_binary or not any(n > 1 for _, n in counts):
@@ -148,17 +151,22 @@ def _expected(groups: Sequence[Group]) -> dict[str, Measure]:
 
 
 def expected_degenerate(counts: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    """Return which shares of groups should be all right and all wrong at the success rates that the groups show.
+    """Return the expected shares of all-right and all-wrong groups at the success rates that the groups show.
 
-    A prompt of success rate p is all right with chance p^G and all wrong with (1 - p)^G. Rates differ between prompts,
-    and one group is not enough to know one of them; but the mean of p over prompts is that of all answers, and the mean
-    of p^2 is that of pairs within groups that are both right. The Beta distribution of these two moments gives
+    A prompt with success rate p gives an all-right group with probability p^G and an all-wrong one with (1 - p)^G.
+    Rates differ between prompts, and one group is too small to estimate one rate. But the mean of p over prompts is the
+    mean over all responses, and the mean of p^2 is that of pairs within groups that are both right. The Beta
+    distribution with these two moments gives
 
         E[p^G] = prod_{i<G} (a + i) / (a + b + i),   E[(1 - p)^G] the same with b for a.
 
-    More than that are degenerate when the answers of a group have something in common beside their question.
-    counts: right answers and answers of each group.
-    Source: p^G + (1 - p)^G, SPO, arXiv 2509.13232; the distribution over prompts is ours.
+    More degenerate groups mean that the responses of a group depend on each other.
+
+    Args:
+        counts: Right responses and all responses of each group.
+
+    References:
+        p^G + (1 - p)^G, SPO, arXiv 2509.13232; the distribution over prompts is ours.
 
     >>> [round(share, 4) for share in expected_degenerate([(2, 4), (2, 4), (1, 4), (3, 4)])]
     [0.0625, 0.0625]
@@ -180,7 +188,7 @@ def _all(a: float, strength: float, size: int) -> float:
 
 
 def rank_correlation(first: Floats, second: Floats) -> float | None:
-    """Return Spearman's correlation, equal values sharing their mean rank; None where all are equal.
+    """Return Spearman's correlation with mean ranks for ties; None if all values are equal.
 
     >>> rank_correlation(np.array([1.0, 2.0, 9.0]), np.array([0.0, 5.0, 6.0]))
     1.0
@@ -201,7 +209,7 @@ def _ranks(numbers: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class _Judged:
-    """The graded answers of a step, side by side. prompt: the number of each one's group."""
+    """The graded responses of a step as arrays; ``prompt`` is the index of each response's group."""
 
     prompt: NDArray[np.int64]
     rewards: Floats

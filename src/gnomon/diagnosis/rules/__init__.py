@@ -1,1 +1,1 @@
-"""The rules, by what they look at; `catalog` lists them."""
+"""The rules, grouped by the metrics that they read; `catalog` lists them."""

@@ -1,4 +1,4 @@
-"""Rules on what a step has to teach: groups without a difference, and steps without a gradient."""
+"""Rules about degenerate groups and steps without a gradient."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,15 +15,21 @@ TAUGHT_NOTHING = "advantage/exact_zero_fraction"
 
 @dataclass(frozen=True)
 class DegenerateGroups:
-    """Groups whose answers all earn the same, so that a group baseline leaves nothing to learn from.
+    """Groups with equal rewards, from which a group baseline gets no gradient.
 
-    Split into all right (too easy) and all wrong (too hard), and held against what the success rates of the prompts
-    explain, E[p^G + (1 - p)^G]: more than that is something that the answers of a group share beside their question.
-    A policy whose reward rises learns from the few others: of what its success rates explain there is a note then, and
-    never anything severe.
+    The share is split into all right (too easy) and all wrong (too hard), and compared with the share that the prompts'
+    success rates explain, E[p^G + (1 - p)^G]. A larger share means that the responses of a group depend on each other.
+    While the reward rises, the explained share is only a note, because the policy learns from the other groups.
 
-    window: steps. warning, severe: shares. excess: times the expected share; errors: standard errors beyond it.
-    Source: thresholds of rldoctor 0.2.0 (.50, .75); p^G + (1 - p)^G, SPO, arXiv 2509.13232; the excess is ours, after
+    Attributes:
+        window: Steps.
+        warning: Share.
+        severe: Share.
+        excess: Factor on the expected share.
+        errors: Standard errors above the expected share.
+
+    References:
+        Thresholds of rldoctor 0.2.0 (.50, .75); p^G + (1 - p)^G, SPO, arXiv 2509.13232; the excess is ours, after
         rlvr-audit's idea.
     """
 
@@ -35,7 +41,7 @@ class DegenerateGroups:
     errors: float = 4.0
 
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
-        """Look at the share of the last steps."""
+        """Check the share of the last steps."""
         points = history.latest(DEGENERATE, self.window)
         if facts.generations < 2 or not points:
             return None
@@ -108,11 +114,17 @@ _ADVICE_EXCESS = (
 
 @dataclass(frozen=True)
 class AllWrong:
-    """Hardly any answer earns anything.
+    """Almost no response earns a reward.
 
-    Severe only where that does not get better within two windows: a model from scratch begins so.
-    window: steps. warning, severe: shares of groups (of answers, where a prompt has one) of reward 0.
-    Source: ours; 0.083 as the success rate below which a start with 8 rollouts is doubtful, arXiv 2606.18487.
+    Severe only if the reward does not rise within two windows, because an untrained model starts this way.
+
+    Attributes:
+        window: Steps.
+        warning: Share of groups (of responses, with one per prompt) with reward 0.
+        severe: Likewise.
+
+    References:
+        Ours; 0.083 as the success rate below which a start with 8 rollouts is doubtful, arXiv 2606.18487.
     """
 
     name: ClassVar[str] = "all-wrong"
@@ -121,7 +133,7 @@ class AllWrong:
     severe: float = 0.97
 
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
-        """Look at the share of the last steps."""
+        """Check the share of the last steps."""
         points = history.latest(ALL_WRONG, self.window)
         if not points:
             return None
@@ -153,11 +165,16 @@ class AllWrong:
 
 @dataclass(frozen=True)
 class AllRight:
-    """Nearly every answer is right, so there is little left to learn.
+    """Almost every response is right, so little is left to learn.
 
-    Severe where the run began so: all of it was spent on nothing. Later it is a note: the run is done.
-    window: steps. share: of groups (of answers, where a prompt has one) of reward 1. early: steps.
-    Source: ours; the split of rldoctor 0.2.0.
+    Severe if the run began this way, because all of it was wasted. Later it is a note: the run is done.
+
+    Attributes:
+        window: Steps.
+        share: Of groups (of responses, with one per prompt) with reward 1.
+
+    References:
+        Ours; the split of rldoctor 0.2.0.
     """
 
     name: ClassVar[str] = "all-right"
@@ -165,7 +182,7 @@ class AllRight:
     share: float = 0.95
 
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
-        """Look at the last steps, and at the first."""
+        """Check the last steps and the first steps."""
         points = history.latest(ALL_RIGHT, self.window)
         if not points or mean(points) < self.share:
             return None
@@ -191,10 +208,15 @@ class AllRight:
 
 @dataclass(frozen=True)
 class ZeroGradient:
-    """Steps that changed nothing, for no answer had an advantage.
+    """Steps without any effect, because no response had an advantage.
 
-    window: steps. warning, severe: shares of steps whose gradient is exactly 0.
-    Source: rldoctor 0.2.0 (.40, .70).
+    Attributes:
+        window: Steps.
+        warning: Share of steps with a gradient of exactly 0.
+        severe: Likewise.
+
+    References:
+        rldoctor 0.2.0 (.40, .70).
     """
 
     name: ClassVar[str] = "zero-gradient"
@@ -203,7 +225,7 @@ class ZeroGradient:
     severe: float = 0.7
 
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
-        """Count the steps of the window whose gradient is 0."""
+        """Count the steps of the window with gradient 0."""
         points = history.latest("learner/gradient_norm", self.window)
         if not points:
             return None

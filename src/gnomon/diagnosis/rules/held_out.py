@@ -1,4 +1,4 @@
-"""The rule on what training and held-out questions say."""
+"""The rule about training scores and held-out scores."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,14 +11,20 @@ from gnomon.diagnosis.rule import Alarm
 
 @dataclass(frozen=True)
 class HeldOutGap:
-    """Training rewards that held-out questions do not confirm.
+    """Training rewards that held-out prompts do not confirm.
 
-    The gap is the mean training reward of the last steps less the upper end of the held-out reward's 95% interval, by
-    the training reward: what even a lucky held-out set does not explain. Severe when the reward rose in training and
-    the held-out one did not. Nothing where training asks other prompts on purpose and finds them harder.
+    The gap is the mean training reward of the last steps minus the upper end of the held-out reward's 95% interval,
+    divided by the training reward. So a lucky held-out set does not explain the gap. Severe if the training reward rose
+    and the held-out reward did not. No finding if training asks harder prompts on purpose.
 
-    window: steps before the evaluation. warning, severe: shares of the training reward. least: training reward.
-    Source: rldoctor 0.2.0 (.15, .30).
+    Attributes:
+        window: Steps before the evaluation.
+        warning: Share of the training reward.
+        severe: Share of the training reward.
+        least: Smallest training reward.
+
+    References:
+        rldoctor 0.2.0 (.15, .30).
     """
 
     name: ClassVar[str] = "held-out-gap"
@@ -28,7 +34,7 @@ class HeldOutGap:
     least: float = 0.1
 
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
-        """Look at the latest evaluation."""
+        """Check the latest evaluation."""
         scored = [row for row in map(_score, history.evaluations) if row is not None]
         if not scored or scored[-1][0] < self.window:
             return None
@@ -64,7 +70,7 @@ class HeldOutGap:
 
 
 def _score(row: Mapping[str, Any]) -> tuple[int, float, float] | None:
-    """Return step, mean and upper end of an evaluation's reward, None where the row is none."""
+    """Return step, mean and upper end of an evaluation's reward; None if the row is invalid."""
     scores = row.get("scores")
     found = scores.get("reward") if isinstance(scores, Mapping) else None
     if not isinstance(found, Mapping) or type(row.get("step")) is not int:

@@ -1,4 +1,4 @@
-"""The rule on speed."""
+"""The rule about speed."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,16 +13,24 @@ STAGES = ("generate", "grade", "score", "update", "publish", "track")
 
 @dataclass(frozen=True)
 class Throughput:
-    """Steps that take longer and longer, for the same tokens.
+    """Steps that take longer and longer for the same tokens.
 
-    Medians of the last steps against the first, both by the step and by the generated token: longer answers take
-    longer by right, and shorter ones leave the fixed cost of a step. The stage that grew most is named. Where the
-    others grew as well, by ``others`` times or more, or a step among the last was as fast as ever, the machine is busy
-    with something else: no more than a note.
+    Compares medians of the last and the first steps, per step and per generated token: longer responses may take
+    longer, and shorter responses leave the fixed cost of a step. The finding names the stage that grew most. If the
+    other stages grew by ``others`` times or more, or one of the last steps was as fast as ever, another program uses
+    the machine, and the finding is only a note.
 
-    skipped: first steps, which warm up. baseline, window: steps. warning, severe: times. seconds: that a step must have
-    grown by, since a tenth of a second is the machine's business.
-    Source: rlprobe 0.1.0 (1.4, 3).
+    Attributes:
+        skipped: First steps, which warm up.
+        baseline: Steps.
+        window: Steps.
+        warning: Factor.
+        severe: Factor.
+        seconds: Smallest growth of a step; smaller changes are noise of the machine.
+        others: Factor.
+
+    References:
+        rlprobe 0.1.0 (1.4, 3).
     """
 
     name: ClassVar[str] = "throughput"
@@ -71,7 +79,7 @@ class Throughput:
         return after / before if before else 0.0
 
     def _spent(self, history: History, stage: str) -> tuple[float, float]:
-        """Return the median seconds of a stage in the first steps, and in the last."""
+        """Return the median seconds of a stage in the first steps and in the last steps."""
         name = f"time/{stage}_seconds"
         first = history.first(name, self.skipped + self.baseline)[self.skipped :]
         return median(first), median(history.latest(name, self.window))

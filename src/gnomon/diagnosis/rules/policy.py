@@ -1,4 +1,4 @@
-"""Rules on the policy itself: its entropy, its gradient, and the band that updates stay in."""
+"""Rules about the policy: entropy, gradient norm, and clipping."""
 
 import math
 import statistics
@@ -18,16 +18,24 @@ CLIPPED_LOW, CLIPPED_HIGH = "loss/clipped_low_fraction", "loss/clipped_high_frac
 
 @dataclass(frozen=True)
 class EntropyCollapse:
-    """Entropy that is gone, or on its way out.
+    """Entropy that is gone or will be gone.
 
-    Below ``floor`` of its start: a warning, and severe while the reward has not risen: the policy is certain of the
-    wrong thing. When it would reach ``floor`` within the remaining steps and ``lost`` of the start is gone already,
-    it is a warning, and a note while the reward rises: whoever learns becomes surer. It would at the rate of the last
-    steps, a share of what is left in each, for a straight line reaches nothing in any run that learns.
-    No absolute floor: three quarters of the entropy go in the first steps of healthy runs.
+    Below ``floor`` of its start: a warning, and severe while the reward has not risen, because the policy has become
+    certain of something wrong. If the entropy would reach ``floor`` within the remaining steps and ``lost`` of the
+    start is gone: a warning, and a note while the reward rises, because a learning policy becomes more certain. The
+    projection uses the relative rate of the last steps, because no learning run follows a straight line. There is no
+    absolute floor: healthy runs lose three quarters of their entropy in the first steps.
 
-    start: steps at first. window: steps. solved: share of prompts always right, above which it is no fault.
-    Source: rldoctor 0.2.0; R = -a e^H + b, arXiv 2505.22617.
+    Attributes:
+        start: First steps.
+        window: Steps.
+        latest: Last steps.
+        floor: Share of the start.
+        lost: Share of the start.
+        solved: Mean reward above which low entropy is no problem.
+
+    References:
+        rldoctor 0.2.0; R = -a e^H + b, arXiv 2505.22617.
     """
 
     name: ClassVar[str] = "entropy-collapse"
@@ -39,7 +47,7 @@ class EntropyCollapse:
     solved: float = 0.8
 
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
-        """Compare with the first steps, and look ahead."""
+        """Compare with the first steps and project to the end of the run."""
         points, began = history.latest(ENTROPY, self.window), mean(history.first(ENTROPY, self.start))
         if not points or began <= 0:
             return None
@@ -77,12 +85,23 @@ class EntropyCollapse:
 
 @dataclass(frozen=True)
 class GradientNorm:
-    """Gradients far above those of the first steps: single spikes, or all of them.
+    """Gradient norms far above those of the first steps: single spikes, or all of them.
 
-    Robust: a spike is more than ``sigmas`` times 1.4826 MAD above the median of the baseline and ``times`` the median.
-    baseline: first steps, after ``skipped`` ones. window, spikes: so many of the last steps. severe: times the median
-    of the baseline, for the median of the last ``sustained`` steps.
-    Source: rldoctor 0.2.0, rlprobe 0.1.0; ESS and gradient norm foretell collapse, arXiv 2602.17616.
+    A spike is more than ``sigmas`` times 1.4826 MAD above the median of the baseline, and more than ``times`` the
+    median.
+
+    Attributes:
+        skipped: Steps before the baseline.
+        baseline: Steps.
+        window: Steps.
+        spikes: Spikes within the window.
+        sigmas: Robust standard deviations.
+        times: Factor on the baseline's median.
+        sustained: Last steps whose median is compared for ``severe``.
+        severe: Factor on the baseline's median.
+
+    References:
+        rldoctor 0.2.0, rlprobe 0.1.0; ESS and gradient norm predict collapse, arXiv 2602.17616.
     """
 
     name: ClassVar[str] = "gradient-norm"
@@ -128,17 +147,24 @@ class GradientNorm:
 
 @dataclass(frozen=True)
 class Clipping:
-    """A trust band that stops too many tokens, hardly any, or none ever.
+    """A clip that stops too many tokens, almost all tokens, or no token.
 
-    Only of surrogates with a band, and only where a step makes several updates or samples are stale: with one update
-    on fresh samples every ratio is 1. A band that never opens is one that nearly every token of the later updates is
-    outside of: all updates of a step but the first teach nothing. Severe only where the
-    reward has not risen at all.
+    Only for surrogates with a clip, and only if a step makes several updates or rollouts are stale: with one update on
+    fresh rollouts every ratio is 1. If almost all tokens of later updates are outside the band, only the first update
+    of a step teaches anything. Severe only if the reward has not risen at all.
 
-    window: steps. warning, severe: shares of clipped tokens. shut: share of tokens outside, of the (1 - 1/updates)
-    that can be. asymmetry: of the two sides, from ``least`` clipped tokens on. idle: steps without a clipped token.
-    progress: steps at both ends of the run whose rewards are compared.
-    Source: rldoctor 0.2.0 (.20, .40, asymmetry 3), rlprobe 0.1.0; shut and idle are ours.
+    Attributes:
+        window: Steps.
+        warning: Share of clipped tokens.
+        severe: Share of clipped tokens.
+        shut: Share of tokens outside, relative to the (1 - 1/updates) that can be outside.
+        asymmetry: Ratio of the two sides.
+        least: Clipped share from which the sides are compared.
+        idle: Steps without a token outside.
+        progress: Steps at both ends of the run whose rewards are compared.
+
+    References:
+        rldoctor 0.2.0 (.20, .40, asymmetry 3), rlprobe 0.1.0; shut and idle are ours.
     """
 
     name: ClassVar[str] = "clip-fraction"
@@ -152,7 +178,7 @@ class Clipping:
     progress: int = 10
 
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
-        """Look at the shares of the last steps."""
+        """Check the shares of the last steps."""
         points = history.latest(CLIPPED, self.window)
         if not facts.has_band or not points or (facts.updates < 2 and facts.bound == 0):
             return None

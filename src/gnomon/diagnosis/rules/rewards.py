@@ -1,4 +1,4 @@
-"""Rules on rewards: their parts, their errors, and whether they rise."""
+"""Rules about rewards: components, errors, and trends."""
 
 import math
 from collections.abc import Sequence
@@ -15,13 +15,19 @@ ERRORS, ENTROPY = "rollout/error_fraction", "loss/entropy_nats"
 
 @dataclass(frozen=True)
 class DominantPart:
-    """A part of the reward, other than the first, decides nearly all of it.
+    """A component of the reward, other than the first, decides almost all of it.
 
-    The share of a part is weight * Cov(part, reward) / Var(reward), among answers to the same prompt where a prompt has
-    several: what the advantages see. Shares add up to 1. The first part is taken to be what the run is about.
+    The share of a component is weight * Cov(component, reward) / Var(reward), among responses to the same prompt if a
+    prompt has several, which is what advantages depend on. Shares add up to 1. The first component counts as the main
+    objective.
 
-    window: steps. warning, severe: shares.
-    Source: rldoctor 0.2.0 (.70, .90).
+    Attributes:
+        window: Steps.
+        warning: Share.
+        severe: Share.
+
+    References:
+        rldoctor 0.2.0 (.70, .90).
     """
 
     name: ClassVar[str] = "dominant-part"
@@ -30,7 +36,7 @@ class DominantPart:
     severe: float = 0.9
 
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
-        """Look at the largest share but the first part's."""
+        """Check the largest share, without the first component."""
         paid = {name: weight for name, weight in facts.weights.items() if weight}
         shares = {
             name: weight * share
@@ -65,17 +71,20 @@ class DominantPart:
 
 @dataclass(frozen=True)
 class ConstantPart:
-    """A part of the reward that is the same for every answer, step after step, and so teaches nothing.
+    """A component of the reward that is the same for every response and so teaches nothing.
 
-    window: steps. A part that is constantly 1 is a note: it may be learned.
-    Source: rldoctor 0.2.0 (reward composition).
+    Attributes:
+        window: Steps. A component that is constantly 1 is a note, because it may have been learned.
+
+    References:
+        rldoctor 0.2.0 (reward composition).
     """
 
     name: ClassVar[str] = "constant-part"
     window: int = 15
 
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
-        """Find the parts without any difference."""
+        """Find components without variance."""
         constant: dict[str, float] = {}
         since = 0
         for name, weight in facts.weights.items():
@@ -101,13 +110,17 @@ class ConstantPart:
 
 @dataclass(frozen=True)
 class FormIgnored:
-    """Every answer of the right form earns the same, though the answers differ.
+    """All responses with the right form get the same reward, although the responses differ.
 
-    Of the right form is what is marked as an answer usually is: the end of a thought, ``<answer>``, a box, ``####``, a
-    fenced program. A reward that does not see the mark, or not what is in it, pays all of them alike.
+    Forms are the usual marks of an answer: the end of a thought, ``<answer>``, a box, ``####``, a fenced program. A
+    reward that does not find the mark, or does not read its content, grades all of them alike.
 
-    window: steps. least: share of answers that are marked. All of them at 1 are a note: it may be learned.
-    Source: ours; huggingface/trl#2897 and #6966.
+    Attributes:
+        window: Steps.
+        least: Share of responses with a mark. A constant reward of 1 is a note, because it may have been learned.
+
+    References:
+        Ours; huggingface/trl#2897 and #6966.
     """
 
     name: ClassVar[str] = "form-unseen"
@@ -115,7 +128,7 @@ class FormIgnored:
     least: float = 0.3
 
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
-        """Look for marked answers whose rewards do not differ, within steps or between them."""
+        """Find marked responses whose rewards do not differ within or between steps."""
         share = history.mean("rollout/marked_fraction", self.window)
         level = history.latest("rollout/marked_reward_mean", self.window)
         spread = history.latest("rollout/marked_reward_std", self.window)
@@ -143,11 +156,17 @@ class FormIgnored:
 
 @dataclass(frozen=True)
 class VerifierErrors:
-    """Answers that could not be judged.
+    """Responses that could not be graded.
 
-    They are no zeros and train nothing; but what is left of a group is smaller, and errors seldom come evenly.
-    window: steps. warning, severe: shares. count: errors at least.
-    Source: the share that ends a run is ``grading.max_error_fraction`` (.2); severe is half of it.
+    An error is not a zero reward and trains nothing, but groups become smaller, and errors are seldom random.
+
+    Attributes:
+        window: Steps.
+        warning: Share.
+        severe: Share.
+
+    References:
+        The share that ends a run is ``grading.max_error_fraction`` (.2); severe is half of it.
     """
 
     name: ClassVar[str] = "verifier-errors"
@@ -156,7 +175,7 @@ class VerifierErrors:
     severe: float = 0.1
 
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
-        """Look at the share of the last steps."""
+        """Check the share of the last steps."""
         points = history.latest(ERRORS, self.window)
         severity = graded(mean(points), self.warning, self.severe) if points else None
         if severity is None:
@@ -179,12 +198,17 @@ class VerifierErrors:
 
 @dataclass(frozen=True)
 class RewardFalls:
-    """The reward was higher, and is not any more.
+    """The reward has been higher before.
 
-    The mean of the last window is lower than that of the best one before it by ``share`` of it, and by more than
-    ``errors`` standard errors of both; or next to nothing (``dead`` of it) is left of the reward of a single step,
-    of ``least`` or more: one update too large can end a run.
-    window: steps. Source: ours; plateau and collapse of rldoctor 0.2.0.
+    The mean of the last window is lower than that of the best window by ``share`` of it and by more than ``errors``
+    standard errors of both. Or at most ``dead`` of the best single step's reward is left, if that reward was ``least``
+    or more: one update that is too large can end a run.
+
+    Attributes:
+        window: Steps.
+
+    References:
+        Ours; plateau and collapse of rldoctor 0.2.0.
     """
 
     name: ClassVar[str] = "reward-falls"
@@ -195,7 +219,7 @@ class RewardFalls:
     least: float = 0.2
 
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
-        """Compare with the best window so far, and with the best step."""
+        """Compare with the best window and with the best step so far."""
         last = history.rewards[-self.window :]
         if len(history.rewards) <= self.window:
             return None
@@ -218,7 +242,7 @@ class RewardFalls:
         )
 
     def _window(self, history: History, last: list[Point]) -> list[Point]:
-        """Return the best window if the last one is far below it."""
+        """Return the best window if the last window is far below it."""
         best = history.best_rewards(self.window)
         fallen = mean(best) - mean(last)
         noise = (error(best) ** 2 + error(last) ** 2) ** 0.5
@@ -232,11 +256,15 @@ class RewardFalls:
 
 @dataclass(frozen=True)
 class NotLearning:
-    """The reward stays where it was, and most answers have no advantage.
+    """The reward does not rise, and most responses have no advantage.
 
-    least: steps before anything is said. idle: share of answers without an advantage. solved: a mean reward above
-    which there is nothing to rise to.
-    Source: ours; plateau of rldoctor 0.2.0.
+    Attributes:
+        least: Steps before the first finding.
+        idle: Share of responses without an advantage.
+        solved: Mean reward above which the rule is silent.
+
+    References:
+        Ours; plateau of rldoctor 0.2.0.
     """
 
     name: ClassVar[str] = "not-learning"
@@ -272,11 +300,16 @@ class NotLearning:
 
 @dataclass(frozen=True)
 class NothingMoves:
-    """Neither the reward nor the entropy is another than at the start, though there is something to learn from.
+    """Neither reward nor entropy has changed since the start, although responses have advantages.
 
-    least: steps before anything is said. errors: standard errors that are no difference. change: of the entropy, as a
-    share. idle: share of answers without an advantage, above which it is `NotLearning`.
-    Source: ours.
+    Attributes:
+        least: Steps before the first finding.
+        errors: Standard errors that count as no change.
+        change: Share of the entropy that counts as no change.
+        idle: Share of responses without an advantage, above which `NotLearning` applies.
+
+    References:
+        Ours.
     """
 
     name: ClassVar[str] = "nothing-moves"

@@ -1,4 +1,4 @@
-"""Rules on what remembers: the critic, and the tracked success rates."""
+"""Rules about the critic and the value tracker."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,13 +12,18 @@ EXPLAINED = "critic/explained_variance"
 
 @dataclass(frozen=True)
 class CriticExplains:
-    """A critic that foretells the returns no better than a constant.
+    """A critic that predicts returns no better than a constant.
 
-    1 - Var(return - V) / Var(return), of batches that it had not seen. A young critic may: it is a warning when it
-    stays so for two windows without getting better, and severe when a constant would be clearly better.
+    Reads 1 - Var(return - V) / Var(return) on new batches. A young critic may be poor: the rule warns if two windows
+    bring no improvement, and is severe if a constant would be clearly better.
 
-    window: steps. warning, nothing: explained variance.
-    Source: rlprobe 0.1.0 (.2, 0 for 10 steps); that value pre-training decides, VC-PPO, arXiv 2503.01491.
+    Attributes:
+        window: Steps.
+        warning: Explained variance.
+        nothing: Explained variance.
+
+    References:
+        rlprobe 0.1.0 (.2, 0 for 10 steps); value pretraining is decisive, VC-PPO, arXiv 2503.01491.
     """
 
     name: ClassVar[str] = "critic-explains-nothing"
@@ -55,13 +60,18 @@ class CriticExplains:
 
 @dataclass(frozen=True)
 class TrackerStarves:
-    """Tracked success rates that rest on too few visits, or foretell nothing.
+    """Tracked success rates that have too few visits or predict nothing.
 
-    Starved: nearly every prompt of a step is asked for the first time and its rate is a guess. Useless: the squared
-    error of the tracked value is no smaller than the variance of the rewards, which one constant would reach.
+    Starved: almost every prompt is new, so its rate is a guess. Useless: the squared error of the tracked value is no
+    smaller than the variance of the rewards, which a constant would reach.
 
-    window: steps. first_visits: share. error: times the rewards' variance.
-    Source: ours; SPO, arXiv 2509.13232, samples each prompt 8 times before training for this reason.
+    Attributes:
+        window: Steps.
+        first_visits: Share.
+        error: Factor on the rewards' variance.
+
+    References:
+        Ours; SPO, arXiv 2509.13232, samples each prompt 8 times before training for this reason.
     """
 
     name: ClassVar[str] = "tracker-starves"
@@ -70,7 +80,7 @@ class TrackerStarves:
     error: float = 1.1
 
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
-        """Look at visits, then at errors."""
+        """Check visits, then errors."""
         visits = history.latest("tracker/first_visit_fraction", self.window)
         wrong, spread = history.mean("tracker/squared_error_mean", self.window), self._variance(history)
         is_starved = bool(visits) and facts.initial == "prior" and mean(visits) >= self.first_visits

@@ -1,4 +1,4 @@
-"""Rules on the answers themselves: how long, how repetitive, how alike, and whether they are cut off."""
+"""Rules about the responses: length, repetition, copies and truncation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,14 +18,21 @@ COPIES, EXPECTED = "rollout/duplicate_pair_fraction", "rollout/duplicate_pair_ex
 
 @dataclass(frozen=True)
 class LengthReward:
-    """Answers grow (or shrink), and the reward goes with their length.
+    """Responses become longer (or shorter), and the reward depends on their length.
 
-    Among answers to the same prompt, where a prompt has several. A severe one is nothing but length: the rank
-    correlation is nearly 1, or the growth ends at the budget.
+    The correlation is among responses to the same prompt if a prompt has several. Severe if the rank correlation is
+    nearly 1, or if the growth ends at the length limit.
 
-    baseline, window: steps. growth: of the mean length. correlation: of ranks. alone: correlation that leaves nothing
-    else. truncated: share cut off.
-    Source: rldoctor 0.2.0 (+50%, 0.6, truncation .15); alone is ours.
+    Attributes:
+        baseline: Steps.
+        window: Steps.
+        growth: Factor on the mean length.
+        correlation: Rank correlation.
+        alone: Rank correlation that leaves no other explanation.
+        truncated: Share of truncated responses.
+
+    References:
+        rldoctor 0.2.0 (+50%, 0.6, truncation .15); alone is ours.
     """
 
     name: ClassVar[str] = "length-reward"
@@ -73,13 +80,23 @@ class LengthReward:
 
 @dataclass(frozen=True)
 class Truncation:
-    """Answers that the budget cut off, and what that costs them.
+    """Responses that the length limit cut off, if truncation costs reward.
 
-    Told by what ended an answer, never by a tensor's width. Truncated answers that earn as much as others are no fault.
-    window: steps. note, warning, severe: shares. cost: in standard deviations of the reward, that truncated answers
-    earn less than complete ones. few: share of complete answers below which there is nothing to compare with: no more
-    than a warning, and a note where the reward has risen, over ``progress`` steps, since what is cut off is paid then.
-    Source: rldoctor 0.2.0 (.05, .15), rlprobe 0.1.0 (.5: starved); verl#7817; the cost is ours.
+    Truncation is read from the stop reason of a response, never from a tensor's width. Truncated responses that earn as
+    much as others are no problem.
+
+    Attributes:
+        window: Steps.
+        note: Share.
+        warning: Share.
+        severe: Share.
+        cost: Lost reward of truncated responses, in standard deviations of the reward.
+        few: Share of complete responses below which there is no comparison: at most a warning, and a note if the reward
+            has risen over ``progress`` steps, because truncated responses earn rewards then.
+        progress: Steps.
+
+    References:
+        rldoctor 0.2.0 (.05, .15), rlprobe 0.1.0 (.5: starved); verl#7817; the cost is ours.
     """
 
     name: ClassVar[str] = "truncation"
@@ -92,7 +109,7 @@ class Truncation:
     progress: int = 10
 
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
-        """Look at the share, and at the rewards of both kinds."""
+        """Check the share, and the rewards of truncated and complete responses."""
         points = history.latest(TRUNCATED, self.window)
         if not points or mean(points) < self.note:
             return None
@@ -129,10 +146,18 @@ class Truncation:
 
 @dataclass(frozen=True)
 class Repetition:
-    """Answers that say the same again: the share of runs of four tokens that an answer has had before.
+    """Responses that repeat themselves: the share of 4-grams that occurred before in the same response.
 
-    baseline, window: steps. warning, severe: shares. times, more: above the baseline, for what it takes to be new.
-    Source: rlprobe 0.1.0 (.15 rising, .30).
+    Attributes:
+        baseline: Steps.
+        window: Steps.
+        warning: Share.
+        severe: Share.
+        times: Factor on the baseline.
+        more: Difference from the baseline.
+
+    References:
+        rlprobe 0.1.0 (.15 rising, .30).
     """
 
     name: ClassVar[str] = "repetition"
@@ -171,13 +196,18 @@ class Repetition:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Answers of a group that are the same, more often than chance makes them.
+    """Identical responses in a group, more often than by chance.
 
-    Chance is known: two independent draws are equal with probability E[p(answer)], which the answers' own
-    log-probabilities estimate. A certain policy repeats itself by right; an engine that draws twice alike does not.
+    The chance is known: two independent draws are equal with probability E[p(response)], which the responses' own
+    log-probabilities estimate. A certain policy repeats itself legitimately; an engine that draws twice alike does not.
 
-    window: steps. warning, severe: shares of pairs beyond chance.
-    Source: after an idea of rlvr-audit; the estimate of chance is ours.
+    Attributes:
+        window: Steps.
+        warning: Share of pairs beyond chance.
+        severe: Share of pairs beyond chance.
+
+    References:
+        After an idea of rlvr-audit; the estimate of chance is ours.
     """
 
     name: ClassVar[str] = "duplicate-rollouts"

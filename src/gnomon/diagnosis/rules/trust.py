@@ -1,4 +1,4 @@
-"""Rules on what separates the policy that answered from the policy that is trained."""
+"""Rules about the difference between the policy that answered and the policy that is trained."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,12 +14,18 @@ PARTS = ("staleness", "truncation", "engine", "precision")
 
 @dataclass(frozen=True)
 class EffectiveSampleSize:
-    """The share of a batch's tokens that would say as much if the policy itself had sampled them.
+    """The effective sample size of a step's tokens, as a fraction.
 
-    Before the first update (``mismatch/ess_fraction``): the price of stale or differing engines. Over all updates
-    (``loss/ess_fraction``): also that of the step's own updates.
-    window: steps. warning, severe: an ESS below.
-    Source: verl's documentation on rollout correction (0.3); ESS foretells collapse, arXiv 2602.17616.
+    ``mismatch/ess_fraction``, before the first update, shows stale or different engines. ``loss/ess_fraction``, over
+    all updates, also shows the step's own updates.
+
+    Attributes:
+        window: Steps.
+        warning: ESS below this value.
+        severe: ESS below this value.
+
+    References:
+        verl's documentation on rollout correction (0.3); ESS predicts collapse, arXiv 2602.17616.
     """
 
     name: ClassVar[str] = "effective-sample-size"
@@ -28,7 +34,7 @@ class EffectiveSampleSize:
     severe: float = 0.3
 
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
-        """Look at the lower of the two."""
+        """Check the lower of the two."""
         columns = ("mismatch/ess_fraction", "loss/ess_fraction")
         found = {name: points for name in columns if (points := history.latest(name, self.window))}
         if not found:
@@ -68,14 +74,22 @@ class EffectiveSampleSize:
 
 @dataclass(frozen=True)
 class EngineMismatch:
-    """The engine's log-probabilities are not the learner's: KL(behavior, proximal), by the k3 estimate.
+    """The engine's log-probabilities differ from the learner's: KL(behavior, proximal) by the k3 estimator.
 
-    What truncated sampling and staleness make of it from the first steps on was asked for; what arithmetic does, not.
+    The user chose truncated sampling and staleness, so the rule compares these with the first steps. Differences of
+    arithmetic were not chosen.
 
-    window, baseline: steps. warning: nats a token, and ``times`` the baseline unless it is the arithmetic of the engine
-    or the rounding of its weights. severe: nats a token.
-    Source: verl's documentation on rollout correction (0.1; 0.0004 to 0.01 are usual); a small mismatch alone can end a
-        run, arXiv 2605.14220. Its parts are ours (`loop.mismatch`).
+    Attributes:
+        window: Steps.
+        baseline: Steps.
+        warning: Nats per token, and ``times`` the baseline unless the engine's arithmetic or rounding is the largest
+            part.
+        severe: Nats per token.
+
+    References:
+        verl's documentation on rollout correction (0.1; 0.0004 to 0.01 are usual); a small mismatch alone can end a
+            run,
+        arXiv 2605.14220. The parts are ours (`training.mismatch`).
     """
 
     name: ClassVar[str] = "mismatch"
@@ -86,7 +100,7 @@ class EngineMismatch:
     severe: float = 0.1
 
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
-        """Look at the last steps, and name the largest part."""
+        """Check the last steps, and name the largest part."""
         points, began = history.latest(K3, self.window), mean(history.first(K3, self.baseline))
         if not points:
             return None
@@ -120,13 +134,19 @@ _MISMATCH_ADVICE = {
 
 @dataclass(frozen=True)
 class WeightsNotArrived:
-    """An engine that goes on answering with other weights than it was sent.
+    """An engine that answers with other weights than the run sent.
 
-    Either the canary of a delivery is further away than it may be, or what the engine says of its own answers moves
-    away from what the learner says of them, step by step: rounding does not grow, weights that stay behind do.
+    Either the canary of a weight sync differs by more than its tolerance, or the engine's log-probabilities of its own
+    responses move away from the learner's. Rounding errors do not grow from step to step; outdated weights do.
 
-    window, baseline: steps; of the baseline the smallest counts. least: nats a token. times: the baseline's.
-    Source: ours.
+    Attributes:
+        window: Steps.
+        baseline: Steps, of which the smallest value counts.
+        least: Nats per token.
+        times: Factor on the baseline.
+
+    References:
+        Ours.
     """
 
     name: ClassVar[str] = "weights-not-arrived"
@@ -136,7 +156,7 @@ class WeightsNotArrived:
     times: float = 10.0
 
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
-        """Look at the canary, then at how the gap grows."""
+        """Check the canary, then the growth of the difference."""
         said, allowed = history.latest(CANARY, 1), history.latest(ALLOWED, 1)
         if said and allowed and said[0][1] > allowed[0][1]:
             return self._alarm(said[0][0], said[0][1], allowed[0][1], "12 fixed tokens, of which {0:.3g} is allowed")
@@ -168,10 +188,14 @@ class WeightsNotArrived:
 
 @dataclass(frozen=True)
 class RefusedSteps:
-    """Steps that changed nothing because a number was not finite.
+    """Steps that were undone because a number was not finite.
 
-    window: steps. severe: of them.
-    Source: ours; see docs/reliability.md.
+    Attributes:
+        window: Steps.
+        severe: Such steps.
+
+    References:
+        Ours; see docs/reliability.md.
     """
 
     name: ClassVar[str] = "not-finite"
@@ -179,7 +203,7 @@ class RefusedSteps:
     severe: int = 2
 
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
-        """Count them."""
+        """Count the undone steps."""
         points = [p for p in history.latest("learner/refused_steps", min(self.window, history.steps)) if p[1] > 0]
         if not points:
             return None
