@@ -67,9 +67,9 @@ class FetchedWeights:
 class WeightsRef:
     """All weights of a version, as positions in the store.
 
-    Implements `models.transfer.remote_weights` in any process of the cluster. The pieces live as long as a process
-        holds a
-    reference, and as long as the process that put them.
+    Implements `models.transfer.remote_weights.Stored` in any process of the cluster. The pieces live as long as a
+        process
+    holds a reference, and as long as the process that put them.
     """
 
     version: int

@@ -1,1 +1,1 @@
-"""The network, shared by engines and learner, knowing neither."""
+"""The model code that engines and learner share. This room imports neither."""

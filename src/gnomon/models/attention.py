@@ -1,4 +1,4 @@
-"""Attention as gnomon's passes need it, behind transformers' own interface; everything else is plain SDPA."""
+"""gnomon's attention function behind transformers' interface; other cases go to plain SDPA."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,9 +22,9 @@ from gnomon.models.cpu.prefix_attention import PrefixLayout, branched_attention
 
 
 def rotary_edge(config: Any) -> int | None:
-    """Return the longest row in tokens that has the first of several rotary tables; None where there is one table.
+    """Return the longest row, in tokens, that uses the first of several rotary tables; None for a single table.
 
-    Below and at this length numbers depend on nobody else's; gnomon asks for no row beyond it (`context_of`).
+    Up to this length a row's numbers do not depend on other rows. gnomon asks for no longer row (`context_of`).
     """
     text = config.get_text_config()
     stated = vars(text).get("rope_parameters")
@@ -34,7 +34,7 @@ def rotary_edge(config: Any) -> int | None:
 
 
 def edge_note(config: Any, context: int | None) -> str:
-    """Return why a context is as short as it is, to follow its number in a message; "" where positions end there."""
+    """Return the reason for a context's length, as the end of a message; "" if positions end there."""
     edge = rotary_edge(config)
     text = config.get_text_config()
     if edge is None or edge != context or edge == vars(text).get("max_position_embeddings"):
@@ -65,11 +65,12 @@ def attend(
     branches: PrefixLayout | None = None,
     **settings: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend as transformers' SDPA does, faster in two cases; same sums in another order: equal up to rounding.
+    """Compute attention as transformers' SDPA does, faster in two cases. Sums have another order: equal up to rounding.
 
-    Packed rows, whose passes are given ``branches``: see `branched`. One new position a row: the heads that share keys
-    become query rows. transformers copies keys and values once per query head of a group (`repeat_kv`), which for a
-    group of 3 triples the memory that a decoding step touches.
+    Packed rows come with ``branches``: see `prefix_attention.branched_attention`. For one new position per row, the
+        query
+    heads that share a key become query rows. transformers copies keys and values for each query head of a group
+    (`repeat_kv`), which for a group of 3 triples the memory that a decoding step reads.
     """
     is_plain = all(settings.get(name) is None for name in _ALTERING)
     if branches is not None and is_plain and query.shape[0] * query.shape[2] == branches.positions:
@@ -98,7 +99,7 @@ def _by_branches(query: Tensor, key: Tensor, value: Tensor, branches: PrefixLayo
 
 
 def use_own_attention(model: Any) -> None:
-    """Make a model that uses SDPA use `attend` instead, its trunk too where that has a configuration of its own."""
+    """Make a model that uses SDPA use `attend`, also its backbone if the backbone has its own configuration."""
     AttentionInterface.register(OWN, attend)
     AttentionMaskInterface.register(OWN, sdpa_mask)
     for part in (model, model.get_decoder()):
@@ -107,9 +108,10 @@ def use_own_attention(model: Any) -> None:
 
 
 def attends_by_branches(model: Any) -> bool:
-    """Whether packed rows of this model are better told how they branch: on a processor, where SDPA's backward is slow.
+    """Whether packed rows of this model should come with their branches: on a CPU, where SDPA's backward pass is slow.
 
-    model: of which `use_own_attention` was asked.
+    Args:
+        model: A model after `use_own_attention`.
     """
     implementation: str = model.get_decoder().config._attn_implementation
     return implementation == OWN and next(model.parameters()).device.type == "cpu"

@@ -30,11 +30,12 @@ _TRIED_TOKENS = 32
 
 
 class Backbone:
-    """The hidden states of one model, which are its own up to rounding.
+    """The hidden states of one model, equal to the model's own up to rounding.
 
-    Padding is on the right and the model causal: no position that is read looks at it, so no mask is needed.
+    Padding is on the right and the model is causal. No position that is read depends on padding, so no mask is needed.
 
-    model: of transformers, in eval mode; on a CPU its attention becomes ours (`use_own_attention`).
+    Args:
+        model: A transformers model in eval mode. On a CPU its attention is replaced (`use_own_attention`).
     """
 
     def __init__(self, model: Any) -> None:
@@ -53,10 +54,15 @@ class Backbone:
         return own_states(self._model, tokens)
 
     def pack(self, tokens: Tensor, prompt_lengths: Tensor, ends: Tensor) -> Packed | None:
-        """Return rows with prompts computed once, as this body computes them best; None for rows as they are.
+        """Return rows that compute each prompt once, in this model's best form; None to keep the rows as they are.
 
-        tokens Int[B S]; prompt_lengths, ends Int[B]: see `prefix.pack`. In one row where the body is written out: then
-        nothing is computed for padding, and rows that share no prompt gain too, unless they are long.
+        With the fused forward pass all rows form one row, so nothing is computed for padding. Then rows without a
+        shared prompt gain too, unless they are long.
+
+        Args:
+            tokens: Int[B S].
+            prompt_lengths: Int[B].
+            ends: Int[B], see `prefix.pack`.
         """
         found = pack(tokens.cpu(), prompt_lengths.cpu(), ends.cpu(), self._rounded, self._is_written())
         is_alone = found is not None and len(found.spans) == len(tokens)
@@ -65,8 +71,9 @@ class Backbone:
     def packed(self, packed: Packed, device: torch.device) -> Tensor:
         """Return the hidden states Float[N L d] of packed rows.
 
-        The mask goes in as 0 and -inf in the model's precision: one copy for all layers. From a boolean one attention
-        would make, and keep for the backward pass, a copy of its own in every layer.
+        The mask is 0 and -inf in the model's precision, one copy for all layers. From a boolean mask every layer would
+            make its
+        own copy and keep it for the backward pass.
         """
         body = self._model.get_decoder()
         if self._is_written():
@@ -88,13 +95,13 @@ class Backbone:
         return hidden
 
     def lies_in_line(self, longest: int) -> bool:
-        """Whether packed rows, of at most ``longest`` tokens in the batch, lie one behind another."""
+        """Whether packed rows with at most ``longest`` tokens form one row."""
         return self._is_written() and not self._is_long(longest)
 
     def can_share(self) -> bool:
-        """Whether packed rows give the hidden states that rows of their own give; found by trying.
+        """Whether packed rows give the same hidden states as separate rows, found by a trial.
 
-        Models that look through windows, or that carry a state instead of attending, cannot be packed.
+        Models with attention windows, or with a state instead of attention, cannot be packed.
         """
         embedding = self._model.get_input_embeddings().weight
         tokens, packed = _tried(len(embedding), self._rounded)
@@ -120,7 +127,7 @@ class Backbone:
         return tokens > _LONGEST and kernels_of(next(self._model.parameters())) is None
 
     def _is_written(self) -> bool:
-        """Whether the model is still what was tried: not parted, no adapters, nothing that computes a layer again."""
+        """Whether the model is as it was at the trial: not sharded, without adapters, without recomputed layers."""
         return self._is_tried and may_write_out(self._model)
 
 
@@ -133,19 +140,19 @@ def own_states(model: Any, tokens: Tensor) -> Tensor:
 
 
 def may_write_out(model: Any) -> bool:
-    """Whether a model below its head may go through `body_states`: eager attention, which somebody asked for, stays."""
+    """Whether a backbone may use `body_states`; a user's choice of eager attention is kept."""
     body = model.get_decoder()
     is_sdpa = body is not model and body.config._attn_implementation in (OWN, "sdpa")
     return is_sdpa and is_standard(body)
 
 
 def kept_for_backward(model: Any) -> int:
-    """Return how many numbers of a token are kept for a backward pass through `body_states`; 0 if it is not used."""
+    """Return the numbers per token that `body_states` keeps for the backward pass; 0 if it is not used."""
     return kept_per_token(model.get_decoder()) if may_write_out(model) else 0
 
 
 def _reproduces(body: Any) -> bool:
-    """Whether `body_states` gives what the first layers of ``body`` give, alone and packed, in float32."""
+    """Whether `body_states` gives the numbers of the backbone's first layers in float32, alone and packed."""
     first = beginning(body, _TRIED_TOKENS)
     tokens, packed = _tried(first.config.vocab_size)
     with torch.no_grad():
@@ -158,13 +165,13 @@ def _reproduces(body: Any) -> bool:
 
 
 def _tried(vocabulary: int, rounded: Callable[[int], int] = int) -> tuple[Tensor, Packed | None]:
-    """Return the rows that a model of so many tokens is tried on, Int[2 S], and the same packed."""
+    """Return the rows of a trial, Int[2 S], and the same rows packed."""
     tokens = torch.tensor(_ROWS) % vocabulary
     return tokens, pack(tokens, torch.full((2,), _PROMPT), torch.full((2,), tokens.shape[1]), rounded)
 
 
 def _alone(body: Any, tokens: Tensor) -> Tensor:
-    """Return the hidden states of rows that share nothing, by `body_states`."""
+    """Return the hidden states of separate rows by `body_states`."""
     rows, length = tokens.shape
     branches = PrefixLayout([Span(row * length, length, []) for row in range(rows)], rows * length)
     return body_states(body, tokens, torch.arange(length).expand(rows, -1), branches)
@@ -179,5 +186,5 @@ def _is_close(found: Tensor, own: Tensor, prompt: int, layers: int = 1) -> bool:
 
 
 def _takes_more(body: Any) -> bool:
-    """Whether the body hands arguments that it does not know on to its layers, as transformers' newer ones do."""
+    """Whether the backbone passes unknown arguments on to its layers, as newer transformers models do."""
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(body.forward).parameters.values())

@@ -1,4 +1,4 @@
-"""A checkpoint is written and loaded again before the first step, so that nothing a user gave can fail after one."""
+"""Write a checkpoint and load it again before the first step, so that a bad model cannot fail a later save."""
 
 import copy
 import tempfile
@@ -27,7 +27,7 @@ _ROUGH = 0.05
 
 @dataclass(frozen=True)
 class SavedForm:
-    """What a checkpoint has besides its weights. said: what is to be said of it, a sentence each."""
+    """The parts of a checkpoint besides its weights; ``said`` holds sentences for the user."""
 
     belongings: Belongings = field(default_factory=Belongings)
     said: tuple[str, ...] = ()
@@ -36,12 +36,14 @@ class SavedForm:
 def try_checkpoint(
     name: str, tokenizer: Tokenizer, trust_remote_code: bool = False, lora: LoraPlan | None = None
 ) -> SavedForm:
-    """Write everything of a checkpoint of ``name`` but the weights, load it again, and return what belongs to it.
+    """Write a checkpoint of ``name`` without weights, load it again, and return its other files.
 
-    Config, generation config, tokenizer, chat template and the files beside them are written for real; of the weights,
-    names and shapes are compared, as they are spelled in files.
-    Raises: ModelError when something cannot be written, or what is read back is another than what was written;
-        ConfigError when the targets of ``lora`` are none of the model's, or cannot be adapted.
+    Config, generation config, tokenizer, chat template and the files beside them are written. For weights, names and
+    shapes are compared as they stand in files.
+
+    Raises:
+        ModelError: If a file cannot be written, or differs when it is read again.
+        ConfigError: If the targets of ``lora`` match no module, or cannot be adapted.
     """
     said = [*check_headers(name, trust_remote_code)[0]]
     belongings = belongings_of(local_folder(name), trust_remote_code)
@@ -76,9 +78,10 @@ def try_checkpoint(
 
 
 def check_written(folder: Path, name: str, dtype: torch.dtype, trust_remote_code: bool = False) -> None:
-    """Check that a checkpoint of the model ``name``, written before any step, is that model: weights and logits.
+    """Check that a checkpoint of ``name``, written before any step, has the model's weights and logits.
 
-    Raises: ModelError naming the first weights that differ.
+    Raises:
+        ModelError: Naming the first weights that differ.
     """
     one, other = (load_model(place, dtype, None, trust_remote_code) for place in (name, str(folder)))
     ours, theirs = dict(merged_tensors(one)), dict(merged_tensors(other))
@@ -102,7 +105,7 @@ def check_written(folder: Path, name: str, dtype: torch.dtype, trust_remote_code
 
 
 def _adapters(empty: nn.Module, lora: LoraPlan | None) -> list[str]:
-    """Check the targets of adapters; return what is left out of "all-linear"."""
+    """Check the targets of adapters; return the layers that "all-linear" leaves out."""
     if lora is None:
         return []
     check_lora(lora)
@@ -122,7 +125,7 @@ def _generation(name: str, empty: Any) -> Any:
 
 
 def _compare(name: str, before: Tokenizer, after: Tokenizer) -> None:
-    """Refuse a tokenizer that is another one when it was written and read again. Raises: ModelError."""
+    """Refuse a tokenizer that changes when it is written and read again. Raises ModelError."""
     text = _PROBE + "".join(before.control_strings[:8])
     asked: dict[str, Callable[[Tokenizer], object]] = {
         "ids of a text": lambda tokenizer: tokenizer.encode(text),

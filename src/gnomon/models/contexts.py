@@ -1,4 +1,4 @@
-"""Ways to run a model for one pass and leave it as it was."""
+"""Context managers that run a model in a special way and leave the model unchanged."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,7 +15,7 @@ from gnomon.models.routing import Resumed
 
 
 class Trace:
-    """A piece Int16[n L K] for each forward pass that a row took part in; None where nothing was recorded.
+    """Expert choices of decoded rows: a piece Int16[n L K] per forward pass of a row, None if nothing was recorded.
 
     Rows are in slots as in `Decoder`.
     """
@@ -24,17 +24,17 @@ class Trace:
         self._rows: list[list[Tensor | None]] = []
 
     def join(self, rows: int) -> None:
-        """Append rows that have not been through the model."""
+        """Append rows without any forward pass."""
         self._rows += [[] for _ in range(rows)]
 
     def extend(self, pieces: Sequence[Tensor | None] | Tensor | None, first: int = 0) -> None:
-        """Add a piece to each row from slot ``first`` on, in slot order; None adds nothing known to any."""
+        """Append a piece to each row from slot ``first`` on, in slot order; None marks all these rows as unknown."""
         rows = self._rows[first:]
         for row, piece in zip(rows, [None] * len(rows) if pieces is None else pieces, strict=True):
             row.append(piece)
 
     def is_new(self, slot: int) -> bool:
-        """Whether the row has not been through the model."""
+        """Whether the row has had no forward pass."""
         return not self._rows[slot]
 
     def leave(self, slot: int) -> None:
@@ -43,19 +43,19 @@ class Trace:
         self._rows.pop()
 
     def of(self, slot: int) -> Tensor | None:
-        """Return all of a row's pieces as one, on the CPU; None when one is not known."""
+        """Return a row's pieces as one tensor on the CPU; None if a piece is unknown."""
         pieces = [piece for piece in self._rows[slot] if piece is not None]
         return torch.cat(pieces).cpu() if pieces and len(pieces) == len(self._rows[slot]) else None
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Whether low-rank adapters were put into the model."""
+    """Whether the model has low-rank adapters."""
     return any("lora_" in name for name, _ in model.named_parameters())
 
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """Run the model as it was before adapters were put in; nothing is copied."""
+    """Run the model without its adapters; nothing is copied."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
@@ -70,10 +70,11 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def with_weights(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[None]:
-    """Run the model with a snapshot's ``tensors`` in place of its own, adapters off.
+    """Run the model with a snapshot's ``tensors`` instead of its weights, without adapters.
 
-    Nothing is written: each parameter points at other memory inside the block, and at its own again after it, so the
-    weights are bit for bit what they were. Nobody else may use the module meanwhile.
+    Parameters point to other memory inside the block and to their own again after the block, so the weights are
+        unchanged
+    to the bit. No other thread may use the module meanwhile.
     """
     own = {plain_name(name): t for name, t in (*model.named_parameters(), *model.named_buffers())}
     kept: list[tuple[Tensor, Tensor]] = []
@@ -89,7 +90,7 @@ def with_weights(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Ite
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """Return the layers that transformers' architectures are stacked from; none where they are not marked as such."""
+    """Return the layers of a transformers architecture; empty if they are not marked as layers."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
@@ -99,10 +100,13 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 def recomputing(model: nn.Module) -> Iterator[None]:
     """Keep only each layer's input for the backward pass, which then computes the layer again.
 
-    Memory for activations falls to about one layer's, for one more forward pass. Transformers' own switch
-    works in training mode only, where dropout would be drawn twice and make ratios noise; this works in
-    eval mode, and engines that use the same module between passes never see it. Experts that are replayed in the
-    forward pass are replayed when it is repeated, also after the block of `routing.replaying` has ended.
+    Memory for activations falls to about one layer's, for one more forward pass. transformers' own switch works in
+        training
+    mode only, where dropout is drawn twice and makes ratios noise. This one works in eval mode, and engines with the
+        same
+    module never see it between passes. Experts that are replayed in the forward pass are also replayed when the layer
+        is
+    computed again, after the block of `routing.replaying`.
     """
     layers = layers_of(model)
     for layer in layers:
@@ -116,7 +120,7 @@ def recomputing(model: nn.Module) -> Iterator[None]:
 
 
 def is_recomputed(module: nn.Module) -> bool:
-    """Whether `recomputing` is at work on this layer."""
+    """Whether `recomputing` is active for this layer."""
     forward = vars(module).get("forward")
     return isinstance(forward, partial) and forward.func is checkpoint
 

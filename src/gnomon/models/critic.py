@@ -1,4 +1,4 @@
-"""A value model with a trunk of its own: from the run's model or a folder, and back to a folder."""
+"""A separate value model: from the run's model or a folder, and back to a folder."""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -31,11 +31,13 @@ POLICY = "policy"
 
 
 class CausalCritic(nn.Module):
-    """A causal language model with a value head in place of its own, for architectures that have no classifier form.
+    """A causal language model with a value head, for architectures without a sequence classification form.
 
-    The model's own head is kept, frozen, so that the folder it is written to can be loaded again.
+    The model's own head is kept frozen, so that the written folder can be loaded again.
 
-    model: a causal language model of transformers. score: see `ValueHead`.
+    Args:
+        model: A causal language model of transformers.
+        score: See `ValueHead`.
     """
 
     def __init__(self, model: Any, score: ValueHead) -> None:
@@ -48,25 +50,31 @@ class CausalCritic(nn.Module):
 
     @property
     def config(self) -> Any:
-        """The model's."""
+        """The model's config."""
         return self.model.config
 
     def get_decoder(self) -> nn.Module:
-        """Return what gives hidden states, under the name that transformers has for it."""
+        """Return the backbone, under transformers' name for it."""
         decoder: nn.Module = self.model.get_decoder()
         return decoder
 
     def get_input_embeddings(self) -> nn.Module:
-        """Return the embeddings, under the name that transformers has for them."""
+        """Return the embeddings, under transformers' name for them."""
         embeddings: nn.Module = self.model.get_input_embeddings()
         return embeddings
 
 
 def check_critic(name: str, initial: str, trust_remote_code: bool = False, trusts_initial: bool = False) -> None:
-    """Check that ``initial`` can be the critic of a run of the model ``name``, without reading a weight.
+    """Check that ``initial`` can be the critic of the model ``name``, without reading a weight.
 
-    trust_remote_code: lets the own code of ``name`` run. trusts_initial: that of ``initial``.
-    Raises: ModelError when it is neither "policy" nor a folder with a value model: one label, and the run's vocabulary.
+    Args:
+        name: The run's model.
+        initial: "policy", or a folder.
+        trust_remote_code: Allow the code of ``name`` to run.
+        trusts_initial: Allow the code of ``initial`` to run.
+
+    Raises:
+        ModelError: If ``initial`` is neither "policy" nor a folder with a value model: one label, the run's vocabulary.
     """
     if initial == POLICY:
         return
@@ -87,14 +95,22 @@ def load_critic(
     device: torch.device | str = "cpu",
     trusts_initial: bool = False,
 ) -> nn.Module:
-    """Return a value model with a trunk of its own, on ``device``, in eval mode; ``critic.score`` is its head.
+    """Return a separate value model on ``device`` in eval mode; ``critic.score`` is its head.
 
-    initial: "policy", the model ``name`` with a head of zeros; or a folder: a critic that a run has saved, a reward
-        model (sequence classification with one label), whose head is kept, or a policy saved with its value head.
-    dtype: of the trunk; the head is float32. trust_remote_code, trusts_initial: as in `check_critic`.
-    The result is transformers' sequence classification form of the architecture where there is one. Its head is
-    linear, and here it is read at every position (`ValueScorer`), not at the last one only.
-    Raises: ModelError as `check_critic` does, or when the weights do not fit the config.
+    The result is transformers' sequence classification form of the architecture, if there is one. Its linear head is
+    read at every position (`ValueScorer`), not only at the last one.
+
+    Args:
+        name: The run's model.
+        initial: "policy", the model ``name`` with a head of zeros; or a folder with a saved critic, a reward model
+            (sequence classification with one label), or a policy that was saved with its value head.
+        dtype: Of the backbone; the head is float32.
+        trust_remote_code: As in `check_critic`.
+        device: Where the critic computes.
+        trusts_initial: As in `check_critic`.
+
+    Raises:
+        ModelError: As `check_critic` does, or if the weights do not fit the config.
     """
     check_critic(name, initial, trust_remote_code, trusts_initial)
     if initial == POLICY:
@@ -109,22 +125,24 @@ def load_critic(
 
 
 def head_for(policy: nn.Module) -> ValueHead:
-    """Return a head of zeros for a critic that shares the trunk of ``policy``, on its device."""
+    """Return a head of zeros for a critic that shares the backbone of ``policy``, on its device."""
     return ValueHead(_width(policy)).to(next(policy.parameters()).device)
 
 
 def write_critic(critic: nn.Module, folder: Path) -> None:
-    """Write a value model as a Hugging Face folder that `load_critic` and transformers load again.
+    """Write a value model as a Hugging Face folder that `load_critic` and transformers can load.
 
-    A head alone (`ValueHead`, whose trunk is the policy's) becomes one file in it.
+    A `ValueHead`, whose backbone is the policy's, becomes one file.
     """
     critic_writer(critic)(folder)
 
 
 def critic_writer(critic: nn.Module, named: Iterable[tuple[str, Tensor]] = ()) -> Callable[[Path], None]:
-    """Return what writes a value model as it is now, copied to the CPU, as `write_critic` does; in any thread.
+    """Return a function that writes the value model's current weights, copied to the CPU, from any thread.
 
-    named: copies of its weights, whole, where the module itself may hold parts of them.
+    Args:
+        critic: The value model.
+        named: Full copies of its weights, if the module holds shards.
     """
     if isinstance(critic, ValueHead):
         weight = _copied(critic.weight)
@@ -170,10 +188,11 @@ def _folder(initial: str) -> Path:
 
 
 def _head_file(folder: Path) -> Path | None:
-    """Return the head that belongs to the model in ``folder``, or None.
+    """Return the value head's file for the model in ``folder``, or None.
 
-    In a checkpoint it lies in "critic", where a critic with a trunk of its own has a config too; in that critic's
-    folder, and in a checkpoint of before, it lies beside the trunk.
+    A checkpoint has it in "critic", beside the config of a separate critic if there is one. A critic's folder, and an
+        older
+    checkpoint, have it beside the backbone.
     """
     inner = folder / FOLDER
     places = [folder / HEAD_FILE] if (inner / "config.json").is_file() else [inner / HEAD_FILE, folder / HEAD_FILE]
@@ -181,7 +200,7 @@ def _head_file(folder: Path) -> Path | None:
 
 
 def _hint(folder: Path) -> str:
-    """Return where a critic lies in a run or in one of its checkpoints."""
+    """Return where a run or one of its checkpoints has a critic."""
     checkpoints = [folder, *folder.glob("checkpoints/step-*")]
     separate = [checkpoint / FOLDER for checkpoint in checkpoints if (checkpoint / FOLDER / "config.json").is_file()]
     shared = [checkpoint for checkpoint in (*checkpoints, folder.parent) if _head_file(checkpoint) is not None]
@@ -198,7 +217,7 @@ def _config(folder: Path, trust_remote_code: bool) -> Any:
 
 
 def _check_files(folder: Path) -> None:
-    """Refuse files of weights that were cut short, or hold no weights, by their headers alone."""
+    """Refuse truncated or empty weight files, by their headers alone."""
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, framework="pt"):
@@ -221,7 +240,7 @@ def _check_classifier(config: Any, folder: Path) -> None:
 
 
 def _check_vocabulary(name: str, config: Any, folder: Path, trust_remote_code: bool, trusts_initial: bool) -> None:
-    """Refuse ids that the critic has no row for, and, where it brings a tokenizer, ids that mean something else."""
+    """Refuse a critic without rows for some token ids, or with a tokenizer that gives ids another meaning."""
     from transformers import AutoTokenizer
 
     from gnomon.models.load import load_tokenizer
@@ -247,7 +266,7 @@ def _check_vocabulary(name: str, config: Any, folder: Path, trust_remote_code: b
 
 
 def _classifier(policy: Any) -> nn.Module | None:
-    """Return the architecture's classifier around the policy's own trunk, or None where there is no such form."""
+    """Return the architecture's classifier around the policy's backbone, or None if there is no such form."""
     from transformers import AutoModelForSequenceClassification
 
     if type(policy.config) not in AutoModelForSequenceClassification._model_mapping:

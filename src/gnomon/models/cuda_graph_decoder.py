@@ -1,8 +1,10 @@
-"""Decoding on a GPU: keys and values at addresses that stay, so that a step is recorded once and then replayed.
+"""Decoding on a GPU with CUDA graphs: buffers keep their addresses, so that a step is recorded once and replayed.
 
-A step of a small model is a thousand small kernels, and starting them one by one takes longer than running them. A
-recorded step (a CUDA graph) starts them all at once, but it reads and writes the addresses that it was recorded with:
-inputs go into one buffer, rows begin at the left of the cache, and the column that a row writes is a number in there.
+A step of a small model is a thousand small kernels, and launching them one by one takes longer than running them. A
+    CUDA
+graph launches all at once, but reads and writes the addresses of its recording. So inputs go into one buffer, rows
+    begin
+at the left of the cache, and the column that a row writes is an input.
 """
 
 import warnings
@@ -28,11 +30,13 @@ _WIDE = 2048
 
 
 class Recorded:
-    """Runs functions of tensors that stay where they are; on a GPU each is recorded at its first call, then replayed.
+    """Runs functions over fixed tensors; on a GPU, each is recorded at its first call and then replayed.
 
-    A function must do the same whenever it is called: read the same buffers, write the same buffers, return a tensor of
-    one shape. What it returned is overwritten by the next call of any. Elsewhere than on a GPU it is simply called.
-    Raises: RuntimeError when the function does something that cannot be recorded, such as reading a value back.
+    A function must do the same at every call: read the same buffers, write the same buffers, and return a tensor of one
+    shape. The next call of any function overwrites the result. On other devices the function is called directly.
+
+    Raises:
+        RuntimeError: If a function cannot be recorded, for example because it reads a value back.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -41,7 +45,7 @@ class Recorded:
         self._pool: Any = None
 
     def __call__(self, key: Hashable, function: Callable[[], Tensor]) -> Tensor:
-        """Return what ``function`` returns; ``key`` names it."""
+        """Run ``function``, which ``key`` identifies, and return its result."""
         if self._device.type != "cuda":
             return function()
         with torch.cuda.device(self._device):
@@ -52,12 +56,12 @@ class Recorded:
         return output
 
     def forget(self) -> None:
-        """Drop the recordings: buffers have moved."""
+        """Drop all recordings, because buffers have moved."""
         self._graphs = {}
         self._pool = None
 
     def _record(self, function: Callable[[], Tensor]) -> tuple[Any, Tensor]:
-        # Once as it is, on a stream of its own: libraries make their workspaces and choose kernels at the first call.
+        # Run once without recording, because libraries allocate workspaces and choose kernels at the first call.
         side = torch.cuda.Stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):
@@ -72,9 +76,7 @@ class Recorded:
 
 
 class Window:
-    """What a step reads and writes: the first ``rows`` rows and ``columns`` columns, and each row's new column,
-    ``places`` Int[R 1].
-    """
+    """The region of a step: its rows and columns, and each row's new column ``places`` Int[R 1]."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -83,14 +85,14 @@ class Window:
 
 
 class StaticLayer(AlignedLayer):
-    """One layer's keys and values; a step writes each row's own column."""
+    """One layer's KV cache; a step writes each row's own column."""
 
     def __init__(self, frame: Frame, window: Window) -> None:
         super().__init__(frame)
         self.window = window
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write the new column of every row and return views of the window's columns."""
+        """Write the new column of every row and return views of the window."""
         window = self.window
         assert window.places is not None, "a step says where it writes"
         keys, values = self.buffers(key_states, value_states)
@@ -100,15 +102,12 @@ class StaticLayer(AlignedLayer):
         return keys[: window.rows, :, : window.columns], values[: window.rows, :, : window.columns]
 
     def get_seq_length(self) -> int:
-        """Return 0: positions and mask are given."""
+        """Return 0, because positions and mask are given."""
         return 0
 
 
 class StaticCache(AlignedCache):
-    """Rows begin at column 0 and end where they end; buffers move only when there is no room.
-
-    moves: how often they have moved.
-    """
+    """A KV cache whose rows begin at column 0; buffers move only when they are full. ``moves`` counts this."""
 
     def __init__(self, layers: int) -> None:
         super().__init__(layers)
@@ -118,7 +117,7 @@ class StaticCache(AlignedCache):
         self.moves = 0
 
     def join(self, prefixes: Sequence[Prefix | None], counts: Sequence[int], room: int) -> None:
-        """Append rows: ``counts[i]`` rows that begin with the positions of ``prefixes[i]`` (None: no position yet)."""
+        """Append ``counts[i]`` rows that begin with the positions of ``prefixes[i]`` (None: no position yet)."""
         news = [0 if not p else int(p[0][0].shape[1]) for p, n in zip(prefixes, counts, strict=True) for _ in range(n)]
         self.hold(len(self.lengths) + len(news), max([*self.lengths, *news]) + room)
         at = self.frame.rows
@@ -132,10 +131,10 @@ class StaticCache(AlignedCache):
         self._fit()
 
     def release(self) -> None:
-        """Keep the buffers: recorded steps know their addresses."""
+        """Keep the buffers, because recorded steps know their addresses."""
 
     def hold(self, rows: int, columns: int) -> None:
-        """Have buffers for that many rows and columns, rounded up as a step rounds them."""
+        """Make room for so many rows and columns, rounded up as a step rounds them."""
         now, rows, columns = self.frame, round_rows(rows), round_columns(columns)
         if rows <= now.capacity and columns <= now.columns:
             return
@@ -150,13 +149,12 @@ class StaticCache(AlignedCache):
 
 
 class StaticDecoder(AlignedDecoder):
-    """`AlignedDecoder` with every step recorded: for full attention on a GPU.
+    """`AlignedDecoder` with recorded steps, for models with full attention on a GPU.
 
-    Rows and columns are rounded up (`round_rows`, `round_columns`), so that few recordings serve all steps: up to a
-    quarter second each when first met, then nothing. Rows that are only there for rounding write column 0 of slots that
-    nobody has. Steps that write down experts are not recorded.
-
-    The cache stays where it is between calls; engine.max_concurrent bounds it.
+    Rows and columns are rounded up (`round_rows`, `round_columns`), so that few recordings serve all steps. A recording
+        takes
+    up to a quarter second. Padding rows write column 0 of unused slots. Steps that record experts are not recorded as
+    graphs. The cache stays allocated between calls; engine.max_concurrent bounds its size.
     """
 
     def __init__(self, model: Any) -> None:
@@ -170,7 +168,7 @@ class StaticDecoder(AlignedDecoder):
         self._columns = torch.zeros(1, dtype=torch.long, device=device)
 
     def step(self, tokens: Sequence[int], room: int) -> Tensor:
-        """Feed one token a row and return the next logits; they are overwritten by the next step."""
+        """Feed one token per row and return the next logits, which the next step overwrites."""
         cache, count = self._static, len(tokens)
         rows, columns = round_rows(count), round_columns(max(cache.lengths) + 1)
         cache.hold(rows, columns)
@@ -201,7 +199,7 @@ class StaticDecoder(AlignedDecoder):
         return logits
 
     def _follow(self) -> None:
-        """Have inputs for as many rows and columns as the cache, and forget recordings of addresses that are gone."""
+        """Match the inputs to the cache's size, and drop recordings after buffers have moved."""
         if self._moves == self._static.moves:
             return
         self._moves, frame = self._static.moves, self._static.frame
@@ -211,7 +209,7 @@ class StaticDecoder(AlignedDecoder):
 
 
 def round_rows(rows: int) -> int:
-    """Return the rows that a step of ``rows`` computes: a power of two up to 32, then a multiple of 32.
+    """Return the rows that a step computes: a power of two up to 32, then a multiple of 32.
 
     >>> [round_rows(n) for n in (1, 3, 32, 33, 200)]
     [1, 4, 32, 64, 224]
@@ -232,14 +230,15 @@ def round_columns(columns: int) -> int:
 
 
 def fastest_decoder(model: nn.Module) -> Decoder:
-    """Return `choose_decoder`'s choice, with one more that is tried first.
+    """Return `choose_decoder`'s choice, with one more candidate first.
 
-    On a CPU it is `FusedDecoder`, for the models that it knows and where it reproduces their first layers in float32:
-    two ways through 30 layers of bfloat16 are a third of a logit apart, and prove nothing. On a GPU it is
-    `StaticDecoder`, where all layers attend fully.
-
-    Not for mixtures of experts: how many tokens an expert gets is read back, which cannot be recorded. A recording that
-    fails, or does not give the model's own answers, is given up with a warning.
+    On a CPU the candidate is `FusedDecoder`, for known models whose first layers it reproduces in float32: two ways
+        through
+    30 layers of bfloat16 differ by a third of a logit, which proves nothing. On a GPU it is `StaticDecoder`, if all
+        layers
+    have full attention and no experts: the number of tokens per expert is read back, which cannot be recorded. A
+        recording
+    that fails, or that differs from the model's own numbers, is given up with a warning.
     """
     if is_standard_head(model) and agrees(FusedDecoder, beginning(model)):
         return FusedDecoder(model)

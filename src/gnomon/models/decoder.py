@@ -1,10 +1,10 @@
-"""One more token for many rows, over any causal language model that transformers loads.
+"""Decoding: one more token for many rows, over any causal language model of transformers.
 
-Three ways, tried in this order; the first that reproduces a plain forward pass on this very model is used:
+Three ways, tried in this order; the first that reproduces a plain forward pass on the model is used:
 
-- `AlignedDecoder`: rows join and leave at any step and share their prompt's keys and values. Any attention-only model.
-- `SameLengthDecoder`: the model's own cache, whatever it holds (state space, linear attention, hybrids); rows of one
-  prompt length start together and nobody joins.
+- `AlignedDecoder`: rows join and leave at any step and share their prompt's KV cache. Any attention-only model.
+- `SameLengthDecoder`: the model's own cache (state space, linear attention, hybrids); rows of one prompt length start
+  together and no row joins later.
 - `RecomputeDecoder`: no cache; every step is a full forward pass.
 """
 
@@ -31,28 +31,30 @@ _APART_A_LAYER, _MOST_APART = 1e-5, 1e-3
 
 
 class Decoder(Protocol):
-    """Rows in slots 0 .. R - 1, each a sequence that grows by one token a step.
+    """Rows in slots 0 .. R - 1, each a sequence that grows by one token per step.
 
-    A row's last token has not been through the model yet: `step` feeds it and returns what follows.
+    A row's last token has not been through the model: `step` feeds the token and returns the next logits.
     """
 
     joins: bool
 
     @property
     def passes(self) -> int:
-        """How often something went through the model: a sign of life, also of a long prefill."""
+        """Number of forward passes so far, a sign of life also during a long prefill."""
         ...
 
     def admit(self, prompts: Sequence[Prompt], room: int, expected: Set[Prompt]) -> None:
-        """Append one row per prompt, equal ones computed once.
+        """Append one row per prompt; equal prompts are computed once.
 
-        room: most tokens that any of them may still get. expected: prompts that later calls will bring again.
-        With ``joins`` false there must be no rows yet, and the prompts must be of one length.
+        Args:
+            prompts: Token ids. With ``joins`` false they have one length, and there are no rows yet.
+            room: Most further tokens of a row.
+            expected: Prompts that later calls will repeat.
         """
         ...
 
     def step(self, tokens: Sequence[int], room: int) -> Tensor:
-        """Feed each row's latest token and return the logits of the next one, Float[R V]."""
+        """Feed each row's latest token and return the next logits Float[R V]."""
         ...
 
     def leave(self, slot: int) -> None:
@@ -60,27 +62,27 @@ class Decoder(Protocol):
         ...
 
     def forget(self) -> None:
-        """Drop what was computed with weights that are no longer current; rows in slots stay."""
+        """Drop everything computed with former weights; rows stay."""
         ...
 
     def rest(self) -> None:
-        """Give back memory that is cheap to fill again: nobody waits for a token."""
+        """Free memory that is cheap to fill again, because no row waits for a token."""
         ...
 
     def record(self, is_wanted: bool) -> None:
-        """Write down, or no longer, which experts a mixture chooses for the rows that are admitted from now on."""
+        """Start or stop recording the expert choices of rows that are admitted from now on."""
         ...
 
     def experts(self, slot: int) -> Tensor | None:
-        """Return the experts Int16[n L K] of the n positions of a row that went through the model.
+        """Return the experts Int16[n L K] of a row's n computed positions.
 
-        None for a dense model, or when recording was off at any of them.
+        None for a dense model, or if recording was off at any of them.
         """
         ...
 
 
 class AlignedDecoder:
-    """Continuous batching: all rows end at one column of the cache, so a step is one forward of R rows by 1."""
+    """Continuous batching: all rows end at one column of the cache, so a step is one forward pass of R rows by 1."""
 
     joins = True
 
@@ -100,7 +102,7 @@ class AlignedDecoder:
         return self._forward.calls
 
     def admit(self, prompts: Sequence[Prompt], room: int, expected: Set[Prompt]) -> None:
-        """Append rows; each distinct prompt goes through the model once, and is kept while it is expected again."""
+        """Append rows; each distinct prompt is computed once and kept while it is expected again."""
         absent = [p for p in dict.fromkeys(prompts) if p not in self._prefixes]
         self._prefixes.update(dict.fromkeys((p for p in absent if len(p) == 1), None))
         for chunk in _chunks([p for p in absent if len(p) > 1]):
@@ -146,7 +148,7 @@ class AlignedDecoder:
         self._cache.release()
 
     def record(self, is_wanted: bool) -> None:
-        """Begin or end writing down experts; prompts that were kept without them are computed again."""
+        """Start or stop recording experts; kept prompts without experts are computed again."""
         if is_wanted and not self._forward.records:
             self.forget()
         self._forward.records = is_wanted
@@ -156,17 +158,17 @@ class AlignedDecoder:
         return self._trace.of(slot)
 
     def _at(self, positions: Tensor) -> dict[str, Tensor]:
-        """Return positions as an argument; none for a model (Bloom, MPT) that makes them from the mask it is given."""
+        """Return positions as an argument; empty for a model (Bloom, MPT) that derives positions from the mask."""
         return {"position_ids": positions} if "position_ids" in self._forward.names else {}
 
     def _check_written(self, cache: AlignedCache) -> None:
-        """Raise ModelError when a step left nothing in the cache: the model was not given it, or looks at another."""
+        """Raise ModelError if a step wrote nothing into the cache, because the model uses another cache."""
         if all(layer.keys is None for layer in cache.aligned):
             raise ModelError(f"{type(self._forward.model).__name__} left nothing in the cache that it was given")
 
     def _prefill(self, prompts: Sequence[Prompt]) -> None:
-        # All but the last token, which the first step feeds: no logits are wanted here, and nothing need be masked,
-        # because padding on the right is never seen by the positions before it.
+        # All but the last token, which the first step feeds. No logits are needed here, and no mask, because earlier
+        # positions never see the padding on the right.
         lengths = [len(p) - 1 for p in prompts]
         ids = torch.zeros(len(prompts), max(lengths), dtype=torch.long)
         for row, prompt in enumerate(prompts):
@@ -182,7 +184,7 @@ class AlignedDecoder:
 
 
 class SameLengthDecoder:
-    """The model's own cache: rows of one prompt length, all started together; a row that left is computed on."""
+    """The model's own cache: rows of one prompt length that start together; a row that left is still computed."""
 
     joins = False
 
@@ -199,7 +201,7 @@ class SameLengthDecoder:
         return self._forward.calls
 
     def admit(self, prompts: Sequence[Prompt], room: int, expected: Set[Prompt]) -> None:
-        """Start a wave."""
+        """Start rows of one length."""
         self._rows = len(prompts)
         self._live = list(range(self._rows))
         self._cache = None
@@ -218,19 +220,19 @@ class SameLengthDecoder:
         return logits
 
     def leave(self, slot: int) -> None:
-        """Take a row out of the answers; it goes on being computed until its wave ends."""
+        """Remove a row from the answers; it is computed until all rows have ended."""
         self._live[slot] = self._live[-1]
         self._live.pop()
         self._trace.leave(slot)
 
     def forget(self) -> None:
-        """Nothing is kept beyond a wave."""
+        """Do nothing, because nothing outlives the rows."""
 
     def rest(self) -> None:
-        """Nothing is kept beyond a wave."""
+        """Do nothing, because nothing outlives the rows."""
 
     def record(self, is_wanted: bool) -> None:
-        """Begin or end writing down experts."""
+        """Start or stop recording experts."""
         self._forward.records = is_wanted
 
     def experts(self, slot: int) -> Tensor | None:
@@ -245,7 +247,7 @@ class SameLengthDecoder:
 
 
 class RecomputeDecoder:
-    """No cache at all: the last resort, and the definition of what the others must return."""
+    """No cache: the fallback, and the definition of correct logits."""
 
     joins = True
 
@@ -290,13 +292,13 @@ class RecomputeDecoder:
         self._trace.leave(slot)
 
     def forget(self) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
     def rest(self) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
     def record(self, is_wanted: bool) -> None:
-        """Begin or end writing down experts."""
+        """Start or stop recording experts."""
         self._forward.records = is_wanted
 
     def experts(self, slot: int) -> Tensor | None:
@@ -306,12 +308,14 @@ class RecomputeDecoder:
 
 @torch.no_grad()
 def choose_decoder(model: nn.Module, first: Sequence[Callable[[nn.Module], Decoder]] = ()) -> Decoder:
-    """Return the fastest way of decoding that gives this model's own answers.
+    """Return the fastest decoder that gives the model's own logits.
 
-    What a cache means differs from one architecture to the next, so it is measured and not looked up: a short ragged
-    batch with a row that leaves and one that joins must give the logits of a plain forward pass.
+    Caches differ between architectures, so each candidate is tried: a short ragged batch in which a row leaves and
+    another joins must give the logits of a plain forward pass.
 
-    first: faster ways, tried before those of this file.
+    Args:
+        model: A causal language model.
+        first: Faster decoders, tried first.
     """
     makers: list[Callable[[nn.Module], Decoder]] = [AlignedDecoder] if _is_attention_only(model) else []
     for make in (*first, *makers, SameLengthDecoder):
@@ -321,14 +325,14 @@ def choose_decoder(model: nn.Module, first: Sequence[Callable[[nn.Module], Decod
 
 
 def agrees(make: Callable[[nn.Module], Decoder], model: nn.Module) -> bool:
-    """Whether a way of decoding gives this model's own answers on short ragged batches, and across its windows."""
+    """Whether a decoder gives the model's own logits on short ragged batches and across its attention windows."""
     return all(_agrees(make(model), RecomputeDecoder(model), _tolerance(model), n) for n in (0, *tried_lengths(model)))
 
 
 def tried_lengths(model: Any) -> list[int]:
-    """Return the lengths at which the model's config says that something changes, where they are cheap to try.
+    """Return the lengths at which the config says that something changes, if they are cheap to try.
 
-    Windows, chunks and rotary tables; not those at which a trial would take more than about a second on a CPU.
+    These are windows, chunks and rotary tables, without lengths whose trial takes more than about a second on a CPU.
     """
     text = model.config.get_text_config()
     stated = [vars(text).get(name) for name in ("sliding_window", "attention_chunk_size")]
@@ -338,7 +342,7 @@ def tried_lengths(model: Any) -> list[int]:
 
 
 def context_length(model: Any) -> int | None:
-    """Return how many tokens the model's positions allow; None where they have no limit."""
+    """Return the number of tokens that the model's positions allow; None without a limit."""
     return context_of(model.config)
 
 
@@ -361,9 +365,9 @@ def _is_attention_only(model: Any) -> bool:
 
 
 def _agrees(decoder: Decoder, plain: Decoder, tolerance: float, length: int = 0) -> bool:
-    """Whether both give the same logits, relative to their spread, on a script of joining, stepping and leaving.
+    """Whether both decoders give the same logits, relative to their spread, on a script of joins, steps and leaves.
 
-    length: one row begins shorter than this and grows beyond it.
+    One row begins shorter than ``length`` and grows beyond it.
     """
     ragged: list[Prompt] = [(3, 1, 4, 1, 5), (9, 2), (6, 5, 3, 5, 8, 9, 7, 9)]
     if length:
@@ -390,9 +394,9 @@ def _agrees(decoder: Decoder, plain: Decoder, tolerance: float, length: int = 0)
 
 
 def _tolerance(model: Any) -> float:
-    """Return how far apart, relative to their spread, logits may be: in float32 1e-5 a layer, more than rounding.
+    """Return the allowed difference of logits, relative to their spread: in float32 1e-5 per layer, more than rounding.
 
-    SmolLM2's 30 layers, decoded from a cache in float32, are 3e-5 to 1e-4 from a plain forward pass.
+    SmolLM2's 30 layers, decoded from a cache in float32, differ by 3e-5 to 1e-4 from a plain forward pass.
     """
     if next(model.parameters()).dtype in (torch.bfloat16, torch.float16):
         return 0.1

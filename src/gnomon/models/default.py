@@ -1,6 +1,6 @@
-"""The default model: SmolLM2-135M-Instruct out of a package, converted once to a Hugging Face folder.
+"""The default model: SmolLM2-135M-Instruct from a package, converted once to a Hugging Face folder.
 
-`python -m gnomon.models.default` prepares it and prints where it is.
+`python -m gnomon.models.default` converts the model and prints its folder.
 """
 
 import contextlib
@@ -29,19 +29,20 @@ _NEEDED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_conf
 
 
 def cache_root() -> Path:
-    """Return the folder for what is made once and used by many runs: GNOMON_CACHE, or ~/.cache/gnomon."""
+    """Return the cache folder that runs share: GNOMON_CACHE, or ~/.cache/gnomon."""
     return Path(os.environ.get("GNOMON_CACHE") or Path.home() / ".cache" / "gnomon").expanduser()
 
 
 def default_folder() -> Path:
-    """Return where the converted model is, or will be."""
+    """Return the folder of the converted model, which may not exist yet."""
     return cache_root() / "models" / NAME
 
 
 def is_prepared(folder: Path) -> bool:
-    """Whether ``folder`` holds a complete conversion: its marker lists every file with its size, and all agree.
+    """Whether ``folder`` holds a complete conversion: its marker lists every file with its size.
 
-    Sizes, not checksums: 270 MB would take longer to hash than to load, and a rename published the folder whole.
+    Sizes and not checksums, because hashing 270 MB takes longer than loading, and a rename publishes the folder as a
+        whole.
     """
     marker = folder / MARKER
     if not marker.is_file():
@@ -53,9 +54,10 @@ def is_prepared(folder: Path) -> bool:
 
 
 def weights_file() -> Path:
-    """Return the GGUF file that the package ships.
+    """Return the package's GGUF file.
 
-    Raises: ModelError with the pip command when the package is missing or has no GGUF file.
+    Raises:
+        ModelError: With the pip command, if the package is missing or has no GGUF file.
     """
     spec = importlib.util.find_spec(PACKAGE)
     found = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec is not None and spec.origin else []
@@ -68,11 +70,13 @@ def weights_file() -> Path:
 
 
 def prepare_default() -> Path:
-    """Return the folder of the default model, converting it on first use (about 20 s, 0.9 GB of memory, 270 MB).
+    """Return the default model's folder, converting the model at first use (about 20 s, 0.9 GB of memory, 270 MB).
 
-    The folder is written beside its place and renamed, so that a reader never sees half of it; two processes that
-    convert at once both succeed, the first one's folder stays.
-    Raises: ModelError when the package that carries the weights is missing.
+    The folder is written beside its place and renamed, so that readers never see a part. If two processes convert at
+    once, both succeed and the first folder stays.
+
+    Raises:
+        ModelError: If the package with the weights is missing.
     """
     folder = default_folder()
     if is_prepared(folder):
@@ -100,7 +104,7 @@ def _convert(source: Path, folder: Path) -> None:
     )
     model, loading = loaded
     refuse(Fit.of(loading), source.name)
-    # The weights are plain tensors by now, but the model still believes that it is quantized and refuses to save.
+    # The weights are plain tensors by now, but the model is still marked as quantized and refuses to save.
     model.hf_quantizer = None
     model.is_quantized = False
     if "quantization_config" in model.config.__dict__:
@@ -134,7 +138,7 @@ def _publish(whole: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Keep progress bars and warnings about the conversion away from the one line that is printed."""
+    """Suppress progress bars and warnings of the conversion."""
     from transformers.utils import logging
 
     level = logging.get_verbosity()

@@ -1,4 +1,4 @@
-"""Where a run computes: this machine's processor, or one of its NVIDIA GPUs."""
+"""The device of a run: this machine's CPU, or one of its NVIDIA GPUs."""
 
 import os
 import re
@@ -15,9 +15,10 @@ _GIB = 2**30
 
 
 def check_device(asked: str) -> None:
-    """Check that ``asked`` names a device: "auto", "cpu", "cuda" or "cuda:N". Whether it exists is not looked at.
+    """Check that ``asked`` has the form of a device: "auto", "cpu", "cuda" or "cuda:N". The device need not exist.
 
-    Raises: ConfigError.
+    Raises:
+        ConfigError: For any other form.
 
     >>> check_device("cuda:1")
     """
@@ -28,9 +29,10 @@ def check_device(asked: str) -> None:
 
 
 def resolve_device(asked: str = AUTO) -> torch.device:
-    """Return the device that ``asked`` means on this machine; "auto" is the first GPU that PyTorch can use, or the CPU.
+    """Return the device for ``asked`` on this machine; "auto" is PyTorch's first GPU, or the CPU.
 
-    Raises: ConfigError for another form, or for a GPU that is not there, saying what is.
+    Raises:
+        ConfigError: For any other form, or for a GPU that does not exist.
 
     >>> resolve_device("cpu")
     device(type='cpu')
@@ -46,11 +48,11 @@ def resolve_device(asked: str = AUTO) -> torch.device:
 
 
 def describe_device(device: torch.device) -> str:
-    """Return what a run's card says: a GPU's name, memory and CUDA version, and how it multiplies float32 matrices.
+    """Return the run card's entry: name, memory, CUDA version and float32 precision of a GPU.
 
-    "highest" is IEEE float32. With "high" a GPU rounds the factors to TF32, 10 bits of fraction: faster, and ratios of
-    equal policies are then no longer one to 1e-6. gnomon leaves PyTorch's default, "highest", alone: speed comes from
-    bfloat16 products, whose sums are float32.
+    "highest" is IEEE float32. With "high" a GPU rounds factors to TF32, 10 bits of fraction: faster, but ratios of
+    equal policies are then not one to 1e-6. gnomon keeps PyTorch's default, "highest". Speed comes from bfloat16
+    products with float32 sums.
 
     >>> describe_device(torch.device("cpu"))
     'cpu'
@@ -65,17 +67,16 @@ def describe_device(device: torch.device) -> str:
 
 
 def memory_of(device: torch.device) -> int:
-    """Return the bytes of memory that the device has of its own; 0 for the processor, which has the machine's."""
+    """Return the device's own memory in bytes; 0 for the CPU, which uses the machine's memory."""
     return int(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else 0
 
 
 def round_up(count: int, weight: Tensor) -> int:
-    """Return the number of tokens, ``count`` or a little more, that products with ``weight`` are best made of.
+    """Return ``count`` or a slightly larger number of tokens that suits products with ``weight``.
 
-    oneDNN, which multiplies low-precision matrices on a processor, prepares each new shape, and a part of what it
-    prepares it never gives back: a gigabyte within ten steps of ever new lengths. These are multiples of 32, above
-    2,048 of a 32nd of the power of two below: up to 3% more tokens, and each further doubling adds 32 shapes and no
-    more. Other products need nothing.
+    On a CPU, oneDNN prepares every new shape of a low-precision product and never frees a part of it: a gigabyte within
+    ten steps of new lengths. The results are multiples of 32, above 2,048 of a 32nd of the power of two below: up to 3%
+    more tokens, and at most 32 further shapes per doubling. Other products need no rounding.
 
     >>> low = torch.zeros(2, 2, dtype=torch.bfloat16)
     >>> [round_up(count, low) for count in (1, 500, 1025, 2049)], round_up(1025, torch.zeros(2, 2))
@@ -88,7 +89,7 @@ def round_up(count: int, weight: Tensor) -> int:
 
 
 def finish(device: torch.device) -> None:
-    """Wait until the device has done what it was told: a clock read before that tells nothing."""
+    """Wait for the device, so that a clock can be read."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

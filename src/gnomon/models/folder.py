@@ -1,4 +1,7 @@
-"""Chat templates rendered with an end: a template is a program of somebody else's, and runs within bounds."""
+"""The files of a model besides its weights: generation config, other files of its folder, and its chat template.
+
+A chat template is foreign code, so rendering has limits on executed lines, output, time and memory.
+"""
 
 import copy
 import re
@@ -27,10 +30,11 @@ _IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"
 
 
 def savable(generation_config: Any) -> tuple[Any, tuple[str, ...]]:
-    """Return a generation config that transformers agrees to write, and the fields that were left out for it.
+    """Return a generation config that transformers can save, and the fields that were left out.
 
-    transformers reads a temperature beside do_sample = false, and refuses to save it. The fields that it names are left
-    out; token ids stay, of which generation needs the ends.
+    transformers loads a temperature together with do_sample = false but refuses to save both. The fields that its
+        message
+    names are left out; token ids stay.
     """
     kept, dropped = copy.deepcopy(generation_config), list[str]()
     while (said := _refusal(kept)) is not None:
@@ -52,10 +56,7 @@ def savable(generation_config: Any) -> tuple[Any, tuple[str, ...]]:
 
 
 def moved(config: Any, generation_config: Any) -> None:
-    """Take out of a model's config what belongs to a generation config, which transformers would not write there.
-
-    A field that the generation config leaves open is set there.
-    """
+    """Move generation settings from a model's config to its generation config, unless the latter has them already."""
     for name, value in config._get_generation_parameters().items():
         delattr(config, name)
         if getattr(generation_config, name, None) is None:
@@ -93,16 +94,16 @@ _LEGAL = re.compile(r"^(licen[cs]e|notice|use_policy)(\.\w+)?$", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Belongings:
-    """Files of a model's folder by their path in it, as they were when the run began.
+    """Other files of a model's folder by path, as they were when the run began.
 
-    left_out: those that would belong to them and are too large, or links that lead out of the folder.
+    ``left_out`` lists files that are too large, and links that lead out of the folder.
     """
 
     files: Mapping[str, bytes] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
 
     def write(self, folder: Path) -> None:
-        """Write those that are not in ``folder`` yet: what model and tokenizer wrote themselves stays."""
+        """Write the files that ``folder`` does not have yet."""
         for name, content in self.files.items():
             place = folder / name
             if not place.exists():
@@ -111,11 +112,13 @@ class Belongings:
 
 
 def belongings_of(folder: Path | None, with_code: bool = False) -> Belongings:
-    """Return what belongs to the model in ``folder`` besides config, weights and tokenizer; of no folder, nothing.
+    """Return the files of ``folder`` besides config, weights and tokenizer; empty without a folder.
 
-    Those are processor files, chat templates, vocabularies, licenses and, with_code, the model's own Python files. Of
-    hidden files, files that are named like secrets, weights and READMEs none is taken.
-    Raises: ModelError when one cannot be read.
+    These are processor files, chat templates, vocabularies, licenses and, with ``with_code``, the model's Python files.
+    Hidden files, files with names of secrets, weights and READMEs are left out.
+
+    Raises:
+        ModelError: If a file cannot be read.
     """
     files: dict[str, bytes] = {}
     left_out: list[str] = []
@@ -148,7 +151,7 @@ def _is_carried(name: str) -> bool:
 
 
 def _stays_inside(path: Path, folder: Path | None) -> bool:
-    """Whether a file is in the folder, or a link to one there or in the same model's part of the hub cache."""
+    """Whether a file is in the folder, or a link into the folder or into the model's part of the hub cache."""
     if folder is None:
         return False
     root = folder.resolve()
@@ -168,7 +171,7 @@ _tried = set[int]()
 
 
 class EndlessTemplate(Exception):
-    """A template executed more lines than `MOST_LINES`, or for too long."""
+    """A template executed more than `MOST_LINES` lines, or ran too long."""
 
 
 def render(
@@ -178,11 +181,19 @@ def render(
     switches: Mapping[str, Any] | None = None,
     begins_answer: bool = True,
 ) -> str:
-    """Return ``messages`` as the tokenizer's chat template writes them.
+    """Render ``messages`` with the tokenizer's chat template.
 
-    switches: further variables of the template. begins_answer: up to where the model's answer begins.
-    The first rendering of a template gets a gibibyte of memory: no model is loaded yet that needs more beside it.
-    Raises: ConfigError when the template refuses the messages, is no template, does not end, or fills the memory.
+    The first rendering of a template may use one gibibyte of memory, because no model is loaded yet.
+
+    Args:
+        backend: The transformers tokenizer.
+        messages: The conversation.
+        tools: JSON schemas.
+        switches: Further variables of the template.
+        begins_answer: End where the model's answer begins.
+
+    Raises:
+        ConfigError: If the template is invalid, refuses the messages, does not end, or exceeds the memory.
     """
     plain = [dict(message) for message in messages]
     given = {**(switches or {}), "tools": [dict(tool) for tool in tools] or None}
@@ -212,16 +223,17 @@ def render(
     except TemplateError as error:
         raise ConfigError(f"the model's chat template refuses messages with roles {roles}: {error}") from error
     except Exception as error:
-        # A template is a foreign program: it raises whatever it likes.
+        # A template is foreign code and can raise any error.
         raise ConfigError(
             f"the model's chat template fails for messages with roles {roles}: {type(error).__name__}: {error}"
         ) from error
 
 
 def check_template(backend: Any) -> None:
-    """Refuse a chat template that computes without bound in one expression, before it is compiled.
+    """Refuse a chat template with an expression that computes without bound, before the template is compiled.
 
-    Raises: ConfigError for a power, and for a whole number above a million.
+    Raises:
+        ConfigError: For a power, and for an integer above a million.
     """
     template = backend.chat_template
     for text in template.values() if isinstance(template, Mapping) else [template]:
@@ -236,7 +248,7 @@ def check_template(backend: Any) -> None:
 
 
 def names_switch(backend: Any, name: str, has_tools: bool) -> bool:
-    """Whether the chat template reads a variable of this name."""
+    """Whether the chat template reads this variable."""
     template = backend.chat_template
     if isinstance(template, Mapping):
         template = template.get("tool_use" if has_tools and "tool_use" in template else "default", "")
@@ -244,7 +256,7 @@ def names_switch(backend: Any, name: str, has_tools: bool) -> bool:
 
 
 def _parts(template: str) -> list[tuple[int, str, str]]:
-    """Return the template's parts as (line, kind, text); none of one that is no template."""
+    """Return the template's parts as (line, kind, text); empty for an invalid template."""
     try:
         return list(jinja2.Environment().lex(template))
     except TemplateError:
@@ -252,9 +264,10 @@ def _parts(template: str) -> list[tuple[int, str, str]]:
 
 
 def _within_bounds(work: Callable[[], str]) -> str:
-    """Return what ``work`` returns; counts the lines that templates execute, which are Python compiled by jinja.
+    """Return the result of ``work``; count the executed lines of templates, which jinja compiles to Python.
 
-    Raises: EndlessTemplate.
+    Raises:
+        EndlessTemplate: If there are too many.
     """
     lines, began = 0, time.monotonic()
 

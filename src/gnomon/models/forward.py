@@ -1,7 +1,7 @@
-"""A transformers model, called with the arguments that its own signature has; none is lost on the way.
+"""Call a transformers model with the arguments of its own signature, so that no argument is lost.
 
-A model of transformers swallows an argument that it does not know in ``**kwargs``. So a cache that is passed by a name
-of another version is not there, and nothing says so. Here every argument is looked up in the signature first.
+A transformers model ignores unknown arguments in ``**kwargs``. A cache under the name of another version would be
+ignored silently. So every argument is looked up in the signature first.
 """
 
 import inspect
@@ -21,13 +21,13 @@ _ONLY_SPARE = frozenset({"use_cache", "logits_to_keep"})
 
 
 def accepted(module: nn.Module) -> frozenset[str]:
-    """Return the arguments that a module's ``forward`` names."""
+    """Return the argument names of a module's ``forward``."""
     kinds = inspect.signature(module.forward).parameters.values()
     return frozenset(p.name for p in kinds if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
 
 
 def cache_name(names: frozenset[str]) -> str | None:
-    """Return what a model that takes arguments of these names calls its cache; None where it takes none.
+    """Return the cache's name among these arguments; None if the model takes no cache.
 
     >>> cache_name(frozenset({"input_ids", "cache"})), cache_name(frozenset({"input_ids"}))
     ('cache', None)
@@ -36,9 +36,10 @@ def cache_name(names: frozenset[str]) -> str | None:
 
 
 def checked_arguments(module: nn.Module, names: frozenset[str], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments to pass to a module that takes those of ``names``.
+    """Return the arguments to pass to a module with these argument names.
 
-    Raises: ModelError for one that the module does not take and that changes what it computes.
+    Raises:
+        ModelError: If the module lacks an argument that changes its result.
     """
     lost = sorted(arguments.keys() - names - _ONLY_SPARE)
     if lost:
@@ -46,7 +47,7 @@ def checked_arguments(module: nn.Module, names: frozenset[str], arguments: dict[
             f"{type(module).__name__}.forward of transformers {transformers.__version__} takes no argument "
             f"{', '.join(repr(name) for name in lost)}, so it would be lost; it takes {', '.join(sorted(names))}"
         )
-    # Some models do not name use_cache and read it all the same, from their further arguments.
+    # Some models read use_cache from **kwargs without naming it.
     known = names | {"use_cache"} if _takes_more(module) else names
     return {name: value for name, value in arguments.items() if name in known}
 
@@ -56,10 +57,7 @@ def _takes_more(module: nn.Module) -> bool:
 
 
 class Forward:
-    """Calls a transformers model with the arguments that its signature has.
-
-    cache_name: what the model calls its cache; None where it takes none.
-    """
+    """Calls a transformers model with the arguments of its signature."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -71,11 +69,13 @@ class Forward:
         self.calls = 0
 
     def __call__(self, ids: Tensor, keep: int | Tensor = 1, cache: Any = None, **arguments: Any) -> Any:
-        """Return the model's output; logits for the last position, or for those in ``keep``, where it can choose.
+        """Return the model's output, with logits of the last position, or of ``keep`` if the model can choose.
 
-        cache: passed by the model's own name for it. With ``records`` on, ``experts`` Int16[R T L K] are then those of
-        ``ids``, None if the model is dense.
-        Raises: ModelError for an argument that the model does not take.
+        The cache is passed by the model's own name for it. With ``records`` on, ``experts`` Int16[R T L K] are those of
+        ``ids``, or None for a dense model.
+
+        Raises:
+            ModelError: If the model lacks an argument.
         """
         if cache is not None:
             arguments[self.cache_name or CACHE_NAMES[0]] = cache
@@ -88,7 +88,11 @@ class Forward:
         return output
 
     def cache_of(self, output: Any) -> Any:
-        """Return the cache that the model gave back. Raises: ModelError when it gave none."""
+        """Return the cache of an output.
+
+        Raises:
+            ModelError: If there is none.
+        """
         found = None if self.cache_name is None else output.get(self.cache_name)
         if found is None:
             raise ModelError(f"{type(self.model).__name__} gives back no cache")

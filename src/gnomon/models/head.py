@@ -1,14 +1,16 @@
-"""Hidden states to log-probabilities and entropies of chosen tokens, without ever holding all logits.
+"""Log-probabilities and entropies of chosen tokens from hidden states, without holding all logits.
 
 With z = (W h + b) / temperature, lse = log sum exp z and p = exp(z - lse):
 
     logprob = z[token] - lse                 d logprob / dz = onehot - p
     entropy = lse - sum p z                  d entropy / dz = -p (log p + entropy)
 
-A row needs a few numbers of its V logits and nothing else. They are made chunk by chunk of rows and reduced, and in the
-backward pass made again, for all rows and a part of the vocabulary at a time: so the gradient of each weight of the
-head is one product and no sum over chunks. That costs one more product and saves V floats a token. Rows that fit into
-one chunk keep theirs for the backward pass: no more memory at a time, and one product of four saved.
+A row needs a few numbers of its V logits. Logits are computed in chunks of rows and reduced. The backward pass computes
+them again, for all rows and a part of the vocabulary at a time, so the gradient of each weight of the head is one
+    product
+and not a sum over chunks. This costs one more product and saves V floats per token. If all rows fit into one chunk,
+    their
+logits are kept for the backward pass: no more memory at a time, and one product of four saved.
 """
 
 from typing import Any
@@ -46,10 +48,17 @@ def chosen_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probability of each target and the entropy of each row, Float32[N], with gradients.
 
-    hidden Float[N d]; targets Int[N]; chunk_tokens: rows whose logits exist at one time.
-    The products run in the precision of ``hidden`` and ``head`` (which accumulate in float32); everything
-    after them is float32. Without ``with_entropy`` the second result is zeros and costs nothing; the
-    gradient of an entropy that nobody uses is never computed either.
+    Products run in the precision of ``hidden`` and ``head`` with float32 sums; everything after them is float32.
+    Without ``with_entropy`` the second result is zeros and costs nothing. The gradient of an unused entropy is never
+    computed.
+
+    Args:
+        hidden: Float[N d].
+        head: Linear layer with V outputs.
+        targets: Int[N].
+        temperature: Above 0.
+        chunk_tokens: Rows whose logits exist at one time.
+        with_entropy: Whether to compute entropies.
 
     >>> head = nn.Linear(2, 2, bias=False)
     >>> _ = nn.init.eye_(head.weight)
@@ -131,7 +140,7 @@ class _ChosenLogprobs(torch.autograd.Function):
 
 
 def _reduce(logits: Tensor, targets: Tensor, found: _Found, temperature: float, is_kept: bool) -> None:
-    """Write what is wanted of rows of ``logits``; they may be overwritten unless they are kept."""
+    """Write the results of rows of ``logits`` into ``found``; the logits may be overwritten unless ``is_kept``."""
     kernels = kernels_of(logits)
     if kernels is not None:
         kernels.head(logits, targets, found, temperature)
@@ -154,7 +163,7 @@ def _reduce(logits: Tensor, targets: Tensor, found: _Found, temperature: float, 
 
 
 def _turn_into_slopes(logits: Tensor, first: int, given: _Given, temperature: float) -> None:
-    """Turn ``logits``, those of some tokens from ``first`` on, into their own gradient, in place."""
+    """Turn ``logits`` of the tokens from ``first`` on into their gradient, in place."""
     kernels = kernels_of(logits)
     if kernels is not None:
         kernels.head_back_(logits, first, given, temperature)
@@ -191,10 +200,11 @@ def _tempered(wide: Tensor, temperature: float) -> Tensor:
 
 
 def chunk_for(device: torch.device, vocabulary: int) -> int:
-    """Return how many tokens' logits to hold at a time: 256 on a CPU, more on a GPU, whose products need many rows.
+    """Return the number of tokens whose logits exist at one time: 256 on a CPU, more on a GPU.
 
-    There one chunk in float32 takes at most a 64th of the memory. The gradient of the head's weight is added up once a
-    chunk, which at a vocabulary of 150,000 moves gigabytes.
+    A GPU needs many rows per product; there one float32 chunk takes at most a 64th of the memory. The gradient of the
+        head's
+    weight is accumulated once per chunk, which at a vocabulary of 150,000 moves gigabytes.
     """
     if device.type != "cuda":
         return _CHUNK_TOKENS
@@ -202,12 +212,12 @@ def chunk_for(device: torch.device, vocabulary: int) -> int:
 
 
 def _blocks(logits: Tensor) -> list[slice]:
-    """Return as many rows at a time as passes may go over in float32: on a CPU few enough for its cache."""
+    """Return slices of rows that passes process at a time in float32, small enough for a CPU's cache."""
     return _chunks(len(logits), max(1, _CACHED // logits.shape[1]) if logits.device.type == "cpu" else len(logits))
 
 
 def _columns(hidden: Tensor, weight: Tensor, chunk_tokens: int) -> int:
-    """Return for how many tokens all rows' logits are made at a time: no more of them than of a chunk of rows."""
+    """Return the number of tokens whose logits are computed for all rows at a time, no more than in a chunk."""
     return max(_LEAST_COLUMNS, chunk_tokens * len(weight) // len(hidden) // _LEAST_COLUMNS * _LEAST_COLUMNS)
 
 

@@ -1,4 +1,4 @@
-"""The weights of an architecture by the names of its files, which is how other programs want them."""
+"""Names of weights as in an architecture's files, for other programs."""
 
 import functools
 from collections.abc import Iterable, Mapping
@@ -16,12 +16,15 @@ from gnomon.models.tiny import TINY_MODELS, save_tiny, tiny_model
 
 
 class HfNames:
-    """Renames the weights of one model from the module's names to those of its files.
+    """Renames one model's weights from module names to file names.
 
-    For most architectures they are the same. A mixture of experts is fused in memory and one matrix an expert on disk.
+    Most architectures have equal names. A mixture of experts is fused in memory and has one matrix per expert on disk.
 
-    model: a folder, a hub name or a built-in name.
-    Raises: ModelError as `models.load.check_model` does.
+    Args:
+        model: A folder, a hub name or a built-in name.
+
+    Raises:
+        ModelError: As `models.load.check_model` does.
     """
 
     def __init__(self, model: str, trust_remote_code: bool = False) -> None:
@@ -39,7 +42,7 @@ class HfNames:
 
     @functools.cached_property
     def shapes(self) -> Mapping[str, torch.Size]:
-        """What a complete set of weights holds, by the module's names; a tied head is not among them."""
+        """Shapes of a complete set of weights by module name, without a tied head."""
         return {name: tensor.shape for name, tensor in merged_tensors(self._empty)}
 
     @property
@@ -49,13 +52,14 @@ class HfNames:
 
     @property
     def is_plain(self) -> bool:
-        """Whether every weight is called in memory what it is called in the files."""
+        """Whether every weight has the same name in memory and in files."""
         return not self.has_experts and self.spell(merged_tensors(self._empty)).keys() == self.shapes.keys()
 
     def spell(self, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-        """Return the weights by the names of the files; those whose name stays are the same tensors, not copied.
+        """Return the weights by file name; unchanged tensors are not copied.
 
-        Raises: ModelError naming every weight that is missing, unknown or of another shape.
+        Raises:
+            ModelError: Naming every missing, unknown or wrongly shaped weight.
         """
         from transformers.core_model_loading import revert_weight_conversion
 
@@ -71,7 +75,7 @@ class HfNames:
 
 
 def as_folder(model: str, spare: Path) -> str:
-    """Return where other programs find ``model``: its folder or hub name; a built-in one is written into ``spare``."""
+    """Return a place from which other programs can load ``model``; a built-in model is written into ``spare``."""
     if model in TINY_MODELS:
         return str(save_tiny(spare, config=TINY_MODELS[model]))
     if model == default.NAME:

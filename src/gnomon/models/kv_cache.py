@@ -1,4 +1,4 @@
-"""Keys and values of many rows of different lengths, aligned so that all rows end at the same column."""
+"""A KV cache of rows with different lengths, aligned so that all rows end at the same column."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ Prefix = Sequence[tuple[Tensor, Tensor]]
 
 @dataclass
 class Frame:
-    """Which part of the buffers is in use: rows [0, rows) and columns [start, end).
+    """The used part of the buffers: rows [0, rows) and columns [start, end).
 
-    A row of length n has its positions in columns [end - n, end); what is left of them is masked. ``columns`` and
+    A row of length n has its positions in columns [end - n, end); the columns before are masked. ``columns`` and
     ``capacity`` are the allocated columns and rows.
     """
 
@@ -30,7 +30,7 @@ class Frame:
 
 
 class Rows(Protocol):
-    """Keys and values of rows in slots 0 .. R - 1; see `AlignedCache`."""
+    """The KV cache of rows in slots 0 .. R - 1; see `AlignedCache`."""
 
     def join(self, prefixes: Sequence[Prefix | None], counts: Sequence[int], room: int) -> None:
         """Append rows."""
@@ -41,14 +41,14 @@ class Rows(Protocol):
         ...
 
     def release(self) -> None:
-        """Give back what is cheap to have again."""
+        """Free memory that is cheap to fill again."""
         ...
 
 
 class AlignedLayer(DynamicLayer):
-    """One layer's keys and values in buffers that stay: a step writes one column and copies nothing.
+    """One layer's KV cache in fixed buffers: a step writes one column and copies nothing.
 
-    Buffers begin as zeros because a masked value still meets a weight of exactly zero, and 0 * NaN is NaN.
+    Buffers begin as zeros, because a masked value is multiplied by a weight of exactly zero, and 0 * NaN is NaN.
     """
 
     def __init__(self, frame: Frame) -> None:
@@ -84,13 +84,13 @@ class AlignedLayer(DynamicLayer):
         self.is_initialized = False
 
     def gather(self, rows: int, places: Tensor, used: slice) -> None:
-        """Fill columns ``used`` of the first ``rows`` rows with the ``places`` of (row, head, column), all in one."""
+        """Fill columns ``used`` of the first ``rows`` rows from flat indices ``places`` over (row, head, column)."""
         for buffer in (b for b in (self.keys, self.values) if b is not None):
             found = buffer.view(-1, buffer.shape[-1]).index_select(0, places)
             buffer[:rows, :, used] = found.view(rows, buffer.shape[1], -1, buffer.shape[-1])
 
     def relocate(self, frame: Frame) -> None:
-        """Move what is in use into new buffers laid out as ``frame`` says."""
+        """Move the used part into new buffers with the layout ``frame``."""
         if self.keys is not None and self.values is not None:
             self.keys, self.values = self._moved(self.keys, frame), self._moved(self.values, frame)
 
@@ -106,10 +106,11 @@ class AlignedLayer(DynamicLayer):
 
 
 class AlignedCache(Cache):
-    """The cache that a transformers model sees, and the operations by which rows join and leave it.
+    """The cache that a transformers model sees, and the operations by which rows join and leave.
 
-    All layers are full attention; a sliding window is then a matter of the mask alone, which transformers makes
-    from column distances, and these equal position distances in every row.
+    All layers have full attention. A sliding window is a matter of the mask, which transformers makes from column
+        distances;
+    these equal position distances in every row.
     """
 
     def __init__(self, layers: int) -> None:
@@ -119,9 +120,9 @@ class AlignedCache(Cache):
         super().__init__(layers=list(self.aligned))
 
     def join(self, prefixes: Sequence[Prefix | None], counts: Sequence[int], room: int) -> None:
-        """Append rows: ``counts[i]`` rows that begin with the positions of ``prefixes[i]`` (None: no position yet).
+        """Append ``counts[i]`` rows that begin with the positions of ``prefixes[i]`` (None: no position yet).
 
-        room: columns to make at least available for what follows.
+        Make at least ``room`` further columns available.
         """
         news = [n for p, count in zip(prefixes, counts, strict=True) for n in [_positions(p)] * count]
         self._make_room(len(self.lengths) + len(news), max(news, default=0), room)
@@ -164,7 +165,7 @@ class AlignedCache(Cache):
         return lengths, (columns[None] <= lengths).long()
 
     def reserve(self, columns: int, room: int, longest: int = 0) -> None:
-        """Have buffers for that many more columns, room for what may follow, and rows as long as ``longest``."""
+        """Make room for so many more columns, for ``room`` further ones, and for rows as long as ``longest``."""
         self._make_room(self.frame.rows, longest, room, columns)
 
     def after_step(self, columns: int = 1) -> None:
@@ -173,10 +174,12 @@ class AlignedCache(Cache):
         self.lengths = [n + columns for n in self.lengths]
 
     def regroup(self, rows: Tensor, columns: Tensor, lengths: Sequence[int]) -> None:
-        """Make rows anew out of the positions of those that are there; they may not be more than these.
+        """Build new rows from positions of the current rows; there may not be more rows than before.
 
-        rows, columns Int[B C]: where in the buffers each position lies that the last C columns are to hold; lengths:
-        of the new rows. What lies left of a row is masked and may be any position.
+        Args:
+            rows: Int[B C], buffer row of each position in the last C columns.
+            columns: Int[B C], buffer column of each position.
+            lengths: Lengths of the new rows. Positions before a row's begin are masked and may be any.
         """
         frame, used = self.frame, slice(self.frame.end - rows.shape[1], self.frame.end)
         for layer in self.aligned:
@@ -192,7 +195,7 @@ class AlignedCache(Cache):
         self.frame.start = self.frame.end - max(self.lengths, default=0)
 
     def _make_room(self, rows: int, longest: int, room: int, more: int = 1) -> None:
-        """Have buffers for ``rows`` rows, a prefix of ``longest`` positions, and ``more`` columns (at most 64)."""
+        """Make room for ``rows`` rows, a prefix of ``longest`` positions, and ``more`` columns (at most 64)."""
         now = self.frame
         if not self.lengths:
             now.start = now.end = longest

@@ -1,6 +1,7 @@
-"""The common architecture (Llama, Mistral, Qwen2, Qwen3): which models have it, and the first layers of one to try.
+"""The common architecture (Llama, Mistral, Qwen2, Qwen3): recognize such models, and cut off first layers for trials.
 
-Norm, attention with rotary positions, norm, gated feed-forward: what `lean` and `body` write out for a CPU.
+The architecture is norm, attention with rotary positions, norm, gated feed-forward, which `fused_decoder` and
+`fused_forward` implement for a CPU.
 """
 
 from copy import deepcopy
@@ -20,9 +21,9 @@ _PLAIN = (nn.Linear, nn.Embedding, nn.ModuleList)
 
 
 def is_standard(model: Any) -> bool:
-    """Whether every module of the model is one that is written out here, untouched, on a CPU, and in eval mode.
+    """Whether every module of the model has the common form, unmodified, on a CPU, in eval mode.
 
-    Adapters, experts, windows, norms of other kinds, hooks, parameters in parts and subclasses make it another model.
+    Adapters, experts, attention windows, other norms, hooks, sharded parameters and subclasses do not have the form.
     """
     kinds = {(type(p), p.device.type, p.dtype) for p in model.parameters()}
     return (
@@ -35,15 +36,17 @@ def is_standard(model: Any) -> bool:
 
 
 def is_standard_head(model: Any) -> bool:
-    """Whether a causal language model `is_standard` with its head, and the machine has room for copies of it."""
+    """Whether a causal language model `is_standard` with its head, and memory allows copies of its weights."""
     is_causal = type(model).__name__.endswith("ForCausalLM")
     return is_causal and is_standard(model) and may_copy([m for m in model.modules() if isinstance(m, nn.Linear)])
 
 
 def beginning(network: Any, tokens: int | None = None) -> Any:
-    """Return the first layers of a network that `is_standard`, with its head where it has one, in float32.
+    """Return the first layers of a standard network in float32, with its head if it has one.
 
-    tokens: of the vocabulary that it then knows; None is all.
+    Args:
+        network: A network that `is_standard`.
+        tokens: Size of the reduced vocabulary; None keeps all tokens.
     """
     config = deepcopy(network.config)
     config.num_hidden_layers = min(_TRIED_LAYERS, config.num_hidden_layers)
@@ -63,7 +66,7 @@ def beginning(network: Any, tokens: int | None = None) -> Any:
 
 
 def has_inner_norms(attention: Any) -> bool:
-    """Whether queries and keys are normed head by head."""
+    """Whether queries and keys are normalized per head."""
     return "q_norm" in dict(attention.named_children())
 
 

@@ -1,4 +1,4 @@
-"""A language model and its tokenizer, by folder, hub name or built-in name; and back to a folder."""
+"""Load a language model and its tokenizer by folder, hub name or built-in name, and write a model folder."""
 
 import copy
 import json
@@ -57,9 +57,14 @@ _SMALL_BYTES = 64 << 20
 def check_model(name: str, trust_remote_code: bool = False) -> None:
     """Check that ``name`` can be loaded, without reading a weight.
 
-    name: "tiny", "tiny-moe", "smollm2-135m-instruct", a folder in the Hugging Face layout, or a hub name ("org/name").
-    Raises: ModelError when the folder is missing, has no config or no weights, the hub cannot be reached, the
-        default model's package is missing, or the model is not a causal language model that transformers knows.
+    Args:
+        name: "tiny", "tiny-moe", "smollm2-135m-instruct", a folder in the Hugging Face layout, or a hub name
+            ("org/name").
+        trust_remote_code: Allow the model's code to run.
+
+    Raises:
+        ModelError: If the folder is missing or has no config or weights, the hub cannot be reached, the default model's
+            package is missing, or transformers does not know the model as a causal language model.
     """
     if name in TINY_MODELS:
         return
@@ -90,12 +95,15 @@ def _named(name: str) -> Path:
 
 
 def check_weights(name: str, trust_remote_code: bool = False) -> tuple[str, ...]:
-    """Check that the files of ``name`` hold the weights that its config needs; return what is to be said of them.
+    """Check that the files of ``name`` hold the weights of its config; return remarks.
 
-    Names, shapes and kinds are read from headers, numbers only where the files are small: of a large model they are
-    looked at when it is loaded. Of one on the hub that is not in the local cache nothing is known before that.
-    Raises: ModelError as `check_model` does; when weights are missing, of another shape or kind, quantized, not finite,
-        all zero, tied by the config and not by the files, or without a place in the model.
+    Names, shapes and dtypes are read from headers, numbers only from small files. The numbers of a large model are
+    checked when it is loaded, and a hub model that is not in the local cache is not checked before.
+
+    Raises:
+        ModelError: As `check_model` does; or if weights are missing, of another shape or dtype, quantized, not finite,
+            all
+            zero, tied only by the config, or without a place in the model.
     """
     said, found = check_headers(name, trust_remote_code)
     if sum(file.stat().st_size for file in {header.file for header in found.values()}) <= _SMALL_BYTES and found:
@@ -104,7 +112,7 @@ def check_weights(name: str, trust_remote_code: bool = False) -> tuple[str, ...]
 
 
 def check_headers(name: str, trust_remote_code: bool = False) -> tuple[tuple[str, ...], Mapping[str, Header]]:
-    """Do `check_weights` by the headers of the files alone; return what is said, and the headers. Raises: as there."""
+    """Do `check_weights` by headers alone; return remarks and headers. Raises as `check_weights` does."""
     check_model(name, trust_remote_code)
     folder = None if name in TINY_MODELS else local_folder(name)
     if folder is None or not weight_files(folder):
@@ -126,24 +134,28 @@ def load_model(
     trust_remote_code: bool = False,
     device: torch.device | str = "cpu",
 ) -> nn.Module:
-    """Return the causal language model ``name`` in ``dtype``, on ``device``, in eval mode, attention by SDPA.
+    """Return the causal language model ``name`` in ``dtype``, on ``device``, in eval mode, with SDPA attention.
 
-    Rotary tables stay in float32 whatever ``dtype`` is, so ask for the precision here rather than by ``.to``.
-    With ``lora`` the weights are frozen and adapters (float32) are put in; see `LoraPlan`.
-    Raises: ModelError as `check_model` does, or when the weights do not fit the config; ConfigError without peft.
+    Rotary tables stay in float32 for every ``dtype``, so choose the precision here and not by ``.to``. With ``lora``
+    the weights are frozen and float32 adapters are added; see `LoraPlan`.
+
+    Raises:
+        ModelError: As `check_model` does, or if the weights do not fit the config.
+        ConfigError: If peft is missing.
     """
     check_lora(lora)
     check_headers(name, trust_remote_code)
     shape = TINY_MODELS.get(name)
     model = tiny_model(0, shape, dtype) if shape else _from_pretrained(_place(name), dtype, trust_remote_code)
-    # Moved last: adapters are drawn on the CPU, so that a seed means the same weights on every device.
+    # Move last: adapters are drawn on the CPU, so that a seed gives the same weights on every device.
     return (model if lora is None else adapt(model, lora)).to(device)
 
 
 def load_tokenizer(name: str, trust_remote_code: bool = False) -> Tokenizer:
-    """Return the tokenizer of ``name``, with the stop tokens and the context length that the model's config adds.
+    """Return the tokenizer of ``name``, with stop tokens and context length from the model's config.
 
-    Raises: ModelError when there is none.
+    Raises:
+        ModelError: If there is no tokenizer.
     """
     if name in TINY_MODELS:
         return tiny_tokenizer(TINY_MODELS[name])
@@ -164,12 +176,16 @@ def read_tokenizer(place: str, trust_remote_code: bool = False) -> Tokenizer:
 def write_model(
     tensors: Iterable[tuple[str, Tensor]], config: Any, folder: Path, generation_config: Any = None
 ) -> None:
-    """Write config and safetensors in the Hugging Face layout, loadable by ``AutoModelForCausalLM``.
+    """Write config and safetensors in the Hugging Face layout, for ``AutoModelForCausalLM``.
 
-    tensors: plain names, as `merged_tensors` yields them; a tied head need not be among them.
-    config, generation_config: ``model.config`` and ``model.generation_config``; the config's dtype is set to the
-        tensors'.
-    Raises: ModelError when a weight is missing or unknown to the config's architecture.
+    Args:
+        tensors: Plain names, as `merged_tensors` yields them; a tied head may be absent.
+        config: ``model.config``; its dtype becomes the tensors' dtype.
+        folder: The folder.
+        generation_config: ``model.generation_config``.
+
+    Raises:
+        ModelError: If a weight is missing, or unknown to the config's architecture.
     """
     model_writer(tensors, config, generation_config)(folder)
 
@@ -177,8 +193,10 @@ def write_model(
 def model_writer(
     tensors: Iterable[tuple[str, Tensor]], config: Any, generation_config: Any = None
 ) -> Callable[[Path], None]:
-    """Return what does `write_model` in a folder, in any thread: the settings of torch that belong to the whole process
-    are changed and set back before this returns. Arguments and errors as there; tensors on the CPU are not copied.
+    """Return a function that does `write_model` in a folder, from any thread.
+
+    Process-wide settings of torch are changed and restored before this returns. Arguments and errors are those of
+    `write_model`; tensors on the CPU are not copied.
     """
     from transformers import AutoModelForCausalLM
 
@@ -218,7 +236,7 @@ def _place(name: str) -> str:
 
 
 def local_folder(name: str) -> Path | None:
-    """Return the folder of a model on this machine: given, built in, or in the local hub cache; else None."""
+    """Return the model's folder on this machine: given, built in, or in the local hub cache; else None."""
     from huggingface_hub import try_to_load_from_cache
 
     place = Path(_place(name))
@@ -265,7 +283,7 @@ def _read_config(place: str, trust_remote_code: bool, local_files_only: bool = F
 
 
 def _hub_config(name: str, trust_remote_code: bool) -> Any:
-    """Return the config from the local hub cache, or from the hub when it answers."""
+    """Return the config from the local hub cache, or from the hub if it answers."""
     from huggingface_hub import constants, get_session
 
     try:

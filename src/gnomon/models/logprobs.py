@@ -1,9 +1,8 @@
-"""From a padded micro-batch to the log-probabilities of its responses: the only place that shifts.
+"""Log-probabilities of responses from a padded micro-batch: the only place that shifts tokens.
 
-The model sees whole sequences, padded on the right, **without an attention mask**. In a causal model no
-position looks to its right, so padding there changes nothing that is read, and without a mask the attention
-kernel is told "causal" and skips the upper triangle. The token at position p is predicted at position p - 1;
-that shift is made here and nowhere else.
+The model sees whole sequences, padded on the right, **without an attention mask**. In a causal model no position sees a
+later one, so padding there changes nothing that is read. Without a mask the attention kernel is told "causal" and skips
+the upper triangle. Position p - 1 predicts the token at position p; the shift is made here and nowhere else.
 """
 
 from dataclasses import dataclass
@@ -24,11 +23,15 @@ from gnomon.models.routing import Routing, pad_experts, routed
 
 @dataclass(frozen=True)
 class TokenScores:
-    """What a model says of chosen tokens: ``logprobs`` and ``entropy`` Float32[B T], exact zeros elsewhere.
+    """Scores of chosen tokens; ``logprobs`` and ``entropy`` Float32[B T] are exact zeros elsewhere.
 
-    Both are of the tempered policy, in nats. ``entropy`` is all zeros when it was not asked for. ``computed`` counts
-    the positions that went through the model, padding included. ``experts`` Int16[B S L K]: those that the routers of a
-    mixture would have chosen freely, -1 where a position did not go through; None if dense or not asked for.
+    Both are of the tempered policy, in nats.
+
+    Attributes:
+        entropy: All zeros if not requested.
+        computed: Positions that went through the model, padding included.
+        experts: Int16[B S L K], the experts that a mixture's routers would choose freely, -1 at positions that were not
+            computed; None if dense or not requested.
     """
 
     logprobs: Tensor
@@ -39,7 +42,7 @@ class TokenScores:
 
 @dataclass(frozen=True)
 class _Rows:
-    """What is to be scored: the first three arguments of a `TokenScorer`."""
+    """The rows to score: the first three arguments of a `TokenScorer`."""
 
     tokens: Tensor
     prompt_lengths: Tensor
@@ -47,7 +50,7 @@ class _Rows:
 
     @property
     def lengths(self) -> Tensor:
-        """Prompt and answer Int[B], each answer up to the last token that is wanted."""
+        """Prompt and response Int[B], each response up to its last wanted token."""
         steps = torch.arange(1, self.mask.shape[1] + 1, device=self.mask.device)
         return self.prompt_lengths + (self.mask * steps).amax(1)
 
@@ -64,22 +67,25 @@ class _Hidden:
 class TokenScorer:
     """Scores responses under a causal language model.
 
-    Only the hidden states that predict a wanted token reach the head, ``chunk_tokens`` at a time, so logits
-    of shape [B, T, V] never exist, neither forward nor backward.
+    Only hidden states that predict a wanted token reach the head, ``chunk_tokens`` at a time, so logits of shape [B, T,
+    V] never exist, neither forward nor backward.
 
-    That needs a model whose logits are its head's plain linear output. Some are not (Gemma 2 bounds its
-    logits, Cohere and Granite scale them), and no flag says so. Therefore construction tries: it runs the
-    model on two tokens, puts a ramp in place of the head's output, and looks whether the ramp comes out
-    unchanged and whether the head was given what the body returns. If not, ``is_split`` is false and the
-    model is run whole, row by row, recomputing each row's logits in the backward pass: exact for any causal
-    model, [1, T, V] at a time, and slower.
+    This needs a model whose logits are its head's plain linear output. Gemma 2 bounds its logits, Cohere and Granite
+    scale them, and no flag says so. So the constructor tries the model on two tokens: it replaces the head's output by
+    a ramp, and checks that the ramp comes out unchanged and that the head's input is the backbone's output. Otherwise
+    ``is_split`` is false, and the whole model is run row by row, with each row's logits recomputed in the backward
+    pass: exact for any causal model, [1, T, V] at a time, and slower.
 
-    Rows with one prompt share its computation where the model can (`prefix`); ``shares_prompts`` says whether it does.
+    Rows with one prompt share its computation if the model allows it (`prefix`); ``shares_prompts`` says whether it
+    does.
 
-    model: a causal language model of transformers, in eval mode (dropout would make every ratio noise).
-    chunk_tokens: tokens whose logits exist at one time, >= 1; 256 of them with a vocabulary of 50,000 are
-        50 MB in float32. None chooses by the device (`chunk_for`).
-    Raises: ConfigError if ``chunk_tokens`` is not positive.
+    Args:
+        model: A causal language model of transformers in eval mode (dropout would make every ratio noise).
+        chunk_tokens: Tokens whose logits exist at one time, >= 1; 256 tokens with a vocabulary of 50,000 are 50 MB in
+            float32. None chooses by the device (`chunk_for`).
+
+    Raises:
+        ConfigError: If ``chunk_tokens`` is not positive.
     """
 
     def __init__(self, model: nn.Module, chunk_tokens: int | None = None) -> None:
@@ -107,11 +113,17 @@ class TokenScorer:
     ) -> TokenScores:
         """Return the scores of the response tokens where ``mask`` is true.
 
-        tokens Int[B S], padded right with any valid id. prompt_lengths Int[B], >= 1. mask Bool[B T]: column
-        t is the token at position prompt_length + t. temperature: > 0, logits are divided by it.
-        routing: which experts to use, and that the free choice be returned; None leaves routers alone.
-        Raises: ConfigError when a prompt is empty, since nothing predicts its first response token, or as
-            `routing.replaying` does.
+        Args:
+            tokens: Int[B S], padded right with any valid id.
+            prompt_lengths: Int[B], >= 1.
+            mask: Bool[B T]; column t is the token at position prompt_length + t.
+            temperature: Above 0; divides the logits.
+            with_entropy: Whether to compute entropies.
+            routing: Experts to use, and that the free choice is returned; None leaves routers alone.
+
+        Raises:
+            ConfigError: If a prompt is empty, since nothing predicts its first response token; or as
+                `routing.replaying` does.
         """
         asked = _Rows(tokens, prompt_lengths, mask)
         if self._edge is None or tokens.shape[1] <= self._edge:
@@ -119,7 +131,7 @@ class TokenScorer:
         return self._by_table(asked, temperature, with_entropy, routing)
 
     def _by_table(self, asked: _Rows, temperature: float, with_entropy: bool, routing: Routing | None) -> TokenScores:
-        """Score rows up to the rotary edge without what pads them beyond it, and the others by themselves, unpacked."""
+        """Score rows up to the rotary edge without padding beyond it, and longer rows separately, unpacked."""
         edge = self._edge or 0
         is_short = asked.lengths <= edge
         shape, device = asked.mask.shape, asked.mask.device
@@ -168,7 +180,7 @@ class TokenScorer:
         return TokenScores(blank.index_put(where, logprobs), blank.index_put(where, entropy), computed, experts)
 
     def lies_in_line(self, longest: int) -> bool:
-        """Whether rows of at most ``longest`` tokens that share prompts are computed one behind another."""
+        """Whether rows of at most ``longest`` tokens with shared prompts form one row."""
         return self._trunk.lies_in_line(longest)
 
     def _hidden(self, asked: _Rows, where: tuple[Tensor, Tensor], routing: Routing | None, shares: bool) -> _Hidden:
@@ -206,7 +218,7 @@ class TokenScorer:
         parts, chosen = [], {}
         for row in sorted(set(rows.tolist())):
             mine = rows == row
-            # What lies behind the last wanted position cannot matter to a causal model.
+            # Positions after the last wanted one cannot affect a causal model.
             end = int(predicting[mine].max()) + 1
             is_beyond = self._edge is not None and tokens.shape[1] > self._edge
             sequence = tokens[row : row + 1, : max(end, self._edge + 1) if self._edge and is_beyond else end]
@@ -245,7 +257,7 @@ class TokenScorer:
 
 
 def _is_split(model: Any) -> bool:
-    """Whether the model is its body, then one linear layer, then nothing."""
+    """Whether the model is its backbone, then one linear layer, then nothing."""
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear or model.get_decoder() is model:
         return False

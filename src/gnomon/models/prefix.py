@@ -1,19 +1,19 @@
-"""A prompt is computed once for all of its responses.
+"""Compute a prompt once for all its responses.
 
-Rows that answer one prompt become one packed row: the prompt, then each response. A response token sees the prompt and
-its own response, at the positions that it had, so its hidden state is what it was in a row of its own. With G responses
-the prompt costs one G-th.
+Rows with one prompt become one packed row: the prompt, then each response. A response token sees the prompt and its own
+response, at its original positions, so its hidden state is the same as in a separate row. With G responses the prompt
+costs one G-th.
 
     prompt  first response  second response
     p p p   a a             b b b            position: 0 1 2  3 4  3 4 5
 
-Where attention is told how the row branches (`branched`), that is all there is to it. Elsewhere it has a price:
-attention runs over the whole packed row with a mask, so that responses are multiplied with each other for nothing. Its
-cost grows with the square of the row, that of everything else with its length. `pieces` cuts a group where the square
-begins to cost more than computing the prompt again.
+Attention that knows the branches (`prefix_attention`) has no further cost. Other attention runs over the whole packed
+row with a mask and multiplies responses with each other for nothing. Its cost grows with the square of the row's
+length, that of everything else linearly. `pieces` splits a group where the square costs more than computing the prompt
+again.
 
-A body that computes each position for itself takes all prompts with their responses in one row (`is_one_row`): rows of
-different lengths, padded to the longest of a micro-batch, were a twelfth of an update.
+A backbone that computes each position independently takes all prompts with their responses in one row (`is_one_row`):
+padding rows to the longest of a micro-batch cost a twelfth of an update.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,10 +32,15 @@ _ATTENTION_ONLY = {"full_attention"}
 
 @dataclass(frozen=True)
 class Packed:
-    """Packed rows. tokens, positions Int[N L]; spans: each prompt with its responses, in all rows' positions.
+    """Packed rows.
 
-    rows, columns Int[B S]: where each position of each original row went. is_placed Bool[B S]: false where it went
-    nowhere; the two then say anything.
+    Attributes:
+        tokens: Int[N L].
+        positions: Int[N L].
+        spans: Each prompt with its responses, in positions over all rows.
+        rows: Int[B S], packed row of each original position.
+        columns: Int[B S], packed column of each original position.
+        is_placed: Bool[B S], false for positions that are not in a packed row.
     """
 
     tokens: Tensor
@@ -47,12 +52,12 @@ class Packed:
 
     @cached_property
     def branches(self) -> PrefixLayout:
-        """How positions attend, for attention that can be told."""
+        """The layout of branches, for attention that uses it."""
         return PrefixLayout(self.spans, self.tokens.numel())
 
     @cached_property
     def mask(self) -> Tensor:
-        """The same as Bool[N 1 L L], true where a token may look; padding sees itself."""
+        """The layout as Bool[N 1 L L], true where a token may look; padding sees itself."""
         count, length = self.tokens.shape
         mask = torch.eye(length, dtype=torch.bool).repeat(count, 1, 1)
         for span in self.spans:
@@ -66,14 +71,14 @@ class Packed:
         return mask[:, None]
 
     def index(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Return where positions of original rows are in the flattened packed ones, Int[M] each, on their device."""
+        """Return flat packed indices of original positions, Int[M] each, on their device."""
         at = (rows.cpu(), positions.cpu())
         return (self.rows[at] * self.tokens.shape[1] + self.columns[at]).to(rows.device)
 
     def place(self, experts: Tensor) -> Tensor | None:
-        """Return ``experts`` Int[B S L K] of the original rows as Int[N L' L K] of the packed ones, -1 where none went.
+        """Return ``experts`` Int[B S L K] of the original rows as Int[N L' L K] of the packed rows, -1 where none went.
 
-        None when rows do not agree about the prompt that they share: it cannot then be computed once.
+        None if rows disagree about their shared prompt, which then cannot be computed once.
         """
         to = (self.rows[self.is_placed], self.columns[self.is_placed])
         own = experts.cpu()[self.is_placed]
@@ -90,12 +95,15 @@ class Packed:
 def pack(
     tokens: Tensor, prompt_lengths: Tensor, ends: Tensor, rounded: Callable[[int], int] = int, is_one_row: bool = False
 ) -> Packed | None:
-    """Return the rows with prompts shared, or None when no two rows have the same prompt.
+    """Return the rows with shared prompts, or None if no two rows have the same prompt.
 
-    tokens Int[B S]; prompt_lengths Int[B]; ends Int[B]: positions before it are needed, at least the prompt's.
-    rounded: what the length of packed rows becomes. is_one_row: prompts with their responses lie one behind another
-    in one row, so that nothing is padding but its end, and rows that share nothing are packed too. Only for a body that
-    computes each position for itself and attention that is told of branches.
+    Args:
+        tokens: Int[B S].
+        prompt_lengths: Int[B].
+        ends: Int[B]; positions before it are needed, at least the prompt's.
+        rounded: Rounds up the length of packed rows.
+        is_one_row: Put all prompts and responses into one row with padding only at its end, also rows without a shared
+            prompt. Only for a backbone that computes positions independently and attention that knows branches.
     """
     together = _together(tokens, prompt_lengths)
     if len(together) == tokens.shape[0] and not is_one_row:
@@ -128,7 +136,7 @@ def _spans(together: Mapping[tuple[int, ...], Sequence[int]], ends: Tensor, firs
 
 
 def number_prompts(tokens: Tensor, prompt_lengths: Tensor) -> list[int]:
-    """Return which prompt each row of ``tokens`` Int[B S] has, numbered in the order of their first rows.
+    """Return the prompt number of each row of ``tokens`` Int[B S], numbered in the order of first rows.
 
     >>> number_prompts(torch.tensor([[7, 8, 1], [7, 9, 1], [7, 8, 2]]), torch.tensor([2, 2, 2]))
     [0, 1, 0]
@@ -184,7 +192,7 @@ def pieces(prompt: int, responses: Sequence[int], max_tokens: int, crossing: flo
 
 
 def attends_fully(model: Any) -> bool:
-    """Whether, as its config says, every layer attends to all positions: no window, no state that is carried along."""
+    """Whether every layer attends to all positions according to the config: no window, no recurrent state."""
     config = model.config.get_text_config()
     layers = vars(config).get("layer_types") or ["full_attention"]
     has_window = vars(config).get("sliding_window") is not None and vars(config).get("use_sliding_window", True)

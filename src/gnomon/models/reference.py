@@ -1,4 +1,4 @@
-"""The log-probabilities of a given response, by a plain forward pass: what every faster way must agree with."""
+"""The reference implementation of log-probabilities: a plain forward pass that every faster way must agree with."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,15 @@ from gnomon.models.forward import Forward
 def response_logprobs(
     model: nn.Module, prompt: Sequence[int], response: Sequence[int], temperature: float
 ) -> list[float]:
-    """Return the log-probability of each token of ``response`` after ``prompt``, in nats, tempered, in float32.
+    """Return the log-probability of each token of ``response`` after ``prompt``, in nats, in float32.
 
-    One row, without a cache, in the model's own precision. prompt: at least one token, which predicts the first one of
-    the response. temperature: > 0, logits are divided by it.
+    One row, without a cache, in the model's own precision.
+
+    Args:
+        model: A causal language model.
+        prompt: At least one token, which predicts the response's first token.
+        response: Token ids.
+        temperature: Above 0; divides the logits.
     """
     if not response:
         return []

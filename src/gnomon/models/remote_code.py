@@ -1,4 +1,4 @@
-"""The code that a model brings along: which it is, so that what somebody has read and trusts is what runs."""
+"""Identify a model's remote code, so that the code that runs is the code that a user has trusted."""
 
 import hashlib
 import json
@@ -13,11 +13,16 @@ _CONFIG, _ELSEWHERE = "config.json", "--"
 
 
 def revision(model: str) -> str:
-    """Return what tells the code of a model from any other; "" where it brings none.
+    """Return an identifier of a model's code; "" without code. Nothing is executed or downloaded.
 
-    Of a folder the SHA-256 of all Python files in it, names included; of a model on the hub the commit that is in the
-    local cache, as of every other repository that its ``auto_map`` names. Nothing is run, and nothing is fetched.
-    model: a folder, a hub name or a built-in one. Raises: ModelError when its config cannot be read.
+    For a folder, this is the SHA-256 of all Python files with their names. For a hub model, it is the commit in the
+    local cache, and the commit of every other repository in its ``auto_map``.
+
+    Args:
+        model: A folder, a hub name or a built-in name.
+
+    Raises:
+        ModelError: If the config cannot be read.
     """
     folder = Path(model).expanduser()
     config = folder / _CONFIG if folder.is_dir() else _cached(model)
@@ -33,7 +38,7 @@ def revision(model: str) -> str:
 
 
 def _texts(node: Any) -> Iterator[str]:
-    """Yield what an ``auto_map`` names: a class for each use of the model, or several."""
+    """Yield the classes that an ``auto_map`` names."""
     if isinstance(node, str):
         yield node
     elif isinstance(node, dict | list):
@@ -58,7 +63,7 @@ def _commit(repository: str) -> str:
 
 
 def _cached(name: str) -> Path | None:
-    """Return the config of a model in the local hub cache, in a folder named after its commit."""
+    """Return a model's config in the local hub cache; its folder is named after the commit."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 

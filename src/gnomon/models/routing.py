@@ -1,13 +1,13 @@
-"""Which experts a mixture model sends each token to: write it down, and repeat it.
+"""Record and replay the experts that a mixture model's routers choose.
 
 After an update about a tenth of a large mixture's experts differ for the same token, and the ratio of two policies is
-then mostly noise of the router. Routing replay fixes the *choice*: R2 repeats that of the learner when the step began
-(GSPO, arXiv 2507.18071, section 5.3), R3 that of the engine that sampled (arXiv 2510.11370). Only the indices are
-repeated; the gates are computed from the current router's logits, so that the router still has a gradient.
+then mostly noise of the router. Routing replay fixes the *choice*: R2 repeats the learner's choice when the step began
+(GSPO, arXiv 2507.18071, section 5.3), R3 the engine's choice (arXiv 2510.11370). Only the indices are repeated. The
+gates come from the current router's logits, so the router still has a gradient.
 
-Routers of transformers differ in what they make of their logits (softmax before or after, sigmoid, a bias that takes
-part in the choice alone, groups, a scale), but all choose by one `topk` over the experts. So that call is what is
-replaced, while a router runs: its own formula then makes gates of the repeated indices.
+Routers of transformers treat their logits differently (softmax before or after, sigmoid, a bias for the choice alone,
+groups, a scale), but all choose by one `topk` over the experts. Replay replaces that call while a router runs, and the
+router's own formula computes the gates of the repeated indices.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,33 +27,34 @@ _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_n
 
 @dataclass(frozen=True)
 class Routing:
-    """That a pass shall write down which experts its routers would choose, and which ones they have to use.
+    """The request to record a pass's free expert choices, and the experts that the pass must use.
 
-    experts Int[B S L K]: repeated where >= 0; where it is -1, and everywhere if it is None, routers choose freely.
+    Attributes:
+        experts: Int[B S L K], used where >= 0. Routers choose freely at -1, and everywhere if None.
     """
 
     experts: Tensor | None = None
 
     def of(self, row: int, length: int) -> "Routing":
-        """Return that of the first ``length`` positions of one row."""
+        """Return the routing of the first ``length`` positions of one row."""
         return Routing(None if self.experts is None else self.experts[row : row + 1, :length])
 
     def of_rows(self, rows: Tensor, length: int) -> "Routing":
-        """Return that of the first ``length`` positions of several rows."""
+        """Return the routing of the first ``length`` positions of several rows."""
         return Routing(None if self.experts is None else self.experts[rows.to(self.experts.device), :length])
 
 
 class Recorder:
-    """What the routers of one forward pass would have chosen by themselves, whether something was replayed or not.
+    """The free choices of one forward pass's routers, whether other experts were replayed or not.
 
-    A layer's own choice is made from hidden states that earlier layers' replayed choices led to.
+    A layer's free choice depends on hidden states that earlier layers' replayed experts produced.
     """
 
     def __init__(self, routers: Sequence["_Routed"]) -> None:
         self._routers = routers
 
     def experts(self, *shape: int) -> Tensor | None:
-        """Return Int16[*shape L K], ``shape`` being the input ids'; None for a dense model."""
+        """Return Int16[*shape L K] with the input ids' ``shape``; None for a dense model."""
         if not self._routers:
             return None
         chosen = torch.stack([router.chosen for router in self._routers], 1).to(torch.int16)
@@ -61,15 +62,16 @@ class Recorder:
 
 
 def moe_layers(model: nn.Module) -> int:
-    """Return how many layers of the model are mixtures of experts; 0 for a dense one.
+    """Return the number of mixture layers; 0 for a dense model.
 
-    Raises: ConfigError when the config names experts and no router of a known form is found.
+    Raises:
+        ConfigError: If the config names experts but no router has a known form.
     """
     return len(_routers(model))
 
 
 def expert_count(model: Any) -> int:
-    """Return the number of experts a layer that the model's config states; 0 where it states none."""
+    """Return the config's number of experts per layer; 0 if it names none."""
     config = model.config.get_text_config()
     counts = [count for name in _EXPERT_COUNTS if isinstance(count := getattr(config, name, None), int)]
     return max(counts, default=0)
@@ -82,9 +84,10 @@ def can_record(model: nn.Module) -> bool:
 
 @contextmanager
 def recording(model: nn.Module) -> Iterator[Recorder]:
-    """Write down the experts of the last forward pass in the block; routers choose freely. No-op if dense.
+    """Record the experts of the block's last forward pass; routers choose freely. No-op if dense.
 
-    Raises: ConfigError as `moe_layers` does.
+    Raises:
+        ConfigError: As `moe_layers` does.
     """
     with _substitute(model, None) as recorder:
         yield recorder
@@ -92,26 +95,28 @@ def recording(model: nn.Module) -> Iterator[Recorder]:
 
 @contextmanager
 def replaying(model: nn.Module, experts: Tensor) -> Iterator[Recorder]:
-    """Make routers use ``experts`` Int[... L K] where they are not -1, one place a position of the input ids.
+    """Make routers use ``experts`` Int[... L K] where they are not -1, one entry per position of the input ids.
 
-    The gates come from the current logits. `modes.recomputing` repeats the same in the backward pass.
-    Raises: ConfigError as `moe_layers` does, or when L or the number of positions is another than the model's.
+    The gates come from the current logits. `contexts.recomputing` repeats the same in the backward pass.
+
+    Raises:
+        ConfigError: As `moe_layers` does, or if L or the number of positions is wrong.
     """
     with _substitute(model, experts) as recorder:
         yield recorder
 
 
 def routed(model: nn.Module, routing: Routing | None) -> AbstractContextManager[Recorder | None]:
-    """Return the block in which one pass is made with this routing; None leaves routers alone."""
+    """Return the context manager for one pass with this routing; None leaves routers alone."""
     if routing is None:
         return nullcontext()
     return recording(model) if routing.experts is None else replaying(model, routing.experts)
 
 
 class Resumed:
-    """The routing that ``module``'s routers have now, to be entered again later, any number of times.
+    """The current routing of ``module``'s routers, which can be entered again later.
 
-    A layer that is computed again in the backward pass has left `replaying`'s block by then.
+    A layer that is computed again in the backward pass is outside the block of `replaying` by then.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -130,10 +135,13 @@ class Resumed:
 
 
 def changed_fraction(chosen: Tensor, recorded: Tensor, prompt_lengths: Tensor, mask: Tensor) -> Mean:
-    """Return the share of (trained token, layer) pairs that another set of experts would answer now.
+    """Return the share of (trained token, layer) pairs whose set of experts has changed.
 
-    chosen, recorded Int[B S L K]: now, and when it was written down; the order of the K does not count, nor do pairs
-    where either is -1. mask Bool[B T]: the token at column t is predicted, and so routed, at prompt_length + t - 1.
+    Args:
+        chosen: Int[B S L K], the current choice. The order of the K does not count; pairs with -1 are left out.
+        recorded: Int[B S L K], the recorded choice.
+        prompt_lengths: Int[B].
+        mask: Bool[B T]; the token at column t is predicted, and routed, at prompt_length + t - 1.
     """
     rows, columns = mask.nonzero(as_tuple=True)
     where = (rows, prompt_lengths[rows] + columns - 1)
@@ -155,7 +163,7 @@ def pad_experts(experts: Mapping[int, Tensor | None], rows: int, width: int) -> 
 
 
 class _Routed:
-    """Stands in for a router's ``forward``. given: Int[N K], one row a position, or None."""
+    """Replaces a router's ``forward``. ``given``: Int[N K], one row per position, or None."""
 
     def __init__(self, router: nn.Module, given: Tensor | None) -> None:
         self._router: Any = router
@@ -173,12 +181,12 @@ class _Routed:
         return output
 
     def again(self) -> "_Routed":
-        """Return one with the same routing that leaves what this one has written down alone."""
+        """Return a copy with the same routing that does not overwrite the recorded choice."""
         return _Routed(self._router, self._given)
 
 
 class _Choice(TorchFunctionMode):
-    """Replaces the one `topk` of [N, experts] by which a router chooses. made: each free choice Int[N K]."""
+    """Replaces the `topk` of [N, experts] by which a router chooses. ``made`` collects the free choices Int[N K]."""
 
     def __init__(self, experts: int, count: int, given: Tensor | None) -> None:
         super().__init__()
@@ -230,7 +238,7 @@ def _routers(model: Any) -> list[nn.Module]:
 
 
 def _is_router(module: nn.Module) -> bool:
-    """Whether it has one weight row an expert, and says how many experts there are and how many it chooses."""
+    """Whether a module has one weight row per expert, and states the numbers of experts and of chosen experts."""
     stated = vars(module)
     experts, weight = stated.get("num_experts"), stated["_parameters"].get("weight")
     return isinstance(stated.get("top_k"), int) and weight is not None and weight.shape[0] == experts
@@ -244,7 +252,7 @@ def _unknown_form(name: str, found: str) -> str:
 
 
 def _set_forward(router: nn.Module, forward: Any) -> None:
-    """Give the router an own ``forward``, or with None its class's again."""
+    """Set a router's own ``forward``, or restore its class's with None."""
     if forward is None:
         vars(router).pop("forward", None)
         return

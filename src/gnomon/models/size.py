@@ -1,4 +1,4 @@
-"""How large a model is, before any weight is read."""
+"""The size of a model before any weight is read."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +13,12 @@ from gnomon.models.tiny import TINY_MODELS, tiny_model
 
 @dataclass(frozen=True)
 class ModelSize:
-    """parameters: weights, each tied one once. layers, width, vocabulary: as the config says.
+    """Size of a model, from its config.
 
-    cache_bytes_per_token: keys and values of one position in bf16; 0 where the config does not say. experts: of a
-    layer's router, 0 for a dense model.
+    Attributes:
+        parameters: Weights; a tied weight counts once.
+        cache_bytes_per_token: KV cache of one position in bf16; 0 if the config does not say.
+        experts: Per layer, 0 for a dense model.
     """
 
     parameters: int
@@ -28,7 +30,7 @@ class ModelSize:
 
 
 def outline(name: str, trust_remote_code: bool = False) -> nn.Module:
-    """Return the model ``name`` without weights: its modules, names and shapes. Raises: ModelError as `check_model`."""
+    """Return the model ``name`` without weights: modules, names and shapes. Raises ModelError as `check_model` does."""
     from transformers import AutoModelForCausalLM
 
     if name in TINY_MODELS:
@@ -40,9 +42,10 @@ def outline(name: str, trust_remote_code: bool = False) -> nn.Module:
 
 
 def model_size(name: str, trust_remote_code: bool = False) -> ModelSize:
-    """Return the size of the model ``name``, from its config alone.
+    """Return the size of the model ``name`` from its config.
 
-    Raises: ModelError as `check_model` does.
+    Raises:
+        ModelError: As `check_model` does.
     """
     model: Any = outline(name, trust_remote_code)
     config = model.config.get_text_config()

@@ -1,4 +1,4 @@
-"""What of a model is computed by a slower way than there could be, by its config and by what is installed."""
+"""Find slow ways of computation in a model, from its config and the installed packages."""
 
 import inspect
 import re
@@ -15,9 +15,12 @@ _CLASS = re.compile(r"^class (\w+)(.*\n(?:[ \t)].*\n|\n)*)", re.MULTILINE)
 
 
 def slow_parts(model: Any, prompt: float, answer: int) -> Iterator[str]:
-    """Yield a sentence for each slower way that ``model`` goes, which may be without weights.
+    """Yield a sentence for each slow way of ``model``, which may be without weights.
 
-    prompt, answer: tokens of a usual prompt and of the longest answer, by which the factor is reckoned.
+    Args:
+        model: The model.
+        prompt: Tokens of a usual prompt, for the factor.
+        answer: Tokens of the longest response, for the factor.
     """
     text = model.config.get_text_config()
     if cache_name(accepted(model)) is None:
@@ -39,7 +42,7 @@ def slow_parts(model: Any, prompt: float, answer: int) -> Iterator[str]:
 
 
 def kernel_packages(model: Any) -> frozenset[str]:
-    """Return the packages that the model's layers take kernels from where they are installed, by transformers' code."""
+    """Return the packages from which the model's layers take kernels if installed, by transformers' code."""
     kinds = {type(part) for part in model.modules() if type(part).__module__.startswith("transformers.")}
     found = frozenset[str]()
     for place in {kind.__module__ for kind in kinds}:
@@ -53,7 +56,7 @@ def kernel_packages(model: Any) -> frozenset[str]:
 
 
 def recomputing_factor(prompt: float, answer: int) -> float:
-    """Return how many times the tokens go through a model when every one is drawn by a whole forward pass.
+    """Return how many times more tokens go through a model without a cache.
 
     >>> round(recomputing_factor(100, 256))
     164

@@ -1,7 +1,6 @@
-"""A small language model and a byte tokenizer: real ones, for tests, examples and the first minutes.
+"""A small language model and a byte tokenizer for tests, examples and first steps.
 
-Both are ordinary Hugging Face objects that happen to be built in code, so that tests of saving, loading, adapters
-and engines walk the same path as a large model.
+Both are ordinary Hugging Face objects, so tests of saving, loading, adapters and engines use the code of large models.
 """
 
 from collections.abc import Mapping
@@ -57,9 +56,9 @@ TINY_MODELS: Mapping[str, TinyConfig] = {TINY: TinyConfig(), TINY_MIXTURE: TinyC
 
 
 def tiny_model(seed: int = 0, config: TinyConfig | None = None, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Return a tiny model whose weights depend on ``seed`` and ``config`` alone; embeddings are tied.
+    """Return a tiny model whose weights depend only on ``seed`` and ``config``; embeddings are tied.
 
-    With the defaults about 91,000 parameters (a mixture has 140,000); a forward pass takes about a millisecond.
+    The defaults give about 91,000 parameters (a mixture has 140,000), and a forward pass takes about a millisecond.
     """
     from transformers import AutoModelForCausalLM
 
@@ -70,7 +69,7 @@ def tiny_model(seed: int = 0, config: TinyConfig | None = None, dtype: torch.dty
 
 
 def tiny_tokenizer(config: TinyConfig | None = None) -> Tokenizer:
-    """Return the byte tokenizer: a byte's id is its value, then <|bos|> 256, <|eos|> 257, <|pad|> 258.
+    """Return the byte tokenizer: ids are byte values, then <|bos|> 256, <|eos|> 257, <|pad|> 258.
 
     >>> tiny_tokenizer().encode("Hi!<|eos|>")
     [72, 105, 33, 257]

@@ -80,9 +80,9 @@ class Vocabulary:
         self._anchor = list(self.backend.encode(_ANCHOR, add_special_tokens=False).ids)
 
     def pieces(self, tokens: Sequence[int]) -> list[tuple[str, int]]:
-        """Return texts, and how many tokens each is: several where a character was cut into them.
+        """Return texts, and the number of tokens of each: several if a character was split into tokens.
 
-        A token that writes nothing stands as its number in angle brackets.
+        A token without text becomes its number in angle brackets.
         """
         found: list[tuple[str, int]] = []
         place = 0
@@ -116,9 +116,9 @@ class Vocabulary:
 
 
 def read_vocabulary(folder: Path) -> Vocabulary | None:
-    """Return the tokens of a model's folder; None where it has no ``tokenizer.json``, or a damaged one.
+    """Return the tokens of a model's folder; None if ``tokenizer.json`` is missing or damaged.
 
-    Only that file is read, without transformers, in milliseconds; nothing of it is run.
+    The function reads only this file, without transformers, in milliseconds, and executes nothing.
     """
     from tokenizers import Tokenizer
 

@@ -1,4 +1,4 @@
-"""Text to token ids and back, over any Hugging Face tokenizer."""
+"""Text to token ids and back, with any Hugging Face tokenizer."""
 
 import contextlib
 import itertools
@@ -18,21 +18,23 @@ _PROBE = "gnomonprobe"
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Token ids of text, with the two ways of reading a control string kept apart.
+    """Token ids of text, with two ways to read a control string.
 
-    `encode` is for text that we wrote (a rendered template): ``<|im_end|>`` becomes the control token.
-    `encode_plain` is for text that others wrote (a dataset, a tool): ``<|im_end|>`` stays eleven letters and signs.
+    `encode` is for our own text (a rendered template): ``<|im_end|>`` becomes the control token. `encode_plain` is for
+    foreign text (a dataset, a tool): ``<|im_end|>`` stays plain characters.
 
-    backend: the transformers tokenizer; nobody outside `models` touches it.
-    control: every special token's string and id.
-    bos: the token that stands for the beginning of a text, or None where the model has none.
-    begin: what the tokenizer itself puts before a text: nothing, ``bos``, or several. What it puts behind one (an end)
-        is left off: an answer follows.
-    stop_ids: ids that end a turn: the eos of tokenizer and generation config, and the chat template's end of turn.
-    context_length: most tokens that prompt and completion may have together; None where neither
-        the architecture nor the tokenizer states a limit. context_note: why it is so short, after its number.
-    vocab_size: width of the logits, which may exceed the number of named tokens.
-    switches: variables that every rendering by the chat template is given, such as ``enable_thinking``.
+    Attributes:
+        backend: The transformers tokenizer, used only inside `models`.
+        control: Every special token's string and id.
+        bos: The token for the beginning of a text, or None.
+        begin: Tokens that the tokenizer puts before a text: none, ``bos``, or several. Tokens that it puts after a text
+            are
+            dropped, because a response follows.
+        stop_ids: Ids that end a turn: eos of tokenizer and generation config, and the chat template's end of turn.
+        context_length: Most tokens of prompt and completion together; None if neither architecture nor tokenizer says.
+        vocab_size: Width of the logits, which may exceed the number of named tokens.
+        switches: Variables for every rendering of the chat template, such as ``enable_thinking``.
+        context_note: Reason for the context length, for messages.
     """
 
     backend: Any
@@ -55,12 +57,13 @@ class Tokenizer:
         return cast(list[int], self.backend.encode(text, add_special_tokens=False, split_special_tokens=False))
 
     def encode_plain(self, text: str) -> list[int]:
-        """Return the ids of ``text`` as plain text: no id in it is a control token.
+        """Return the ids of ``text`` as plain text: no id is a control token.
 
-        They are the tokenizer's own where no control string is in it; its own switch does the rest. Where a vocabulary
-        spells a control string as one ordinary piece (Unigram does), the text is cut after the string's first
-        character, or, failing that, into characters. ``decode`` gives the same text back wherever it does for harmless
-        text.
+        The ids are the tokenizer's own if the text has no control string; the tokenizer's own switch does the rest. If
+            a
+        vocabulary spells a control string as one ordinary piece (Unigram does), the text is cut after the string's
+            first
+        character, or else into characters. ``decode`` gives the same text back wherever it does for harmless text.
         """
         if not any(string in text for string in self.control):
             ids = self.encode(text)
@@ -75,10 +78,11 @@ class Tokenizer:
         return [i for character in text for i in self._encode_split(character)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of an answer: what was meant by it, control tokens that carry meaning included.
+        """Return the text of a response, with control tokens that carry meaning.
 
-        Off come beginnings and pads in front, and ends of text, ends of turn and pads behind; marks of thoughts and of
-        tool calls, and whatever else stands between, are in the text as they are in the ids.
+        Leading begin and pad tokens and trailing end and pad tokens are removed. Marks of thoughts and tool calls, and
+            all other
+        tokens between, stay in the text.
         """
         pad = self.backend.pad_token_id
         first, last = 0, len(ids)
@@ -105,19 +109,23 @@ class Tokenizer:
         switches: Mapping[str, Any] | None = None,
         begins_answer: bool = True,
     ) -> str | None:
-        """Return ``messages`` in the model's chat form; None without a template.
+        """Return ``messages`` in the model's chat format; None without a template.
 
-        tools: JSON schemas that the template may tell the model about; many do not. switches: variables of the
-        template, beside this tokenizer's own. begins_answer: up to where the answer begins.
-        Raises: ConfigError when the template refuses the messages (a role it does not know, a wrong order), fails, or
-        does not end.
+        Args:
+            messages: The conversation.
+            tools: JSON schemas for the template; many templates ignore them.
+            switches: Variables of the template, in addition to this tokenizer's own.
+            begins_answer: End where the response begins.
+
+        Raises:
+            ConfigError: If the template refuses the messages (an unknown role, a wrong order), fails, or does not end.
         """
         if self.backend.chat_template is None:
             return None
         return render(self.backend, messages, tools, {**self.switches, **(switches or {})}, begins_answer)
 
     def names_switch(self, name: str, has_tools: bool = False) -> bool:
-        """Whether the chat template reads a variable of this name."""
+        """Whether the chat template reads this variable."""
         return self.backend.chat_template is not None and names_switch(self.backend, name, has_tools)
 
     def save(self, folder: Path) -> None:
@@ -144,9 +152,12 @@ class Tokenizer:
 
 
 def wrap(backend: Any, config: Any, generation_eos: Sequence[int] = ()) -> Tokenizer:
-    """Return the `Tokenizer` over a transformers tokenizer, with what the model's config adds to it.
+    """Return the `Tokenizer` for a transformers tokenizer, with additions from the model's config.
 
-    config: the model's transformers config. generation_eos: end tokens that its generation config lists.
+    Args:
+        backend: The transformers tokenizer.
+        config: The model's transformers config.
+        generation_eos: End tokens of its generation config.
     """
     if backend.chat_template is not None:
         check_template(backend)
@@ -167,9 +178,9 @@ def wrap(backend: Any, config: Any, generation_eos: Sequence[int] = ()) -> Token
 
 
 def context_of(config: Any, stated: int | None = None) -> int | None:
-    """Return the positions that a model's config allows, else what its tokenizer states, else None.
+    """Return the positions that a model's config allows, else the tokenizer's limit, else None.
 
-    Never beyond the length at which its rotary positions become others (`rotary_edge`).
+    The result is never beyond the length at which rotary positions change (`rotary_edge`).
     """
     text, edge = config.get_text_config(), rotary_edge(config)
     positions = vars(text).get(text.attribute_map.get("max_position_embeddings", "max_position_embeddings"))
@@ -187,7 +198,7 @@ def _begin(backend: Any, control: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def _end_of_turn(backend: Any, control: Mapping[str, int]) -> int | None:
-    """Return the control token that the chat template writes after an answer: measured, not looked up by name."""
+    """Return the control token that the chat template writes after a response, found by rendering."""
     if backend.chat_template is None:
         return None
     turns = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": _PROBE}]

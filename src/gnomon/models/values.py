@@ -1,4 +1,4 @@
-"""From a padded micro-batch to the value of the state before each token of its responses."""
+"""Values of the states before each token of the responses, from a padded micro-batch."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +11,10 @@ from gnomon.models.backbone import Backbone
 
 
 class ValueHead(nn.Linear):
-    """A hidden state to one number: V = w h, float32, without bias. It starts at zero: nothing is expected yet.
+    """A linear map from a hidden state to a number: V = w h, float32, without bias, initially zero.
 
-    width: of the hidden states.
+    Args:
+        width: Of the hidden states.
 
     >>> ValueHead(4)(torch.ones(1, 4)).item()
     0.0
@@ -26,10 +27,12 @@ class ValueHead(nn.Linear):
 
 @dataclass(frozen=True)
 class Values:
-    """What a critic expects. ``computed`` counts the positions that went through the trunk, padding included.
+    """A critic's values.
 
-    values Float32[B T]: of the state *before* each token that is masked in, exact zeros elsewhere.
-    bootstrap Float32[B]: of the state after the last token of a sequence; 0 for a row with no token masked in.
+    Attributes:
+        values: Float32[B T], of the state *before* each unmasked token, exact zeros elsewhere.
+        bootstrap: Float32[B], of the state after a sequence's last token; 0 for a row without unmasked tokens.
+        computed: Positions that went through the backbone, padding included.
     """
 
     values: Tensor
@@ -38,15 +41,15 @@ class Values:
 
 
 class ValueScorer:
-    """Reads a value at the hidden state that predicts a token: what is known before the token is chosen.
+    """Reads a value at the hidden state that predicts a token, before the token is chosen.
 
-    That is position p - 1 for the token at p, the shift that log-probabilities have. A value read at p would know the
-    token, and an advantage would then ask how good the token is beyond itself.
+    This is position p - 1 for the token at p, the same shift as for log-probabilities. A value read at p would know the
+    token, and the advantage would then compare the token with itself. Rows with one prompt share its computation if the
+    backbone allows it (`prefix`).
 
-    Rows with one prompt share its computation where the trunk can (`prefix`).
-
-    trunk: a causal model of transformers in eval mode, its own head unused. head: hidden state to one number; it is
-        applied in float32 whatever the trunk computes in.
+    Args:
+        trunk: A causal model of transformers in eval mode, whose own head is unused.
+        head: Hidden state to one number, applied in float32 for every precision of the backbone.
     """
 
     def __init__(self, trunk: nn.Module, head: nn.Linear) -> None:
@@ -58,12 +61,17 @@ class ValueScorer:
     def __call__(
         self, tokens: Tensor, prompt_lengths: Tensor, lengths: Tensor, mask: Tensor, is_trunk_frozen: bool = False
     ) -> Values:
-        """Return the values of the response tokens where ``mask`` is true, with a gradient where torch records one.
+        """Return the values of the response tokens where ``mask`` is true, with a gradient if torch records one.
 
-        tokens Int[B S], padded right with any valid id. prompt_lengths Int[B], >= 1; lengths Int[B]: where responses
-        begin and end. mask Bool[B T]: column t is the token at position prompt_length + t. With ``is_trunk_frozen``
-        the gradient ends at the head.
-        Raises: ConfigError when a prompt is empty, since there is no state before its first response token.
+        Args:
+            tokens: Int[B S], padded right with any valid id.
+            prompt_lengths: Int[B], >= 1.
+            lengths: Int[B], where responses end.
+            mask: Bool[B T]; column t is the token at position prompt_length + t.
+            is_trunk_frozen: End the gradient at the head.
+
+        Raises:
+            ConfigError: If a prompt is empty, since there is no state before its first response token.
         """
         rows, columns = mask.nonzero(as_tuple=True)
         live = mask.any(1).nonzero()[:, 0]

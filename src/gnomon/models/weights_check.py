@@ -1,4 +1,4 @@
-"""Whether the files of a model hold what its config asks for: names, shapes and kinds, without reading a weight."""
+"""Check that a model's files hold the weights of its config: names, shapes and dtypes from headers."""
 
 import importlib.util
 import json
@@ -37,7 +37,7 @@ def no_bars() -> Iterator[None]:
 
 @contextmanager
 def no_report() -> Iterator[None]:
-    """Keep what transformers says about a loading to itself, where gnomon says it: its bars, warnings and tables."""
+    """Suppress transformers' progress bars, warnings and tables during a load, because gnomon reports it."""
     from transformers.utils import logging
 
     level = logging.get_verbosity()
@@ -73,7 +73,7 @@ _KINDS = _FLOATS | _INTEGERS | {"BOOL": torch.bool}
 
 @dataclass(frozen=True)
 class Header:
-    """One tensor of a file as its header says: shape, and kind ("BF16", "I8", as safetensors names them)."""
+    """A tensor's entry in a file's header: shape, dtype ("BF16", "I8", as safetensors names them) and file."""
 
     shape: tuple[int, ...]
     kind: str
@@ -82,10 +82,12 @@ class Header:
 
 @dataclass(frozen=True)
 class Fit:
-    """What transformers makes of the names and shapes of a folder's tensors.
+    """How the names and shapes of a folder's tensors fit the model.
 
-    missing: of the model, in no file. mismatched: name, shape in the files, shape by the config. unexpected: of the
-    files, with no place in the model.
+    Attributes:
+        missing: In the model, in no file.
+        mismatched: Name, shape in the files, shape in the model.
+        unexpected: In the files, without a place in the model.
     """
 
     missing: tuple[str, ...]
@@ -94,15 +96,16 @@ class Fit:
 
     @classmethod
     def of(cls, loading: Mapping[str, Any]) -> "Fit":
-        """Return the same out of transformers' own account of a loading."""
+        """Return the fit from transformers' own report of a load."""
         wrong = sorted((name, tuple(ours), tuple(theirs)) for name, ours, theirs in loading["mismatched_keys"])
         return cls(tuple(sorted(loading["missing_keys"])), tuple(wrong), tuple(sorted(loading["unexpected_keys"])))
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files of a model folder that transformers would read; none where it holds no weights.
+    """Return the files that transformers would read; empty without weights.
 
-    Raises: ModelError for an index that names no files, or files that are not there, and for two sets of weights.
+    Raises:
+        ModelError: If an index names no files or missing files, or if the folder holds two sets of weights.
     """
     places = [folder / name for name in FILES if (folder / name).is_file()]
     if not places or places[0].suffix != ".json":
@@ -129,9 +132,10 @@ def _shards(index: Path) -> set[str]:
 
 
 def headers(folder: Path) -> dict[str, Header]:
-    """Return the tensors of a model folder by name, from the headers of the files that transformers would read.
+    """Return a model folder's tensors by name, from the headers of the files that transformers would read.
 
-    Raises: ModelError when a file is damaged, or two files hold different tensors of one name.
+    Raises:
+        ModelError: If a file is damaged, or two files hold different tensors of one name.
     """
     found: dict[str, Header] = {}
     for file in weight_files(folder):
@@ -166,9 +170,10 @@ def check_positions(config: Any, stated: Mapping[str, Any], place: str) -> None:
 
 
 def check_plausible(config: Any, found: Mapping[str, Header], place: str) -> None:
-    """Refuse a config whose numbers of layers or experts no file of these can fill, before a model is built from it.
+    """Refuse a config with more layers or experts than the files can fill, before a model is built from it.
 
-    Raises: ModelError.
+    Raises:
+        ModelError: If the config is implausible.
     """
     counts = [*_counts(config.to_dict())]
     if (layers := getattr(config.get_text_config(), "num_hidden_layers", None)) is not None:
@@ -184,7 +189,7 @@ def check_plausible(config: Any, found: Mapping[str, Header], place: str) -> Non
 
 
 def check_quantized(config: Any, place: str) -> None:
-    """Refuse a model whose weights are packed numbers, which cannot be trained. Raises: ModelError."""
+    """Refuse quantized weights, which cannot be trained. Raises ModelError."""
     for part in (config, config.get_text_config()):
         quantized = vars(part).get("quantization_config")
         if quantized:
@@ -197,10 +202,10 @@ def check_quantized(config: Any, place: str) -> None:
 
 
 def check_files(empty: Any, found: Mapping[str, Header], place: str) -> tuple[str, ...]:
-    """Check that the tensors ``found`` in files are those of the model ``empty``; return what is to be said.
+    """Check that the files' tensors are those of the model ``empty``; return remarks.
 
-    Raises: ModelError naming tensors that are missing, of another shape or kind, tied against what the files hold, or
-        without a place in the model.
+    Raises:
+        ModelError: Naming tensors that are missing, of another shape or dtype, tied only by the config, or unknown.
     """
     check_kinds(empty, found, place)
     fit, lost = _fit(empty, found)
@@ -219,9 +224,10 @@ def check_files(empty: Any, found: Mapping[str, Header], place: str) -> tuple[st
 
 
 def check_form(empty: Any, folder: Path, trust_remote_code: bool) -> None:
-    """Check that the config in ``folder`` makes the model ``empty`` again, and that its weights as files have fit it.
+    """Check that the config in ``folder`` gives the model ``empty`` again, and that its weights fit.
 
-    Raises: ModelError.
+    Raises:
+        ModelError: If they do not.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.core_model_loading import revert_weight_conversion
@@ -244,10 +250,7 @@ def check_form(empty: Any, folder: Path, trust_remote_code: bool) -> None:
 
 
 def refuse(fit: Fit, place: str, names: Iterable[str] = ()) -> None:
-    """Raise ModelError when weights are missing, of another shape, or without a place in the model.
-
-    names: of the tensors in the files, where they are known.
-    """
+    """Raise ModelError for missing, wrongly shaped or unknown weights; ``names`` are the files' tensors, if known."""
     held = list(names)
     if fit.missing:
         raise ModelError(_missing(place, fit.missing, held))
@@ -271,13 +274,13 @@ def refuse(fit: Fit, place: str, names: Iterable[str] = ()) -> None:
 
 
 def check_kinds(empty: Any, found: Mapping[str, Header], place: str) -> None:
-    """Refuse tensors of integers, truth values or 8-bit floats where the model has weights. Raises: ModelError."""
+    """Refuse integer, boolean or 8-bit float tensors for weights. Raises ModelError."""
     whole = frozenset(name for name, tensor in empty.state_dict().items() if not tensor.is_floating_point())
     check_number_kinds(found, whole, place)
 
 
 def check_number_kinds(found: Mapping[str, Header], whole: Set[str], place: str) -> None:
-    """Do `check_kinds`, with the names of the tensors that are whole numbers in the model. Raises: ModelError."""
+    """Do `check_kinds`, given the names of the model's integer tensors. Raises ModelError."""
     bad = [
         f"{name} ({header.kind})"
         for name, header in found.items()
@@ -291,9 +294,9 @@ def check_number_kinds(found: Mapping[str, Header], whole: Set[str], place: str)
 
 
 def check_numbers(model: nn.Module, place: str) -> None:
-    """Refuse a model that holds NaN or an infinity, or nothing but zeros where it needs numbers.
+    """Refuse a model with NaN or infinity, or with only zeros where it needs numbers.
 
-    Zeros alone are found in the embedding, the head, and all matrices of a layer together. Raises: ModelError.
+    Zeros are checked in the embedding, the head, and all matrices of a layer together. Raises ModelError.
     """
     largest: dict[str, float] = {}
     for name, parameter in model.named_parameters():
@@ -322,9 +325,9 @@ def _ends(model: Any) -> Iterator[nn.Parameter]:
 
 
 def _fit(empty: Any, found: Mapping[str, Header]) -> tuple[Fit, tuple[str, ...]]:
-    """Return what transformers makes of these names and shapes; or, where it cannot fuse them, those that lack.
+    """Return transformers' fit of these names and shapes, or the missing names if it cannot fuse them.
 
-    Without accelerate, which comes with the extra "lora", it compares nothing before it loads.
+    Without accelerate, which comes with the extra "lora", transformers compares nothing before a load.
     """
     if importlib.util.find_spec("accelerate") is None:
         return Fit((), (), ()), ()
@@ -349,7 +352,7 @@ def _fit(empty: Any, found: Mapping[str, Header]) -> tuple[Fit, tuple[str, ...]]
 
 
 def _unfused(empty: Any, found: Mapping[str, Header]) -> tuple[str, ...]:
-    """Return the names that complete files would hold, and these do not, or in another shape."""
+    """Return the names of complete files that are missing or have another shape."""
     from transformers.core_model_loading import revert_weight_conversion
 
     whole: Mapping[str, Tensor] = revert_weight_conversion(empty, empty.state_dict())
@@ -373,7 +376,7 @@ def _missing(place: str, missing: Iterable[str], names: Iterable[str]) -> str:
 
 
 def _check_ties(empty: Any, found: Mapping[str, Header], place: str) -> None:
-    """Refuse a head that the config ties and the files hold as another one. Rows are compared, not all of them."""
+    """Refuse a head that the config ties and the files store separately. A sample of rows is compared."""
     for target, source in empty.all_tied_weights_keys.items():
         one, other = _named(target, found), _named(source, found)
         if one is None or other is None or _rows(one, found[one]).equal(_rows(other, found[other])):
@@ -382,7 +385,7 @@ def _check_ties(empty: Any, found: Mapping[str, Header], place: str) -> None:
 
 
 def contradiction(place: str, one: str, other: str) -> str:
-    """Return what is said of two weights that are one by the config, and two by the files."""
+    """Describe two weights that the config ties and the files store separately."""
     return (
         f"model '{place}': config.json ties {one} to {other} (tie_word_embeddings = true), and the files hold two "
         "different ones; set tie_word_embeddings = false in config.json, or remove the one that is wrong"
@@ -390,7 +393,7 @@ def contradiction(place: str, one: str, other: str) -> str:
 
 
 def _named(name: str, found: Mapping[str, Header]) -> str | None:
-    """Return what a weight is called in the files, where a prefix may be other than in memory."""
+    """Return a weight's name in the files, whose prefix may differ."""
     if name in found:
         return name
     last = ".".join(name.split(".")[-2:])
@@ -410,7 +413,7 @@ def _rows(name: str, header: Header) -> Tensor:
 
 
 def _is_passed_over(empty: Any, name: str) -> bool:
-    """Whether transformers passes over a tensor of this name without a word."""
+    """Whether transformers ignores a tensor of this name silently."""
     return any(re.search(pattern, name) for pattern in empty._keys_to_ignore_on_load_unexpected or ())
 
 
@@ -430,7 +433,7 @@ def _pickled(file: Path) -> dict[str, Header]:
 
 
 def _counts(node: Any) -> Iterator[tuple[str, int]]:
-    """Yield the settings of a config that say how many layers or experts there are."""
+    """Yield the config's settings that count layers or experts."""
     for name, value in node.items():
         if isinstance(value, dict):
             yield from _counts(value)
@@ -443,7 +446,7 @@ def _counts(node: Any) -> Iterator[tuple[str, int]]:
 
 
 def _several(names: Iterable[str], what: str = "tensor") -> str:
-    """Return how many there are and the first of them.
+    """Return the number of names and the first of them.
 
     >>> _several(["a", "b", "c", "d", "e"])
     '5 tensors (a, b, c, d and 1 more)'

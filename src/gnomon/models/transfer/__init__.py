@@ -1,1 +1,1 @@
-"""WHAT TRAVELS: weights on their way from the learner to engines, rounded, and recognized where they arrive."""
+"""Weights on their way from the learner to engines: files, remote references, rounding and fingerprints."""

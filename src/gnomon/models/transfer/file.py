@@ -1,4 +1,4 @@
-"""Weights as a safetensors file for other processes of this machine, in shared memory where there is room for it."""
+"""Weights as a safetensors file for other processes of this machine, in shared memory if there is room."""
 
 import shutil
 import tempfile
@@ -18,9 +18,9 @@ _SPARE = 1.1
 
 
 def write(named: Iterable[tuple[str, Tensor]]) -> Path:
-    """Write weights, where it costs a copy in memory if there is room, else on disk; nobody else may read it.
+    """Write weights into shared memory if there is room, else to disk, readable only by this user.
 
-    Tensors that share memory are written one by one. Whoever has read the file removes it with `remove`.
+    Tensors that share memory are written one by one. The reader removes the file with `remove`.
     """
     from safetensors.torch import save_file
 
@@ -43,12 +43,16 @@ def write(named: Iterable[tuple[str, Tensor]]) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Remove what `write` wrote."""
+    """Remove a file of `write`."""
     shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def read(path: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights in a file. Raises: EngineError when it cannot be read."""
+    """Yield the weights in a file.
+
+    Raises:
+        EngineError: If the file cannot be read.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118, for a safetensors file is no mapping
@@ -59,7 +63,7 @@ def read(path: str) -> Iterator[tuple[str, Tensor]]:
 
 @contextmanager
 def lent(named: Iterable[tuple[str, Tensor]]) -> Iterator[str]:
-    """Lend weights to other processes as a file, which is gone after the block."""
+    """Provide weights to other processes as a file that is removed after the block."""
     path = write(named)
     try:
         yield str(path)

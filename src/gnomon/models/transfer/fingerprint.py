@@ -1,4 +1,4 @@
-"""A number that says which weights these are, to the bit, at the speed of memory."""
+"""A fingerprint of weights, exact to the bit, at the speed of memory."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -17,9 +17,12 @@ _DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.bfloa
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Which tensor this is. Equal ones mean equal bits, short of an accident.
+    """Identifies a tensor. Equal fingerprints mean equal bits, short of an accident.
 
-    dtype: as torch spells it, "float32". shape: of the tensor. digest: 128 bits, of every byte and its place.
+    Attributes:
+        dtype: As torch spells it, "float32".
+        shape: Of the tensor.
+        digest: 128 bits over every byte and its place.
     """
 
     dtype: str
@@ -66,15 +69,15 @@ def fingerprints(named: Iterable[tuple[str, Tensor]]) -> dict[str, Fingerprint]:
 
 
 def expected(named: Iterable[tuple[str, Tensor]], held: Mapping[str, Fingerprint]) -> dict[str, Fingerprint]:
-    """Return name to fingerprint of what was sent, each in the precision in which the engine says that it ``held`` it.
+    """Return name to fingerprint of sent weights, each in the precision of the engine's ``held`` weights.
 
-    An engine may compute in another precision than the learner; a cast is no other weight, rounding is.
+    An engine may compute in another precision than the learner. A cast counts as the same weight, rounding does not.
     """
     return {name: fingerprint(_cast(tensor, held[name]) if name in held else tensor) for name, tensor in named}
 
 
 def differences(expected: Mapping[str, Fingerprint], held: Mapping[str, Fingerprint]) -> list[str]:
-    """Return one line for each tensor that is missing, unknown or other than expected; none when all arrived."""
+    """Return one line for each tensor that is missing, unknown or different; empty if all arrived."""
     lines = []
     for name in sorted(expected.keys() | held.keys()):
         if name not in held:
