@@ -197,7 +197,11 @@ def chart(
 
 
 def write_svg(path: Path, text: str) -> None:
-    """Write a `chart` as a file of its own, with colors for light and dark. Raises: OSError."""
+    """Write a `chart` as a file of its own, with colors for light and dark.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     light = ";".join(f"--series-{n}:{color}" for n, color in enumerate(COLORS, start=1))
     dark = ";".join(f"--series-{n}:{color}" for n, color in enumerate(DARK, start=1))
     style = (

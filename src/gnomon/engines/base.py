@@ -63,7 +63,11 @@ class ContextLimits:
     vocabulary_size: int
 
     def check(self, prompt: Sequence[int], budget: int) -> None:
-        """Refuse a prompt that no model can answer, or not within ``budget`` more tokens. Raises: ConfigError."""
+        """Refuse a prompt that no model can answer, or not within ``budget`` more tokens.
+
+        Raises:
+            ConfigError: The prompt is empty, has an unknown id, or exceeds the context with ``budget``.
+        """
         if not prompt:
             raise ConfigError("cannot generate from an empty prompt: give at least a beginning-of-text token")
         self.check_ids("prompt", prompt)
@@ -75,7 +79,11 @@ class ContextLimits:
             )
 
     def check_ids(self, what: str, ids: Sequence[int]) -> None:
-        """Refuse ids outside the vocabulary. Raises: ConfigError."""
+        """Refuse ids outside the vocabulary.
+
+        Raises:
+            ConfigError: An id is outside the vocabulary.
+        """
         if ids and (min(ids) < 0 or max(ids) >= self.vocabulary_size):
             raise ConfigError(
                 f"the {what} has token ids from {min(ids)} to {max(ids)}, outside the model's vocabulary of "

@@ -286,7 +286,9 @@ class DistributedLearner:
     def _ask(self, do: str, **arguments: Any) -> list[Any]:
         """Return what every process answers, by rank.
 
-        Raises: what they raised; LearnerError when one is gone.
+        Raises:
+            LearnerError: A process is gone.
+            GnomonError: A process raised it.
         """
         with self._lock:
             ranks = range(self.worker_group.size)

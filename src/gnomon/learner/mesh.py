@@ -163,7 +163,8 @@ class ShardedMesh:
     Args:
         is_offloaded: Parts, moments and optimizer stay in the machine's memory, and visit the GPU.
 
-    Raises: whatever torch.distributed raises, in a process that waits for one that is gone.
+    Raises:
+        RuntimeError: torch.distributed failed, for example since a process that others wait for is gone.
     """
 
     def __init__(self, meeting: str, rank: int, size: int, device: torch.device, is_offloaded: bool = False) -> None:

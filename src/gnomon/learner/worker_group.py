@@ -78,15 +78,28 @@ class WorkerGroup(Protocol):
         ...
 
     def tell(self, ranks: Collection[int], do: str, arguments: Mapping[str, Any]) -> None:
-        """Ask something of these ranks, without waiting. Raises: Gone; TypeError for what cannot travel."""
+        """Ask something of these ranks, without waiting.
+
+        Raises:
+            WorkerLost: A rank is gone.
+            TypeError: An argument cannot be serialized.
+        """
         ...
 
     def heard(self, waiting: Collection[int], seconds: float) -> Mapping[int, WorkerAnswer]:
-        """Return what was answered meanwhile, by rank; wait at most so long for the first. Raises: Gone."""
+        """Return what was answered meanwhile, by rank; wait at most so long for the first.
+
+        Raises:
+            WorkerLost: A rank is gone.
+        """
         ...
 
     def look(self) -> None:
-        """See whether every rank lives, while nothing is asked of them. Raises: Gone."""
+        """See whether every rank lives, while nothing is asked of them.
+
+        Raises:
+            WorkerLost: A rank is gone.
+        """
         ...
 
     def room(self, folder: Path) -> str:

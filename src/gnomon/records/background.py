@@ -38,7 +38,8 @@ class Background:
     def begin(self, work: Callable[[], object], is_waited_for: bool = False) -> None:
         """Do ``work`` while the caller goes on, after waiting for the piece before. is_waited_for: do it here and now.
 
-        Raises: what the piece before raised; ``work`` is not begun then.
+        Raises:
+            Exception: The piece before raised it; ``work`` is not begun then.
         """
         self.settle()
         if self.is_asynchronous and not is_waited_for:
@@ -49,12 +50,20 @@ class Background:
         self._worked += seconds
 
     def check(self) -> None:
-        """Wait for nothing. Raises: what a finished piece raised."""
+        """Wait for nothing.
+
+        Raises:
+            Exception: A finished piece raised it.
+        """
         if self._under_way is not None and self._under_way.done():
             self.settle()
 
     def settle(self) -> None:
-        """Wait until nothing is under way. Raises: what the piece raised."""
+        """Wait until nothing is under way.
+
+        Raises:
+            Exception: The piece raised it.
+        """
         under_way, self._under_way = self._under_way, None
         if under_way is None:
             return

@@ -131,7 +131,11 @@ class AnswerLog:
 
 
 def write_answered(path: Path, rows: Sequence[EvalRecord]) -> None:
-    """Write one JSON object a line, all or nothing. Raises: OSError."""
+    """Write one JSON object a line, all or nothing.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     lines = (
         json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in redacted([asdict(row) for row in rows])
     )

@@ -128,7 +128,11 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def step_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows that are of a step. Raises: as `read_rows`."""
+    """Yield the rows that are of a step.
+
+    Raises:
+        RunDirectoryError: As for `read_rows`.
+    """
     return (row for row in read_rows(path) if is_step(row.get("step")))
 
 

@@ -35,7 +35,10 @@ def write_states(folder: Path, parts: Mapping[str, State]) -> dict[Path, str]:
 
     Tensors of any type and shape come back bit for bit, on the CPU. Values come back equal: integers and floats
     exactly, NaN and infinities too; a tuple comes back as a list.
-    Raises: CheckpointError for a name that the files cannot have, or a value that JSON does not have; OSError.
+
+    Raises:
+        CheckpointError: The files cannot have a name, or JSON has no form for a value.
+        OSError: A file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     hashes: dict[Path, str] = {}
@@ -99,7 +102,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor | Loan]) -> str:
     """Write a new safetensors file and return its XXH3 (128 bits, hexadecimal), of what was to be written.
 
     Tensors may share memory and lie anywhere; each is written whole. What is lent is given back once it is written.
-    Raises: CheckpointError for a type that the format does not have, or the name __metadata__; OSError.
+
+    Raises:
+        CheckpointError: The format does not have a type, or a tensor is named __metadata__.
+        OSError: The file cannot be written.
     Source: the format is https://huggingface.co/docs/safetensors; `safetensors.torch.load_file` reads it.
     """
     # Large items first, so that each lies at a multiple of its size, as the format asks.

@@ -77,7 +77,9 @@ class MixtureTask:
     def questions(self) -> Mixture:
         """Return the questions.
 
-        Raises: what the parts raise, and ConfigError when a table is smaller than its share.
+        Raises:
+            ConfigError: A table is smaller than its share, or a part is wrong.
+            DatasetError: A part cannot be read.
         """
         shares = self.shares(self.size)
         sets: list[QuestionSet] = [

@@ -48,7 +48,11 @@ class EnvServer:
     _runner: "asyncio.Runner | None" = field(default=None, init=False)
 
     def prepare(self) -> None:
-        """Import it, and check what can be checked without an instance. Raises: UserError."""
+        """Import it, and check what can be checked without an instance.
+
+        Raises:
+            UserError: The environment cannot be used.
+        """
         _CHECKS[self.plan.kind](self.plan)
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:

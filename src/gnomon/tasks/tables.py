@@ -396,7 +396,10 @@ def _text(file: Path) -> str:
 def read_csv(file: Path) -> list[Row]:
     """Return the rows of a CSV file (of a TSV file, with tabs), whose first line names the columns.
 
-    All values are texts; an empty one is null. Raises: DatasetError.
+    All values are texts; an empty one is null.
+
+    Raises:
+        DatasetError: The file is no CSV table.
     """
     delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
     lines = csv.reader(io.StringIO(_text(file), newline=""), delimiter=delimiter, strict=True)

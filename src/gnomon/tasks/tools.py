@@ -209,7 +209,11 @@ class Tools:
         return EnvReply() if self._environment is None else await reset(self._environment, prompt, columns)
 
     async def reply(self, text: str) -> EnvReply:
-        """Make the calls in an answer. Raises: ToolRaised."""
+        """Make the calls in an answer.
+
+        Raises:
+            ToolRaised: A tool raised an exception.
+        """
         calls = find_calls(text, PYTHON if PYTHON in self._functions else None)
         if not calls:
             return EnvReply(is_done=True)

@@ -112,7 +112,11 @@ def _loaded(name: str, settings: str) -> Any:
 
 
 def check_prime(plan: EnvironmentPlan) -> None:
-    """Load the environment once. Raises: ConfigError."""
+    """Load the environment once.
+
+    Raises:
+        ConfigError: The environment cannot be loaded.
+    """
     _loaded(plan.use, json.dumps(plan.settings))
 
 

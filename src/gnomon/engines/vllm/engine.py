@@ -188,7 +188,9 @@ class VllmEngine:
 
         The response goes through the model as if it were being drawn, a token a step and beside everything else that
         is: the same kernels and the same cache as in generation, at any temperature.
-        Raises: as `generate` does.
+
+        Raises:
+            ConfigError, EngineError: As for `generate`.
         """
         sampling = Sampling(temperature=temperature, max_completion_length=max(len(response), 1))
         self._check_open()
