@@ -1,1 +1,1 @@
-"""What is computed before or after training: plans, comparisons of runs, dissected batches."""
+"""Computations before and after training: plans, comparisons of runs, dissected batches."""

@@ -1,4 +1,4 @@
-"""Two evaluations of the same prompts, paired prompt by prompt: is the difference more than noise?
+"""Compare two evaluations of the same prompts, paired prompt by prompt.
 
 from gnomon.analysis.paired import compare, read_answered
 
@@ -19,15 +19,22 @@ __all__ = ["Difference", "EvalRecord", "compare", "read_answered", "write_answer
 
 
 def compare(first: Sequence[EvalRecord], second: Sequence[EvalRecord], measure: str = "avg") -> Difference:
-    """Return how much better ``second`` did than ``first`` on the prompts that both answered.
+    """Test whether ``second`` did better than ``first`` on the prompts that both answered.
 
-    measure: "avg" (accuracy), "pass@K", "maj@K", "tokens" or "truncated", see `EvalRecord.measure`; a
-    mean length is between 0 and the longest answer of both. A prompt is paired
-    where both sides have the measure; the others are counted as ``left_out``. Which prompts those are may depend on
-    how they were answered (errors of grading), so many of them are a reason for doubt.
-    For several comparisons correct the p-values with `gnomon.core.statistics.holm`.
-    Raises: ConfigError when no prompt can be paired, when one name stands for two questions, when a prompt is
-        answered twice on one side, or for an unknown measure.
+    A prompt is paired if both sides have the measure; other prompts are counted as ``left_out``. Which prompts are left
+    out may depend on the answers (errors of grading), so many of them are a reason for doubt. For several comparisons,
+    correct the p-values with `gnomon.core.statistics.holm`.
+
+    Args:
+        first: One record per prompt.
+        second: One record per prompt.
+        measure: "avg" (accuracy), "pass@K", "maj@K", "tokens" or "truncated", see `EvalRecord.measure`. A mean length
+            is
+            between 0 and the longest response of both sides.
+
+    Raises:
+        ConfigError: If no prompt can be paired, one id stands for two prompts, a side answers a prompt twice, or the
+            measure is unknown.
     """
     for side in (first, second):
         _refuse_twice(side)
@@ -51,7 +58,7 @@ def compare(first: Sequence[EvalRecord], second: Sequence[EvalRecord], measure: 
     values = [a for a, _ in both], [b for _, b in both]
     found = paired_difference(*values, limits=limits if measure == "tokens" else None)
     if found.test == MCNEMAR and measure == "avg" and any(row.samples > 1 for row in (*first, *second)):
-        # Means that happen to be 0 or 1 are no pairs of single answers: one name for one procedure.
+        # McNemar's test is for pairs of single answers, not for means that happen to be 0 or 1.
         found = replace(found, test=SIGN_FLIP)
     drawn = tuple(sorted({row.samples for row in side}) for side in (first, second))
     return replace(

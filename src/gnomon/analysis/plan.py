@@ -1,4 +1,4 @@
-"""What one step of an experiment does, in plain words and numbers, before any of it is done."""
+"""The plan of an experiment: what one step does, in sentences and numbers, before anything runs."""
 
 import json
 import time
@@ -29,15 +29,19 @@ _PROBE_TOKENS = 256
 _PROBE_TOKENS_GPU = 8192
 _SMALLER = "train adapters (lora.rank), set learner.gradient_checkpointing = true, or lower engine.max_concurrent"
 _REACHED = 0.25
-"""Share of the measured matrix rate that a whole step reached where this was calibrated (docs/log)."""
+"""Share of the measured matrix rate that a whole step reached in the calibration (docs/log)."""
 
 
 @dataclass(frozen=True)
 class ShownPrompt:
-    """A prompt as the model is given it.
+    """A prompt as the model reads it.
 
-    id: of its task. tokens: how many. text: what they say, control tokens spelled out. first_ids, last_ids: the ids at
-    both ends.
+    Attributes:
+        id: The task's id.
+        tokens: Number of tokens.
+        text: Decoded text, with control tokens spelled out.
+        first_ids: First token ids.
+        last_ids: Last token ids.
     """
 
     id: str
@@ -48,7 +52,7 @@ class ShownPrompt:
 
     @property
     def said(self) -> str:
-        """The prompt in words; the middle of a long one is left out."""
+        """A sentence about the prompt; the middle of a long prompt is left out."""
         text = json.dumps(self.text, ensure_ascii=False)
         if len(text) > 2 * _SHOWN:
             text = f"{text[:_SHOWN]} ... {text[-_SHOWN:]}"
@@ -59,7 +63,7 @@ class ShownPrompt:
 
 @dataclass(frozen=True)
 class RunEstimate:
-    """An experiment in numbers. Bytes and seconds are estimates; `sentences` says what they rest on."""
+    """An experiment in numbers. Bytes and seconds are estimates; `sentences` explains them."""
 
     steps: int
     prompts_per_step: int
@@ -86,9 +90,15 @@ class RunEstimate:
 
 
 def make_plan(resolved: Resolved, asked: TrainingData, size: ModelSize) -> RunEstimate:
-    """Return the plan of ``experiment``; measures the device's matrix rate for a moment.
+    """Plan the experiment. This measures the device's matrix rate for a moment.
 
-    Raises: ConfigError when the experiment's device is not here.
+    Args:
+        resolved: The experiment.
+        asked: Its prompts.
+        size: Shape of its model.
+
+    Raises:
+        ConfigError: If the experiment's device is not on this machine.
     """
     experiment = resolved.experiment
     if resolved.device.type == "cuda" and not torch.cuda.is_available():
@@ -129,7 +139,7 @@ def make_plan(resolved: Resolved, asked: TrainingData, size: ModelSize) -> RunEs
 
 
 def _shape(resolved: Resolved, asked: TrainingData, plan: RunEstimate) -> Iterator[str]:
-    """Yield what a step is: how much of what, and how often it updates."""
+    """Yield the content of a step: prompts, responses, updates."""
     experiment = resolved.experiment
     algorithm, budget = experiment.algorithm, experiment.sampling.max_completion_length
     yield (
@@ -160,7 +170,7 @@ def _shape(resolved: Resolved, asked: TrainingData, plan: RunEstimate) -> Iterat
 
 
 def _limits(resolved: Resolved) -> Iterator[str]:
-    """Yield what ends the run before its last step, and what that does to a learning rate that falls."""
+    """Yield the limits that end the run before its last step, and their effect on a falling learning rate."""
     budget, schedule = resolved.experiment.budget, resolved.experiment.learner.optimizer.schedule
     if not budget.is_set:
         return
@@ -171,7 +181,7 @@ def _limits(resolved: Resolved) -> Iterator[str]:
 
 
 def _price(resolved: Resolved, plan: RunEstimate) -> Iterator[str]:
-    """Yield what it takes: memory, disk and time."""
+    """Yield memory, disk and time."""
     experiment = resolved.experiment
     memory, checkpoint, disk = map(size_in_words, (plan.memory_bytes, plan.checkpoint_bytes, plan.disk_bytes))
     yield (
@@ -199,7 +209,7 @@ def _price(resolved: Resolved, plan: RunEstimate) -> Iterator[str]:
 
 
 def _lateness(resolved: Resolved) -> list[str]:
-    """Return why the weights that answered are not all the weights that are trained; nothing when they are."""
+    """Return the reasons why trained weights differ from the weights that answered; empty if the run is on-policy."""
     experiment = resolved.experiment
     critic, updates, late = experiment.algorithm.critic, experiment.algorithm.updates.total, []
     if critic is not None and critic.moves_policy_first:
@@ -226,18 +236,18 @@ def _shown_prompt(asked: TrainingData) -> ShownPrompt:
 
 
 def _taught_batches(resolved: Resolved) -> int:
-    """Return the most batches of value pre-training."""
+    """Return the most batches of value pretraining."""
     plan = resolved.experiment.algorithm.critic
     return 0 if plan is None or plan.pretraining is None else plan.pretraining.steps
 
 
 def _kept(resolved: Resolved) -> int:
-    """Return the most checkpoints that exist at once, the one being written and step 0's among them."""
+    """Return the most checkpoints that exist at once, including the one being written and step 0's."""
     return resolved.experiment.checkpoints.keep_last + 1 + (_taught_batches(resolved) > 0)
 
 
 def _costs(resolved: Resolved, asked: TrainingData, size: ModelSize, precision: Precision) -> Costs:
-    """Return the bytes of the other networks. A copy in less than float32 that is changed has float32 masters too."""
+    """Return the bytes of the other networks. A changing copy below float32 also has float32 masters."""
     algorithm, item = resolved.experiment.algorithm, dtype_of(precision).itemsize
     masters = 4 if item < 4 else 0
     has_reference = "reference" in algorithm.needs and resolved.experiment.lora is None
@@ -251,18 +261,18 @@ def _costs(resolved: Resolved, asked: TrainingData, size: ModelSize, precision: 
 
 
 def _checkpoint(resolved: Resolved, size: ModelSize, precision: Precision) -> int:
-    """Return the model as it computes, and masters and two moments in float32 of what is trained; critic, average."""
+    """Return the bytes of a checkpoint: the model in its computing precision, and the states of `_states`."""
     models = 2 if _has_own_critic(resolved) else 1
     return models * size.parameters * dtype_of(precision).itemsize + _states(resolved, size)
 
 
 def _undo(resolved: Resolved, size: ModelSize) -> int:
-    """Return the copy that a step of several updates can be undone with."""
+    """Return the bytes of the copy that can undo a step of several updates."""
     return _states(resolved, size) if resolved.experiment.algorithm.updates_repeatedly else 0
 
 
 def _states(resolved: Resolved, size: ModelSize) -> int:
-    """Return masters and two moments in float32 of what is trained, and of a critic, and an average."""
+    """Return the bytes of float32 masters and two moments, of trained weights and of a critic, and of an average."""
     trained = _trained(resolved, size)
     average = 4 * trained if resolved.experiment.algorithm.proximal is not None else 0
     return 12 * trained + (12 * size.parameters if _has_own_critic(resolved) else 0) + average
@@ -280,7 +290,7 @@ def _memory(resolved: Resolved, size: ModelSize, precision: Precision, prompt_to
     weights = size.parameters * item + _trained(resolved, size) * masters
     weights += costs.reference_bytes + costs.average_bytes + costs.critic_bytes
     weights += resolved.own_copies * size.parameters * item
-    # Steps go on beside the copy that is written.
+    # Training continues while a copy of the state is written.
     weights += _checkpoint(resolved, size, precision) if experiment.checkpoints.asynchronous else 0
     weights += _undo(resolved, size)
     length = prompt_tokens + experiment.sampling.max_completion_length
@@ -292,7 +302,7 @@ def _memory(resolved: Resolved, size: ModelSize, precision: Precision, prompt_to
     micro = max(budget, length)
     activations = micro * size.layers * size.width * 40 * item / (8 if experiment.learner.gradient_checkpointing else 1)
     logits = chunk_for(device, size.vocabulary) * size.vocabulary * 4 * 4
-    # Each process of a learner has its own libraries and micro-batches; what they send is in memory once more.
+    # Each process of a learner has its own libraries and micro-batches; sent weights are in memory once more.
     processes = experiment.learner.processes if experiment.learner.is_sharded else 0
     sent = size.parameters * item if processes else 0
     imports = 0.6 * GIB * (1 + processes)
@@ -306,7 +316,7 @@ def _trained(resolved: Resolved, size: ModelSize) -> int:
 
 
 def passes(algorithm: Algorithm) -> int:
-    """Return passes over a step's tokens, in forward passes: generating, scoring, and training, three each."""
+    """Return the passes over a step's tokens in forward passes: generating, scoring, and three for training."""
     scored = len(algorithm.needs) - ("routing" in algorithm.needs)  # written down in the pass of the proximal policy
     if algorithm.reads_statistics:
         scored += algorithm.updates.epochs  # at most: the first micro-batch is computed once
@@ -319,7 +329,7 @@ def passes(algorithm: Algorithm) -> int:
 
 
 def _step_seconds(resolved: Resolved, size: ModelSize, precision: Precision, prompt_tokens: float) -> float:
-    """Return the seconds of generating and training on whole budgets, each prompt computed once for its answers."""
+    """Return the seconds of generating and training with responses of full length; each prompt is computed once."""
     experiment = resolved.experiment
     algorithm = experiment.algorithm
     answers = experiment.rollouts_per_step * experiment.sampling.max_completion_length
@@ -329,7 +339,7 @@ def _step_seconds(resolved: Resolved, size: ModelSize, precision: Precision, pro
 
 
 def _matrix_rate(precision: Precision, width: int, asked: str) -> float:
-    """Return floating-point operations a second of a product of the model's width, measured over a few calls."""
+    """Return measured floating-point operations per second of a matrix product of the model's width."""
     device = resolve_device(asked)
     wide, rows = max(64, width), _PROBE_TOKENS if device.type == "cpu" else _PROBE_TOKENS_GPU
     left = torch.randn(rows, wide, device=device).to(dtype_of(precision))

@@ -1,1 +1,1 @@
-"""Several algorithms trained with several seeds, and what their difference is."""
+"""Train several algorithms with several seeds, and compare their scores."""

@@ -1,4 +1,4 @@
-"""What is compared: one experiment, several algorithms in its place, several seeds, one budget for each run."""
+"""The design of a comparison: one experiment, several algorithms, several seeds, and one budget per run."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ from gnomon.records.ownership import check_own
 from gnomon.training.provenance import differences
 
 MARKS = 8
-"""Evaluations on the way, evenly over the budget, beside those before and after."""
+"""Evaluations during training, spread evenly over the budget; two more come before and after."""
 _MOST_STEPS = 10**6
 _OURS = {
     "seed": "--seeds says how many there are",
@@ -33,9 +33,10 @@ _OURS = {
 
 @dataclass(frozen=True)
 class RunLimit:
-    """What each run may spend, and in which unit: tokens generated for training, seconds of it, or steps.
+    """The budget of each run: tokens generated for training, seconds of training, or steps.
 
-    Raises: ConfigError unless it is above 0.
+    Raises:
+        ConfigError: If the amount is not positive and finite.
     """
 
     amount: float
@@ -52,16 +53,20 @@ class RunLimit:
         return f"{self.amount:,.10g} {what}"
 
     def overrides(self, rollouts_per_step: int) -> list[str]:
-        """Return what makes a run of so many answers a step end there."""
+        """Return the overrides that end a run at this limit.
+
+        Args:
+            rollouts_per_step: Responses of a step.
+        """
         if self.unit == "steps":
             return [f"steps={int(self.amount)}"]
-        # Every answer has a token at least, so the budget ends the run before so many steps do.
+        # Every response has at least one token, so the budget ends the run before this number of steps.
         most = math.ceil(self.amount / rollouts_per_step) if self.unit == "tokens" else _MOST_STEPS
         amount = f"tokens={int(self.amount)}" if self.unit == "tokens" else f"seconds={float(self.amount)}"
         return [f"steps={most}", f"budget.{amount}"]
 
     def marks(self) -> dict[str, Any]:
-        """Return what has a run evaluated on the way, as overrides that a user may have set otherwise."""
+        """Return the settings of evaluations during training; a user's own settings replace them."""
         if self.unit == "steps":
             return {"evaluation.every": max(1, int(self.amount) // MARKS)}
         return {"budget.evaluations": MARKS}
@@ -69,23 +74,31 @@ class RunLimit:
 
 @dataclass(frozen=True)
 class Contestant:
-    """An algorithm that is compared. spec: as an experiment has it under ``algorithm``."""
+    """One algorithm of a comparison.
+
+    Attributes:
+        spec: The value of ``algorithm`` in an experiment.
+    """
 
     name: str
     spec: Any
 
     @property
     def slug(self) -> str:
-        """The name as a folder has it."""
+        """The name as a folder name."""
         return re.sub(r"[^A-Za-z0-9._-]+", "-", self.name).strip("-.") or "algorithm"
 
 
 @dataclass(frozen=True)
 class Design:
-    """A comparison before any of it is run.
+    """A comparison before it runs. Make one with `Design.of`.
 
-    table: of the experiment; its own algorithm is not used. overrides: for every run. seeds: how many, from the
-    experiment's own upwards. Make one with `Design.of`.
+    Attributes:
+        table: The experiment; its own algorithm is not used.
+        overrides: Settings for every run.
+        entrants: The algorithms.
+        seeds: Number of seeds, counted from the experiment's own seed.
+        limit: Budget of each run.
     """
 
     table: Mapping[str, Any]
@@ -98,9 +111,17 @@ class Design:
     def of(
         cls, experiment: str | Path, overrides: Sequence[str], algorithms: Sequence[str], seeds: int, limit: RunLimit
     ) -> "Design":
-        """Return the comparison of these algorithms: presets, FILE.py:NAME, or TOML files that differ by algorithm.
+        """Check and return a comparison.
 
-        Raises: ConfigError naming what cannot be compared.
+        Args:
+            experiment: TOML file or name of the experiment.
+            overrides: Settings for every run.
+            algorithms: Presets, FILE.py:NAME, or TOML files that differ from the experiment only by their algorithm.
+            seeds: Number of seeds.
+            limit: Budget of each run.
+
+        Raises:
+            ConfigError: If the algorithms cannot be compared.
         """
         if seeds < 1:
             raise ConfigError(f"--seeds must be 1 or more, got {seeds}; with one nothing is learned about another seed")
@@ -127,7 +148,7 @@ class Design:
         return [(first if type(first) is int else 0) + number for number in range(self.seeds)]
 
     def job(self, entrant: Contestant, seed: int, folder: Path) -> ComparisonJob:
-        """Return the run of an algorithm with one seed, below the comparison's folder."""
+        """Return the run of one algorithm with one seed, below the comparison's folder."""
         return ComparisonJob(
             f"{entrant.name}, seed {seed}",
             {**self.table, "algorithm": entrant.spec},
@@ -136,28 +157,32 @@ class Design:
         )
 
     def experiment(self, entrant: Contestant) -> Experiment:
-        """Return what an algorithm is trained as, with the first seed. Raises: ConfigError naming the algorithm."""
+        """Return one algorithm's experiment with the first seed.
+
+        Raises:
+            ConfigError: If the experiment is invalid; the message names the algorithm.
+        """
         settings = self._settings(entrant, self.seed_numbers()[0])
         return _built({**self.table, "algorithm": entrant.spec}, settings, entrant.name)
 
     def terms(self) -> dict[str, Any]:
-        """Return what every run of the comparison shares: all but algorithms and seeds."""
+        """Return what all runs share: everything but algorithms and seeds."""
         shared = {key: value for key, value in self.table.items() if key not in ("algorithm", "seed", "name")}
         terms = {"experiment": shared, "overrides": list(self.overrides), "limit": [self.limit.amount, self.limit.unit]}
         return dict(json.loads(json.dumps(terms, default=str)))
 
     def digest(self) -> str:
-        """Return a short name for the terms, so that the same command finds its folder again."""
+        """Return a short hash of the terms, so that the same command finds its folder again."""
         return hashlib.blake2b(json.dumps(self.terms(), sort_keys=True).encode(), digest_size=4).hexdigest()
 
     def asks_uniformly(self, entrant: Contestant) -> bool:
-        """Whether the algorithm leaves the order of questions to the shuffled epochs."""
+        """Whether the algorithm takes prompts in the order of shuffled epochs."""
         return isinstance(self.experiment(entrant).algorithm.sampler, Uniform)
 
     def _settings(self, entrant: Contestant, seed: int) -> tuple[str, ...]:
-        """Return the overrides of a run: the user's, the budget, the evaluations on the way, the seed."""
+        """Return the overrides of a run: the user's, the budget, the evaluations, the seed."""
         given = {key for key, _ in map(parse_override, self.overrides)}
-        # Evaluations are shares of a budget, which is not there yet.
+        # budget.evaluations needs a budget, which is added below.
         plain = [o for o in self.overrides if parse_override(o)[0] != "budget.evaluations"]
         built = _built({**self.table, "algorithm": entrant.spec}, plain, entrant.name)
         marks = [f"{key}={value}" for key, value in self.limit.marks().items() if key not in given]
@@ -172,7 +197,7 @@ def _built(table: Mapping[str, Any], overrides: Sequence[str], name: str) -> Exp
 
 
 def _entrant(named: str, table: Mapping[str, Any]) -> Contestant:
-    """Return the algorithm of a preset, of FILE.py:NAME, or of an experiment that is otherwise the same."""
+    """Return the contestant for a preset, for FILE.py:NAME, or for an experiment that differs only by its algorithm."""
     if not named.endswith(".toml"):
         return Contestant(named.rpartition(":")[2] if ":" in named else named, named)
     own, path = _own(named), Path(named)
@@ -189,7 +214,7 @@ def _entrant(named: str, table: Mapping[str, Any]) -> Contestant:
 
 
 def _own(experiment: str | Path) -> dict[str, Any]:
-    """Return an experiment's table. Raises: ConfigError where it is of a run of somebody else and names code."""
+    """Return an experiment's table. Raises ConfigError if it belongs to another user's run and names code."""
     table, folder = read(experiment), Path(experiment).parent
     if (folder / "run.json").exists():
         check_own(folder, table)

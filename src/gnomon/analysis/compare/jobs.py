@@ -1,4 +1,4 @@
-"""Many experiments, each a `gnomon train` process of its own, a few at a time: the runs that a study is made of."""
+"""Run many experiments, each as a `gnomon train` process, a few at a time."""
 
 import os
 import signal
@@ -24,8 +24,8 @@ from gnomon.training.resolve import resolve
 from gnomon.training.run import StopRequest
 from gnomon.training.signals import stopping
 
-# A process of its own group that dies with us, however we end: the kernel then closes the pipe that it reads.
-# What it spent is added to the file that its first argument names.
+# The process has its own group and dies with this program, however this program ends: the kernel closes the pipe that
+# the process reads. At its end the process appends its CPU seconds to the file in its first argument.
 _BEGIN = """
 import atexit, os, signal, sys, threading
 
@@ -52,12 +52,16 @@ _LAST_BYTES = 4096
 
 @dataclass(frozen=True)
 class ComparisonJob:
-    """One experiment of a study.
+    """One run of a study.
 
-    name: of its own in the study. table, overrides: as `gnomon.config.experiment.from_table` takes them. folder: of
-    the run;
-    FOLDER.toml beside it is what the process is given, FOLDER.log what it said, FOLDER.cpu the processor's seconds that
-    each process took which worked on it.
+    Beside the run's folder lie FOLDER.toml, the process's experiment; FOLDER.log, its output; and FOLDER.cpu, the CPU
+    seconds of each process that worked on the run.
+
+    Attributes:
+        name: Unique in the study.
+        table: As `gnomon.config.experiment.from_table` takes it.
+        overrides: As `gnomon.config.experiment.from_table` takes them.
+        folder: The run directory.
     """
 
     name: str
@@ -66,40 +70,54 @@ class ComparisonJob:
     folder: Path
 
     def experiment(self) -> Experiment:
-        """Return the experiment as its run will write it down. Raises: UserError."""
+        """Return the experiment as the run will record it.
+
+        Raises:
+            UserError: If the experiment is invalid.
+        """
         return resolve(from_table(self.table, self.overrides).experiment).anchored().experiment
 
     def cpu_seconds(self) -> float | None:
-        """Return what the run took of one core, start and end of its processes included; None where nobody wrote it."""
+        """Return the CPU seconds of all the run's processes; None if they are not recorded."""
         try:
             return sum(map(float, self.file_with(CPU).read_text().split()))
         except (OSError, ValueError):
             return None
 
     def charge(self, seconds: float) -> None:
-        """Add to what the run took of one core: for those who train it in their own process."""
+        """Add CPU seconds, for a caller that trains the run in its own process."""
         with self.file_with(CPU).open("a") as file:
             file.write(f"{seconds:.2f}\n")
 
     def file_with(self, suffix: str) -> Path:
-        """Return the file beside the run's folder that has its name and this suffix."""
+        """Return the file beside the run's folder with the folder's name and this suffix."""
         return self.folder.with_name(self.folder.name + suffix)
 
 
 def cores() -> int:
-    """Return the processors that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def run_jobs(jobs: Sequence[ComparisonJob], workers: int, console: Console) -> dict[str, Path]:
-    """Train every job to its end, ``workers`` at a time, and return name to run directory.
+    """Train all jobs to their end.
 
-    Runs that are finished are skipped, those that were broken off go on where they were: the same call again does what
-    is left. Each process has the threads that ``workers`` leave it, at most ``OMP_NUM_THREADS``. One that fails does
-    not hinder the others. SIGTERM and SIGINT are passed on, so that every run saves and ends; a second one, or our own
-    death of any kind, kills them.
-    Raises: UserError before anything starts, also for a folder in which another experiment was begun; RunError at the
-    end, with the last lines of each run that failed; Stopped.
+    Finished runs are skipped and interrupted runs are resumed, so the same call again does the rest. A failed run does
+    not stop the others. SIGTERM and SIGINT are passed on, and every run saves and ends; a second signal, or the end of
+    this process, kills all runs.
+
+    Args:
+        jobs: The runs.
+        workers: Runs at a time. Each process gets an equal share of the cores, at most ``OMP_NUM_THREADS``.
+        console: For progress and warnings.
+
+    Returns:
+        Job name to run directory.
+
+    Raises:
+        UserError: Before anything starts, also for a folder that holds another experiment.
+        RunError: At the end, with the last lines of each failed run.
+        Stopped: After a signal.
     """
     experiments = check_jobs(jobs, workers)
     left = [job for job in jobs if not is_finished(job.folder, experiments[job.name])]
@@ -132,9 +150,10 @@ def run_jobs(jobs: Sequence[ComparisonJob], workers: int, console: Console) -> d
 
 
 def check_jobs(jobs: Sequence[ComparisonJob], workers: int) -> dict[str, Experiment]:
-    """Return the experiment of each job by its name, after every check that `run_jobs` makes; nothing is written.
+    """Make every check of `run_jobs` without writing anything, and return the experiments by job name.
 
-    Raises: UserError.
+    Raises:
+        UserError: If a check fails.
     """
     if workers < 1:
         raise ConfigError(f"workers must be at least 1, got {workers}")
@@ -147,14 +166,14 @@ def check_jobs(jobs: Sequence[ComparisonJob], workers: int) -> dict[str, Experim
 
 @dataclass
 class _Worker:
-    """A process at work on a job. began: where what it says begins in the job's log."""
+    """A process that works on a job; its output begins at byte ``began`` of the job's log."""
 
     job: ComparisonJob
     program: "subprocess.Popen[bytes]"
     began: int
 
     def last_lines(self) -> str:
-        """Return the end of what it said, without anything that a terminal would obey."""
+        """Return the end of the process's output without control characters."""
         with self.job.file_with(".log").open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(self.began, size - _LAST_BYTES))
@@ -164,14 +183,14 @@ class _Worker:
 
 @dataclass
 class _Jobs:
-    """The processes at work, none of which outlives it. failed: job name to exit code and last words."""
+    """The running processes, which end with the context. ``failed`` holds exit codes and last lines by job name."""
 
     working: list[_Worker] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     _are_asked: bool = False
 
     def start(self, job: ComparisonJob, threads: int) -> None:
-        """Begin the job's run, or go on with it."""
+        """Start or resume the job's run."""
         command = [sys.executable, "-P", "-c", _BEGIN, str(job.file_with(CPU).resolve()), "train"]
         command += [str(job.file_with(".toml")), "--run-dir", str(job.folder)]
         with job.file_with(".log").open("ab") as log:
@@ -187,7 +206,7 @@ class _Jobs:
         self.working.append(_Worker(job, program, began))
 
     def collect(self) -> Iterator[str]:
-        """Yield for each process that has ended since the last call a warning, or "" when its run is finished."""
+        """Yield one text for each process that has ended since the last call: a warning, or "" for a finished run."""
         for worker in [w for w in self.working if w.program.poll() is not None]:
             self.working.remove(worker)
             _close(worker.program.stdin)
@@ -201,7 +220,7 @@ class _Jobs:
             yield f"{worker.job.name} {_ending(code)}; the others go on"
 
     def ask_to_end(self) -> None:
-        """Have every process save and end, once."""
+        """Send SIGTERM to every process, once."""
         for worker in () if self._are_asked else self.working:
             worker.program.send_signal(signal.SIGTERM)
         self._are_asked = True
@@ -221,7 +240,7 @@ class _Jobs:
 
 
 def _search_path() -> str:
-    """Return where a process finds modules: the source that runs here first."""
+    """Return the process's import path, with this program's source first."""
     own = str(Path(__file__).resolve().parents[3])
     return os.pathsep.join(place for place in (own, os.environ.get("PYTHONPATH", "")) if place)
 
@@ -243,7 +262,7 @@ def _report(failed: Mapping[str, str], count: int) -> str:
 
 
 def _threads(workers: int) -> int:
-    """Return the threads of each of so many processes: what the cores leave it, at most what the user allows."""
+    """Return the threads of each of so many processes: an equal share of the cores, at most OMP_NUM_THREADS."""
     allowed = os.environ.get("OMP_NUM_THREADS", "")
     each = max(1, cores() // max(1, workers))
     return min(each, int(allowed)) if allowed.isdigit() and int(allowed) else each
@@ -257,7 +276,7 @@ def _refuse_shared(jobs: Sequence[ComparisonJob]) -> None:
 
 
 def _refuse_other(folder: Path, asked: str) -> None:
-    """Refuse a folder that holds something else than the run of the experiment that reads so as TOML."""
+    """Refuse a folder that holds a run of another experiment."""
     begun = folder / "experiment.toml"
     if not begun.exists():
         return

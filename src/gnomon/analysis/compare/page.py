@@ -1,4 +1,4 @@
-"""A comparison as one page that needs nothing else, and as lines of text."""
+"""A comparison as an HTML page that loads nothing else, and as lines of text."""
 
 import html
 from collections.abc import Callable, Iterator, Sequence
@@ -10,25 +10,23 @@ from gnomon.core.svg import COLORS, DARK, Series, chart
 from gnomon.records.console import duration
 from gnomon.training.notes import many
 
-# What the evidence of a comparison allows one to say, in plain sentences, and what it does not.
-
 DIFFERENCE = 0.05
-"""The difference whose cost in seeds and prompts is told."""
+"""The page says how many seeds and prompts it takes to find this difference in score."""
 _SAME_COST = 0.05
 
 
 def verdict(found: Comparison) -> list[str]:
-    """Return the conclusion: what differs beyond noise, what cannot be told apart, and what would settle it."""
+    """Return the conclusion in sentences: real differences, undecided pairs, and the runs that would decide them."""
     return [*_scope(found), *_differing(found), *_alike(found), *_power(found)]
 
 
 def caveats(found: Comparison) -> list[str]:
-    """Return what has to be known before any of it is believed."""
+    """Return the limits of the comparison in sentences."""
     return [*_order(found), *_spending(found), *_settings(found), *_failures(found)]
 
 
 def scales(found: Comparison) -> list[str]:
-    """Return what has to be known of the training rewards of algorithms that do not count alike; often nothing."""
+    """Return a warning if some algorithms subtract a length penalty from their training rewards; usually nothing."""
     penalized = found.setting.penalized
     if not penalized:
         return []
@@ -40,10 +38,7 @@ def scales(found: Comparison) -> list[str]:
 
 
 def pair_in_words(pairing: Pairing, pairs: int) -> str:
-    """Return one pair: who scored more, by how much, with which p-value.
-
-    The better one comes first, so that the sentence reads as what it says.
-    """
+    """Describe one pair: the better algorithm first, the difference with its interval, and the p-value."""
     gain, interval = pairing.contrast.mean, pairing.contrast.interval
     better, other = (pairing.second, pairing.first) if gain >= 0 else (pairing.first, pairing.second)
     low, high = (interval.low, interval.high) if gain >= 0 else (-interval.high, -interval.low)
@@ -67,7 +62,7 @@ def _scope(found: Comparison) -> Iterator[str]:
 
 
 def _spent(found: Comparison) -> str:
-    """Return what a run really spent: of tokens, from the least to the most, as the last step passes the budget."""
+    """Return what a run spent. For tokens, the range over algorithms, because the last step passes the budget."""
     if found.setting.unit != "tokens":
         return found.setting.limit
     ends = dict.fromkeys(f"{f(s.cost.tokens for s in found.standings):,.0f}" for f in (min, max))
@@ -93,7 +88,7 @@ def _alike(found: Comparison) -> Iterator[str]:
 
 
 def _power(found: Comparison) -> Iterator[str]:
-    """Say how large a difference had to be to be found, and what a difference of 0.05 takes."""
+    """Say which difference this comparison could have found, and what a difference of 0.05 needs."""
     alike = [p for p in found.pairings if p.is_noise]
     if not alike:
         return
@@ -117,7 +112,7 @@ def _power(found: Comparison) -> Iterator[str]:
 
 
 def _order(found: Comparison) -> Iterator[str]:
-    """Say what was looked up about the questions and their order."""
+    """Say whether the runs asked the same prompts in the same order, according to their records."""
     own = [s.name for s in found.standings if s.name not in found.setting.uniform]
     if own:
         yield (
@@ -190,18 +185,13 @@ def _listed(names: Sequence[str], between: str = ", ") -> str:
     return f"{between.join(names[:-1])} and {names[-1]}" if between == ", " else between.join(names)
 
 
-def best_first(found: Comparison) -> list[Ranking]:
-    """Return the standings by score; where they cannot be told apart that order means nothing."""
-    return sorted(found.standings, key=lambda standing: -standing.score)
-
-
 Rows = Sequence[Sequence[str]]
 
 
 def page(found: Comparison) -> str:
-    """Return the page: HTML without anything that is loaded from elsewhere. Names are text and never markup."""
+    """Return the HTML page. Names are escaped."""
     setting = found.setting
-    title = f"{_list(s.name for s in found.standings)} on {setting.experiment}"
+    title = f"{', '.join(s.name for s in found.standings)} on {setting.experiment}"
     parts = [
         f"<h1>{_escaped(title)}</h1>",
         f"<p>{_escaped(setting.task)} with {_escaped(setting.model)}, {_escaped(setting.limit)} a run.</p>",
@@ -247,7 +237,7 @@ def text(found: Comparison) -> str:
 
 
 def score_rows(found: Comparison) -> Rows:
-    """Return the final scores, the highest first, with a head."""
+    """Return the table of final scores with a header row, the highest score first."""
     head = ["algorithm", "before", "after", "95% interval", "each seed", "steps", "tokens"]
     rows = [
         [
@@ -259,13 +249,13 @@ def score_rows(found: Comparison) -> Rows:
             f"{s.cost.steps:.0f}",
             f"{s.cost.tokens:,.0f}",
         ]
-        for s in best_first(found)
+        for s in sorted(found.standings, key=lambda standing: -standing.score)
     ]
     return [head, *rows]
 
 
 def pair_rows(found: Comparison) -> Rows:
-    """Return every pair with its difference and what may be said of it, with a head."""
+    """Return the table of pairs with a header row."""
     head = ["first", "second", "difference", "95% interval", "p", "corrected", ""]
     rows = [
         [
@@ -283,7 +273,7 @@ def pair_rows(found: Comparison) -> Rows:
 
 
 def cost_rows(found: Comparison) -> Rows:
-    """Return what a run of each algorithm took, a row a quantity, mean over seeds, with a head."""
+    """Return the table of costs with a header row: one row per quantity, means over seeds."""
     costs = [s.cost for s in found.standings]
     causes = sorted({cause for cost in costs for cause, tokens in cost.wasted.items() if tokens})
     rows = [
@@ -325,10 +315,6 @@ def _lines(rows: Rows) -> str:
 
 def _escaped(said: str) -> str:
     return html.escape("".join(c if c.isprintable() else " " for c in said))
-
-
-def _list(names: Iterator[str]) -> str:
-    return ", ".join(names)
 
 
 def _style() -> str:

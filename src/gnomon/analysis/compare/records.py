@@ -1,4 +1,4 @@
-"""What one finished run says of its algorithm: how it did after how many tokens, what that cost, what it asked."""
+"""Read a finished run for a comparison: scores by tokens, costs, and the prompts that the run asked."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,19 @@ from gnomon.training.evaluate import read_evaluations
 
 STAGES = ("generate", "grade", "score", "update", "publish", "track")
 Unit = Literal["tokens", "seconds", "steps"]
-"""What is the same for all runs of a comparison."""
+"""The unit of the budget, which is the same for all runs of a comparison."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One evaluation. tokens, seconds, steps: that training had spent before it. score: the mean of the headline."""
+    """One evaluation.
+
+    Attributes:
+        tokens: Generated for training before the evaluation.
+        seconds: Of training before the evaluation.
+        steps: Before the evaluation.
+        score: Mean of the first score.
+    """
 
     tokens: float
     seconds: float
@@ -26,16 +33,20 @@ class Point:
     score: float
 
     def spent(self, unit: Unit) -> float:
-        """Return what training had spent."""
+        """Return the amount that training had spent."""
         return {"tokens": self.tokens, "seconds": self.seconds, "steps": self.steps}[unit]
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run, or the mean of several, took.
+    """The cost of a run, or the mean cost of several runs.
 
-    tokens: generated for training in all; before: of these before the first step, for initial values or a critic.
-    trained: that had a gradient. wasted: cause to tokens of those generated in steps. seconds: stage to seconds.
+    Attributes:
+        tokens: Generated for training in all.
+        before: Tokens before the first step, for initial values or a critic.
+        trained: Tokens with a gradient.
+        wasted: Cause to tokens.
+        seconds: Stage to seconds.
     """
 
     steps: float
@@ -47,7 +58,7 @@ class Cost:
 
     @classmethod
     def mean(cls, costs: Sequence["Cost"]) -> "Cost":
-        """Return the mean of several runs."""
+        """Return the mean over runs."""
         count = len(costs)
 
         def of(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -66,12 +77,14 @@ class Cost:
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished run as a comparison sees it.
+    """A finished run.
 
-    points: its evaluations, in order. scores: prompt to mean score of the last one. rewards: tokens spent, and mean
-    reward of training, for each step. asked: for each step the questions that were asked, in the order of the record;
-    empty where rollouts were not recorded. is_filtered: whether groups were refused, so that within a step the order of
-    asking is not in the record.
+    Attributes:
+        points: Evaluations in order.
+        scores: Prompt to mean score of the last evaluation.
+        rewards: Tokens spent and mean training reward, for each step.
+        asked: Prompts of each step, in recorded order; empty without recorded rollouts.
+        is_filtered: Whether the run removed groups. Then the order within a step is not recorded.
     """
 
     algorithm: str
@@ -85,13 +98,17 @@ class Trained:
     is_filtered: bool
 
     def at(self, mark: float, unit: Unit) -> Point:
-        """Return the first evaluation after so much was spent, the last one if none is."""
+        """Return the first evaluation at or after ``mark``, or the last evaluation."""
         late = [point for point in self.points if point.spent(unit) >= mark]
         return late[0] if late else self.points[-1]
 
 
 def read_trained(algorithm: str, seed: int, path: Path) -> Trained:
-    """Return what a finished run's files say. Raises: DatasetError where they lack what a comparison needs."""
+    """Read a finished run's files.
+
+    Raises:
+        DatasetError: If the files lack what a comparison needs.
+    """
     record = RunRecord.of(path)
     rows = record.metrics()
     points = _points(path, rows)
@@ -124,7 +141,7 @@ def _points(path: Path, rows: Sequence[Mapping[str, Any]]) -> tuple[Point, ...]:
 
 
 def _before(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Return the tokens that were generated before the first step."""
+    """Return the tokens generated before the first step."""
     return _number(rows[0], "tokens/generated_total") - _number(rows[0], "tokens/generated") if rows else 0.0
 
 
@@ -159,7 +176,7 @@ def _cost(rows: Sequence[Mapping[str, Any]]) -> Cost:
 
 
 def _asked(record: RunRecord) -> tuple[tuple[tuple[str, ...], ...], bool]:
-    """Return the questions of each step, and whether groups were refused."""
+    """Return the prompts of each step, and whether groups were removed."""
     steps, is_filtered = [], False
     for step in record.rollout_steps():
         groups: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""A comparison from its design to its page: everything checked, then the runs, then what they say."""
+"""Run a comparison from its design to its page."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -29,12 +29,21 @@ FORMAT = "gnomon-study/1"
 
 
 def conduct(design: Design, folder: Path, workers: int | None, console: Console) -> Comparison:
-    """Train what is not trained yet, write ``folder``/compare.html and compare.json, and return the comparison.
+    """Train the missing runs, write compare.html and compare.json into ``folder``, and return the comparison.
 
-    The same call goes on where it was broken off; with more seeds or algorithms it adds theirs. Runs that failed are
-    left out and named in `Comparison.failures`.
-    workers: runs at a time; None for as many as the cores and the free memory bear, one at a time on a GPU.
-    Raises: UserError before anything starts; RunError when no run of some algorithm finished; Stopped.
+    The same call resumes an interrupted comparison; a call with more seeds or algorithms adds their runs. Failed runs
+    are left out and named in `Comparison.failures`.
+
+    Args:
+        design: The comparison.
+        folder: The comparison's folder.
+        workers: Runs at a time; None for as many as cores and free memory allow, one at a time on a GPU.
+        console: For progress and warnings.
+
+    Raises:
+        UserError: Before anything starts.
+        RunError: If no run of some algorithm finished.
+        Stopped: After a signal.
     """
     _refuse_other_study(design, folder)
     _check_budget(design, console)
@@ -43,7 +52,7 @@ def conduct(design: Design, folder: Path, workers: int | None, console: Console)
     jobs = {(e.name, seed): design.job(e, seed, folder) for seed in design.seed_numbers() for e in design.entrants}
     at_once = _room(design, plans, len(jobs)) if workers is None else workers
     check_jobs(list(jobs.values()), at_once)
-    # From here on nothing is refused, so that a refusal leaves nothing behind.
+    # All checks are done, so a refused comparison leaves no files.
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / TERMS, {"format": FORMAT, "terms": design.terms()})
     failures = ""
@@ -69,7 +78,7 @@ def conduct(design: Design, folder: Path, workers: int | None, console: Console)
 
 
 def folder_of(design: Design, experiment: str | Path) -> Path:
-    """Return where a comparison lies that was given no folder: the same for the same experiment and budget."""
+    """Return the default folder: the same for the same experiment and budget."""
     return Path("runs") / f"compare-{Path(experiment).stem}-{design.digest()}"
 
 
@@ -78,9 +87,10 @@ def _read(name: str, seed: int, job: ComparisonJob) -> list[Trained]:
 
 
 def _plan(design: Design, entrant: Contestant, console: Console) -> RunEstimate:
-    """Return the plan of an algorithm's runs, after every check that a run of it would make before it starts.
+    """Make every check that a run of the algorithm makes before it starts, and return the plan.
 
-    Raises: UserError naming the algorithm.
+    Raises:
+        UserError: Naming the algorithm.
     """
     resolved = resolve(design.experiment(entrant))
     model = resolved.experiment.model
@@ -90,7 +100,7 @@ def _plan(design: Design, entrant: Contestant, console: Console) -> RunEstimate:
 
 
 def _check_budget(design: Design, console: Console) -> None:
-    """Refuse a budget of tokens that cannot be meant. Raises: ConfigError, before a weight is read."""
+    """Refuse a token budget that is too small. Raises ConfigError before any weight is read."""
     if design.limit.unit != "tokens":
         return
     resolved = {entrant.name: resolve(design.experiment(entrant)) for entrant in design.entrants}
@@ -99,9 +109,10 @@ def _check_budget(design: Design, console: Console) -> None:
 
 
 def _check_steps(design: Design, resolved: Mapping[str, Resolved], console: Console) -> None:
-    """Refuse a budget of tokens that every run's first step is sure to pass; warn of one that a step may pass.
+    """Refuse a token budget below every run's first step, and warn if the first step may exceed the budget.
 
-    Nothing is read or trained yet. Raises: ConfigError naming the smallest budget that is taken.
+    Raises:
+        ConfigError: Naming the smallest valid budget.
     """
     experiments = {name: one.experiment for name, one in resolved.items()}
     name, most = max(((n, e.rollouts_per_step) for n, e in experiments.items()), key=lambda found: found[1])
@@ -120,9 +131,9 @@ def _check_steps(design: Design, resolved: Mapping[str, Resolved], console: Cons
 
 
 def _refuse_spent(design: Design, resolved: Mapping[str, Resolved], console: Console) -> None:
-    """Refuse a budget of tokens that cannot last until the first step: each answer has a token at least.
+    """Refuse a token budget that initial values would spend before the first step.
 
-    Before anything but the questions is read; these are the same for every algorithm.
+    Only the prompts are read for this check; they are the same for every algorithm.
     """
     early = {name: one.experiment for name, one in resolved.items() if initial_answers(one.experiment, 1)}
     if not early:
@@ -144,7 +155,7 @@ def _refuse_spent(design: Design, resolved: Mapping[str, Resolved], console: Con
 
 @contextmanager
 def _named(algorithm: str) -> Iterator[None]:
-    """Say in an error which algorithm it is about."""
+    """Add the algorithm's name to an error."""
     try:
         yield
     except (ConfigError, DatasetError) as error:
@@ -172,14 +183,14 @@ def _setting(design: Design, plans: dict[str, RunEstimate]) -> ComparedSetting:
 
 
 def penalized(design: Design) -> tuple[str, ...]:
-    """Return the algorithms that subtract from rewards what others do not, so that theirs are of another scale."""
+    """Return the algorithms with a length penalty that others lack; their training rewards have a different scale."""
     penalties = {entrant.name: design.experiment(entrant).algorithm.overlong for entrant in design.entrants}
     is_alike = all(penalty == next(iter(penalties.values())) for penalty in penalties.values())
     return () if is_alike else tuple(name for name, penalty in penalties.items() if penalty is not None)
 
 
 def _room(design: Design, plans: dict[str, RunEstimate], jobs: int) -> int:
-    """Return how many runs work at a time: one a core while memory lasts, one on a GPU."""
+    """Return the number of parallel runs: one per core while memory lasts, one on a GPU."""
     device = resolve_device(design.experiment(design.entrants[0]).device)
     if device.type != "cpu":
         return 1
@@ -189,7 +200,7 @@ def _room(design: Design, plans: dict[str, RunEstimate], jobs: int) -> int:
 
 
 def _refuse_other_study(design: Design, folder: Path) -> None:
-    """Refuse a folder that holds something else than this comparison, with these or other algorithms and seeds."""
+    """Refuse a folder that does not hold this comparison, with these or other algorithms and seeds."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     try:

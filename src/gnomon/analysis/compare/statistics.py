@@ -1,7 +1,11 @@
-"""Several algorithms on one experiment at equal cost: what the runs say together, and how sure one may be of it.
+"""The statistics of a comparison: several algorithms on one experiment at equal cost.
 
-The same questions in the same order, the same budget of generated tokens (or seconds, or steps), several seeds. What
-comes out is a `Comparison`: curves, final scores with intervals, every pair with a corrected p-value, and what it cost.
+The runs ask the same prompts in the same order, with the same budget of generated tokens (or seconds, or steps) and
+several seeds. The result is a `Comparison`: curves, final scores with intervals, every pair with a corrected p-value,
+and costs.
+
+Another run of the same algorithm has another seed, and another test of the same skill has other prompts. A claim about
+an algorithm is a claim about both, so tables of scores are [seeds, prompts] and both axes count as drawn at random.
 """
 
 import math
@@ -29,12 +33,6 @@ from gnomon.core.statistics import (
 )
 from gnomon.core.statistics.intervals import span
 
-# What scores over seeds and prompts, both drawn at random, let one say about a mean and about a difference.
-#
-# Another run of the same algorithm has another seed, another test of the same skill has other prompts; a claim about an
-# algorithm is a claim about both. The rows of a table of scores are seeds, its columns prompts, the same for every
-# seed.
-
 Floats = NDArray[np.float64]
 
 _NORMAL = NormalDist()
@@ -46,9 +44,13 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(128)
 class Contrast:
     """The second mean minus the first, over the same seeds and prompts.
 
-    interval: 95%. p_value: of a test that takes seeds and prompts as drawn at random, see `contrast`; with one seed of
-    prompts alone, and `is_about_models` then: it says nothing about another seed. seed_variance, prompt_variance:
-    squared standard errors of the mean, from seeds and from prompts. df: degrees of freedom of Student's t.
+    Attributes:
+        interval: 95%.
+        p_value: Of the test in `contrast`. With one seed the test is over prompts alone and says nothing about other
+            seeds.
+        seed_variance: Squared standard error of the mean from seeds.
+        prompt_variance: Squared standard error of the mean from prompts.
+        df: Degrees of freedom of Student's t.
     """
 
     mean: float
@@ -62,7 +64,7 @@ class Contrast:
 
     @property
     def is_about_models(self) -> bool:
-        """Whether one seed alone was run, so that two models were compared, and not two algorithms."""
+        """Whether only one seed was run, so that the contrast compares two models and not two algorithms."""
         return self.seeds < 2
 
     @property
@@ -72,10 +74,11 @@ class Contrast:
         return (student_quantile(1 - SIGNIFICANCE / 2, self.df) + _NORMAL.inv_cdf(POWER)) * spread
 
     def seeds_needed(self, difference: float) -> int | None:
-        """Return about how many seeds, on these prompts, find a true difference 4 times in 5; None if none do.
+        """Return the approximate seeds that find a true difference 4 times in 5 on these prompts; None if none do.
 
-        The error from prompts is taken to stay as it is, though what they and the seeds do together shrinks as well.
-        None also where one seed was run: how seeds differ is not known then.
+        The estimate keeps the error from prompts, although the interaction of prompts and seeds shrinks as well. With
+            one seed
+        the variance between seeds is unknown, and the result is None.
         """
         left = _target(difference) - self.prompt_variance
         if left <= 0 or self.is_about_models:
@@ -83,23 +86,31 @@ class Contrast:
         return max(2, math.ceil(self.seeds * self.seed_variance / left))
 
     def prompts_needed(self, difference: float) -> int:
-        """Return about how many prompts it takes at least to find a true difference 4 times in 5."""
+        """Return the approximate least number of prompts that find a true difference 4 times in 5."""
         return max(self.prompts, math.ceil(self.prompts * self.prompt_variance / _target(difference)))
 
 
 def mean_over(scores: Floats, confidence: float = 0.95, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
-    """Return an interval of the mean of ``scores`` [seeds, prompts]: a hierarchical bootstrap.
+    """Return an interval of the mean score by a hierarchical bootstrap.
 
-    Each resample draws as many seeds as there are, with replacement, and as many prompts, the same for all seeds drawn.
-    Few values vary too little when they are drawn from themselves, so what the choice of seeds does is stretched by
-    t sqrt(n / (n - 1)) / z, Student's t for n - 1 degrees of freedom against the normal z: with seeds alone and many of
-    them nothing changes, with 3 it is 2.7 times as wide. That is ours. With one seed nothing is known of seeds, and the
-    interval is of prompts alone. Scores in [0, 1] give an interval in [0, 1]; where all prompts have the same mean over
-    seeds, as when nothing was ever right, it is no narrower than Wilson's for so many prompts: resampled, they say that
-    nothing varies.
-    Source: two-way resampling, Owen 2007, arXiv 0712.1111 (the pigeonhole bootstrap).
+    Each resample draws seeds and prompts with replacement, the same prompts for all drawn seeds. Few values vary too
+    little when they are resampled, so the effect of the seeds is stretched by t sqrt(n / (n - 1)) / z, Student's t for
+    n - 1 degrees of freedom against the normal z: 2.7 times as wide with 3 seeds, unchanged with many. The stretch is
+    ours. With one seed, the interval is over prompts alone. Scores in [0, 1] give an interval in [0, 1]. If all prompts
+    have the same mean over seeds, for example when every answer was wrong, resampling finds no variance, and the
+    interval is at least as wide as Wilson's for so many prompts.
 
-    Raises: ConfigError unless there is a score for each of at least one seed and one prompt.
+    Args:
+        scores: [seeds, prompts].
+        confidence: In (0, 1).
+        resamples: Bootstrap samples.
+        seed: Of the bootstrap.
+
+    Raises:
+        ConfigError: Without a finite score for each of at least one seed and one prompt.
+
+    References:
+        Owen 2007, arXiv 0712.1111 (the pigeonhole bootstrap).
     """
     seeds, prompts = _shape(scores)
     if seeds == 1:
@@ -121,7 +132,7 @@ def mean_over(scores: Floats, confidence: float = 0.95, resamples: int = RESAMPL
 
 
 def stretch(seeds: int, confidence: float = 0.95) -> float:
-    """Return by how much resampled means of so many seeds are too close together.
+    """Return the factor by which the resampled means of so many seeds are too close together.
 
     >>> round(stretch(3), 2), round(stretch(100), 2)
     (2.69, 1.02)
@@ -131,18 +142,27 @@ def stretch(seeds: int, confidence: float = 0.95) -> float:
 
 
 def contrast(first: Floats, second: Floats) -> Contrast:
-    """Return how ``second`` differs from ``first``, both [seeds, prompts] of the same seeds and prompts.
+    """Test whether ``second`` differs from ``first``.
 
     With d the differences, a = var(means over prompts) / seeds and b = var(means over seeds) / prompts, the statistic
-    is mean(d)^2 / (a + b), held against Student's t squared with (a + b)^2 / (a^2 / (seeds - 1) + b^2 / (prompts - 1))
-    degrees of freedom: min F', which counts what seeds and prompts do together twice and so errs towards "cannot be
-    told apart". The p-value is never below that of the sign-flip test over prompts, which holds however the differences
-    are distributed. Interval: mean ± t e with e = sqrt(a + b), or, where the sign-flip test decides, the larger e that
-    makes Student's t say its p-value: so 0 is in the interval exactly if p is above 5%. Of scores in [0, 1] it is cut
-    at -1 and 1. It is of this pair alone: Holm's correction of p-values does not widen it.
-    Source: Clark 1973, J. Verbal Learning and Verbal Behavior 12, 335-359 (min F'); Satterthwaite 1946 (degrees).
+    is mean(d)^2 / (a + b). It is compared with Student's t squared with (a + b)^2 / (a^2 / (seeds - 1) + b^2 / (prompts
+    - 1)) degrees of freedom. This is min F', which counts the interaction of seeds and prompts twice and so errs
+    towards "cannot be told apart". The p-value is never below that of the sign-flip test over prompts, which holds for
+    any distribution of the differences. The interval is mean ± t e with e = sqrt(a + b); if the sign-flip test decides,
+    e is the larger value for which Student's t gives its p-value. So the interval holds 0 exactly if p is above 5%.
+    Scores in [0, 1] cut the interval at -1 and 1. The interval is of this pair alone: Holm's correction of p-values
+    does not widen it.
 
-    Raises: ConfigError unless both have the same shape.
+    Args:
+        first: [seeds, prompts].
+        second: [seeds, prompts], with the same seeds and prompts.
+
+    Raises:
+        ConfigError: If the shapes differ.
+
+    References:
+        Clark 1973, J. Verbal Learning and Verbal Behavior 12, 335-359 (min F'); Satterthwaite 1946 (degrees of
+            freedom).
     """
     if first.shape != second.shape:
         raise ConfigError(f"a contrast needs the same seeds and prompts twice, got {first.shape} and {second.shape}")
@@ -167,7 +187,7 @@ def contrast(first: Floats, second: Floats) -> Contrast:
 
 
 def _interval(mean: float, error: float, df: float, p_value: float, width: float) -> Interval:
-    """Return the interval that goes with a p-value; error: at least the standard error; width: of what a score is."""
+    """Return the interval for a p-value; ``error`` is at least the standard error, ``width`` the range of a score."""
     if p_value > student_p(mean / error, df):
         t = student_quantile(1 - p_value / 2, df)
         error = max(error, abs(mean) / t) if t * width > abs(mean) / 1e6 else math.inf
@@ -179,10 +199,10 @@ def _interval(mean: float, error: float, df: float, p_value: float, width: float
 
 
 def student_p(t: float, df: float) -> float:
-    """Return how often Student's t is as far from 0 as this, two-sided; ``df`` of 1 or more need not be whole.
+    """Return the two-sided p-value of Student's t; ``df`` is at least 1 and need not be an integer.
 
-    With t = sqrt(df) tan(angle) the density is cos(angle)^(df - 1), integrated by Gauss and Legendre's rule; above
-    1,000 degrees the normal distribution's.
+    With t = sqrt(df) tan(angle) the density is cos(angle)^(df - 1), integrated by Gauss-Legendre quadrature. Above
+    1,000 degrees of freedom the normal distribution is used.
 
     >>> round(student_p(4.303, 2), 3), round(student_p(2.228, 10), 3)
     (0.05, 0.05)
@@ -194,7 +214,7 @@ def student_p(t: float, df: float) -> float:
 
 
 def student_quantile(chance: float, df: float) -> float:
-    """Return the t above 0 that is exceeded with the probability 1 - ``chance``.
+    """Return the t > 0 that is exceeded with probability 1 - ``chance``.
 
     >>> round(student_quantile(0.975, 2), 2), round(student_quantile(0.975, 1), 1)
     (4.3, 12.7)
@@ -230,7 +250,7 @@ def _shape(scores: Floats) -> tuple[int, int]:
 
 
 def band(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return mean, lowest and highest over seeds: what was seen, which is no interval of what may come.
+    """Return mean, lowest and highest value over seeds. The range is no interval for future seeds.
 
     >>> band([0.2, 0.5, 0.2])
     (0.3, 0.2, 0.5)
@@ -238,24 +258,22 @@ def band(values: Sequence[float]) -> tuple[float, float, float]:
     return round(sum(values) / len(values), 12), min(values), max(values)
 
 
-# Were the runs asked the same questions in the same order? Looked up in what they recorded, not assumed.
-#
-# A curriculum of shuffled epochs is a fixed row of questions that depends on the seed alone. Algorithms that ask
-# several
-# answers a question walk along it more slowly: with 8 answers a question 64 answers are 8 questions, with one they are
-# 64. "The same order" therefore means that the shorter row is the beginning of the longer one. Two things may stand
-# otherwise in it, and both are told: where an epoch ends within a step, a question that the step holds already is put
-# off to the next; and groups that dynamic sampling refused are recorded after those that were kept.
+# The records show whether two runs asked the same prompts in the same order. Shuffled epochs give a sequence of prompts
+# that depends on the seed alone. With several responses per prompt, an algorithm moves along the sequence more slowly,
+# so "the same order" means that the shorter sequence begins the longer one. Two differences are allowed and reported:
+# if an epoch ends within a step, a prompt that the step holds already moves to the next step; and groups that dynamic
+# sampling removed are recorded after the kept groups.
 
 
 @dataclass(frozen=True)
 class RunOrder:
-    """What two runs of one seed have in common in what they asked.
+    """Whether two runs with one seed asked the same prompts.
 
-    verdict: "same", question by question; "same but for the ends of epochs"; "same, step by step" where only the set of
-    questions that were asked up to the end of each step can be compared; "other"; "unknown" without recorded rollouts,
-    or where both refused groups.
-    questions: that were compared.
+    Attributes:
+        verdict: "same", prompt by prompt; "same but for the ends of epochs"; "same, step by step" if only the sets of
+            prompts up to the end of each step can be compared; "other"; "unknown" without recorded rollouts, or if both
+            runs removed groups.
+        questions: Compared prompts.
     """
 
     first: str
@@ -266,12 +284,12 @@ class RunOrder:
 
     @property
     def is_same(self) -> bool:
-        """Whether the questions were the same, in the sense that the verdict says."""
+        """Whether the prompts were the same, in the sense of the verdict."""
         return self.verdict.startswith("same")
 
 
 def order_of(first: Trained, second: Trained, epoch: int) -> RunOrder:
-    """Return whether two runs of one seed asked the same questions in the same order. epoch: training questions."""
+    """Compare the prompts of two runs with one seed. ``epoch`` is the number of training prompts."""
     one, other = ([task for step in run.asked for task in step] for run in (first, second))
     count = min(len(one), len(other))
     if not count:
@@ -294,9 +312,9 @@ def _largest(*runs: Trained) -> int:
 
 
 def _are_ends(one: Sequence[str], other: Sequence[str], epoch: int, step: int) -> bool:
-    """Whether each question comes within a step of where the other row has it, and those that move do so at an end.
+    """Whether each prompt is within a step of its position in the other sequence, and moves only at an epoch's end.
 
-    The last step of the rows is left out: what is put off from it comes behind their end.
+    The last step is left out, because prompts that it puts off come after the end of the sequence.
     """
     left, right = _visits(one), _visits(other)
     for visit, place in left.items():
@@ -309,7 +327,7 @@ def _are_ends(one: Sequence[str], other: Sequence[str], epoch: int, step: int) -
 
 
 def _visits(row: Sequence[str]) -> dict[tuple[str, int], int]:
-    """Return where each question stands for the first, the second, and every further time."""
+    """Return the position of each prompt's first, second and every further visit."""
     seen: Counter[str] = Counter()
     found: dict[tuple[str, int], int] = {}
     for place, task in enumerate(row):
@@ -319,7 +337,7 @@ def _visits(row: Sequence[str]) -> dict[tuple[str, int], int]:
 
 
 def _are_sets(first: Trained, second: Trained) -> bool:
-    """Whether at the end of each step of the one that refused, it had asked what the row of the other begins with."""
+    """Whether, at the end of each step, the run that removed groups had asked the first prompts of the other run."""
     filtered, plain = (first, second) if first.is_filtered else (second, first)
     row = [task for step in plain.asked for task in step]
     asked: Counter[str] = Counter()
@@ -336,7 +354,7 @@ _BINS = 24
 
 @dataclass(frozen=True)
 class Band:
-    """A point of a curve: mean, lowest and highest over seeds, after so many tokens (the mean over seeds)."""
+    """A point of a curve: mean, lowest and highest over seeds, at a mean number of tokens."""
 
     tokens: float
     mean: float
@@ -346,11 +364,16 @@ class Band:
 
 @dataclass(frozen=True)
 class Ranking:
-    """How one algorithm did.
+    """The results of one algorithm.
 
-    seeds: that finished. score: mean over seeds and prompts at the end; interval: of it, see `mean_over`. by_seed: the
-    score of each. curve: held-out scores on the way; rewards: training rewards, of the questions that the algorithm
-    asked, which need not be those of another. cost: mean over seeds.
+    Attributes:
+        seeds: Finished seeds.
+        score: Mean over seeds and prompts at the end.
+        interval: 95% interval of ``score``, see `mean_over`.
+        by_seed: Score of each seed.
+        curve: Held-out scores during training.
+        rewards: Training rewards on the algorithm's own prompts, which can differ between algorithms.
+        cost: Mean over seeds.
     """
 
     name: str
@@ -365,7 +388,7 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Pairing:
-    """Two algorithms on the seeds that both finished. corrected: the p-value, by Holm for the number of pairs."""
+    """Two algorithms on the seeds that both finished. ``corrected`` is the p-value after Holm's correction."""
 
     first: str
     second: str
@@ -380,10 +403,17 @@ class Pairing:
 
 @dataclass(frozen=True)
 class ComparedSetting:
-    """What the runs share. limit: in words; unit, amount: the same in numbers. epoch: questions that are trained on.
+    """What all runs of a comparison share.
 
-    uniform: the algorithms that take questions in the order of the shuffled epochs. marks: evaluations on the way.
-    penalized: the algorithms whose training rewards are less a penalty on length that others do not have.
+    Attributes:
+        limit: The budget as text.
+        unit: Unit of the budget.
+        amount: The budget.
+        epoch: Training prompts.
+        uniform: Algorithms that take prompts in the order of shuffled epochs.
+        marks: Evaluations during training.
+        samples: Responses per held-out prompt.
+        penalized: Algorithms with a length penalty on training rewards that others lack.
     """
 
     experiment: str
@@ -401,7 +431,12 @@ class ComparedSetting:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the runs say together. prompts: held-out ones that every run answered. failures: of runs, in words."""
+    """The results of all runs.
+
+    Attributes:
+        prompts: Held-out prompts that every run answered.
+        failures: Description of failed runs.
+    """
 
     setting: ComparedSetting
     prompts: int
@@ -412,7 +447,7 @@ class Comparison:
 
     @property
     def seeds(self) -> int:
-        """The most seeds that an algorithm finished."""
+        """The largest number of finished seeds of an algorithm."""
         return max(len(standing.seeds) for standing in self.standings)
 
     def as_row(self) -> dict[str, Any]:
@@ -430,9 +465,10 @@ class Comparison:
 
 
 def summarize(setting: ComparedSetting, runs: Sequence[Trained], failures: str = "") -> Comparison:
-    """Return what finished runs say together, in the order in which their algorithms come.
+    """Compare finished runs; algorithms keep the order of ``runs``.
 
-    Raises: DatasetError when they share no held-out prompt.
+    Raises:
+        DatasetError: If the runs share no held-out prompt.
     """
     names = list(dict.fromkeys(run.algorithm for run in runs))
     by_name = {name: {run.seed: run for run in runs if run.algorithm == name} for name in names}
@@ -476,16 +512,16 @@ def _table(runs: Sequence[Trained], prompts: Sequence[str]) -> Floats:
 
 
 def _curve(runs: Sequence[Trained], setting: ComparedSetting) -> list[Band]:
-    """Return the scores at the same shares of the budget: of each run the first evaluation after it was spent."""
+    """Return the scores at equal shares of the budget: for each run, the first evaluation after the share was spent."""
     marks = [setting.amount * number / setting.marks for number in range(1, setting.marks + 1)]
     rows = [[run.points[0] for run in runs], *([run.at(mark, setting.unit) for run in runs] for mark in marks)]
     found = [Band(sum(p.tokens for p in row) / len(row), *band([p.score for p in row])) for row in rows]
-    # Where one step passed several marks, they share an evaluation.
+    # If one step passes several marks, the marks share an evaluation.
     return [found[0], *(b for a, b in pairwise(found) if b.tokens > a.tokens)]
 
 
 def _rewards(runs: Sequence[Trained]) -> list[Band]:
-    """Return the training rewards, averaged within equal stretches of tokens."""
+    """Return the training rewards, averaged over equal ranges of tokens."""
     most = max((tokens for run in runs for tokens, _ in run.rewards), default=0.0)
     bins: list[Band] = []
     for number in range(_BINS):
@@ -498,7 +534,7 @@ def _rewards(runs: Sequence[Trained]) -> list[Band]:
 
 
 def _orders(by_name: Mapping[str, Mapping[int, Trained]], setting: ComparedSetting) -> list[RunOrder]:
-    """Return for each seed how the questions of the first algorithm of shuffled epochs agree with each other one's."""
+    """Compare the prompts of the first algorithm with shuffled epochs to those of each other one, by seed."""
     uniform = [name for name in by_name if name in setting.uniform]
     return [
         order_of(by_name[uniform[0]][seed], by_name[name][seed], setting.epoch)

@@ -1,1 +1,1 @@
-"""What each algorithm makes of one batch, beside an independent computation."""
+"""Each algorithm's effect on one batch, checked by an independent computation."""

@@ -1,4 +1,4 @@
-"""One recorded batch, taken apart: what an algorithm makes of it, without a model and without an update."""
+"""Dissect one recorded batch: an algorithm's advantages, loss and gradient, without a model and without an update."""
 
 import itertools
 import math
@@ -26,19 +26,24 @@ _REMEDY: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Dissection:
-    """What an algorithm makes of one optimizer step. Matrices are Float64[B T], 0 where nothing is trained.
+    """An algorithm's computation on one optimizer step. Matrices are Float64[B T] and 0 at masked positions.
 
-    gradient: d loss / d current. loss: with regularizers, without the value loss. policy_loss: without either.
-    value_loss: of the recorded values against the algorithm's targets; None without a critic.
-    ratio: to the algorithm's anchor, per token or sequence. push: what the policy loss makes of it: d policy loss /
-    d current is -weight * push * advantage. Without any bound push is the ratio.
-    trust: a text a row, a letter a position: ``.`` pushed as its ratio says, ``x`` not at all, ``-`` less, ``+`` more,
-    ``0`` advantage 0, space not trained.
-    estimates_entropy: whether a term reads the entropy. A batch allows an estimate of it: -log current with the slope
-        -(1 + log current), unbiased for samples of the current policy.
-    statistics: by name; ``clipped_fraction`` counts trained tokens for which a bound strictly won,
-    ``out_of_band_fraction`` those outside of it whatever the sign of their advantage, ``capped_fraction`` those whose
-    weight was bounded, ``ess_fraction`` is the effective size of current / behavior.
+    Attributes:
+        gradient: d loss / d current.
+        ratio: To the algorithm's anchor, per token or sequence.
+        push: Factor of the ratio after all bounds: d policy loss / d current is -weight * push * advantage. Without a
+            bound
+            the push is the ratio.
+        loss: With regularizers, without the value loss.
+        policy_loss: Without either.
+        value_loss: Of the recorded values against the algorithm's targets; None without a critic.
+        trust: One text per row, one letter per position: ``.`` the push is the ratio, ``x`` no push, ``-`` less, ``+``
+            more, ``0`` advantage 0, space not trained.
+        estimates_entropy: Whether a term reads the entropy. A batch gives an estimate: -log current with the slope
+            -(1 + log current), unbiased for samples of the current policy.
+        statistics: By name. ``clipped_fraction`` counts trained tokens for which a bound strictly won,
+            ``out_of_band_fraction`` tokens outside the bound whatever the sign of their advantage, ``capped_fraction``
+            tokens with a bounded weight; ``ess_fraction`` is the effective sample size of current / behavior.
     """
 
     algorithm: Algorithm
@@ -57,12 +62,21 @@ class Dissection:
 def dissect(
     batch: str | Path | RecordedBatch | Batch, algorithm: Algorithm | str, current: Tensor | None = None
 ) -> tuple[float, Tensor, Dissection]:
-    """Return the loss of one step, its gradient d loss / d current Float64[B T], and everything else there is to say.
+    """Compute an algorithm's loss and gradient on one step.
 
-    batch: a file as runs record it, what was read from one, or a batch of tensors. algorithm: or its name.
-    current: for a batch of tensors, the policy at which the loss is taken; without it ``proximal``, else ``behavior``.
-    Raises: DatasetError for a file that is no batch; ConfigError for a field that the algorithm needs and the batch
-    lacks.
+    Args:
+        batch: A file as runs record it, a `RecordedBatch`, or a batch of tensors.
+        algorithm: An algorithm or its name.
+        current: Log-probabilities Float[B T] at which the loss is computed; by default the recorded ones, or for
+            tensors
+            ``proximal`` or ``behavior``.
+
+    Returns:
+        The loss, the gradient d loss / d current Float64[B T], and the full dissection.
+
+    Raises:
+        DatasetError: If the file is not a batch.
+        ConfigError: If the batch lacks a field that the algorithm needs.
 
     >>> import gnomon.algorithms.testing
     >>> batch = gnomon.algorithms.testing.make_batch([1.0, 0.0], [[1, 1], [1]])
@@ -85,9 +99,15 @@ def dissect(
 
 
 def decompose(algorithm: Algorithm, batch: Batch, current: Tensor) -> Dissection:
-    """Return what ``algorithm`` makes of the whole ``batch`` as one optimizer step at ``current`` Float[B T].
+    """Compute the algorithm on the whole batch as one optimizer step.
 
-    Raises: ConfigError naming the field that the algorithm reads and the batch lacks.
+    Args:
+        algorithm: The algorithm.
+        batch: The batch.
+        current: Log-probabilities Float[B T] at which the loss is computed.
+
+    Raises:
+        ConfigError: If the batch lacks a field that the algorithm needs.
     """
     batch = _in_float64(batch)
     _check_needs(algorithm, batch)
@@ -124,11 +144,11 @@ def decompose(algorithm: Algorithm, batch: Batch, current: Tensor) -> Dissection
 
 
 def cosines(found: Mapping[str, Dissection]) -> dict[str, dict[str, float]]:
-    """Return the cosine of the angle between each two gradients, name by name; nan where one of them is 0."""
+    """Return the cosine between each two gradients by name; nan if one of them is 0."""
     flat = {name: d.gradient.flatten() for name, d in found.items()}
     table: dict[str, dict[str, float]] = {name: {} for name in flat}
     for left, right in itertools.product(flat, flat):
-        # Scaled first: a square of a gradient of 1e-200 would be 0.
+        # Scale first, because the square of a gradient of 1e-200 underflows to 0.
         a, b = _scaled(flat[left]), _scaled(flat[right])
         norms = float(a.norm() * b.norm())
         table[left][right] = max(-1.0, min(1.0, float(a @ b) / norms)) if norms > 0 else math.nan
@@ -136,7 +156,7 @@ def cosines(found: Mapping[str, Dissection]) -> dict[str, dict[str, float]]:
 
 
 def as_row(recorded: RecordedBatch, found: Mapping[str, Dissection]) -> dict[str, Any]:
-    """Return the JSON object that `gnomon dissect --json` prints; a number that is not finite becomes null."""
+    """Return the JSON object of `gnomon dissect --json`; numbers that are not finite become null."""
     lengths = [int(n) for n in recorded.batch.lengths - recorded.batch.prompt_lengths]
 
     def rows(matrix: Tensor) -> list[list[float | None]]:
@@ -166,7 +186,7 @@ def _in_float64(batch: Batch) -> Batch:
 
 
 def _check_needs(algorithm: Algorithm, batch: Batch) -> None:
-    """Refuse a batch without a field that the algorithm reads, naming all that lack at once."""
+    """Refuse a batch that lacks fields of the algorithm, naming all of them."""
     lacking = [n for n, there in (("reference", batch.reference), ("values", batch.values)) if there is None]
     needed: list[str] = [name for name in lacking if name in algorithm.needs]
     if uses_tracker(algorithm) and batch.baseline is None:
@@ -187,10 +207,11 @@ def _slope(total: Tensor, leaf: Tensor) -> Tensor:
 
 
 def _estimated_entropy(current: Tensor) -> Tensor:
-    """Return -log current with the slope -(1 + log current): in the mean over samples both are the entropy's.
+    """Return -log current with the slope -(1 + log current); the means of both over samples are those of the entropy.
 
-    A batch knows the log-probability of one token of the vocabulary at each position. The plain slope of the value, -1,
-    has mean 0 and would say nothing.
+    A batch knows the log-probability of one token per position. The plain slope of the value, -1, has mean 0 and would
+        have
+    no effect.
     """
     now = current.detach()
     return -now - (1 + now) * (current - now)
@@ -205,7 +226,7 @@ def _value_loss(algorithm: Algorithm, batch: Batch) -> float | None:
 
 def _letters(mask: Tensor, advantages: Tensor, push: Tensor, ratio: Tensor) -> tuple[str, ...]:
     letters = [["."] * mask.shape[1] for _ in range(mask.shape[0])]
-    # Later marks win. A push that differs from its ratio in the tenth digit only was rounded, not bounded.
+    # Later marks win. A push that differs from its ratio only in the tenth digit is rounded, not bounded.
     marks = {
         "-": push < ratio * (1 - 1e-10),
         "+": push > ratio * (1 + 1e-10),
@@ -220,7 +241,7 @@ def _letters(mask: Tensor, advantages: Tensor, push: Tensor, ratio: Tensor) -> t
 
 
 def _complete(measured: Mapping[str, float], gradient: Tensor, stopped: Tensor, mask: Tensor) -> dict[str, float]:
-    """Return what pieces measured, completed where a piece of a user's own measured nothing."""
+    """Return the pieces' statistics, completed where a user's piece measured nothing."""
     tokens = max(int(mask.sum()), 1)
     clipped = measured.get("clipped_fraction", float(stopped.sum()) / tokens)
     always = {

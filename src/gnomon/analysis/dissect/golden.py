@@ -1,4 +1,4 @@
-"""The reference numbers that come with gnomon: losses and gradients worked out by a third program."""
+"""Reference numbers in the package: losses and gradients computed by a third program."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -14,16 +14,22 @@ from gnomon.analysis.dissect.reference.losses import clip, geometric_clip
 from gnomon.analysis.dissect.reference.terms import constant_length, leash
 
 ATOL = 1e-7
-"""Gradients in the file are finite differences, with an error of about 1e-9."""
+"""The file's gradients are finite differences with an error of about 1e-9."""
 
 
 @dataclass(frozen=True)
 class Golden:
-    """One reference case: where it stands in the file, and which preset and formulas should give it.
+    """One reference case of the file, with the preset and the formulas that should give its numbers.
 
-    changes: what the preset must be told, as in a configuration. oracle: of the preset, changed in the same way.
-    section: of the file. loss, gradient: keys in it; no gradient, nothing is compared. current: the section with the
-    current log-probabilities. proximal: the name of an array of the fixture.
+    Attributes:
+        preset: Name of the preset.
+        section: Keys that lead to the case.
+        loss: Key of the loss.
+        gradient: Key of the gradient; empty if the case has none.
+        changes: Settings that differ from the preset.
+        oracle: The same change of the preset's oracle.
+        current: Section with the current log-probabilities.
+        proximal: Array of the fixture with the proximal log-probabilities.
     """
 
     preset: str
@@ -46,7 +52,7 @@ class Golden:
         return self.oracle(ORACLES[self.preset])
 
     def expected(self) -> tuple[float, Any]:
-        """Return loss and gradient [B, T]; None where the file has no gradient."""
+        """Return loss and gradient [B, T]; None without a gradient."""
         numbers = vectors()
         for name in self.section:
             numbers = numbers[name]
@@ -71,7 +77,7 @@ class Golden:
 
 
 def vectors() -> dict[str, Any]:
-    """Return the whole file."""
+    """Read the whole file."""
     content: dict[str, Any] = json.loads(
         (files("gnomon.analysis.dissect") / "golden_vectors.json").read_text(encoding="utf-8")
     )

@@ -1,4 +1,4 @@
-"""Seeded random optimizer steps: everything that a real batch holds, and the worst of each."""
+"""Seeded random optimizer steps, from plain to extreme."""
 
 from dataclasses import dataclass
 
@@ -14,10 +14,15 @@ from gnomon.core.types import Batch
 class Kind:
     """One kind of batch.
 
-    shift: standard deviation of the log-ratios between policies, nats. center, spread: of log-probabilities.
-    sizes: fewest and most responses of a group. holes: fraction of masked positions inside of responses.
-    ungraded: fraction of responses without a verdict. rewards: what a reward may be; none draws reals.
-    width: most tokens of a response.
+    Attributes:
+        shift: Standard deviation of the log-ratios between policies, in nats.
+        center: Mean of the log-probabilities, in nats.
+        spread: Standard deviation of the log-probabilities, in nats.
+        sizes: Fewest and most responses of a group.
+        holes: Fraction of masked positions inside responses.
+        ungraded: Fraction of responses without a reward.
+        rewards: Possible rewards; empty for normally distributed ones.
+        width: Most tokens of a response.
     """
 
     name: str
@@ -46,13 +51,13 @@ KINDS = (
     Kind("long responses", width=70, holes=0.1, rewards=(0.0, 1.0)),
     Kind("everything at once", shift=2.0, sizes=(1, 4), holes=0.3, ungraded=0.2, rewards=(0.0, 0.0, 1.0, 0.3)),
 )
-"""The kinds of `draw`, in the order in which `verify` goes through them."""
+"""The kinds of `draw`, in the order of `verify`."""
 
 
 def draw(kind: Kind, seed: int) -> Step:
-    """Return the step of ``kind`` that belongs to ``seed``; the same on every machine with the same numpy.
+    """Return the step of ``kind`` for ``seed``, the same on every machine with the same numpy.
 
-    Masked positions hold nan and inf on purpose: nothing may read them. Policies of "on policy" are all the same.
+    Masked positions hold nan and inf, because no computation may read them.
     """
     random = np.random.default_rng([seed, KINDS.index(kind)])
     sizes = random.integers(kind.sizes[0], kind.sizes[1] + 1, size=4)
@@ -72,7 +77,7 @@ def draw(kind: Kind, seed: int) -> Step:
 
     behavior = moved(np.full(mask.shape, kind.center), kind.spread)
     proximal = moved(behavior, kind.shift)
-    # Half of the responses move as a whole, so that means over a response leave every bound too.
+    # Half of the responses move as a whole, so that means over a response also leave every bound.
     together = kind.shift * 3 * random.normal(size=(rows, 1)) * (random.random((rows, 1)) < 0.5)
     policies = {"behavior": behavior, "proximal": proximal, "current": moved(proximal, kind.shift) + together}
     policies |= {"reference": moved(behavior, kind.shift), "values": random.normal(size=mask.shape)}
@@ -92,7 +97,7 @@ def draw(kind: Kind, seed: int) -> Step:
 
 
 def to_batch(step: Step) -> tuple[Batch, Tensor]:
-    """Return the same step as the batch that algorithms take, and the current log-probabilities, in float64."""
+    """Return the step as a batch in float64, and the current log-probabilities."""
     rows, width = step.mask.shape
     lengths = torch.full((rows,), width)
     behavior = torch.from_numpy(step.behavior)
@@ -117,7 +122,7 @@ def to_batch(step: Step) -> tuple[Batch, Tensor]:
 
 
 def to_step(batch: Batch, current: Tensor) -> Step:
-    """Return a batch as the plain arrays that oracles take; without ``proximal`` it is ``behavior``."""
+    """Return a batch as plain arrays for an oracle; ``proximal`` defaults to ``behavior``."""
 
     def plain(tensor: Tensor | None) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None:
         return None if tensor is None else tensor.double().numpy()

@@ -1,4 +1,4 @@
-"""A dissected batch as text: numbers, advantages, trust and gradients of several algorithms side by side."""
+"""A dissected batch as text: numbers, advantages, trust letters and gradients of several algorithms side by side."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ Found = Mapping[str, Dissection]
 
 
 def show(recorded: RecordedBatch, found: Found, source: str, rows: int, console: Console) -> None:
-    """Print everything; ``rows`` sequences and tokens at most in each table, ``source`` names the batch."""
+    """Print all tables, with at most ``rows`` sequences and tokens each; ``source`` names the batch."""
     console.print(Text(_head(recorded, source)))
     blocks = [dict(list(found.items())[at : at + SIDE_BY_SIDE]) for at in range(0, len(found), SIDE_BY_SIDE)]
     for block in blocks:
@@ -103,7 +103,7 @@ def _advantages(recorded: RecordedBatch, block: Found, shown: int) -> Table:
     for row in range(shown):
         mask = batch.mask[row]
         cells = [_ends(d.advantages[row][mask]) for d in block.values()]
-        # Ids of one task set begin alike.
+        # Ids of one task set share their beginning.
         label = Text(_plain(recorded.prompt_ids[row][-16:], 16))
         table.add_row(str(row), label, f"{float(batch.rewards[row]):.4g}", str(int(mask.sum())), *cells)
     return table
@@ -142,7 +142,7 @@ def _gradients(recorded: RecordedBatch, block: Found, rows: int) -> Table:
 
 
 def _telling(mask: Tensor, gradients: Sequence[Tensor], count: int) -> list[int]:
-    """Return which trained tokens, counted row by row, weigh most in any of the gradients, in their order."""
+    """Return the trained tokens with the largest gradients under any algorithm, as indices in row order."""
     flat = [gradient[mask].abs() for gradient in gradients]
     largest = torch.stack([g / g.max() if len(g) and float(g.max()) > 0 else g for g in flat]).amax(0)
     return sorted(largest.argsort(descending=True, stable=True)[:count].tolist())
@@ -161,7 +161,7 @@ def _rest(count: int, what: str) -> Iterator[RenderableType]:
 
 
 def _label(name: str) -> str:
-    """Return what stands over a column: a preset's name, or what stands behind the colon of path.py:NAME."""
+    """Return the column's heading: a preset's name, or NAME of path.py:NAME."""
     return _plain(name.rpartition(":")[2], 24)
 
 
@@ -173,11 +173,11 @@ def _ends(values: Tensor) -> str:
 
 
 def _short(value: float) -> str:
-    """Return four digits; exactly 0 is "0", so that a tiny number is told from none."""
+    """Format four digits; exactly 0 is "0", which distinguishes it from a tiny number."""
     return "0" if value == 0 else f"{value:.4g}" if math.isfinite(value) else "no number"
 
 
 def _plain(text: str, most: int) -> str:
-    """Return text that cannot move the cursor or color the terminal, cut to ``most`` characters."""
+    """Return text without control characters, cut to ``most`` characters."""
     visible = "".join(c if c.isprintable() else "?" for c in text)
     return visible if len(visible) <= most else visible[: most - 3] + "..."

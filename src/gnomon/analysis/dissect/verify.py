@@ -1,4 +1,4 @@
-"""`gnomon dissect --verify`: every preset of this installation against formulas that were written a second time."""
+"""`gnomon dissect --verify`: check every preset against a second implementation."""
 
 import math
 import platform
@@ -24,7 +24,7 @@ TOLERANCE = f"|ours - oracle| <= {RELATIVE:g} of the larger one + {ABSOLUTE:g}, 
 
 @dataclass(frozen=True)
 class ArrayDifference:
-    """Where a preset and its oracle disagree: the batch (kind and seed), what, and at which sequence and position."""
+    """A disagreement of a preset and its oracle: batch (kind and seed), quantity, sequence and position."""
 
     algorithm: str
     kind: str
@@ -42,7 +42,7 @@ class ArrayDifference:
 
 @dataclass(frozen=True)
 class PieceVerdict:
-    """What was checked of one preset: batches, numbers compared, and the largest |difference| / tolerance allowed."""
+    """The check of one preset: batches, compared numbers, and the largest |difference| / tolerance."""
 
     batches: int
     numbers: int
@@ -52,7 +52,7 @@ class PieceVerdict:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """Verdicts by preset; how many reference cases both computed, and a sentence for each that came out wrong."""
+    """Verdicts by preset, the number of reference cases, and a sentence for each wrong case."""
 
     presets: Mapping[str, PieceVerdict]
     cases: int
@@ -60,11 +60,11 @@ class VerifyReport:
 
     @property
     def agrees(self) -> bool:
-        """Whether nothing differs anywhere."""
+        """Whether there is no difference."""
         return not self.wrong_cases and all(v.difference is None for v in self.presets.values())
 
     def as_row(self) -> dict[str, Any]:
-        """Return the JSON object that `--verify --json` prints."""
+        """Return the JSON object of `--verify --json`."""
         algorithms = {
             name: {
                 "agrees": v.difference is None,
@@ -107,10 +107,15 @@ class VerifyReport:
 
 
 def verify(algorithms: Mapping[str, Algorithm] = PRESETS, batches: int = 2) -> VerifyReport:
-    """Return what was found: ``batches`` random steps of every kind, seeds from 0, and the reference cases.
+    """Check algorithms on random steps of every kind and on the reference cases.
 
-    algorithms: by any name; each is held against the formulas of its own ``name``, so that a user's "grpo" can be too.
-    Raises: ConfigError for an algorithm whose own name has no formulas.
+    Args:
+        algorithms: Algorithms under any key; each is compared with the formulas of its own ``name``, so that a user's
+            "grpo" can be checked too.
+        batches: Steps of each kind, with seeds from 0.
+
+    Raises:
+        ConfigError: If there are no formulas for an algorithm's name.
     """
     missing = [a.name for a in algorithms.values() if a.name not in ORACLES]
     if missing:
@@ -125,12 +130,12 @@ def verify(algorithms: Mapping[str, Algorithm] = PRESETS, batches: int = 2) -> V
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what computes."""
+    """Return the versions of Python, numpy and torch."""
     return {"python": platform.python_version(), "numpy": np.__version__, "torch": str(torch.__version__)}
 
 
 def compare(ours: Dissection, theirs: ReferenceAnswer) -> tuple[int, float, list[tuple[str, tuple[int, ...], Any]]]:
-    """Return how many numbers were compared, the largest share of the tolerance, and where it was exceeded."""
+    """Return the number of compared numbers, the largest share of the tolerance, and the quantities that exceed it."""
     pairs: dict[str, tuple[Any, Any]] = {
         "advantages": (ours.advantages.numpy(), theirs.advantages),
         "loss": (ours.loss, theirs.loss),
@@ -156,7 +161,7 @@ def compare(ours: Dissection, theirs: ReferenceAnswer) -> tuple[int, float, list
 
 
 def share_of_tolerance(ours: Any, theirs: Any) -> Any:
-    """Return |difference| / tolerance for each number; infinite where only one of both is a finite number.
+    """Return |difference| / tolerance for each number; infinite if only one of both is finite.
 
     >>> share_of_tolerance([1.0, float("nan")], [1.0, 2.0]).tolist()
     [0.0, inf]
@@ -182,7 +187,7 @@ def _verify(name: str, algorithm: Algorithm, batches: int) -> PieceVerdict:
 
 
 def _wrong(case: Golden) -> list[str]:
-    """Return a sentence for each number of a reference case that the preset or its oracle does not give."""
+    """Return a sentence for each number of a reference case that the preset or its oracle gets wrong."""
     step, (loss, gradient) = case.step(), case.expected()
     ours, theirs = decompose(resolve(case.spec), *to_batch(step)), case.formulas(step)
     found = []

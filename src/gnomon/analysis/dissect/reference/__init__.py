@@ -1,9 +1,9 @@
-"""Every preset a second time: float64 numpy, written from the papers' formulas, knowing none of our pieces.
+"""A second implementation of every preset: float64 numpy, written from the papers, without gnomon's pieces.
 
-An oracle takes one optimizer step's plain arrays and returns advantages, loss, and the gradient in closed form: every
-policy loss is -sum a c log current (a the weight of the mean, c a coefficient), and c is written down here for each,
-not differentiated. A response is the list of its trained tokens, so no mask, padding or hole can go wrong in the same
-way twice.
+An oracle takes the arrays of one optimizer step and returns advantages, loss and gradient in closed form. Every policy
+loss is -sum a c log current, with a the weight of the mean and c a coefficient; each c is written down and not
+differentiated. A response is the list of its trained tokens, so an error with masks, padding or holes cannot occur in
+both implementations.
 """
 
 from gnomon.analysis.dissect.reference.arrays import ReferenceAnswer, Response, Step

@@ -1,4 +1,4 @@
-"""Rewards to advantages, written from sections 1, 6, 7 and 8 of the specification: a vector for each response."""
+"""From rewards to advantages, by sections 1, 6, 7 and 8 of the specification: one vector per response."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What an oracle is given and what it answers: plain numpy arrays, and responses cut out of them."""
+"""Inputs and outputs of an oracle: numpy arrays, and the responses cut out of them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,15 +10,18 @@ Vector = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 CLAMP = 20.0
-"""Largest absolute log-ratio that is exponentiated; beyond it the ratio is a constant (section 0.1)."""
+"""Largest absolute log-ratio before exp; beyond this bound the ratio is constant (section 0.1)."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One optimizer step as plain arrays: rows are sequences, columns positions of the response, padded right.
+    """One optimizer step as plain arrays: rows are sequences, columns are positions of the response, padded right.
 
-    rewards, group, graded, truncated, baseline [B]; the rest [B, T], natural logarithms. Masked positions may hold
-    anything, also what is no number. graded: false for a response without a verdict, which has no trained token.
+    Attributes:
+        rewards, group, graded, truncated, baseline: [B]. A response with ``graded`` false has no trained token.
+        mask, current, behavior, proximal, reference, values: [B, T], natural logarithms for policies. Masked positions
+            may
+            hold anything, also nan.
     """
 
     rewards: Vector
@@ -34,7 +37,7 @@ class Step:
     baseline: Vector | None = None
 
     def responses(self) -> list["Response"]:
-        """Return each row's trained tokens, in order."""
+        """Return each row's trained tokens in order."""
         return [self._response(row) for row in range(len(self.rewards))]
 
     def scatter(self, rows: list[Vector]) -> Vector:
@@ -63,7 +66,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Response:
-    """One response: its verdict, and four policies' log-probabilities of its trained tokens, [L] each."""
+    """One response: its reward, and the log-probabilities of its trained tokens under four policies, [L] each."""
 
     reward: float
     group: int
@@ -87,10 +90,16 @@ class Response:
 
 @dataclass(frozen=True)
 class ReferenceAnswer:
-    """What an oracle says of a step.
+    """An oracle's result for a step.
 
-    advantages, gradient [B, T], 0 where masked; gradient is d loss / d current. loss: regularizers included, value
-    loss apart (None without a critic). clipped, out_of_band: fractions of trained tokens. ess: of current / behavior.
+    Attributes:
+        advantages: [B, T], 0 where masked.
+        loss: With regularizers, without the value loss.
+        value_loss: None without a critic.
+        gradient: d loss / d current [B, T], 0 where masked.
+        clipped_fraction: Of the trained tokens.
+        out_of_band_fraction: Of the trained tokens.
+        ess_fraction: Effective sample size of current / behavior.
     """
 
     advantages: Vector
@@ -104,10 +113,10 @@ class ReferenceAnswer:
 
 
 def ratio(log_ratio: Vector) -> Vector:
-    """Return exp of the log-ratio, bounded to exp(+-20)."""
+    """Return exp of the log-ratio, bounded to [exp(-20), exp(20)]."""
     return np.asarray(np.exp(np.clip(log_ratio, -CLAMP, CLAMP)))
 
 
 def is_free(log_ratio: Vector) -> Flags:
-    """Return where the bound of `ratio` does not act; elsewhere the ratio is constant and has no slope."""
+    """Return where the bound of `ratio` does not act; elsewhere the ratio is constant and has slope 0."""
     return np.asarray(np.abs(log_ratio) <= CLAMP)

@@ -1,7 +1,7 @@
-"""Ratio and advantage to loss and slope of one response, written from sections 2 to 5, 8, 9 and 12.
+"""From ratio and advantage to loss and slope of one response, by sections 2 to 5, 8, 9 and 12.
 
-A push says for each trained token its loss, and the slope in its log-probability of the *sum* of the response's token
-losses. With c as in section 0.4 the slope is -c.
+A push gives for each trained token its loss, and the slope of the *sum* of the response's token losses in the token's
+log-probability. With c as in section 0.4 the slope is -c.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from gnomon.analysis.dissect.reference.arrays import Flags, Response, Vector, is
 
 @dataclass(frozen=True)
 class Push:
-    """Loss and slope of each token, and which tokens a bound changed (strictly) or would change for some sign."""
+    """Loss and slope of each token, the tokens that a bound changed (strictly), and the tokens outside the bound."""
 
     loss: Vector
     slope: Vector
@@ -36,7 +36,7 @@ Pusher = Callable[[Response, Vector, BoundedRatio], Push]
 def clip(low: float, high: float, cap: float | None = None) -> Pusher:
     """max(-A r, -A clip(r, 1 - low, 1 + high)), c = r A unless the clipped branch wins (sections 2.1, 2.4).
 
-    cap: the whole is multiplied by min(proximal / behavior, cap), decoupled PPO (section 9; D25).
+    With ``cap``, everything is multiplied by min(proximal / behavior, cap): decoupled PPO (section 9; D25).
     """
 
     def push(response: Response, advantage: Vector, trusted: BoundedRatio) -> Push:
@@ -75,7 +75,7 @@ def capped(cap: float) -> Pusher:
 def bounded_cap(both: bool = False) -> Pusher:
     """-sg[min(rho, e)] A log current, rho = current / behavior, e the step's effective size (section 5.1).
 
-    both: e is the smaller of that and the size of current / proximal (section 5.9).
+    With ``both``, e is the smaller of the effective sizes of current / behavior and current / proximal (section 5.9).
     """
 
     def bound(trusted: BoundedRatio) -> float:
@@ -90,7 +90,7 @@ def soft_gate(positive: float, negative: float) -> Pusher:
     def push(response: Response, advantage: Vector, trusted: BoundedRatio) -> Push:
         shift = response.current - response.proximal
         r, tau = ratio(shift), np.where(advantage > 0, positive, negative)
-        # 1 - s is taken from its own formula: for a large ratio s is 1 to the last digit.
+        # 1 - s has its own formula, because for a large ratio s rounds to 1.
         s, rest = _sigmoid(tau * (r - 1)), _sigmoid(-tau * (r - 1))
         slope = np.where(is_free(shift), -4 * s * rest * r * advantage, 0.0)
         never = np.zeros(len(r), dtype=bool)
@@ -116,7 +116,7 @@ def geometric_clip(epsilon: float) -> Pusher:
 def regression(beta: float) -> Pusher:
     """(beta sum log(current / reference) - A)^2 a response; every token's slope is 2 beta (...) (section 8.4).
 
-    Each token carries the response's loss, so that a mean over its tokens is that loss once.
+    Each token carries the response's loss, so that the mean over its tokens is the response's loss.
     """
 
     def push(response: Response, advantage: Vector, trusted: BoundedRatio) -> Push:

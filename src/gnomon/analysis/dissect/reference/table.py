@@ -1,4 +1,4 @@
-"""Which formula stands in which place for each preset (section 16.2), and how they become a loss."""
+"""The formulas of each preset (section 16.2), and their combination to a loss."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -46,9 +46,14 @@ from gnomon.analysis.dissect.reference.terms import (
 
 @dataclass(frozen=True)
 class Oracle:
-    """An algorithm as formulas: credit for rewards, push for ratios, mean over tokens, added terms.
+    """An algorithm as formulas.
 
-    value_lambda: with a critic, of its targets; the value loss is the token mean of (V - target)^2 / 2.
+    Attributes:
+        credit: Rewards to advantages.
+        push: Ratios to losses and slopes.
+        mean: Weights of tokens.
+        terms: Added terms.
+        value_lambda: Lambda of a critic's targets; the value loss is the token mean of (V - target)^2 / 2.
     """
 
     credit: Credit
@@ -58,7 +63,7 @@ class Oracle:
     value_lambda: float | None = None
 
     def __call__(self, step: Step) -> ReferenceAnswer:
-        """Return what the formulas say of one optimizer step."""
+        """Compute one optimizer step."""
         responses = step.responses()
         advantages, weights = self.credit(responses), self.mean(responses)
         trusted = BoundedRatio(
@@ -129,4 +134,4 @@ ORACLES: Mapping[str, Oracle] = {
     "vapo-review": Oracle(gae(length_sigmoid(0.3, 0.95)), _higher, token_mean, value_lambda=1.0),
     "decoupled-ppo": Oracle(_group, clip(0.2, 0.2, cap=5.0), token_mean),
 }
-"""A preset's name to its formulas, with the numbers that the papers (or the register, section 17) set."""
+"""A preset's name to its formulas, with the numbers of the papers (or of the register, section 17)."""

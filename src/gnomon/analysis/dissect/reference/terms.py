@@ -1,4 +1,4 @@
-"""Means over tokens, and what is added to the policy loss, from sections 0.2, 0.3, 5 and 7.3: value and slope."""
+"""Means over tokens and terms added to the policy loss, by sections 0.2, 0.3, 5 and 7.3: value and slope."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -42,9 +42,11 @@ def reference_k2(coefficient: float) -> Term:
 def leash(is_mixture: bool = False, is_k3: bool = False) -> Term:
     """(1 - e) (rho d - rho + 1), slope (1 - e) rho d, for d against behavior; on policy 0 (section 0.3, D11).
 
-    is_mixture: d against the mean of behavior and proximal, each weighted by 1 - its own effective size, e the smaller
-    of both; then the value is (1 - e) rho (exp(-d) - 1 + d) (section 5.9). is_k3: the reference code's estimator,
-    (1 - e) (exp(-d) - 1 + d), slope (1 - e) (1 - exp(-d)).
+    Args:
+        is_mixture: Measure d against the mean of behavior and proximal, each weighted by 1 - its own effective size,
+            with e
+            the smaller of both; the value is then (1 - e) rho (exp(-d) - 1 + d) (section 5.9).
+        is_k3: Use the reference code's estimator, (1 - e) (exp(-d) - 1 + d), slope (1 - e) (1 - exp(-d)).
     """
 
     def term(responses: Sequence[Response], weights: list[float], trusted: BoundedRatio) -> Added:
@@ -79,7 +81,7 @@ def _mixture(response: Response, trusted: BoundedRatio) -> Vector:
     total = of_behavior + of_proximal
     if total == 0:
         return response.behavior
-    # The larger of both is taken out, so that tiny probabilities do not become 0.
+    # Factor out the larger of both, so that tiny probabilities do not underflow.
     top = np.maximum(response.behavior, response.proximal)
     shares = of_behavior * np.exp(response.behavior - top) + of_proximal * np.exp(response.proximal - top)
     with np.errstate(divide="ignore"):
