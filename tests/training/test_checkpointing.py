@@ -207,7 +207,7 @@ def test_a_checkpoint_of_other_parts_is_refused(tmp_path: Path, built: Built):
     Checkpoints(tmp_path).save(1, {"learner": State(), "tracker": State()}, lambda folder: None)
     _, parts = built
 
-    with pytest.raises(CheckpointError, match=r"lacks \['curriculum', 'meter', 'stream'\] and has .*tracker"):
+    with pytest.raises(CheckpointError, match=r"lacks \['budget', 'curriculum', 'stream'\] and has .*tracker"):
         restore(parts, CheckpointRef(tmp_path / "step-1", 1))
 
 
