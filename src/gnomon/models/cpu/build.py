@@ -1,4 +1,4 @@
-"""C for this very processor, built once with the machine's own compiler and kept in the cache."""
+"""Compile the C kernels for this machine's CPU, once, with the machine's compiler, and keep them in the cache."""
 
 import ctypes
 import hashlib
@@ -23,14 +23,17 @@ _WIDE = ("-mprefer-vector-width=512",)
 
 
 def build(defines: tuple[str, ...], wanted: Sequence[str] = ()) -> ctypes.CDLL | None:
-    """Return the library of all C files here, compiled with ``defines``; None where it cannot be had.
+    """Return the library of all C files in this folder, or None if there is none.
 
-    Takes a second when it is not in the cache (`cache_root`), under a name that tells sources, flags, compiler and
-    processor. Without a compiler (``CC``, a command with its arguments, or cc), or where torch does not calculate with
-    libgomp, whose threads these functions use, there is none: what they do is then done by torch. GNOMON_NATIVE=0 asks
-    for that. None too where others can write into the cache, since what lies there becomes code of this process, where
-    a library lacks a function that is ``wanted``, and where building failed before: that is remembered beside the
-    library, so a compiler that cannot build these sources is asked once.
+    Compiling takes a second. The result lies in the cache (`cache_root`) under a name made of sources, flags, compiler
+    and CPU. Without a library torch computes the same. There is no library without a compiler (``CC``, a command with
+    its arguments, or cc); if torch does not use libgomp, whose threads the kernels need; with GNOMON_NATIVE=0; if other
+    users can write into the cache, because its files become code of this process; if a function of ``wanted`` is
+    missing; and after a failed build, which is remembered so that a compiler is tried once.
+
+    Args:
+        defines: Preprocessor definitions.
+        wanted: Names of required functions.
     """
     if os.environ.get("GNOMON_NATIVE") == "0":
         return None
@@ -58,9 +61,9 @@ def build(defines: tuple[str, ...], wanted: Sequence[str] = ()) -> ctypes.CDLL |
 
 
 def is_own(path: Path) -> bool:
-    """Whether a file or folder, and every folder above it, can be changed by this user and the system alone.
+    """Whether only this user and the system can change a path and the folders above it.
 
-    A folder that everybody may write to and that is sticky, as /tmp is, lets nobody replace what is another's.
+    In a sticky folder that everybody may write to, such as /tmp, no user can replace another user's files.
     """
     for place in (path.absolute(), *path.absolute().parents):
         found = place.stat()
@@ -71,7 +74,7 @@ def is_own(path: Path) -> bool:
 
 
 def _compiler() -> list[str] | None:
-    """Return the compiler's command line, None where there is none."""
+    """Return the compiler's command line, or None."""
     try:
         words = shlex.split(os.environ.get("CC") or "cc")
     except ValueError:  # a quote that is not closed
@@ -86,7 +89,7 @@ def _compile(compiler: list[str], flags: Sequence[str], sources: Sequence[Path],
         try:
             for source, made in zip(sources, objects, strict=True):
                 _run([*compiler, *flags, "-c", str(source), "-o", made])
-            # Not linked to an OpenMP: the one that torch has loaded is used, and not a second one beside it.
+            # Do not link to OpenMP, so that the kernels use the one that torch has loaded and no second one.
             _run([*compiler, "-shared", *objects, "-o", f"{folder}/made.so", "-lm"])
         except subprocess.CalledProcessError as error:
             failed.write_bytes(error.stderr[-4000:] or b"the compiler failed without a word")
@@ -100,7 +103,7 @@ def _run(command: list[str]) -> bytes:
 
 
 def _processor() -> bytes:
-    """Return what tells one kind of processor from another."""
+    """Return bytes that identify the kind of CPU."""
     try:
         lines = _PROCESSOR.read_text(encoding="utf-8").splitlines()
     except OSError:

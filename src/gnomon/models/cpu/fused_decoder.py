@@ -1,9 +1,10 @@
-"""Decoding on a CPU with none of the model's own code in a step: its weights, and as few operations as they allow.
+"""Decoding on a CPU without the model's own code, in as few operations as its weights allow.
 
-Of a small model's step on a CPU a third is spent between the operations and in many small ones. The common architecture
-(Llama, Mistral, Qwen2, Qwen3: norm, attention with rotary positions, norm, gated feed-forward) is written out here:
-siblings multiply as one, the residual is added inside a product, what all layers share is made once a step, and what
-lies between products is one function each where there are `native` ones.
+A third of a small model's step on a CPU is spent between operations and in many small ones. The common architecture
+(Llama, Mistral, Qwen2, Qwen3: norm, attention with rotary positions, norm, gated feed-forward) is written out here.
+    Linear
+layers with one input become one product, the residual is added inside a product, values that all layers share are
+computed once per step, and the operations between products are one C function each if the `kernels` exist.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,11 +28,11 @@ _ROWS_STEP = 4
 class FusedDecoder(AlignedDecoder):
     """`AlignedDecoder` for a model that `is_standard`; prompts go through the model itself.
 
-    Roundings are the model's own but for three: a residual and what is added to it round once, not twice, and so do
-    the two halves of a rotation. Rows are computed in multiples of 4, because each new shape costs the CPU's kernels
-    milliseconds once and memory that is not given back (0.1 MiB).
+    Roundings are the model's own with three exceptions: both residuals and their addends round once and not twice,
+    and so do the two halves of a rotation. Rows are computed in multiples of 4, because each new shape costs the
+    CPU's kernels milliseconds once and 0.1 MiB of memory that is never freed.
 
-    The copies of the weights are made at the first step after `forget` and take as much memory as the weights.
+    Copies of the weights are made at the first step after `forget` and take as much memory as the weights.
     """
 
     def __init__(self, model: Any) -> None:
@@ -44,7 +45,7 @@ class FusedDecoder(AlignedDecoder):
         self._network: _Network | None = None
 
     def step(self, tokens: Sequence[int], room: int) -> Tensor:
-        """Feed one token a row and return the next logits."""
+        """Feed one token per row and return the next logits."""
         if self._network is None:
             self._network = _Network(self._model, self._kernels)
         count, rows = len(tokens), round_rows(len(tokens))
@@ -68,7 +69,7 @@ class FusedDecoder(AlignedDecoder):
 
 
 class _Network:
-    """A standard model's weights of now, and one position of R rows through them."""
+    """A standard model's current weights, and one position of R rows through them."""
 
     def __init__(self, model: Any, kernels: Kernels | None) -> None:
         body = model.model
@@ -116,7 +117,7 @@ class _Layer:
         self._close = Product([feed.down_proj])
 
     def __call__(self, states: Tensor, look: "_Look", kept: AlignedLayer) -> Tensor:
-        """Return what follows ``states`` Float[R W]."""
+        """Return the layer's output for ``states`` Float[R W]."""
         made = self._attend(self._before(states)).view(states.shape[0], -1, self._size)
         if self._inside is not None:
             self._inside.heads_(made)
@@ -130,17 +131,15 @@ class _Layer:
 
 
 class _Look(Protocol):
-    """How the queries of a step look at the cache."""
+    """How a step's queries read the cache."""
 
     def __call__(self, made: Tensor, shared: int, scale: float, kept: AlignedLayer) -> Tensor:
-        """Write keys and values of ``made`` Float[R H + 2K D], K heads of each, and return what queries find,
-        Float[R H * D].
-        """
+        """Write keys and values of ``made`` Float[R H + 2K D], K heads each, and return the output Float[R H * D]."""
         ...
 
 
 class _Native:
-    """Each row reads its own columns."""
+    """Each row reads only its own columns."""
 
     def __init__(self, kernels: Kernels, layout: PrefixGroups, turn: tuple[Tensor, Tensor]) -> None:
         self._kernels, self._layout = kernels, layout
@@ -154,7 +153,7 @@ class _Native:
 
 
 class _Masked:
-    """Blocks read all columns, and a mask leaves out those of other rows."""
+    """Blocks read all columns, and a mask excludes the columns of other rows."""
 
     def __init__(self, layout: PrefixGroups, turn: tuple[Tensor, Tensor], group: int) -> None:
         cos, sin = turn
@@ -189,8 +188,8 @@ class _Masked:
 class _Norm:
     """Root-mean-square norm over the last axis: x / sqrt(mean(x^2) + epsilon) * weight.
 
-    Statistics in float32, rounded as the model rounds them: once normalized, once weighted. Several modules: one for
-    each of the first heads of a row.
+    Statistics are float32 and rounded as the model rounds them: after normalizing and after weighting. Several modules
+    normalize one head each, the first heads of a row.
     """
 
     def __init__(self, modules: Sequence[Any], kernels: Kernels | None) -> None:
@@ -202,13 +201,13 @@ class _Norm:
         self._kernels = kernels
 
     def __call__(self, states: Tensor) -> Tensor:
-        """Return ``states`` Float[R W] normed."""
+        """Return ``states`` Float[R W] normalized."""
         return (
             self._plain(states) if self._kernels is None else self._kernels.norm(states, self._weight, self._epsilon)[0]
         )
 
     def heads_(self, made: Tensor) -> None:
-        """Norm the first heads of ``made`` Float[R M D], one for each module, in place."""
+        """Normalize the first heads of ``made`` Float[R M D], one per module, in place."""
         if self._kernels is not None:
             self._kernels.norm_heads_(made, self._weight, self._epsilon)
         else:
@@ -222,7 +221,7 @@ class _Norm:
 
 
 def rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return ``states`` Float[R H D] turned: the halves (x, y) become (x cos - y sin, y cos + x sin).
+    """Return ``states`` Float[R H D] rotated: the halves (x, y) become (x cos - y sin, y cos + x sin).
 
     cos Float[R 1 D]; sin Float[R 1 D] with its first half negated.
     """

@@ -1,14 +1,14 @@
-"""A standard model's body on a CPU, written out with backward passes of its own.
+"""A standard model's backbone on a CPU, with backward passes of its own.
 
-The same sums as the model's own code (Llama, Mistral, Qwen2, Qwen3; see `standard`) in fewer passes over
-memory, which on a CPU cost as much as the products do: siblings multiply as one, a residual is added inside a product,
-what lies between products is one function each where there are `native` ones, and what is cheap to make again is not
-kept. A layer keeps of each token, with width d, H and K heads of size s, and an inner width f:
+The sums are those of the model's own code (Llama, Mistral, Qwen2, Qwen3; see `llama_like`) in fewer passes over memory,
+which on a CPU cost as much as the products. Linear layers with one input become one product, a residual is added inside
+a product, the operations between products are one C function each if the `kernels` exist, and values that are cheap to
+compute again are not kept. With width d, H query and K key heads of size s, and inner width f, a layer keeps per token
 
     2 d + (2 H + 2 K) s + 2 f        SmolLM2: 10 d; its own code keeps 21 d
 
-and where attention is native two float32 numbers for each of the H query heads. Statistics of norms are float32 in
-both directions. In low precision a residual and what is added to it round once.
+and, with native attention, two float32 numbers for each of the H query heads. Statistics of norms are float32 in both
+directions. In low precision a residual and its addend round once.
 """
 
 from collections.abc import Sequence
@@ -33,9 +33,14 @@ Turn = tuple[Tensor, Tensor]
 def body_states(body: Any, tokens: Tensor, positions: Tensor, branches: PrefixLayout) -> Tensor:
     """Return the hidden states Float[N L d] of packed rows, after the last norm.
 
-    body: `is_standard`. tokens, positions Int[N L]; branches: how they attend.
-    The row of a token that pads has no gradient as an input, as in the model's own code: it may be all zeros, where a
-    norm's slope is a thousand times that of any other row's.
+    The embedding of the padding token gets no gradient, as in the model's own code: it may be all zeros, where a norm's
+    slope is a thousand times that of any other row.
+
+    Args:
+        body: A backbone that `is_standard`.
+        tokens: Int[N L].
+        positions: Int[N L].
+        branches: The layout of prompts and responses.
     """
     table = body.embed_tokens
     states = _embedded(tokens.flatten(), table)
@@ -50,7 +55,7 @@ def body_states(body: Any, tokens: Tensor, positions: Tensor, branches: PrefixLa
 
 
 def kept_per_token(body: Any) -> int:
-    """Return how many numbers of each token `body_states` keeps for the backward pass."""
+    """Return the numbers per token that `body_states` keeps for the backward pass."""
     total, weight = 0, body.embed_tokens.weight
     of_query = 2 * 4 // weight.itemsize if kernels_of(weight) is not None else 0
     for layer in body.layers:
@@ -94,9 +99,9 @@ def normed(states: Tensor, norm: Any) -> Tensor:
 
 
 def normed_product(states: Tensor, norm: Any, layers: Sequence[nn.Linear]) -> Tensor:
-    """Return what linear layers that are given one normed tensor make of it, side by side, Float[P outputs].
+    """Return the products of linear layers with one normalized input, side by side, Float[P outputs].
 
-    states Float[P d], of which nothing but itself is kept.
+    Of the input, only ``states`` Float[P d] is kept.
     """
     has_bias = layers[0].bias is not None
     tensors = [layer.weight for layer in layers] + [layer.bias for layer in layers if has_bias]
@@ -106,7 +111,7 @@ def normed_product(states: Tensor, norm: Any, layers: Sequence[nn.Linear]) -> Te
 
 
 class _Embedded(torch.autograd.Function):
-    """Rows of a table whose gradient is added up somewhere; the row of ``padding`` has none."""
+    """Rows of an embedding whose gradient goes into a `GradientSum`; the row of ``padding`` has none."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, table: Tensor, padding: int | None, total: GradientSum) -> Tensor:
@@ -181,7 +186,7 @@ class _Turned(torch.autograd.Function):
 
 
 class _Plus(torch.autograd.Function):
-    """What a linear layer makes of ``inputs``, added to ``states``."""
+    """A linear layer's output for ``inputs``, added to ``states``."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -236,7 +241,7 @@ def _times(states: Tensor, factor: Tensor) -> Tensor:
 def _through_norm(
     gradient: Tensor, states: Tensor, scale: Tensor, factor: Tensor, again: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the gradients of states and scale, from that of what `_norm` returned; and, ``again``, that itself.
+    """Return the gradients of states and scale from the gradient of `_norm`'s result and, with ``again``, the result.
 
     With u = x r and r = 1 / sqrt(mean(x^2) + epsilon):  dx = r (du - u mean(du u)).
     """
@@ -263,7 +268,7 @@ def _gated(opened: Tensor, activation: nn.Module) -> Tensor:
 
 
 def _through_gate(opened: Tensor, gradient: Tensor, activation: nn.Module) -> tuple[Tensor, Tensor]:
-    """Return what `_gated` returned, and the gradient of ``opened`` from that of it, which is used up."""
+    """Return the result of `_gated`, and the gradient of ``opened``; the given gradient is overwritten."""
     kernels = kernels_of(opened) if is_silu(activation) else None
     if kernels is not None:
         return kernels.gate_back(opened, gradient)

@@ -1,9 +1,10 @@
-"""Sums in float32 of what is in lower precision, and gradients that go where they are added up.
+"""Accumulate gradients in float32 outside of autograd.
 
-A dense gradient of an embedding has as many numbers as the embedding, of which a micro-batch touches some rows; a head
-that is the same weight has such a gradient too, and autograd keeps it until the other has come, from one end of a
-backward pass to the other. Both are the largest tensors of a small model. Where a weight has a `GradientSum`, whoever
-makes its gradient in parts adds those to it and gives autograd none.
+A dense gradient of an embedding is as large as the embedding, although a micro-batch touches few rows. A tied head has
+such a gradient too, and autograd keeps one until the other arrives, from one end of a backward pass to the other. Both
+    are
+the largest tensors of a small model. If a weight has a `GradientSum`, backward passes add their parts to it and give
+autograd no gradient.
 """
 
 import torch
@@ -17,8 +18,9 @@ _LARGE = 2**23
 def add(total: Tensor, addend: Tensor) -> None:
     """Add ``addend`` to ``total`` Float32, in place; the same numbers as ``total += addend``.
 
-    torch makes the whole addend float32 first, through memory and back. On a CPU it is done a block at a time here,
-    which stays in the cache: a third of the time for a head of 28 million weights.
+    torch first converts the whole addend to float32, through memory. On a CPU this function works in blocks that stay
+        in the
+    cache: a third of the time for a head of 28 million weights.
     """
     is_plain = type(total) is type(addend) is Tensor and total.device.type == addend.device.type == "cpu"
     if addend.dtype == total.dtype or not is_plain or not (total.is_contiguous() and addend.is_contiguous()):
@@ -30,10 +32,13 @@ def add(total: Tensor, addend: Tensor) -> None:
 
 
 class GradientSum:
-    """Where the gradient of a weight is added up over a step: the ``grad`` of its float32 master, or its own.
+    """The accumulated gradient of a weight over a step: the ``grad`` of its float32 master, or its own.
 
-    master: has the weight's shape; may be the weight. The memory of a large sum stays from step to step: a hundred
-    megabytes in one piece are seldom free in the middle of a backward pass.
+    A large sum keeps its memory from step to step, because a hundred megabytes in one piece are seldom free in the
+    middle of a backward pass.
+
+    Args:
+        master: Has the weight's shape; may be the weight.
     """
 
     def __init__(self, master: nn.Parameter) -> None:
@@ -41,7 +46,7 @@ class GradientSum:
         self._kept: Tensor | None = None
 
     def begin(self) -> tuple[Tensor, bool]:
-        """Return the sum, and whether it is new: then it holds nothing yet, and every part has to be written."""
+        """Return the sum, and whether it is new: a new sum holds no numbers yet, and every part has to be written."""
         found, is_new = self._master.grad, self._master.grad is None
         if found is None:
             found = self._kept if self._kept is not None else torch.empty_like(self._master, requires_grad=False)
@@ -58,7 +63,7 @@ class GradientSum:
             add(total, addend)
 
     def add_rows(self, index: Tensor, addend: Tensor) -> None:
-        """Add ``addend`` Float[N d] to the rows ``index`` Int[N], which may come several times."""
+        """Add ``addend`` Float[N d] to the rows ``index`` Int[N], which may repeat."""
         total, is_new = self.begin()
         if is_new:
             total.zero_()
@@ -66,13 +71,13 @@ class GradientSum:
 
 
 def add_up(weight: nn.Parameter, master: nn.Parameter) -> GradientSum:
-    """Let the gradients of ``weight`` be added up in ``master.grad`` by whoever makes them in parts; return the sum."""
+    """Accumulate gradients of ``weight`` in ``master.grad`` and return the sum."""
     found = GradientSum(master)
     vars(weight)["gradient_sum"] = found
     return found
 
 
 def sum_of(weight: Tensor) -> GradientSum | None:
-    """Return where the gradients of ``weight`` are added up; None where autograd does it."""
+    """Return the sum of a weight's gradients; None if autograd accumulates them."""
     found: GradientSum | None = getattr(weight, "gradient_sum", None)
     return found

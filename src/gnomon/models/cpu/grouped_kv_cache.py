@@ -1,15 +1,16 @@
-"""Keys and values of rows that share a prompt, in blocks: the prompt once, then a column for each row, step by step.
+"""A KV cache of rows that share prompts, in blocks: the prompt once, then one column per row and step.
 
-A block holds up to `lane_order` rows of one prompt, which joined together:
+A block holds up to ``width`` rows of one prompt that joined together:
 
     p p p p  a b c d  a b c d  a b c d        a, b, c, d: the columns of four lanes
 
-To a cache of aligned rows a block is one row that grows by ``lane_order`` columns a step. Attention that knows where a
-row's columns are (`native`) reads these alone. Attention with a mask reads prompts once a block and multiplies
-``lane_order`` times as many query rows at once; each lane's mask leaves out the columns of the others. Columns of rows
-that
-have left are then still read: once that costs a quarter of what attention does, those that stay are put into fewer or
-narrower blocks.
+To a cache of aligned rows a block is one row that grows by ``width`` columns per step. Native attention, which knows
+    where
+a row's columns are, reads only these. Masked attention reads a prompt once per block and multiplies ``width`` times as
+    many
+query rows at once; each lane's mask excludes the columns of the others. Columns of rows that have left are then still
+    read.
+When they cost a quarter of the attention, the remaining rows move into fewer or narrower blocks.
 """
 
 import math
@@ -27,7 +28,7 @@ from gnomon.models.kv_cache import AlignedCache, AlignedLayer, Prefix
 _WIDEST = 4
 _LEAST_USE = 0.75
 _LEAST_GAIN = 0.75
-# What attention costs, in columns read by one lane: measured on a CPU with heads of 64.
+# Cost of attention in columns read by one lane, measured on a CPU with heads of 64.
 _BLOCK, _LANE, _QUERY = 45.0, 9.0, 0.14
 
 
@@ -35,7 +36,9 @@ _BLOCK, _LANE, _QUERY = 45.0, 9.0, 0.14
 class CacheBlock:
     """A prompt of ``prompt`` positions and the rows that follow it.
 
-    index: which row of the cache it is. family: blocks whose rows joined together behind one prompt have the same.
+    Attributes:
+        index: Row of the cache.
+        family: The same number for blocks whose rows joined together behind one prompt.
     """
 
     index: int
@@ -47,11 +50,17 @@ class CacheBlock:
 
 @dataclass(frozen=True)
 class PrefixGroups:
-    """How a step's rows lie in blocks of ``width`` lanes.
+    """The positions of a step's rows in blocks of ``width`` lanes.
 
-    rows Int64[P 5]: each row's block, the column where its prompt begins, the prompt's length, how many tokens followed
-    it, and the row's lane. spare: rows beyond these. begins, prompts Int[N 1]: a block's first column and its prompt's
-    length. start: the first column that any of them has. end: where they will all end.
+    Attributes:
+        rows: Int64[P 5], each row's block, its prompt's first column, the prompt's length, the tokens after the prompt,
+            and
+            the row's lane.
+        spare: Padding rows after these.
+        begins: Int[N 1], a block's first column.
+        prompts: Int[N 1], a block's prompt length.
+        start: First column of all blocks.
+        end: Column at which all blocks will end.
     """
 
     width: int
@@ -64,17 +73,17 @@ class PrefixGroups:
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are."""
+        """Number of blocks."""
         return len(self.begins)
 
     @property
     def positions(self) -> Tensor:
-        """Each row's position Int[R 1], 0 for spare ones."""
+        """Each row's position Int[R 1], 0 for padding rows."""
         return functional.pad(self.rows[:, 2] + self.rows[:, 3], (0, self.spare))[:, None]
 
     @property
     def columns(self) -> slice:
-        """The columns that are looked at."""
+        """The columns that the step reads."""
         return slice(self.start, self.end)
 
     @property
@@ -84,7 +93,7 @@ class PrefixGroups:
 
     @cached_property
     def hidden(self) -> Tensor:
-        """What a lane must not see, Bool[N L C]."""
+        """The columns that a lane must not see, Bool[N L C]."""
         columns = torch.arange(self.start, self.end)
         own = columns - self.begins - self.prompts
         hidden = (own[:, None] >= 0) & (own[:, None] % self.width != torch.arange(self.width)[:, None])
@@ -92,14 +101,14 @@ class PrefixGroups:
 
     @cached_property
     def lane_order(self) -> Tensor | None:
-        """Which lane of all blocks has a row, Int[R]; None where they are in one order."""
+        """The lane of each row over all blocks, Int[R]; None if lanes and rows have one order."""
         at = functional.pad(self.rows[:, 0] * self.width + self.rows[:, 4], (0, self.spare))
         is_plain = len(at) == self.blocks * self.width and bool((at == torch.arange(len(at))).all())
         return None if is_plain else at
 
     @cached_property
     def order(self) -> Tensor | None:
-        """And back: the row of each lane, Int[N L], row 0 where it has none; None likewise."""
+        """The inverse: the row of each lane, Int[N L], row 0 for an empty lane; None likewise."""
         if self.lane_order is None:
             return None
         order = torch.zeros(self.blocks * self.width, dtype=torch.long)
@@ -108,9 +117,10 @@ class PrefixGroups:
 
 
 class GroupedKVCache:
-    """Rows 0 .. R - 1 in blocks; rows join as whole blocks, and a block goes when its last row leaves.
+    """Rows 0 .. R - 1 in blocks; rows join as whole blocks, and a block is freed when its last row leaves.
 
-    thins: whether rows that stay are put together, for attention that reads the columns of those that left.
+    Args:
+        thins: Whether remaining rows move into fewer blocks, for attention that reads columns of former rows.
     """
 
     def __init__(self, layers: int, thins: bool = True) -> None:
@@ -123,11 +133,11 @@ class GroupedKVCache:
 
     @property
     def layers(self) -> list[AlignedLayer]:
-        """The layers' buffers, a row a block."""
+        """The layers' buffers, one row per block."""
         return self._cache.aligned
 
     def join(self, prefixes: Sequence[Prefix | None], counts: Sequence[int], room: int) -> None:
-        """Append rows; see `AlignedCache.join`. The first to join an empty cache decide how wide blocks are."""
+        """Append rows; see `AlignedCache.join`. The first rows of an empty cache decide the width of blocks."""
         if not self._rows:
             self._width = choose_width(counts)
         width = self._width
@@ -158,7 +168,7 @@ class GroupedKVCache:
         self._cache.release()
 
     def before_step(self, room: int, rows: int) -> PrefixGroups:
-        """Return the layout of the step that comes, with ``rows`` rows, of which those beyond the cache's are spare."""
+        """Return the layout of the next step with ``rows`` rows, of which those beyond the cache's rows are padding."""
         if self._thins:
             self._thin()
         width, cache = self._width, self._cache
@@ -182,7 +192,7 @@ class GroupedKVCache:
             block.grown += 1
 
     def _thin(self) -> None:
-        """Put the rows into other blocks, fitting the buffers, where that makes attention cheaper by a quarter."""
+        """Move the rows into other blocks of the same buffers if attention becomes cheaper by a quarter."""
         families: dict[int, list[int]] = defaultdict(list)
         for slot, (block, _) in enumerate(self._rows):
             families[block.family].append(slot)
@@ -201,7 +211,7 @@ class GroupedKVCache:
             self._regroup(list(families.values()), width)
 
     def _regroup(self, families: Sequence[Sequence[int]], width: int) -> None:
-        """Put the rows in slots, those of a family together, into blocks of ``width`` lanes."""
+        """Move the rows into blocks of ``width`` lanes, with one family per block."""
         before, now = self._rows.copy(), self._width
         pieces = [slots[at : at + width] for slots in families for at in range(0, len(slots), width)]
         firsts = [before[piece[0]][0] for piece in pieces]
@@ -227,12 +237,12 @@ class GroupedKVCache:
 
 
 def attention_cost(width: int, columns: int) -> float:
-    """Return what a block of ``width`` lanes and that many columns costs, in columns read by one lane."""
+    """Return the cost of a block with ``width`` lanes and so many columns, in columns read by one lane."""
     return _BLOCK + _LANE * width + columns * (1 + _QUERY * width)
 
 
 def choose_width(counts: Sequence[int]) -> int:
-    """Return how many lanes blocks get for groups of so many rows: 4 or 2 where three quarters of them are used, or 1.
+    """Return the lanes per block for groups of these sizes: 4 or 2 if three quarters of them are used, otherwise 1.
 
     >>> [choose_width(counts) for counts in ([8, 8], [3], [2, 2], [1, 1, 4])]
     [4, 4, 2, 2]

@@ -1,7 +1,8 @@
-"""What lies between a layer's products on a CPU, each in one pass over memory; tensors in, tensors out.
+"""C kernels for the operations between a layer's products, each in one pass over memory.
 
-What torch does in ten operations, each of them through memory and with a wake-up of all threads, is one function here.
-Formulas and roundings are those of the operations that they replace: `lean` and `body` have both, and tests compare.
+torch needs ten operations for one of these functions, each through memory and with a wake-up of all threads. Formulas
+    and
+roundings are those of the torch operations in `fused_decoder` and `fused_forward`; tests compare both.
 """
 
 import ctypes
@@ -37,10 +38,11 @@ _COLUMNS = 32
 
 
 class Kernels:
-    """The functions, for tensors of one precision, on a CPU and dense where nothing else is said.
+    """The functions for dense CPU tensors of one precision.
 
-    name: what tells them from those of other sources, compilers and processors. has_linear: whether there is `linear`,
-    for bfloat16 on processors that multiply pairs of it and no matrices.
+    Attributes:
+        name: Identifies sources, compiler and CPU.
+        has_linear: Whether `linear` exists, for bfloat16 on CPUs that multiply pairs of it but no matrices.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -55,7 +57,7 @@ class Kernels:
             function.argtypes, function.restype = types, None
 
     def packed(self, weight: Tensor) -> Tensor:
-        """Return ``weight`` Float[N M], M even, in the order in which `linear` reads it."""
+        """Return ``weight`` Float[N M], M even, in the order that `linear` reads."""
         outputs, inputs = weight.shape
         result = weight.new_empty(-(-outputs // _COLUMNS) * _COLUMNS * inputs)
         self._library.pack(*_addresses(weight, result), outputs, inputs, _threads())
@@ -64,8 +66,9 @@ class Kernels:
     def linear(
         self, inputs: Tensor, weight: Tensor, bias: Tensor | None, outputs: int, residual: Tensor | None
     ) -> Tensor:
-        """Return the product of ``inputs`` Float[R M] with a weight that is `packed`, plus bias Float[N] and residual
-        Float[R N]: rounded once.
+        """Return the product of ``inputs`` Float[R M] with a `packed` weight, plus bias [N] and residual [R N].
+
+        The result rounds once.
         """
         rows, width = inputs.shape
         result = inputs.new_empty(rows, outputs)
@@ -73,7 +76,7 @@ class Kernels:
         return result
 
     def norm(self, states: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-        """Return ``states`` Float[R W] normed and weighted, and 1 / sqrt(mean(x^2) + epsilon), Float32[R]."""
+        """Return ``states`` Float[R W] normalized and weighted, and 1 / sqrt(mean(x^2) + epsilon), Float32[R]."""
         rows, width = states.shape
         result, factor = torch.empty_like(states), torch.empty(rows)
         self._library.norm(
@@ -96,7 +99,7 @@ class Kernels:
         weight: Tensor,
         again: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the gradients of states Float[R W] and weight Float64[W], and, ``again``, what `norm` returned."""
+        """Return the gradients of states Float[R W] and weight Float64[W] and, with ``again``, the result of `norm`."""
         rows, width = states.shape
         found, normed = torch.empty_like(states), torch.empty_like(states) if again else None
         stripes = torch.empty(-(-rows // _STRIPE), width, dtype=torch.float64)
@@ -119,7 +122,7 @@ class Kernels:
         return result
 
     def gate_back(self, opened: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what `gate` returned and the gradient of ``opened``, from that of what it returned."""
+        """Return the result of `gate`, and the gradient of ``opened`` from the gradient of that result."""
         rows, width = gradient.shape
         result, back = torch.empty_like(gradient), torch.empty_like(opened)
         self._library.gate_back(*_addresses(opened, gradient, result, back), rows, width, _threads())
@@ -134,11 +137,17 @@ class Kernels:
         lanes: int,
         scale: float,
     ) -> Tensor:
-        """Turn queries and keys, write keys and values, and return what each query finds, Float[R H * D].
+        """Rotate queries and keys, write keys and values, and return the attention's output Float[R H * D].
 
-        made Float[R (H + 2 K) D]; angles: cosines and sines Float[R D]; buffers: keys and values Float[N K C D].
-        places Int64[P 5], P <= R: each row's block, where its prompt begins there, the prompt's length, columns grown
-        so far, and its lane, of ``lanes``. Rows without a place find zeros.
+        Args:
+            made: Float[R (H + 2 K) D].
+            angles: Cosines and sines Float[R D].
+            places: Int64[P 5], P <= R: each row's block, its prompt's first column, the prompt's length, the columns
+                after the
+                prompt, and the row's lane. Rows without an entry get zeros.
+            buffers: Keys and values Float[N K C D].
+            lanes: Lanes per block.
+            scale: Of the scores.
         """
         keys, values = buffers
         _, shared, columns, size = keys.shape
@@ -150,9 +159,9 @@ class Kernels:
         return result
 
     def sample(self, logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Return a token for each row of ``logits`` Float[R V], Int64[R], and its log-probability, Float32[R].
+        """Draw a token for each row of ``logits`` Float[R V]; return tokens Int64[R] and log-probabilities Float32[R].
 
-        uniforms Float64[R] in [0, 1): the token is the first that brings the cumulated probability above it.
+        ``uniforms`` Float64[R] in [0, 1): the token is the first whose cumulative probability exceeds the number.
         """
         tokens, logprobs = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
         pointers = _addresses(logits, uniforms, tokens, logprobs)
@@ -160,10 +169,15 @@ class Kernels:
         return tokens, logprobs
 
     def branched(self, made: Tensor, heads: int, table: tuple[Tensor, Tensor], scale: float) -> tuple[Tensor, Tensor]:
-        """Return what each position attends to, Float[P H D], and what `branched_back` needs of it, Float32[P H 2].
+        """Return the attention's output Float[P H D], and the statistics for `branched_back`, Float32[P H 2].
 
-        made Float[P (H + 2 K) D]; table: spans Int64[N 4] (where a prompt begins, its length, its first response, how
-        many) and responses Int64[M 2] (where each begins, its length). Positions in no span find zeros.
+        Args:
+            made: Float[P (H + 2 K) D].
+            heads: H and K.
+            table: Spans Int64[N 4] (first position and length of a prompt, index and number of its responses) and
+                responses
+                Int64[M 2] (first position, length). Positions outside all spans get zeros.
+            scale: Of the scores.
         """
         positions, total, size = made.shape
         result, sums = made.new_zeros(positions, heads, size), torch.zeros(positions, heads, 2)
@@ -175,7 +189,7 @@ class Kernels:
     def branched_back(
         self, made: Tensor, gradient: Tensor, sums: Tensor, table: tuple[Tensor, Tensor], scale: float
     ) -> Tensor:
-        """Return the gradient of ``made`` from that of what `branched` returned beside ``sums``."""
+        """Return the gradient of ``made`` from the gradient of the output of `branched` and its statistics ``sums``."""
         _, total, size = made.shape
         heads = sums.shape[1]
         back = torch.zeros_like(made)
@@ -185,10 +199,13 @@ class Kernels:
         return back
 
     def head(self, logits: Tensor, targets: Tensor, found: Sequence[Tensor | None], temperature: float) -> None:
-        """Write what is wanted of ``logits`` Float[R V] into ``found``, Float32[R] each.
+        """Write the statistics of ``logits`` Float[R V] into ``found``, Float32[R] each.
 
         With z = logits / temperature: the largest z, the sum of exp(z - largest), the log-probability of ``targets``
-        Int64[R], and the entropy, unless it is None. Raises: IndexError when a target is no token.
+        Int64[R], and the entropy, unless it is None.
+
+        Raises:
+            IndexError: If a target is not a token.
         """
         least, most = targets.aminmax()
         if least < 0 or most >= logits.shape[1]:
@@ -196,22 +213,23 @@ class Kernels:
         self._library.head(*_addresses(logits, targets, *found), *logits.shape, temperature, _threads())
 
     def head_back_(self, logits: Tensor, first: int, given: Sequence[Tensor | None], temperature: float) -> None:
-        """Turn ``logits`` Float[R W], those of W tokens from ``first`` on, into their own gradient.
+        """Turn ``logits`` Float[R W] of the W tokens from ``first`` on into their gradient, in place.
 
-        given: targets Int64[R]; largest, sum and entropy as `head` wrote them; the gradients of log-probability and
-        entropy, Float32[R], the latter None where there is none.
+        ``given``: targets Int64[R]; largest, sum and entropy of `head`; the gradients of log-probability and entropy,
+            Float32[R],
+        the latter None without an entropy.
         """
         self._library.head_back(*_addresses(logits, *given), *logits.shape, first, temperature, _threads())
 
 
 def kernels_of(tensor: Tensor) -> Kernels | None:
-    """Return the functions for tensors like this one; None where there are none."""
+    """Return the kernels for this tensor; None if there are none."""
     return kernels_for(tensor.dtype) if type(tensor.data) is Tensor and tensor.device.type == "cpu" else None
 
 
 @functools.cache
 def kernels_for(dtype: torch.dtype) -> Kernels | None:
-    """Return the functions for plain tensors of this precision on a CPU; None where there are none (`build`)."""
+    """Return the kernels for plain CPU tensors of this precision; None if there are none (`build`)."""
     defines = _DEFINES.get(dtype)
     library = None if defines is None else build(defines, tuple(_SIGNATURES))
     return None if library is None else Kernels(library)

@@ -1,4 +1,4 @@
-"""Linear layers for a few rows at a time: weights laid out as the CPU's kernels read them, one product for siblings."""
+"""Linear layers for a few rows at a time: weights in the layout of the CPU's kernels, one product per input."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,12 +17,15 @@ from gnomon.models.lora import plain_name
 
 
 def input_axes(model: nn.Module) -> Mapping[str, int]:
-    """Return the names of the weights of linear layers, as a snapshot has them, each with the axis of its inputs.
+    """Return the weights of linear layers by snapshot name, each with the axis of its inputs.
 
-    Those between embedding and head: attention, feed-forward, and experts, of which a mixture keeps one tensor
-    [experts, outputs, inputs] a layer. Left out are the embedding and the head (often one tensor; an error there
-    reaches every logit directly), norms and biases (no matrices, and next to nothing of the memory), and routers (a
-    flipped choice of experts is no small error). Engines with low-precision weights keep the same ones.
+    These are the layers between embedding and head: attention, feed-forward, and experts, which a mixture stores as one
+        tensor
+    [experts, outputs, inputs] per layer. Left out are the embedding and the head (often one tensor; its errors reach
+        every
+    logit directly), norms and biases (no matrices, and almost no memory), and routers (another choice of experts is no
+        small
+    error). Engines with low-precision weights leave out the same.
     """
     whole: Any = model
     head = whole.get_output_embeddings()
@@ -36,7 +39,7 @@ def input_axes(model: nn.Module) -> Mapping[str, int]:
 
 
 def _matrices(module: nn.Module) -> Iterator[tuple[str, int]]:
-    """Yield the matrices that are a module's own, by name, and the axis of their inputs."""
+    """Yield a module's own matrices by name, with the axis of their inputs."""
     if isinstance(module, nn.Linear):
         yield "weight", -1
     elif isinstance(module, Conv1D):
@@ -56,17 +59,18 @@ _ROWS_HINT = 64
 class PackedLinears:
     """Inside a ``with`` block, a model's linear layers multiply with packed copies of their weights.
 
-    A product of R rows with a weight matrix is bound by laying that matrix out anew for the kernel, which a plain
-    linear layer does at every call; here it is done once for each version of the weights. Layers that are given the
-    same tensor (query, key and value; gate and up) become one product: which ones these are is watched, not looked up,
-    so that it holds for any architecture, and a layer that meets another tensor than its siblings multiplies alone.
-    Measured on SmolLM2-135M in fp32, two AVX2 cores, all linear layers of one step: 64 rows 204 to 154 ms, 32 rows 123
-    to 79, 8 rows 101 to 51. Same sums in another order: equal up to rounding.
+    A product of R rows with a weight spends most of its time on laying out the weight for the kernel, at every call of
+    a plain linear layer. Here this happens once per version of the weights. Layers with the same input tensor (query,
+    key and value; gate and up) become one product. These are observed and not looked up, so this works for every
+    architecture; a layer that meets another tensor than its siblings multiplies alone. Measured on SmolLM2-135M in
+    fp32, two AVX2 cores, all linear layers of one step: 64 rows 204 to 154 ms, 32 rows 123 to 79, 8 rows 101 to 51.
+    Sums have another order: equal up to rounding.
 
     The copies take as much memory as the weights. They are made at the first step after `forget`, which must be called
-    whenever the weights change. Only on a CPU, without gradients, for layers of at least 65,536 weights, and where all
-    copies together are at most a sixteenth of the machine's memory. More than 256 rows at a time are multiplied as
-    ever.
+        after
+    every change of the weights. Only on a CPU, without gradients, for layers of at least 65,536 weights, and if all
+        copies take
+    at most a sixteenth of the machine's memory. More than 256 rows at a time use the plain layers.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -111,10 +115,10 @@ class PackedLinears:
 
 
 class Product:
-    """What linear layers make of one tensor, side by side, in one product with a copy of their weights.
+    """The outputs of linear layers for one input, side by side, in one product with a copy of their weights.
 
-    layers: equal in their inputs; all have a bias, or none. The copy is packed where the CPU has kernels for that and
-    the weights are many, for a function of ours (`native`) or for oneDNN; it is of the weights of now.
+    ``layers`` have equal inputs; all have a bias, or none. Large weights are packed if the CPU has kernels, gnomon's or
+    oneDNN's. The copy is of the current weights.
     """
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
@@ -163,7 +167,7 @@ def _with_linear(weight: Tensor) -> Kernels | None:
 
 
 class _Bundle:
-    """Layers that are given the same tensor, one after another: the first multiplies for all of them."""
+    """Layers that get the same input one after another: the first one multiplies for all."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         self.layers = layers
@@ -197,12 +201,12 @@ class _Bundle:
 
 
 def may_copy(layers: Sequence[nn.Linear]) -> bool:
-    """Whether copies of all their weights take at most a sixteenth of the machine's memory."""
+    """Whether copies of the layers' weights take at most a sixteenth of the machine's memory."""
     return sum(m.weight.numel() * m.weight.itemsize for m in layers) <= _memory_bytes() // _SHARE
 
 
 def _families(calls: Sequence[tuple[nn.Linear, Tensor]]) -> list[list[nn.Linear]]:
-    """Return the layers that were called once, in runs of those that were given one and the same tensor."""
+    """Return the layers that were called once, in runs with the same input tensor."""
     layers = [layer for layer, _ in calls]
     families: list[list[nn.Linear]] = []
     before: Tensor | None = None
@@ -224,7 +228,7 @@ def _memory_bytes() -> int:
 
 
 def _can_pack(weight: Tensor) -> bool:
-    """Whether this build has the kernels, for this kind of number, on this processor."""
+    """Whether this build has packing kernels for the dtype on this CPU."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if weight.dtype == torch.bfloat16:

@@ -1,14 +1,15 @@
-"""Attention over packed rows, where responses branch off a prompt: each looks at its prompt and at itself.
+"""Shared-prefix attention over packed rows: each response attends to its prompt and to itself.
 
-A dense mask over the packed row multiplies every response with every other and throws the product away; SDPA's backward
-pass on a processor, at these sizes, runs at a tenth of a matrix product's speed. Here each response's queries meet the
-keys of its prompt and its own, laid out side by side:
+A dense mask over the packed row multiplies every response with every other and discards the product, and SDPA's
+    backward
+pass on a CPU at these sizes runs at a tenth of a matrix product's speed. Here each response's queries meet the keys of
+    its
+prompt and its own keys, side by side:
 
     keys of a response:  p p p p | r r r        queries: r r r
 
-Where there is a `native` function, it takes a prompt and its responses one after another. Elsewhere responses of about
-one length go together, padded to it, and the backward pass is a few matrix products. Scores are float32 in both
-directions, as in SDPA.
+The C kernel takes a prompt and its responses one after another. Without the kernel, responses of similar length form a
+padded block, and the backward pass is a few matrix products. Scores are float32 in both directions, as in SDPA.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,9 +36,7 @@ _Given = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Span:
-    """A prompt with its responses: where it begins among all positions, its length, and where each response begins
-    among them and how long it is.
-    """
+    """A prompt with its responses: first position and length of the prompt, and of each response."""
 
     first: int
     prompt: int
@@ -46,11 +45,15 @@ class Span:
 
 @dataclass(frozen=True)
 class PrefixBlock:
-    """Prompts, or responses of about one length.
+    """Prompts, or responses of similar length.
 
-    queries Int[G n], keys Int[G prefix + n]: positions in the flattened packed rows; the last n keys are the queries'
-    own, those before them the prompt's. is_query Bool[G n]: false for padding. bias Float32[G 1 n K]: 0 where a query
-    may look, -inf elsewhere. rows Int[G]: the span of each.
+    Attributes:
+        queries: Int[G n], positions in the flattened packed rows.
+        keys: Int[G prefix + n]; the last n keys are the queries' own, those before them the prompt's.
+        is_query: Bool[G n], false for padding.
+        bias: Float32[G 1 n K], 0 where a query may look, -inf elsewhere.
+        rows: Int[G], the span of each.
+        prefix: Keys of the prompt.
     """
 
     queries: Tensor
@@ -63,7 +66,7 @@ class PrefixBlock:
 
 @dataclass(frozen=True)
 class PrefixLayout:
-    """How ``positions`` of packed rows attend; those in no span are padding."""
+    """The branches of packed rows with ``positions`` positions; positions outside all spans are padding."""
 
     spans: Sequence[Span]
     positions: int
@@ -71,7 +74,7 @@ class PrefixLayout:
 
     @cached_property
     def table(self) -> tuple[Tensor, Tensor]:
-        """Spans Int64[N 4]: first position, prompt, first response, how many; responses Int64[M 2]: start, length."""
+        """Spans Int64[N 4]: position, prompt length, first response, responses; responses Int64[M 2]: start, length."""
         counts = [len(span.responses) for span in self.spans]
         firsts = [0, *accumulate(counts)]
         rows = [(s.first, s.prompt, at, n) for s, at, n in zip(self.spans, firsts, counts, strict=False)]
@@ -80,7 +83,7 @@ class PrefixLayout:
 
     @cached_property
     def blocks(self) -> tuple[PrefixBlock, ...]:
-        """The prompts, a row each, then responses of about one length."""
+        """The prompts, one per row, then responses of similar length."""
         spans = self.spans
         prompts = [(row, span.first, span.prompt) for row, span in enumerate(spans)]
         grouped: dict[int, list[tuple[int, int, int]]] = {}
@@ -98,15 +101,16 @@ class PrefixLayout:
         return self._once((number, repeats, dtype), lambda: self.blocks[number].bias.to(dtype).repeat(1, 1, repeats, 1))
 
     def taking(self, number: int, columns: "Columns", heads: "Heads") -> Tensor:
-        """Return, for rows [P * total, d], which to take so that a block's [G n d] of these heads come out."""
+        """Return the indices into rows [P * total, d] that give a block's [G n d] of these heads."""
         block = self.blocks[number]
         where = block.keys if columns.is_key else block.queries
         own = torch.arange(columns.first, columns.first + columns.count)[:, None]
         return self._once((number, columns, heads), lambda: (where[:, None] * heads.total + own).flatten())
 
     def homes(self, parts: "Sequence[Columns]", total: int) -> Tensor:
-        """Return the inverse: where in all blocks' rows [G * n, d], ``parts`` of one block after another, each
-        position's own row of each of ``total`` heads is, Int[P * total]; behind the last one for padding.
+        """Return the inverse: for each head of each position, Int[P * total], its row in all blocks' ``parts``.
+
+        Padding points behind the last row.
         """
         return self._once((*parts, total), lambda: self._find(parts, total))
 
@@ -131,9 +135,9 @@ class PrefixLayout:
 
 
 def rounded(length: int) -> int:
-    """Return the padded length: few different ones, so that responses go together in few blocks.
+    """Return the padded length. Few different lengths let responses share blocks.
 
-    Each new shape of a low-precision product costs milliseconds, and memory that is never given back.
+    Each new shape of a low-precision product costs milliseconds, and memory that is never freed.
 
     >>> [rounded(n) for n in (1, 32, 33, 50, 65, 100, 300, 1000)]
     [32, 32, 64, 64, 96, 128, 384, 1024]
@@ -146,11 +150,15 @@ def rounded(length: int) -> int:
 
 
 def branched_attention(made: Tensor, heads: int, branches: PrefixLayout, scale: float) -> Tensor:
-    """Return what each position of packed rows attends to, Float[P H d].
+    """Return the attention's output for each position of packed rows, Float[P H d]; padding gets zeros.
 
-    made Float[P (H + 2 K) d]: the queries of H heads, then keys and values of K heads that H / K query heads share, of
-    all P positions of the packed rows. scale: of the scores. Padding gets zeros. Same sums as SDPA with a dense mask,
-    in another order: equal up to rounding.
+    Sums are those of SDPA with a dense mask in another order: equal up to rounding.
+
+    Args:
+        made: Float[P (H + 2 K) d], queries of H heads, then keys and values of K heads that H / K query heads share.
+        heads: The layout of the heads.
+        branches: The layout of prompts and responses.
+        scale: Of the scores.
     """
     kernels = kernels_of(made)
     if kernels is not None:
@@ -171,14 +179,14 @@ class Columns:
 
 @dataclass(frozen=True)
 class Heads:
-    """Which heads of a position are what: ``queries`` of them, then as many keys as values."""
+    """The heads of a position: ``queries`` of them, then as many keys as values."""
 
     total: int
     queries: int
 
     @property
     def shared(self) -> int:
-        """Heads of keys, and of values."""
+        """Number of key heads, and of value heads."""
         return (self.total - self.queries) // 2
 
     @property
@@ -256,7 +264,7 @@ def _block_of(made: Tensor, number: int, branches: PrefixLayout, heads: Heads) -
 
 
 def _brought_home(parts: Sequence[Tensor], homes: Tensor) -> Tensor:
-    """Return rows of ``parts`` where ``homes`` says; zeros behind the last one."""
+    """Return the rows of ``parts`` at ``homes``; zeros behind the last row."""
     return torch.cat([*parts, parts[0].new_zeros(1, parts[0].shape[1])]).index_select(0, homes)
 
 
@@ -285,7 +293,7 @@ def _by_products(given: _Given, bias: Tensor, scale: float) -> tuple[Tensor, ...
 
 
 def _recomputed(given: _Given, bias: Tensor, scale: float) -> tuple[Tensor, ...]:
-    """The same for long responses, by SDPA, which never has all scores at once."""
+    """The same for long responses by SDPA, which never holds all scores at once."""
     query, key, value = (each.detach().requires_grad_() for each in given[:3])
     with torch.enable_grad():
         mask = bias.to(query.dtype)
@@ -294,7 +302,7 @@ def _recomputed(given: _Given, bias: Tensor, scale: float) -> tuple[Tensor, ...]
 
 
 def _block(members: Sequence[tuple[int, int, int]], spans: Sequence[Span], size: int, prefix: int) -> PrefixBlock:
-    """Return the block of ``members`` (span, start, length), padded to ``size``, behind the prompts of their spans."""
+    """Return the block of ``members`` (span, start, length), padded to ``size``, with the prompts of their spans."""
     rows, starts, lengths = (torch.tensor(column) for column in zip(*members, strict=True))
     firsts, prompts = (torch.tensor(of)[rows, None] for of in zip(*((s.first, s.prompt) for s in spans), strict=True))
     steps, before = torch.arange(size), torch.arange(prefix)
@@ -303,7 +311,7 @@ def _block(members: Sequence[tuple[int, int, int]], spans: Sequence[Span], size:
     is_prompt = before < prompts
     of_prompt = torch.where(is_prompt, firsts + before, 0)
     own = is_query[:, :, None] & is_query[:, None, :] & (steps <= steps[:, None])
-    # A query of padding looks at its own place only: no row of scores is empty, and it reaches nobody.
+    # A padding query sees only its own position, so no row of scores is empty, and no output depends on it.
     own |= ~is_query[:, :, None] & torch.eye(size, dtype=torch.bool)
     sees = torch.cat([is_prompt[:, None, :] & is_query[:, :, None], own], -1)
     bias = torch.zeros(sees.shape).masked_fill_(~sees, -torch.inf)[:, None]
