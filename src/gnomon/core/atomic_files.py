@@ -14,13 +14,12 @@ from typing import Any, BinaryIO
 from gnomon.core.failpoints import reach
 from gnomon.core.redaction import redacted
 
-# Files of a run directory are read where they are plain files: nothing else may be waited for.
-
 
 def open_plain(path: Path) -> BinaryIO:
-    """Open a file for reading in bytes. Whoever puts a named pipe, a device or a folder in its place is not waited for.
+    """Open a file for reading in bytes. A named pipe, a device or a folder in its place is refused without waiting.
 
-    Raises: OSError, which says what is there, when it is no plain file.
+    Raises:
+        OSError: ``path`` is no plain file; the message says what it is.
     """
     refuse_special(path)
     # It may become another between the two looks.
@@ -57,7 +56,11 @@ def _named(kind: int) -> str:
 def write_durably(path: Path, content: bytes, is_synced: bool = True) -> None:
     """Replace ``path`` by ``content`` at once: a reader, or a crash, sees all of it or what was there before.
 
-    Written beside it, then renamed. is_synced: also survive a power cut, for some milliseconds more.
+    Written beside it, then renamed.
+
+    Args:
+        is_synced: Whether the file also survives a power cut; this takes some milliseconds.
+
     Raises: OSError; the temporary file is removed and ``path`` is as it was.
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -76,7 +79,12 @@ def write_durably(path: Path, content: bytes, is_synced: bool = True) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` as indented JSON, durably. Raises: OSError; ValueError for NaN and infinity."""
+    """Write ``value`` as indented JSON, durably.
+
+    Raises:
+        OSError: The file cannot be written.
+        ValueError: ``value`` holds NaN or infinity.
+    """
     text = json.dumps(redacted(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     write_durably(path, text.encode())
 
@@ -106,7 +114,8 @@ def sync_tree(path: Path) -> None:
 def remove_tree(path: Path, hidden_name: str) -> None:
     """Remove a folder so that a crash in between leaves no half of it under its own name.
 
-    hidden_name: what it is renamed to, in the same parent, before its files go.
+    Args:
+        hidden_name: Name in the same parent that the folder gets before its files are removed.
     """
     hidden = path.with_name(hidden_name)
     os.replace(path, hidden)
@@ -127,14 +136,24 @@ def keep_lines(path: Path, is_kept: Callable[[bytes], bool]) -> None:
         write_durably(path, kept)
 
 
+def numbered(folder: Path, pattern: str) -> list[tuple[int, Path]]:
+    """Return the entries of a folder whose names match ``pattern``, each with its number, in order of numbers.
+
+    Args:
+        folder: The folder; one that does not exist has no entries.
+        pattern: A regular expression for the whole name; its first group is the number.
+    """
+    if not folder.is_dir():
+        return []
+    found = ((re.fullmatch(pattern, path.name), path) for path in folder.iterdir())
+    return sorted((int(match[1]), path) for match, path in found if match)
+
+
 def step_files(directory: Path, suffix: str) -> list[tuple[int, Path]]:
     """Return the steps that have a file ``step-000012.SUFFIX``, and the files, in order of steps.
 
-    What a killed writer left beside them is removed.
+    Temporary files that a killed writer left are removed.
     """
-    if not directory.is_dir():
-        return []
     for torn in directory.glob(".step-*.tmp"):
         torn.unlink()
-    found = ((re.fullmatch(rf"step-(\d+)\.{suffix}", path.name), path) for path in directory.iterdir())
-    return sorted((int(match[1]), path) for match, path in found if match)
+    return numbered(directory, rf"step-(\d+)\.{suffix}")

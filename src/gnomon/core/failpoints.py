@@ -15,7 +15,7 @@ from gnomon.core.errors import ConfigError, unknown
 VARIABLE = "GNOMON_FAIL_AT"
 POINTS: Mapping[str, str] = {
     "start": "the run directory is made, nothing is loaded",
-    "ask": "prompts were chosen, nobody was asked",
+    "ask": "prompts were chosen, no engine was asked",
     "decode": "a token of some answers was sampled",
     "grade": "an answer is about to be judged",
     "advantages": "a batch was scored, its advantages are not computed",
@@ -37,7 +37,11 @@ _armed: dict[str, tuple[int, str]] = {}
 
 
 def reach(point: str) -> None:
-    """Pass a point. Raises: OSError with ENOSPC where that was asked for."""
+    """Pass a point.
+
+    Raises:
+        OSError: ENOSPC, where the failpoint was armed with "full".
+    """
     if _armed and point in _armed:
         _count(point)
 
@@ -45,7 +49,8 @@ def reach(point: str) -> None:
 def arm(what: str) -> None:
     """Let ``POINT:COUNT`` or ``POINT:COUNT:full`` come true from now on; "" lets nothing.
 
-    Raises: ConfigError when there is no such point, count or ending.
+    Raises:
+        ConfigError: There is no such point, count or ending.
     """
     _armed.clear()
     if not what:

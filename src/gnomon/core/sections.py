@@ -1,4 +1,4 @@
-"""The small plans of an experiment: plain values, each checked when it is made."""
+"""The small sections of an experiment: plain values, each checked when it is made."""
 
 import difflib
 import math
@@ -70,16 +70,16 @@ class EnginePlan:
     tensor_parallel: int = 1
 
     def __post_init__(self) -> None:
-        if self.max_concurrent < 1:
-            raise ConfigError(f"engine.max_concurrent must be at least 1, got {self.max_concurrent}")
-        if self.count < 1:
-            raise ConfigError(f"engine.count must be at least 1, got {self.count}")
-        if self.timeout_seconds <= 0:
-            raise ConfigError(f"engine.timeout_seconds must be > 0, got {self.timeout_seconds}")
+        check_bounds(
+            "engine",
+            self,
+            max_concurrent=(self.max_concurrent >= 1, "at least 1"),
+            count=(self.count >= 1, "at least 1"),
+            timeout_seconds=(self.timeout_seconds > 0, "> 0"),
+            tensor_parallel=(self.tensor_parallel >= 1, "at least 1"),
+        )
         if self.kind == "local" and (self.server or self.python):
             raise ConfigError('engine.server and engine.python are for engine.kind = "vllm"')
-        if self.tensor_parallel < 1:
-            raise ConfigError(f"engine.tensor_parallel must be at least 1, got {self.tensor_parallel}")
         if self.tensor_parallel > 1 and self.kind == "local":
             raise ConfigError(
                 f"engine.tensor_parallel = {self.tensor_parallel}, and gnomon's own engine holds its model on one "
@@ -116,12 +116,13 @@ class StalenessPlan:
     limit: int = 8
 
     def __post_init__(self) -> None:
-        if self.slack < 0:
-            raise ConfigError(f"staleness.slack must be 0 or more steps, got {self.slack}")
-        if not 0 < self.ess_floor < 1:
-            raise ConfigError(f"staleness.ess_floor must be above 0 and below 1, got {self.ess_floor}")
-        if self.limit < 1:
-            raise ConfigError(f"staleness.limit must be at least 1 step, got {self.limit}")
+        check_bounds(
+            "staleness",
+            self,
+            slack=(self.slack >= 0, "0 or more steps"),
+            ess_floor=(0 < self.ess_floor < 1, "above 0 and below 1"),
+            limit=(self.limit >= 1, "at least 1 step"),
+        )
 
 
 @dataclass(frozen=True)
@@ -323,8 +324,8 @@ class RecordPlan:
     tokens: int = 8
 
     def __post_init__(self) -> None:
-        if not 0 <= self.tokens <= MOST_TOKENS:
-            raise ConfigError(f"records.tokens must be from 0 to {MOST_TOKENS} rollouts a step, got {self.tokens}")
+        is_bound = 0 <= self.tokens <= MOST_TOKENS
+        check_bounds("records", self, tokens=(is_bound, f"from 0 to {MOST_TOKENS} rollouts a step"))
 
 
 @dataclass(frozen=True)
@@ -363,7 +364,9 @@ def check_values(table: Mapping[str, Any], path: str = "", is_counted: bool = Tr
     """Refuse numbers that no machine has room or time for, before any memory is taken for them.
 
     A slip of the finger (steps = 10**18) would otherwise be found out by a machine that swaps.
-    Raises: ConfigError naming the key, its value and what it may be.
+
+    Raises:
+        ConfigError: The message names the key, its value and what it may be.
 
     >>> check_values({"task": {"seed": 2**63}})
     Traceback (most recent call last):

@@ -10,8 +10,6 @@ from typing import Literal
 from gnomon.core.atomic_files import write_durably
 from gnomon.core.redaction import visible
 
-# From numbers to places in a picture: ranges, round ticks, and curves with no more points than can be seen.
-
 Point = tuple[float, float, float, float]
 _SMALLEST = 1e-290
 
@@ -93,9 +91,10 @@ def _decimal(value: float, step: float) -> str:
 def thinned(points: Sequence[Point], buckets: int) -> list[Point]:
     """Return at most two points for each of ``buckets`` stretches of equal count: the smallest and the largest y.
 
-    points: (x, y, low, high) in order of x. The interval of a point that stays is that of its whole stretch: the
-    smallest low and the largest high. A stretch without any finite y keeps its first point, so the gap stays.
-    The first and the last point stay.
+    Args:
+        points: (x, y, low, high) in order of x. The interval of a point that stays is that of its whole stretch: the
+            smallest low and the largest high. A stretch without any finite y keeps its first point, so the gap stays.
+            The first and the last point stay.
     """
     count = len(points)
     if count <= 2 * buckets:
@@ -119,7 +118,7 @@ COLORS = ("#1d63a8", "#b8541a", "#23825a", "#7a4fc0", "#b8386a", "#86700f", "#0d
 DARK = ("#7ab8f0", "#f0a06a", "#6fcf9f", "#b79af0", "#f08ab4", "#d8c050", "#62cdd4", "#a9b0bb")
 _TONES = {"plain": ("--muted", "#6a7079"), "warning": ("--warning", "#94650a"), "severe": ("--severe", "#b3261e")}
 _LETTER = 6.1
-"""Width of a letter of the labels, roughly: the fonts of whoever looks are not known."""
+"""Approximate width of a letter of the labels; the fonts of the reader are not known."""
 _NO_CHARACTERS = {0xFFFE: None, 0xFFFF: None}
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48.0, 12.0, 12.0, 34.0
 _APART, _BESIDE = 4.0, 28.0
@@ -130,8 +129,9 @@ _APART, _BESIDE = 4.0, 28.0
 class Series:
     """One curve. Where ``ys`` is not finite it has a gap.
 
-    lows, highs: an interval around each point, or nothing; drawn as a band, and as bars with ``style = "points"``,
-    which is for values that were measured now and then.
+    Attributes:
+        lows, highs: An interval around each point, or nothing; drawn as a band, and as bars with ``style = "points"``,
+            which is for values that were measured now and then.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The run's side of `core/processes/server.py`: start the nursery, have it fork and end workers, close it.
+"""The run's side of `core/processes/server.py`: start the fork server, have it fork and end workers, close it.
 
 All calls block, each for milliseconds except `open`; `core/processes/pool.py` makes them from one thread of
 its own.
@@ -34,11 +34,13 @@ _ANSWER_SECONDS = 30.0
 class Limits:
     """What grading may use.
 
-    workers: processes that grade at the same time, >= 1.
-    deadline_seconds: of wall time for one sample, > 0; past it the worker is killed with all that it started.
-    start_seconds: for importing the rewards, > 0.
-    memory_gib: address space that a worker may take beyond its imports; None for no limit.
-    environment: names of further environment variables that rewards may read, such as a judge's key.
+    Attributes:
+        workers: Number of processes that grade at the same time, >= 1.
+        deadline_seconds: Seconds of wall time for one sample, > 0; after that the worker is killed with all that it
+            started.
+        start_seconds: Seconds for importing the rewards, > 0.
+        memory_gib: Address space that a worker may take beyond its imports; None for no limit.
+        environment: Names of further environment variables that rewards may read, such as a judge's key.
     """
 
     workers: int = 2
@@ -63,7 +65,7 @@ class ExitReason:
     """How a worker ended. words: "was killed by SIGKILL". is_foreign: whether that was not its own code's doing.
 
     Its own code exits, or ends by a fault such as SIGSEGV. A signal that another process or the kernel sends (out of
-    memory), or the end of the nursery, says nothing about the work that was under way.
+    memory), or the end of the fork server, says nothing about the work that was under way.
     """
 
     words: str
@@ -74,7 +76,9 @@ class ExitReason:
 class WorkerProgram:
     """A program of workers. module: run by name. settings: a dataclass that it is told, as a table.
 
-    what: it imports, in messages: "the rewards". names: of these.
+    Attributes:
+        what: What it imports, in messages: "the rewards".
+        names: Names of what it imports, for messages.
     """
 
     module: str
@@ -103,10 +107,11 @@ class ForkServer:
         self.starts = 0
 
     def open(self) -> None:
-        """Start the nursery and have it import the rewards.
+        """Start the fork server and have it import the rewards.
 
-        Raises: RewardError when a reward cannot be used or does not import in time; GradingError when the
-            program itself does not start.
+        Raises:
+            RewardError: A reward cannot be used or does not import in time.
+            GradingError: The program itself does not start.
         """
         for remaining in reversed(range(_STARTS)):
             try:
@@ -123,7 +128,7 @@ class ForkServer:
     def fork(self) -> tuple[int, socket.socket]:
         """Return a new worker's number and the socket to talk to it, which speaks first when it is ready.
 
-        A nursery that died (a reward killed it, or the system ran out of memory) is started again.
+        A fork server that died (a reward killed it, or the system ran out of memory) is started again.
         Raises: as `open`; OSError or EOFError when it died once more.
         """
         try:
@@ -136,23 +141,23 @@ class ForkServer:
     def end(self, pid: int) -> ExitReason:
         """Kill a worker with all that it started and return how it ended."""
         if pid not in self._forked:
-            return _WITH_THE_NURSERY  # one that was started since then knows nothing of it
+            return _WITH_FORK_SERVER  # one that was started since then knows nothing of it
         self._forked.discard(pid)
         try:
             answer = self._ask({"do": "end", "pid": pid})
         except (OSError, EOFError):
             _kill_group(pid)
-            return _WITH_THE_NURSERY
+            return _WITH_FORK_SERVER
         status = answer["status"]
         return ExitReason(exit_reason(status), bool(answer["was_dead"]) and status is not None and -status in _FOREIGN)
 
     def kill(self) -> None:
-        """End the nursery at once, from any thread; `open` in another thread then returns."""
+        """End the fork server at once, from any thread; `open` in another thread then returns."""
         if self._program is not None and self._program.poll() is None:
             _kill_group(self._program.pid)
 
     def close(self) -> None:
-        """End every worker and the nursery, and wait until they are gone."""
+        """End every worker and the fork server, and wait until they are gone."""
         if self._control is not None:
             self._control.close()
         if self._program is not None:
@@ -244,7 +249,9 @@ class ForkServer:
         return pid, ours
 
     def _ask(self, message: Mapping[str, Any], seconds: float | None = None, file: int | None = None) -> dict[str, Any]:
-        """Return the nursery's answer, which comes in the order of asking: one that came too late is passed over."""
+        """Return the fork server's answer, which comes in the order of asking: one that came too late is passed
+        over.
+        """
         if self._control is None or self._channel is None:
             raise EOFError("the fork server is closed")
         self._control.settimeout(_ANSWER_SECONDS if seconds is None else seconds)
@@ -278,7 +285,7 @@ def _kill_group(pid: int) -> None:
 
 _STARTS = 3
 _FOREIGN = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT})
-_WITH_THE_NURSERY = ExitReason(
+_WITH_FORK_SERVER = ExitReason(
     "ended with the process that started it, which was killed (out of memory?)", is_foreign=True
 )
 

@@ -39,7 +39,11 @@ class Handler(Protocol):
         ...
 
     def prepare(self) -> None:
-        """Import what answering needs. Raises: UserError when that is not there."""
+        """Import what answering needs.
+
+        Raises:
+            UserError: Something that it needs cannot be imported.
+        """
         ...
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -81,18 +85,24 @@ class Channel:
 
 
 class ForkServerProcess:
-    """The workers that are alive. ``warm``: whether the rewards were imported here, or are in each worker."""
+    """The fork server: forks workers, ends them, and reaps them.
 
-    def __init__(self, labor: Handler, memory_bytes: int | None, warm: bool) -> None:
-        self._labor = labor
+    Args:
+        handler: Answers the requests of a worker.
+        memory_bytes: Address space that a worker may take beyond its imports; None is no limit.
+        warm: Whether the user code was imported here; otherwise each worker imports it.
+    """
+
+    def __init__(self, handler: Handler, memory_bytes: int | None, warm: bool) -> None:
+        self._handler = handler
         self._memory_bytes = memory_bytes
         self._warm = warm
         self._workers: set[int] = set()
         # What importing the rewards started (a server, say) is not swept away with a worker.
-        self._servants = _children()
+        self._existing = _children()
 
     def serve(self, control: Channel) -> None:
-        """Obey until the run closes the control socket."""
+        """Fork and end workers on request, until the run closes the control socket."""
         while True:
             order, files = control.receive()
             if order is None:
@@ -104,7 +114,7 @@ class ForkServerProcess:
                 control.send({"status": self._end(order["pid"]), "was_dead": was_dead})
         for pid in tuple(self._workers):
             self._end(pid)
-        self._servants = set()
+        self._existing = set()
         self._sweep()
 
     def _fork(self, control: Channel, file: int) -> int:
@@ -114,7 +124,7 @@ class ForkServerProcess:
             try:
                 control.close()
                 _limit_memory(self._memory_bytes)
-                work(Channel(socket.socket(fileno=file)), self._labor, fork_server, self._warm)
+                work(Channel(socket.socket(fileno=file)), self._handler, fork_server, self._warm)
             finally:
                 os._exit(70)
         os.close(file)
@@ -134,16 +144,16 @@ class ForkServerProcess:
         return status
 
     def _sweep(self) -> None:
-        """Kill what ended workers left in sessions of its own: orphans become children of the nursery."""
+        """Kill what ended workers left in sessions of its own: orphans become children of the fork server."""
         until = time.monotonic() + REAP_SECONDS
-        while (strays := _children() - self._workers - self._servants) and time.monotonic() < until:
-            for pid in strays:
+        while (orphans := _children() - self._workers - self._existing) and time.monotonic() < until:
+            for pid in orphans:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
                 _reap(pid)
 
 
-def work(channel: Channel, labor: Handler, fork_server: int, warm: bool) -> NoReturn:
+def work(channel: Channel, handler: Handler, fork_server: int, warm: bool) -> NoReturn:
     """Answer requests until the run closes the socket. Runs in a forked child and never returns."""
     os.setsid()
     die_with_parent(signal.SIGKILL)
@@ -151,25 +161,25 @@ def work(channel: Channel, labor: Handler, fork_server: int, warm: bool) -> NoRe
         os._exit(0)
     # A child that a reward forks must not answer in the worker's place, nor hold its socket open.
     os.register_at_fork(after_in_child=channel.close)
-    fault = None if warm else _prepare(labor)
+    fault = None if warm else _prepare(handler)
     channel.send({"ready": fault is None, "fault": fault})
     while True:
         request, _ = channel.receive()
         if request is None:
             os._exit(0)
         began = time.monotonic()
-        answer = labor.answer(request)
+        answer = handler.answer(request)
         seconds = time.monotonic() - began
         channel.send({"id": request["id"], "seconds": seconds, **answer})
 
 
-def _prepare(labor: Handler) -> str | None:
+def _prepare(handler: Handler) -> str | None:
     try:
-        labor.prepare()
+        handler.prepare()
     except UserError as error:
         return str(error)
     except BaseException as error:
-        return f"importing {labor.what} raised {type(error).__name__}: {error}"
+        return f"importing {handler.what} raised {type(error).__name__}: {error}"
     return None
 
 
@@ -244,7 +254,11 @@ def _prctl(option: int, value: int) -> None:
 
 
 def main(read: Callable[[Any], Handler]) -> None:
-    """Import what the labor needs, say so, and serve. read: settings, as they travelled, to the labor."""
+    """Import what the handler needs, report to the run, and serve.
+
+    Args:
+        read: Turns the settings that the run sent into the handler.
+    """
     os.set_inheritable(int(sys.argv[1]), False)
     control = Channel(socket.socket(fileno=int(sys.argv[1])))
     # Importing user code may hang and the run may die meanwhile; afterwards the closed socket says so.
@@ -254,16 +268,16 @@ def main(read: Callable[[Any], Handler]) -> None:
     if setup is None:
         return
     sys.path.extend(folder for folder in setup["search"] if folder not in sys.path)
-    labor = read(setup["settings"])
-    fault = _prepare(labor) if setup["warm"] else None
+    handler = read(setup["settings"])
+    fault = _prepare(handler) if setup["warm"] else None
     control.send({"ready": fault is None, "fault": fault, "threads": _threads()})
     if fault is not None:
         return
     die_with_parent(0)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stderr.fileno() if sys.stderr else 2)
-    gc.freeze()  # a collection in a worker would otherwise copy the pages that it shares with the nursery
-    ForkServerProcess(labor, setup["memory_bytes"], setup["warm"]).serve(control)
+    gc.freeze()  # a collection in a worker would otherwise copy the pages that it shares with the fork server
+    ForkServerProcess(handler, setup["memory_bytes"], setup["warm"]).serve(control)
 
 
 def run_program(read: Callable[[Any], Handler]) -> NoReturn:
