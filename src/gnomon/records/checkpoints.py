@@ -3,14 +3,21 @@
 import errno
 import json
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gnomon.core.atomic_files import read_plain_text, remove_tree, sync_directory, sync_tree, write_durably, write_json
+from gnomon.core.atomic_files import (
+    numbered,
+    read_plain_text,
+    remove_tree,
+    sync_directory,
+    sync_tree,
+    write_durably,
+    write_json,
+)
 from gnomon.core.errors import CheckpointError
 from gnomon.core.failpoints import reach
 from gnomon.core.types import State
@@ -20,7 +27,6 @@ from gnomon.records.tensor_files import read_states, write_states
 
 BEST = "best.json"
 SPARE = 1.1
-_STEP = re.compile(r"step-(\d+)")
 
 
 @dataclass(frozen=True)
@@ -38,10 +44,13 @@ class Checkpoints:
     A checkpoint is written under a hidden name, every file waits for the disk, the manifest comes last, and then the
     folder gets its name in one step. So whatever has the name ``step-N`` was complete; that it still is, its sizes and
     hashes say when it is read. An existing checkpoint is never written into.
-    keep_last: newest checkpoints kept. keep_every: steps; those at its multiples stay for good, None for none. The best
-    one, see `save`, stays as well, and so do those of the steps ``kept``. marker: an empty file that is made with the
-    first one.
-    One process writes: it holds the lock of the run directory.
+
+    Args:
+        keep_last: Number of newest checkpoints that are kept.
+        keep_every: Steps; those at its multiples stay for good, None for none. The best one, see `save`, stays as well,
+            and so do those of the steps ``kept``.
+        marker: An empty file that is made with the first one. One process writes: it holds the lock of the run
+            directory.
     """
 
     def __init__(
@@ -66,11 +75,16 @@ class Checkpoints:
     ) -> Path:
         """Publish the checkpoint of ``step`` and return its folder; then remove those that need not be kept.
 
-        parts: each becomes ``state/PART.safetensors`` and ``state/PART.json``. model_files: writes the model into the
-        folder that it is given. is_best: keep this one until a better one comes. model_bytes: about as many as it
-        writes.
-        Raises: OSError with ENOSPC when the disk, or a quota, is full; CheckpointError when the step has a checkpoint
-        already, or it cannot be written; earlier checkpoints are as they were, and nothing is left of this one.
+        Args:
+            parts: Each becomes ``state/PART.safetensors`` and ``state/PART.json``.
+            model_files: Writes the model into the folder that it is given.
+            is_best: Whether this checkpoint is kept until a better one comes.
+            model_bytes: Approximate size of the model's files, in bytes.
+
+        Raises:
+            OSError: ENOSPC when the disk, or a quota, is full.
+            CheckpointError: The step has a checkpoint already, or it cannot be written; earlier checkpoints are as they
+                were, and nothing is left of this one.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         self.sweep()
@@ -103,8 +117,9 @@ class Checkpoints:
     def newest(self) -> CheckpointRef | None:
         """Return the newest checkpoint of which every byte is as it was written; None when there never was one.
 
-        Raises: CheckpointError when there are checkpoints and all are damaged: starting again from nothing is a
-        decision that is not made silently.
+        Raises:
+            CheckpointError: There are checkpoints and all are damaged: starting again from nothing is a decision that
+                is not made silently.
         """
         warnings: list[str] = []
         for step, path in reversed(self._steps()):
@@ -138,10 +153,7 @@ class Checkpoints:
 
     def _steps(self) -> list[tuple[int, Path]]:
         """Return the published checkpoints, the oldest first, however much of them is left."""
-        if not self.directory.is_dir():
-            return []
-        named = ((_STEP.fullmatch(path.name), path) for path in self.directory.iterdir() if path.is_dir())
-        return sorted((int(match[1]), path) for match, path in named if match)
+        return [(step, path) for step, path in numbered(self.directory, r"step-(\d+)") if path.is_dir()]
 
     def _clear_way(self, target: Path) -> None:
         if not os.path.lexists(target):
@@ -168,7 +180,11 @@ class Checkpoints:
         return None
 
     def _check_space(self, parts: Mapping[str, State], model_bytes: int) -> int:
-        """Return about how many bytes a checkpoint takes. Raises: OSError with ENOSPC when so many are not free."""
+        """Return about how many bytes a checkpoint takes.
+
+        Raises:
+            OSError: ENOSPC when so many are not free.
+        """
         steps = self._steps()
         tensors = sum(state.nbytes for state in parts.values())
         needed = int(SPARE * max(size_bytes(steps[-1][1]) if steps else 0, tensors + model_bytes))
@@ -194,8 +210,11 @@ class Checkpoints:
 def load(path: Path, is_verified: bool = False) -> dict[str, State]:
     """Return the parts of a checkpoint, after comparing every byte with its manifest.
 
-    is_verified: that was just done, as by `Checkpoints.newest`.
-    Raises: CheckpointError that says what is damaged; nothing was read then.
+    Args:
+        is_verified: Whether the bytes were just compared, as by `Checkpoints.newest`.
+
+    Raises:
+        CheckpointError: The message says what is damaged; nothing was read then.
     """
     if not is_verified:
         verify(path)

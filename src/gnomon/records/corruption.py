@@ -1,12 +1,11 @@
-"""Lines of a run's files that hold nothing, counted alike by whoever reads a run."""
+"""Corrupt lines of a run's files, counted in the same way by every reader of a run."""
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gnomon.core.atomic_files import open_plain
+from gnomon.core.atomic_files import numbered, open_plain
 from gnomon.records.directory import RunDirectory
 from gnomon.records.jsonl import is_number, is_step, parsed
 
@@ -19,7 +18,10 @@ def damaged(run: RunDirectory, rollouts: int | None = None) -> dict[str, int]:
     """Return how many damaged lines each file of rows has, and the rollout files together; nothing of sound ones.
 
     A last line without line feed is not whole yet, and counts as little as one that is not there. Of more than 32 MiB
-    of rollouts those of evenly spaced steps count. rollouts: damaged lines of these, where they were counted already.
+    of rollouts those of evenly spaced steps count.
+
+    Args:
+        rollouts: Damaged lines of these, where they were counted already.
     """
     found = {path.name: damaged_rows(path) for path in (run.metrics, run.evaluations, run.findings)}
     if rollouts is None:
@@ -51,9 +53,12 @@ def rollout_row(line: bytes) -> dict[str, Any] | None:
 def chosen_rollouts(run: RunDirectory, budget: int = BUDGET, also: Sequence[int] = ()) -> dict[int, Path]:
     """Return the rollout files that are read, by step: all, or where they are more than the budget evenly spaced ones.
 
-    The last step is always among them. also: further steps.
+    The last step is always among them.
+
+    Args:
+        also: Further steps.
     """
-    there = _rollout_files(run.rollouts)
+    there = dict(numbered(run.rollouts, r"step-(\d+)\.jsonl"))
     stride = max(1, math.ceil(sum(map(_size, there.values())) / budget))
     listed = sorted(there)
     return {step: there[step] for step in sorted({*listed[::stride], *listed[-1:], *(set(also) & there.keys())})}
@@ -72,13 +77,6 @@ def in_words(found: Mapping[str, int]) -> str:
     said = [f"{count} damaged {lines} in {first}", *(f"{number} in {name}" for name, number in others)]
     listed = said[0] if len(said) == 1 else f"{', '.join(said[:-1])} and {said[-1]}"
     return f"{listed} {'was' if sum(found.values()) == 1 else 'were'} passed over"
-
-
-def _rollout_files(folder: Path) -> dict[int, Path]:
-    if not folder.is_dir():
-        return {}
-    named = ((re.fullmatch(r"step-(\d+)\.jsonl", path.name), path) for path in folder.iterdir())
-    return {int(match[1]): path for match, path in named if match}
 
 
 def _lines(path: Path) -> Iterator[bytes]:

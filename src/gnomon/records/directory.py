@@ -35,6 +35,16 @@ def _forget_locks() -> None:
 os.register_at_fork(after_in_child=_forget_locks)
 
 
+class _Entry:
+    """A file or folder of a run: read from a `RunDirectory`, its path."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def __get__(self, run: "RunDirectory", owner: type | None = None) -> Path:
+        return run.path.joinpath(*self._names)
+
+
 @dataclass
 class RunDirectory:
     """The files of one run, locked for the life of this process.
@@ -46,11 +56,45 @@ class RunDirectory:
     path: Path
     _lock: int | None = None
 
+    experiment = _Entry("experiment.toml")
+    """The resolved experiment."""
+    card = _Entry("run.json")
+    """The run card: what the run ran on, and what it promises."""
+    learner_logs = _Entry("learner")
+    """Logs of the learner's processes, written when one of them was lost."""
+    waiting_models = _Entry("checkpoints", ".waiting")
+    """Models that other processes wrote, on their way into a checkpoint on the same disk."""
+    metrics = _Entry("metrics.jsonl")
+    """The metrics: one object per step."""
+    evaluations = _Entry("evaluations.jsonl")
+    """The evaluations: one object per evaluation."""
+    answers = _Entry("evaluations")
+    """The folder of evaluation records: a file per evaluation, with each prompt's answers."""
+    findings = _Entry("findings.jsonl")
+    """The findings of the diagnosis: one object per finding."""
+    diagnosis = _Entry("diagnosis.json")
+    """The diagnosis at the newest step: every finding so far, in its newest words."""
+    rollouts = _Entry("rollouts")
+    """The folder of graded rollouts: a file per step."""
+    batches = _Entry("batches")
+    """The folder of training batches: a file per step."""
+    checkpoints = _Entry("checkpoints")
+    """The folder of checkpoints."""
+    saved = _Entry(".saved")
+    """An empty file that marks that a checkpoint was published; without checkpoints later, these are lost."""
+    pretraining = _Entry("pretraining.jsonl")
+    """Value pre-training: one object per batch."""
+    pretraining_checkpoints = _Entry("pretraining")
+    """The folder of checkpoints of value pre-training; removed when that phase is over."""
+    report = _Entry("report.html")
+    """The page that `gnomon report` writes."""
+
     @classmethod
     def create(cls, path: Path) -> Self:
         """Make a new run at ``path``, or take an empty directory.
 
-        Raises: RunDirectoryError when something is there already, another process has it, or it cannot be written.
+        Raises:
+            RunDirectoryError: Something is there already, another process has it, or it cannot be written.
         """
         cls.check_free(path)
         with _reported(path):
@@ -68,7 +112,11 @@ class RunDirectory:
     def check_free(cls, path: Path, differs: str = "") -> None:
         """Refuse a path at which no new run can be made; nothing is made yet.
 
-        differs: in what the run that is there, if there is one, is another one. Raises: as `create`.
+        Args:
+            differs: Returns in which settings an existing run differs.
+
+        Raises:
+            RunDirectoryError: As `create`.
         """
         with _reported(path):
             if (path / LOCK).exists():
@@ -80,7 +128,8 @@ class RunDirectory:
     def named(cls, name: str, root: Path = Path("runs"), now: datetime.datetime | None = None) -> Self:
         """Make the new run ROOT/NAME-YYYYmmdd-HHMMSS, with -2, -3, ... when that is taken.
 
-        name: letters, digits, dots, underscores and hyphens stay; anything else becomes a hyphen.
+        Args:
+            name: Letters, digits, dots, underscores and hyphens stay; anything else becomes a hyphen.
         """
         slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:64] or "run"
         base = f"{slug}-{now or datetime.datetime.now():%Y%m%d-%H%M%S}"
@@ -100,8 +149,9 @@ class RunDirectory:
     def reopen(cls, path: Path) -> Self:
         """Take an existing run, to go on with it.
 
-        Raises: RunDirectoryError when there is none, another process has it, a link in it leads out of it, or it cannot
-            be written.
+        Raises:
+            RunDirectoryError: There is none, another process has it, a link in it leads out of it, or it cannot be
+                written.
         """
         cls.check(path)
         _refuse_links_out(path)
@@ -113,7 +163,8 @@ class RunDirectory:
     def check(cls, path: Path) -> None:
         """Refuse a path that is no run.
 
-        Raises: RunDirectoryError that names the nearest run.
+        Raises:
+            RunDirectoryError: There is no such run; the message names the nearest one.
         """
         if not (path / "experiment.toml").is_file():
             raise RunDirectoryError(_no_run(path))
@@ -121,7 +172,8 @@ class RunDirectory:
     def table(self) -> dict[str, Any]:
         """Return the resolved experiment as a table.
 
-        Raises: RunDirectoryError when it cannot be read: without it nothing that was measured can be judged.
+        Raises:
+            RunDirectoryError: It cannot be read: without it nothing that was measured can be judged.
         """
         try:
             table = parse_toml(read_plain_text(self.experiment))
@@ -134,7 +186,8 @@ class RunDirectory:
     def refuse_strange(self) -> None:
         """Refuse a run in which something else is where a record belongs: going on removes and replaces records.
 
-        Raises: RunDirectoryError naming it.
+        Raises:
+            RunDirectoryError: The message names it.
         """
         plain = [self.metrics, self.evaluations, self.findings, self.pretraining, self.diagnosis, self.card]
         folders = [self.answers, self.rollouts, self.batches]
@@ -159,71 +212,6 @@ class RunDirectory:
             with suppress(OSError):
                 self.path.rmdir()
 
-    @property
-    def experiment(self) -> Path:
-        """The fully resolved experiment."""
-        return self.path / "experiment.toml"
-
-    @property
-    def card(self) -> Path:
-        """What it ran on, and what it promises."""
-        return self.path / "run.json"
-
-    @property
-    def learner_logs(self) -> Path:
-        """What the learner's processes wrote, where one of them was lost."""
-        return self.path / "learner"
-
-    @property
-    def waiting_models(self) -> Path:
-        """Models that other processes wrote, on their way into a checkpoint, on the disk where that will be."""
-        return self.checkpoints / ".waiting"
-
-    @property
-    def metrics(self) -> Path:
-        """One object per step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def evaluations(self) -> Path:
-        """One object per evaluation."""
-        return self.path / "evaluations.jsonl"
-
-    @property
-    def answers(self) -> Path:
-        """The folder of how each prompt of an evaluation was answered, a file per evaluation."""
-        return self.path / "evaluations"
-
-    @property
-    def findings(self) -> Path:
-        """One object per finding of the diagnosis."""
-        return self.path / "findings.jsonl"
-
-    @property
-    def diagnosis(self) -> Path:
-        """What the diagnosis says as of the newest step: every finding so far, in its newest words."""
-        return self.path / "diagnosis.json"
-
-    @property
-    def rollouts(self) -> Path:
-        """The folder of graded rollouts, a file per step."""
-        return self.path / "rollouts"
-
-    @property
-    def batches(self) -> Path:
-        """The folder of training batches, a file per step."""
-        return self.path / "batches"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def saved(self) -> Path:
-        """There once a checkpoint was published; where none can be found later, they are gone."""
-        return self.path / ".saved"
-
     def set_aside(self) -> Path | None:
         """Move what was recorded into a new folder ``former-N`` and return that; None where nothing was."""
         written = (self.metrics, self.evaluations, self.findings, self.pretraining, self.diagnosis)
@@ -237,21 +225,6 @@ class RunDirectory:
         for path in there:
             os.rename(path, aside / path.name)
         return aside
-
-    @property
-    def pretraining(self) -> Path:
-        """One object per batch of value pre-training."""
-        return self.path / "pretraining.jsonl"
-
-    @property
-    def pretraining_checkpoints(self) -> Path:
-        """The folder of checkpoints of that phase; gone when it is over."""
-        return self.path / "pretraining"
-
-    @property
-    def report(self) -> Path:
-        """The page that `gnomon report` writes."""
-        return self.path / "report.html"
 
     def close(self) -> None:
         """Let others have the run; called again, it does nothing."""

@@ -20,15 +20,16 @@ from gnomon.records.reading import RunRecord
 from gnomon.records.run_card import sessions_of
 
 TRUST = "GNOMON_TRUST_RUNS"
-"""The environment variable that lets `evaluate` and `compare` run what a run of somebody else names, where it is 1."""
+"""The environment variable that lets `evaluate` and `compare` run what another user's run names, where it is 1."""
 _PYTHON = "python"  # the tool of gnomon's own
 
 
 def named_code(table: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what an experiment's table may have executed, each with what it is; nothing is imported to know it.
 
-    table: as it was read, in any spelling. A text with a colon within the algorithm or a reward counts as a name of
-    code, so more may be named than would be executed, and never less.
+    Args:
+        table: As it was read, in any spelling. A text with a colon within the algorithm or a reward counts as a name of
+            code, so more may be named than would be executed, and never less.
     """
     named = [f"piece {text}" for text in _texts(table.get("algorithm")) if ":" in text]
     named += [f"reward {text}" for text in _texts(_functions(table.get("rewards"))) if ":" in text]
@@ -58,8 +59,11 @@ def seal(table: Mapping[str, Any]) -> str:
 def check_own(run: Path, table: Mapping[str, Any]) -> None:
     """Let a run's own code run if this user sealed the run.
 
-    table: of the run's experiment.toml, as it was read.
-    Raises: ConfigError that names the code and how to do without it.
+    Args:
+        table: Of the run's experiment.toml, as it was read.
+
+    Raises:
+        ConfigError: The message names the code and how to do without it.
     """
     named = named_code(table)
     if not named or os.environ.get(TRUST) == "1":

@@ -1,19 +1,18 @@
-"""A run's files as they lie on disk, read by whoever may not disturb it: reports, live views, diagnoses, studies."""
+"""A run's files, for readers that must not disturb the run: reports, live views, diagnoses, studies."""
 
-import fcntl
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from gnomon.core.atomic_files import open_plain, read_plain_text
+from gnomon.core.atomic_files import numbered, read_plain_text
 from gnomon.core.errors import DatasetError, RunDirectoryError
-from gnomon.records.directory import LOCK, RunDirectory
+from gnomon.records.directory import RunDirectory
 from gnomon.records.jsonl import is_number, step_rows
 from gnomon.records.rollouts import RecordedRollout, read_rollouts
+from gnomon.records.run_lock import lock_owner
 
 State = Literal["live", "finished", "stopped"]
 
@@ -32,12 +31,13 @@ class RunRecord:
     def of(cls, path: str | Path) -> "RunRecord":
         """Return the record of the run at ``path``.
 
-        Raises: RunDirectoryError when there is none, naming the nearest one, or its experiment cannot be read: without
-            it nothing that was measured can be judged.
+        Raises:
+            RunDirectoryError: There is none, naming the nearest one, or its experiment cannot be read: without it
+                nothing that was measured can be judged.
         """
         RunDirectory.check(Path(path))
         record = cls(Path(path))
-        record._table  # noqa: B018 - read here, so that nobody finds later that it cannot be
+        record._table  # noqa: B018 - read here, so that an unreadable file is found here
         return record
 
     @property
@@ -82,7 +82,7 @@ class RunRecord:
 
     def rollout_steps(self) -> list[int]:
         """Return the steps whose rollouts are on disk, in order."""
-        return _steps(self.files.rollouts, r"step-(\d+)\.jsonl")
+        return [step for step, _ in numbered(self.files.rollouts, r"step-(\d+)\.jsonl")]
 
     def rollouts(self, step: int) -> list[RecordedRollout]:
         """Return the rollouts of a step; none where its file is missing or damaged."""
@@ -93,7 +93,7 @@ class RunRecord:
 
     def checkpoint_steps(self) -> list[int]:
         """Return the steps that have a published checkpoint, in order."""
-        return _steps(self.files.checkpoints, r"step-(\d+)")
+        return [step for step, _ in numbered(self.files.checkpoints, r"step-(\d+)")]
 
     def steps(self) -> int:
         """Return how many steps the experiment asks for, 0 where it does not say."""
@@ -102,7 +102,7 @@ class RunRecord:
 
     def state(self) -> State:
         """Return whether a process works on it now, else whether it reached its last step or spent its budget."""
-        if _is_locked(self.path / LOCK):
+        if lock_owner(self.path) is not None:
             return "live"
         return "finished" if self.made_its_last() else "stopped"
 
@@ -135,21 +135,3 @@ def _is_spent(budget: Any, rows: Sequence[Mapping[str, Any]]) -> bool:
     seconds = sum(spent for _, spent in column(rows, "time/step_seconds"))
     pairs = ((budget.get("tokens"), max(tokens, default=0.0)), (budget.get("seconds"), seconds))
     return any(isinstance(most, int | float) and 0 < most <= spent for most, spent in pairs)
-
-
-def _steps(folder: Path, pattern: str) -> list[int]:
-    if not folder.is_dir():
-        return []
-    return sorted(int(match[1]) for path in folder.iterdir() if (match := re.fullmatch(pattern, path.name)))
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether some process holds the lock; asked of the kernel with a shared lock that is given back at once."""
-    try:
-        with open_plain(path) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
