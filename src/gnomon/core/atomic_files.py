@@ -31,13 +31,22 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def read_plain(path: Path) -> bytes:
-    """Return the content of a plain file. Raises: as `open_plain`."""
+    """Return the content of a plain file.
+
+    Raises:
+        OSError: As for `open_plain`.
+    """
     with open_plain(path) as file:
         return file.read()
 
 
 def read_plain_text(path: Path, errors: str = "strict") -> str:
-    """Return the text of a plain file, in UTF-8. Raises: as `open_plain`; UnicodeDecodeError."""
+    """Return the text of a plain file, in UTF-8.
+
+    Raises:
+        OSError: As for `open_plain`.
+        UnicodeDecodeError: The file is no UTF-8.
+    """
     return read_plain(path).decode("utf-8", errors)
 
 
@@ -61,7 +70,8 @@ def write_durably(path: Path, content: bytes, is_synced: bool = True) -> None:
     Args:
         is_synced: Whether the file also survives a power cut; this takes some milliseconds.
 
-    Raises: OSError; the temporary file is removed and ``path`` is as it was.
+    Raises:
+        OSError: The file cannot be written; the temporary file is removed and ``path`` is unchanged.
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:

@@ -129,7 +129,10 @@ class ForkServer:
         """Return a new worker's number and the socket to talk to it, which speaks first when it is ready.
 
         A fork server that died (a reward killed it, or the system ran out of memory) is started again.
-        Raises: as `open`; OSError or EOFError when it died once more.
+
+        Raises:
+            RewardError, GradingError: As for `open`.
+            OSError, EOFError: The fork server died once more.
         """
         try:
             return self._fork()
