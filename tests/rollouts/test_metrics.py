@@ -48,7 +48,7 @@ def test_every_cause_is_counted_once_and_they_add_up():
     measured = measure_waste(finished, prepared, Metrics.of({STOPPED: Mean(6, 47)}))
 
     parts = {"degenerate": 17, "zero_advantage": 4, "clipped": 6, "truncated": 6, "errored": 8}
-    parts |= {"refused": 12, "surplus": 9, "stale": 11}
+    parts |= {"refused": 12, "surplus": 9, "off_policy": 11}
     assert {name: measured[f"waste/{name}_fraction"] for name in parts} == pytest.approx(
         {name: count / 100 for name, count in parts.items()}
     )
@@ -106,7 +106,7 @@ def test_the_cause_of_a_group_goes_before_those_of_its_rollouts():
 
     assert causes(RolloutBatch(0, trained, (), RolloutTimer(), (spoiled,)), batch) == {"surplus": pytest.approx(3 / 7)}
     assert causes(RolloutBatch(0, trained, (), RolloutTimer(), (), (spoiled,)), batch) == {
-        "stale": pytest.approx(3 / 7)
+        "off_policy": pytest.approx(3 / 7)
     }
     assert causes(RolloutBatch(0, trained, (spoiled,), RolloutTimer()), batch) == {"degenerate": pytest.approx(3 / 7)}
 
@@ -123,7 +123,7 @@ def test_what_a_stream_finishes_too_late_is_surplus():
     assert causes(finished, batch.with_fields(advantages=torch.ones(batch.mask.shape)))["surplus"] == 0.5
 
 
-def test_what_admission_removes_is_stale():
+def test_what_filter_removes_is_off_policy():
     """Weights 1, 1 and 9 a token: the third group goes, and with it 2 of 6 tokens."""
     groups = tuple(group(answer(1.0, 2)) for _ in range(3))
     batch = collate(groups, 1.0)
@@ -132,4 +132,6 @@ def test_what_admission_removes_is_stale():
     stream = stream_of(TimedEngine(lambda *_: 0.0), 1, max_staleness=4)
     left, rest, _ = EssFilter(0.5, stream).apply(RolloutBatch(0, groups, (), RolloutTimer()), scored, version=5)
 
-    assert causes(left, rest.with_fields(advantages=torch.ones(rest.mask.shape))) == {"stale": pytest.approx(1 / 3)}
+    assert causes(left, rest.with_fields(advantages=torch.ones(rest.mask.shape))) == {
+        "off_policy": pytest.approx(1 / 3)
+    }

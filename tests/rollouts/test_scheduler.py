@@ -93,7 +93,7 @@ def test_every_rollout_ends_in_exactly_one_way(rule: dict[str, int], slack: int,
 
     rounds, state, asked = virtually(walk())
     ended = [key for finished in rounds for key in keys(finished.generated)]
-    stale = sum(finished.stale for finished in rounds)
+    stale = sum(finished.cancelled for finished in rounds)
     pending = each * len(state.values["pending"])
     order = {key: place for place, (_, key, _) in enumerate(engine.asked)}
 
@@ -105,8 +105,8 @@ def test_every_rollout_ends_in_exactly_one_way(rule: dict[str, int], slack: int,
         counted = measure_stream(finished)
         wasted = ("refused", "surplus", "distrusted")
         assert sum(counted[f"stream/{name}_rollouts"] for name in wasted) == len(keys(finished.wasted))
-        assert counted["stream/stale_rollouts"] == finished.stale
-        assert rule["stragglers"] == "drop" or (finished.stale, finished.surplus) == (0, ())
+        assert counted["stream/stale_rollouts"] == finished.cancelled
+        assert rule["stragglers"] == "drop" or (finished.cancelled, finished.late) == (0, ())
         if hardness == 0:
             assert len(finished.groups) == rule["prompts"]
 
@@ -122,7 +122,7 @@ def test_at_staleness_0_nothing_depends_on_timing(prompts: int, attempts: int, s
     def answers(seconds: Callable[[int, int], float]) -> list[tuple[list[int], list[int]]]:
         engine = TimedEngine(seconds)
         stream = stream_of(engine, prompts, 2, is_kept=is_kept, max_attempts=attempts)
-        return [(keys(r.groups), keys(r.dropped)) for r in virtually(train(stream, engine, 3))]
+        return [(keys(r.groups), keys(r.filtered)) for r in virtually(train(stream, engine, 3))]
 
     async def written_out() -> list[tuple[list[int], list[int]]]:
         curriculum, tasks, found = UniformCurriculum(1000, seed=0), Questions(), []
@@ -195,7 +195,7 @@ def test_a_dropped_straggler_is_withdrawn_and_counted_once():
         return rounds, engine.withdrawn.copy()
 
     rounds, withdrawn = virtually(walk())
-    assert [finished.stale for finished in rounds] == [0, 2, 0, 0, 0]
+    assert [finished.cancelled for finished in rounds] == [0, 2, 0, 0, 0]
     assert [len(finished.groups) for finished in rounds] == [4] * 5
     assert withdrawn[:2] == [key for index, key, _ in engine.asked if index == slow]
 
@@ -215,8 +215,8 @@ def test_what_finishes_when_its_step_is_full_is_surplus(is_refused: bool):
     stream = stream_of(engine, 1, max_staleness=2, stragglers="drop", is_kept=is_kept)
     rounds = virtually(train(stream, engine, 3))
 
-    assert [[group.task.id for group in finished.surplus] for finished in rounds[:2]] == [[], []]
-    left_over = rounds[2].dropped if is_refused else rounds[2].surplus
+    assert [[group.task.id for group in finished.late] for finished in rounds[:2]] == [[], []]
+    left_over = rounds[2].filtered if is_refused else rounds[2].late
     assert [group.task.id for group in left_over] == [f"q{slow[1]}"]
     assert [group.task.id for group in rounds[2].groups] == [f"q{slow[0]}"]
     assert len(rounds[2].wasted) == 1
@@ -341,7 +341,7 @@ def test_who_is_withdrawn_is_no_fault_of_an_engine():
             return sum(len(engine.withdrawn) for engine in engines.values())
 
     withdrawn = virtually(walk())
-    assert withdrawn == sum(round_.stale for round_ in rounds) > 10
+    assert withdrawn == sum(round_.cancelled for round_ in rounds) > 10
     assert pool.metrics().values() == {
         "engines/alive": 2,
         "engines/lost": 0,

@@ -125,7 +125,7 @@ def test_refused_groups_are_replaced_until_the_bound():
         stream = stream_of(Echo(), is_kept=lambda group: not group.is_degenerate, max_attempts=attempts)
         async with stream:
             finished = await stream.next_batch()
-        return len(finished.groups), len(finished.dropped)
+        return len(finished.groups), len(finished.filtered)
 
     kept, dropped = asyncio.run(walk(50))
     assert kept == 3

@@ -234,7 +234,7 @@ def test_every_token_has_one_end(tmp_path: Path):
         assert sum(row[f"tokens/{name}"] for name in ends) == row["tokens/generated"]
     assert sum(row["tokens/refused"] for row in rows(run)) > 0
     assert sum(row["tokens/distrusted"] for row in rows(run)) > 0
-    assert any(row["waste/stale_fraction"] > 0 for row in rows(run))
+    assert any(row["waste/off_policy_fraction"] > 0 for row in rows(run))
     assert sum(row["stream/distrusted_rollouts"] for row in rows(run)) % 4 == 0
     assert all(row["stream/admitted_ess_fraction"] >= row["stream/ess_fraction"] for row in rows(run))
     assert max(row["stream/steps_ahead"] for row in rows(run)) <= 8

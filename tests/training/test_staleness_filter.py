@@ -54,7 +54,7 @@ def test_the_group_that_spoils_the_batch_goes():
     assert measured["stream/ess_fraction"] == pytest.approx(121 / 249)
     assert measured["stream/admitted_ess_fraction"] == pytest.approx(1.0)
     assert [group.task.id for group in left.groups] == ["a", "b"]
-    assert [group.task.id for group in left.distrusted] == ["c"]
+    assert [group.task.id for group in left.off_policy] == ["c"]
     assert rest.group.tolist() == [0, 1]
 
 

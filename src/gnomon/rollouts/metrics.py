@@ -9,7 +9,7 @@ import torch
 
 from gnomon.core.metrics import Last, Max, Mean, Measure, Metrics, Sum
 from gnomon.core.types import Batch, EndedBy, Group, Rollout
-from gnomon.rollouts.scheduler import RolloutBatch
+from gnomon.rollouts.scheduler import Fate, RolloutBatch
 
 # What became of every generated token: trained on, or wasted, and why.
 
@@ -30,7 +30,7 @@ def measure_waste(finished: RolloutBatch, batch: Batch, learned: Metrics) -> Met
     waste/clipped_fraction: an advantage, and a loss without a slope: the clip, a mask of the correction, or a weight of
         0, averaged over the step's updates. A cap bounds a push and takes none away (``loss/capped_fraction``).
     waste/truncated_fraction: masked because the response was cut off.
-    waste/stale_fraction: the policy had moved too far (staleness filter).
+    waste/off_policy_fraction: the policy had moved too far (staleness filter); recorded as stale_fraction before.
     waste/errored_fraction: no reward. waste/refused_fraction: kept out by a filter, though rewards differ.
     waste/surplus_fraction: finished too late for a place.
 
@@ -39,22 +39,21 @@ def measure_waste(finished: RolloutBatch, batch: Batch, learned: Metrics) -> Met
     regularizer's pull on a token that the reward says nothing about is no use of the rollout: such a token is wasted.
     """
     groups = untrained(finished)
-    wasted = {name: tokens_of(rollouts_of(each)) for name, each in groups.items()} | {
-        "failed": tokens_of(failed(finished))
-    }
+    wasted = {fate: tokens_of(rollouts_of(each)) for fate, each in groups.items()}
+    wasted[Fate.ERRORED] = tokens_of(failed(finished))
     causes = _silent(finished, batch)
     share = learned[STOPPED] if STOPPED in set(learned) else 0.0
     causes["clipped"] = round(share * int(batch.mask.sum()))
-    wasted["idle"] = sum(causes.values())
-    of_refused = tokens_of(rollouts_of([group for group in groups["refused"] if _is_alike(group)]))
+    wasted[Fate.IDLE] = sum(causes.values())
+    of_refused = tokens_of(rollouts_of([group for group in groups[Fate.FILTERED] if _is_alike(group)]))
     causes["degenerate"] += of_refused
     causes |= {
-        "refused": wasted["refused"] - of_refused,
-        "surplus": wasted["surplus"],
-        "stale": wasted["distrusted"],
-        "errored": wasted["failed"],
+        "refused": wasted[Fate.FILTERED] - of_refused,
+        "surplus": wasted[Fate.LATE],
+        "off_policy": wasted[Fate.OFF_POLICY],
+        "errored": wasted[Fate.ERRORED],
     }
-    trained = tokens_of(rollouts_of(finished.groups)) - wasted["failed"] - wasted["idle"]
+    trained = tokens_of(rollouts_of(finished.groups)) - wasted[Fate.ERRORED] - wasted[Fate.IDLE]
     generated = trained + sum(wasted.values())
     measures: dict[str, Measure] = {f"tokens/{name}": Sum(count) for name, count in wasted.items()}
     measures |= {f"waste/{cause}_fraction": Mean(count, generated) for cause, count in causes.items()}
@@ -149,7 +148,7 @@ def measure_round(finished: RolloutBatch, version: int) -> Metrics:
         "rollout/degenerate_group_fraction": Mean(sum(g.is_degenerate for g in several), len(several)),
         "rollout/all_equal_best_fraction": Mean(sum(_is_all(g, 1.0) for g in groups), len(groups)),
         "rollout/all_equal_zero_fraction": Mean(sum(_is_all(g, 0.0) for g in groups), len(groups)),
-        "rollout/discarded_groups": Sum(len(finished.dropped)),
+        "rollout/discarded_groups": Sum(len(finished.filtered)),
         "stream/staleness_steps_mean": Mean(sum(stale), len(stale)),
         "stream/staleness_steps_max": Max(max(stale, default=0)),
         "tokens/generated": Sum(tokens_of(rollouts)),
@@ -169,7 +168,7 @@ def measure_stream(finished: RolloutBatch) -> Metrics:
     longer pending.
     """
     counts = {name: sum(len(g.rollouts) for g in groups) for name, groups in untrained(finished).items()}
-    counts |= {"stale": finished.stale, "failed": len(failed(finished))}
+    counts |= {Fate.CANCELLED: finished.cancelled, Fate.ERRORED: len(failed(finished))}
     measures: dict[str, Measure] = {f"stream/{name}_rollouts": Sum(count) for name, count in counts.items()}
     measures |= {
         "time/wait_seconds": Mean(finished.wait_seconds, 1),
@@ -180,9 +179,9 @@ def measure_stream(finished: RolloutBatch) -> Metrics:
     return Metrics.of(measures)
 
 
-def untrained(finished: RolloutBatch) -> dict[str, tuple[Group, ...]]:
+def untrained(finished: RolloutBatch) -> dict[Fate, tuple[Group, ...]]:
     """Return the groups that were finished and are not trained on, by cause."""
-    return {"refused": finished.dropped, "surplus": finished.surplus, "distrusted": finished.distrusted}
+    return {Fate.FILTERED: finished.filtered, Fate.LATE: finished.late, Fate.OFF_POLICY: finished.off_policy}
 
 
 def failed(finished: RolloutBatch) -> list[Rollout]:

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from types import TracebackType
 from typing import Literal, Self
 
@@ -91,25 +92,40 @@ def choose(
     return None if is_waiting and is_late else ready
 
 
+class Fate(StrEnum):
+    """What became of a rollout that no gradient came from; the values are words of recorded metrics.
+
+    FILTERED: the group filter refused its group. LATE: its group was finished, and no step had room before it became
+    too old. OFF_POLICY: its group was kept, and the staleness filter removed it after scoring. CANCELLED: it was
+    withdrawn unfinished, because it would have become too old; what an engine had generated of it is not known.
+    ERRORED: it has no reward, in a group that is trained on. IDLE: in such a group, with a reward and no gradient.
+    """
+
+    FILTERED = "refused"
+    LATE = "surplus"
+    OFF_POLICY = "distrusted"
+    CANCELLED = "stale"
+    ERRORED = "failed"
+    IDLE = "idle"
+
+
 @dataclass(frozen=True)
 class RolloutBatch:
     """What one step trains on, and what else came to an end since the step before.
 
-    number: of the take, from 0. groups: kept, in the order they were asked. dropped: groups that the filter refused.
-    surplus: finished groups that no step had room for before they became too old. distrusted: groups that were kept,
-    and that the staleness filter removed after they were scored. stale: rollouts that were withdrawn unfinished because
-    they would have become too old; what an engine had generated of them is not known.
+    number: of the take, from 0. groups: kept, in the order they were asked. filtered, late, off_policy:
+    finished groups that are not trained on, by their `Fate`. cancelled: rollouts that never finished.
     wait_seconds: how long the step waited for groups. in_flight, finished: groups that stay behind, still asked or
     ready. ahead: steps for which prompts were asked beside this one. watch: of the group that finished last.
     """
 
     number: int
     groups: tuple[Group, ...]
-    dropped: tuple[Group, ...]
+    filtered: tuple[Group, ...]
     watch: RolloutTimer
-    surplus: tuple[Group, ...] = ()
-    distrusted: tuple[Group, ...] = ()
-    stale: int = 0
+    late: tuple[Group, ...] = ()
+    off_policy: tuple[Group, ...] = ()
+    cancelled: int = 0
     wait_seconds: float = 0.0
     in_flight: int = 0
     finished: int = 0
@@ -118,7 +134,7 @@ class RolloutBatch:
     @property
     def wasted(self) -> tuple[Group, ...]:
         """Every group that was generated and is not trained on."""
-        return self.dropped + self.surplus + self.distrusted
+        return self.filtered + self.late + self.off_policy
 
     @property
     def generated(self) -> tuple[Group, ...]:
@@ -273,10 +289,10 @@ class RolloutScheduler:
         return RolloutBatch(
             number=self._clock,
             groups=tuple(groups),
-            dropped=tuple(refused),
+            filtered=tuple(refused),
             watch=max(chosen, key=lambda slot: slot.done_at).watch,
-            surplus=tuple(group for _, group in _groups(expired, "kept")),
-            stale=self.rollouter.generations * sum(slot.status == "asked" for slot in expired),
+            late=tuple(group for _, group in _groups(expired, "kept")),
+            cancelled=self.rollouter.generations * sum(slot.status == "asked" for slot in expired),
             wait_seconds=waited,
             in_flight=sum(not slot.is_ready for slot in self._slots),
             finished=sum(slot.is_ready for slot in self._slots),

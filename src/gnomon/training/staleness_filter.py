@@ -88,7 +88,7 @@ class EssFilter:
             return finished, batch, measured
         goes = [group for place, group in enumerate(finished.groups) if place not in set(stays)]
         kept = tuple(finished.groups[place] for place in stays)
-        return replace(finished, groups=kept, distrusted=tuple(goes)), _of_groups(batch, stays), measured
+        return replace(finished, groups=kept, off_policy=tuple(goes)), _of_groups(batch, stays), measured
 
     def _ask_ahead(self, ess: float, age: int) -> None:
         most = self.stream.max_staleness

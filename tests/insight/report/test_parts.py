@@ -90,6 +90,14 @@ def test_time_and_waste_are_whole():
     assert time_shares([]) == waste_shares([]) == []
 
 
+def test_the_former_name_of_off_policy_tokens_is_read():
+    """A run that an earlier version began has one cause, whichever of the two names a step recorded."""
+    former, today = "waste/stale_fraction", "waste/off_policy_fraction"
+    rows = [{"step": n, "tokens/generated": 10, name: 0.5} for n, name in enumerate([former, today], start=1)]
+
+    assert {s.name: s.fraction for s in waste_shares(rows)} == {"trained": 0.5, "off policy": 0.5}
+
+
 def test_what_differs_is_named_by_its_path():
     """One changed value of the preset and one of the defaults; whatever is required is not called different."""
     table = {

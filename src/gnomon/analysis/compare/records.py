@@ -8,7 +8,7 @@ from typing import Any, Literal
 from gnomon.core.errors import DatasetError
 from gnomon.records.eval_records import AnswerLog, read_answered
 from gnomon.records.jsonl import read_rows
-from gnomon.records.reading import RunRecord, number
+from gnomon.records.reading import RunRecord, number, waste_cause
 from gnomon.training.evaluate import read_evaluations
 
 STAGES = ("generate", "grade", "score", "update", "publish", "track")
@@ -160,8 +160,7 @@ def _cost(rows: Sequence[Mapping[str, Any]]) -> Cost:
     wasted: dict[str, float] = {}
     for row in rows:
         for name in row:
-            if name.startswith("waste/") and name.endswith("_fraction"):
-                cause = name.removeprefix("waste/").removesuffix("_fraction").replace("_", " ")
+            if cause := waste_cause(name).replace("_", " "):
                 wasted[cause] = wasted.get(cause, 0.0) + _number(row, name) * _number(row, "tokens/generated")
     seconds = {stage: sum(_number(row, f"time/{stage}_seconds") for row in rows) for stage in STAGES}
     seconds["step"] = sum(_number(row, "time/step_seconds") for row in rows)

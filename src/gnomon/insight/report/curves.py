@@ -11,7 +11,7 @@ from gnomon.core.svg import Mark, Series, chart, number_of, thinned
 from gnomon.diagnosis.finding import Finding
 from gnomon.insight.report.plots import GROUPS, LEARNING, POLICY, STALENESS, TIME, WASTE, Plot
 from gnomon.records.jsonl import is_number
-from gnomon.records.reading import column
+from gnomon.records.reading import column, waste_cause
 from gnomon.training.evaluate import Evaluation
 
 Rows = Sequence[Mapping[str, Any]]
@@ -112,9 +112,9 @@ def time_panels(rows: Rows, marks: Sequence[Mark]) -> list[Panel]:
 
 def waste_panels(rows: Rows, marks: Sequence[Mark]) -> list[Panel]:
     """Return the tokens without a gradient, by cause where that is known."""
-    causes = sorted({n for row in rows for n in row if n.startswith("waste/") and n.endswith("_fraction")})
+    causes = sorted({n for row in rows for n in row if waste_cause(n)})
     seen = [n for n in causes if any(value > 0 for _, value in column(rows, n))][:7]
-    names = {n: n.removeprefix("waste/").removesuffix("_fraction").replace("_", " ") for n in seen}
+    names = {n: waste_cause(n).replace("_", " ") for n in seen}
     by_cause = [Plot("By cause", "fraction of tokens", names)] if names else []
     return _panels(rows, [*WASTE, *by_cause], marks)
 

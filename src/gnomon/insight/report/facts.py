@@ -10,7 +10,7 @@ from gnomon.config.experiment import Experiment
 from gnomon.core.atomic_files import read_plain_text
 from gnomon.core.tables import to_table
 from gnomon.records.console import duration
-from gnomon.records.reading import RunRecord, column
+from gnomon.records.reading import RunRecord, column, waste_cause
 from gnomon.records.run_card import sessions_of
 from gnomon.tasks.arithmetic import ArithmeticTask
 
@@ -31,7 +31,7 @@ _CAUSES = {
     "clipped": "the policy had moved far enough already",
     "capped": "a bound took the weight away",
     "truncated": "cut off at the budget, and left out of the loss",
-    "stale": "too old when its turn came",
+    "off_policy": "the policy had moved too far from it (stale, in runs of earlier versions)",
     "errored": "could not be judged",
     "surplus": "finished when no step had room",
     "refused": "the filter refused its prompt",
@@ -93,8 +93,9 @@ def waste_shares(rows: Rows) -> list[Share]:
     generated = total(rows, "tokens/generated")
     if generated <= 0:
         return []
-    names = sorted({n for row in rows for n in row if n.startswith("waste/") and n.endswith("_fraction")})
-    causes = {n.removeprefix("waste/").removesuffix("_fraction"): _tokens(rows, n) for n in names}
+    causes: dict[str, float] = {}
+    for name in sorted({n for row in rows for n in row if waste_cause(n)}):
+        causes[waste_cause(name)] = causes.get(waste_cause(name), 0.0) + _tokens(rows, name)
     causes = causes or {cause: total(rows, f"tokens/{cause}") for cause in _FORMER}
     trained = max(0.0, generated - sum(causes.values()))
     largest = sorted(((n, t) for n, t in causes.items() if t > 0), key=lambda pair: -pair[1])

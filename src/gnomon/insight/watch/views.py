@@ -12,6 +12,7 @@ from gnomon.insight.watch.metric_labels import FLOW, HEALTH, REWARD, Term, writt
 from gnomon.insight.watch.overview import COLORS, curve_lines
 from gnomon.insight.watch.run_snapshot import RunSnapshot
 from gnomon.insight.watch.text import one_line, wrapped
+from gnomon.records.reading import waste_cause
 
 _CURVE_LINES, _CURVE_WIDTH = 4, 38
 _ANSWER_LINES = 14
@@ -94,9 +95,8 @@ def _parts(snapshot: RunSnapshot) -> list[Term]:
 
 def _causes(snapshot: RunSnapshot) -> list[Term]:
     """Return the causes for which tokens were wasted."""
-    names = sorted(name for name in snapshot.last if name.startswith("waste/") and any(snapshot.series(name)))
-    called = {name: name.removeprefix("waste/").removesuffix("_fraction").replace("_", " ") for name in names}
-    return [Term(name, f"wasted: {called[name]}", "share", "") for name in names]
+    names = sorted(name for name in snapshot.last if waste_cause(name) and any(snapshot.series(name)))
+    return [Term(name, f"wasted: {waste_cause(name).replace('_', ' ')}", "share", "") for name in names]
 
 
 def _curve(snapshot: RunSnapshot, term: Term, width: int) -> list[Text]:
