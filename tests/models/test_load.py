@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 import torch
@@ -264,3 +265,26 @@ def test_the_default_model_is_converted_and_works(monkeypatch, tmp_path):
     question = tokenizer.encode(tokenizer.template([{"role": "user", "content": "What is the capital of France?"}]))
     ids = model.generate(torch.tensor([question]), max_new_tokens=12, do_sample=False)
     assert "Paris" in tokenizer.decode(ids[0, len(question) :].tolist())
+
+
+@pytest.mark.parametrize("eos", ["257", 257.0, True, [[257]], [257, "258"], -2, 99_999, [257, 99_999], {"a": 1}])
+def test_an_end_that_is_no_token_is_refused(folder, tmp_path, eos):
+    """The end "257" was read as the tokens 2, 5 and 7; each entry must be the number of a token."""
+    shutil.copytree(folder, tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    with pytest.raises(ModelError, match=r"generation_config\.json.*(eos_token_id, which is none|correct the file)"):
+        load_tokenizer(str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize("eos", [None, -1, 257, [257], [257, 258], [257, 258, -1]])
+def test_ends_are_read_from_the_model_config_where_there_is_no_generation_config(folder, tmp_path, eos):
+    """Both transformers and vLLM stop at the ends of config.json then, and so does gnomon; -1 is no end."""
+    shutil.copytree(folder, tmp_path / "model")
+    place = tmp_path / "model" / "generation_config.json"
+    place.write_text(json.dumps({"eos_token_id": eos}))
+    stated = load_tokenizer(str(tmp_path / "model")).stop_ids
+    place.unlink()
+    config = tmp_path / "model" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"eos_token_id": eos}))
+    assert load_tokenizer(str(tmp_path / "model")).stop_ids == stated
+    assert set(stated) == {257} | ({258} if isinstance(eos, list) and 258 in eos else set())

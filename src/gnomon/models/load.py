@@ -169,8 +169,8 @@ def read_tokenizer(place: str, trust_remote_code: bool = False) -> Tokenizer:
 
     with parsed(f"model '{place}' has no tokenizer that transformers can load"):
         backend = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
-        ends = _generation_eos(place)
-        return wrap(backend, _read_config(place, trust_remote_code), ends)
+        config = _read_config(place, trust_remote_code)
+        return wrap(backend, config, _generation_eos(place, config))
 
 
 def write_model(
@@ -362,23 +362,35 @@ def _from_pretrained(place: str, dtype: torch.dtype, trust_remote_code: bool) ->
     return loaded
 
 
-def _generation_eos(place: str) -> list[int]:
+def _generation_eos(place: str, config: Any) -> list[int]:
+    """Return the ends that generation_config.json lists; without one, those that config.json does, as elsewhere."""
     from transformers import GenerationConfig
 
+    size = int(config.get_text_config().vocab_size)
     try:
         # What transformers would not write is said by the rehearsal.
         with no_report():
             eos = GenerationConfig.from_pretrained(place).eos_token_id
     except Exception as error:
         if isinstance(error, OSError) and not (Path(place) / "generation_config.json").exists():
-            return []
+            return [i for i in _listed(getattr(config, "eos_token_id", None)) if type(i) is int and 0 <= i < size]
         raise ModelError(
             f"model '{place}': transformers does not take its generation_config.json ({first_line(error)}); correct "
             "the file, or remove it"
         ) from error
-    if eos is None:
-        return []
-    return [eos] if isinstance(eos, int) else list(eos)
+    # -1 is how some files write that there is none.
+    ends = [i for i in _listed(eos) if i is not None and (type(i) is not int or i != -1)]
+    for end in ends:
+        if type(end) is not int or not 0 <= end < size:
+            raise ModelError(
+                f"model '{place}': generation_config.json has {shortened(repr(end))} in eos_token_id, which is none of "
+                f"the model's tokens (whole numbers from 0 to {size - 1}); correct the file"
+            )
+    return ends
+
+
+def _listed(eos: Any) -> list[Any]:
+    return list(eos) if isinstance(eos, list | tuple) else [eos]
 
 
 class ModelFolder(PosixPath):
