@@ -22,7 +22,6 @@ from gnomon.records.jsonl import read_rows
 from gnomon.training import build_workers
 from gnomon.training.build_engines import (
     load_network,
-    said_of_native,
     said_of_serving,
     sending,
     serve,
@@ -41,7 +40,7 @@ def tiny(*overrides: str) -> Resolved:
 
 def test_the_card_tells_functions_in_c_from_others(way: str):
     """A name that tells sources, compiler and processor, another for each precision; none where torch computes."""
-    names = {said_of_native(tiny(f"learner.precision={precision}")) for precision in ("fp32", "bf16")}
+    names = {tiny(f"learner.precision={precision}").native for precision in ("fp32", "bf16")}
 
     assert len(names) == (2 if way == "native" else 1)
     assert all(len(name) == 32 for name in names) if way == "native" else names == {""}

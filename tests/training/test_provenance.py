@@ -106,5 +106,5 @@ def test_an_experiment_that_cannot_be_read_differs_in_nothing_that_is_known(tmp_
     """Neither an empty file nor one that is no TOML is compared."""
     (tmp_path / "experiment.toml").write_text(text, encoding="latin-1")
 
-    assert other_experiment(tmp_path, load("tiny").experiment) == ""
-    assert other_experiment(tmp_path / "nowhere", load("tiny").experiment) == ""
+    assert other_experiment(tmp_path, to_toml(load("tiny").experiment)) == ""
+    assert other_experiment(tmp_path / "nowhere", to_toml(load("tiny").experiment)) == ""

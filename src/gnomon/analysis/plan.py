@@ -17,7 +17,7 @@ from gnomon.models.head import chunk_for
 from gnomon.models.size import ModelSize
 from gnomon.records.console import duration
 from gnomon.training.build_data import TrainingData
-from gnomon.training.build_engines import said_of_serving, slow_ways
+from gnomon.training.build_engines import said_of_serving
 from gnomon.training.notes import Costs, initial_answers, many, paragraphs, size_in_words
 from gnomon.training.resolve import Resolved
 
@@ -165,7 +165,7 @@ def _shape(resolved: Resolved, asked: TrainingData, plan: RunEstimate) -> Iterat
         f"because they are held out; {many(plan.held_out_prompts, 'held-out prompt')}."
     )
     yield plan.prompt.said
-    for said in (*asked.remarks, *slow_ways(resolved, asked.mean_prompt_tokens)):
+    for said in (*asked.remarks, *resolved.slow_ways(asked.mean_prompt_tokens)):
         yield f"{said[:1].upper()}{said[1:]}."
 
 

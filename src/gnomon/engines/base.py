@@ -5,33 +5,22 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gnomon.core.errors import ConfigError, check_bounds
+from gnomon.core.sections import SamplingPlan
 from gnomon.core.types import Completion, Snapshot
 from gnomon.models.transfer.fingerprint import Fingerprint
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How tokens are drawn.
+class Sampling(SamplingPlan):
+    """How tokens are drawn: a plan that was checked, with all token ids that end a completion as ``stop_ids``.
 
-    Truncations apply in the order top-k, top-p, min-p, on the tempered distribution, as in vLLM and transformers.
+    Truncations apply in the order top-k, top-p, min-p, on the tempered distribution, as in vLLM and transformers. Every
+    policy is scored at the temperature. A stop token counts towards the length, and is trained when sampled.
 
     Attributes:
-        temperature: > 0; logits are divided by it, and every policy is scored at it.
-        top_p: In (0, 1]; keep the smallest set of tokens with at least this mass. 1 keeps all.
-        top_k: Keep the k likeliest tokens; 0 keeps all.
-        min_p: In [0, 1); keep tokens with at least this fraction of the likeliest one's probability. 0 keeps all.
-        max_completion_length: Tokens, > 0, the stop token included.
-        stop_ids: Token ids that end a completion, each trained as an action when sampled.
         record_routing: Return which experts a mixture model chose, as ``Completion.routing``; nothing for a dense one.
-
     """
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    max_completion_length: int = 64
-    stop_ids: tuple[int, ...] = ()
     record_routing: bool = False
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gnomon.algorithms.piece_trial import try_pieces
-from gnomon.config.experiment import Experiment, Loaded, anchored, load, read, to_toml
+from gnomon.config.experiment import Experiment, Loaded, load, read, to_toml
 from gnomon.core.atomic_files import read_plain, write_durably
 from gnomon.core.errors import CheckpointError, DatasetError, RunDirectoryError, RunError, Stopped, UserError
 from gnomon.core.failpoints import reach
@@ -49,25 +49,21 @@ from gnomon.training.build_data import (
     questions,
     walls_of,
 )
-from gnomon.training.build_engines import (
-    said_of_device,
-    said_of_native,
-    slow_ways,
-    weakened,
-)
 from gnomon.training.build_workers import opened
 from gnomon.training.checks import check_serving, check_settings
 from gnomon.training.eval_spec import NEWEST, EvalSpec, EvalTarget, checkpoint_of
 from gnomon.training.evaluate import Evaluation
-from gnomon.training.notes import foreign_code, starting_notes
+from gnomon.training.notes import starting_notes
 from gnomon.training.provenance import (
     changed_code,
     changes,
+    foreign_code,
     is_begun,
     latest_session,
     other_experiment,
     own_code_of,
     refuse_other_code,
+    say_whose_code,
     sources_of,
 )
 from gnomon.training.resolve import Resolved, resolve
@@ -93,14 +89,15 @@ def train_experiment(
     tune_machine()
     resolved = resolve(loaded.experiment)
     experiment = resolved.experiment
-    if run_dir is not None and is_begun(run_dir, anchored(experiment)):
+    written = to_toml(resolved.anchored().experiment)
+    if run_dir is not None and is_begun(run_dir, written):
         return resume(run_dir, stop, callbacks)
     with ExitStack() as stack:
         console = stack.enter_context(Console(experiment.steps))
         for note in loaded.notes:
             console.say(f"understood: {note}")
         if run_dir is not None:
-            RunDirectory.check_free(run_dir, other_experiment(run_dir, anchored(experiment)))
+            RunDirectory.check_free(run_dir, other_experiment(run_dir, written))
         asked, chosen = checked(resolved, console)
         for note in (*asked.remarks, *starting_notes(experiment)):
             console.warn(note)
@@ -108,7 +105,7 @@ def train_experiment(
         experiment = resolved.experiment
         directory = RunDirectory.named(experiment.name) if run_dir is None else RunDirectory.create(run_dir)
         stack.callback(directory.close)
-        write_durably(directory.experiment, to_toml(experiment).encode())
+        write_durably(directory.experiment, written.encode())
         if asked.split.dropped:
             console.say(f"{asked.split.dropped:,} training questions are given up, because they are held out")
         try:
@@ -247,7 +244,7 @@ def evaluate_each(candidates: Sequence[EvalTarget], exam: EvalSpec) -> tuple[Eva
             with console.phase("preparing tasks"):
                 asked = questions(experiment) if exam.task is None else held_out_questions(experiment)
             _try_rewards(experiment, asked, console)
-            slow = slow_ways(resolved, asked.mean_prompt_tokens)
+            slow = resolved.slow_ways(asked.mean_prompt_tokens)
             for note in (asked.split.repeated, asked.untried, *asked.beginning.notes, *slow):
                 if note and note not in told:
                     told.add(note)
@@ -326,14 +323,6 @@ def _refuse_other_questions(directory: RunDirectory, asked: TrainingData) -> Non
         )
 
 
-def say_whose_code(experiment: Experiment, console: Console) -> None:
-    """Say what code that is not gnomon's is about to run. What an algorithm names was said when that was loaded."""
-    for code in foreign_code(experiment):
-        console.say(f"runs your code: {code}")
-    for model, own in own_code_of(experiment).items():
-        console.warn(f"the own code of the model {model} may run (trust_remote_code): {own or 'it brings none'}")
-
-
 def _prepared(resolved: Resolved, console: Console) -> tuple[TrainingData, PromptChoice]:
     experiment = resolved.experiment
     say_whose_code(experiment, console)
@@ -406,17 +395,17 @@ def _run(session: TrainingContext, found: CheckpointRef | None, stop: StopReques
 def _card(session: TrainingContext) -> Card:
     experiment, resolved = session.experiment, session.resolved
     card = run_card(
-        said_of_device(resolved),
+        resolved.device_name,
         torch.get_num_threads(),
         {"run": experiment.seed},
         str(experiment.learner.precision),
         walls_of(experiment, session.asked.grading),
-        weakened(resolved),
+        resolved.weakened,
     )
     return replace(
         card,
-        native=said_of_native(resolved),
-        slow=slow_ways(resolved, session.asked.mean_prompt_tokens),
+        native=resolved.native,
+        slow=resolved.slow_ways(session.asked.mean_prompt_tokens),
         foreign_code=foreign_code(experiment),
         seal=seal(read(session.directory.experiment)),
         sources=sources_of(experiment),

@@ -144,12 +144,7 @@ def sampling_of(experiment: Experiment, tokenizer: Tokenizer) -> Sampling:
     if beyond:
         raise ConfigError(f"sampling.stop_ids {beyond} are outside the vocabulary of {tokenizer.vocab_size}")
     return Sampling(
-        temperature=plan.temperature,
-        top_p=plan.top_p,
-        top_k=plan.top_k,
-        min_p=plan.min_p,
-        max_completion_length=plan.max_completion_length,
-        stop_ids=tuple(dict.fromkeys((*tokenizer.stop_ids, *plan.stop_ids))),
+        **{**vars(plan), "stop_ids": tuple(dict.fromkeys((*tokenizer.stop_ids, *plan.stop_ids)))},
         record_routing=experiment.algorithm.routing == "behavior",
     )
 

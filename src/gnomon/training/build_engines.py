@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-import torch
 from torch import nn
 
 from gnomon.config.experiment import Experiment
@@ -13,14 +12,10 @@ from gnomon.core.types import Snapshot
 from gnomon.engines.base import Engine
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.pool import EnginePool
-from gnomon.models.cpu.kernels import kernels_of
 from gnomon.models.cpu.packed_linear import input_axes
 from gnomon.models.decoder import vocabulary_size
-from gnomon.models.device import describe_device, resolve_device
-from gnomon.models.size import outline
-from gnomon.models.slow import slow_parts
+from gnomon.models.device import resolve_device
 from gnomon.models.transfer.rounding import rounded
-from gnomon.records.run_card import CLUSTERED, CONVERSING, OVERLAPPED, PARTED, SERVED, TIMED
 from gnomon.training.notes import many
 from gnomon.training.resolve import Resolved
 
@@ -44,56 +39,6 @@ def said_of_serving(resolved: Resolved) -> str:
     rounding = "" if plan.rounding == "none" else f", rounded to {plan.rounding} whenever they are sent"
     parts = f" in {plan.tensor_parallel} parts (tensor parallel)" if plan.tensor_parallel > 1 else ""
     return f"They are drawn by {who}, {each}{parts}{rounding}, at most {plan.max_concurrent} at once by each."
-
-
-def weakened(resolved: Resolved) -> str | None:
-    """Return what the experiment itself takes from bitwise repetition; None where only the device decides."""
-    experiment = resolved.experiment
-    if experiment.staleness_bound:
-        return OVERLAPPED
-    if experiment.environment is not None:
-        return CONVERSING
-    if experiment.cluster.kind != "none":
-        return CLUSTERED
-    if experiment.engine.kind != "local" or experiment.engine.count > 1:
-        return SERVED
-    processes = experiment.learner.processes
-    if processes > 1 and resolved.device.type == "cpu":
-        return PARTED.format(processes=processes)
-    return TIMED if experiment.budget.seconds else None
-
-
-def said_of_native(resolved: Resolved) -> str:
-    """Return what a run's card says of the functions in C that it computes with; "" where there are none."""
-    if resolved.device.type != "cpu":
-        return ""
-    kernels = kernels_of(torch.empty(0, dtype=resolved.dtype))
-    return "" if kernels is None else kernels.name
-
-
-def slow_ways(resolved: Resolved, prompt_tokens: float) -> tuple[str, ...]:
-    """Return a sentence for each slower way that the run computes by, with its factor: for plan, start and card.
-
-    prompt_tokens: of a usual prompt.
-    """
-    experiment = resolved.experiment
-    if experiment.engine.kind != "local":
-        return ()
-    answer = experiment.sampling.max_completion_length
-    said = list(slow_parts(outline(experiment.model, experiment.trust_remote_code), prompt_tokens, answer))
-    if resolved.device.type == "cpu" and not said_of_native(resolved):
-        said.append(
-            "there are no functions in C (no compiler, or GNOMON_NATIVE=0), so PyTorch does what they would: "
-            "generation and updates take up to twice as long (reckoned: docs/speed.md)"
-        )
-    return tuple(said)
-
-
-def said_of_device(resolved: Resolved) -> str:
-    """Return what a run's card says of what computes."""
-    device = resolved.device
-    is_here = device.type == "cpu" or torch.cuda.is_available()
-    return describe_device(device) if is_here else f"{device} (of the cluster's machines)"
 
 
 def load_network(resolved: Resolved) -> nn.Module:

@@ -6,13 +6,10 @@ from typing import Any
 
 from gnomon.algorithms import corrections, regularizers, sections
 from gnomon.algorithms.advantages import Gae, GroupRelative, LeaveOneOut, LengthAdaptive, Returns, unscaled
-from gnomon.algorithms.build import to_table as algorithm_table
 from gnomon.algorithms.surrogates import ClippedSurrogate
 from gnomon.algorithms.validate import remarks, uses_tracker
 from gnomon.config.experiment import Experiment
 from gnomon.models.size import model_size
-from gnomon.rewards.function import UserFunction
-from gnomon.tasks.environment import PYTHON
 
 GIB = 2**30
 _SHARE = 20
@@ -52,36 +49,6 @@ def starting_notes(experiment: Experiment) -> list[str]:
         size = model_size(experiment.model, experiment.trust_remote_code)
         notes.append(routing_note(experiment, is_mixture=size.experts > 1))
     return [note for note in notes if note is not None]
-
-
-def foreign_code(experiment: Experiment) -> tuple[str, ...]:
-    """Return the user's own functions and classes that a run executes, each with what it is.
-
-    They are as the experiment names them, and no name is looked for anywhere else, so nothing else of the user's runs.
-    """
-    named = [f"reward {r.verifier.function}" for r in experiment.rewards if isinstance(r.verifier, UserFunction)]
-    plan = experiment.environment
-    if plan is not None:
-        named += [f"environment {plan.use}"] if plan.use else []
-        named += [f"tool {tool}" for tool in plan.tools if tool != PYTHON]
-    return (*named, *(f"piece {piece}" for piece in _own_pieces(algorithm_table(experiment.algorithm))))
-
-
-def trusted_models(experiment: Experiment) -> tuple[str, ...]:
-    """Return the models whose own code may run: of policy and critic each, where its ``trust_remote_code`` says so."""
-    critic = experiment.algorithm.critic
-    trusted = [experiment.model] if experiment.trust_remote_code else []
-    trusted += [critic.initial] if critic is not None and critic.trust_remote_code else []
-    return tuple(dict.fromkeys(trusted))
-
-
-def _own_pieces(node: Any) -> Iterator[str]:
-    if isinstance(node, Mapping):
-        if isinstance(piece := node.get("piece"), str) and ":" in piece:
-            yield piece
-        node = list(node.values())
-    for below in node if isinstance(node, list) else ():
-        yield from _own_pieces(below)
 
 
 def lambda_note(experiment: Experiment) -> str | None:

@@ -2,41 +2,44 @@
 
 import hashlib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gnomon.config.experiment import Experiment, to_toml
+from gnomon.algorithms.build import to_table as algorithm_table
+from gnomon.config.experiment import Experiment
 from gnomon.core.atomic_files import read_plain, read_plain_text
 from gnomon.core.errors import ModelError
 from gnomon.core.redaction import shortened
 from gnomon.core.tables import parse_toml
 from gnomon.models.remote_code import revision
+from gnomon.records.console import Console
 from gnomon.records.directory import RunDirectory
 from gnomon.records.reading import RunRecord
 from gnomon.records.run_card import Card, sessions_of
-from gnomon.training.notes import foreign_code, trusted_models
+from gnomon.rewards.function import UserFunction
+from gnomon.tasks.environment import PYTHON
 
 _MOST_DIFFERENCES, _LONGEST_VALUE = 5, 80
 _COMMIT = 12
 _MACHINE = {"device": "the device", "cpu": "the processor", "threads": "the number of threads"}
 
 
-def is_begun(run_dir: Path, experiment: Experiment) -> bool:
-    """Whether a run of this very experiment is there, so that the same command goes on with it."""
+def is_begun(run_dir: Path, asked: str) -> bool:
+    """Whether a run of this very experiment, as its file has it, is there: the same command goes on with it."""
     try:
-        return read_plain(RunDirectory(run_dir).experiment) == to_toml(experiment).encode()
+        return read_plain(RunDirectory(run_dir).experiment) == asked.encode()
     except OSError:
         return False
 
 
-def other_experiment(run_dir: Path, experiment: Experiment) -> str:
-    """Return what differs between the experiment of the run that is there and this one; "" where none can be read."""
+def other_experiment(run_dir: Path, asked: str) -> str:
+    """Return what differs between the experiment of the run that is there and this file; "" where none can be read."""
     try:
         there = parse_toml(read_plain_text(RunDirectory(run_dir).experiment))
     except (OSError, ValueError, RecursionError):
         return ""
-    return listed(differences(there, tomllib.loads(to_toml(experiment)))) if there else ""
+    return listed(differences(there, tomllib.loads(asked))) if there else ""
 
 
 def differences(there: Any, asked: Any, path: str = "") -> list[str]:
@@ -87,6 +90,27 @@ def changes(before: Mapping[str, Any], now: Card) -> list[str]:
     return told
 
 
+def say_whose_code(experiment: Experiment, console: Console) -> None:
+    """Say what code that is not gnomon's is about to run. What an algorithm names was said when that was loaded."""
+    for code in foreign_code(experiment):
+        console.say(f"runs your code: {code}")
+    for model, own in own_code_of(experiment).items():
+        console.warn(f"the own code of the model {model} may run (trust_remote_code): {own or 'it brings none'}")
+
+
+def foreign_code(experiment: Experiment) -> tuple[str, ...]:
+    """Return the user's own functions and classes that a run executes, each with what it is.
+
+    They are as the experiment names them, and no name is looked for anywhere else, so nothing else of the user's runs.
+    """
+    named = [f"reward {r.verifier.function}" for r in experiment.rewards if isinstance(r.verifier, UserFunction)]
+    plan = experiment.environment
+    if plan is not None:
+        named += [f"environment {plan.use}"] if plan.use else []
+        named += [f"tool {tool}" for tool in plan.tools if tool != PYTHON]
+    return (*named, *(f"piece {piece}" for piece in _own_pieces(algorithm_table(experiment.algorithm))))
+
+
 def sources_of(experiment: Experiment) -> dict[str, str]:
     """Return the user's files that a run executes, as the experiment names them, each with its SHA-256."""
     files = {code.partition(" ")[2].rpartition(":")[0] for code in foreign_code(experiment)}
@@ -95,8 +119,11 @@ def sources_of(experiment: Experiment) -> dict[str, str]:
 
 
 def own_code_of(experiment: Experiment) -> dict[str, str]:
-    """Return the models whose own code may run, each with what tells that code from any other; see `revision`."""
-    return {model: revision(model) for model in trusted_models(experiment)}
+    """Return the models whose own code may run, policy and critic, each with what tells that code from any other."""
+    critic = experiment.algorithm.critic
+    trusted = [experiment.model] if experiment.trust_remote_code else []
+    trusted += [critic.initial] if critic is not None and critic.trust_remote_code else []
+    return {model: revision(model) for model in trusted}
 
 
 def refuse_other_code(before: Mapping[str, Any], now: Mapping[str, str]) -> None:
@@ -125,6 +152,15 @@ def changed_code(before: Mapping[str, Any], sources: Mapping[str, str]) -> list[
         for name, digest in sources.items()
         if there.get(name, digest) != digest
     ]
+
+
+def _own_pieces(node: Any) -> Iterator[str]:
+    if isinstance(node, Mapping):
+        if isinstance(piece := node.get("piece"), str) and ":" in piece:
+            yield piece
+        node = list(node.values())
+    for below in node if isinstance(node, list) else ():
+        yield from _own_pieces(below)
 
 
 def _went(what: str, there: Any, here: Any) -> str:

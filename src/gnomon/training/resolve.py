@@ -15,7 +15,11 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.sections import STARTED
 from gnomon.learner.precision import Precision, dtype_of, resolve_precision
 from gnomon.learner.spec import LearnerSpec
-from gnomon.models.device import resolve_device
+from gnomon.models.cpu.kernels import kernels_of
+from gnomon.models.device import describe_device, resolve_device
+from gnomon.models.size import outline
+from gnomon.models.slow import slow_parts
+from gnomon.records.run_card import CLUSTERED, CONVERSING, OVERLAPPED, PARTED, SERVED, TIMED
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,55 @@ class Resolved:
         plan = self.experiment.engine
         is_elsewhere = plan.kind == "vllm" and plan.server not in ("", STARTED)
         return 0 if is_elsewhere or self.shares_weights else plan.count
+
+    @property
+    def weakened(self) -> str | None:
+        """What the experiment itself takes from bitwise repetition; None where only the device decides."""
+        experiment = self.experiment
+        if experiment.staleness_bound:
+            return OVERLAPPED
+        if experiment.environment is not None:
+            return CONVERSING
+        if experiment.cluster.kind != "none":
+            return CLUSTERED
+        if experiment.engine.kind != "local" or experiment.engine.count > 1:
+            return SERVED
+        processes = experiment.learner.processes
+        if processes > 1 and self.device.type == "cpu":
+            return PARTED.format(processes=processes)
+        return TIMED if experiment.budget.seconds else None
+
+    @cached_property
+    def native(self) -> str:
+        """What a run's card says of the functions in C that it computes with; "" where there are none."""
+        if self.device.type != "cpu":
+            return ""
+        kernels = kernels_of(torch.empty(0, dtype=self.dtype))
+        return "" if kernels is None else kernels.name
+
+    def slow_ways(self, prompt_tokens: float) -> tuple[str, ...]:
+        """Return a sentence for each slower way that the run computes by, with its factor: for plan, start and card.
+
+        prompt_tokens: of a usual prompt.
+        """
+        experiment = self.experiment
+        if experiment.engine.kind != "local":
+            return ()
+        answer = experiment.sampling.max_completion_length
+        said = list(slow_parts(outline(experiment.model, experiment.trust_remote_code), prompt_tokens, answer))
+        if self.device.type == "cpu" and not self.native:
+            said.append(
+                "there are no functions in C (no compiler, or GNOMON_NATIVE=0), so PyTorch does what they would: "
+                "generation and updates take up to twice as long (reckoned: docs/speed.md)"
+            )
+        return tuple(said)
+
+    @property
+    def device_name(self) -> str:
+        """What a run's card says of what computes."""
+        device = self.device
+        is_here = device.type == "cpu" or torch.cuda.is_available()
+        return describe_device(device) if is_here else f"{device} (of the cluster's machines)"
 
     def anchored(self) -> Self:
         """Return the same with the files that it names as absolute paths; see `gnomon.config.experiment.anchored`."""

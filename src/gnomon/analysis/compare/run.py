@@ -18,10 +18,10 @@ from gnomon.models.device import resolve_device
 from gnomon.models.size import model_size
 from gnomon.records.console import Console
 from gnomon.records.memory import free_memory_bytes
-from gnomon.training.api import checked, is_finished, say_whose_code
+from gnomon.training.api import checked, is_finished
 from gnomon.training.build_data import questions
 from gnomon.training.notes import initial_answers, many
-from gnomon.training.provenance import differences
+from gnomon.training.provenance import differences, say_whose_code
 from gnomon.training.resolve import Resolved, resolve
 
 PAGE, NUMBERS, TERMS = "compare.html", "compare.json", "study.json"
