@@ -309,3 +309,18 @@ def test_the_run_card_says_what_isolates():
     assert "69 of 69 hostile probes stopped" in walls_of(experiment, grading_of(experiment))
     plain = replace(experiment, rewards=())
     assert walls_of(plain, grading_of(plain)) == "none: no model-written code"
+
+
+@pytest.mark.parametrize(
+    ("program", "tests"),
+    [
+        (SUM, {"input": ["1 2\n", "3 4\n"], "output": ["3\n", "7\n"]}),
+        (SUM, json.dumps({"input": ["1 2\n"], "output": ["3\n"], "is_generated": False})),
+        (SUM, {"language": "python", "test_cases": [{"type": "stdin_stdout", "input": "1 2\n", "output": "3\n"}]}),
+        (ADD, {"test_cases": [{"type": "function_call", "fn_name": "add", "input": [1, 2], "output": [3]}]}),
+    ],
+)
+def test_lists_of_inputs_are_cases_of_their_own(program, tests):
+    """CodeContests' columns of inputs and outputs, and a list of cases within an object, are read case by case."""
+    assert reward(program, tests) == 1.0
+    assert reward(program.replace("sum", "max").replace("+", "-"), tests) == 0.0

@@ -554,6 +554,10 @@ def read_cases(tests: Any, columns: Mapping[str, Any], prompt: str = "") -> Case
     if isinstance(tests, str) or (tests and isinstance(tests, list) and all(isinstance(t, str) for t in tests)):
         text = tests if isinstance(tests, str) else "\n".join(tests)
         return _some(_written(text, setup, _asked(columns, entry), begun(columns, prompt)))
+    if isinstance(tests, Mapping) and isinstance(tests.get("test_cases"), list):
+        tests = tests["test_cases"]  # PrimeIntellect's verifiable coding problems
+    if isinstance(tests, Mapping) and isinstance(tests.get("input"), list) and isinstance(tests.get("output"), list):
+        tests = {**tests, "inputs": tests["input"], "outputs": tests["output"]}  # CodeContests
     if isinstance(tests, Mapping) and {"inputs", "outputs"} <= tests.keys():
         is_typed = not all(isinstance(given, str) for given in tests["inputs"] or ())
         named = entry if is_typed else _entry({**columns, "entry_point": None})
@@ -637,7 +641,7 @@ def _row(row: Mapping[str, Any], entry: Any) -> StdinCase | CallCase:
     if kind not in ("functional", "function", "function_call"):
         raise VerifierError(f"a case of unknown type {kind!r}; known: stdin, functional")
     name = _name(row) or _entry(row) or entry
-    return _call(name, _values(row["input"]), _value(row["output"], ""))
+    return _call(name, _values(row["input"]), _value(row["output"], ""), is_wrapped=kind == "function_call")
 
 
 def _values(given: Any) -> Any:
