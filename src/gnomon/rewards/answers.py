@@ -84,7 +84,9 @@ def final_answer(text: str) -> str | None:
 _WHICH: dict[str, Which] = {"last_number": "last", "first_number": "first", "only_number": "only"}
 
 
-_VARIABLE = re.compile(r"\s*([A-Za-z]|[A-Za-z]\([a-z]\)|\\[a-z]+|[A-Za-z]_\{?\w+\}?)\s?(=|\\in(?![a-z]))\s*(?=\S)")
+_VARIABLE = re.compile(
+    r"\s*([A-Za-z]|\((?:[a-z],? ?){1,6}\)|[A-Za-z]\([a-z]\)|\\[a-z]+|[A-Za-z]_\{?\w+\}?)\s?(=|\\in(?![a-z]))\s*(?=\S)"
+)
 _RELATION = re.compile(r"[=<>]|\\(?:leq?|geq?|neq?|in)(?![a-zA-Z])")
 _CHOICE = re.compile(r"\(?\s?([A-Za-z])\s?[).:]?")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*(?: [A-Za-z][A-Za-z'-]*)*")
@@ -141,6 +143,7 @@ def squeezed(text: str) -> str:
     """
     bare = _unspaced(unwrapped(tidy(text)))
     bare = re.sub(r"\\(?:cdot|times)(?![a-zA-Z])", "*", bare).replace("$", "")
+    bare = re.sub(r"(?<![0-9a-zA-Z)\]}])\+(?=\\infty)", "", bare)
     bare = re.sub(r"(?<![0-9])\*|\*(?![0-9])", "", bare)
     bare = re.sub(r"(?<!\\begin)(?<!\\end)\{([0-9a-zA-Z]|\\[a-zA-Z]+)\}", r"\1", bare)
     return bare.rstrip(".")
@@ -178,7 +181,19 @@ def _same_shape(found: str, gold: str, number: Number | None, tolerance: float) 
     lists = [_listed(text) for text in texts]
     if lists[0] and lists[1]:
         return _same_lists(lists[0], lists[1], tolerance)
-    return None
+    said = [_sentence(text) for text in texts]
+    return said[0] == said[1] if said[0] and said[1] else None
+
+
+def _sentence(text: str) -> list[str]:
+    """Return the words and numbers of a time, a date or a sentence with numbers; none for mathematics."""
+    if re.fullmatch("[0-9]+(?::[0-9]+){2,}|[0-9]{4}-[0-9]{2}-[0-9]{2}", text):
+        return [text]
+    bare = re.sub(r"(?<![a-z])([ap])\.?\s?m(?![a-z])\.?", r"\1m", text.casefold())
+    is_said = re.search("[a-z]{3}|[0-9 ][ap]m(?![a-z])", bare) and re.search(r"[a-z] ?[0-9]|[0-9] [a-z]|[ap]m", bare)
+    if not is_said or re.search(r"[\\^_=<>+*{}()]", bare):
+        return []
+    return re.findall("[a-z]+|[0-9]+(?:[.:/,-][0-9]+)*", bare)
 
 
 def _against_number(other: str, number: Number, found: str, gold: str, tolerance: float) -> bool | None:

@@ -110,7 +110,7 @@ def _verified(gold: tuple[Any, ...], said: str | None, boxed: str | None, comple
         if same is not None:
             last = choose_number(completion, "last")
             return float(same and (last is not None or not found[-1].strip(" .").isdigit()))
-    return float(verify(list(gold), list(found), timeout_seconds=None))
+    return float(verify(list(gold), list(found), allow_set_relation_comp=True, timeout_seconds=None))
 
 
 def _asked(boxed: str | None, completion: str) -> str:

@@ -28,7 +28,7 @@ _OTHERS = {
     ord("\u2062"): "", ord("\ufeff"): "", ord("\u03c0"): r"\pi ", ord("\u221e"): r"\infty ", ord("\u2264"): r"\le ",
     ord("\u2265"): r"\ge ", ord("\u222a"): r"\cup ", ord("\u2208"): r"\in ", ord("\u00d7"): r"\times ",
     ord("\u00b7"): r"\cdot ", ord("\u22c5"): r"\cdot ", ord("\u00f7"): r"\div ", ord("\u00b1"): r"\pm ",
-    ord("\u00b2"): "^2", ord("\u00b3"): "^3", ord("\u2032"): "'",
+    ord("\u2205"): r"\emptyset ", ord("\u00b2"): "^2", ord("\u00b3"): "^3", ord("\u2032"): "'",
 }  # fmt: skip
 _HALVES = "\u00bd 1/2 \u2153 1/3 \u2154 2/3 \u00bc 1/4 \u00be 3/4 \u2155 1/5 \u2156 2/5 \u2157 3/5 \u2158 4/5 "
 _EIGHTHS = "\u2159 1/6 \u215a 5/6 \u215b 1/8 \u215c 3/8 \u215d 5/8 \u215e 7/8"
@@ -46,13 +46,17 @@ _WRAPPERS = re.compile(
     r"\{([^{}]*)\}"
 )
 _NOTHING = re.compile(
-    r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|rm|bf|limits|hfill|!)(?![a-zA-Z])|\\!|\u2061"
+    r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|rm|bf|limits|hfill|!)(?![a-zA-Z])|\\!|\u2061|(?<!\\)\{\}"
 )
 _SPACING = re.compile(r"(?<!\\)\\(?:quad|qquad|enspace|thinspace)(?![a-zA-Z])|(?<!\\)\\[,;:> ]|~")
 _RUNS = re.compile(" {2,}")
 _MONEY = re.compile("(?<![\\w)\\]}])- ?([$\u20ac\u00a3\u00a5])(?=[0-9.])")
 _DEGREE = re.compile(r"\s*\^\s*(?:\\circ(?![a-zA-Z])|\{\s*\\circ\s*\})|\\degree(?![a-zA-Z])|\s*\^\s*\\degree")
+_SCALE = re.compile("\u00b0 *([CFK])(?![a-zA-Z])")
 _TENTH = re.compile(r"\\[dtc]frac(?![a-zA-Z])")
+_TWINS = re.compile(r"\\(?P<open>lbrace)(?![a-zA-Z])|\\(?P<close>rbrace)(?![a-zA-Z])|\\varnothing(?![a-zA-Z])")
+_ROOT = re.compile(r"\u221a ?(?:\(([^()]*)\)|([0-9]+(?:\.[0-9]+)?|[a-zA-Z]))")
+_REPEATING = re.compile(r"(?<![0-9.,])([0-9]{0,18})\.([0-9]{0,18})\\overline ?\{([0-9]{1,18})\}(?![0-9.])")
 
 _PLAIN_NOTATION = r"(?:[0-9]{1,3}(?:,[0-9]{3})++(?![0-9])|[0-9]++)(?:\.[0-9]++)?"
 _FRACTION = re.compile(
@@ -77,8 +81,10 @@ def tidy(text: str) -> str:
         text = text.translate(_CHARACTERS)
         text = _WRAPPERS.sub(r" \1 ", _WRAPPERS.sub(r" \1 ", text))
         text = _NOTHING.sub("", text)
-        text = _DEGREE.sub("\u00b0", text)
+        text = _SCALE.sub("\u00b0\\1", _DEGREE.sub("\u00b0", text))
         text = _SPACING.sub(" ", text)
+        text = _TWINS.sub(lambda m: "\\{" if m["open"] else "\\}" if m["close"] else "\\emptyset", text)
+        text = _ROOT.sub(lambda m: f"\\sqrt{{{m[1] or m[2]}}}", _REPEATING.sub(_repeating, text))
         text = _TENTH.sub(r"\\frac", text).replace("\\$", "$").replace("\\%", "%").replace("\\#", "#")
         text = _RUNS.sub(" ", text)
     return _MONEY.sub(r"\1-", text).replace("\t", " ") if "-" in text else text.replace("\t", " ")
@@ -99,6 +105,13 @@ def plain(text: str) -> str:
     return text
 
 
+def _repeating(match: "re.Match[str]") -> str:
+    r"""Write a repeating decimal as the fraction that it is: 0.\overline{3} is 3/9."""
+    whole, once, again = match[1] or "0", match[2], match[3]
+    top = int(whole + once + again) - int(whole + once)
+    return f"\\frac{{{top}}}{{{'9' * len(again)}{'0' * len(once)}}}"
+
+
 def _fraction(match: "re.Match[str]") -> str:
     """Write a fraction in one line; a space keeps 2\\frac{1}{2} from becoming 21/2, a sign stays at its number."""
     top, bottom = match["top"] or match["t"], match["bottom"] or match["b"]
@@ -112,7 +125,8 @@ def _fraction(match: "re.Match[str]") -> str:
 # Units that stand beside a number, each under one name whatever its spelling.
 
 _SPELLINGS = {
-    "%": "percent percents percentage pct", "\u00b0": "degree degrees deg", "$": "dollar dollars usd",
+    "%": "percent percents percentage pct", "\u00b0c": "celsius", "\u00b0f": "fahrenheit",
+    "\u00b0": "degree degrees deg", "$": "dollar dollars usd",
     "\u20ac": "euro euros eur", "\u00a3": "gbp", "\u00a5": "yen jpy yuan cny rmb",
     "cent": "cents", "km": "kilometer kilometers kilometre kilometres", "m": "meter meters metre metres",
     "cm": "centimeter centimeters centimetre centimetres", "mm": "millimeter millimeters millimetre millimetres",
@@ -121,7 +135,7 @@ _SPELLINGS = {
     "oz": "ounce ounces", "ton": "tons tonne tonnes", "l": "liter liters litre litres",
     "ml": "milliliter milliliters millilitre millilitres", "gal": "gallon gallons", "s": "sec secs second seconds",
     "min": "mins minute minutes", "h": "hr hrs hour hours", "day": "days", "week": "weeks", "month": "months",
-    "year": "years yr yrs", "mph": "", "kph": "", "rad": "radian radians", "unit": "units", "hz": "hertz",
+    "year": "years yr yrs", "mph": "", "kph": "kmh kmph", "rad": "radian radians", "unit": "units", "hz": "hertz",
     "n": "newton newtons", "j": "joule joules", "w": "watt watts", "v": "volt volts", "k": "kelvin",
 }  # fmt: skip
 CURRENCIES = "$\u20ac\u00a3\u00a5"
@@ -147,14 +161,17 @@ def unit_of(rest: str, is_known: bool = False) -> str | None:
     table; one that joins, multiplies or divides is none.
 
     >>> unit_of(" inches^2"), unit_of("square inches"), unit_of(" km/h"), unit_of(" apples"), unit_of(" or 7")
-    ('in^2', 'in^2', 'km/h', 'apple', None)
+    ('in^2', 'in^2', 'kph', 'apple', None)
     """
     if len(rest) > 60:
         return None
     names = [_single(part, is_glued=not rest[:1].isspace()) for part in _RATE.split(rest.strip().rstrip("."))]
     if is_known and not all(name and name.partition("^")[0] in _SPELLINGS for name in names):
         return None
-    return None if None in names or len(names) > 2 else "/".join(filter(None, names))
+    if None in names or len(names) > 2:
+        return None
+    joined = "/".join(filter(None, names))
+    return {"mi/h": "mph", "km/h": "kph"}.get(joined, joined)
 
 
 def _single(text: str, is_glued: bool) -> str | None:
@@ -243,7 +260,8 @@ class Number:
         """
         if self.value is None or gold.value is None:
             return False
-        if self.unit is not None and gold.unit is not None and self.unit != gold.unit:
+        units = {self.unit, gold.unit} - {None}
+        if len(units) == 2 and not units <= {"\u00b0", "\u00b0c"} and not units <= {"\u00b0", "\u00b0f"}:
             return False
         if self.value == gold.value:
             return True
@@ -443,7 +461,7 @@ def _is_delimiter(text: str, start: int, end: int) -> bool:
 def unwrapped(text: str) -> str:
     r"""Return a plain ``text`` without what may stand around a whole answer: dollars, braces, stars, a final point."""
     for _ in range(_LAYERS):
-        bare = text.strip().rstrip(".").strip()
+        bare = text.strip().removesuffix("\\\\").rstrip(". ").strip()
         for opening, closing in _DELIMITERS:
             is_around = bare.startswith(opening) and bare.endswith(closing) and len(bare) > len(opening + closing)
             if is_around and opening not in bare[len(opening) : -len(closing)]:
