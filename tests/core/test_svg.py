@@ -82,6 +82,13 @@ def test_peaks_of_long_curves_stay():
     assert min(y for _, y in curve) == curves(chart([Series("a", [0, 1], [0.0, 10.0])], "t", "x", "y"))[0][1][1]
 
 
+def test_integers_beyond_every_float_are_drawn_or_left_out():
+    """A stranger's file may hold 10 ** 400: as a place, a value, an end of an interval and a mark."""
+    large = 10**400
+    for xs, ys in (([1, large], [1, 2]), ([1, 2], [large, -large]), ([large], [1])):
+        ElementTree.fromstring(chart([Series("a", xs, ys, ys, ys)], "t", "x", "y", [Mark(large, "m")]))
+
+
 def test_intervals_are_a_band_or_bars():
     """A band where there are curves, a bar for each point of what was measured now and then."""
     xs, ys, lows, highs = [0, 1, 2], [1.0, 2.0, 3.0], [0.5, 1.5, 2.5], [1.5, 2.5, 3.5]

@@ -232,17 +232,16 @@ def _clean(one: Series, width: int) -> Series:
     has_interval = len(one.lows) >= count and len(one.highs) >= count
     lows, highs = (one.lows, one.highs) if has_interval else (blank, blank)
     quadruples = zip(one.xs, one.ys, lows, highs, strict=False)
-    points = [
-        (_bounded(x), _bounded(y), _bounded(low), _bounded(high)) for x, y, low, high in quadruples if math.isfinite(x)
-    ]
-    kept = thinned(sorted(points, key=lambda point: point[0]), max(20, (width - 60) // 2))
+    points = [(_bounded(x), _bounded(y), _bounded(low), _bounded(high)) for x, y, low, high in quadruples]
+    placed = (point for point in points if math.isfinite(point[0]))
+    kept = thinned(sorted(placed, key=lambda point: point[0]), max(20, (width - 60) // 2))
     xs, ys, less, more = ([point[place] for point in kept] for place in range(4))
     return Series(one.name, xs, ys, less, more, one.style)
 
 
 def _bounded(value: float) -> float:
-    """Return ``value`` as far as differences of two are finite."""
-    return max(-1e300, min(1e300, float(value))) if math.isfinite(value) else math.nan
+    """Return ``value`` as far as differences of two are finite; an integer may be larger than any float."""
+    return float(max(-1e300, min(1e300, value))) if value == value and abs(value) != math.inf else math.nan
 
 
 def _ink(kind: str, variable: str, default: str) -> str:
@@ -296,7 +295,7 @@ def _legend(names: Sequence[str], width: int) -> _Legend:
 
 def _marks(marks: Sequence[Mark], xs: Scale, frame: tuple[float, ...]) -> Iterator[str]:
     free = frame[0]
-    for mark in sorted((m for m in marks if math.isfinite(m.x) and xs.low <= m.x <= xs.high), key=lambda m: m.x):
+    for mark in sorted((m for m in marks if xs.low <= m.x <= xs.high), key=lambda m: m.x):
         x = xs.place(mark.x)
         faint = ' stroke-opacity=".55"' if mark.tone == "plain" else ""
         line = f'<path d="M{number_of(x)} {number_of(frame[1])}V{number_of(frame[3])}" stroke-dasharray="2 3"{faint} '
