@@ -7,9 +7,10 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 
-from gnomon.core.errors import GnomonError, Stopped, UserError, unknown
+from gnomon.core.errors import LIMITS, GnomonError, Stopped, UserError, refusal_of, unknown
 from gnomon.core.progress import Steps, shown_by
 from gnomon.core.redaction import for_people
 from gnomon.core.user_code import told_before_code
@@ -44,14 +45,6 @@ HELP = "\n".join(
         "First steps: `gnomon plan quickstart`, then `gnomon train quickstart`.",
     ]
 )
-_LIMITS = {
-    errno.EFBIG: "a file would be larger than files may be here (ulimit -f raises that, or a quota does)",
-    errno.EMFILE: "more files would be open than may be (ulimit -n 4096 raises that)",
-    errno.ENFILE: "this machine has no room for more open files",
-    errno.ENOMEM: "there is not enough memory (ulimit -v says how much may be taken)",
-    errno.EDQUOT: "a quota on this disk is used up",
-    errno.EROFS: "this disk can only be read",
-}
 FAILED, WRONG_INPUT, DISK_FULL, INTERRUPTED, STOPPED = 1, 2, 74, 130, 143
 
 
@@ -66,12 +59,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
         sys.excepthook = _show_unforeseen
+        _open_standard_files()
+        _have_home()
     try:
         return _chosen(given)
     except BrokenPipeError:
         # The reader of the output is gone; the interpreter must not flush the output again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+
+
+def _open_standard_files() -> None:
+    """Have standard output and error lead nowhere where they are closed, or the next file would take their numbers."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
+def _have_home() -> None:
+    """Let a user without a name and without HOME, as containers have, be at home where containers say so."""
+    try:
+        Path.home()
+    except RuntimeError:
+        os.environ["HOME"] = "/"
 
 
 def _chosen(given: Sequence[str]) -> int:
@@ -101,15 +113,24 @@ def _run(verb: str, rest: Sequence[str]) -> int:
         return _say(f"gnomon {verb}: the run failed: {error}", FAILED)
     except KeyboardInterrupt:
         return _say(f"gnomon {verb}: interrupted", INTERRUPTED)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            return _say(f"gnomon {verb}: the disk is full: {error}", DISK_FULL)
-        if error.errno in _LIMITS:
-            return _say(f"gnomon {verb}: {_LIMITS[error.errno]}: {error}", FAILED)
-        raise
-    except MemoryError as error:
-        said = f": {error}" if str(error) else ""
-        return _say(f"gnomon {verb}: there is not enough memory (ulimit -v says how much may be taken){said}", FAILED)
+    except Exception as error:
+        refused = refusal_of(error)
+        if refused is None:
+            raise
+        where = "standard output: " if refused.filename is None and _is_output_refused() else ""
+        said = f": {where}{refused}" if refused.strerror else ""
+        code = DISK_FULL if refused.errno == errno.ENOSPC else FAILED
+        return _say(f"gnomon {verb}: {LIMITS[refused.errno or 0]}{said}", code)
+
+
+def _is_output_refused() -> bool:
+    """Whether what was printed cannot be written, so that it is not a file that is to blame."""
+    try:
+        print(flush=True)  # what could not be written is not always kept, so a flush alone may succeed
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter tries again at its end
+        return True
+    return False
 
 
 @contextmanager

@@ -81,8 +81,10 @@ def write_durably(path: Path, content: bytes, is_synced: bool = True) -> None:
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(beside, path)
-    except BaseException:
+    except BaseException as error:
         beside.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a write or a sync does not say of which file
         raise
     if is_synced:
         sync_directory(path.parent)

@@ -28,6 +28,8 @@ Each message says what was wrong, with the value, and what to do. All errors can
 """
 
 import difflib
+import errno
+import re
 from collections.abc import Iterable
 
 
@@ -97,6 +99,40 @@ class DiagnosedError(RunError, RuntimeError):
 
 class Stopped(RunError):
     """The run was asked to stop by a signal, and did so after publishing a checkpoint. args: message, signal."""
+
+
+LIMITS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "a quota on this disk is used up",
+    errno.EROFS: "this disk can only be read",
+    errno.EFBIG: "a file would be larger than files may be here (ulimit -f raises that, or a quota does)",
+    errno.EMFILE: "more files would be open than may be (ulimit -n 4096 raises that)",
+    errno.ENFILE: "this machine has no room for more open files",
+    errno.ENOMEM: "there is not enough memory (ulimit -v says how much may be taken)",
+    errno.EAGAIN: "no more threads or processes can be started (ulimit -u and ulimit -v say what may be taken)",
+}
+"""What an operating system refuses for want of room, by error number, and what to type."""
+_AS_TEXT = ((r"os error (\d+)", 0), ("No space left on device", errno.ENOSPC), ("can't start new thread", errno.EAGAIN))
+
+
+def refusal_of(error: BaseException) -> OSError | None:
+    """Return what the operating system refused for want of room; None where ``error`` is of another kind.
+
+    Libraries in other languages report such a refusal as text alone.
+
+    >>> refusal_of(RuntimeError("I/O error: File too large (os error 27)"))
+    OSError(27, 'I/O error: File too large (os error 27)')
+    >>> refusal_of(ValueError("a number"))
+    """
+    if isinstance(error, MemoryError):
+        return OSError(errno.ENOMEM, str(error))
+    if isinstance(error, OSError) and error.errno is not None:
+        return error if error.errno in LIMITS else None
+    for pattern, number in _AS_TEXT:
+        if found := re.search(pattern, str(error)):
+            number = number or int(found[1])
+            return OSError(number, str(error)) if number in LIMITS else None
+    return None
 
 
 def check_bounds(where: str, piece: object, **bounds: tuple[bool, str]) -> None:

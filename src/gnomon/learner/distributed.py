@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.protocols import Need
-from gnomon.core.errors import ConfigError, LearnerError, named
+from gnomon.core.errors import ConfigError, LearnerError, named, refusal_of
 from gnomon.core.metrics import Metrics
 from gnomon.core.threads import elsewhere
 from gnomon.core.types import Batch, Scores, Snapshot, State
@@ -34,8 +34,6 @@ from gnomon.learner.worker_group import WorkerGroup, WorkerLost
 _GRACE_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
 _WATCH_SECONDS = 2.0
-# safetensors reports the system's error as text alone.
-_FULL = ("No space left on device", "os error 28")
 
 
 @dataclass(frozen=True)
@@ -218,7 +216,8 @@ class DistributedLearner:
             self.write_model(copy)
         except BaseException as error:
             shutil.rmtree(copy, ignore_errors=True)
-            if isinstance(error, LearnerError) and any(words in str(error) for words in _FULL):
+            refused = refusal_of(error) if isinstance(error, LearnerError) else None
+            if refused is not None and refused.errno == errno.ENOSPC:
                 what = f"no space in {place} for the model on its way to a checkpoint"
                 raise OSError(errno.ENOSPC, f"{what}: {error}; make room, then `gnomon resume`") from error
             raise

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from gnomon.core.errors import ModelError
+from gnomon.core.errors import ModelError, refusal_of
 
 # Files of a model are read by libraries, which raise whatever they trip over; whoever reads one gets a ModelError.
 
@@ -15,6 +15,7 @@ from gnomon.core.errors import ModelError
 def parsed(said: str, *passing: type[Exception]) -> Iterator[None]:
     """Turn any error of the block into a ModelError that begins with ``said``; one of ours, or ``passing``, stays.
 
+    What the operating system refused (a full disk, a limit) stays as well: the model is not to blame.
     A damaged config.json alone makes transformers raise nine kinds of error, from OSError to ZeroDivisionError.
     """
     stays: tuple[type[Exception], ...] = (ModelError, MemoryError, *passing)
@@ -23,6 +24,8 @@ def parsed(said: str, *passing: type[Exception]) -> Iterator[None]:
     except stays:
         raise
     except Exception as error:
+        if refusal_of(error) is not None:
+            raise
         raise ModelError(f"{said}: {first_line(error)}") from error
 
 

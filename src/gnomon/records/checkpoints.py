@@ -18,7 +18,7 @@ from gnomon.core.atomic_files import (
     write_durably,
     write_json,
 )
-from gnomon.core.errors import CheckpointError
+from gnomon.core.errors import LIMITS, CheckpointError, refusal_of
 from gnomon.core.failpoints import reach
 from gnomon.core.types import State
 from gnomon.records.jsonl import Warn, warn_on_stderr
@@ -168,15 +168,17 @@ class Checkpoints:
     def _told(self, error: Exception, step: int, needed: int) -> OSError | None:
         """Return what people are told where writing ended in ``error``; None where the files are not to blame."""
         what = f"the checkpoint of step {step} in {self.directory}"
-        if _is_full(error):
+        refused = refusal_of(error)
+        if refused is not None and refused.errno in (errno.ENOSPC, errno.EDQUOT):
             free = shutil.disk_usage(self.directory).free
             return OSError(
                 errno.ENOSPC,
                 f"no space for {what}: it takes about {needed} bytes, and {free} are free now, or a quota is used up; "
                 "make room, then `gnomon resume`",
             )
-        if isinstance(error, OSError):
-            return CheckpointError(f"{what} cannot be written: {error}; those before it are as they were")
+        if refused is not None or isinstance(error, OSError):
+            why = f"{LIMITS[refused.errno or 0]}: {refused}" if refused is not None else error
+            return CheckpointError(f"{what} cannot be written: {why}; those before it are as they were")
         return None
 
     def _check_space(self, parts: Mapping[str, State], model_bytes: int) -> int:
@@ -219,10 +221,3 @@ def load(path: Path, is_verified: bool = False) -> dict[str, State]:
     if not is_verified:
         verify(path)
     return read_states(path / "state")
-
-
-def _is_full(error: BaseException) -> bool:
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    # safetensors reports the system's error as text alone.
-    return "No space left on device" in str(error) or "os error 28" in str(error)

@@ -1,0 +1,196 @@
+"""What the operating system refuses: open files, file sizes, memory, room on a disk, standard output, a home."""
+
+import errno
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from gnomon.cli.main import main
+from gnomon.core.atomic_files import write_durably
+from gnomon.core.errors import LIMITS, ModelError, refusal_of
+from gnomon.models.token_strings import parsed
+
+GNOMON = [sys.executable, "-m", "gnomon"]
+SMALL = [
+    "steps=1", "task.size=40", "rollouts_per_step=8", "held_out.size=3", "algorithm.num_generations=2",
+    "grading.workers=1", "evaluation.before=false",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run that is finished."""
+    run = tmp_path_factory.mktemp("limits") / "base"
+    assert main(["train", "tiny", *SMALL, "records.batches=true", "--run-dir", str(run)]) == 0
+    return run
+
+
+def asked(
+    arguments: list[str],
+    before: Callable[[], object] | None = None,
+    cwd: Path | None = None,
+    environment: Mapping[str, str | None] | None = None,
+    stdout: int = subprocess.PIPE,
+) -> "subprocess.CompletedProcess[str]":
+    """Return how a command ended that was begun after ``before``. environment: None for a variable is without it."""
+    # Python writes half of a compiled module where a file may not be larger, and reads that half ever after.
+    changed = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **(environment or {})}
+    return subprocess.run(
+        [*GNOMON, *arguments],
+        cwd=cwd,
+        env={name: value for name, value in changed.items() if value is not None},
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=before,
+        timeout=120,
+    )
+
+
+def limited(kind: int, most: int) -> Callable[[], object]:
+    """Return what gives a process that limit."""
+    return lambda: resource.setrlimit(kind, (most, most))
+
+
+def is_in_words(ended: "subprocess.CompletedProcess[str]") -> bool:
+    """Whether a command ended without a traceback, and said why where it failed."""
+    return "Traceback" not in ended.stderr and (ended.returncode == 0 or "gnomon " in ended.stderr)
+
+
+@pytest.mark.parametrize(
+    ("error", "number"),
+    [
+        (OSError(errno.EMFILE, "x"), errno.EMFILE),
+        (OSError(errno.EFBIG, "x"), errno.EFBIG),
+        (RuntimeError("Error while serializing: I/O error: File too large (os error 27)"), errno.EFBIG),
+        (RuntimeError("No space left on device"), errno.ENOSPC),
+        (RuntimeError("IoError: Too many open files (os error 24)"), errno.EMFILE),
+        (RuntimeError("can't start new thread"), errno.EAGAIN),
+        (MemoryError(), errno.ENOMEM),
+        (OSError(errno.ENOENT, "x"), None),
+        (RuntimeError("I/O error: No such file or directory (os error 2)"), None),
+        (ValueError("28"), None),
+        (ModelError("no weights"), None),
+    ],
+)
+def test_a_refusal_is_told_from_other_errors_whoever_reports_it(error: Exception, number: int | None):
+    """By number, or by the text of libraries in other languages."""
+    refused = refusal_of(error)
+
+    assert (None if refused is None else refused.errno) == number
+    assert number is None or number in LIMITS
+
+
+def test_a_model_is_not_blamed_for_a_full_disk():
+    """What the system refused stays what it is; another error is the model's."""
+    with pytest.raises(OSError, match="No space"), parsed("the model"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(RuntimeError, match="new thread"), parsed("the model"):
+        raise RuntimeError("can't start new thread")
+    with pytest.raises(ModelError, match="the model: KeyError"), parsed("the model"):
+        raise KeyError("a")
+
+
+def test_a_write_that_is_refused_names_its_file(tmp_path: Path):
+    """The system's error of a write has no name of a file; a person needs it."""
+    code = (
+        "import resource, sys; from pathlib import Path; from gnomon.core.atomic_files import write_durably\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10)); write_durably(Path(sys.argv[1]), b'x' * 100)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, tmp_path / "f"], capture_output=True, text=True, timeout=60)
+
+    assert f"File too large: '{tmp_path / 'f'}'" in ended.stderr
+    assert not list(tmp_path.iterdir())
+    write_durably(tmp_path / "f", b"x")
+
+
+@pytest.mark.usefixtures("base")  # which has every module compiled: graders do not inherit the variable of `asked`
+@pytest.mark.parametrize("most", [1_000, 20_000, 300_000])
+def test_training_within_a_limit_of_file_sizes_ends_in_words(tmp_path: Path, most: int):
+    """Exit code 1, what to type, and no traceback, whichever library wrote the file."""
+    arguments = ["train", "tiny", *SMALL, "--run-dir", str(tmp_path / "run")]
+    ended = asked(arguments, limited(resource.RLIMIT_FSIZE, most))
+
+    assert ended.returncode == 1, ended.stderr
+    assert is_in_words(ended)
+    assert "ulimit -f raises that" in ended.stderr
+
+
+@pytest.mark.parametrize("most", [16, 32, 64])
+def test_few_open_files_end_in_words_or_are_enough(tmp_path: Path, most: int):
+    """A training that needs more says what raises the limit."""
+    arguments = ["train", "tiny", *SMALL, "--run-dir", str(tmp_path / "run")]
+    ended = asked(arguments, limited(resource.RLIMIT_NOFILE, most))
+
+    assert is_in_words(ended), ended.stderr
+    assert ended.returncode == 0 or "ulimit -n 4096 raises that" in ended.stderr
+
+
+@pytest.mark.parametrize("verb", ["watch", "doctor", "report"])
+def test_standard_output_that_is_closed_takes_no_files_number(base: Path, verb: str):
+    """A verb that reads ends with 0; a record is never written into by what is printed."""
+    more = ["--once"] if verb == "watch" else []
+    ended = asked([verb, str(base), *more], before=lambda: os.close(1))
+
+    assert ended.returncode == 0, ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("verb", ["algorithms", "doctor", "watch"])
+def test_standard_output_that_is_full_is_named(base: Path, verb: str):
+    """Exit code 74, and it is said that it is standard output which cannot be written."""
+    arguments = {"algorithms": [], "doctor": [str(base)], "watch": [str(base), "--once"]}[verb]
+    with open("/dev/full", "wb") as full:
+        ended = asked([verb, *arguments], stdout=full.fileno())
+
+    assert ended.returncode == 74, ended.stderr
+    assert "standard output" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "Exception ignored" not in ended.stderr
+
+
+def test_a_reader_that_has_gone_ends_a_verb_quietly(base: Path):
+    """A closed pipe: no traceback, nothing of the interpreter's."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        ended = asked(["doctor", str(base)], stdout=writing)
+    finally:
+        os.close(writing)
+
+    assert ended.returncode in (0, 1)
+    assert ended.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        {"LANG": None, "LC_ALL": None},
+        {"HOME": None, "USER": None, "LOGNAME": None},
+    ],
+)
+def test_terminals_without_utf8_and_no_home_are_enough(base: Path, environment: dict[str, str | None]):
+    """What cannot be shown is replaced."""
+    ended = asked(["plan", "tiny"], environment=environment)
+
+    assert ended.returncode == 0, ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="only root gives up its name")
+def test_a_user_without_a_name_and_a_home_plans():
+    """As in a container that is begun with a number for a user."""
+    nameless = ["setpriv", "--reuid", "54321", "--clear-groups"]
+    kept = [f"--{which}-caps=+dac_override,+dac_read_search" for which in ("inh", "ambient")]
+    without = {name: value for name, value in os.environ.items() if name not in ("HOME", "USER", "LOGNAME")}
+    command = [*nameless, *kept, *GNOMON, "plan", "tiny"]
+    ended = subprocess.run(command, env=without, capture_output=True, text=True, timeout=120)
+
+    assert ended.returncode == 0, ended.stderr
