@@ -1,9 +1,9 @@
 """`gnomon plan --hardware` against what was measured. Each command prints JSON.
 
-python experiments/capacity/run.py check                 # recorded benchmarks, published numbers, the stream's waits
-python experiments/capacity/run.py driver                # seconds and bytes a token in the run's own process
-python experiments/capacity/run.py measure               # calibrate here, then train, and compare: ten minutes
-python experiments/capacity/run.py pages                 # write the tables of docs/planning.md again
+python -m experiments.capacity.run check                 # recorded benchmarks, published numbers, the stream's waits
+python -m experiments.capacity.run driver                # seconds and bytes a token in the run's own process
+python -m experiments.capacity.run measure               # calibrate here, then train, and compare: ten minutes
+python -m experiments.capacity.run pages                 # write the tables of docs/planning.md again
 """
 
 import json
@@ -98,8 +98,7 @@ def memory() -> Iterator[Any]:
 def waits() -> Iterator[Any]:
     """Yield the stream on the virtual clock beside real processes on the wall clock (experiments/group_free)."""
     from experiments.capacity.check import CheckedQuantity
-
-    from gnomon.planner.queueing import LogNormal, QueueSetting, simulate
+    from experiments.group_free.waiting import LogNormal, QueueSetting, simulate
 
     table = json.loads((ROOT / "experiments" / "group_free" / "measured.json").read_text())
     latency = LogNormal(table["sigma"], table["median_seconds"])

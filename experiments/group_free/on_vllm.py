@@ -1,6 +1,6 @@
 """Group-free against group-synchronous on a real engine: vLLM, with answers whose lengths vary as much as in the claim.
 
-    OMP_NUM_THREADS=1 .venv-vllm/bin/python experiments/group_free/on_vllm.py > experiments/group_free/vllm.json
+    OMP_NUM_THREADS=1 .venv-vllm/bin/python -m experiments.group_free.on_vllm > experiments/group_free/vllm.json
 
 Nothing sleeps: SmolLM2 in float32 generates each answer, token by token, to a length of its own. More rows at once make
 each step of the engine slower, which the simulation leaves out. Weights are not exchanged, since waiting is measured.
@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 import torch
+from experiments.group_free.waiting import LogNormal, QueueSetting, measure
 
 from gnomon.core.types import Completion, Rollout, Snapshot
 from gnomon.engines.base import Sampling
 from gnomon.engines.vllm.engine import VllmEngine
-from gnomon.planner.queueing import LogNormal, QueueSetting, measure
 
 MODEL = "smollm2-135m-instruct"
 SIGMA, MEDIAN, LONGEST = 1.0, 6.0, 200

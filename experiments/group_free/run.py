@@ -1,7 +1,7 @@
 """Does a batch without groups really train 4.35 times as many rollouts a second? Simulated, and on real processes.
 
-    python experiments/group_free/run.py simulate > experiments/group_free/simulated.json
-    python experiments/group_free/run.py measure > experiments/group_free/measured.json
+    python -m experiments.group_free.run simulate > experiments/group_free/simulated.json
+    python -m experiments.group_free.run measure > experiments/group_free/measured.json
     python experiments/group_free/draw.py experiments/group_free
 
 Everything waits in gnomon's own `RolloutScheduler`. `simulate` runs it on a virtual clock, `measure` on the wall clock
@@ -15,10 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 
+from experiments.group_free.waiting import Latency, LogNormal, QueueSetting, Waited, answering_after, measure, simulate
+
 from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import Sampling
 from gnomon.engines.scripted import ScriptedEngine
-from gnomon.planner.queueing import Latency, LogNormal, QueueSetting, Waited, answering_after, measure, simulate
 
 BATCH, GENERATIONS, BOUND = 64, 8, 16
 TAILS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from experiments.claims.folders import experiments_folder
+from experiments.group_free.waiting import LogNormal, QueueSetting
 
 from gnomon.algorithms.testing import make_batch
 from gnomon.algorithms.user_pieces import load_object
-from gnomon.planner.queueing import LogNormal, QueueSetting
 
 
 def part(claim: str, name: str) -> Any:

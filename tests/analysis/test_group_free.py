@@ -9,8 +9,7 @@ from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
-
-from gnomon.planner.queueing import LogNormal, QueueSetting, simulate
+from experiments.group_free.waiting import LogNormal, QueueSetting, simulate
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "group_free"
 

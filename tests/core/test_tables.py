@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import pytest
+from experiments.group_free.waiting import QueueSetting
 
 from gnomon.algorithms.critic import Pretraining
 from gnomon.algorithms.sections import Greso, OverlongPenalty, SelfImitationBuffer, Updates
@@ -14,7 +15,6 @@ from gnomon.core.processes.client import Limits
 from gnomon.core.sections import BudgetPlan, CheckpointPlan, GradingPlan
 from gnomon.core.tables import build, set_path, to_table
 from gnomon.learner.optimizer import OptimizerPlan
-from gnomon.planner.queueing import QueueSetting
 from gnomon.rewards.sandbox.base import SandboxLimits
 from gnomon.tasks.arithmetic import ArithmeticTask
 from gnomon.tasks.build import MixtureTask

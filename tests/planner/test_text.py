@@ -64,7 +64,8 @@ def test_a_tiny_model_is_planned_in_units_that_fit_it(capsys: Capture):
         "Grading keeps 2.0 of 2 processes busy all the time if an answer takes 10 ms",
     ):
         assert words in said
-    assert not re.search(r"(?<![0-9.])0(\.0+)? (GB|s|billion|million)\b|e-0", said.partition("These are reckoned")[0])
+    numbers = said.partition("These numbers are computed")[0]
+    assert not re.search(r"(?<![0-9.])0(\.0+)? (GB|s|billion|million)\b|e-0", numbers)
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
@@ -74,10 +75,10 @@ def test_settings_that_the_plan_chooses_itself_are_named(form: list[str], capsys
     assert main([*ASKED, *settings, *form]) == 0
     said = capsys.readouterr().out
 
-    words = "so it passes over learner.processes = 1 and engine.count = 2; what it chose is under Set."
+    words = "ignores learner.processes = 1 and engine.count = 2; the line Set shows its choice."
     assert words in (json.loads(said)["notes"][-1] if form else said.splitlines()[0])
     assert main([*ASKED, *form]) == 0
-    assert "passes over" not in capsys.readouterr().out
+    assert "ignores" not in capsys.readouterr().out
 
 
 def test_a_cluster_is_planned_in_numbers(capsys: Capture):
@@ -122,11 +123,11 @@ def test_a_job_is_what_the_experiment_says():
     ("change", "said"),
     [
         (("--hardware", "h10"), "unknown hardware 'h10'"),
-        (("--gpus", "1"), "--gpus 1: learners and engines have devices of their own"),
-        (("--gpus", "12"), "a node has 8, so above that a multiple of 8"),
+        (("--gpus", "1"), "--gpus 1: learners and engines use different devices"),
+        (("--gpus", "12"), "a node has 8; give a multiple of 8 for more nodes"),
         (("--prompt-tokens", "0"), "--prompt-tokens 0 must be above 0"),
         (("--prompt-tokens", "inf"), "--prompt-tokens inf must be above 0"),
-        (("--answer-tokens", "600"), "--answer-tokens 600 must be from 1 to 512, the most that an answer may have"),
+        (("--answer-tokens", "600"), "--answer-tokens 600 must be from 1 to 512, the longest response"),
         (("--answer-tokens", "0"), "--answer-tokens 0 must be from 1 to 512"),
         (("--answer-tokens", "-3"), "--answer-tokens -3 must be from 1 to 512"),
         (("model=qwen3-9b",), "unknown model 'qwen3-9b'"),

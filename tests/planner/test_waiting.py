@@ -1,11 +1,11 @@
 """Waiting, worked out by hand; and what must hold whatever the latencies are."""
 
 import pytest
+from experiments.group_free.waiting import LogNormal, QueueSetting, simulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.core.errors import ConfigError
-from gnomon.planner.queueing import LogNormal, QueueSetting, simulate
 
 SECONDS = (1.0, 9.0, 2.0, 4.0, 3.0, 3.0, 3.0, 3.0)
 

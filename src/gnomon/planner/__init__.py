@@ -1,7 +1,7 @@
-"""What a cluster would do: memory, traffic and seconds of a run on hardware that is not here, and how far it is right.
+"""Forecast memory, traffic and seconds of a run on a cluster that is not here.
 
-Formulas and a simulation, no device: `shapes` and `hardware` are read off public configs and data sheets,
-`efficiencies` says what share of those is reached and who says so, `layout`, `traffic` and `stages` are arithmetic,
-`simulate` lets the real `RolloutScheduler` wait on a virtual clock, `search` divides the devices, `limits` knows which
-parts of gnomon would not carry it, `text` says what came out.
+The forecast needs no device. `shapes` and `hardware` hold numbers of public configs and data sheets, `efficiencies`
+the share of a data sheet that is reached, with sources. `layout`, `traffic` and `stages` are arithmetic. `simulate`
+runs the real `RolloutScheduler` on a virtual clock, `search` divides the devices, `limits` names the parts of gnomon
+that would not carry the plan, and `text` writes the result.
 """

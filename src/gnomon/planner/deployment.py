@@ -1,4 +1,4 @@
-"""An experiment, put onto hardware."""
+"""An experiment together with the hardware that it would run on."""
 
 import math
 from collections.abc import Sequence
@@ -22,12 +22,17 @@ _CHOSEN = {
     "engine.count": EnginePlan().count,
     "engine.tensor_parallel": EnginePlan().tensor_parallel,
 }
-"""What a plan sets, and what it is where nobody did."""
+"""The settings that the planner chooses, with their defaults."""
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """What is to run, and on what. shape, hardware, job: see there. reached: efficiencies. devices: in all."""
+    """An experiment on hardware.
+
+    Attributes:
+        reached: Efficiencies of the hardware.
+        devices: Devices in all.
+    """
 
     shape: ModelShape
     hardware: Hardware
@@ -39,24 +44,33 @@ class Deployment:
 def place_of(
     resolved: Resolved, hardware: str, devices: int, prompt_tokens: float, answer_tokens: float | None
 ) -> Deployment:
-    """Return an experiment on ``devices`` of that hardware, for prompts and answers of so many tokens on average.
+    """Put an experiment onto hardware.
 
-    Raises: ConfigError naming what is not known, or cannot be meant; ModelError as `check_model` does.
+    Args:
+        resolved: The experiment.
+        hardware: Name of an accelerator.
+        devices: Devices in all; above one node a multiple of a node's devices.
+        prompt_tokens: Mean tokens of a prompt.
+        answer_tokens: Mean tokens of a response; None for half the longest.
+
+    Raises:
+        ConfigError: If the hardware is unknown or a number is out of range.
+        ModelError: As `check_model` does.
     """
     experiment, found = resolved.experiment, hardware_of(hardware)
     if not 2 <= devices <= _MOST_DEVICES:
         raise ConfigError(
-            f"--gpus {devices}: learners and engines have devices of their own, so that is 2 at least and "
-            f"{_MOST_DEVICES:,} at most; of one GPU `gnomon plan` on its machine says more"
+            f"--gpus {devices}: learners and engines use different devices, so give from 2 to {_MOST_DEVICES:,}; "
+            "for one GPU, run `gnomon plan` on its machine"
         )
     if devices > found.node and devices % found.node:
-        raise ConfigError(f"--gpus {devices}: a node has {found.node}, so above that a multiple of {found.node}")
+        raise ConfigError(f"--gpus {devices}: a node has {found.node}; give a multiple of {found.node} for more nodes")
     longest = experiment.sampling.max_completion_length
     if not 0 < prompt_tokens < math.inf:
         raise ConfigError(f"--prompt-tokens {prompt_tokens:g} must be above 0")
     if answer_tokens is not None and not 1 <= answer_tokens <= longest:
         raise ConfigError(
-            f"--answer-tokens {answer_tokens:g} must be from 1 to {longest}, the most that an answer may have "
+            f"--answer-tokens {answer_tokens:g} must be from 1 to {longest}, the longest response "
             "(sampling.max_completion_length)"
         )
     job, shape = job_of(resolved, prompt_tokens, answer_tokens), shape_of(experiment.model)
@@ -69,18 +83,15 @@ def place_of(
 
 
 def broadcast_refused(shape: ModelShape, job: PlannedJob) -> str:
-    """Return what keeps weights from going from device to device (`staging`), in words; "" where nothing does."""
+    """Return the reason why weights cannot go from device to device; "" if they can."""
     return "adapters" if job.rank else "a mixture of experts" if shape.experts else ""
 
 
 def passed_over(resolved: Resolved, overrides: Sequence[str] = ()) -> str:
-    """Return in one sentence which settings were given that a plan chooses itself; "" where there are none."""
+    """Return a sentence about given settings that the planner overrides; "" if there are none."""
     named = {parse_override(override)[0] for override in overrides}
     values = {key: attrgetter(key)(resolved.experiment) for key in _CHOSEN}
-    given = [
+    given = " and ".join(
         f"{key} = {str(values[key]).lower()}" for key, usual in _CHOSEN.items() if key in named or values[key] != usual
-    ]
-    if not given:
-        return ""
-    said = " and ".join(given)
-    return f"The plan chooses how the GPUs are parted, so it passes over {said}; what it chose is under Set."
+    )
+    return f"The plan divides the GPUs itself and ignores {given}; the line Set shows its choice." if given else ""

@@ -1,4 +1,4 @@
-"""What share of a data sheet is reached, and who says so: measured, published, fitted to published, or assumed."""
+"""The share of a data sheet's numbers that is reached, with the source of every share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,17 +7,27 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Efficiencies:
-    """Every number in the formulas that is not on a data sheet.
+    """All numbers of the formulas that are not on a data sheet.
 
-    Shares, of 1: training: of the operations, in passes of the learner. products: of them, in an engine. mixture: of
-    either that is left in a mixture of experts. reading: of the memory's bandwidth, while decoding. links: of a link's
-    rate in a collective. broadcast: of the adapter's rate, when weights go from one device to all. hidden: of the
-    shorter of computing and communicating that happens while the longer does. memory: of a device that may be planned.
-    Seconds: decode_step: of each step of decoding, whatever it computes. exchange: of one sum over devices of tensor
-    parallelism, two of which each layer makes. hop_inside, hop_between: of one of the n - 1 steps of a ring, in a node
-    and between nodes. driver_token: of the run's own process, for each token of an answer. grade: of judging an answer.
-    Rates, bytes a second: store: into or out of an object store in the machine's memory. tcp: from node to node through
-    it. merging: of weights that a node merges with adapters. Bytes: libraries: of each device that no formula sees.
+    Attributes:
+        training: Share of the peak operations, in the learner's passes.
+        products: Share of the peak operations, in an engine.
+        mixture: Factor on both for a mixture of experts.
+        reading: Share of the memory bandwidth while decoding.
+        links: Share of a link's rate in a collective.
+        broadcast: Share of the adapter's rate when one device sends weights to all.
+        hidden: Share of the shorter of computing and communicating that overlaps with the longer.
+        memory: Share of a device's memory that may be planned.
+        decode_step: Fixed seconds of a decoding step.
+        exchange: Seconds of one all-reduce of tensor parallelism; each layer makes two.
+        hop_inside: Seconds of one of a ring's n - 1 steps, in a node.
+        hop_between: Seconds of one of a ring's n - 1 steps, between nodes.
+        driver_token: Seconds of the run's own process for each token of a response.
+        grade: Seconds of grading one response.
+        store: Bytes per second into or out of an object store in the machine's memory.
+        tcp: Bytes per second from node to node through the object store.
+        merging: Bytes per second of weights that a node merges with adapters.
+        libraries: Bytes of each device that no formula counts.
     """
 
     training: float = 0.33
@@ -55,13 +65,13 @@ SOURCES: Mapping[str, tuple[Kind, str]] = {
     "exchange": ("fitted", "sglang issue 1008: 3.35 ms a step of one row on eight GPUs"),
     "hop_inside": ("published", "NCCL's own table of latencies, ring, simple protocol, NVLink (src/graph/tuning.cc)"),
     "hop_between": ("published", "the same, network"),
-    "driver_token": ("measured here", "python experiments/capacity/run.py driver"),
+    "driver_token": ("measured here", "python -m experiments.capacity.run driver"),
     "grade": ("assumed", "a comparison of two numbers takes 0.1 ms, a program in a sandbox half a second"),
     "store": ("assumed", "copying and fingerprinting in one process"),
     "tcp": ("assumed", "one stream of 25 Gb/s Ethernet or better"),
     "merging": ("assumed", "eight threads; one of an AMD EPYC merges 1.0 GB/s of bfloat16 at ranks 8 and 16"),
     "libraries": ("assumed", "CUDA, NCCL's buffers, kernels"),
 }  # fmt: skip
-"""Of every efficiency: what kind of knowledge it is, and where it is from."""
+"""Kind of evidence and source of every efficiency."""
 
 PUBLISHED = Efficiencies()

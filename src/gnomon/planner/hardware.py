@@ -1,4 +1,4 @@
-"""Accelerators, the links between them, and the machines that they sit in: numbers of public data sheets."""
+"""Accelerators, their links and their machines: numbers of public data sheets."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,18 @@ from gnomon.core.errors import ConfigError, unknown
 
 @dataclass(frozen=True)
 class Hardware:
-    """One accelerator and what is around it. Rates are a second, sizes in bytes; links are counted in one direction.
+    """One accelerator and its surroundings. Rates are per second, sizes in bytes, links in one direction.
 
-    operations: floating-point, dense, in bfloat16. bandwidth: of the device's own memory. memory: of the device.
-    link: to the others of its node. net: of its own adapter, to other nodes. host_link: to the node's memory.
-    node: devices of a node. host_memory: of a node. source: where the numbers are from.
+    Attributes:
+        operations: Dense floating-point operations in bfloat16.
+        bandwidth: Of the device's memory.
+        memory: Of the device.
+        link: To the other devices of the node.
+        net: Of the device's network adapter.
+        host_link: To the node's memory.
+        node: Devices of a node.
+        host_memory: Memory of a node.
+        source: Source of the numbers.
     """
 
     name: str
@@ -26,14 +33,14 @@ class Hardware:
     source: str
 
     def nodes(self, devices: int) -> int:
-        """Return how many nodes so many devices fill."""
+        """Return the number of nodes for so many devices."""
         return -(-devices // self.node)
 
     def between(self, devices: int) -> float:
-        """Return the rate at which each of ``devices`` takes in what all others hold.
+        """Return the rate at which each of ``devices`` receives what all others hold.
 
-        Inside of a node that is its link. Between nodes every byte enters each node once, through all of its adapters
-        together, and goes round inside by the links.
+        In one node this is the link's rate. Between nodes, every byte enters each node once through all adapters
+        together, and then travels over the links.
         """
         return self.link if devices <= self.node else min(self.link, self.net * self.node)
 
@@ -60,14 +67,18 @@ GPUS = {gpu.name: gpu for gpu in _GPUS}
 
 
 def hardware_of(name: str) -> Hardware:
-    """Return the accelerator of that name. Raises: ConfigError naming those that are known."""
+    """Return the accelerator of that name.
+
+    Raises:
+        ConfigError: If the name is unknown; the message lists the known names.
+    """
     if name.lower() not in GPUS:
         raise ConfigError(unknown("hardware", name, GPUS))
     return GPUS[name.lower()]
 
 
 def processor(operations: float, bandwidth: float, memory: float) -> Hardware:
-    """Return a machine without accelerators, by what its roofline measured (`gnomon bench`): all in one memory."""
+    """Return a machine without accelerators, from the roofline that `gnomon bench` measured."""
     return Hardware(
         "this processor", operations, bandwidth, memory, bandwidth, bandwidth, bandwidth, 1, memory, "gnomon bench"
     )

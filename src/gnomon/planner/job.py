@@ -1,4 +1,4 @@
-"""What one step asks for and trains on: an experiment without its model, its tasks and its machine."""
+"""The work of one step: prompts, responses, updates and copies of weights, without model and hardware."""
 
 import math
 from dataclasses import dataclass
@@ -13,14 +13,20 @@ from gnomon.training.resolve import Resolved
 _NORMAL = NormalDist()
 _PANELS = 400
 SPREAD = 0.6
-"""Sigma of an answer's log length where nothing else is known: one in a hundred is four times the median."""
+"""Default sigma of a response's log length: one response in a hundred is four times as long as the median."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of an answer: log-normal with this ``mean`` once it is cut at ``longest``. sigma: of the logarithm.
+    """Log-normal tokens of a response, cut at ``longest``.
 
-    Raises: ConfigError when no such distribution has that mean.
+    Attributes:
+        mean: Mean after the cut.
+        longest: Most tokens of a response.
+        sigma: Standard deviation of the logarithm.
+
+    Raises:
+        ConfigError: If no such distribution has that mean.
     """
 
     mean: float
@@ -37,7 +43,7 @@ class Lengths:
 
     @cached_property
     def median(self) -> float:
-        """The median before the cut, found by halving: the cut mean grows with it."""
+        """The median before the cut, found by bisection because the mean after the cut grows with the median."""
         low, high = 1e-6, 1e3
         for _ in range(80):
             middle = math.sqrt(low * high)
@@ -45,7 +51,7 @@ class Lengths:
         return low * self.longest
 
     def of(self, uniform: float) -> int:
-        """Return the length at this quantile, at least 1.
+        """Return the length at a quantile in (0, 1), at least 1.
 
         >>> Lengths(100, 400, sigma=0).of(0.9)
         100
@@ -56,7 +62,7 @@ class Lengths:
         return max(1, min(self.longest, round(drawn)))
 
     def alive(self, tokens: float) -> float:
-        """Return the share of answers that have more than ``tokens``."""
+        """Return the share of responses with more than ``tokens``."""
         if tokens >= self.longest:
             return 0.0
         if self.sigma == 0:
@@ -64,7 +70,7 @@ class Lengths:
         return 1 - _NORMAL.cdf(math.log(max(tokens, 1e-9) / self.median) / self.sigma)
 
     def longest_of(self, answers: int) -> int:
-        """Return about how long the longest of so many is."""
+        """Return the approximate length of the longest of so many responses."""
         return self.of(1 - 0.56 / max(answers, 1))
 
     def _cut_mean(self, median: float) -> float:
@@ -78,22 +84,22 @@ class Lengths:
 
 @dataclass(frozen=True)
 class MeasuredLengths:
-    """Tokens of answers that were given: the same questions as `Lengths`, answered by counting."""
+    """Observed tokens of responses, with the interface of `Lengths`."""
 
     lengths: tuple[int, ...]
 
     @property
     def mean(self) -> float:
-        """Tokens on average."""
+        """Mean tokens."""
         return sum(self.lengths) / len(self.lengths)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest."""
+        """Tokens of the longest response."""
         return max(self.lengths)
 
     def of(self, uniform: float) -> int:
-        """Return the length at this quantile.
+        """Return the length at a quantile in (0, 1).
 
         >>> MeasuredLengths((3, 1, 2)).of(0.5)
         2
@@ -101,26 +107,40 @@ class MeasuredLengths:
         return sorted(self.lengths)[min(len(self.lengths) - 1, int(uniform * len(self.lengths)))]
 
     def alive(self, tokens: float) -> float:
-        """Return the share of answers that have more than ``tokens``."""
+        """Return the share of responses with more than ``tokens``."""
         return sum(length > tokens for length in self.lengths) / len(self.lengths)
 
     def longest_of(self, answers: int) -> int:
-        """Return how long the longest is."""
+        """Return the length of the longest response."""
         return self.longest
 
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """One step.
+    """The work of one step.
 
-    prompts, generations: asked, and answers to each. prompt: tokens of one. answers: tokens of one. staleness, slack:
-    steps, as `RolloutScheduler` has them; is_dropping: what would be too late. epochs, minibatches: of the policy's
-    updates. scored: forward passes over what was answered, beside training's own. rank: of adapters, 0 for all weights.
-    has_reference: a frozen copy of the first weights. has_critic: a network of its own. has_average: of the weights.
-    is_undone: a step makes several updates, so that the state is copied before it. item: bytes of a number that
-    computes. is_offloaded: parts and moments in the machine's memory. micro: tokens of a pass, 0 to choose them.
-    concurrent: answers that an engine decodes at once, at most. graders: processes that judge. is_broadcast: weights go
-    from device to device (`cluster.transfer`).
+    Attributes:
+        prompts: Prompts of a step.
+        generations: Responses per prompt.
+        prompt: Tokens of a prompt.
+        answers: Tokens of a response.
+        staleness: Bound in steps, as in `RolloutScheduler`.
+        slack: Steps, as in `RolloutScheduler`.
+        is_dropping: Whether late rollouts are dropped.
+        epochs: Epochs of the policy's updates.
+        minibatches: Minibatches of an epoch.
+        scored: Forward passes over a step's tokens, without the passes of training.
+        rank: Rank of the adapters, 0 for full weights.
+        has_reference: Whether a frozen copy of the first weights is kept.
+        has_critic: Whether the critic is a separate network.
+        has_average: Whether an average of the weights is kept.
+        is_undone: Whether the state is copied before a step, so that the step can be undone.
+        item: Bytes of a number in the computing precision.
+        is_offloaded: Whether shards and moments lie in the machine's memory.
+        micro: Tokens of a pass, 0 to choose them.
+        concurrent: Most responses that an engine decodes at once.
+        graders: Grading processes.
+        is_broadcast: Whether weights go from device to device (`cluster.transfer`).
     """
 
     prompts: int
@@ -147,17 +167,17 @@ class PlannedJob:
 
     @property
     def rows(self) -> int:
-        """Answers."""
+        """Responses of a step."""
         return self.prompts * self.generations
 
     @property
     def answered(self) -> float:
-        """Tokens of all answers."""
+        """Tokens of all responses."""
         return self.rows * self.answers.mean
 
     @property
     def computed(self) -> float:
-        """Tokens that one pass computes: each prompt once for its answers."""
+        """Tokens of one pass; a prompt counts once for all its responses."""
         return self.prompts * self.prompt + self.answered
 
     @property
@@ -167,16 +187,25 @@ class PlannedJob:
 
     @property
     def pairs(self) -> float:
-        """Pairs of a token and one before it, of all rows: what attention computes. Prompts once for their answers."""
-        squares = _mean_square(self.answers)
+        """Pairs of a token and an earlier one in all rows, which attention computes; a prompt counts once."""
+        # The mean of squared lengths is twice the integral of s P(length > s); midpoint rule.
+        step = self.answers.longest / _PANELS
+        places = [(n + 0.5) * step for n in range(_PANELS)]
+        squares = 2 * step * sum(place * self.answers.alive(place) for place in places)
         prompts = self.prompts * self.prompt**2 / 2
         return prompts + self.rows * (self.answers.mean * self.prompt + squares / 2)
 
 
 def job_of(resolved: Resolved, prompt: float, answer: float | None = None) -> PlannedJob:
-    """Return an experiment's step, for prompts of ``prompt`` tokens and answers of ``answer``, half the budget if None.
+    """Return the work of an experiment's step.
 
-    Raises: ConfigError when answers cannot have that mean.
+    Args:
+        resolved: The experiment.
+        prompt: Mean tokens of a prompt.
+        answer: Mean tokens of a response; None for half the longest.
+
+    Raises:
+        ConfigError: If responses cannot have that mean.
     """
     experiment = resolved.experiment
     algorithm, longest = experiment.algorithm, experiment.sampling.max_completion_length
@@ -207,13 +236,7 @@ def job_of(resolved: Resolved, prompt: float, answer: float | None = None) -> Pl
 
 
 def _scored(algorithm: Algorithm) -> int:
-    """Return forward passes of the learner over a step's tokens, beside the three of each training pass."""
+    """Return the learner's forward passes over a step's tokens, without the three of each training pass."""
     critic = algorithm.critic
     trained = algorithm.updates.epochs + (critic.updates.epochs if critic else 0)
     return passes(algorithm) - 1 - 3 * trained
-
-
-def _mean_square(answers: Lengths | MeasuredLengths) -> float:
-    """Return the mean of squared lengths: twice the integral of s P(X > s), by the midpoint rule."""
-    step = answers.longest / _PANELS
-    return 2 * step * sum((n + 0.5) * step * answers.alive((n + 0.5) * step) for n in range(_PANELS))

@@ -1,4 +1,4 @@
-"""Who computes where, and what each device then holds."""
+"""Which devices learn and which answer, and the memory that each device needs."""
 
 from dataclasses import dataclass
 
@@ -12,8 +12,13 @@ _LOGITS_SHARE, _LOGITS_COPIES, _LOGITS_TOKENS = 64, 4, 8192
 
 @dataclass(frozen=True)
 class Layout:
-    """learners: devices that learn, one process each. engines: that answer, each of ``parts`` devices (tensor
-    parallelism). micro: tokens of a pass. is_recomputed: layers are computed again in the backward pass.
+    """A division of the devices.
+
+    Attributes:
+        learners: Devices that learn, one process each.
+        engines: Engines, each of ``parts`` devices (tensor parallelism).
+        micro: Tokens of a learner's pass.
+        is_recomputed: Whether the backward pass computes layers again (gradient checkpointing).
     """
 
     learners: int
@@ -25,34 +30,38 @@ class Layout:
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes on one device, by what they are for. room: that may be planned."""
+    """Bytes on one device by purpose.
+
+    Attributes:
+        room: Bytes that may be planned.
+    """
 
     parts: dict[str, float]
     room: float
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """All bytes."""
         return sum(self.parts.values())
 
     @property
     def fits(self) -> bool:
-        """Whether the device has room."""
+        """Whether the bytes fit into the device."""
         return self.total <= self.room
 
 
 def trained(shape: ModelShape, job: PlannedJob) -> int:
-    """Return the weights that have gradients."""
+    """Return the number of weights with gradients."""
     return shape.adapters(job.rank) if job.rank else shape.parameters
 
 
 def learner_memory(place: Deployment, layout: Layout) -> Held:
-    """Return what a device that learns holds at most.
+    """Return the peak memory of a learner's device.
 
-    Parts: of what is trained float32 masters, gradients and two moments, 16 bytes a weight; of what is frozen the
-    numbers that compute; divided by the devices. Constants: the layer that is gathered and the next one, with the
-    gradient of one (in the computing precision and in float32), and what is outside of the layers (table, head), which
-    is gathered through the whole pass; activations; logits in float32, a few copies.
+    Sharded over the learners: float32 masters, gradients and two moments, 16 bytes for each trained weight; frozen
+    weights in the computing precision. Not sharded: the gathered layer and the next one, one layer's gradient in the
+    computing precision and in float32, embedding and head (gathered during the whole pass), activations, and a few
+    copies of float32 logits.
     """
     shape, job, hardware, n = place.shape, place.job, place.hardware, layout.learners
     own, item = trained(shape, job), job.item
@@ -67,7 +76,8 @@ def learner_memory(place: Deployment, layout: Layout) -> Held:
         "average": own * (item + (4 if item < 4 else 0)) / n if job.has_average else 0.0,
         "gathered": _gathered(shape.layer, outside, item, bool(job.rank)) if n > 1 or job.is_offloaded else 0.0,
         "activations": layout.micro * kept_bytes(shape, item, layout.is_recomputed),
-        "logits": _logits(place),
+        # A chunk of logits and its copies; a chunk is at most a 64th of the memory (`models.head`).
+        "logits": _LOGITS_COPIES * min(_LOGITS_TOKENS * 4.0 * shape.vocabulary, hardware.memory / _LOGITS_SHARE),
         "libraries": place.reached.libraries,
     }
     if job.is_offloaded:
@@ -76,14 +86,17 @@ def learner_memory(place: Deployment, layout: Layout) -> Held:
 
 
 def kept_bytes(shape: ModelShape, item: int, is_recomputed: bool) -> float:
-    """Return what a token's forward pass keeps: every layer's activations, or every layer's input and one layer's."""
+    """Return the bytes that a token's forward pass keeps.
+
+    With recomputation these are every layer's input and one layer's activations, otherwise all activations.
+    """
     if is_recomputed:
         return item * (shape.layers * shape.width + shape.kept)
     return item * shape.layers * shape.kept
 
 
 def engine_memory(place: Deployment, layout: Layout) -> Held:
-    """Return what a device of an engine holds, with keys and values of as many answers as it decodes at once."""
+    """Return the memory of an engine's device, with the KV cache of all responses that the engine decodes at once."""
     shape, job, k = place.shape, place.job, layout.parts
     parts = {
         "weights": shape.parameters * job.item / k,
@@ -94,29 +107,29 @@ def engine_memory(place: Deployment, layout: Layout) -> Held:
 
 
 def row_tokens(job: PlannedJob) -> float:
-    """Return the tokens of a row's keys and values, on average while it is decoded."""
+    """Return the mean tokens of a row's KV cache while the row is decoded."""
     return job.prompt + job.answers.mean / 2
 
 
 def concurrency(place: Deployment, layout: Layout) -> int:
-    """Return how many answers an engine decodes at once: as many as asked for, fewer where the cache has no room."""
+    """Return the responses that an engine decodes at once, fewer than requested if the KV cache is too small."""
     room = cache_room(place, layout.parts)
     row = row_tokens(place.job) * place.shape.cache(layout.parts, place.job.item)
     return max(0, min(place.job.concurrent, int(room / row)))
 
 
 def cache_room(place: Deployment, parts: int) -> float:
-    """Return the bytes of each of ``parts`` devices that are left for keys and values; below 0 where none are."""
+    """Return the bytes for the KV cache on each of ``parts`` devices; negative if the weights do not fit."""
     usable = place.hardware.memory * place.reached.memory - place.reached.libraries
     return usable - place.shape.parameters * place.job.item / parts
 
 
 def host_memory(place: Deployment, layout: Layout) -> dict[str, float]:
-    """Return bytes in the memory of one node, by what they are for.
+    """Return bytes in the memory of one node, by purpose.
 
-    Of the node that saves: everything, gathered. Of each node of engines: the weights in its object store, the version
-    before them too. Of the node that copies a step's state in case that it is undone. Of each node of learners: what is
-    offloaded. Of the run's own: rollouts that are on their way.
+    The saving node gathers all weights and moments. A node of engines has two versions of the weights in its object
+    store. The node that copies a step's state, in case the step is undone, holds masters and moments. A node of
+    learners holds offloaded shards. The run's own node holds rollouts that wait for a step.
     """
     shape, job = place.shape, place.job
     own, per_node = trained(shape, job), min(layout.learners, place.hardware.node) / layout.learners
@@ -130,17 +143,11 @@ def host_memory(place: Deployment, layout: Layout) -> dict[str, float]:
 
 
 ROLLOUT_BYTES = 113
-"""Of a token of an answer in the run's own process: its id, two log-probabilities, its mask, its text; Python objects
-(measured: experiments/capacity)."""
+"""Bytes of a response's token in the run's own process: id, two log-probabilities, mask and text as Python objects
+(measured in experiments/capacity)."""
 
 
 def _gathered(layer: int, outside: int, item: int, is_frozen: bool) -> float:
-    # Two layers whole, and of one its gradient in the computing precision and in float32 on its way to be summed.
+    # Two whole layers, and one layer's gradient in the computing precision and in float32, which all-reduce sums.
     gradient = 0 if is_frozen else item + 4
     return layer * (2 * item + gradient) + outside * (item + gradient)
-
-
-def _logits(place: Deployment) -> float:
-    """Return the bytes of a chunk of logits and its copies; a chunk is a 64th of the memory (`models.head`)."""
-    row = 4.0 * place.shape.vocabulary
-    return _LOGITS_COPIES * min(_LOGITS_TOKENS * row, place.hardware.memory / _LOGITS_SHARE)

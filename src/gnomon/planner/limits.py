@@ -1,4 +1,4 @@
-"""Which parts of gnomon, as they are now, would not carry a plan: each with the number at which it breaks."""
+"""Parts of gnomon that would not carry a plan, each with the number at which the part breaks."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ _HALF = 0.5
 
 
 def limits(place: Deployment, found: BestLayout) -> tuple[str, ...]:
-    """Return one sentence for each part that breaks, or that takes much of a step."""
+    """Return one sentence for each part that breaks or takes much of a step."""
     parts = (_saving, _weights, _undoing, _driving, _rollouts, _publishing, _ring, _experts, _waiting)
     return tuple(said for part in parts for said in part(place, found))
 
@@ -43,9 +43,9 @@ def _undoing(place: Deployment, found: BestLayout) -> Iterator[str]:
     if needed > _MUCH * room or (needed and found.layout.learners > 1):
         copying = needed / (place.hardware.host_link * place.reached.links)
         yield (
-            "A step of several updates, or with a critic, is copied before it, so that it can be refused: "
-            f"{size(needed)} collected in the memory of one node, {seconds(copying)} a step; algorithm.updates of 1, "
-            "or adapters, avoid it."
+            "Before a step of several updates or with a critic, the learner copies its state, so that the step can be "
+            f"undone: {size(needed)} in the memory of one node, {seconds(copying)} a step; algorithm.updates of 1, "
+            "or adapters, avoid the copy."
         )
 
 
@@ -55,9 +55,9 @@ def _driving(place: Deployment, found: BestLayout) -> Iterator[str]:
         rate = 1 / place.reached.driver_token
         yield (
             f"The run's own process takes {place.reached.driver_token * 1e6:.2g} us for each token of an answer "
-            f"(collate, advantages, records), one after the other: {seconds(found.stages.driving)} a step. It cannot "
-            f"pass on more than {rate:,.0f} tokens a second, whatever the number of GPUs; records.rollouts = false "
-            "takes some of it away."
+            f"(collate, advantages, records), one after the other: {seconds(found.stages.driving)} a step. The process "
+            f"handles at most {rate:,.0f} tokens a second, whatever the number of GPUs; records.rollouts = false "
+            "saves some of this time."
         )
 
 

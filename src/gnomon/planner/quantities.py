@@ -1,11 +1,11 @@
-"""Bytes, seconds and counts of a plan, each in the unit in which it is a number of a few digits."""
+"""Bytes, seconds and counts as short text."""
 
 _SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _COUNTS = ((1e9, "billion"), (1e6, "million"))
 
 
 def size(number: float) -> str:
-    """Return bytes as a person says them.
+    """Format bytes.
 
     >>> size(3.3e12), size(459e9), size(362_000), size(12)
     ('3.3 TB', '459 GB', '362 kB', '12 bytes')
@@ -17,7 +17,7 @@ def size(number: float) -> str:
 
 
 def seconds(number: float) -> str:
-    """Return a time as a person says it.
+    """Format a time.
 
     >>> seconds(84.2), seconds(3.25), seconds(0.643), seconds(0.034), seconds(0.0012), seconds(2e-6)
     ('84 s', '3.2 s', '0.64 s', '34 ms', '1.2 ms', 'under 0.1 ms')
@@ -30,7 +30,7 @@ def seconds(number: float) -> str:
 
 
 def count(number: float) -> str:
-    """Return how many there are as a person says it.
+    """Format a count.
 
     >>> count(8.19e9), count(134_515_008), count(45_321)
     ('8.2 billion', '134.5 million', '45,321')

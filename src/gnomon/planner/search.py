@@ -1,4 +1,4 @@
-"""How to part the devices between learning and answering: every split that fits, the best of them on the clock."""
+"""Divide the devices between learning and answering: list every division that fits and simulate the best."""
 
 import math
 from collections.abc import Iterator
@@ -11,7 +11,6 @@ from gnomon.planner.layout import (
     Layout,
     cache_room,
     concurrency,
-    engine_memory,
     kept_bytes,
     learner_memory,
     row_tokens,
@@ -28,7 +27,7 @@ _LARGEST_PASS = 65_536
 
 @dataclass(frozen=True)
 class BestLayout:
-    """A layout, what its stages take each by itself, and what came of running them together."""
+    """A layout, its stages one by one, and the simulation of all stages together."""
 
     layout: Layout
     stages: Stages
@@ -36,10 +35,12 @@ class BestLayout:
 
 
 def best_layout(place: Deployment) -> BestLayout:
-    """Return the layout that trains the most tokens a second.
+    """Return the layout that trains the most tokens per second.
 
-    All splits that fit are reckoned by `Stages`; the best few are simulated, and the best of those is returned.
-    Raises: ConfigError saying what does not fit, and by how much.
+    `Stages` estimates every layout that fits; the three best are simulated.
+
+    Raises:
+        ConfigError: If no layout fits; the message says by how much.
     """
     ranked = sorted(layouts(place), key=lambda layout: reckoned(place, stages(place, layout)))
     found = [(layout, stages(place, layout)) for layout in ranked[:CANDIDATES]]
@@ -48,14 +49,16 @@ def best_layout(place: Deployment) -> BestLayout:
 
 
 def reckoned(place: Deployment, taken: Stages) -> float:
-    """Return about how long a step takes."""
+    """Return the estimated seconds of a step."""
     depth = place.job.staleness - place.job.slack
     return taken.overlapped(depth) if depth > 0 else taken.synchronous()
 
 
 def layouts(place: Deployment) -> Iterator[Layout]:
-    """Yield every split that fits, with engines of each number of devices that can be meant. Raises: ConfigError when
-    there is none.
+    """Yield every layout that fits.
+
+    Raises:
+        ConfigError: If no layout fits.
     """
     fewest = engine_parts(place)
     count, reason = 0, f"one engine alone takes {fewest}"
@@ -63,11 +66,11 @@ def layouts(place: Deployment) -> Iterator[Layout]:
         engines = (place.devices - learners) // parts
         if engines < 1:
             continue
-        # More engines than prompts on their way would never answer.
+        # More engines than prompts in flight would stay idle.
         ahead = place.job.prompts * (place.job.staleness + 1 - place.job.slack)
         layout = passes_for(place, Layout(learners, min(engines, ahead), parts))
         if isinstance(layout, str):
-            # Larger engines leave fewer devices to learn, so the smallest say by how much it does not fit.
+            # Larger engines leave fewer devices to learn, so the smallest engine shows by how much the layout misses.
             reason = f"{learners} learning: {layout}" if parts == fewest else reason
             continue
         count += 1
@@ -75,15 +78,13 @@ def layouts(place: Deployment) -> Iterator[Layout]:
     if not count:
         raise ConfigError(
             f"{place.shape.name} does not fit on {place.devices} devices of {place.hardware.memory / GIGABYTE:.0f} GB, "
-            f"however they are parted ({reason}); use more of them, larger ones, adapters (lora.rank), "
+            f"however they are parted ({reason}); use more devices, larger ones, adapters (lora.rank), "
             "learner.offload = true, or shorter answers"
         )
 
 
 def widths(place: Deployment, fewest: int) -> Iterator[int]:
-    """Yield how many devices of a node an engine can have: twice as many each time, as far as its heads can be dealt
-    out, which vLLM asks for.
-    """
+    """Yield the devices that an engine can have: powers of two that divide the attention heads, as vLLM requires."""
     parts = fewest
     while parts == fewest or (parts <= place.hardware.node and place.shape.heads % parts == 0):
         yield parts
@@ -91,7 +92,11 @@ def widths(place: Deployment, fewest: int) -> Iterator[int]:
 
 
 def engine_parts(place: Deployment) -> int:
-    """Return the fewest devices of a node that hold an engine with room for a few answers. Raises: ConfigError."""
+    """Return the fewest devices of a node that hold an engine with a KV cache for 8 responses.
+
+    Raises:
+        ConfigError: If a whole node is too small.
+    """
     parts = 1
     while parts <= place.hardware.node:
         row = row_tokens(place.job) * place.shape.cache(parts, place.job.item)
@@ -110,8 +115,9 @@ def engine_parts(place: Deployment) -> int:
 
 
 def passes_for(place: Deployment, layout: Layout) -> Layout | str:
-    """Return the layout with the largest passes that fit, layers computed again only where that is needed; or why none
-    fits, in words.
+    """Return the layout with the largest passes that fit, or the reason why no pass fits.
+
+    Layers are computed again only if that is necessary, or if passes without it would be much smaller.
     """
     least = math.ceil(place.job.longest)
     each = place.job.computed / (place.job.minibatches * layout.learners)
@@ -124,8 +130,8 @@ def passes_for(place: Deployment, layout: Layout) -> Layout | str:
         if tokens < least or room < tokens:
             continue
         found = replace(layout, micro=tokens, is_recomputed=is_recomputed)
-        # What fits without computing layers again is taken, unless passes then are much smaller.
-        if chosen is None or _updating(place, found) < 0.97 * _updating(place, chosen):
+        # A layout that recomputes layers must be at least 3% faster than one that does not.
+        if chosen is None or stages(place, found).updating < 0.97 * stages(place, chosen).updating:
             chosen = found
     if chosen is not None:
         return chosen
@@ -137,10 +143,10 @@ def passes_for(place: Deployment, layout: Layout) -> Layout | str:
 
 
 def simulated(place: Deployment, layout: Layout, taken: Stages) -> Flow:
-    """Return the layout's run on the virtual clock.
+    """Simulate the layout's run on the virtual clock.
 
-    A step of more than 2,048 answers is simulated as a part of itself, with that part of the engines and a learner that
-    is as much slower: who waits for whom is the same, but the longest of all answers is a little shorter.
+    A step of more than 2,048 responses is simulated as a fraction of itself, with the same fraction of the engines and
+    a learner that is slower by that fraction. The waiting is the same, but the longest response is a little shorter.
     """
     job = place.job
     share = min(1.0, _MOST_ROWS / job.rows)
@@ -155,9 +161,7 @@ def simulated(place: Deployment, layout: Layout, taken: Stages) -> Flow:
 
 
 def timing(place: Deployment, layout: Layout, taken: Stages) -> Timing:
-    """Return what the simulation needs of a layout. Engines stand still while they take in new weights, which in a
-    broadcast is all of it.
-    """
+    """Return the simulation's inputs. Engines pause while they load weights, and during a whole broadcast."""
     each = taken.updating / place.job.answered
     taking = place.shape.parameters * place.job.item / place.reached.store / layout.parts
     return Timing(
@@ -171,17 +175,8 @@ def timing(place: Deployment, layout: Layout, taken: Stages) -> Timing:
     )
 
 
-def engine_fits(place: Deployment, layout: Layout) -> bool:
-    """Whether an engine's device holds its weights and its answers."""
-    return engine_memory(place, layout).fits
-
-
-def _updating(place: Deployment, layout: Layout) -> float:
-    return stages(place, layout).updating
-
-
 def _shares(place: Deployment) -> Iterator[int]:
-    """Yield how many devices may learn: each number of up to a node, and then whole nodes, a few dozen at most."""
+    """Yield possible numbers of learners: all numbers within a node, or about 32 multiples of a node."""
     node, devices = place.hardware.node, place.devices
     if devices <= node:
         yield from range(1, devices)

@@ -1,4 +1,4 @@
-"""Models by their shapes alone: dense ones and mixtures of experts, from a config or from a list."""
+"""Shapes of models, dense or mixtures of experts, from a config or from a list."""
 
 import json
 import math
@@ -14,11 +14,15 @@ from gnomon.models.tiny import TINY_MODELS
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder: attention with grouped keys and values, and a gated feed-forward part in every layer.
+    """A decoder with grouped-query attention and a gated feed-forward part in every layer.
 
-    inner: width of the dense feed-forward part; 0 where every layer has experts. experts: of a layer, 0 for a dense
-    model; chosen: for each token; expert_inner: width of one; shared_inner: of what every token goes through beside
-    them. dense_layers: layers without experts, in a mixture.
+    Attributes:
+        inner: Width of the dense feed-forward part, 0 if all layers have experts.
+        experts: Experts of a layer, 0 for a dense model.
+        chosen: Experts per token.
+        expert_inner: Width of one expert.
+        shared_inner: Width of the shared experts.
+        dense_layers: Layers of a mixture without experts.
     """
 
     name: str
@@ -53,54 +57,54 @@ class ModelShape:
 
     @property
     def embedding(self) -> int:
-        """Weights of the table of tokens, which is also the head's size."""
+        """Weights of the embedding, which has the head's size."""
         return self.vocabulary * self.width
 
     @property
     def body(self) -> int:
-        """Weights of all layers' matrices, every expert counted."""
+        """Weights of all layers' matrices, with every expert."""
         return self._layers_with(self.experts)
 
     @property
     def active(self) -> int:
-        """Weights of all layers' matrices that one token is multiplied with."""
+        """Weights of all layers' matrices that one token uses."""
         return self._layers_with(self.chosen)
 
     @property
     def parameters(self) -> int:
-        """All weights; of biases and norms only the two norms of a layer, which is 0.1% at most."""
+        """All weights, without biases and with only two norms per layer (0.1% at most is missing)."""
         return self.body + self.embedding * (1 if self.is_tied else 2) + self.width * (2 * self.layers + 1)
 
     @property
     def active_parameters(self) -> int:
-        """Weights that one token meets, table and head included: the number in a mixture's name."""
+        """Weights that one token uses, with embedding and head: the number in a mixture's name."""
         return self.active + self.embedding * (1 if self.is_tied else 2)
 
     @property
     def layer(self) -> int:
-        """Weights of the largest layer: what is whole on a device at one time."""
+        """Weights of the largest layer, which a device gathers as a whole."""
         dense = self.attention + 3 * self.width * self.inner
         return max(dense, self._expert_layer(self.experts)) if self.experts else dense
 
     @property
     def kept(self) -> int:
-        """Numbers that one layer keeps of a token for its backward pass.
+        """Numbers per token that one layer keeps for its backward pass.
 
-        10 widths around attention and norms and four times the inner width (`learner.plan`); measured 20.8 widths for
-        SmolLM2-135M, where this gives 20.7.
+        10 widths around attention and norms and four times the inner width (`learner.plan`). Measured: 20.8 widths for
+        SmolLM2-135M, where the formula gives 20.7.
         """
         inner = self.chosen * self.expert_inner + self.shared_inner if self.experts else self.inner
         return 10 * self.width + 4 * max(inner, self.inner if self.dense_layers else 0)
 
     def cache(self, parts: int, item: int) -> int:
-        """Return bytes of keys and values of one token on each of ``parts`` devices; heads are not cut in two."""
+        """Return bytes of one token's KV cache on each of ``parts`` devices; a head is never split."""
         return 2 * self.layers * max(1, self.kv_heads // parts) * self.head * item
 
     def read(self, rows: float) -> float:
-        """Return the weights that one step of decoding ``rows`` answers reads: of experts those that are met.
+        """Return the weights that one decoding step of ``rows`` responses reads, with the expected number of experts.
 
-        A token meets each expert with probability chosen / experts, so ``rows`` meet 1 - (1 - p)^rows of them. Real
-        routing is less even and meets fewer.
+        A token uses each expert with probability p = chosen / experts, so ``rows`` tokens use 1 - (1 - p)^rows of them.
+        Real routing is less even and uses fewer.
         """
         if not self.experts:
             return float(self.body + self.embedding)
@@ -140,9 +144,11 @@ _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_siz
 
 
 def shape_of(model: str) -> ModelShape:
-    """Return the shape of a known name, of a folder with a config.json, or of whatever gnomon can load.
+    """Return the shape of a known model, of a folder with a config.json, or of a model that gnomon can load.
 
-    Raises: ConfigError when the config lacks something, or has what is not reckoned; ModelError as `check_model`.
+    Raises:
+        ConfigError: If the config lacks a number or has an unsupported architecture.
+        ModelError: As `check_model` does.
     """
     if model.lower() in SHAPES:
         return SHAPES[model.lower()]
@@ -159,13 +165,17 @@ def shape_of(model: str) -> ModelShape:
 
 
 def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
-    """Return the shape that a Hugging Face config describes. Raises: ConfigError."""
+    """Return the shape that a Hugging Face config describes.
+
+    Raises:
+        ConfigError: If the config lacks a number or has latent attention.
+    """
     config = config.get("text_config", config)
     missing = [key for key in _NEEDED if not isinstance(config.get(key), int)]
     if missing:
         raise ConfigError(f"the config of {name} has no {', '.join(missing)}, so its shape is not known")
     if config.get("kv_lora_rank"):
-        raise ConfigError(f"{name} has latent attention (kv_lora_rank), which is not reckoned here")
+        raise ConfigError(f"{name} has latent attention (kv_lora_rank), for which the planner has no formulas")
     width, heads, layers = config["hidden_size"], config["num_attention_heads"], config["num_hidden_layers"]
     experts = _first(config, "num_experts", "num_local_experts", "n_routed_experts")
     inner = _first(config, "intermediate_size")
@@ -191,5 +201,5 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
 
 
 def _first(config: Mapping[str, Any], *keys: str) -> int:
-    """Return the first of these numbers that the config has, or 0."""
+    """Return the first of these keys' integers, or 0."""
     return next((config[key] for key in keys if isinstance(config.get(key), int)), 0)

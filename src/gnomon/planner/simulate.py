@@ -1,4 +1,4 @@
-"""A run on a virtual clock: the real scheduler and rollouter; engines, graders and a learner only take time."""
+"""Simulate a run on a virtual clock: the scheduler and rollouter are real, everything else only takes time."""
 
 import asyncio
 import heapq
@@ -21,9 +21,16 @@ from gnomon.rollouts.scheduler import RolloutScheduler
 
 @dataclass(frozen=True)
 class Timing:
-    """What everything takes. pace: of an engine. engines: how many. most: answers that one decodes at once.
-    grade: seconds of a judge for one answer. learn: tokens of a step's answers to seconds of updating. publish: seconds
-    until engines have new weights. pause: of these, how long engines stand still.
+    """The duration of everything.
+
+    Attributes:
+        pace: Decoding speed of an engine.
+        engines: Number of engines.
+        most: Most responses that an engine decodes at once.
+        grade: Seconds of grading one response.
+        learn: Tokens of a step's responses to seconds of updating.
+        publish: Seconds until the engines have new weights.
+        pause: Seconds of ``publish`` during which engines stand still.
     """
 
     pace: UpdatePace
@@ -37,12 +44,19 @@ class Timing:
 
 @dataclass(frozen=True)
 class Flow:
-    """What came of it, over the steps that were counted.
+    """The result of a simulation, over the counted steps.
 
-    seconds: of all of them. steps: how many. trained, generated: tokens of answers. answering: share of the time that
-    engines had something to decode; filled: mean of the rows they had over the rows they could have. learning: share of
-    the time that the learner updated or published. staleness_mean, staleness_max: steps between the weights that
-    answered and those that are trained. answer_mean: tokens of a trained answer.
+    Attributes:
+        seconds: Of all steps.
+        steps: Counted steps.
+        trained: Trained tokens of responses.
+        generated: Generated tokens of responses.
+        answering: Share of the time during which engines decoded.
+        filled: Mean share of an engine's rows that were in use.
+        learning: Share of the time during which the learner updated or published.
+        staleness_mean: Steps between the weights that answered and the weights that are trained.
+        staleness_max: The largest such difference.
+        answer_mean: Tokens of a trained response.
     """
 
     seconds: float
@@ -63,15 +77,15 @@ class Flow:
 
     @property
     def tokens_per_second(self) -> float:
-        """Trained tokens."""
+        """Trained tokens per second."""
         return self.trained / self.seconds
 
 
 class SimulatedEngine:
-    """Answers decoded together: each draws a token a step, and a step takes as long as `UpdatePace` says.
+    """An engine that decodes its rows together; `UpdatePace` gives the seconds of a step.
 
-    Between two events the rows are the same and their contexts grow by one token a step, so k steps take
-    a k + b k^2 / 2 seconds: solved exactly, whatever the number of tokens.
+    Between two events the rows stay the same and their contexts grow by one token per step, so k steps take a k + b k^2
+    / 2 seconds. This is solved exactly, so the cost does not depend on the number of tokens.
     """
 
     def __init__(self, pace: UpdatePace, most: int) -> None:
@@ -86,7 +100,7 @@ class SimulatedEngine:
         self._is_paused = False
 
     async def answer(self, prompt: float, lengths: Sequence[float]) -> None:
-        """Return when every answer to one prompt is there."""
+        """Return when all responses to one prompt are complete."""
         loop = asyncio.get_running_loop()
         self._advance()
         self._stall += self.pace.prompt
@@ -98,13 +112,13 @@ class SimulatedEngine:
         self.asked -= len(lengths)
 
     def pause(self, is_paused: bool) -> None:
-        """Stand still, or go on."""
+        """Stop or continue decoding."""
         self._advance()
         self._is_paused = is_paused
         self._go_on()
 
     def settle(self) -> None:
-        """Bring the counts up to now."""
+        """Update the counts to the current time."""
         self._advance()
         self._go_on()
 
@@ -114,7 +128,7 @@ class SimulatedEngine:
         return self.pace.fixed(rows) + self.pace.cached * context, self.pace.cached * rows
 
     def _advance(self) -> None:
-        """Draw the tokens that the time since the last event was enough for."""
+        """Count the tokens decoded since the last event."""
         now = asyncio.get_running_loop().time()
         passed, self._at = now - self._at, now
         if self._is_paused or not self._rows:
@@ -132,7 +146,7 @@ class SimulatedEngine:
         self._tokens += steps
 
     def _go_on(self) -> None:
-        """Let rows end that are due, fill their places, and wake up for the next one."""
+        """Complete rows that are due, fill free rows, and set the timer for the next completion."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -162,9 +176,9 @@ _ROUNDING = 1e-9
 
 @dataclass
 class SimulatedEngines:
-    """Engines that are asked as one; implements `engines.base.Engine`. A prompt goes to the one with the fewest rows.
+    """A pool of simulated engines; implements `engines.base.Engine`.
 
-    An answer's one token is its length.
+    A prompt goes to the engine with the fewest rows. A response has one token, whose id is the response's length.
     """
 
     timing: Timing
@@ -177,7 +191,7 @@ class SimulatedEngines:
         self.engines = [SimulatedEngine(self.timing.pace, self.timing.most) for _ in range(self.timing.engines)]
 
     async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
-        """Return the answers when the longest of them is there."""
+        """Return the responses when the longest is complete."""
         oldest = self.version
         lengths = [self.job.answers.of(float(uniforms(key, 1)[0])) for key in keys]
         engine = min(self.engines, key=lambda engine: engine.asked)
@@ -185,7 +199,7 @@ class SimulatedEngines:
         return [Completion((n,), (0.0,), (0.0,), oldest, self.version, "stop") for n in lengths]
 
     async def load(self, snapshot: Snapshot) -> None:
-        """Take on the weights."""
+        """Pause the engines while they load weights."""
         for engine in self.engines:
             engine.pause(True)
         await asyncio.sleep(self.timing.pause)
@@ -194,25 +208,25 @@ class SimulatedEngines:
         self.version = snapshot.version
 
     async def score(self, prompt: Sequence[int], response: Sequence[int], temperature: float) -> list[float]:
-        """Return that everything was certain."""
+        """Return zeros."""
         return [0.0] * len(response)
 
     async def fingerprints(self) -> dict[str, Fingerprint] | None:
-        """Return that there are no weights."""
+        """Return None, because there are no weights."""
         return None
 
     async def close(self) -> None:
-        """Hold nothing."""
+        """Do nothing."""
 
 
 class Judges:
-    """Graders that take a while; so many at once."""
+    """Graders with a fixed duration and a limited number of processes."""
 
     def __init__(self, seconds: float, count: int) -> None:
         self._seconds, self._free = seconds, asyncio.Semaphore(count)
 
     async def grade(self, sample: Sample) -> Grade:
-        """Return a reward when one was free and has judged."""
+        """Return a reward after waiting for a free process and grading."""
         if self._seconds > 0:
             async with self._free:
                 await asyncio.sleep(self._seconds)
@@ -220,7 +234,7 @@ class Judges:
 
 
 def simulate(job: PlannedJob, timing: Timing, steps: int, skipped: int = 0, seed: int = 0) -> Flow:
-    """Return what ``steps`` steps come to after ``skipped`` that fill the stream."""
+    """Simulate ``steps`` steps after ``skipped`` steps that fill the scheduler."""
     return run_virtually(_run(job, timing, steps, skipped, seed))
 
 

@@ -1,4 +1,4 @@
-"""Seconds of the stages of a step: products over rates, bytes over bandwidths, nothing else."""
+"""Seconds of the stages of a step: operations over rates and bytes over bandwidths."""
 
 import math
 from dataclasses import dataclass
@@ -13,21 +13,17 @@ _PANELS = 128
 
 @dataclass(frozen=True)
 class UpdatePace:
-    """How fast an engine of ``parts`` devices decodes.
-
-    fixed(rows): seconds of a step whatever was said before. cached: more of them for each token whose keys and values
-    are read. prompt: seconds of a prompt.
-    """
+    """Decoding speed of an engine of ``parts`` devices."""
 
     shape: ModelShape
     place: Deployment
     parts: int
 
     def fixed(self, rows: float) -> float:
-        """Return the seconds of a step of ``rows`` answers, without their keys and values.
+        """Return seconds of a decoding step of ``rows`` responses, without reading their KV cache.
 
-        The weights are read, each row is multiplied with those that it meets, and with tensor parallelism the devices
-        sum twice a layer. Reading and multiplying are added: they are different kernels, and one waits for the other.
+        The step reads the weights, multiplies each row with the weights that the row uses, and with tensor parallelism
+        makes two all-reduces per layer. Reading and multiplying are added because different kernels do them in turn.
         """
         reached, hardware, item = self.place.reached, self.place.hardware, self.place.job.item
         read = self.shape.read(rows) * item / (self.parts * hardware.bandwidth * reached.reading)
@@ -37,20 +33,20 @@ class UpdatePace:
 
     @property
     def cached(self) -> float:
-        """Seconds that one more token of context costs in a step."""
+        """Seconds that one more token of context adds to a step."""
         reached, hardware, shape = self.place.reached, self.place.hardware, self.shape
         read = shape.cache(self.parts, self.place.job.item) / (hardware.bandwidth * reached.reading)
         return read + 4 * shape.layers * shape.heads * shape.head / (self.parts * self._products())
 
     @property
     def prompt(self) -> float:
-        """Seconds of computing one prompt, once for all of its answers."""
+        """Seconds of computing one prompt, once for all its responses."""
         job = self.place.job
         operations = 2 * self.shape.active * job.prompt + _attention(self.shape, job.prompt**2 / 2)
         return operations / (self.parts * self._products())
 
     def step(self, rows: float, context: float) -> float:
-        """Return the seconds of one step of ``rows`` answers, each of ``context`` tokens so far."""
+        """Return seconds of one step of ``rows`` responses, each with ``context`` tokens so far."""
         return self.fixed(rows) + self.cached * rows * context
 
     def _products(self) -> float:
@@ -63,22 +59,22 @@ class UpdatePace:
 
 
 def pace_of(place: Deployment, layout: Layout) -> UpdatePace:
-    """Return how fast the layout's engines decode."""
+    """Return the decoding speed of the layout's engines."""
     return UpdatePace(place.shape, place, layout.parts)
 
 
 def update_seconds(place: Deployment, layout: Layout) -> tuple[float, float]:
-    """Return seconds of computing and of communicating of a step's updates and scores.
+    """Return seconds of computing and seconds of communicating of a step's updates and scores.
 
-    A forward pass multiplies each token with every weight that it meets, twice an operation; a backward pass takes two
-    of them, or one where the weights are frozen; layers that are computed again one more.
+    A forward pass takes two operations for each token and each weight that the token uses. A backward pass takes twice
+    that, or once if the weights are frozen, and once more if layers are computed again.
     """
     job, shape = place.job, place.shape
     body = 2 * shape.active * job.computed + _attention(shape, job.pairs)
     head = 2 * shape.embedding * job.answered
     backward = 1 if job.rank else 2
     trained = body * (1 + backward + layout.is_recomputed) + head * (1 + backward)
-    # A critic of its own makes the same passes as the policy, without the head.
+    # A separate critic makes the same passes as the policy, without the head.
     whole = job.epochs * (trained + (body * (3 + layout.is_recomputed) if job.has_critic else 0))
     whole += job.scored * (body + head)
     mixture = place.reached.mixture if shape.experts else 1.0
@@ -91,9 +87,14 @@ def update_seconds(place: Deployment, layout: Layout) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Stages:
-    """Seconds of one step, each stage by itself. answering: until the last of a step's answers, if nothing else is
-    asked. flowing: that a step's answers take of engines that are always full. updating: computing and what of
-    communicating it cannot hide. by_nccl: publishing, where weights go from device to device.
+    """Seconds of one step's stages, each by itself.
+
+    Attributes:
+        answering: Until the last of a step's responses, if the engines have no other work.
+        flowing: For a step's responses on engines that are always full.
+        updating: Computing, and the communicating that does not overlap with it.
+        by_nccl: Publishing from device to device.
+        driving: Of the run's own process.
     """
 
     answering: float
@@ -108,16 +109,17 @@ class Stages:
 
     @property
     def learning(self) -> float:
-        """Seconds from a step's last grade until engines have its weights."""
+        """Seconds from a step's last grade until engines have the step's weights."""
         return self.driving + self.updating + self.publishing
 
     def synchronous(self) -> float:
-        """Return the seconds of a step in which everyone waits for everyone."""
+        """Return the seconds of a step in which all stages wait for each other."""
         return self.answering + self.grading + self.learning
 
     def overlapped(self, depth: int) -> float:
-        """Return about how long a step takes when answers may be ``depth`` steps on their way: as the slowest of both
-        sides and of the longest answers, which have that many steps to come.
+        """Return the approximate seconds of a step if responses may take ``depth`` steps.
+
+        The slowest of the engines, the learner, and the longest responses spread over ``depth`` steps decides.
         """
         return max(self.flowing, self.learning, self.answering / depth)
 
@@ -141,7 +143,7 @@ def stages(place: Deployment, layout: Layout) -> Stages:
 
 
 def flowing(place: Deployment, layout: Layout) -> float:
-    """Return how long engines that are kept full take for as many tokens as a step has."""
+    """Return the seconds that full engines need for a step's tokens."""
     job, pace = place.job, pace_of(place, layout)
     ahead = job.staleness + 1 - job.slack
     rows = min(concurrency(place, layout), ahead * job.rows / layout.engines)
@@ -152,10 +154,10 @@ def flowing(place: Deployment, layout: Layout) -> float:
 
 
 def answering(place: Deployment, layout: Layout) -> float:
-    """Return how long engines take that are asked for one step's answers and nothing else.
+    """Return the seconds that engines need for one step's responses without other work.
 
-    The busiest has ceil(prompts / engines) prompts. While it has more answers than it decodes at once the rate is that
-    of a full engine; then rows end one after the other, and the last is alone.
+    The busiest engine has ceil(prompts / engines) prompts. While more responses wait than the engine decodes at once,
+    the rate is that of a full engine. Then rows end one after the other.
     """
     job, pace = place.job, pace_of(place, layout)
     prompts = -(-job.prompts // layout.engines)
@@ -175,5 +177,5 @@ def answering(place: Deployment, layout: Layout) -> float:
 
 
 def _attention(shape: ModelShape, pairs: float) -> float:
-    """Return operations of a forward pass on pairs of tokens: scores and sums, in all layers."""
+    """Return the operations of a forward pass on pairs of tokens, in all layers."""
     return 4.0 * shape.layers * shape.heads * shape.head * pairs

@@ -1,6 +1,7 @@
-"""A plan for a cluster, in words and numbers."""
+"""The forecast for a cluster as sentences and as JSON."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
@@ -19,7 +20,7 @@ LONGEST = "the longest answers"
 
 @dataclass(frozen=True)
 class ClusterForecast:
-    """What a run would do on a cluster: everything that `gnomon plan --hardware` says."""
+    """Everything that `gnomon plan --hardware` prints."""
 
     place: Deployment
     found: BestLayout
@@ -29,7 +30,7 @@ class ClusterForecast:
     limits: tuple[str, ...]
 
     def as_row(self) -> dict[str, object]:
-        """Return one JSON object: seconds, bytes, tokens and shares, without the words' rounding."""
+        """Return one JSON object in seconds, bytes, tokens and shares, not rounded."""
         place, found = self.place, self.found
         layout, flow = found.layout, found.flow
         return {
@@ -57,7 +58,7 @@ class ClusterForecast:
         }
 
     def sentences(self) -> Iterator[str]:
-        """Yield it line by line."""
+        """Yield the forecast line by line."""
         yield from _layout(self.place, self.found)
         yield from _memory(self.place, self.found)
         yield from _seconds(self.place, self.found)
@@ -65,14 +66,18 @@ class ClusterForecast:
         yield f"Set: {' '.join(self.settings)}"
         yield from self.advice
         if self.limits:
-            yield "What gnomon's present parts do not carry, or only just:"
+            yield "What gnomon's present parts cannot carry, or barely carry:"
             yield from (f"  - {said}" for said in self.limits)
-        yield "These are reckoned, not measured. Of what no data sheet says:"
+        yield "These numbers are computed, not measured. Numbers that are not on a data sheet:"
         yield from _assumed(self.place)
 
 
 def forecast(place: Deployment) -> ClusterForecast:
-    """Return the plan of the best layout. Raises: ConfigError when nothing fits."""
+    """Return the forecast of the best layout.
+
+    Raises:
+        ConfigError: If no layout fits.
+    """
     found = best_layout(place)
     return ClusterForecast(
         place,
@@ -85,7 +90,7 @@ def forecast(place: Deployment) -> ClusterForecast:
 
 
 def bottleneck(place: Deployment, found: BestLayout) -> str:
-    """Return which stage decides, and what would change it."""
+    """Return the stage that limits the throughput."""
     stages, flow = found.stages, found.flow
     grading = _grading(place, found) / place.job.graders
     if grading > max(flow.answering, flow.learning, 0.5):
@@ -111,12 +116,13 @@ def _layout(place: Deployment, found: BestLayout) -> Iterator[str]:
     layout, job, hardware = found.layout, place.job, place.hardware
     answering = layout.engines * layout.parts
     left = place.devices - layout.learners - answering
+    idle = f", {left} {'is' if left == 1 else 'are'} idle" if left else ""
     mixture = f", {place.shape.active_parameters / 1e9:.0f} of them for a token" if place.shape.experts else ""
     yield (
         f"{place.shape.name} ({count(place.shape.parameters)} parameters{mixture}) on {place.devices} "
         f"{hardware.name} in {many(hardware.nodes(place.devices), 'node')}: {layout.learners} "
         f"{'learns' if layout.learners == 1 else 'learn'}, {answering} {'answers' if answering == 1 else 'answer'} as "
-        f"{many(layout.engines, 'engine')} of {layout.parts}{_idle(left)}; "
+        f"{many(layout.engines, 'engine')} of {layout.parts}{idle}; "
         f"{many(job.graders, 'process grades', 'processes grade')}, on processors."
     )
     yield (
@@ -124,10 +130,6 @@ def _layout(place: Deployment, found: BestLayout) -> Iterator[str]:
         f"{job.answers.mean:.3g} on average and {job.answers.longest} at most; {count(job.answered)} tokens. "
         + ("Synchronous." if job.staleness == 0 else f"At most {job.staleness} steps old, {job.slack} of slack.")
     )
-
-
-def _idle(devices: int) -> str:
-    return f", {devices} {'is' if devices == 1 else 'are'} idle" if devices else ""
 
 
 def _memory(place: Deployment, found: BestLayout) -> Iterator[str]:
@@ -167,7 +169,7 @@ def _seconds(place: Deployment, found: BestLayout) -> Iterator[str]:
 
 
 def _settings(place: Deployment, found: BestLayout) -> Iterator[str]:
-    """Yield overrides, as `gnomon train` takes them."""
+    """Yield the layout as overrides for `gnomon train`."""
     layout = found.layout
     yield "cluster=auto"
     yield f"learner.processes={layout.learners}"
@@ -182,15 +184,15 @@ def _settings(place: Deployment, found: BestLayout) -> Iterator[str]:
 
 
 def _advice(place: Deployment, found: BestLayout) -> Iterator[str]:
-    """Yield what else to change, in sentences."""
+    """Yield further suggestions."""
     job = place.job
     if job.staleness == 0:
-        yield "With max_staleness = 1 nobody waits for the other side; answers are a step older then."
+        yield "With max_staleness = 1 neither side waits for the other; answers are then one step older."
     if bottleneck(place, found) == LONGEST:
         yield (
-            f"The last of a step's answers comes after {seconds(found.stages.answering)}, and engines that were always "
-            f"full would take {seconds(found.stages.flowing)}: let answers be more steps on their way (max_staleness), "
-            "ask more a step, or take groups apart (an algorithm without groups)."
+            f"A step's last answer takes {seconds(found.stages.answering)}, and engines that were always full would "
+            f"take {seconds(found.stages.flowing)}: allow more steps for an answer (max_staleness), ask for more "
+            "answers a step, or use an algorithm without groups."
         )
     busy = _grading(place, found)
     if busy > job.graders / 2:
@@ -202,14 +204,14 @@ def _advice(place: Deployment, found: BestLayout) -> Iterator[str]:
 
 
 def _grading(place: Deployment, found: BestLayout) -> float:
-    """Return how many processes grading keeps busy."""
+    """Return the number of processes that grading keeps busy."""
     return place.job.rows * place.reached.grade / found.flow.step_seconds
 
 
 def _assumed(place: Deployment) -> Iterator[str]:
-    by_kind: dict[str, list[str]] = {}
+    by_kind = defaultdict[str, list[str]](list)
     for name, value in asdict(place.reached).items():
-        by_kind.setdefault(SOURCES[name][0], []).append(f"{name} {value:g}")
+        by_kind[SOURCES[name][0]].append(f"{name} {value:g}")
     yield from (f"  {kind}: {', '.join(names)}" for kind, names in by_kind.items())
 
 

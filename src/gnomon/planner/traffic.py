@@ -1,4 +1,4 @@
-"""Bytes that travel in one step, and how long they take."""
+"""Bytes that travel in one step, and the seconds that they take."""
 
 import math
 from dataclasses import dataclass
@@ -9,9 +9,14 @@ from gnomon.planner.layout import Layout, trained
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of one step. gathered, reduced: into each device that learns. published: weights, once, or adapters.
-    answers: tokens and log-probabilities from engines to the run's process. batch: from there to the learners, all of
-    them together.
+    """Bytes of one step.
+
+    Attributes:
+        gathered: Weights into each learner.
+        reduced: Gradients into each learner.
+        published: Weights or adapters, counted once.
+        answers: Tokens and log-probabilities from engines to the run's process.
+        batch: From the run's process to all learners together.
     """
 
     gathered: float
@@ -22,7 +27,7 @@ class Traffic:
 
 
 def traffic(place: Deployment, layout: Layout) -> Traffic:
-    """Return what travels."""
+    """Return the bytes of one step."""
     job, n = place.job, layout.learners
     share = (n - 1) / n
     passes_ = micro_batches(place, layout)
@@ -38,27 +43,27 @@ def traffic(place: Deployment, layout: Layout) -> Traffic:
 
 
 def sent(place: Deployment) -> float:
-    """Return the bytes of one publication: of adapters alone in float32, where experts have none (`models.lora`)."""
+    """Return the bytes of one publication: float32 adapters, or all weights if there are experts (`models.lora`)."""
     shape, job = place.shape, place.job
     is_alone = job.rank > 0 and not shape.experts
     return float(4 * shape.adapters(job.rank) if is_alone else shape.parameters * job.item)
 
 
 _BATCH_BYTES = 40
-"""Of one position of a padded batch: its token as 8 bytes, and eight numbers of 4 in the matrices beside it."""
+"""Bytes of one position of a padded batch: a token of 8 bytes and eight numbers of 4 bytes."""
 
 
 def micro_batches(place: Deployment, layout: Layout) -> int:
-    """Return the passes that each learner makes in a step, forward and backward: as many as the busiest."""
+    """Return the passes of the busiest learner in a step, forward and backward."""
     job = place.job
     each = job.computed / (job.minibatches * layout.learners)
     return job.epochs * job.minibatches * max(1, math.ceil(each / layout.micro))
 
 
 def gathering(place: Deployment, devices: int, size: float, pieces: int) -> float:
-    """Return seconds until each of ``devices`` has taken in ``size`` bytes in so many pieces.
+    """Return seconds until each of ``devices`` has received ``size`` bytes.
 
-    Size over rate, and for each piece a ring's n - 1 steps, of which as many as there are nodes cross the network.
+    Size over rate, and for each of ``pieces`` a ring's n - 1 steps, of which one per further node crosses the network.
     """
     if devices == 1:
         return 0.0
@@ -69,7 +74,7 @@ def gathering(place: Deployment, devices: int, size: float, pieces: int) -> floa
 
 
 def communicating(place: Deployment, layout: Layout) -> float:
-    """Return the seconds of all gathers and sums of a step's updates and scores."""
+    """Return the seconds of all gathers and reductions of a step's updates and scores."""
     moved, layers = traffic(place, layout), place.shape.layers + 1
     job = place.job
     passes_ = micro_batches(place, layout)
@@ -79,12 +84,12 @@ def communicating(place: Deployment, layout: Layout) -> float:
 
 
 def publishing(place: Deployment, layout: Layout) -> dict[str, float]:
-    """Return seconds of bringing new weights to the engines: by the object store, and by NCCL.
+    """Return the seconds of a weight sync, through the object store and by NCCL.
 
-    Either way they are gathered first. By the store: every learner copies its share to its machine's memory and puts it
-    into the store; each node of engines fetches all of it, and nodes that have it serve others; each device takes in
-    its part. With adapters those alone are put and fetched, and each node of engines merges. By NCCL: one device sends,
-    all others take in.
+    Both ways gather the weights first. Object store: each learner copies its share to its machine's memory and into the
+    store; each node of engines fetches everything, and nodes with the weights serve other nodes; each device loads its
+    part. With adapters, only adapters are stored and fetched, and each node of engines merges them. NCCL: one device
+    sends and all others receive.
     """
     hardware, reached, size = place.hardware, place.reached, place.shape.parameters * place.job.item
     moved = sent(place)
@@ -101,4 +106,4 @@ def publishing(place: Deployment, layout: Layout) -> dict[str, float]:
 
 
 _WRITERS = 4
-"""Processes of one machine that copy at a rate of their own; more share its memory."""
+"""Processes of one machine that copy at full rate; more processes share the memory's bandwidth."""
