@@ -35,8 +35,8 @@ class Mathematics(Verifier):
         column: Column with the answer. A bare answer, with \$ for dollars or between dollars, is read as a box's
             content; in a worked solution the last box is the answer.
 
-    Source: math-verify 0.9.0, ``parse`` with its default extraction, and ``verify`` with ``allow_set_relation_comp``, so
-    that an inequality may be compared with an interval.
+    Source: math-verify 0.9.0, ``parse`` with its default extraction, and ``verify`` with ``allow_set_relation_comp``,
+    so that an inequality may be compared with an interval.
     """
 
     kind: Literal["mathematics"] = field(default="mathematics", kw_only=True)
