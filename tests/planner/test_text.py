@@ -43,8 +43,8 @@ def test_a_cluster_is_planned_in_words(capsys: Capture):
         "Together, simulated: ",
         "Bottleneck: ",
         "Set: cluster=auto learner.processes=",
-        "With max_staleness = 1 nobody waits",
-        "reckoned, not measured",
+        "With max_staleness = 1 neither side waits",
+        "computed, not measured",
         "assumed: mixture 0.5",
     ):
         assert words in said
@@ -181,7 +181,7 @@ def test_parts_that_break_say_at_which_number(make_place: Callable[..., Deployme
     for words in (
         "it breaks at 143 billion parameters",
         "no expert parallelism: for 22 billion parameters that a token meets, 235 billion are gathered",
-        "is copied before it, so that it can be refused: 2.8 TB",
+        "copies its state, so that the step can be undone: 2.8 TB",
     ):
         assert words in said
 
