@@ -324,3 +324,18 @@ def test_lists_of_inputs_are_cases_of_their_own(program, tests):
     """CodeContests' columns of inputs and outputs, and a list of cases within an object, are read case by case."""
     assert reward(program, tests) == 1.0
     assert reward(program.replace("sum", "max").replace("+", "-"), tests) == 0.0
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        "f(1) == datetime.date(2020, 1, 1)", "f(1) == date(2020, 1, 1)", "f(1) == Decimal('1.5')",
+        "Fraction(1, 2) == f(2)",
+        "f(1) != decimal.Decimal(1)", "f(3) == timedelta(days=1)", "not f(1) == datetime(2020, 1, 1)",
+        "f(1) == fractions.Fraction(3, 4)", "f(2) < date(2021, 1, 1)", "f(1) and f(2) == Decimal(2)",
+    ],
+)  # fmt: skip
+def test_a_claim_about_what_does_not_leave_the_sandbox_is_refused(claim: str):
+    """Such a comparison never holds, so every right program would earn 0 without a word."""
+    with pytest.raises(VerifierError, match="leaves the sandbox, so an answer cannot be compared"):
+        read_asserts(f"assert {claim}")

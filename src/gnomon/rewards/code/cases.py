@@ -149,12 +149,30 @@ def _says_nothing(statement: ast.stmt) -> bool:
 
 
 def _case(test: ast.expr, asked: AssertedCall, imported: Collection[str]) -> AssertCase:
+    _check_readable(test)
     cut = _Cut(asked, imported)
     rest = cut.visit(test)
     if not cut.calls:
         raise VerifierError(f"an assert that calls nothing: {ast.unparse(test)[:100]!r}")
     _Rest([None] * len(cut.calls), 0.0).check(rest)
     return AssertCase(tuple(cut.calls), rest, frozenset(cut.names))
+
+
+_UNREADABLE = ("Decimal", "Fraction", "date", "datetime", "time", "timedelta", "UUID", "Path")
+"""Classes of Python's library whose values do not come out of the sandbox: a comparison with one would never hold."""
+
+
+def _check_readable(test: ast.expr) -> None:
+    """Raises: VerifierError for a claim that compares with a value that no answer can be."""
+    for node in ast.walk(test):
+        sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        for side in sides:
+            name = getattr(side.func, "attr", getattr(side.func, "id", "")) if isinstance(side, ast.Call) else ""
+            if name in _UNREADABLE:
+                raise VerifierError(
+                    f"no {name} leaves the sandbox, so an answer cannot be compared with one: "
+                    f"{ast.unparse(test)[:100]!r}; let the question ask for a number or a text, or remove the row"
+                )
 
 
 class _Cut(ast.NodeTransformer):
