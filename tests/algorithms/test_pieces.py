@@ -169,7 +169,7 @@ def test_an_empty_group_is_no_group():
         (lambda: Cap(0.0), "Cap.cap must be > 0"),
         (lambda: Cap(1.0, 2.0), r"Cap.floor must be in \[0, 1.0\], got 2.0"),
         (lambda: SigmoidGate(0.0), "SigmoidGate.positive must be > 0"),
-        (lambda: SigmoidGate(1.0, -1.0), "SigmoidGate.positive must be > 0"),
+        (lambda: SigmoidGate(1.0, -1.0), "SigmoidGate.negative must be > 0"),
         (lambda: GeometricClip(0.0), "GeometricClip.epsilon must be > 0"),
         (lambda: TruncatedIS(0.0), "TruncatedIS.cap must be > 0"),
         (lambda: MaskedIS(2.0, 1.0), "MaskedIS needs 0 <= low < high"),

@@ -90,7 +90,7 @@ def test_a_damaged_file_is_refused_and_not_passed_over(tmp_path: Path, sound: Pa
 @pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b'{"weight_map": 3}'])
 def test_an_index_that_cannot_be_read_is_named(tmp_path: Path, sound: Path, content: bytes):
     """The list of a model's shards, by its name."""
-    with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json that cannot be read"):
+    with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json' cannot be read, copy it again"):
         check_model(str(with_file(sound, tmp_path / "model", OTHERS[0], content)))
 
 

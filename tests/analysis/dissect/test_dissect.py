@@ -1,7 +1,7 @@
 """Dissection: what is said of a batch, from a file, a run, or tensors; and what is refused."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -165,6 +165,7 @@ def test_a_piece_of_ones_own_that_measures_nothing_is_counted_by_its_effect():
     assert report.statistics["clipped_fraction"] == report.statistics["out_of_band_fraction"] == approx(2 / 6)
 
 
+@dataclass(frozen=True)
 class _Silent:
     """REINFORCE that ignores tokens of ratio 1, and says nothing about it."""
 
