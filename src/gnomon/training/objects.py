@@ -74,12 +74,21 @@ def _line(row: Any, number: int) -> str:
             f"dataset: row {number} is {type(row).__name__}, and should be a dict such as "
             "{'prompt': ..., 'answer': ...}"
         )
-    for column, value in row.items():
-        try:
-            json.dumps({column: value}, default=_listed)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ConfigError(f"dataset: row {number}, column {column!r} cannot be written as JSON: {error}") from error
-    return json.dumps(row, default=_listed, ensure_ascii=False) + "\n"
+    try:
+        return _json(row) + "\n"
+    except (TypeError, ValueError, RecursionError):
+        for column, value in row.items():
+            try:
+                _json({column: value})
+            except (TypeError, ValueError, RecursionError) as error:
+                raise ConfigError(
+                    f"dataset: row {number}, column {column!r} cannot be written as JSON: {error}"
+                ) from error
+        raise
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, default=_listed, ensure_ascii=False)
 
 
 def _listed(value: Any) -> Any:

@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ class StepMetrics(Mapping[str, list[float]]):
         """Return how many metrics there are."""
         return len(self.names)
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """The names of the metrics, in the order in which they were first recorded."""
         return [name for name in dict.fromkeys(name for row in self.rows for name in row) if "/" in name]
@@ -146,15 +147,15 @@ class Result:
         """
         table = RunDirectory(self.directory).table()
         asked = [prompts] if isinstance(prompts, str) else list(prompts)
-        tokenizer = load_tokenizer(str(self.model), bool(table.get("trust_remote_code")))
+        is_trusted = bool(table.get("trust_remote_code"))
+        tokenizer = replace(load_tokenizer(str(self.model), is_trusted), switches=table.get("chat_template_kwargs", {}))
         known = set(Sampling.__dataclass_fields__)
         wrong = next((name for name in sampling if name not in known), None)
         if wrong is not None:
             raise ConfigError(unknown("sampling setting", wrong, known))
         drawn = Sampling(**{**table.get("sampling", {}), **sampling})
         render = ChatRenderer(tokenizer, table.get("system") or None)
-        engine = LocalEngine(load_model(str(self.model), torch.float32))
-
+        engine = LocalEngine(load_model(str(self.model), torch.float32, trust_remote_code=is_trusted))
         settings = replace(drawn, stop_ids=tuple({*tokenizer.stop_ids, *drawn.stop_ids}))
 
         async def answer(number: int, prompt: str | Sequence[Message]) -> str:
