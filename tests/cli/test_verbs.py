@@ -53,6 +53,7 @@ OPTIONS = {
     "doctor": {"run", "--fail-on", "--json"},
     "bench": {"case", "--repeats", "--quick", "--peer-python", "--profile", "--json"},
     "export": {"run", "folder", "--json"},
+    "completion": {"shell"},
 }
 QUICK = ("task.size=60", "rollouts_per_step=16", "algorithm.num_generations=4")
 

@@ -7,12 +7,17 @@ from dataclasses import asdict
 from typing import Any
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Print the presets and pieces, or describe one; return the exit code."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the verb."""
     parser = argparse.ArgumentParser(prog="gnomon algorithms", description=__doc__)
     parser.add_argument("name", nargs="?", help="a preset, path.py:NAME of your own, or a piece such as Truncated")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    given = parser.parse_args(arguments)
+    return parser
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print the presets and pieces, or describe one; return the exit code."""
+    given = build_parser().parse_args(arguments)
 
     rows, text = _everything() if given.name is None else _one(given.name)
     print(json.dumps(rows, indent=2) if given.json else text)

@@ -9,8 +9,8 @@ from gnomon.cli.clone import enter_clone
 from gnomon.core.progress import counted, working
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Measure and print; return the exit code, which is 1 if one of gnomon's own contenders gave no result."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the verb."""
     parser = argparse.ArgumentParser(prog="gnomon bench", description=__doc__)
     parser.add_argument(
         "case",
@@ -24,6 +24,12 @@ def run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--profile", action="store_true", help="print where one step of the fixed work spends its time")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    return parser
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Measure and print; return the exit code, which is 1 if one of gnomon's own contenders gave no result."""
+    parser = build_parser()
     given = parser.parse_intermixed_args(arguments)
     if given.repeats is not None and given.repeats < 1:
         parser.error(f"--repeats should be at least 1, got {given.repeats}")

@@ -8,8 +8,8 @@ from pathlib import Path
 from gnomon.core.progress import working
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Compare algorithms on one experiment; return the exit code, 1 after failed runs."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the verb."""
     parser = argparse.ArgumentParser(prog="gnomon compare", description=__doc__)
     parser.add_argument(
         "experiment", help="a TOML file, or the name of a built-in experiment; its algorithm is replaced"
@@ -31,7 +31,12 @@ def run(arguments: Sequence[str]) -> int:
         "--out", type=Path, metavar="FOLDER", help="where it is kept (default: runs/compare-NAME-TERMS)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    given = parser.parse_intermixed_args(arguments)
+    return parser
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Compare algorithms on one experiment; return the exit code, 1 after failed runs."""
+    given = build_parser().parse_intermixed_args(arguments)
 
     with working("loading libraries", is_brief=True):
         from gnomon.analysis.compare.contestants import Design, RunLimit

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from gnomon.core.progress import working
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Print settings; return the exit code."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the verb."""
     parser = argparse.ArgumentParser(
         prog="gnomon config",
         description=__doc__,
@@ -19,7 +19,12 @@ def run(arguments: Sequence[str]) -> int:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print a JSON list")
     form.add_argument("--markdown", action="store_true", help="print all settings as a page of tables")
-    given = parser.parse_args(arguments)
+    return parser
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print settings; return the exit code."""
+    given = build_parser().parse_args(arguments)
     with working("loading libraries", is_brief=True):
         from gnomon.config.reference import as_markdown, named, settings
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from gnomon.algorithms import Algorithm
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Dissect a batch, or verify the presets; return the exit code, 1 if a preset is wrong."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the verb."""
     parser = argparse.ArgumentParser(prog="gnomon dissect", description=__doc__)
     parser.add_argument("batch", nargs="?", help="a recorded batch: RUN/batches/step-N.json, with records.batches=true")
     parser.add_argument(
@@ -23,6 +23,12 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--rows", type=int, default=16, help="sequences and tokens shown in each table (default: 16)")
     parser.add_argument("--verify", action="store_true", help="check every preset against formulas written apart")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    return parser
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Dissect a batch, or verify the presets; return the exit code, 1 if a preset is wrong."""
+    parser = build_parser()
     given = parser.parse_intermixed_args(arguments)
     if given.verify:
         if given.batch or given.overrides:

@@ -17,8 +17,8 @@ WIDEST = 80
 _TEXT = 60
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Print the findings of a run; return 1 if a finding is as severe as --fail-on, otherwise 0."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the verb."""
     parser = argparse.ArgumentParser(prog="gnomon doctor", description=__doc__)
     parser.add_argument("run", help="a run directory; nothing in it is changed")
     parser.add_argument(
@@ -28,7 +28,12 @@ def run(arguments: Sequence[str]) -> int:
         help="exit with 1 when there is a finding as grave (note, warning or severe), or no step to judge",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    given = parser.parse_args(arguments)
+    return parser
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print the findings of a run; return 1 if a finding is as severe as --fail-on, otherwise 0."""
+    given = build_parser().parse_args(arguments)
 
     with working("loading libraries", is_brief=True):
         from gnomon.diagnosis import diagnose

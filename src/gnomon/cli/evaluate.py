@@ -23,7 +23,7 @@ _TRUNCATED = 0.1
 
 def run(arguments: Sequence[str]) -> int:
     """Evaluate one or two models or runs; return the exit code."""
-    given = _parser().parse_intermixed_args(arguments)
+    given = build_parser().parse_intermixed_args(arguments)
     others = [text for text in (given.second, *given.overrides) if text is not None]
     overrides = tuple(text for text in others if "=" in text and not Path(text).exists())
 
@@ -50,7 +50,8 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the verb."""
     parser = argparse.ArgumentParser(
         prog="gnomon evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -8,13 +8,18 @@ from pathlib import Path
 from gnomon.core.progress import working
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Export the newest valid checkpoint's model; return the exit code."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the verb."""
     parser = argparse.ArgumentParser(prog="gnomon export", description=__doc__)
     parser.add_argument("run", type=Path, help="a run directory")
     parser.add_argument("folder", type=Path, help="a new folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    given = parser.parse_args(arguments)
+    return parser
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Export the newest valid checkpoint's model; return the exit code."""
+    given = build_parser().parse_args(arguments)
 
     with working("loading libraries", is_brief=True):
         from gnomon.training.api import export

@@ -32,6 +32,7 @@ VERBS = {
     "doctor": "say in words what is wrong with a run, live or finished",
     "bench": "measure speed here: ours, the machine's limit, and TRL where it is installed",
     "export": "take a run's model away as Hugging Face safetensors",
+    "completion": "print a script that completes commands in bash, zsh or fish",
 }
 HELP = "\n".join(
     [

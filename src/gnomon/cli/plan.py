@@ -16,8 +16,8 @@ from gnomon.core.progress import working
 _DEVICES, _PROMPT_TOKENS = 8, 512
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Print the plan; return the exit code."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the verb."""
     parser = argparse.ArgumentParser(prog="gnomon plan", description=__doc__)
     parser.add_argument("experiment", help="a TOML file, or the name of a built-in experiment")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
@@ -32,6 +32,12 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--prompt-tokens", type=float, metavar="N", help=f"of a prompt ({_PROMPT_TOKENS})")
     parser.add_argument("--answer-tokens", type=float, metavar="N", help="of an answer on average (half of the budget)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print the plan; return the exit code."""
+    parser = build_parser()
     given = parser.parse_intermixed_args(arguments)
     given.overrides += cluster_overrides(parser, given.cluster)
     if given.resolved and given.json:

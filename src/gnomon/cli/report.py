@@ -9,13 +9,18 @@ from pathlib import Path
 from gnomon.core.progress import working
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Write the page; return the exit code."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the verb."""
     parser = argparse.ArgumentParser(prog="gnomon report", description=__doc__)
     parser.add_argument("run", nargs="+", type=Path, help="run directories; with several the page compares them")
     parser.add_argument("--out", type=Path, help="the file (default: report.html in the run, comparison.html for more)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    given = parser.parse_args(arguments)
+    return parser
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Write the page; return the exit code."""
+    given = build_parser().parse_args(arguments)
 
     with working("loading libraries", is_brief=True):
         from gnomon.records.console import Console

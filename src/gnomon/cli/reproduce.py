@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from experiments.claims.folders import ClaimFolder
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Reproduce a claim, or list all claims; return the exit code, 0 for every verdict."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the verb."""
     parser = argparse.ArgumentParser(prog="gnomon reproduce", description=__doc__)
     parser.add_argument("claim", nargs="?", help="a folder of experiments/ that has a claim.py, by its name")
     parser.add_argument("--list", action="store_true", help="show every claim with its last verdict")
@@ -29,6 +29,12 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--work", type=Path, default=Path("runs") / "claims", metavar="DIR", help="where runs are kept")
     parser.add_argument("--workers", type=int, metavar="N", help="runs at once (default: one a core)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    return parser
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Reproduce a claim, or list all claims; return the exit code, 0 for every verdict."""
+    parser = build_parser()
     given = parser.parse_intermixed_args(arguments)
     if given.list == bool(given.claim):
         parser.error("name a claim, or ask for --list")

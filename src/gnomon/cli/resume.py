@@ -11,14 +11,19 @@ from gnomon.core.progress import working
 from gnomon.training.supervisor import reporting
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Resume a run; return the exit code."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the verb."""
     parser = argparse.ArgumentParser(prog="gnomon resume", description=__doc__)
     parser.add_argument("run", type=Path, help="a run directory")
     parser.add_argument("overrides", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end and nothing else")
     add_restarts(parser)
-    given = parser.parse_intermixed_args(arguments)
+    return parser
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Resume a run; return the exit code."""
+    given = build_parser().parse_intermixed_args(arguments)
     if given.overrides:
         said, file = shlex.join(given.overrides), shlex.quote(f"{given.run}/experiment.toml")
         raise ConfigError(

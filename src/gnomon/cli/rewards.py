@@ -8,8 +8,8 @@ from dataclasses import asdict
 from gnomon.core.progress import working
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Print the kinds of rewards, or describe one; return the exit code."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the verb."""
     parser = argparse.ArgumentParser(
         prog="gnomon rewards",
         description=__doc__,
@@ -17,7 +17,12 @@ def run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("kind", nargs="?", help="a kind of reward")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    given = parser.parse_args(arguments)
+    return parser
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print the kinds of rewards, or describe one; return the exit code."""
+    given = build_parser().parse_args(arguments)
     with working("loading libraries", is_brief=True):
         from gnomon.config.reference import describe_kind, kinds, list_kinds, of_kind
 

@@ -11,8 +11,8 @@ from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.progress import working
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Print the kinds of tasks, or describe a kind, a test set or a generator; return the exit code."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the verb."""
     parser = argparse.ArgumentParser(
         prog="gnomon tasks",
         description=__doc__,
@@ -20,7 +20,12 @@ def run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("name", nargs="?", help="a kind, a test set, or a generator")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    given = parser.parse_args(arguments)
+    return parser
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print the kinds of tasks, or describe a kind, a test set or a generator; return the exit code."""
+    given = build_parser().parse_args(arguments)
     with working("loading libraries", is_brief=True):
         from gnomon.config.reference import describe_kind, kinds, of_kind
 

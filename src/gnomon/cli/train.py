@@ -12,8 +12,8 @@ from gnomon.records.directory import RunDirectory
 from gnomon.training.supervisor import reporting
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Train an experiment; return the exit code."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the verb."""
     parser = argparse.ArgumentParser(prog="gnomon train", description=__doc__)
     parser.add_argument("experiment", help="a TOML file, or the name of a built-in experiment (quickstart, tiny)")
     parser.add_argument(
@@ -23,6 +23,12 @@ def run(arguments: Sequence[str]) -> int:
     add_cluster(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end and nothing else")
     add_restarts(parser)
+    return parser
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Train an experiment; return the exit code."""
+    parser = build_parser()
     given = parser.parse_intermixed_args(arguments)
     cluster = cluster_overrides(parser, given.cluster)
     if given.restarts:

@@ -14,8 +14,8 @@ from shlex import quote
 from typing import Any
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Watch a run; return the exit code: with --plain 1 if the run ended before its last step."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the verb."""
     parser = argparse.ArgumentParser(prog="gnomon watch", description=__doc__)
     parser.add_argument("run", type=Path, help="a run directory; with --wait also one that does not exist yet")
     parser.add_argument("--plain", action="store_true", help="lines for a log, until the run ends")
@@ -23,6 +23,12 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--wait", action="store_true", help="wait for a run that has not begun")
     parser.add_argument("--interval", type=float, metavar="SECONDS", help="between looks (default: 1; --plain: 5)")
     parser.add_argument("--json", action="store_true", help="print how it stands as one JSON object, and end")
+    return parser
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Watch a run; return the exit code: with --plain 1 if the run ended before its last step."""
+    parser = build_parser()
     given = parser.parse_args(arguments)
     if given.interval is not None and not 0.05 <= given.interval <= 86_400:
         parser.error(f"--interval should be from 0.05 to 86400 seconds, got {given.interval:g}")

@@ -1,0 +1,249 @@
+"""``gnomon completion SHELL``: a script that completes verbs, options, settings and names in bash, zsh or fish."""
+
+import argparse
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gnomon.core.progress import working
+
+EXAMPLES = """
+examples:
+  gnomon completion bash > ~/.local/share/bash-completion/completions/gnomon
+  gnomon completion zsh > ~/.zfunc/_gnomon       # with fpath+=~/.zfunc before compinit in ~/.zshrc
+  gnomon completion fish > ~/.config/fish/completions/gnomon.fish"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the verb."""
+    parser = argparse.ArgumentParser(
+        prog="gnomon completion",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("shell", choices=list(_SHELLS), metavar="shell", help="bash, zsh or fish")
+    return parser
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print the script; return the exit code."""
+    given = build_parser().parse_args(arguments)
+    with working("loading libraries", is_brief=True):
+        verbs = every_verb()
+    print(_SHELLS[given.shell](verbs), end="")
+    return 0
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a verb.
+
+    Attributes:
+        name: As it is typed, such as "--out".
+        meaning: Its help, in one line.
+        takes_value: Whether a value follows.
+        words: What the value may be; empty where it is free or a file.
+    """
+
+    name: str
+    meaning: str
+    takes_value: bool
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb: its meaning, its options, the words that its arguments may be, and the settings that it takes."""
+
+    name: str
+    meaning: str
+    options: tuple[Option, ...]
+    words: tuple[str, ...]
+    settings: tuple[str, ...]
+
+
+def every_verb() -> tuple[Verb, ...]:
+    """Return the verbs of gnomon, read from their parsers."""
+    from gnomon.cli.main import VERBS
+
+    known = _names()
+    found = []
+    for name, meaning in VERBS.items():
+        actions = importlib.import_module(f"gnomon.cli.{name}").build_parser()._actions
+        shown = [action for action in actions if action.help is not argparse.SUPPRESS]
+        words = [word for action in shown if not action.option_strings for word in _words(name, action, known)]
+        is_set = any(action.metavar == "key=value" for action in shown)
+        options = tuple(_option(name, action, known) for action in shown if action.option_strings)
+        found.append(Verb(name, meaning, options, tuple(words), known["settings"] if is_set else ()))
+    return tuple(found)
+
+
+def _option(verb: str, action: argparse.Action, known: Mapping[str, tuple[str, ...]]) -> Option:
+    meaning = " ".join((action.help or "").split())
+    return Option(action.option_strings[-1], meaning, action.nargs != 0, _words(verb, action, known))
+
+
+def _names() -> dict[str, tuple[str, ...]]:
+    """Return the names that arguments may have, by argument."""
+    from gnomon.algorithms import PRESETS
+    from gnomon.config.experiment import built_in
+    from gnomon.config.reference import kinds, settings
+    from gnomon.tasks.benchmarks import BENCHMARKS
+
+    keys = [setting.key for setting in settings() if ".N" not in setting.key]
+    return {
+        "experiment": tuple(sorted(built_in())),
+        "algorithms": tuple(PRESETS),
+        "rewards": tuple(kinds("rewards")),
+        "tasks": (*kinds("task"), *BENCHMARKS),
+        "settings": tuple(dict.fromkeys(keys)),
+    }
+
+
+def _words(verb: str, action: argparse.Action, known: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the words that an argument may be; empty where it is free or a file."""
+    if action.choices is not None:
+        return tuple(map(str, action.choices))
+    kind = {"name": verb, "kind": verb, "key": "settings", "task": "tasks"}.get(action.dest, action.dest)
+    return known.get(kind, ())
+
+
+def bash(verbs: Sequence[Verb]) -> str:
+    """Return the script for bash, which cuts a word at its equals sign before the function sees it."""
+    cases = []
+    for verb in verbs:
+        values = [
+            f"            {option.name}) words={_quoted(option.words)} ;;" for option in verb.options if option.words
+        ]
+        free = "|".join(option.name for option in verb.options if option.takes_value and not option.words)
+        values += [f"            {free}) ;;"] if free else []
+        words = [*verb.words, *(option.name for option in verb.options), "--help"]
+        cases.append(
+            f"        {verb.name})\n            case $previous in\n"
+            + "".join(f"    {value}\n" for value in values)
+            + f"            *) words={_quoted(words)}; settings={_quoted(verb.settings)} ;;\n"
+            + "        esac ;;"
+        )
+    names = [*(verb.name for verb in verbs), "--help", "--version"]
+    return _BASH.format(verbs=_quoted(names), cases="\n".join(cases), presets=_quoted(_presets(verbs)))
+
+
+def zsh(verbs: Sequence[Verb]) -> str:
+    """Return the script for zsh: a function for `compinit`."""
+    cases = []
+    for verb in verbs:
+        lines = [_zsh_option(option) for option in verb.options]
+        arguments = f'"*: :_gnomon_arguments {_quoted(verb.words)} {_quoted(verb.settings)}"'
+        cases.append(f"        {verb.name}) _arguments {' '.join([*lines, arguments])} ;;")
+    described = "\n".join(f"        {_single(f'{verb.name}:{verb.meaning}')}" for verb in verbs)
+    return _ZSH.format(verbs=described, cases="\n".join(cases), presets=_quoted(_presets(verbs)))
+
+
+def fish(verbs: Sequence[Verb]) -> str:
+    """Return the script for fish: one `complete` for each verb, option and set of words."""
+    lines = ["# Completions of gnomon for fish, written by `gnomon completion fish`."]
+    for verb in verbs:
+        lines.append(f"complete -c gnomon -n __fish_use_subcommand -f -a {verb.name} -d {_single(verb.meaning)}")
+    for verb in verbs:
+        here = f"complete -c gnomon -n '__fish_seen_subcommand_from {verb.name}'"
+        for option in verb.options:
+            value = (f" -x -a {_quoted(option.words)}" if option.words else " -r") if option.takes_value else ""
+            lines.append(f"{here} -l {option.name.removeprefix('--')}{value} -d {_single(option.meaning)}")
+        keys = [f"{key}=" for key in verb.settings]
+        if keys:
+            keys += [f"algorithm={name}" for name in _presets(verbs)]
+        if verb.words or keys:
+            lines.append(f"{here} -a {_quoted([*verb.words, *keys])}")
+    return "\n".join(lines) + "\n"
+
+
+_SHELLS: Mapping[str, Callable[[Sequence[Verb]], str]] = {"bash": bash, "zsh": zsh, "fish": fish}
+
+
+def _presets(verbs: Sequence[Verb]) -> tuple[str, ...]:
+    return next(verb.words for verb in verbs if verb.name == "algorithms")
+
+
+def _zsh_option(option: Option) -> str:
+    # Brackets and colons end a description.
+    said = option.meaning.translate(str.maketrans("[]:", "();"))
+    value = (f":value:({' '.join(option.words)})" if option.words else ":value:_files") if option.takes_value else ""
+    return _single(f"{option.name}[{said}]{value}")
+
+
+def _quoted(words: Sequence[str]) -> str:
+    return _single(" ".join(words))
+
+
+def _single(text: str) -> str:
+    """Return a text in single quotes, as all three shells read it; a quote within becomes a typographic one."""
+    return "'" + text.replace("'", "\N{RIGHT SINGLE QUOTATION MARK}") + "'"
+
+
+_BASH = """\
+# Completions of gnomon for bash, written by `gnomon completion bash`.
+_gnomon() {{
+    local current=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD-1]}} verb=${{COMP_WORDS[1]}}
+    local words= settings= presets={presets}
+    COMPREPLY=()
+    if ((COMP_CWORD == 1)); then
+        COMPREPLY=($(compgen -W {verbs} -- "$current"))
+        return
+    fi
+    # Bash cuts key=value into three words.
+    local key=
+    [[ $current == = ]] && key=$previous current=
+    [[ $previous == = ]] && key=${{COMP_WORDS[COMP_CWORD-2]}}
+    if [[ $key == algorithm ]]; then
+        COMPREPLY=($(compgen -W "$presets" -- "$current"))
+        return
+    elif [[ -n $key && $key != --* ]]; then
+        return
+    fi
+    [[ -n $key ]] && previous=$key
+    case $verb in
+{cases}
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "$current"))
+    if [[ -n $settings && -n $current && $current != -* ]]; then
+        local keys=($(compgen -S = -W "$settings" -- "$current"))
+        ((${{#keys[@]}})) && ((${{#COMPREPLY[@]}} == 0)) && compopt -o nospace
+        COMPREPLY+=("${{keys[@]}}")
+    fi
+}}
+complete -o bashdefault -o default -F _gnomon gnomon
+"""
+
+_ZSH = """\
+#compdef gnomon
+# Completions of gnomon for zsh, written by `gnomon completion zsh`.
+_gnomon_arguments() {{
+    # $1: words, $2: settings, of the verb
+    if [[ $PREFIX == algorithm=* ]]; then
+        compset -P '*='
+        compadd -- ${{=:-{presets}}}
+        return
+    fi
+    compadd -- ${{=1}}
+    compadd -S '=' -- ${{=2}}
+    _files
+}}
+_gnomon() {{
+    local -a verbs
+    verbs=(
+{verbs}
+    )
+    if ((CURRENT == 2)); then
+        _describe verb verbs
+        return
+    fi
+    local verb=$words[2]
+    shift words
+    ((CURRENT--))
+    case $verb in
+{cases}
+    esac
+}}
+if [[ $funcstack[1] == _gnomon ]]; then _gnomon "$@"; else compdef _gnomon gnomon; fi
+"""
