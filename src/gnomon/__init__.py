@@ -66,6 +66,8 @@ sys.meta_path.append(_FormerModules())
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("gnomon")
     if name not in _WHERE:
         raise AttributeError(f"module 'gnomon' has no attribute {name!r}; it has {', '.join(__all__)}")
     return getattr(importlib.import_module(_WHERE[name]), name)

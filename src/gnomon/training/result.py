@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from gnomon.core.errors import ConfigError, unknown
+from gnomon.core.metric_meanings import MEANINGS, metric_of
 from gnomon.core.optional import import_optional
 from gnomon.core.svg import Series, chart, write_svg
 from gnomon.core.threads import run_alone
@@ -64,6 +65,16 @@ class StepMetrics(Mapping[str, list[float]]):
     def names(self) -> list[str]:
         """The names of the metrics, in the order in which they were first recorded."""
         return [name for name in dict.fromkeys(name for row in self.rows for name in row) if "/" in name]
+
+    def meaning(self, name: str) -> str:
+        """Return what a metric means, in one sentence; "" for a metric of a piece of your own.
+
+        Raises:
+            KeyError: No step measured that; the message has the nearest name.
+        """
+        if name not in self.names:
+            raise KeyError(unknown("metric", name, self.names))
+        return MEANINGS.get(metric_of(name) or "", "")
 
     def to_pandas(self) -> Any:
         """Return a pandas DataFrame with a row a step.
@@ -119,7 +130,7 @@ class Result:
 
     @property
     def metrics(self) -> StepMetrics:
-        """What each step measured; `docs/diagnosis.md` explains the names."""
+        """What each step measured; `StepMetrics.meaning` explains a name."""
         return StepMetrics(RunRecord(self.directory).metrics())
 
     def rollouts(self, step: int | None = None) -> list[RecordedRollout]:

@@ -1,0 +1,201 @@
+"""What each metric of a step means: the table behind the site's page and `StepMetrics.meaning`."""
+
+import re
+from collections.abc import Mapping
+
+MEANINGS: Mapping[str, str] = {
+    # What was answered, trained on or not.
+    "rollout/reward_mean": "Mean reward of all graded answers of the step, trained on or not.",
+    "rollout/reward_std": "Standard deviation of these rewards (population).",
+    "rollout/length_tokens_mean": "Tokens of an answer; of a conversation, its tools' tokens too.",
+    "rollout/length_tokens_max": "Tokens of the longest answer.",
+    "rollout/truncated_fraction": "Answers that were cut off by a budget of tokens or turns.",
+    "rollout/error_fraction": "Answers that could not be judged; they have no reward and are never trained on.",
+    "rollout/degenerate_group_fraction": "Groups of several answers whose rewards are all equal.",
+    "rollout/all_equal_best_fraction": "Groups whose rewards are all 1.",
+    "rollout/all_equal_zero_fraction": "Groups whose rewards are all 0.",
+    "rollout/all_right_expected_fraction": "Share of all-right groups that the success rates explain.",
+    "rollout/all_wrong_expected_fraction": "Share of all-wrong groups that the success rates explain.",
+    "rollout/discarded_groups": "Groups that `algorithm.keep` refused.",
+    "rollout/duplicate_pair_fraction": "Pairs of answers to one prompt that are equal, token by token.",
+    "rollout/duplicate_pair_expected_fraction": "The same share as the probabilities of the answers explain it.",
+    "rollout/repetition_fraction": "Runs of a few tokens that occur earlier in the same answer.",
+    "rollout/length_reward_correlation": "Rank correlation of length and reward, less their means over the prompt.",
+    "rollout/marked_fraction": "Graded answers with a marked result (a box, a tag, or four number signs).",
+    "rollout/marked_reward_mean": "Mean reward of these answers.",
+    "rollout/marked_reward_std": "Standard deviation of their rewards.",
+    "rollout/truncated_reward_mean": "Mean reward of answers that were cut off.",
+    "rollout/complete_reward_mean": "Mean reward of answers that were not cut off.",
+    "reward/NAME_mean": "Mean of one reward, by its name, before its weight.",
+    "reward/NAME_std": "Standard deviation of one reward of several.",
+    "reward/NAME_leverage": "Its share in the variance of rewards at weight 1; weights times these add up to 1.",
+    # Conversations.
+    "turns/mean": "Turns of a conversation.",
+    "turns/max": "Turns of the longest conversation.",
+    "turns/reply_tokens_mean": "Tokens of a conversation that the environment wrote.",
+    "turns/ended_by_CAUSE_fraction": "Conversations that ended by this cause; the shares add up to 1.",
+    # Tokens and what became of them.
+    "tokens/generated": "Tokens that the policy chose in this step, trained on or not.",
+    "tokens/generated_total": "The same since the run began.",
+    "tokens/computed": "Tokens that went through the network in updates, prompts and padding included.",
+    "tokens/trained": "Generated tokens that had a gradient.",
+    "tokens/idle": "Generated tokens of trained groups that had no gradient.",
+    "tokens/CAUSE": "Generated tokens that were not trained on, by what became of their rollouts.",
+    "tokens/wasted_fraction": "Generated tokens without a gradient; the causes below add up to it.",
+    "waste/degenerate_fraction": "All rewards of the group are equal.",
+    "waste/zero_advantage_fraction": "The advantage is exactly 0 for another reason: a baseline met the reward.",
+    "waste/clipped_fraction": "The loss has no slope: the clip, a mask of the correction, or a weight of 0.",
+    "waste/truncated_fraction": "The answer was cut off, and the algorithm masks those.",
+    "waste/off_policy_fraction": "The policy had moved too far (staleness filter).",
+    "waste/errored_fraction": "The answer has no reward.",
+    "waste/refused_fraction": "A filter kept the group out, though its rewards differ.",
+    "waste/surplus_fraction": "The group was finished too late for a place.",
+    # The stream of rollouts.
+    "stream/staleness_steps_mean": "Steps between the oldest token of a trained answer and the weights that it trains.",
+    "stream/staleness_steps_max": "The largest of these.",
+    "stream/CAUSE_rollouts": "Rollouts that came to nothing, by cause: refused, surplus, distrusted, stale, failed.",
+    "stream/in_flight_groups": "Groups that are being answered while the step trains.",
+    "stream/finished_groups": "Groups that are finished and wait for a later step.",
+    "stream/steps_ahead": "How many steps ahead prompts are asked, as the measured bound allows.",
+    "stream/ess_fraction": "Effective sample size of what was offered to the staleness filter.",
+    "stream/admitted_ess_fraction": "Effective sample size of what the staleness filter left.",
+    # Advantages.
+    "advantage/mean": "Mean of the answers' advantages before any scale (reward minus baseline).",
+    "advantage/std": "Standard deviation of these over answers (population).",
+    "advantage/abs_max": "The largest absolute value of them.",
+    "advantage/near_zero_fraction": "Answers with an absolute value of at most 0.02 on every token.",
+    "advantage/negligible_fraction": "Answers with an absolute value of at most 0.0001 on every token.",
+    "advantage/exact_zero_fraction": "Answers whose final advantages are all exactly 0, so that they train nothing.",
+    "advantage/lambda_mean": "Mean lambda of GAE over answers.",
+    "advantage/lambda_min": "The least of these lambdas.",
+    "advantage/lambda_max": "The largest of these lambdas.",
+    "advantage/lambda_floored_fraction": "Answers whose lambda is 0, the least that it may be.",
+    # The loss, over trained tokens and the step's updates.
+    "loss/policy": "The policy's loss, as the algorithm weights its tokens; comparable within one algorithm only.",
+    "loss/NAME": "A regularizer's term in the loss, with its coefficient.",
+    "loss/entropy_nats": "Entropy of the policy, a token; towards 0 it says one thing only.",
+    "loss/kl_behavior_nats": "Mean of log behavior - log current: how far the policy is from what sampled the answers.",
+    "loss/kl_proximal_nats": "Mean of log proximal - log current: how far the step's updates went.",
+    "loss/drift_abs_nats": "Mean absolute value of the same.",
+    "loss/NAME_estimate_nats": "A regularizer's divergence, without its coefficient.",
+    "loss/ess_fraction": "Effective sample size of the ratios current to behavior; 1 when all are equal.",
+    "loss/ratio_max": "The largest importance ratio of a token.",
+    "loss/ratio_clamped_fraction": "Tokens whose log-ratio reached the numerical limit `ratio.clamp`.",
+    "loss/clipped_fraction": "Tokens whose loss the ratio's bound changed.",
+    "loss/clipped_low_fraction": "Those below the lower bound.",
+    "loss/clipped_high_fraction": "Those above the upper bound.",
+    "loss/dual_clipped_fraction": "Tokens with a negative advantage that the dual clip stopped.",
+    "loss/out_of_band_fraction": "Tokens whose ratio is out of bounds, whether the bound changed their loss or not.",
+    "loss/capped_fraction": "Tokens whose ratio a cap lowered; a cap bounds a push and takes none away.",
+    "loss/weight_mean": "Mean of the capped ratios.",
+    "loss/stopped_token_fraction": "Trained tokens whose loss has no slope.",
+    "loss/positive_nll_nats": "Negative log-likelihood of a token of correct answers.",
+    "loss/positive_token_fraction": "Trained tokens that belong to correct answers.",
+    "loss/regression_error_rewards": "Mean absolute error of the regression of log-ratios on advantages.",
+    "loss/surplus_mean_rewards": "By how much answers were better than the critic expected; 0 where they were not.",
+    # The learner.
+    "learner/gradient_norm": "Norm of the gradient before it is clipped.",
+    "learner/learning_rate": "Learning rate of the step's last update.",
+    "learner/updates": "Updates of the weights in this step.",
+    "learner/skipped_updates": "Updates that were left out, as no token had a gradient.",
+    "learner/refused_steps": "1 for a step that was undone because a number was not finite.",
+    "learner/computed_per_token": "Tokens computed for each token of prompts and answers; padding adds to it.",
+    "learner/halved_micro_batches": "How often a micro-batch was halved because memory did not suffice.",
+    # The critic.
+    "critic/loss": "Half of the squared error of values, clipped as set.",
+    "critic/explained_variance": "1 - Var(target - value) / Var(target): 1 is perfect, 0 as good as a constant.",
+    "critic/value_mean": "Mean value over trained tokens.",
+    "critic/return_mean": "Mean target over trained tokens.",
+    "critic/value_first_mean": "Mean value before the first trained token.",
+    "critic/value_last_mean": "Mean value before the last trained token.",
+    "critic/clipped_fraction": "Tokens whose value the clip bounded.",
+    "critic/gradient_norm": "Norm of the critic's gradient before it is clipped.",
+    "critic/learning_rate": "The critic's learning rate.",
+    "critic/updates": "Updates of the critic.",
+    # The engine and the learner compute the same log-probabilities differently.
+    "mismatch/logprob_abs_mean_nats": "Mean absolute difference of the engine's and the learner's log-probabilities.",
+    "mismatch/logprob_abs_max_nats": "The largest of these differences.",
+    "mismatch/k3_nats": "Divergence of engine and learner by the k3 estimator.",
+    "mismatch/ess_fraction": "Effective sample size of the ratios proximal to behavior.",
+    "mismatch/truncation_mean_nats": "What top-p, top-k and min-p changed in the engine's log-probabilities.",
+    "mismatch/PART_nats": "Mean of one part of the difference: truncation, temperature, engine, precision, staleness.",
+    "mismatch/PART_abs_nats": "Mean absolute value of that part.",
+    "mismatch/truncated_fraction": "Tokens whose correction was cut at its cap.",
+    "mismatch/masked_fraction": "Tokens that a correction left out.",
+    "mismatch/rejected_fraction": "Tokens of answers that rejection sampling left out.",
+    "mismatch/weight_mean": "Mean weight of the correction.",
+    "mismatch/weight_max": "Largest weight of the correction.",
+    "mismatch/weight_ess_fraction": "Effective sample size of the correction's weights.",
+    "routing/changed_fraction": "Recorded expert choices that the current router would not make.",
+    # Choosing prompts.
+    "tracker/value_mean": "Mean tracked success rate of the step's prompts.",
+    "tracker/squared_error_mean": "Mean squared error of the tracked rate before it saw the reward.",
+    "tracker/n_eff_mean": "Mean number of answers that a tracked rate stands for.",
+    "tracker/rho_mean": "Mean factor by which a tracker forgets.",
+    "tracker/rho_clamped_fraction": "Prompts whose factor is at one of its bounds.",
+    "tracker/drift_nats_mean": "Mean drift of the policy on a prompt since its previous visit.",
+    "tracker/first_visit_fraction": "Prompts that were asked for the first time.",
+    "greso/skipped_fraction": "Prompts whose turn came and that were not asked.",
+    "greso/easy_fraction": "Visited prompts whose answers were all right.",
+    "greso/hard_fraction": "Visited prompts whose answers were all wrong.",
+    "greso/p_easy": "Base chance with which an easy prompt is asked again.",
+    "greso/p_hard": "Base chance with which a hard prompt is asked again.",
+    "greso/effective_prompts": "How many prompts, asked equally often, the chances amount to.",
+    # Imitating the best answers.
+    "imitation/loss": "Loss of the updates on answers of the buffer.",
+    "imitation/value_loss": "The critic's loss in these updates.",
+    "imitation/gradient_norm": "Norm of their gradient before it is clipped.",
+    "imitation/updates": "Number of these updates.",
+    "imitation/rows": "Answers of the buffer that were trained on.",
+    "imitation/age_steps_mean": "Steps since these answers were generated.",
+    "imitation/weight_mean": "Mean weight of a token of these answers.",
+    "imitation/buffer": "Answers in the buffer.",
+    "imitation/buffer_reward_mean": "Their mean reward.",
+    # Engines and weights.
+    "engines/alive": "Engines that work.",
+    "engines/lost": "Engines that were lost in this step.",
+    "engines/returned": "Engines that came back in this step.",
+    "engines/asked_again": "Calls that were asked again at another engine.",
+    "weights/sent_bytes": "Bytes of new weights that were sent to engines.",
+    "weights/sent_tensors": "Tensors that were sent to engines.",
+    "weights/overlap_fraction": "Share of the sending that went on beside other work.",
+    "arrival/canary_abs_mean_nats": "Largest difference of an engine and the learner on the canary's 12 tokens.",
+    "arrival/canary_allowed_nats": "The largest such difference that is allowed.",
+    # Seconds and memory.
+    "time/step_seconds": "Seconds of the step.",
+    "time/generate_seconds": "Seconds until the last answer, without grading.",
+    "time/grade_seconds": "Seconds that grading took after the last answer.",
+    "time/score_seconds": "Seconds of log-probabilities before the updates.",
+    "time/update_seconds": "Seconds of the updates.",
+    "time/publish_seconds": "Seconds until engines had the new weights.",
+    "time/track_seconds": "Seconds of what observes the step: baselines and the curriculum.",
+    "time/critic_seconds": "Seconds of the critic's updates, within another stage.",
+    "time/wait_seconds": "Seconds that the step waited for rollouts.",
+    "time/probe_seconds": "Seconds of the mismatch probe.",
+    "time/glimpse_seconds": "Seconds of the token probe.",
+    "time/arrival_seconds": "Seconds of the proof that weights arrived.",
+    "time/checkpoint_copy_seconds": "Seconds in which a checkpoint was copied while the run waited.",
+    "time/checkpoint_wait_seconds": "Seconds that the run waited for an earlier checkpoint.",
+    "time/checkpoint_write_seconds": "Seconds in which a checkpoint was written beside the run.",
+    "time/STAGE_seconds": "Seconds of another stage of the step.",
+    "memory/peak_bytes": "Largest resident size of the run's process so far.",
+}  # fmt: skip
+"""The meaning of each metric by its name, in the order of a step; capitals stand for a name that a run gives."""
+
+_CAPITALS = re.compile(r"[A-Z]+")
+
+
+def metric_of(name: str) -> str | None:
+    """Return the entry of `MEANINGS` that a metric's name belongs to; None for a metric of a user's own piece.
+
+    >>> metric_of("loss/policy"), metric_of("reward/format_mean"), metric_of("mine/thing")
+    ('loss/policy', 'reward/NAME_mean', None)
+    """
+    if name in MEANINGS:
+        return name
+    patterns = [entry for entry in MEANINGS if _CAPITALS.search(entry)]
+    # The longest first: reward/NAME_leverage before loss/NAME.
+    for entry in sorted(patterns, key=len, reverse=True):
+        if re.fullmatch(_CAPITALS.sub(r"\\w[^/]*", entry), name):
+            return entry
+    return None
