@@ -8,7 +8,7 @@
 # libraries: a machine without a GPU saves them when pip is pointed at PyTorch's CPU wheels (PIP_EXTRA_INDEX_URL).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model train test test-full test-versions peers vllm bench lint clean
+.PHONY: help setup model train docs test test-full test-versions peers vllm bench lint clean
 .SUFFIXES:
 
 VENV   := .venv
@@ -60,6 +60,10 @@ model: setup ## convert the default model once and cache it
 
 train: model ## set up, then train a real language model on this machine and show what it learned
 	@$(BIN)/gnomon train quickstart $(ARGS)
+
+docs: setup ## build the site of docs/ into build/site; it needs no server and no network to be read
+	@$(BIN)/python -m mkdocs build --strict --quiet
+	@echo "[docs] build/site/index.html"
 
 lint: setup ## style, types and import contracts
 	@echo "[lint] ruff"

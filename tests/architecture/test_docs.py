@@ -4,18 +4,63 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
 from tests.architecture.sources import ROOT, none_of
 
 NAMES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "AGENTS.md", "SECURITY.md")
 PAGES = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").rglob("*.md"))]
-LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)(?:#[^)\s]*)?\)")
+LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]*))?\)")
+HEADING = re.compile(r"(?m)^#{1,6} +(.+?) *#*$")
+FENCE = re.compile(r"(?ms)^(`{3,}).*?^\1 *$")
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and the site make them."""
+    found: set[str] = set()
+    for heading in HEADING.findall(FENCE.sub("", text)):
+        said = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+        slug = re.sub(r"[^\w\- ]", "", said).replace(" ", "-")
+        found.add(next(s for s in (slug, *(f"{slug}-{n}" for n in range(1, 99))) if s not in found))
+    return found
 
 
 def broken(page: Path) -> list[str]:
-    """Return the relative links of a page that lead nowhere, each with its line."""
+    """Return the links of a page, to files and to headings, that lead nowhere, each with its line."""
     lines = enumerate(page.read_text(encoding="utf-8").splitlines(), 1)
-    links = [(number, link) for number, line in lines for link in LINK.findall(line)]
-    return [f"{page.name}:{number}: {link}" for number, link in links if not (page.parent / link).exists()]
+    found = []
+    for number, link, anchor in ((number, *match) for number, line in lines for match in LINK.findall(line)):
+        target = page.parent / link if link else page
+        is_there = target.exists()
+        if is_there and anchor and target.suffix == ".md":
+            is_there = anchor in anchors(target.read_text(encoding="utf-8"))
+        if not is_there:
+            found.append(f"{page.name}:{number}: {link}{'#' * bool(anchor)}{anchor}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "anchor"),
+    [
+        ("# One Word", "one-word"),
+        ("## `code`, and more", "code-and-more"),
+        ("## What [it](x.md) is", "what-it-is"),
+        ("## Again\n## Again", "again-1"),
+        ("## snake_case #", "snake_case"),
+    ],
+)
+def test_anchors_are_those_of_headings(text: str, anchor: str):
+    """A heading's anchor is its words in lower case with hyphens; the second of one name is numbered."""
+    assert anchor in anchors(text)
+    assert anchors("```\n# no heading\n```\n") == set()
+
+
+def test_broken_links_are_found(tmp_path: Path):
+    """A missing file, a missing heading of another page and one of the same page are named with their line."""
+    (tmp_path / "there.md").write_text("# Here\n")
+    page = tmp_path / "page.md"
+    page.write_text("# Top\n[a](there.md#here) [b](#top) [c](there.md)\n[d](gone.md) [e](there.md#gone) [f](#gone)\n")
+
+    assert broken(page) == ["page.md:3: gone.md", "page.md:3: there.md#gone", "page.md:3: #gone"]
 
 
 def test_the_unreleased_changes_are_at_most_800_words():
@@ -50,7 +95,7 @@ def test_decisions_are_one_page_and_name_every_day():
 
 
 def test_links_between_pages_lead_somewhere():
-    """A relative link of the README, the changelog, CONTRIBUTING or a page of docs names a file that exists."""
+    """A link of the README, the changelog, CONTRIBUTING or a page of docs names a file, and a heading, that exists."""
     none_of([link for page in PAGES for link in broken(page)], "name the file where it is now")
 
 
