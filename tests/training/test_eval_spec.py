@@ -92,7 +92,7 @@ def test_a_named_task_brings_its_rewards_and_its_size(tmp_path: Path):
     copy.write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}))
     tasks = {"chain_sum": None, str(copy): 7, f"gsm8k={copy}": None}
     sizes = [
-        EvalSpec(task, prompts=prompts).experiments([EvalTarget("tiny")])[0][0].held_out.size
+        EvalSpec((task,), prompts=prompts).experiments([EvalTarget("tiny")])[0][0].held_out.size
         for task, prompts in tasks.items()
     ]
 

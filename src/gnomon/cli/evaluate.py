@@ -34,7 +34,7 @@ def run(arguments: Sequence[str]) -> int:
 
     candidates = _candidates([given.model, *(text for text in others if text not in overrides)], given.checkpoint)
     _check_out(given.out)
-    exam = EvalSpec(given.task, given.samples, given.prompts, overrides)
+    exam = EvalSpec(tuple(given.task or ()), given.samples, given.prompts, overrides)
     found = evaluate_each(candidates, exam)
     names = [_name(c, e, len(candidates)) for c, e in zip(candidates, found, strict=True)]
     if given.out is not None:
@@ -46,6 +46,7 @@ def run(arguments: Sequence[str]) -> int:
     lines = [*table(found, names), *_advice(found)]
     if differences:
         lines += ["", f"{next(iter(found[0].scores))}: {differences['avg'].words}"]
+        lines += [f"{task}: {difference.words}" for task, difference in _differences_by_set(found).items()]
     print("\n".join(lines))
     return 0
 
@@ -60,12 +61,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="such as sampling.temperature=0.6")
     parser.add_argument(
         "--task",
+        action="append",
         metavar="NAME",
-        help="a built-in task, a reasoning-gym generator, a file, gsm8k, math-500, aime-24, aime-25 or beyond-aime "
-        "(NAME=FILE for a local copy); default: the run's own",
+        help="a built-in task, a reasoning-gym generator, a file, or a published test set: gsm8k, math-500, aime-24, "
+        "aime-25, beyond-aime (NAME=FILE for a local copy); given several times, all are asked; default: the run's own",
     )
     parser.add_argument(
-        "--samples", type=int, default=1, metavar="K", help="answers a prompt: the k of avg@k, pass@k and maj@k"
+        "--samples", type=int, metavar="K", help="answers a prompt, 1 if not given: the k of avg@k, pass@k and maj@k"
     )
     parser.add_argument(
         "--prompts",
@@ -124,6 +126,14 @@ def _differences(found: Sequence["Evaluation"]) -> dict[str, "Difference"]:
     curves = [*(f"pass@{k}" for k in first.pass_at), *(f"maj@{k}" for k in first.maj_at)]
     measures = ["avg", *(name for name in curves if name in second.intervals), "tokens", "truncated"]
     return {name: compare(first.answered, second.answered, name) for name in measures}
+
+
+def _differences_by_set(found: Sequence["Evaluation"]) -> dict[str, "Difference"]:
+    """Return the paired difference of each set's first score; empty where one set was asked."""
+    from gnomon.analysis.paired import compare
+
+    sides = [{part.task: part.answered for part in evaluation.parts} for evaluation in found]
+    return {task: compare(sides[0][task], sides[1][task]) for task in sides[0]}
 
 
 def _row(names: Sequence[str], found: Sequence["Evaluation"], differences: dict[str, "Difference"]) -> dict[str, Any]:

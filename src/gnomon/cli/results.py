@@ -62,8 +62,11 @@ def table(evaluations: Sequence["Evaluation"], names: Sequence[str] = ()) -> lis
     first = evaluations[0]
     each = f"{first.samples} answer(s) each{f' (avg@{first.samples})' if first.samples > 1 else ''}"
     head = f"{first.prompts} held-out prompts of '{first.task}', {each}, 95% intervals"
+    if first.parts:
+        head = f"{first.prompts} held-out prompts of {len(first.parts)} sets and their macro average, 95% intervals"
+    head += f", drawn at {first.drawn}" if first.drawn else ""
     columns = list(names) or [f"after step {e.step}" for e in evaluations]
-    rows = [("", columns), *_scores(evaluations), *_extras(evaluations)]
+    rows = [("", columns), *_sets(evaluations), *_scores(evaluations), *_extras(evaluations)]
     wide = max(len(label) for label, _ in rows)
     column = max(24, *map(len, columns))
     lines = ["  ".join([f"{label:<{wide}}", *(f"{cell:<{column}}" for cell in cells)]) for label, cells in rows]
@@ -71,9 +74,20 @@ def table(evaluations: Sequence["Evaluation"], names: Sequence[str] = ()) -> lis
     return [head, *(line.rstrip() for line in lines), *ungraded]
 
 
+def _sets(evaluations: Sequence["Evaluation"]) -> list[tuple[str, list[str]]]:
+    """Return the first score of each set, one set per line."""
+    found = [{part.task: part for part in e.parts} for e in evaluations]
+    return [
+        (f"{part.task} (avg@{part.samples}, {part.prompts} prompts)",
+         [str(parts[part.task].headline) if part.task in parts else "-" for parts in found])
+        for part in evaluations[0].parts
+    ]  # fmt: skip
+
+
 def _scores(evaluations: Sequence["Evaluation"]) -> list[tuple[str, list[str]]]:
     names = list(dict.fromkeys(name for e in evaluations for name in e.scores))
-    return [(name, [str(e.scores[name]) if name in e.scores else "-" for e in evaluations]) for name in names]
+    macro = "macro average, " if evaluations[0].parts else ""
+    return [(f"{macro}{n}", [str(e.scores[n]) if n in e.scores else "-" for e in evaluations]) for n in names]
 
 
 def _extras(evaluations: Sequence["Evaluation"]) -> list[tuple[str, list[str]]]:

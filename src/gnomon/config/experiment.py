@@ -20,6 +20,7 @@ from gnomon.core.sections import (
     ClusterPlan,
     DoctorPlan,
     EnginePlan,
+    EvalSampling,
     GradingPlan,
     RecordPlan,
     SamplingPlan,
@@ -33,7 +34,7 @@ from gnomon.learner.sections import LearnerPlan
 from gnomon.models.device import check_device
 from gnomon.models.lora import LoraPlan
 from gnomon.rewards.grading import WeightedReward
-from gnomon.tasks.build import TaskConfig, named, named_held_out
+from gnomon.tasks.build import EvalTask, TaskConfig, named, named_held_out
 from gnomon.tasks.environment import EnvironmentPlan
 from gnomon.tasks.split import HeldOut
 
@@ -52,15 +53,20 @@ class EvaluationPlan:
         samples: Answers per question, the k of avg@k and pass@k; at least 1.
         before: Whether the model is also evaluated before the first step.
         task: Where the held-out questions come from; without it, they are held out of the training task.
+        tasks: Several sets of held-out questions in place of one, each a name or a table with sampling, samples and
+            size of its own. The score of an evaluation is their macro average: every set counts the same.
+        sampling: How held-out answers are drawn, where that is not as in training.
 
     Raises:
-        ConfigError: A number is out of range.
+        ConfigError: A number is out of range, two sets have one name, or both ``task`` and ``tasks`` are given.
     """
 
     every: int = 0
     samples: int = 1
     before: bool = True
     task: TaskConfig | None = None
+    tasks: tuple[EvalTask, ...] = ()
+    sampling: EvalSampling = EvalSampling()
 
     def __post_init__(self) -> None:
         check_bounds(
@@ -69,6 +75,17 @@ class EvaluationPlan:
             every=(self.every >= 0, "at least 0"),
             samples=(self.samples >= 1, "at least 1"),
         )
+        if self.task is not None and self.tasks:
+            raise ConfigError(
+                f"evaluation.task = '{self.task.name}' and evaluation.tasks are both given; name it among the tasks"
+            )
+        labels = [task.label for task in self.tasks]
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ConfigError(
+                f"evaluation.tasks has two sets of the name '{twice[0]}'; give one a name of its own, "
+                f'such as {{task = "{twice[0]}", name = "{twice[0]}-long"}}'
+            )
 
 
 @dataclass(frozen=True)
@@ -392,8 +409,25 @@ def _name_task(whole: dict[str, Any]) -> None:
     if isinstance(whole.get("task"), str):
         whole["task"] = to_table(named(whole["task"]))
     evaluation = whole.get("evaluation")
-    if isinstance(evaluation, dict) and isinstance(evaluation.get("task"), str):
+    if not isinstance(evaluation, dict):
+        return
+    if isinstance(evaluation.get("task"), str):
         evaluation["task"] = to_table(named_held_out(evaluation["task"]))
+    if isinstance(evaluation.get("tasks"), list):
+        evaluation["tasks"] = [_eval_task(each) for each in evaluation["tasks"]]
+
+
+def _eval_task(given: Any) -> Any:
+    """Return the table of one of several sets; a text alone is its task's name."""
+    table = {"task": given} if isinstance(given, str) else given
+    if not isinstance(table, dict):
+        return table
+    own: dict[str, Any] = {}
+    if isinstance(table.get("task"), str):
+        own["task"] = to_table(named_held_out(table["task"]))
+    if isinstance(table.get("rewards"), list):
+        own["rewards"] = [_reward(each) for each in table["rewards"]]
+    return {**table, **own}
 
 
 def parse_override(override: str) -> tuple[str, Any]:

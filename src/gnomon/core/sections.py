@@ -34,6 +34,72 @@ class SamplingPlan:
     stop_ids: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True)
+class EvalSampling:
+    """How held-out answers are drawn. What is not set is as in training, which a run says at its start.
+
+    Attributes:
+        temperature: Divisor of the logits, above 0; none takes that of ``sampling``.
+        top_p: Probability mass that is drawn from, in (0, 1]; none takes that of ``sampling``.
+        top_k: Number of most likely tokens that are drawn from, 0 for all; none takes that of ``sampling``.
+        min_p: Least probability of a drawn token, as a share of the most likely token's; none takes that of
+            ``sampling``.
+        max_completion_length: Most tokens of an answer; none takes that of ``sampling``.
+
+    Raises:
+        ConfigError: A number is out of range.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    max_completion_length: int | None = None
+
+    def __post_init__(self) -> None:
+        check_bounds(
+            "evaluation.sampling",
+            self,
+            temperature=(self.temperature is None or 0 < self.temperature < math.inf, "above 0"),
+            top_p=(self.top_p is None or 0 < self.top_p <= 1, "in (0, 1]"),
+            top_k=(self.top_k is None or self.top_k >= 0, "0 (every token) or more"),
+            min_p=(self.min_p is None or 0 <= self.min_p < 1, "in [0, 1)"),
+            max_completion_length=(
+                self.max_completion_length is None or self.max_completion_length >= 1, "at least 1 token"
+            ),
+        )  # fmt: skip
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What is set, by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def over(self, other: "EvalSampling") -> "EvalSampling":
+        """Return this with what it leaves open as ``other`` has it.
+
+        >>> EvalSampling(temperature=0.6).over(EvalSampling(temperature=1.0, top_p=0.9)).given
+        {'temperature': 0.6, 'top_p': 0.9}
+        """
+        return EvalSampling(**{**vars(other), **self.given})
+
+    def words(self, training: SamplingPlan) -> str:
+        """Return how answers are drawn, and what of it is training's because nothing else is set.
+
+        >>> EvalSampling(top_p=0.95).words(SamplingPlan())
+        "temperature 1 (training's), top_p 0.95, at most 64 tokens (training's)"
+        """
+        drawn = {**vars(training), **self.given}
+        said = [f"temperature {drawn['temperature']:g}{self._origin('temperature')}"]
+        for name, none in (("top_p", 1), ("top_k", 0), ("min_p", 0)):
+            if drawn[name] != none:
+                said.append(f"{name} {drawn[name]:g}{self._origin(name)}")
+        most = f"at most {drawn['max_completion_length']:,} tokens"
+        return ", ".join((*said, most + self._origin("max_completion_length")))
+
+    def _origin(self, name: str) -> str:
+        return "" if getattr(self, name) is not None else " (training's)"
+
+
 STARTED = "start"
 """The `EnginePlan.server` that is started for the run."""
 

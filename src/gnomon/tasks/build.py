@@ -7,6 +7,7 @@ from typing import Literal
 
 from gnomon.core.errors import ConfigError, DatasetError, check_bounds, unknown
 from gnomon.core.progress import counted
+from gnomon.core.sections import EvalSampling
 from gnomon.rewards.exact import Numeric
 from gnomon.rewards.grading import WeightedReward
 from gnomon.rewards.reasoning import Reasoning
@@ -99,6 +100,59 @@ class MixtureTask:
 
 TaskConfig = ArithmeticTask | ReasoningGymTask | TableTask | MixtureTask | BenchmarkTask
 
+_SOME = 200
+
+
+@dataclass(frozen=True)
+class EvalTask:
+    """One of several sets of held-out questions, and how it is asked. Its name alone stands for all defaults.
+
+    Attributes:
+        task: Where the questions come from: a name such as "aime-24", or a task's table.
+        name: What it is called in tables and records; none takes the task's name.
+        samples: Answers per question; none takes ``evaluation.samples``.
+        size: Number of different questions, the first ones; none asks the whole of a published set, and 200 of any
+            other.
+        sampling: How answers are drawn; what is not set is as in ``evaluation.sampling``, and then as in training.
+        rewards: What judges answers; none takes the set's own, and for a table the rewards of the run.
+
+    Raises:
+        ConfigError: A number is out of range.
+    """
+
+    task: TaskConfig
+    name: str = ""
+    samples: int | None = None
+    size: int | None = None
+    sampling: EvalSampling = EvalSampling()
+    rewards: tuple[WeightedReward, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_bounds(
+            "evaluation.tasks",
+            self,
+            samples=(self.samples is None or self.samples >= 1, "at least 1"),
+            size=(self.size is None or self.size >= 1, "at least 1"),
+        )
+
+    @property
+    def label(self) -> str:
+        """What it is called."""
+        return self.name or self.task.name
+
+    def questions(self) -> ListDataset:
+        """Return its different questions, the first ``size`` of them.
+
+        Raises:
+            ConfigError, DatasetError: As those of the task.
+        """
+        default = None if isinstance(self.task, BenchmarkTask) else _SOME
+        asked = unique(self.task.questions())
+        kept = first(asked, len(asked) if (most := self.size or default) is None else most)
+        again = repetitions(self.task, asked)
+        return ListDataset(self.label, tuple(kept[index] for index in range(len(kept))), again)
+
+
 NAMED: Mapping[str, TaskConfig] = MappingProxyType({"arithmetic": ArithmeticTask()})
 
 
@@ -110,6 +164,7 @@ class Split:
         dropped: Number of training tasks that were removed because their question is held out.
         overlap: What training and held-out questions still have in common.
         repeated: One sentence about rows of a table that ask the same question, on either side; "" for none.
+        sets: The sets that ``held_out`` is made of, in their order, where there are several.
     """
 
     train: TaskSet
@@ -117,6 +172,7 @@ class Split:
     dropped: int
     overlap: Overlap = Overlap()
     repeated: str = ""
+    sets: tuple[TaskSet, ...] = ()
 
 
 def named(name: str) -> TaskConfig:
@@ -189,34 +245,64 @@ def build(config: TaskConfig, renderer: Renderer) -> TaskSet:
 
 
 def build_split(
-    config: TaskConfig, held_out: HeldOut, renderer: Renderer, evaluation: TaskConfig | None = None
+    config: TaskConfig,
+    held_out: HeldOut,
+    renderer: Renderer,
+    evaluation: TaskConfig | tuple[EvalTask, ...] | None = None,
 ) -> Split:
     """Return training and held-out tasks that share no question; all held-out questions are different.
 
     Args:
         evaluation: Where the held-out questions come from (its first ``held_out.size`` different ones, or all when it
-            has fewer); None takes them from ``config`` itself: a generator makes others from another seed, a table is
-            split by content, a mixture splits each part.
+            has fewer), or several sets, each with a size of its own; None takes them from ``config`` itself: a
+            generator makes others from another seed, a table is split by content, a mixture splits each part.
 
     Raises:
         ConfigError: There are too few different questions to hold out, or none left to train on; or the training task
             is a benchmark, or a generator with a seed that is reserved for held-out questions.
     """
     _check_trainable(config)
-    if evaluation is not None:
+    parts = [part.questions() for part in evaluation] if isinstance(evaluation, tuple) else []
+    if isinstance(evaluation, tuple):
+        sides: _Sides = (config.questions(), joined(parts))
+    elif evaluation is not None:
         asked: QuestionSet = evaluation.questions()
-        sides: _Sides = (config.questions(), first(unique(asked), held_out.most))
+        sides = (config.questions(), first(unique(asked), held_out.most))
     else:
         sides = _split(config, held_out)
     train, kept_back = sides
     remaining = disjoint(train, kept_back)
     check_disjoint(remaining, kept_back)
     common = overlap(remaining, kept_back)
-    beside = "" if evaluation is None else repetitions(evaluation, kept_back)
-    again = "; ".join(filter(None, (trained_again(train), beside)))
+    beside = [part.repeated for part in parts]
+    if evaluation is not None and not isinstance(evaluation, tuple):
+        beside.append(repetitions(evaluation, kept_back))
     return Split(
-        TokenizedDataset(remaining, renderer), TokenizedDataset(kept_back, renderer), remaining.dropped, common, again
+        TokenizedDataset(remaining, renderer),
+        TokenizedDataset(kept_back, renderer),
+        remaining.dropped,
+        common,
+        "; ".join(filter(None, (trained_again(train), *beside))),
+        tuple(TokenizedDataset(part, renderer) for part in parts),
     )
+
+
+def joined(parts: Sequence[ListDataset]) -> Subset[Question]:
+    """Return the questions of several sets as one; what two of them ask is in it twice."""
+    whole = ListDataset("+".join(part.name for part in parts), tuple(q for part in parts for q in part.questions))
+    return Subset(whole, tuple(range(len(whole))))
+
+
+def build_eval_tasks(tasks: Sequence[EvalTask], renderer: Renderer) -> Split:
+    """Return several sets for evaluation alone, with nothing to train on beside them.
+
+    Raises:
+        ConfigError, DatasetError: As those of the tasks.
+    """
+    parts = [task.questions() for task in tasks]
+    whole = TokenizedDataset(joined(parts), renderer)
+    again = "; ".join(filter(None, (part.repeated for part in parts)))
+    return Split(whole, whole, 0, repeated=again, sets=tuple(TokenizedDataset(part, renderer) for part in parts))
 
 
 def repetitions(config: TaskConfig, asked: QuestionSet) -> str:

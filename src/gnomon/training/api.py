@@ -109,6 +109,8 @@ def train_experiment(
         if asked.split.dropped:
             console.say(f"{asked.split.dropped:,} training questions are given up, because they are held out")
         try:
+            if asked.exams:
+                console.say(f"held-out answers are drawn at {'; '.join(dict.fromkeys(e.drawn for e in asked.exams))}")
             return _run(
                 TrainingContext(resolved, asked, chosen, directory, console, callbacks=callbacks),
                 None,
@@ -211,8 +213,8 @@ def _empty(folder: Path) -> None:
 
 def evaluate(
     model: str | Path,
-    task: str | None = None,
-    samples: int = 1,
+    task: str | Sequence[str] | None = None,
+    samples: int | None = None,
     prompts: int | None = None,
     overrides: Sequence[str] = (),
     checkpoint: int | str = NEWEST,
@@ -222,7 +224,7 @@ def evaluate(
     The parameters are those of `EvalSpec` and `EvalTarget`; overrides such as sampling.temperature=0.6.
     Raises: UserError.
     """
-    (found,) = evaluate_each([EvalTarget(model, checkpoint)], EvalSpec(task, samples, prompts, tuple(overrides)))
+    (found,) = evaluate_each([EvalTarget(model, checkpoint)], EvalSpec.of(task, samples, prompts, tuple(overrides)))
     return found
 
 
@@ -242,7 +244,7 @@ def evaluate_each(candidates: Sequence[EvalTarget], exam: EvalSpec) -> tuple[Eva
         with Console() as console:
             say_whose_code(experiment, console)
             with console.phase("preparing tasks"):
-                asked = questions(experiment) if exam.task is None else held_out_questions(experiment)
+                asked = held_out_questions(experiment) if exam.tasks else questions(experiment)
             _try_rewards(experiment, asked, console)
             slow = resolved.slow_ways(asked.mean_prompt_tokens)
             for note in (asked.split.repeated, asked.untried, *asked.beginning.notes, *slow):
@@ -399,7 +401,7 @@ def _card(session: TrainingContext) -> Card:
         torch.get_num_threads(),
         {"run": experiment.seed},
         str(experiment.learner.precision),
-        walls_of(experiment, session.asked.grading),
+        walls_of(experiment, session.asked.gradings),
         resolved.weakened,
     )
     return replace(

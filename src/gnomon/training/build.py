@@ -1,8 +1,8 @@
 """One session of one run: the objects built, connected, walked, and closed again."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from gnomon.records.sinks import build_sinks
 from gnomon.rewards.base import Sample
 from gnomon.rewards.budget import ErrorBudget, FaultBudget
 from gnomon.rewards.grader_pool import GradingPool
+from gnomon.rewards.grading import Grading
 from gnomon.rollouts.env_workers import EnvWorkers
 from gnomon.rollouts.multi_turn import MultiTurnRollout
 from gnomon.rollouts.rollout import Rollouter, RolloutTimer
@@ -43,7 +44,7 @@ from gnomon.training.build_workers import RunCluster, judging, staged
 from gnomon.training.checkpointing import STATELESS, Saver, check_counted, parts_of, restore
 from gnomon.training.critic_pretraining import ValuePretraining, monte_carlo
 from gnomon.training.critic_updates import CriticTraining, CriticUpdates, NoCritic
-from gnomon.training.evaluate import Evaluation, Evaluator, read_evaluations
+from gnomon.training.evaluate import Evaluation, Evaluator, Exam, read_evaluations
 from gnomon.training.live_diagnosis import live_diagnosis
 from gnomon.training.mismatch import DecomposedMismatch
 from gnomon.training.nonfinite_guard import NonFiniteGuard, guard_of
@@ -172,7 +173,8 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
             best=_best_so_far(session.directory),
         )
         run = Run(components, _schedule(session, rollouter, saver, budget, pretraining), progress)
-        check_counted(run, parts, [session.asked.split.train, session.asked.split.held_out], session.stateless)
+        fixed = [session.asked.split.train, session.asked.split.held_out, *session.asked.split.sets]
+        check_counted(run, parts, fixed, session.stateless)
         console.start(experiment.steps, learner.version)
         await run_with_watchdog(stage.watch(), train(run))
 
@@ -204,8 +206,8 @@ def grade_once(resolved: Resolved, asked: TrainingData, console: Console, step: 
                 engine = await elsewhere(partial(serve_alone, resolved, console.warn))
             stack.push_async_callback(engine.close)
             rollouter = await _rollouter(resolved.experiment, asked, engine, judge, stack)
-            evaluator = _evaluator(resolved.experiment, asked, rollouter)
-            with console.phase("evaluating", len(asked.split.held_out)) as phase:
+            evaluator = Evaluator(ExamRooms(resolved, asked.grading, rollouter, console.warn).ask, asked.exams)
+            with console.phase("evaluating", evaluator.prompts) as phase:
                 return await evaluator(step, lambda group: phase.advance())
 
     return run_alone(once())
@@ -292,10 +294,25 @@ def _is_measured(experiment: Experiment) -> bool:
     return experiment.max_staleness == "measured"
 
 
-def _evaluator(experiment: Experiment, asked: TrainingData, rollouter: Rollouter) -> Evaluator:
-    sampling = replace(rollouter.sampling, record_routing=False)
-    rollouter = replace(rollouter, generations=experiment.evaluation.samples, sampling=sampling)
-    return Evaluator(rollouter, asked.split.held_out)
+@dataclass(frozen=True)
+class ExamRooms:
+    """Where held-out sets are asked: through the run's own rollouter, judged by the run's graders or by a set's own."""
+
+    resolved: Resolved
+    grading: Grading
+    rollouter: Rollouter
+    warn: Callable[[str], None]
+
+    @asynccontextmanager
+    async def ask(self, exam: Exam) -> AsyncIterator[Rollouter]:
+        """Give what asks and grades the set; graders of its own end with it."""
+        own = replace(self.rollouter, generations=exam.samples, sampling=exam.sampling)
+        if exam.grading == self.grading:
+            yield own
+            return
+        async with judging(self.resolved, exam.grading, None, self.warn) as pool:
+            judge = BudgetedGrader(pool, ErrorBudget(self.resolved.experiment.grading.max_error_fraction))
+            yield replace(own, grader=judge, together=judge.grade_together if exam.grading.may_be_joint else None)
 
 
 def _tracking(experiment: Experiment, chosen: PromptChoice, learner: SavableLearner) -> BaselineTracking:
@@ -373,12 +390,16 @@ def _schedule(
         seed=experiment.seed,
         save=saver.save,
         checkpoint_every=experiment.checkpoints.every,
-        evaluator=_evaluator(experiment, session.asked, rollouter) if len(session.asked.split.held_out) else None,
+        evaluator=Evaluator(_rooms(session, rollouter).ask, session.asked.exams) if session.asked.exams else None,
         evaluate_every=experiment.evaluation.every,
         evaluate_before=experiment.evaluation.before,
         initialize=_initializing(session, rollouter, budget),
         pretraining=pretraining,
     )
+
+
+def _rooms(session: TrainingContext, rollouter: Rollouter) -> ExamRooms:
+    return ExamRooms(session.resolved, session.asked.grading, rollouter, session.console.warn)
 
 
 def _staleness_filter(experiment: Experiment, stream: RolloutScheduler) -> StalenessFilter:

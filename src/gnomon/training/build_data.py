@@ -1,6 +1,6 @@
 """From an experiment to the objects of a run: the only place where implementations are chosen."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,17 @@ from gnomon.rollouts.curriculum.uniform import UniformCurriculum
 from gnomon.rollouts.env_workers import describe
 from gnomon.rollouts.self_imitation_buffer import SelfImitationReplay
 from gnomon.tasks.base import TaskSet
-from gnomon.tasks.build import Split, build_held_out, build_split, check_context, own_rewards, repetitions
+from gnomon.tasks.benchmarks import BenchmarkTask
+from gnomon.tasks.build import (
+    EvalTask,
+    Split,
+    build_eval_tasks,
+    build_held_out,
+    build_split,
+    check_context,
+    own_rewards,
+    repetitions,
+)
 from gnomon.tasks.chat import ChatRenderer
 from gnomon.tasks.environment import PYTHON
 from gnomon.tasks.gold_answers import check_answers
@@ -40,6 +50,7 @@ from gnomon.tasks.rendered import Looks
 from gnomon.tasks.row_inputs import reserved_flaw
 from gnomon.tasks.tools import describe_tools
 from gnomon.tasks.turn_tokens import TurnTokenizer, tells_tools
+from gnomon.training.evaluate import Exam
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,7 @@ class TrainingData:
     beginning: how the chat template begins answers, with what is to be said of it.
     form: what a checkpoint has besides weights.
     untried: which answers the data check did not try, in words; "" where it tried all.
+    exams: the held-out sets as they are asked; none where nothing is held out.
     """
 
     tokenizer: Tokenizer
@@ -58,6 +70,12 @@ class TrainingData:
     beginning: Beginning
     form: SavedForm = SavedForm()
     untried: str = ""
+    exams: tuple[Exam, ...] = ()
+
+    @property
+    def gradings(self) -> tuple[Grading, ...]:
+        """What judges answers in training and of the held-out sets."""
+        return (self.grading, *(exam.grading for exam in self.exams))
 
     @property
     def mean_prompt_tokens(self) -> float:
@@ -78,7 +96,8 @@ def questions(experiment: Experiment) -> TrainingData:
     Raises: UserError.
     """
     grading, tokenizer, renderer = _reading(experiment)
-    split = build_split(experiment.task, experiment.held_out, renderer, experiment.evaluation.task)
+    evaluation = experiment.evaluation
+    split = build_split(experiment.task, experiment.held_out, renderer, evaluation.tasks or evaluation.task)
     if len(split.train) < experiment.prompts_per_step:
         raise ConfigError(
             f"a step asks {experiment.prompts_per_step} different prompts and the task has {len(split.train)} to train "
@@ -93,6 +112,8 @@ def held_out_questions(experiment: Experiment) -> TrainingData:
     Raises: UserError.
     """
     grading, tokenizer, renderer = _reading(experiment)
+    if experiment.evaluation.tasks:
+        return _fitting(experiment, tokenizer, build_eval_tasks(experiment.evaluation.tasks, renderer), grading)
     asked = build_held_out(experiment.task, experiment.held_out, renderer)
     again = repetitions(experiment.task, asked.questions)
     return _fitting(experiment, tokenizer, Split(asked, asked, 0, repeated=again), grading)
@@ -128,13 +149,47 @@ def _switched(tokenizer: Tokenizer, experiment: Experiment) -> Tokenizer:
 
 
 def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: Grading) -> TrainingData:
-    sampling = sampling_of(experiment, tokenizer)
-    sets = (split.train,) if split.train is split.held_out else (split.train, split.held_out)
-    for tasks in sets:
-        check_context(tasks, tokenizer.context_length, sampling.max_completion_length, tokenizer.context_note)
-    untried = check_answers(sets, grading, grading_limits(experiment))
+    sampling, exams = sampling_of(experiment, tokenizer), _exams(experiment, tokenizer, split, grading)
+    trained = () if split.train is split.held_out else ((split.train, sampling),)
+    for tasks, drawn in (*trained, *((exam.tasks, exam.sampling) for exam in exams)):
+        check_context(tasks, tokenizer.context_length, drawn.max_completion_length, tokenizer.context_note)
+    untried = []
+    judged: list[tuple[Grading, list[TaskSet]]] = [(grading, [split.train])] if trained else []
+    for exam in exams:
+        same = next((sets for by, sets in judged if by == exam.grading), None)
+        if same is None:
+            judged.append((exam.grading, same := []))
+        same.append(exam.tasks)
+    for by, sets in judged:
+        untried.append(check_answers(sets, by, grading_limits(experiment)))
     beginning = beginning_of(tokenizer, experiment.grading.opening)
-    return TrainingData(tokenizer, split, sampling, grading, beginning, untried=untried)
+    said = "; ".join(filter(None, untried))
+    return TrainingData(tokenizer, split, sampling, grading, beginning, untried=said, exams=exams)
+
+
+def _exams(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: Grading) -> tuple[Exam, ...]:
+    """Return the held-out sets as they are asked. Raises: ConfigError for a set that nothing judges."""
+    plan = experiment.evaluation
+    sets = [*zip(split.sets, plan.tasks, strict=True)] if split.sets else []
+    if not split.sets and len(split.held_out):
+        sets = [(split.held_out, EvalTask(experiment.task))]
+    found = []
+    for tasks, asked in sets:
+        how = asked.sampling.over(plan.sampling)
+        sampling = replace(sampling_of(experiment, tokenizer), **how.given, record_routing=False)
+        judged = grading if not split.sets else judged_by(experiment, asked, grading)
+        found.append(Exam(tasks, sampling, asked.samples or plan.samples, judged, how.words(experiment.sampling)))
+    return tuple(found)
+
+
+def judged_by(experiment: Experiment, asked: EvalTask, grading: Grading) -> Grading:
+    """Return what judges one of several held-out sets: its own rewards, those of a published set, or the run's."""
+    gives = experiment.environment is not None and experiment.environment.is_rewarding
+    own = asked.rewards or (asked.task.rewards if isinstance(asked.task, BenchmarkTask) and not gives else ())
+    if not own:
+        return grading
+    _check_seconds(experiment, own)
+    return Grading(own)
 
 
 def sampling_of(experiment: Experiment, tokenizer: Tokenizer) -> Sampling:
@@ -161,6 +216,11 @@ def grading_of(experiment: Experiment) -> Grading:
     keep, parts = experiment.algorithm.keep, [reward.part for reward in rewards]
     if keep is not None and keep.part and keep.part not in parts:
         raise ConfigError(f"algorithm.keep.part: {unknown('component of the reward', keep.part, parts)}")
+    _check_seconds(experiment, rewards)
+    return Grading(rewards, overlong)
+
+
+def _check_seconds(experiment: Experiment, rewards: Sequence[WeightedReward]) -> None:
     for reward in rewards:
         if isinstance(reward.verifier, Code) and reward.verifier.total_seconds >= experiment.grading.deadline_seconds:
             raise ConfigError(
@@ -168,15 +228,15 @@ def grading_of(experiment: Experiment) -> Grading:
                 "must be less than grading.deadline_seconds (a program that is only slow would be an error), "
                 f"got {experiment.grading.deadline_seconds:g}; raise that or lower total_seconds"
             )
-    return Grading(rewards, overlong)
 
 
-def walls_of(experiment: Experiment, grading: Grading) -> str:
+def walls_of(experiment: Experiment, gradings: Sequence[Grading]) -> str:
     """Return what isolates model-written code in this run, tried out now, in words for the run card.
 
     Raises: ConfigError when nothing does.
     """
-    kinds = [reward.verifier.sandbox for reward in grading.rewards if isinstance(reward.verifier, Code)]
+    rewards = [reward for grading in gradings for reward in grading.rewards]
+    kinds = [reward.verifier.sandbox for reward in rewards if isinstance(reward.verifier, Code)]
     if experiment.environment is not None and PYTHON in experiment.environment.tools:
         kinds.append(experiment.environment.sandbox)
     return enforced_by(kinds)

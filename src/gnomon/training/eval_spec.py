@@ -1,10 +1,10 @@
 """Which weights are asked which held-out questions: from what a person names to the experiments that answer."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, Self
 
 from gnomon.config.experiment import Experiment, from_table, read
 from gnomon.core.errors import CheckpointError, ConfigError, RunDirectoryError, UserError
@@ -64,18 +64,27 @@ class Weights:
 class EvalSpec:
     """What is asked.
 
-    task: a name as in TOML; None asks the held-out questions of the first run among the candidates. samples: answers a
-    question. prompts: of a named task; None asks 200, or the whole of a benchmark. overrides: ``key=value``.
+    tasks: names as in TOML; none asks the held-out questions of the first run among the candidates. samples: answers a
+    question; None is 1, or as many as each of a run's held-out sets asks for. prompts: of each named task; None asks
+    200, or the whole of a benchmark. overrides: ``key=value``.
     """
 
-    task: str | None = None
-    samples: int = 1
+    tasks: tuple[str, ...] = ()
+    samples: int | None = None
     prompts: int | None = None
     overrides: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.prompts is not None and self.prompts < 1:
             raise ConfigError(f"--prompts must be at least 1, got {self.prompts}")
+
+    @classmethod
+    def of(
+        cls, task: str | Sequence[str] | None, samples: int | None, prompts: int | None, overrides: tuple[str, ...]
+    ) -> Self:
+        """Return what is asked by one name, by several, or by none."""
+        names = () if task is None else (task,) if isinstance(task, str) else tuple(task)
+        return cls(names, samples, prompts, overrides)
 
     def experiments(self, candidates: Sequence[EvalTarget]) -> list[tuple[Experiment, Weights]]:
         """Return for each candidate the experiment that asks its weights: alike in everything else.
@@ -85,9 +94,9 @@ class EvalSpec:
         Raises: ConfigError, RunDirectoryError, CheckpointError.
         """
         leader = self.leader(candidates)
-        if self.task is None and leader is None:
+        if not self.tasks and leader is None:
             raise _no_task(candidates[0])
-        if self.task is None and self.prompts is not None:
+        if not self.tasks and self.prompts is not None:
             raise ConfigError(
                 f"--prompts {self.prompts} is of a task that is named with --task; without one all questions that "
                 f"{leader.model if leader else ''} held out are asked: leave --prompts out, or name a task"
@@ -100,9 +109,9 @@ class EvalSpec:
     @property
     def asks_as_begun(self) -> bool:
         """Whether the questions are those that the first run itself held out: no task and no part of one is named."""
-        parts = ("task", "held_out", "evaluation.task", "environment")
+        parts = ("task", "held_out", "evaluation.task", "evaluation.tasks", "environment")
         changed = (text.partition("=")[0] for text in self.overrides)
-        return self.task is None and not any(key == p or key.startswith(f"{p}.") for key in changed for p in parts)
+        return not self.tasks and not any(key == p or key.startswith(f"{p}.") for key in changed for p in parts)
 
     def leader(self, candidates: Sequence[EvalTarget]) -> EvalTarget | None:
         """Return the first run, as which all are asked; None where there is none."""
@@ -111,16 +120,32 @@ class EvalSpec:
     def _experiment(self, begun: Mapping[str, Any], weights: Weights) -> Experiment:
         table = {**begun, "model": weights.model}
         table.pop("lora", None)  # it is merged into the checkpoint
-        if self.task is not None:
-            asked = named(self.task)
-            is_whole = self.prompts is None and isinstance(asked, BenchmarkTask)
-            size = WHOLE if is_whole else PROMPTS if self.prompts is None else self.prompts
-            table |= {"task": self.task, "held_out": {**table.get("held_out", {}), "size": size}, "evaluation": {}}
-            if not isinstance(asked, TableTask):
+        if self.tasks:
+            table |= self._asked(table)
+            asked = [named(task) for task in self.tasks]
+            if not any(isinstance(task, TableTask) for task in asked):
                 table.pop("rewards", None)
             elif not table.get("rewards"):
                 table["rewards"] = _judges(begun)
-        return from_table(table, [f"evaluation.samples={self.samples}", *self.overrides]).experiment
+        samples = [f"evaluation.samples={1 if self.samples is None else self.samples}"]
+        experiment = from_table(table, [*samples, *self.overrides]).experiment
+        if self.samples is None or not experiment.evaluation.tasks:
+            return experiment
+        tasks = tuple(replace(task, samples=None) for task in experiment.evaluation.tasks)
+        return replace(experiment, evaluation=replace(experiment.evaluation, tasks=tasks))
+
+    def _asked(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keys of an experiment that ask the named tasks, drawn as the run's own held-out ones."""
+        evaluation = {key: value for key, value in table.get("evaluation", {}).items() if key == "sampling"}
+        sizes = [
+            WHOLE if self.prompts is None and isinstance(named(task), BenchmarkTask) else self.prompts or PROMPTS
+            for task in self.tasks
+        ]
+        if len(self.tasks) == 1:
+            own = {"task": self.tasks[0], "held_out": {**table.get("held_out", {}), "size": sizes[0]}}
+            return {**own, "evaluation": evaluation}
+        tasks = [{"task": task, "size": size} for task, size in zip(self.tasks, sizes, strict=True)]
+        return {"task": self.tasks[0], "evaluation": {**evaluation, "tasks": tasks}}
 
 
 def _no_task(candidate: EvalTarget) -> UserError:

@@ -3,14 +3,17 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gnomon.core.statistics import mean_interval
+from gnomon.core.statistics import macro_interval, mean_interval
 from gnomon.core.types import Group, Rollout
+from gnomon.engines.base import Sampling
 from gnomon.records.eval_records import EvalRecord
 from gnomon.records.jsonl import read_rows
+from gnomon.rewards.grading import Grading
 from gnomon.rollouts.rollout import Rollouter, RolloutTimer
 from gnomon.tasks.base import TaskSet
 
@@ -42,6 +45,9 @@ class Evaluation:
     errors: samples that could not be graded; they are in no score.
     answered: how each prompt was answered, what evaluations are paired by; in a file of its own, not in the row.
     slow: what is computed by a slower way than there could be, with the factor; a run has it in its card instead.
+    drawn: how answers were drawn, in words, with what of it is training's.
+    parts: the evaluation of each set, where several were asked; all other numbers are then of their macro average
+        (scores, pass@k, maj@k, their intervals) or of all samples together (tokens, truncated, errors).
     """
 
     step: int
@@ -58,11 +64,14 @@ class Evaluation:
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     answered: tuple[EvalRecord, ...] = ()
     slow: tuple[str, ...] = ()
+    drawn: str = ""
+    parts: tuple["Evaluation", ...] = ()
 
     def __str__(self) -> str:
         """Return one line: the first score with its interval, on how many prompts, after which step."""
         name = next(iter(self.scores))
-        return f"{name} {self.headline} on {self.prompts} prompts of '{self.task}' after step {self.step}"
+        each = f" ({', '.join(f'{p.task} {p.headline.mean:.3f}' for p in self.parts)})" if self.parts else ""
+        return f"{name} {self.headline} on {self.prompts} prompts of '{self.task}' after step {self.step}{each}"
 
     @property
     def headline(self) -> EvalScore:
@@ -74,17 +83,17 @@ class Evaluation:
         """What could not be graded, in words: samples, and prompts that have none at all; "" for nothing."""
         if self.errors == 0:
             return ""
-        said = f"{self.errors} of {self.prompts * self.samples} samples could not be graded and are in no score"
+        drawn = sum(p.prompts * p.samples for p in self.parts or (self,))
+        said = f"{self.errors} of {drawn} samples could not be graded and are in no score"
         empty = sum(not row.scores for row in self.answered)
         return f"{said}, on {empty} of {self.prompts} prompts none could" if empty else said
 
     def as_row(self) -> dict[str, Any]:
-        """Return one JSON object for ``evaluations.jsonl``; ``slow`` is in it where something is."""
-        row = asdict(replace(self, answered=()))
+        """Return one JSON object for ``evaluations.jsonl``; ``slow``, ``drawn`` and ``parts`` only with content."""
+        row = asdict(replace(self, answered=(), parts=()))
         del row["answered"]
-        if not self.slow:
-            del row["slow"]
-        return row
+        row["parts"] = [part.as_row() for part in self.parts]
+        return {name: value for name, value in row.items() if value or name not in ("slow", "drawn", "parts")}
 
 
 def read_evaluations(path: Path) -> tuple[Evaluation, ...]:
@@ -96,8 +105,10 @@ def _evaluation(row: Mapping[str, Any]) -> Evaluation | None:
     try:
         scores = {name: EvalScore(**score) for name, score in row["scores"].items()}
         intervals = {name: (low, high) for name, (low, high) in row.get("intervals", {}).items()}
-        slow = tuple(map(str, row.get("slow", ())))
-        found = Evaluation(**{**row, "scores": scores, "intervals": intervals, "answered": (), "slow": slow})
+        slow, below = tuple(map(str, row.get("slow", ()))), [_evaluation(part) for part in row.get("parts", ())]
+        parts = tuple(part for part in below if part is not None)
+        own = {"scores": scores, "intervals": intervals, "answered": (), "slow": slow, "parts": parts}
+        found = Evaluation(**{**row, **own})
         numbers = [*found.pass_at.values(), *found.maj_at.values(), *(v for s in scores.values() for v in astuple(s))]
     except (TypeError, KeyError, AttributeError, ValueError):
         return None
@@ -105,31 +116,120 @@ def _evaluation(row: Mapping[str, Any]) -> Evaluation | None:
     numbers += [end for interval in intervals.values() for end in interval]
     counts = [found.step, found.prompts, found.samples, found.errors]
     are_numbers = all(type(n) in (int, float) for n in numbers) and all(type(n) is int for n in counts)
-    return found if scores and are_numbers and isinstance(found.task, str) else None
+    are_texts = isinstance(found.task, str) and isinstance(found.drawn, str)
+    return found if scores and are_numbers and are_texts and len(parts) == len(below) else None
+
+
+@dataclass(frozen=True)
+class Exam:
+    """One set of held-out questions, and how it is asked.
+
+    tasks: its questions. sampling, samples: how answers are drawn, and how many a question. grading: what judges them.
+    drawn: the sampling in words.
+    """
+
+    tasks: TaskSet
+    sampling: Sampling
+    samples: int
+    grading: Grading
+    drawn: str
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Asks held-out tasks; the same draws each time, so two evaluations differ by their weights alone.
+    """Asks held-out sets one after another; the same draws each time, so two evaluations differ by their weights alone.
 
-    on_group: called as each group arrives, for progress.
+    asking: opens what asks and grades one set, for as long as that set is asked.
     """
 
-    rollouter: Rollouter
-    tasks: TaskSet
+    asking: Callable[[Exam], AbstractAsyncContextManager[Rollouter]]
+    exams: tuple[Exam, ...]
+
+    @property
+    def prompts(self) -> int:
+        """Questions of all sets."""
+        return sum(len(exam.tasks) for exam in self.exams)
 
     async def __call__(self, step: int, on_group: Callable[[Group], None] = lambda group: None) -> Evaluation:
-        """Return the evaluation of the weights that the engine holds now."""
+        """Return the evaluation of the weights that the engine holds now; on_group is called as each group arrives."""
+        found = [await self._one(exam, step, on_group) for exam in self.exams]
+        return found[0] if len(found) == 1 else macro_average(found)
+
+    async def _one(self, exam: Exam, step: int, on_group: Callable[[Group], None]) -> Evaluation:
         began, watch = time.perf_counter(), RolloutTimer()
+        async with self.asking(exam) as rollouter:
 
-        async def ask(index: int) -> Group:
-            group = await self.rollouter.ask(self.tasks[index], EVALUATION_ROUND, watch)
-            on_group(group)
-            return group
+            async def ask(index: int) -> Group:
+                group = await rollouter.ask(exam.tasks[index], EVALUATION_ROUND, watch)
+                on_group(group)
+                return group
 
-        groups = await asyncio.gather(*(ask(index) for index in range(len(self.tasks))))
-        evaluation = summarize(groups, step, self.tasks.name, self.rollouter.generations)
-        return replace(evaluation, seconds=time.perf_counter() - began)
+            groups = await asyncio.gather(*(ask(index) for index in range(len(exam.tasks))))
+        evaluation = summarize(groups, step, exam.tasks.name, exam.samples)
+        return replace(evaluation, seconds=time.perf_counter() - began, drawn=exam.drawn)
+
+
+def macro_average(parts: Sequence[Evaluation]) -> Evaluation:
+    """Return the evaluation of several sets together: each set counts the same, whatever its size.
+
+    The first score is the mean of the sets' first scores, under their name if they share one, else "score"; "reward" is
+    that of their rewards. pass@k and maj@k are there for each k that all sets have.
+    """
+    first = parts[0]
+    headings = {next(iter(part.scores)) for part in parts}
+    heading = headings.pop() if len(headings) == 1 else "score"
+    rows = [part.answered for part in parts]
+    scores = {heading: _macro([part.headline.mean for part in parts], rows, "avg")}
+    rewards = [part.scores["reward"].mean for part in parts if "reward" in part.scores]
+    if heading != "reward" and len(rewards) == len(parts):
+        mean = sum(rewards) / len(rewards)
+        is_same = all(part.scores["reward"] == part.headline for part in parts)
+        ends = [(part.scores["reward"].low, part.scores["reward"].high) for part in parts]
+        scores["reward"] = replace(scores[heading]) if is_same else EvalScore(mean, *_within(ends))
+    curves = {name: [part.intervals.get(name) for part in parts] for name in first.intervals}
+    shared = [name for name, ends in curves.items() if None not in ends]
+    macro = {name: _macro([_value(part, name) for part in parts], rows, name) for name in shared}
+    samples = sum(part.prompts * part.samples for part in parts)
+    return Evaluation(
+        step=first.step,
+        task="+".join(part.task for part in parts),
+        prompts=sum(part.prompts for part in parts),
+        samples=max(part.samples for part in parts),
+        scores=scores,
+        pass_at={name.removeprefix("pass@"): s.mean for name, s in macro.items() if name.startswith("pass@")},
+        maj_at={name.removeprefix("maj@"): s.mean for name, s in macro.items() if name.startswith("maj@")},
+        length_tokens_mean=sum(p.length_tokens_mean * p.prompts * p.samples for p in parts) / max(samples, 1),
+        truncated_fraction=sum(p.truncated_fraction * p.prompts * p.samples for p in parts) / max(samples, 1),
+        errors=sum(part.errors for part in parts),
+        seconds=sum(part.seconds for part in parts),
+        intervals={name: (s.low, s.high) for name, s in macro.items() if name not in ("tokens", "truncated")},
+        answered=tuple(
+            replace(row, prompt_id=f"{part.task}/{row.prompt_id}") for part in parts for row in part.answered
+        ),
+        drawn="; ".join(dict.fromkeys(part.drawn for part in parts)),
+        parts=tuple(parts),
+    )
+
+
+def _value(part: Evaluation, name: str) -> float:
+    kind, _, k = name.partition("@")
+    known = {"pass": part.pass_at, "maj": part.maj_at}.get(kind, {})
+    return known[k] if k else part.length_tokens_mean if name == "tokens" else part.truncated_fraction
+
+
+def _macro(means: Sequence[float], rows: Sequence[Sequence[EvalRecord]], measure: str) -> EvalScore:
+    """Return the mean of the sets' means with its interval; no interval where a set has no graded sample."""
+    groups = [[v for row in answered if (v := row.measure(measure)) is not None] for answered in rows]
+    mean = sum(means) / len(means)
+    if not all(groups):
+        return EvalScore(mean, 0.0, 1.0)
+    interval = macro_interval(groups)
+    return EvalScore(mean, min(interval.low, mean), max(interval.high, mean))
+
+
+def _within(ends: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return bounds of a mean of means: the means of their lower and upper ends, which is wider than need be."""
+    return sum(low for low, _ in ends) / len(ends), sum(high for _, high in ends) / len(ends)
 
 
 def summarize(groups: Sequence[Group], step: int, task: str, samples: int) -> Evaluation:

@@ -237,7 +237,7 @@ class Run:
         """Evaluate the weights after ``step`` steps, write it down, and return whether they are the best so far."""
         if self.schedule.evaluator is None:
             return False
-        with self.progress.logger.evaluating(step, len(self.schedule.evaluator.tasks)) as progress:
+        with self.progress.logger.evaluating(step, self.schedule.evaluator.prompts) as progress:
             evaluation = await self.schedule.evaluator(step, progress)
         self.progress.logger.write_evaluation(evaluation)
         is_best = evaluation.headline.mean > self.progress.best

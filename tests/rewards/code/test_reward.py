@@ -306,9 +306,9 @@ def test_the_run_card_says_what_isolates():
     """With a code reward, the walls and how many probes they stopped; without one, that no such code is run."""
     experiment = from_table({**read("tiny"), "rewards": [{"kind": "code"}]}).experiment
 
-    assert "69 of 69 hostile probes stopped" in walls_of(experiment, grading_of(experiment))
+    assert "69 of 69 hostile probes stopped" in walls_of(experiment, [grading_of(experiment)])
     plain = replace(experiment, rewards=())
-    assert walls_of(plain, grading_of(plain)) == "none: no model-written code"
+    assert walls_of(plain, [grading_of(plain)]) == "none: no model-written code"
 
 
 @pytest.mark.parametrize(

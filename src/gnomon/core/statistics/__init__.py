@@ -15,6 +15,7 @@ from gnomon.core.statistics.differences import prompts_needed as prompts_needed
 from gnomon.core.statistics.intervals import RESAMPLES as RESAMPLES
 from gnomon.core.statistics.intervals import Interval as Interval
 from gnomon.core.statistics.intervals import bootstrap_interval as bootstrap_interval
+from gnomon.core.statistics.intervals import macro_interval as macro_interval
 from gnomon.core.statistics.intervals import mean_interval as mean_interval
 from gnomon.core.statistics.intervals import score_interval as score_interval
 from gnomon.core.statistics.intervals import wilson_interval as wilson_interval

@@ -136,6 +136,36 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95, seed: int =
     return score_interval(values, confidence)
 
 
+def macro_interval(groups: Sequence[Sequence[float]], confidence: float = 0.95, seed: int = 0) -> Interval:
+    """Return an interval of the mean of the groups' means, each group counting the same whatever its size.
+
+    Groups are drawn apart: v = sum of v_g / K^2 with v_g as in `score_interval`, and Wilson's interval is taken with
+    the effective number q (1 - q) / v, q the mean of the groups' means, each with its two values more. Values that
+    leave [0, 1] are resampled within their group. One group gives `score_interval`.
+
+    Raises:
+        ConfigError: There is no group, or one without values.
+
+    >>> values = [0.0, 0.25, 0.5, 0.75, 1.0] * 8
+    >>> str(macro_interval([values])), str(macro_interval([values, values]))
+    ('[0.392, 0.608]', '[0.423, 0.577]')
+    """
+    listed = [finite(values) for values in groups]
+    if not listed:
+        raise ConfigError("a macro average needs at least one group of values")
+    if any(values.min() < 0 or values.max() > 1 for values in listed):
+        check_confidence(confidence)
+        random = np.random.default_rng(seed)
+        drawn = [resampled_means(values, RESAMPLES, random) for values in listed]
+        return percentiles(np.mean(drawn, axis=0), confidence)
+    more = [np.concatenate([values, (0.0, 1.0)]) for values in listed]
+    center = float(np.mean([values.mean() for values in more]))
+    variance = sum(float(values.var(ddof=1)) / len(values) for values in more) / len(more) ** 2
+    effective = center * (1 - center) / variance
+    mean = float(np.mean([values.mean() for values in listed]))
+    return wilson_interval(min(mean, 1.0) * effective, effective, confidence)
+
+
 def span(values: Floats) -> tuple[float, float]:
     """Return what such values can be: [0, 1] where all are in it, else from the lowest to the highest seen."""
     low, high = float(values.min()), float(values.max())
