@@ -22,8 +22,8 @@ from gnomon.core.types import Grade, Group, Task
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.optimizer import OptimizerPlan
-from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.optimizer import OptimizerConfig
+from gnomon.learner.sections import LearnerConfig
 from gnomon.models.load import load_model, load_tokenizer
 from gnomon.rewards.base import Sample
 from gnomon.rewards.exact import Numeric
@@ -88,7 +88,7 @@ async def train(algorithm: Algorithm = GRPO, steps: int = STEPS, seed: int = 0) 
     curriculum = UniformCurriculum(len(questions), seed)
 
     # 3. The learner owns the weights and the optimizer. The engine samples; here it shares the learner's module.
-    learner = TorchLearner(model, LearnerPlan(OptimizerPlan(learning_rate=3e-3), precision="fp32"), steps)
+    learner = TorchLearner(model, LearnerConfig(OptimizerConfig(learning_rate=3e-3), precision="fp32"), steps)
     engine = LocalEngine(model)
 
     # 4. Rollouts: the engine answers, the grader judges, and a group holds the rollouts of one prompt.

@@ -16,8 +16,8 @@ from gnomon.algorithms import GRPO
 from gnomon.core.types import Batch, State
 from gnomon.engines.local import LocalEngine
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.optimizer import OptimizerPlan
-from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.optimizer import OptimizerConfig
+from gnomon.learner.sections import LearnerConfig
 from gnomon.models.cuda_graph_decoder import Recorded, StaticDecoder, fastest_decoder
 from gnomon.models.decoder import AlignedDecoder, Decoder, RecomputeDecoder
 from gnomon.models.device import finish
@@ -26,7 +26,7 @@ from gnomon.rollouts.collate import collate
 
 BOUND = 1e-4
 """Largest relative difference from the CPU in float32."""
-PLAN = LearnerPlan(optimizer=OptimizerPlan(learning_rate=0.1, epsilon=1.0, max_gradient_norm=math.inf))
+PLAN = LearnerConfig(optimizer=OptimizerConfig(learning_rate=0.1, epsilon=1.0, max_gradient_norm=math.inf))
 WORK = Work(4, 4, 11, 24)
 CPU = torch.device("cpu")
 
@@ -83,7 +83,7 @@ def _relative(wanted: torch.Tensor, found: torch.Tensor) -> float:
     return float((wanted - found).norm() / wanted.norm())
 
 
-def _learner(device: torch.device, shape: Shape, plan: LearnerPlan) -> TorchLearner:
+def _learner(device: torch.device, shape: Shape, plan: LearnerConfig) -> TorchLearner:
     return TorchLearner(_on(shape, device), plan, 10)
 
 
@@ -100,7 +100,7 @@ def _separate(one: State, other: State) -> float:
     return max(_relative(one.tensors[name], other.tensors[name]) for name in names)
 
 
-def _updates(device: torch.device, shape: Shape, plan: LearnerPlan) -> dict[str, Any]:
+def _updates(device: torch.device, shape: Shape, plan: LearnerConfig) -> dict[str, Any]:
     batch, learners = _batch(), [_learner(where, shape, plan) for where in (CPU, device)]
     for learner in learners:
         for _ in range(2):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gnomon.models.lora import LoraPlan, adapt
+from gnomon.models.lora import LoraConfig, adapt
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def make(shape: Shape, device: torch.device, dtype: torch.dtype, seed: int = 0, 
         model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     rotary = [buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
     assert all(buffer.dtype == torch.float32 for buffer in rotary), "rotary tables are float32 in every precision"
-    return adapt(model, LoraPlan(rank=shape.lora)) if shape.lora and adapters else model
+    return adapt(model, LoraConfig(rank=shape.lora)) if shape.lora and adapters else model
 
 
 def products(model: Any) -> int:

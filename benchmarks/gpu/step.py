@@ -15,8 +15,8 @@ from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.rng import draw_key
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.optimizer import OptimizerPlan
-from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.optimizer import OptimizerConfig
+from gnomon.learner.sections import LearnerConfig
 from gnomon.models.device import finish
 from gnomon.rollouts.collate import collate
 
@@ -32,7 +32,7 @@ def run_model(name: str, work: Work, device: torch.device, dtype: torch.dtype, s
     began = time.perf_counter()
     model = make(shape, device, dtype)
     say("model", {"parameters": sum(p.numel() for p in model.parameters()), "seconds": time.perf_counter() - began})
-    plan = LearnerPlan(optimizer=OptimizerPlan(learning_rate=1e-6))
+    plan = LearnerConfig(optimizer=OptimizerConfig(learning_rate=1e-6))
     learner = TorchLearner(model, plan, 10)
     engine = LocalEngine(model, work.rows)
     bounds = {

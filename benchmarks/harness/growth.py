@@ -23,7 +23,7 @@ from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.learner.allocator import tune_machine
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.sections import LearnerConfig
 from gnomon.models.tiny import TinyConfig, tiny_model
 from gnomon.records.batches import BatchLog
 from gnomon.records.jsonl import JsonlSink
@@ -222,7 +222,7 @@ def _config(size: Size, context: int = 4096) -> TinyConfig:
 
 def _trainer(config: TinyConfig, algorithm: Algorithm) -> Trainer:
     reference = tiny_model(0, config) if "reference" in algorithm.needs else None
-    plan = LearnerPlan(precision="fp32")
+    plan = LearnerConfig(precision="fp32")
     learner = TorchLearner(tiny_model(0, config), plan, 1, reference, proximal=algorithm.proximal)
     return Trainer(learner, algorithm)
 

@@ -17,10 +17,10 @@ from benchmarks.harness.report import BenchMeasure, BenchResult
 from benchmarks.harness.sizes import Size
 from benchmarks.harness.timing import repeat
 from gnomon.config.experiment import Experiment
-from gnomon.core.sections import ClusterPlan
+from gnomon.core.sections import ClusterConfig
 from gnomon.core.types import Snapshot
 from gnomon.learner.serialization import packed, unpacked
-from gnomon.models.lora import LoraPlan, adapt, merged_tensors, parts, snapshot_of, trainable
+from gnomon.models.lora import LoraConfig, adapt, merged_tensors, parts, snapshot_of, trainable
 from gnomon.models.transfer.fingerprint import fingerprints
 from gnomon.training.build_engines import engine_there, load_network, one_engine
 from gnomon.training.resolve import Resolved
@@ -58,7 +58,7 @@ def weights(size: Size, repeats: int) -> BenchResult:
     facts: dict[str, Any] = {"model": experiment.model, "gib": gib, "rank": _RANK}
     if find_spec("ray") is None:
         return BenchResult("weights", "gnomon", tuple(measures), facts)
-    adapted = adapt(load_network(Resolved(experiment)), LoraPlan(_RANK))
+    adapted = adapt(load_network(Resolved(experiment)), LoraConfig(_RANK))
     with asyncio.Runner() as runner:
         for engines in (1, 2):
             with _Remote(experiment, engines) as remote:
@@ -82,7 +82,7 @@ class _Remote:
         from gnomon.cluster.engines import serve_remotely
         from gnomon.cluster.ray import Cluster, ResourceBundle
 
-        self._cluster = Cluster.open(ClusterPlan(kind="ray"), [ResourceBundle("engine", 0.5)] * engines, _say)
+        self._cluster = Cluster.open(ClusterConfig(kind="ray"), [ResourceBundle("engine", 0.5)] * engines, _say)
         order = EngineSpec(partial(engine_there, experiment), takes_parts=True, threads=1)
         places = {f"engine-{number}": number for number in range(engines)}
         self.pool, self._measured, _ = serve_remotely(self._cluster, places, order, _PATIENCE_SECONDS, None, _say)

@@ -15,7 +15,7 @@ from gnomon.algorithms import (
     P3O_TWO_ANCHOR,
     VAPO,
     Capped,
-    CriticPlan,
+    CriticConfig,
     EssKl,
     Fixed,
     Gae,
@@ -120,8 +120,8 @@ def test_the_value_loss():
     cut = valued().with_fields(returns=batch)
     cut = cut.with_fields(weights=TokenMean()(cut.mask, cut.group))
 
-    assert float(CriticPlan().loss(now, cut)[0]) == approx(GAE["value_loss_unclipped"], **exact)
-    assert float(CriticPlan(clip=0.2).loss(now, cut)[0]) == approx(GAE["value_loss_clip_0p2"], **exact)
+    assert float(CriticConfig().loss(now, cut)[0]) == approx(GAE["value_loss_unclipped"], **exact)
+    assert float(CriticConfig(clip=0.2).loss(now, cut)[0]) == approx(GAE["value_loss_clip_0p2"], **exact)
 
 
 def test_explained_variance():
@@ -151,7 +151,7 @@ def test_self_imitation():
     values = torch.tensor(FIXTURE["values"], dtype=torch.float64)
 
     assert algorithm.loss(lp, lp, weighed, NONE).parts["self_imitation"] == approx(expected["policy_loss"], **exact)
-    assert float(CriticPlan().loss(values, weighed, one_sided=True)[0]) == approx(expected["value_loss"], **exact)
+    assert float(CriticConfig().loss(values, weighed, one_sided=True)[0]) == approx(expected["value_loss"], **exact)
 
 
 def test_two_anchors():

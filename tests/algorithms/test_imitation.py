@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnomon.algorithms.critic import CriticPlan
+from gnomon.algorithms.critic import CriticConfig
 from gnomon.algorithms.imitation import imitation
 from gnomon.algorithms.ratios import Statistics
 from gnomon.algorithms.sections import SelfImitationBuffer
@@ -16,7 +16,8 @@ from gnomon.core.types import Batch
 
 GOLDEN = vectors()
 FIXTURE = GOLDEN["fixture"]
-ALL, SURPLUS = imitation(SelfImitationBuffer()), imitation(SelfImitationBuffer(weigh="surplus"), CriticPlan(clip=0.01))
+ALL = imitation(SelfImitationBuffer())
+SURPLUS = imitation(SelfImitationBuffer(weigh="surplus"), CriticConfig(clip=0.01))
 
 
 def doubles(key: str) -> Tensor:

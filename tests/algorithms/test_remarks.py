@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gnomon.algorithms import GRPO, OPO, P3O, PRESETS, SPO, Algorithm, Entropy, Kl, Prioritized, TrackerPlan, Updates
+from gnomon.algorithms import GRPO, OPO, P3O, PRESETS, SPO, Algorithm, Entropy, Kl, Prioritized, TrackerConfig, Updates
 from gnomon.algorithms.validate import remarks
 
 
@@ -20,7 +20,7 @@ def test_there_is_nothing_to_remark_on_a_preset(preset: Algorithm):
     [
         (OPO, {"updates": Updates(epochs=2, minibatches=4)}, "8 updates a step"),
         (P3O, {"scope": "micro_batch"}, "depends on how the machine cuts a step"),
-        (GRPO, {"tracker": TrackerPlan()}, "neither the baseline nor the sampler reads it"),
+        (GRPO, {"tracker": TrackerConfig()}, "neither the baseline nor the sampler reads it"),
         (GRPO, {"regularizers": (Kl(),)}, "The coefficient of kl_reference is 0"),
         (GRPO, {"regularizers": (Entropy(0.0),)}, "The coefficient of entropy is 0"),
     ],
@@ -36,5 +36,5 @@ def test_what_is_rarely_meant_is_one_sentence(base: Algorithm, changes: dict[str
 
 def test_a_tracker_with_a_reader_is_not_remarked_on():
     """A curriculum reads it as well as a baseline does."""
-    assert remarks(replace(GRPO, tracker=TrackerPlan(), sampler=Prioritized())) == ()
+    assert remarks(replace(GRPO, tracker=TrackerConfig(), sampler=Prioritized())) == ()
     assert remarks(replace(SPO, num_generations=4)) == ()

@@ -26,7 +26,7 @@ from gnomon.algorithms import (
     Cap,
     ClippedSurrogate,
     ConstantLength,
-    CriticPlan,
+    CriticConfig,
     EmaProximal,
     EssCap,
     EssKl,
@@ -48,7 +48,7 @@ from gnomon.algorithms import (
     SigmoidGate,
     TokenMean,
     TrackedBaseline,
-    TrackerPlan,
+    TrackerConfig,
     TruncatedIS,
     Uniform,
     Updates,
@@ -86,7 +86,7 @@ REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [
     (
         "drift that nobody measures",
         SPO,
-        {"tracker": TrackerPlan(drift="accumulated"), "updates": Updates()},
+        {"tracker": TrackerConfig(drift="accumulated"), "updates": Updates()},
         '"replayed" or algorithm.tracker.drift = "constant" or algorithm.updates.minibatches = 2',
     ),
     (
@@ -105,12 +105,12 @@ REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [
         "lambda by length without a critic",
         VAPO,
         {"critic": None},
-        'Gae reads the values of a critic.*set algorithm.critic = "CriticPlan"',
+        'Gae reads the values of a critic.*set algorithm.critic = "CriticConfig"',
     ),
     (
         "a critic that nobody reads",
         GRPO,
-        {"critic": CriticPlan()},
+        {"critic": CriticConfig()},
         'GroupRelative reads no values.*algorithm.critic = "none"',
     ),
     ("imitation without a critic", GRPO, {"regularizers": (SelfImitation(),)}, "SelfImitation reads the values"),
@@ -143,7 +143,7 @@ REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [
         "uncertainty of fixed values",
         A_STAR_PO,
         {"sampler": Prioritized()},
-        'needs a tracker; set algorithm.tracker = "TrackerPlan"',
+        'needs a tracker; set algorithm.tracker = "TrackerConfig"',
     ),
     (
         "values that nobody reads",
@@ -204,10 +204,10 @@ PARTS: dict[str, list[Any]] = {
     "updates": [Updates(), Updates(2, 2)],
     "num_generations": [0, 1, 8],
     "sampler": [Uniform(), Prioritized(), Greso()],
-    "tracker": [None, TrackerPlan(), TrackerPlan(drift="accumulated"), OptimalValue()],
+    "tracker": [None, TrackerConfig(), TrackerConfig(drift="accumulated"), OptimalValue()],
     "keep": [None, Informative()],
     "overlong": [None, OverlongPenalty()],
-    "critic": [None, CriticPlan()],
+    "critic": [None, CriticConfig()],
     "proximal": [None, EmaProximal()],
     "replay": [None, SelfImitationBuffer(weigh="surplus"), SelfImitationBuffer(rows=5, capacity=2)],
     "scope": ["step", "lagged"],
@@ -298,10 +298,10 @@ def test_a_dual_clip_needs_a_clip():
 
 def test_what_can_be_meant_is_accepted():
     """A tracker may serve as curriculum of a group algorithm, and drift may add up over several updates."""
-    replace(GRPO, sampler=Prioritized(), tracker=TrackerPlan())
-    replace(SPO, tracker=TrackerPlan(drift="accumulated"))
+    replace(GRPO, sampler=Prioritized(), tracker=TrackerConfig())
+    replace(SPO, tracker=TrackerConfig(drift="accumulated"))
     replace(SPO, num_generations=4)
-    replace(SPO, overlong=OverlongPenalty(), tracker=TrackerPlan(rewards="continuous"))
+    replace(SPO, overlong=OverlongPenalty(), tracker=TrackerConfig(rewards="continuous"))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gnomon.cluster.engine_actor import EngineSpec
 from gnomon.cluster.ray import Cluster, ResourceBundle, import_ray
-from gnomon.core.sections import ClusterPlan
+from gnomon.core.sections import ClusterConfig
 from gnomon.core.types import Snapshot
 from gnomon.engines.local import LocalEngine
 from gnomon.models.lora import merged_tensors
@@ -43,7 +43,7 @@ def opened(*places: ResourceBundle) -> Iterator[Cluster]:
     """A cluster with these places, that is gone afterwards."""
     # What tests define is not there where actors are; it travels with them.
     import_ray().cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    cluster = Cluster.open(ClusterPlan(kind="ray"), places, print)
+    cluster = Cluster.open(ClusterConfig(kind="ray"), places, print)
     try:
         yield cluster
     finally:

@@ -12,7 +12,7 @@ from tests.learner.together import alone, apart, moved, recipe_for, together, wa
 from gnomon.algorithms import Algorithm
 from gnomon.cluster.learners import RayWorkerGroup
 from gnomon.cluster.ray import Cluster, ResourceBundle
-from gnomon.core.sections import ClusterPlan
+from gnomon.core.sections import ClusterConfig
 from gnomon.core.types import State
 from gnomon.learner.distributed import DistributedLearner
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """Room for three learners on this machine."""
-    found = Cluster.open(ClusterPlan(kind="ray", start_seconds=120.0), [ResourceBundle("learner")] * 3, print)
+    found = Cluster.open(ClusterConfig(kind="ray", start_seconds=120.0), [ResourceBundle("learner")] * 3, print)
     try:
         yield found
     finally:

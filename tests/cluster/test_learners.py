@@ -18,7 +18,7 @@ from gnomon.cluster.learners import RayWorkerGroup
 from gnomon.cluster.ray import Cluster, ResourceBundle
 from gnomon.cluster.reaper import users_of
 from gnomon.core.errors import LearnerError, NotFiniteError
-from gnomon.core.sections import ClusterPlan
+from gnomon.core.sections import ClusterConfig
 from gnomon.core.types import Batch, State
 from gnomon.learner.distributed import DistributedLearner, Rounding
 from gnomon.learner.learner import TorchLearner
@@ -32,7 +32,7 @@ PPO, VAPO = PRESETS["ppo"], PRESETS["vapo"]
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """Room for two learners on this machine."""
-    found = Cluster.open(ClusterPlan(kind="ray", start_seconds=120.0), [ResourceBundle("learner")] * 2, print)
+    found = Cluster.open(ClusterConfig(kind="ray", start_seconds=120.0), [ResourceBundle("learner")] * 2, print)
     try:
         yield found
     finally:

@@ -8,7 +8,7 @@ from tests.cluster.test_run import LAYOUT, gnomon
 
 from gnomon.cluster.ray import ResourceBundle, check_cluster
 from gnomon.core.errors import ConfigError
-from gnomon.core.sections import ClusterPlan
+from gnomon.core.sections import ClusterConfig
 from gnomon.models.tiny import TinyConfig, save_tiny
 from gnomon.records.jsonl import read_rows
 
@@ -42,4 +42,4 @@ def test_an_interpreter_with_another_ray_is_refused(says: str, has: str, tmp_pat
     python.write_text(f"#!/bin/sh\necho '{says}'\n")
     python.chmod(0o755)
     with pytest.raises(ConfigError, match=rf"needs Ray and Python as they are here \(2.60.0 .*\), and has {has}; inst"):
-        check_cluster(ClusterPlan("ray"), [ResourceBundle("engine", python=str(python))], 0)
+        check_cluster(ClusterConfig("ray"), [ResourceBundle("engine", python=str(python))], 0)

@@ -20,7 +20,7 @@ from gnomon.core.errors import ConfigError, GradingError
 from gnomon.core.processes.client import Limits
 from gnomon.core.types import Snapshot
 from gnomon.engines.base import Sampling
-from gnomon.models.lora import LoraPlan, adapt, merged_tensors, parts
+from gnomon.models.lora import LoraConfig, adapt, merged_tensors, parts
 from gnomon.models.tiny import tiny_model
 from gnomon.models.transfer.fingerprint import fingerprints
 from gnomon.rewards.base import Sample
@@ -103,7 +103,7 @@ def test_adapters_travel_alone(served: Served):
 
     An engine that is made anew gets everything, and no base twice afterwards.
     """
-    model = adapt(tiny_model(0, CONFIG), LoraPlan(rank=2, targets=("q_proj",)))
+    model = adapt(tiny_model(0, CONFIG), LoraConfig(rank=2, targets=("q_proj",)))
     versions = iter(range(100, 200))
 
     def moving() -> Snapshot:
@@ -128,7 +128,7 @@ def test_adapters_travel_alone(served: Served):
 
 def test_weights_to_be_merged_are_read_merged_by_anybody(cluster: Cluster):
     """Put by two ranks, an adapter's weight is the merged one for whoever reads it, in another precision too."""
-    model = adapt(tiny_model(0, CONFIG), LoraPlan(rank=2))
+    model = adapt(tiny_model(0, CONFIG), LoraConfig(rank=2))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.01)

@@ -17,7 +17,7 @@ from gnomon.cluster.ray import ResourceBundle, asked, check_cluster
 from gnomon.cluster.reaper import FAREWELL
 from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError
-from gnomon.core.sections import ClusterPlan
+from gnomon.core.sections import ClusterConfig
 from gnomon.training.checks import check_staging
 from gnomon.training.resolve import Resolved
 
@@ -33,7 +33,7 @@ TINY = ("device=cpu", "cluster=ray")
 def test_an_address_that_is_none_is_refused(address: str):
     """The message says which forms there are."""
     with pytest.raises(ConfigError, match=r"should be HOST:PORT .* ray://HOST:PORT"):
-        ClusterPlan("ray", address)
+        ClusterConfig("ray", address)
 
 
 def test_more_learners_than_there_are_machines_for_are_refused():
@@ -68,10 +68,10 @@ def test_auto_without_a_cluster_ends_at_once():
     for address, words in (("", "no Ray cluster runs on this machine"), (gone, f"nobody answers at {gone}, which it")):
         code = (
             "import sys, ray._private.services as found; from gnomon.cluster.joining import join\n"
-            "from gnomon.core.errors import ConfigError; from gnomon.core.sections import ClusterPlan; import ray\n"
+            "from gnomon.core.errors import ConfigError; from gnomon.core.sections import ClusterConfig; import ray\n"
             "found._find_address_from_flag = lambda flag: set()\n"
             f"found.find_bootstrap_address = lambda folder: {address!r} or None\n"
-            "try: join(ray, ClusterPlan('ray', 'auto'), print)\n"
+            "try: join(ray, ClusterConfig('ray', 'auto'), print)\n"
             "except ConfigError as error: sys.exit(str(error))\n"
         )
         began = time.monotonic()
@@ -89,7 +89,7 @@ def test_auto_without_a_cluster_ends_at_once():
 )
 def test_every_form_of_address_is_taken(address: str):
     """A word alone stands for the table, on the command line and in TOML."""
-    plan = ClusterPlan("ray", address)
+    plan = ClusterConfig("ray", address)
     if address:
         quoted = f'"{address}"' if address.startswith("[") else address
         assert load("tiny", [f"cluster={quoted}"]).experiment.cluster == plan
@@ -99,7 +99,7 @@ def test_settings_of_a_cluster_stay_when_its_address_is_named():
     """`cluster=ray` does not undo what is said of it elsewhere."""
     plan = load("tiny", ["cluster.graders=3", "cluster=ray://head:1", "cluster.placement=spread"]).experiment.cluster
 
-    assert plan == ClusterPlan("ray", "ray://head:1", graders=3, placement="spread")
+    assert plan == ClusterConfig("ray", "ray://head:1", graders=3, placement="spread")
     with pytest.raises(ConfigError, match=r"needs cluster\.kind = 'ray'"):
         load("tiny", ["cluster.address=head:1"])
     with pytest.raises(ConfigError, match="graders >= 1"):
@@ -175,7 +175,7 @@ def test_an_engine_of_several_parts_takes_them_of_one_machine():
 def test_more_gpus_than_this_machine_has_are_refused():
     """A cluster that is started here has what the machine has."""
     with pytest.raises(ConfigError, match="2 learners of 1 CPU and 1 GPU need 2 GPUs, and this machine has 1"):
-        check_cluster(ClusterPlan("ray"), [ResourceBundle("learner", gpus=1.0)] * 2, 1)
+        check_cluster(ClusterConfig("ray"), [ResourceBundle("learner", gpus=1.0)] * 2, 1)
 
 
 def test_without_ray_the_extra_is_named():
@@ -198,7 +198,7 @@ def test_an_address_where_nobody_listens_is_refused(form: str):
     with socket.create_server(("127.0.0.1", 0)) as one:
         address = form.format(one.getsockname()[1])
     with pytest.raises(ConfigError, match="nobody answers there"):
-        check_cluster(ClusterPlan("ray", address), [ResourceBundle("learner")], 0)
+        check_cluster(ClusterConfig("ray", address), [ResourceBundle("learner")], 0)
 
 
 def test_a_head_that_is_gone_or_silent_is_noticed(monkeypatch: pytest.MonkeyPatch):

@@ -9,7 +9,7 @@ import pytest
 from gnomon.algorithms import PRESETS, TruncatedIS
 from gnomon.config.experiment import anchored, built_in, from_table, load, read, to_toml
 from gnomon.core.errors import ConfigError
-from gnomon.core.sections import EnginePlan
+from gnomon.core.sections import EngineConfig
 from gnomon.tasks.tables import TableTask
 
 
@@ -138,8 +138,8 @@ def test_an_engine_may_be_named_by_a_text(overrides: tuple[str, ...]):
     table = read("tiny") | {"engine": "vllm"}
 
     assert (experiment.engine.kind, experiment.engine.max_concurrent) == ("vllm", 8)
-    assert from_table(table, ["engine.count=2"]).experiment.engine == EnginePlan("vllm", count=2)
-    assert from_table(table, ["engine=local"]).experiment.engine == EnginePlan()
+    assert from_table(table, ["engine.count=2"]).experiment.engine == EngineConfig("vllm", count=2)
+    assert from_table(table, ["engine=local"]).experiment.engine == EngineConfig()
     with pytest.raises(ConfigError, match=r"engine\.kind = 'vlm'"):
         load("tiny", ["engine=vlm"])
 

@@ -9,16 +9,16 @@ from experiments.group_free.waiting import QueueSetting
 
 from gnomon.algorithms.critic import Pretraining
 from gnomon.algorithms.sections import Greso, OverlongPenalty, SelfImitationBuffer, Updates
-from gnomon.config.experiment import EvaluationPlan
+from gnomon.config.experiment import EvaluationConfig
 from gnomon.core.errors import ConfigError, check_bounds
 from gnomon.core.processes.client import Limits
-from gnomon.core.sections import BudgetPlan, CheckpointPlan, GradingPlan
+from gnomon.core.sections import BudgetConfig, CheckpointConfig, GradingConfig
 from gnomon.core.tables import build, set_path, to_table
-from gnomon.learner.optimizer import OptimizerPlan
+from gnomon.learner.optimizer import OptimizerConfig
 from gnomon.rewards.sandbox.base import SandboxLimits
 from gnomon.tasks.arithmetic import ArithmeticTask
 from gnomon.tasks.build import MixtureTask
-from gnomon.tasks.environment import EnvironmentPlan
+from gnomon.tasks.environment import EnvironmentConfig
 from gnomon.tasks.split import HeldOut
 
 
@@ -135,16 +135,16 @@ def test_a_field_out_of_bounds_is_named_once_with_its_value_alone():
 REFUSED: list[tuple[type, dict[str, object], str]] = [
     (ArithmeticTask, {"lowest": 40}, "arithmetic.lowest must be from 0 to highest = 29, got 40"),
     (SandboxLimits, {"memory_mib": 8}, "sandbox.memory_mib must be at least 64, got 8"),
-    (BudgetPlan, {"seconds": -1.0}, "budget.seconds must be 0 (no limit) or more, and finite, got -1.0"),
-    (CheckpointPlan, {"keep_last": 0}, "checkpoints.keep_last must be at least 1, got 0"),
-    (EnvironmentPlan, {"use": "a:b", "max_turns": 0}, "environment.max_turns must be at least 1, got 0"),
-    (EvaluationPlan, {"samples": 0}, "evaluation.samples must be at least 1, got 0"),
-    (GradingPlan, {"max_error_fraction": 1.0}, "grading.max_error_fraction must be in [0, 1), got 1.0"),
+    (BudgetConfig, {"seconds": -1.0}, "budget.seconds must be 0 (no limit) or more, and finite, got -1.0"),
+    (CheckpointConfig, {"keep_last": 0}, "checkpoints.keep_last must be at least 1, got 0"),
+    (EnvironmentConfig, {"use": "a:b", "max_turns": 0}, "environment.max_turns must be at least 1, got 0"),
+    (EvaluationConfig, {"samples": 0}, "evaluation.samples must be at least 1, got 0"),
+    (GradingConfig, {"max_error_fraction": 1.0}, "grading.max_error_fraction must be in [0, 1), got 1.0"),
     (Greso, {"initial": 0.99}, "Greso.initial must be from lowest = 0.05 to highest = 0.95, got 0.99"),
     (HeldOut, {"fraction": 1.0}, "held_out.fraction must be above 0 and below 1, got 1.0"),
     (Limits, {"memory_gib": 0.0}, "grading.memory_gib must be above 0, or None for no limit, got 0.0"),
     (MixtureTask, {"parts": ()}, "mixture.parts must be at least one task, got ()"),
-    (OptimizerPlan, {"epsilon": 0.0}, "learner.optimizer.epsilon must be > 0, got 0.0"),
+    (OptimizerConfig, {"epsilon": 0.0}, "learner.optimizer.epsilon must be > 0, got 0.0"),
     (OverlongPenalty, {"buffer": 1.5}, "OverlongPenalty.buffer must be in (0, 1], got 1.5"),
     (Pretraining, {"patience": 0}, "Pretraining.patience must be at least 1, got 0"),
     (SelfImitationBuffer, {"rows": 0}, "SelfImitationBuffer.rows must be at least 1, got 0"),

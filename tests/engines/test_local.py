@@ -9,7 +9,7 @@ from gnomon.core.types import Snapshot
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.rng import draw_key
-from gnomon.models.lora import LoraPlan, adapt, merged_tensors
+from gnomon.models.lora import LoraConfig, adapt, merged_tensors
 from gnomon.models.tiny import tiny_model
 from gnomon.models.transfer.fingerprint import fingerprints
 
@@ -213,7 +213,7 @@ def test_an_engine_with_its_own_weights_takes_a_snapshot(ask):
 
 def test_adapters_answer_the_same_merged_and_in_place(score):
     """A shared module with LoRA layers and a plain copy that loaded its merged weights sample the same tokens."""
-    adapted = adapt(tiny_model(0), LoraPlan(rank=4, alpha=8.0))
+    adapted = adapt(tiny_model(0), LoraConfig(rank=4, alpha=8.0))
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:

@@ -12,8 +12,8 @@ from gnomon.core.errors import LearnerError
 from gnomon.core.metrics import Metrics
 from gnomon.core.types import Batch
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.optimizer import OptimizerPlan
-from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.optimizer import OptimizerConfig
+from gnomon.learner.sections import LearnerConfig
 from gnomon.models.tiny import tiny_model
 
 
@@ -38,7 +38,7 @@ class Crowded:
 def updated(rows: int, budget: int, message: str = "") -> tuple[dict[str, torch.Tensor], Metrics]:
     """Return weights and metrics after one update of eight rows of three tokens with memory for so many rows a cut."""
     algorithm = replace(GRPO, regularizers=(Crowded(rows, message=message),))
-    plan = LearnerPlan(optimizer=OptimizerPlan(learning_rate=1e-3), max_tokens_per_micro_batch=budget)
+    plan = LearnerConfig(optimizer=OptimizerConfig(learning_rate=1e-3), max_tokens_per_micro_batch=budget)
     learner = TorchLearner(tiny_model(0), plan, 1)
     lists = [[-5.5, -5.6]] * 8
     batch = make_batch([1.0, 0.0] * 4, [[1, 1]] * 8, dtype=torch.float32, behavior=lists, proximal=lists)

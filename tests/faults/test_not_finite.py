@@ -16,7 +16,7 @@ from gnomon.config.experiment import load
 from gnomon.core.errors import LearnerError, NotFiniteError
 from gnomon.core.types import Batch
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.sections import LearnerConfig
 from gnomon.models.critic import head_for, load_critic
 from gnomon.models.tiny import tiny_model
 from gnomon.records.batches import BatchLog, read_batch
@@ -144,7 +144,7 @@ def test_a_critic_that_fails_takes_the_policy_s_update_back(tmp_path: Path, kind
     """The policy was updated, then the critic's loss overflows: both are what they were, and the next step works."""
     model = tiny_model(0)
     critic = head_for(model) if kind == "shared" else load_critic("tiny", "policy")
-    learner, said = TorchLearner(model, LearnerPlan(), 10, critic=critic), []
+    learner, said = TorchLearner(model, LearnerConfig(), 10, critic=critic), []
     algorithm = resolve({"preset": "ppo"})
     rows = [[-5.0, -5.2], [-5.5]]
     batch = make_batch([1.0, 0.0], [[1, 1], [1]], dtype=torch.float32, behavior=rows, proximal=rows)
@@ -254,7 +254,7 @@ def test_a_finite_batch_is_kept_as_it_is(tmp_path: Path):
 
 def test_weights_that_are_not_finite_are_never_published(tmp_path: Path):
     """A checkpoint of them is refused, the one before stays, and nothing half-made is left."""
-    learner = TorchLearner(tiny_model(0), LearnerPlan(), 1)
+    learner = TorchLearner(tiny_model(0), LearnerConfig(), 1)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, {"learner": learner.state()}, learner.write_model)
     with torch.no_grad():
@@ -268,7 +268,7 @@ def test_weights_that_are_not_finite_are_never_published(tmp_path: Path):
 
 def test_other_errors_pass(tmp_path: Path):
     """Only what is not finite is forgiven."""
-    guard = run_of(TorchLearner(tiny_model(0), LearnerPlan(), 1), tmp_path, [])
+    guard = run_of(TorchLearner(tiny_model(0), LearnerConfig(), 1), tmp_path, [])
 
     with pytest.raises(ZeroDivisionError, match="division"), guard.step(1):
         _ = 1 / 0

@@ -17,7 +17,7 @@ from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError
 from gnomon.core.redaction import for_people, without_secrets
 from gnomon.engines.vllm.client import check_address
-from gnomon.tasks.environment import EnvironmentPlan
+from gnomon.tasks.environment import EnvironmentConfig
 
 NAMES = (
     "HF_TOKEN", "WANDB_API_KEY", "GNOMON_ENGINE_KEY", "OPENAI_API_KEY", "JUDGE_KEY", "AWS_SECRET_ACCESS_KEY",
@@ -182,7 +182,7 @@ def test_the_longer_of_two_secrets_goes_first():
 def test_a_secret_in_an_experiment_is_refused(capsys: Any, monkeypatch: pytest.MonkeyPatch):
     """What stands in the experiment is written down, so keys are passed as variables; the value is not repeated."""
     with pytest.raises(ConfigError, match=r"settings\.judge_api_key would be written") as raised:
-        EnvironmentPlan(use="x.py:X", settings={"judge_api_key": "planted-planted"})
+        EnvironmentConfig(use="x.py:X", settings={"judge_api_key": "planted-planted"})
     assert "planted-planted" not in str(raised.value)
     monkeypatch.setenv("GNOMON_ENGINE_KEY", "k")
     with pytest.raises(ConfigError, match="so the key does not belong there"):

@@ -13,7 +13,7 @@ from torch import Tensor
 from gnomon.algorithms import (
     PRESETS,
     Algorithm,
-    CriticPlan,
+    CriticConfig,
     Fixed,
     Gae,
     LengthAdaptive,
@@ -29,7 +29,7 @@ CRITICS = [a for a in PRESETS.values() if a.critic is not None]
 each_critic = pytest.mark.parametrize("algorithm", CRITICS, ids=lambda a: a.name)
 
 
-def plan_of(algorithm: Algorithm) -> CriticPlan:
+def plan_of(algorithm: Algorithm) -> CriticConfig:
     assert algorithm.critic is not None
     return algorithm.critic
 
@@ -41,7 +41,7 @@ def guarded(algorithm: Algorithm, batch: Batch, seed: int = 0) -> Batch:
     return weighed
 
 
-def value_loss(plan: CriticPlan, values: Tensor, weighed: Batch, cuts: Sequence[list[int]]) -> tuple[float, Tensor]:
+def value_loss(plan: CriticConfig, values: Tensor, weighed: Batch, cuts: Sequence[list[int]]) -> tuple[float, Tensor]:
     """Return the loss and d loss / d values, summed over cuts."""
     total, gradient = 0.0, torch.zeros_like(values)
     for cut in cuts:

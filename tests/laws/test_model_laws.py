@@ -17,8 +17,8 @@ from gnomon.algorithms.testing import loss_and_gradient, make_batch
 from gnomon.core.metrics import Metrics
 from gnomon.core.types import Batch
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.optimizer import OptimizerPlan
-from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.optimizer import OptimizerConfig
+from gnomon.learner.sections import LearnerConfig
 from gnomon.models.critic import CausalCritic
 from gnomon.models.head import chosen_logprobs
 from gnomon.models.logprobs import TokenScorer
@@ -27,7 +27,7 @@ from gnomon.models.values import ValueHead
 
 SHAPE = TinyConfig(width=16, heads=2, kv_heads=1)
 # Adam's first step with epsilon 1 is g / (|g| + 1): the new weights tell the gradient, entry for entry.
-REVEALING = OptimizerPlan(learning_rate=1.0, epsilon=1.0, max_gradient_norm=float("inf"))
+REVEALING = OptimizerConfig(learning_rate=1.0, epsilon=1.0, max_gradient_norm=float("inf"))
 every = pytest.mark.parametrize("algorithm", presets(), ids=lambda a: a.name)
 critics = pytest.mark.parametrize("algorithm", [a for a in presets() if a.critic], ids=lambda a: a.name)
 
@@ -40,7 +40,7 @@ class Subject:
         nn.init.normal_(head.weight, generator=torch.Generator().manual_seed(0))
         model = tiny_model(0, SHAPE, dtype)
         critic = head if trunk == "shared" else CausalCritic(tiny_model(1, SHAPE, dtype), head)
-        plan = LearnerPlan(optimizer=REVEALING, max_tokens_per_micro_batch=budget)
+        plan = LearnerConfig(optimizer=REVEALING, max_tokens_per_micro_batch=budget)
         self.learner = TorchLearner(model, plan, 10, critic=critic)
         self._first = self.learner.state()
 

@@ -10,15 +10,15 @@ from torch import nn
 from gnomon.algorithms import Algorithm
 from gnomon.core.types import Batch
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.optimizer import OptimizerPlan
-from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.optimizer import OptimizerConfig
+from gnomon.learner.sections import LearnerConfig
 from gnomon.models.tiny import TinyConfig, tiny_model
 
 # Programs of their own, which `test_device.py` runs.
 collect_ignore = ["on_second_device.py", "second_device.py"]
 SHAPE = TinyConfig(width=16, heads=2, kv_heads=1)
 # Adam's first step with epsilon 1 is g / (|g| + 1): the new weights tell the gradient, entry for entry.
-REVEALING = OptimizerPlan(learning_rate=1.0, epsilon=1.0, max_gradient_norm=float("inf"))
+REVEALING = OptimizerConfig(learning_rate=1.0, epsilon=1.0, max_gradient_norm=float("inf"))
 
 
 def build_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -26,7 +26,7 @@ def build_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 def build_learner(model: nn.Module | None = None, **plan: object) -> TorchLearner:
-    settings = LearnerPlan(optimizer=REVEALING, max_tokens_per_micro_batch=40)
+    settings = LearnerConfig(optimizer=REVEALING, max_tokens_per_micro_batch=40)
     return TorchLearner(model or build_model(), replace(settings, **plan), steps=10)
 
 

@@ -22,14 +22,14 @@ from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.rng import draw_key
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.sections import LearnerConfig
 from gnomon.models.critic import CausalCritic, head_for
 from gnomon.models.cuda_graph_decoder import StaticDecoder
 from gnomon.models.decoder import AlignedDecoder, RecomputeDecoder, SameLengthDecoder
-from gnomon.models.lora import LoraPlan, adapt
+from gnomon.models.lora import LoraConfig, adapt
 from gnomon.models.tiny import tiny_model
 
-PLAN = LearnerPlan(optimizer=replace(REVEALING, learning_rate=0.1), max_tokens_per_micro_batch=60)
+PLAN = LearnerConfig(optimizer=replace(REVEALING, learning_rate=0.1), max_tokens_per_micro_batch=60)
 MIXTURE = replace(SHAPE, architecture="qwen3_moe")
 PROMPTS = [(3, 1, 4, 1, 5), (9, 2), (6, 5, 3, 5, 8, 9, 7, 9), (11,)]
 
@@ -37,10 +37,10 @@ PROMPTS = [(3, 1, 4, 1, 5), (9, 2), (6, 5, 3, 5, 8, 9, 7, 9), (11,)]
 def model_on(device: str, lora: bool = False, dtype: torch.dtype = torch.float32, shape: Any = SHAPE) -> nn.Module:
     model = tiny_model(0, shape, dtype)
     torch.manual_seed(0)
-    return (adapt(model, LoraPlan(rank=2)) if lora else model).to(device)
+    return (adapt(model, LoraConfig(rank=2)) if lora else model).to(device)
 
 
-def learner_on(device: str, algorithm: Algorithm, plan: LearnerPlan = PLAN, **model: Any) -> TorchLearner:
+def learner_on(device: str, algorithm: Algorithm, plan: LearnerConfig = PLAN, **model: Any) -> TorchLearner:
     policy, critic = model_on(device, **model), None
     reference = None if model.get("lora") or "reference" not in algorithm.needs else model_on(device).eval()
     if algorithm.critic is not None:
@@ -71,7 +71,7 @@ def distance(one: State, other: State) -> float:
     return max(float((a.double() - b.double()).abs().max()) for a, b in pairs)
 
 
-def trained(algorithm: Algorithm, plan: LearnerPlan = PLAN, **model: Any) -> float:
+def trained(algorithm: Algorithm, plan: LearnerConfig = PLAN, **model: Any) -> float:
     """How far one step on the second device ends from that on the CPU."""
     learners = [learner_on(device, algorithm, plan, **model) for device in ("cpu", NAME)]
     for learner in learners:

@@ -13,14 +13,14 @@ from gnomon.analysis.dissect.golden import vectors
 from gnomon.core.errors import CheckpointError
 from gnomon.learner.learner import TorchLearner
 from gnomon.learner.loss import MovingAverage
-from gnomon.learner.optimizer import OptimizerPlan
-from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.optimizer import OptimizerConfig
+from gnomon.learner.sections import LearnerConfig
 from gnomon.models.logprobs import TokenScorer
-from gnomon.models.lora import LoraPlan, adapt
+from gnomon.models.lora import LoraConfig, adapt
 
 GOLDEN = vectors()["ewma_proximal"]
 AVERAGED = replace(GRPO, name="grpo-ewma", proximal=EmaProximal(0.5), updates=Updates(minibatches=2))
-PLAN = LearnerPlan(OptimizerPlan(learning_rate=1e-2))
+PLAN = LearnerConfig(OptimizerConfig(learning_rate=1e-2))
 
 
 def run(work: Any) -> Any:
@@ -63,7 +63,7 @@ def test_the_average_of_equal_weights_is_those():
 def test_only_adapters_are_averaged(make_model):
     """The base is the policy's own memory; the adapters are copies."""
     torch.manual_seed(0)
-    policy = adapt(make_model(), LoraPlan(rank=2, alpha=4))
+    policy = adapt(make_model(), LoraConfig(rank=2, alpha=4))
 
     average = MovingAverage(policy, EmaProximal())
 

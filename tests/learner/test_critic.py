@@ -9,22 +9,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gnomon.algorithms import GRPO, P3O, PPO, CriticPlan, EmaProximal, Pretraining, Updates
+from gnomon.algorithms import GRPO, P3O, PPO, CriticConfig, EmaProximal, Pretraining, Updates
 from gnomon.core.errors import CheckpointError, ConfigError, LearnerError
 from gnomon.core.types import Batch
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.optimizer import OptimizerPlan
-from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.optimizer import OptimizerConfig
+from gnomon.learner.sections import LearnerConfig
 from gnomon.models.critic import CausalCritic, head_for, load_critic
-from gnomon.models.lora import LoraPlan, adapt
+from gnomon.models.lora import LoraConfig, adapt
 from gnomon.models.values import ValueScorer
 
 # One minibatch, the policy's learning rate, no clip: the gradient can be told from the new weights (`REVEALING`).
-PLAIN = CriticPlan(learning_rate_ratio=1.0)
+PLAIN = CriticConfig(learning_rate_ratio=1.0)
 TAUGHT = replace(PPO, name="ppo-plain", critic=PLAIN, updates=Updates())
 SHARED = replace(TAUGHT, critic=replace(PLAIN, trunk="shared"))
 FROZEN = replace(SHARED, critic=replace(SHARED.critic, pretraining=Pretraining(frozen_trunk=True)))
-SMOOTH = LearnerPlan(OptimizerPlan(learning_rate=1e-2, weight_decay=0.1), max_tokens_per_micro_batch=40)
+SMOOTH = LearnerConfig(OptimizerConfig(learning_rate=1e-2, weight_decay=0.1), max_tokens_per_micro_batch=40)
 
 
 def run(work: Any) -> Any:
@@ -63,8 +63,8 @@ def minibatch(make_batch) -> Batch:
 def fitted(model: nn.Module, minibatch: Batch, algorithm=TAUGHT, budget: int = 40, scale: float = 1.0) -> Any:
     """A critic after one step with a learning rate of 1 and Adam's epsilon of 1, and its metrics."""
     critic = build_critic(model, scale)
-    optimizer = OptimizerPlan(learning_rate=1.0, epsilon=1.0, max_gradient_norm=float("inf"))
-    learner = TorchLearner(model, LearnerPlan(optimizer, max_tokens_per_micro_batch=budget), 10, critic=critic)
+    optimizer = OptimizerConfig(learning_rate=1.0, epsilon=1.0, max_gradient_norm=float("inf"))
+    learner = TorchLearner(model, LearnerConfig(optimizer, max_tokens_per_micro_batch=budget), 10, critic=critic)
     return critic, run(learner.fit(minibatch, algorithm, 0))
 
 
@@ -122,7 +122,7 @@ def test_micro_batches_order_and_padding_change_nothing(make_model, minibatch):
 def test_a_critic_learns_the_returns(make_model, make_batch):
     """Thirty steps on one batch: values come near the returns, and the loss near zero."""
     critic, batch = build_critic(make_model(4), scale=0.0), make_batch()
-    learner = TorchLearner(make_model(), LearnerPlan(OptimizerPlan(learning_rate=1e-2)), 10, critic=critic)
+    learner = TorchLearner(make_model(), LearnerConfig(OptimizerConfig(learning_rate=1e-2)), 10, critic=critic)
     minibatch = valued(batch)
     assert not run(learner.score(batch, {"values"})).values.any()
 
@@ -139,7 +139,7 @@ def test_one_sided_lessons_leave_high_values_alone(make_model, minibatch):
     """Returns below every value: nothing to learn when only what is too low is wrong."""
     low = minibatch.with_fields(returns=torch.full_like(minibatch.returns, -1e3))
     critic = build_critic(make_model(4))
-    learner = TorchLearner(make_model(), LearnerPlan(), 10, critic=critic)
+    learner = TorchLearner(make_model(), LearnerConfig(), 10, critic=critic)
     before = copied(critic)
 
     metrics = run(learner.fit(low, TAUGHT, 0, one_sided=True))
@@ -154,7 +154,7 @@ def test_separate_networks_never_touch_each_other(kind, make_model, make_minibat
     """A fit leaves the policy as it was, byte for byte, masters and moments too; an update the critic."""
     policy = make_model(dtype=torch.bfloat16 if kind == "bf16" else torch.float32)
     if kind == "lora":
-        policy = adapt(policy, LoraPlan(rank=2, alpha=4))
+        policy = adapt(policy, LoraConfig(rank=2, alpha=4))
     learner = TorchLearner(
         policy, SMOOTH, 10, critic=build_critic(make_model(4, dtype=next(policy.parameters()).dtype))
     )
@@ -178,7 +178,7 @@ def test_separate_networks_never_touch_each_other(kind, make_model, make_minibat
     assert not is_identical(copied(policy), module)
 
 
-def on_shared_trunk(policy: nn.Module, plan: LearnerPlan = SMOOTH, **more: Any) -> tuple[TorchLearner, nn.Module]:
+def on_shared_trunk(policy: nn.Module, plan: LearnerConfig = SMOOTH, **more: Any) -> tuple[TorchLearner, nn.Module]:
     head = head_for(policy)
     nn.init.normal_(head.weight, generator=torch.Generator().manual_seed(3))
     return TorchLearner(policy, plan, 10, critic=head, **more), head
@@ -207,7 +207,7 @@ def test_a_shared_trunk_is_moved_by_both_and_its_head_by_values_alone(dtype, mak
 @pytest.mark.parametrize("trunk", ["separate", "shared"])
 def test_pretraining_with_a_frozen_trunk_teaches_the_head_alone(trunk, make_model, minibatch):
     """Trunk and its moments keep every bit, at the plan's constant rate; a training step moves the trunk as well."""
-    plan = replace(SMOOTH, optimizer=OptimizerPlan(learning_rate=1e-2, schedule="linear", warmup_steps=5))
+    plan = replace(SMOOTH, optimizer=OptimizerConfig(learning_rate=1e-2, schedule="linear", warmup_steps=5))
     policy = make_model()
     algorithm = replace(FROZEN, critic=replace(FROZEN.critic, trunk=trunk, learning_rate_ratio=2.0))
     critic = build_critic(make_model(4))
@@ -302,7 +302,7 @@ def build_walker(kind: str, make_model, seed: int) -> tuple[TorchLearner, Any]:
     policy = make_model(0 if kind == "lora" else seed, dtype)
     if kind == "lora":
         torch.manual_seed(seed)
-        policy = adapt(policy, LoraPlan(rank=2, alpha=4))
+        policy = adapt(policy, LoraConfig(rank=2, alpha=4))
     updates = Updates(minibatches=2)
     if "shared" in kind:
         return on_shared_trunk(policy)[0], replace(SHARED, updates=updates)

@@ -19,10 +19,10 @@ from gnomon.core.errors import CheckpointError, ConfigError, LearnerError
 from gnomon.core.metrics import Metrics
 from gnomon.core.types import Batch
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.optimizer import OptimizerPlan
-from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.optimizer import OptimizerConfig
+from gnomon.learner.sections import LearnerConfig
 from gnomon.models.logprobs import TokenScorer
-from gnomon.models.lora import LoraPlan, adapt
+from gnomon.models.lora import LoraConfig, adapt
 
 WITH_ENTROPY = replace(GRPO, name="grpo-entropy", regularizers=(Entropy(0.1),))
 WITH_REFERENCE = replace(GRPO, name="grpo-kl", regularizers=(Kl("reference", 0.1),))
@@ -246,7 +246,7 @@ def test_what_is_not_finite_changes_nothing(bad, dtype, make_model, make_learner
 
 def adapted(model: nn.Module) -> nn.Module:
     torch.manual_seed(1)
-    return adapt(model, LoraPlan(rank=2, alpha=4))
+    return adapt(model, LoraConfig(rank=2, alpha=4))
 
 
 @pytest.mark.parametrize("kind", ["fp32", "bf16", "lora"])
@@ -254,7 +254,7 @@ def test_a_restored_learner_goes_on_bit_for_bit(kind, make_model, make_batch):
     """Two steps, state, two more steps; another learner restored from the state makes the same two steps."""
     algorithm = replace(SPO, updates=Updates(minibatches=2))
     dtype = torch.bfloat16 if kind == "bf16" else torch.float32
-    plan = LearnerPlan(OptimizerPlan(learning_rate=1e-2, schedule="cosine", weight_decay=0.1, warmup_steps=2))
+    plan = LearnerConfig(OptimizerConfig(learning_rate=1e-2, schedule="cosine", weight_decay=0.1, warmup_steps=2))
 
     def build(seed: int) -> TorchLearner:
         # With adapters the base is no part of the state, so it must be the same one.
@@ -286,7 +286,7 @@ def test_a_restored_learner_goes_on_bit_for_bit(kind, make_model, make_batch):
 
 def test_moments_are_part_of_the_state(make_model, make_minibatch):
     """A learner restored with its moments set to zero makes another update."""
-    plan = LearnerPlan(OptimizerPlan(learning_rate=1e-2))
+    plan = LearnerConfig(OptimizerConfig(learning_rate=1e-2))
     learner, other = (TorchLearner(make_model(), plan, steps=9) for _ in range(2))
     run(learner.update(make_minibatch(GRPO), GRPO, 0))
     state = learner.state()
@@ -328,7 +328,7 @@ def test_the_reference_of_adapters_is_their_base(make_model, make_learner, make_
 
 def test_the_reference_stays_where_training_began(make_model, make_minibatch):
     """A frozen copy scores the same before and after an update."""
-    plan = LearnerPlan(OptimizerPlan(learning_rate=0.1))
+    plan = LearnerConfig(OptimizerConfig(learning_rate=0.1))
     learner = TorchLearner(make_model(), plan, steps=1, reference=make_model())
     minibatch = make_minibatch(GRPO)
     before = run(learner.score(minibatch, {"reference", "proximal"}))
@@ -353,8 +353,8 @@ def test_a_state_on_other_frozen_weights_is_refused(changed, make_model):
 
     def build(seed: int) -> TorchLearner:
         if changed == "base":
-            return TorchLearner(adapted(make_model(seed)), LearnerPlan(), steps=1)
-        return TorchLearner(make_model(), LearnerPlan(), steps=1, reference=make_model(seed))
+            return TorchLearner(adapted(make_model(seed)), LearnerConfig(), steps=1)
+        return TorchLearner(make_model(), LearnerConfig(), steps=1, reference=make_model(seed))
 
     state = build(0).state()
     build(0).restore(state)
@@ -462,7 +462,7 @@ def test_a_written_model_says_what_the_learner_says(is_adapted, tmp_path, make_m
 def test_a_learner_plan_that_cannot_be_meant_is_refused(setting, message):
     """The message names the key and the value."""
     with pytest.raises(ConfigError, match=message):
-        LearnerPlan(**setting)
+        LearnerConfig(**setting)
 
 
 @pytest.mark.parametrize("rate", [0.5, 3.0])
@@ -470,7 +470,7 @@ def test_a_rate_is_a_factor_on_the_learning_rate_of_one_update(rate, make_model,
     """The weights are those of a plan with another learning rate; the update after it has the plan's own again."""
 
     def build(learning_rate: float) -> TorchLearner:
-        return TorchLearner(make_model(), LearnerPlan(OptimizerPlan(learning_rate=learning_rate)), steps=10)
+        return TorchLearner(make_model(), LearnerConfig(OptimizerConfig(learning_rate=learning_rate)), steps=10)
 
     learner, other = build(1e-3), build(1e-3 * rate)
     metrics = run(learner.update(make_minibatch(GRPO), GRPO, 0, rate=rate))

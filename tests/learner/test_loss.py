@@ -14,8 +14,8 @@ from gnomon.core.errors import LearnerError
 from gnomon.core.metrics import EffectiveSize, Metrics
 from gnomon.learner.learner import TorchLearner
 from gnomon.learner.loss import LaggedStatistics
-from gnomon.learner.optimizer import OptimizerPlan
-from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.optimizer import OptimizerConfig
+from gnomon.learner.sections import LearnerConfig
 from gnomon.models.logprobs import TokenScorer
 
 
@@ -46,7 +46,7 @@ def build_lagged() -> tuple[Any, list[Statistics]]:
 
 
 def build(make_model: Callable[..., Any], budget: int = 40) -> TorchLearner:
-    plan = LearnerPlan(OptimizerPlan(learning_rate=1e-2), max_tokens_per_micro_batch=budget)
+    plan = LearnerConfig(OptimizerConfig(learning_rate=1e-2), max_tokens_per_micro_batch=budget)
     return TorchLearner(make_model(), plan, 10)
 
 

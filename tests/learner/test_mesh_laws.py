@@ -14,20 +14,20 @@ from tests.laws.batches import presets
 from tests.learner.together import alone, apart, moved, recipe_for, together, walk
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from gnomon.algorithms import GRPO, P3O, PPO, Algorithm, CriticPlan, EmaProximal, Kl, Updates
+from gnomon.algorithms import GRPO, P3O, PPO, Algorithm, CriticConfig, EmaProximal, Kl, Updates
 from gnomon.core.errors import ConfigError, LearnerError
 from gnomon.core.types import Batch, State
 from gnomon.learner.distributed import DistributedLearner
 from gnomon.learner.worker_group import LocalWorkerGroup
-from gnomon.models.lora import LoraPlan
+from gnomon.models.lora import LoraConfig
 from gnomon.models.tiny import BYTES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 20
 PADS = BYTES + 2
 WITH_REFERENCE = replace(GRPO, name="grpo-kl", regularizers=(Kl("reference", 0.1),), updates=Updates(2, 2))
-SHARED = replace(PPO, name="ppo-shared", critic=CriticPlan(trunk="shared"))
-AVERAGED = replace(PPO, name="ppo-ewma", critic=CriticPlan(), proximal=EmaProximal(0.9))
+SHARED = replace(PPO, name="ppo-shared", critic=CriticConfig(trunk="shared"))
+AVERAGED = replace(PPO, name="ppo-ewma", critic=CriticConfig(), proximal=EmaProximal(0.9))
 LAGGED = replace(P3O, name="p3o-lagged", scope="lagged")
 ROUTED = replace(GRPO, name="grpo-r2", routing="proximal", updates=Updates(2, 2))
 VARIANTS: dict[str, tuple[Algorithm, dict[str, Any]]] = {
@@ -35,7 +35,7 @@ VARIANTS: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "shared-trunk": (SHARED, {}),
     "averaged": (AVERAGED, {}),
     "lagged": (LAGGED, {}),
-    "lora": (WITH_REFERENCE, {"lora": LoraPlan(rank=4, alpha=8.0)}),
+    "lora": (WITH_REFERENCE, {"lora": LoraConfig(rank=4, alpha=8.0)}),
     "checkpointing": (P3O, {"gradient_checkpointing": True}),
     "mixture": (ROUTED, {"model": "tiny-moe"}),
 }

@@ -9,7 +9,7 @@ from gnomon.algorithms import GRPO
 from gnomon.core.types import Batch
 from gnomon.learner.forward import ForwardRunner
 from gnomon.learner.microbatch import PromptRows, Sharing, cut_rows, micro_batches, trim
-from gnomon.learner.sections import LearnerPlan, kept_numbers, token_budget
+from gnomon.learner.sections import LearnerConfig, kept_numbers, token_budget
 from gnomon.models.logprobs import TokenScorer
 from gnomon.models.tiny import TinyConfig, tiny_model
 
@@ -227,7 +227,7 @@ def test_a_budget_that_was_not_set_stretches_for_a_long_prompt():
     model = tiny_model(0, TinyConfig(width=512, heads=8))
     chosen, own = (
         list(
-            ForwardRunner(LearnerPlan(max_tokens_per_micro_batch=budget), model).cuts(
+            ForwardRunner(LearnerConfig(max_tokens_per_micro_batch=budget), model).cuts(
                 batch, torch.arange(8), TokenScorer(model)
             )
         )
@@ -243,7 +243,7 @@ def test_replayed_routing_counts_rows_whole():
     batch = batch_of(1, 20, [[4] * 4])
     routed = batch.with_fields(routing=torch.zeros((*batch.tokens.shape, 2, 1), dtype=torch.int16))
     model = tiny_model(0)
-    passes, scorer = ForwardRunner(LearnerPlan(max_tokens_per_micro_batch=48), model), TokenScorer(model)
+    passes, scorer = ForwardRunner(LearnerConfig(max_tokens_per_micro_batch=48), model), TokenScorer(model)
 
     assert [len(index) for index, _ in passes.cuts(batch, torch.arange(4), scorer)] == [4]
     assert [len(index) for index, _ in passes.cuts(routed, torch.arange(4), scorer)] == [2, 2]

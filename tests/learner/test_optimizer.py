@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from gnomon.core.errors import CheckpointError, ConfigError, LearnerError, NotFiniteError
-from gnomon.learner.optimizer import Optimizer, OptimizerPlan
+from gnomon.learner.optimizer import Optimizer, OptimizerConfig
 
 
 def parameter(*values: float, dtype: torch.dtype = torch.float32) -> nn.Parameter:
@@ -14,14 +14,14 @@ def parameter(*values: float, dtype: torch.dtype = torch.float32) -> nn.Paramete
 
 def test_linear_ends_above_zero():
     """Warm-up 1/2, 1; then 4 steps left: 4/4, 3/4, 2/4, 1/4 of it, so no step has a rate of zero."""
-    plan = OptimizerPlan(learning_rate=2.0, schedule="linear", warmup_steps=2)
+    plan = OptimizerConfig(learning_rate=2.0, schedule="linear", warmup_steps=2)
 
     assert [plan.learning_rate_at(step, 6) for step in range(6)] == [1.0, 2.0, 2.0, 1.5, 1.0, 0.5]
 
 
 def test_cosine_falls_to_the_final_fraction():
     """Over 4 steps: (1 + cos(pi k / 4)) / 2 is 1, 0.853553, 0.5, 0.146447; with floor 0.2 that is 0.2 + 0.8 x."""
-    plan = OptimizerPlan(learning_rate=1.0, schedule="cosine", final_fraction=0.2)
+    plan = OptimizerConfig(learning_rate=1.0, schedule="cosine", final_fraction=0.2)
 
     found = [plan.learning_rate_at(step, 4) for step in range(6)]
 
@@ -30,7 +30,7 @@ def test_cosine_falls_to_the_final_fraction():
 
 def test_constant_stays():
     """Without warm-up every step has the same rate, whatever the number of steps."""
-    plan = OptimizerPlan(learning_rate=3e-6)
+    plan = OptimizerConfig(learning_rate=3e-6)
 
     assert {plan.learning_rate_at(step, steps) for step in range(9) for steps in (0, 1, 9)} == {3e-6}
 
@@ -50,7 +50,7 @@ def test_constant_stays():
 def test_a_plan_that_cannot_be_meant_is_refused(setting, message):
     """The message names the field."""
     with pytest.raises(ConfigError, match=message):
-        OptimizerPlan(**setting)
+        OptimizerConfig(**setting)
 
 
 def test_two_steps_of_adam_by_hand():
@@ -60,7 +60,7 @@ def test_two_steps_of_adam_by_hand():
     4.75 / 0.4375 = 10.857143; moves 3.333333 / (3.295018 + 1) = 0.776093.
     """
     weight = parameter(0.0)
-    plan = OptimizerPlan(learning_rate=1.0, betas=(0.5, 0.75), epsilon=1.0, max_gradient_norm=math.inf)
+    plan = OptimizerConfig(learning_rate=1.0, betas=(0.5, 0.75), epsilon=1.0, max_gradient_norm=math.inf)
     optimizer = Optimizer([("w", weight)], plan)
 
     for gradient in (2.0, 4.0):
@@ -73,7 +73,7 @@ def test_two_steps_of_adam_by_hand():
 def test_a_long_gradient_is_scaled_to_the_limit_and_its_own_norm_is_returned():
     """Gradient (3, 4) of norm 5, limit 1: Adam with epsilon 1 sees (0.6, 0.8) and moves 0.6/1.6 and 0.8/1.8."""
     weight = parameter(0.0, 0.0)
-    plan = OptimizerPlan(learning_rate=1.0, epsilon=1.0, max_gradient_norm=1.0)
+    plan = OptimizerConfig(learning_rate=1.0, epsilon=1.0, max_gradient_norm=1.0)
     optimizer = Optimizer([("w", weight)], plan)
 
     (torch.tensor([3.0, 4.0]) * weight).sum().backward()
@@ -85,7 +85,7 @@ def test_a_long_gradient_is_scaled_to_the_limit_and_its_own_norm_is_returned():
 def test_only_matrices_decay():
     """With a zero gradient, rate 0.5 and decay 0.1 a matrix shrinks to 0.95; a vector stays."""
     matrix, vector = nn.Parameter(torch.ones(1, 1)), parameter(1.0)
-    optimizer = Optimizer([("m", matrix), ("v", vector)], OptimizerPlan(weight_decay=0.1))
+    optimizer = Optimizer([("m", matrix), ("v", vector)], OptimizerConfig(weight_decay=0.1))
 
     (0 * matrix).sum().backward()
     (0 * vector).sum().backward()
@@ -98,7 +98,7 @@ def test_updates_too_small_for_bfloat16_add_up_in_the_masters():
     """Each step moves 0.001 down from 1. Below 1 bfloat16 steps by 1/256: one step rounds back to 1, and so would
     every other one; the master's fourth, 0.996, rounds to 255/256."""
     weight = parameter(1.0, dtype=torch.bfloat16)
-    optimizer = Optimizer([("w", weight)], OptimizerPlan(learning_rate=1e-3))
+    optimizer = Optimizer([("w", weight)], OptimizerConfig(learning_rate=1e-3))
     seen = []
 
     for _ in range(4):
@@ -114,7 +114,7 @@ def test_updates_too_small_for_bfloat16_add_up_in_the_masters():
 def test_a_gradient_that_is_not_finite_changes_nothing():
     """Weights and moments are what they were, and the bad gradient is gone: the next step is as if it never was."""
     weight, twin = parameter(1.0, 2.0), parameter(1.0, 2.0)
-    optimizer, other = (Optimizer([("w", w)], OptimizerPlan()) for w in (weight, twin))
+    optimizer, other = (Optimizer([("w", w)], OptimizerConfig()) for w in (weight, twin))
     for each, w in ((optimizer, weight), (other, twin)):
         (w**2).sum().backward()
         each.step(0.1)
@@ -134,8 +134,8 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
 
 def test_a_state_of_other_parameters_is_refused():
     """The message names the first that differs."""
-    state = Optimizer([("a", parameter(1.0))], OptimizerPlan()).state()
-    optimizer = Optimizer([("a", parameter(1.0, 2.0))], OptimizerPlan())
+    state = Optimizer([("a", parameter(1.0))], OptimizerConfig()).state()
+    optimizer = Optimizer([("a", parameter(1.0, 2.0))], OptimizerConfig())
 
     with pytest.raises(CheckpointError, match=r"2 differences: a"):
         optimizer.restore(state)
@@ -144,7 +144,7 @@ def test_a_state_of_other_parameters_is_refused():
 def test_a_state_is_a_copy():
     """Training on does not change a state that was taken."""
     weight = parameter(1.0)
-    optimizer = Optimizer([("w", weight)], OptimizerPlan())
+    optimizer = Optimizer([("w", weight)], OptimizerConfig())
     state = optimizer.state()
 
     weight.sum().backward()
@@ -157,7 +157,7 @@ def test_a_state_is_a_copy():
 def test_what_is_lent_stays_what_it_was_through_a_step():
     """Masters and moments are lent as they are and copied when the step comes; a step that fails copies nothing."""
     weight = parameter(1.0, 2.0, dtype=torch.bfloat16)
-    optimizer = Optimizer([("w", weight)], OptimizerPlan(learning_rate=0.1))
+    optimizer = Optimizer([("w", weight)], OptimizerConfig(learning_rate=0.1))
     weight.grad = torch.ones(2, dtype=torch.bfloat16)
     optimizer.masters.parameters["w"].grad = torch.ones(2)
     optimizer.step(0.1)
@@ -187,7 +187,7 @@ def test_what_is_lent_stays_what_it_was_through_a_step():
 
 def test_what_is_lent_stays_what_it_was_when_another_state_comes():
     """Restoring writes into the same memory."""
-    optimizer = Optimizer([("w", parameter(1.0, 2.0))], OptimizerPlan())
+    optimizer = Optimizer([("w", parameter(1.0, 2.0))], OptimizerConfig())
     other = optimizer.state()
     other.tensors["master/w"].fill_(9)
     lent = optimizer.lend()

@@ -12,8 +12,8 @@ from gnomon.algorithms import GRPO, Kl
 from gnomon.core.types import Batch
 from gnomon.learner.learner import TorchLearner
 from gnomon.learner.microbatch import trim
-from gnomon.learner.optimizer import OptimizerPlan
-from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.optimizer import OptimizerConfig
+from gnomon.learner.sections import LearnerConfig
 from gnomon.models.tiny import TinyConfig, tiny_model
 
 ARCHITECTURES = ("qwen3_moe", "olmoe")
@@ -61,7 +61,7 @@ def test_on_unchanged_weights_the_ratio_is_one(architecture: str, replays: str, 
 
 def test_a_routing_is_replayed_and_not_only_carried(make_batch):
     """Under experts that no router chose the proximal policy is another one, and the reference stays as it is."""
-    plan = LearnerPlan(max_tokens_per_micro_batch=40)
+    plan = LearnerConfig(max_tokens_per_micro_batch=40)
     learner = TorchLearner(build(), plan, steps=10, reference=build(seed=1))
     batch = make_batch()
     free = run(learner.score(batch, {"proximal", "reference"}))
@@ -156,7 +156,7 @@ def test_only_several_updates_need_the_proximal_routing():
 def test_a_step_under_replay_is_the_free_one_where_no_choice_changes(make_batch, make_learner):
     """Three updates that change no router's mind: with R2 the same new weights as without, to 1e-7."""
     several = replace(GRPO, updates=replace(GRPO.updates, epochs=3))
-    slow = OptimizerPlan(learning_rate=1e-5, max_gradient_norm=float("inf"))
+    slow = OptimizerConfig(learning_rate=1e-5, max_gradient_norm=float("inf"))
     found, changed = [], []
     for needs in (NEEDS, {"proximal"}):
         learner = make_learner(build(), optimizer=slow)

@@ -15,15 +15,15 @@ from gnomon.core.types import Batch
 from gnomon.learner.base import SavableLearner
 from gnomon.learner.distributed import DistributedLearner
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.optimizer import OptimizerPlan
-from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.optimizer import OptimizerConfig
+from gnomon.learner.sections import LearnerConfig
 from gnomon.learner.spec import LearnerSpec
 from gnomon.learner.worker_group import LocalWorkerGroup, WorkerGroup
 from gnomon.training.critic_updates import CriticTraining, NoCritic
 
 # Adam's step is g / (|g| + epsilon): where epsilon is far above rounding, so is what it makes of rounding.
-PLAN = LearnerPlan(
-    OptimizerPlan(learning_rate=1e-3, epsilon=1e-3, weight_decay=0.1), precision="fp32", max_tokens_per_micro_batch=60
+PLAN = LearnerConfig(
+    OptimizerConfig(learning_rate=1e-3, epsilon=1e-3, weight_decay=0.1), precision="fp32", max_tokens_per_micro_batch=60
 )
 
 

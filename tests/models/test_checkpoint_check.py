@@ -10,7 +10,7 @@ from gnomon.core.errors import ConfigError, ModelError
 from gnomon.models.checkpoint_check import check_written, try_checkpoint
 from gnomon.models.folder import belongings_of, savable
 from gnomon.models.load import load_model, load_tokenizer, merged_tensors, write_model
-from gnomon.models.lora import LoraPlan
+from gnomon.models.lora import LoraConfig
 from gnomon.models.tiny import TinyConfig, save_tiny
 
 
@@ -220,7 +220,7 @@ def test_a_tokenizer_that_becomes_another_one_is_refused(folder, tmp_path):
 def test_targets_that_cannot_be_are_refused_before_weights_are_read():
     """`gnomon plan` names what fits as `gnomon train` does."""
     with pytest.raises(ConfigError, match=r"lora.targets: unknown module 'q_prj'; did you mean 'q_proj'"):
-        try_checkpoint("tiny", load_tokenizer("tiny"), lora=LoraPlan(rank=4, targets=("q_prj",)))
+        try_checkpoint("tiny", load_tokenizer("tiny"), lora=LoraConfig(rank=4, targets=("q_prj",)))
 
 
 def test_what_adapters_leave_out_is_said(tmp_path):
@@ -234,7 +234,7 @@ def test_what_adapters_leave_out_is_said(tmp_path):
     hf.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     load_tokenizer("tiny").save(tmp_path)
 
-    said = try_checkpoint(str(tmp_path), load_tokenizer(str(tmp_path)), lora=LoraPlan(rank=4)).said
+    said = try_checkpoint(str(tmp_path), load_tokenizer(str(tmp_path)), lora=LoraConfig(rank=4)).said
 
     assert [note for note in said if "lora" in note] == [
         "lora.targets leaves out router, which computes in a way of its own"

@@ -8,7 +8,7 @@ import transformers as hf
 from gnomon.core.errors import ConfigError, ModelError
 from gnomon.models import default
 from gnomon.models.load import check_model, load_model, load_tokenizer, merged_tensors, write_model
-from gnomon.models.lora import LoraPlan
+from gnomon.models.lora import LoraConfig
 from gnomon.models.tiny import TinyConfig, save_tiny, tiny_model, tiny_tokenizer
 
 
@@ -77,7 +77,7 @@ def test_a_shape_that_cannot_be_is_refused():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("lora", [None, LoraPlan(rank=2, alpha=4.0)], ids=["plain", "lora"])
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2, alpha=4.0)], ids=["plain", "lora"])
 def test_what_is_written_can_be_loaded_by_transformers(tmp_path, dtype, lora):
     """config and safetensors, tied head left out, adapters merged: from_pretrained gives the same outputs."""
     model = load_model("tiny", dtype, lora)

@@ -6,7 +6,7 @@ import transformers as hf
 
 from gnomon.core.errors import ConfigError
 from gnomon.models.load import load_model
-from gnomon.models.lora import LoraPlan, adapt, merged_tensors, trainable
+from gnomon.models.lora import LoraConfig, adapt, merged_tensors, trainable
 from gnomon.models.tiny import TinyConfig, tiny_model
 
 IDS = torch.tensor([[256, 72, 105, 33]])
@@ -34,14 +34,14 @@ def mixture():
 
 def test_a_new_adapter_changes_nothing():
     """B is zero, so outputs are those of the plain model, to the bit of a float32 sum."""
-    adapted = adapt(tiny_model(0), LoraPlan(rank=4))
+    adapted = adapt(tiny_model(0), LoraConfig(rank=4))
 
     torch.testing.assert_close(adapted(IDS).logits, tiny_model(0)(IDS).logits)
 
 
 def test_only_adapters_are_trained_and_in_float32():
     """Seven linear layers in each of two layers have A and B; nothing else has a gradient, and the head none."""
-    model = load_model("tiny", torch.bfloat16, LoraPlan(rank=4))
+    model = load_model("tiny", torch.bfloat16, LoraConfig(rank=4))
 
     names = [name for name, _ in trainable(model)]
     assert len(names) == 2 * 7 * 2
@@ -53,7 +53,7 @@ def test_only_adapters_are_trained_and_in_float32():
 @pytest.mark.parametrize("make", [tiny_model, gpt2, mixture], ids=["linear", "conv1d", "experts"])
 def test_merged_weights_are_w_plus_scale_b_a(make):
     """The plain model with merged weights gives the adapted model's logits; names are the plain model's."""
-    adapted = adapt(make(), LoraPlan(rank=3, alpha=7.0))
+    adapted = adapt(make(), LoraConfig(rank=3, alpha=7.0))
     perturb(adapted)
     plain = make()
     before = plain(IDS).logits
@@ -78,7 +78,7 @@ def test_weights_without_adapter_are_not_copied():
 
 def test_named_targets_are_the_only_ones():
     """q_proj alone: one pair in each of two layers."""
-    model = adapt(tiny_model(), LoraPlan(rank=2, targets=("q_proj",)))
+    model = adapt(tiny_model(), LoraConfig(rank=2, targets=("q_proj",)))
 
     assert sorted(name.split(".")[4] for name, _ in trainable(model)) == ["q_proj"] * 4
 
@@ -94,7 +94,7 @@ def test_named_targets_are_the_only_ones():
 def test_targets_that_cannot_be_are_refused(targets, match):
     """A misspelt module is corrected; a tied weight, which merging would change twice, is named."""
     with pytest.raises(ConfigError, match=match):
-        adapt(tiny_model(), LoraPlan(rank=2, targets=targets))
+        adapt(tiny_model(), LoraConfig(rank=2, targets=targets))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_targets_that_cannot_be_are_refused(targets, match):
 def test_a_plan_that_cannot_be_meant_is_refused(broken):
     """rank, alpha and targets are checked when the plan is made."""
     with pytest.raises(ConfigError, match="lora: "):
-        LoraPlan(**broken)
+        LoraConfig(**broken)
 
 
 def test_a_missing_peft_is_named(monkeypatch):
@@ -111,7 +111,7 @@ def test_a_missing_peft_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install peft"):
-        load_model("tiny", torch.float32, LoraPlan(rank=4))
+        load_model("tiny", torch.float32, LoraConfig(rank=4))
 
 
 HYBRIDS = {
@@ -163,7 +163,7 @@ def hybrid(kind):
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_no_adapter_of_a_hybrid_or_mixture_goes_without_a_gradient(kind):
     """Layers that kernels read past an adapter, that no pass calls or that return pairs are left out by themselves."""
-    model = adapt(hybrid(kind), LoraPlan(rank=4))
+    model = adapt(hybrid(kind), LoraConfig(rank=4))
 
     logits = model(input_ids=torch.arange(128).view(4, 32), use_cache=False).logits
     logits.log_softmax(-1)[..., 7].sum().backward()
@@ -190,4 +190,4 @@ def test_no_adapter_of_a_hybrid_or_mixture_goes_without_a_gradient(kind):
 def test_a_named_target_that_cannot_be_adapted_is_refused_with_those_that_fit(kind, target, why):
     """The message names lora.targets, the module, and what to type instead."""
     with pytest.raises(ConfigError, match=rf"lora.targets: '{target}' \(.*\) {why}.*those that fit: .*_proj"):
-        adapt(hybrid(kind), LoraPlan(rank=4, targets=(target,)))
+        adapt(hybrid(kind), LoraConfig(rank=4, targets=(target,)))

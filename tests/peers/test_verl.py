@@ -23,7 +23,7 @@ from gnomon.algorithms import (
     Clip,
     ClippedSurrogate,
     ConstantLength,
-    CriticPlan,
+    CriticConfig,
     GeometricClip,
     Kl,
     PolicyGradient,
@@ -280,7 +280,7 @@ def test_value_loss(verl, problem, same, clip):
     weights = TokenMean()(batch.mask, batch.group)
     cut = batch.with_fields(weights=weights, returns=batch.reference)
     leaf, other = (problem.current.clone().requires_grad_() for _ in range(2))
-    ours, metrics = CriticPlan(clip=clip).loss(leaf, cut)
+    ours, metrics = CriticConfig(clip=clip).loss(leaf, cut)
     theirs, clipped = verl.core.compute_value_loss(
         other, batch.reference, batch.values, batch.mask.double(), clip if clip is not None else 1e9
     )

@@ -12,7 +12,7 @@ import torch
 from gnomon.core.errors import CheckpointError
 from gnomon.core.types import State
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.sections import LearnerConfig
 from gnomon.models.tiny import tiny_model, tiny_tokenizer
 from gnomon.records.checkpoints import Checkpoints, load
 
@@ -33,7 +33,7 @@ def same(left: dict[str, State], right: dict[str, State]) -> bool:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return checkpoints of the steps 1 and 2, with the files that a run has."""
-    learner, tokenizer = TorchLearner(tiny_model(), LearnerPlan(precision="fp32"), steps=2), tiny_tokenizer()
+    learner, tokenizer = TorchLearner(tiny_model(), LearnerConfig(precision="fp32"), steps=2), tiny_tokenizer()
 
     def files(folder: Path) -> None:
         learner.write_model(folder)

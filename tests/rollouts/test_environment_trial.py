@@ -12,7 +12,7 @@ from gnomon.rewards.base import Sample
 from gnomon.rewards.budget import FaultBudget
 from gnomon.rewards.reward_trial import made_answers
 from gnomon.rollouts.environment_trial import try_environment
-from gnomon.tasks.environment import EnvironmentPlan
+from gnomon.tasks.environment import EnvironmentConfig
 
 HEAD = """
 import time
@@ -20,17 +20,17 @@ from gnomon.tasks.environment import Reply
 class Mine:
 """
 RESET = "    def reset(self, answer, **columns): self.answer = answer\n"
-Plan = Callable[..., EnvironmentPlan]
+Plan = Callable[..., EnvironmentConfig]
 
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
     """Return a function that writes a class to a file and returns the plan with it."""
 
-    def written(body: str, **settings: Any) -> EnvironmentPlan:
+    def written(body: str, **settings: Any) -> EnvironmentConfig:
         path = tmp_path / "mine.py"
         path.write_text(f"{HEAD}{body}\n")
-        return EnvironmentPlan(use=f"{path}:Mine", **settings)
+        return EnvironmentConfig(use=f"{path}:Mine", **settings)
 
     return written
 

@@ -28,7 +28,7 @@ from gnomon.rollouts.metrics import measure_turns
 from gnomon.rollouts.multi_turn import MultiTurnRollout
 from gnomon.rollouts.rollout import Rollouter, RolloutTimer
 from gnomon.tasks.env_server import EnvServer
-from gnomon.tasks.environment import EnvironmentPlan
+from gnomon.tasks.environment import EnvironmentConfig
 from gnomon.tasks.prompt_start import beginning_of
 from gnomon.tasks.turn_tokens import TurnTokenizer
 
@@ -123,7 +123,7 @@ class Parrot:
 class InProcess(EnvWorkers):
     """Environments in this process: quick, for what cannot hang."""
 
-    def __init__(self, plan: EnvironmentPlan) -> None:
+    def __init__(self, plan: EnvironmentConfig) -> None:
         self._hosting = EnvServer(plan)
         self._seconds = plan.timeout_seconds
 
@@ -174,7 +174,12 @@ CHATTY = tokenizer_with(CHAT)
 
 
 def asking(
-    engine: Parrot, hosts: EnvWorkers, plan: EnvironmentPlan, graded: Graded, budget: int = 400, tokenizer: Any = CHATTY
+    engine: Parrot,
+    hosts: EnvWorkers,
+    plan: EnvironmentConfig,
+    graded: Graded,
+    budget: int = 400,
+    tokenizer: Any = CHATTY,
 ) -> Rollouter:
     """Who asks one rollout a task."""
     opening = beginning_of(tokenizer).opening
@@ -191,7 +196,7 @@ def task_of(replies: Sequence[str], **columns: Any) -> Task:
     return Task("t", tuple(CHATTY.encode(rendered)), "q", {"replies": list(replies), **columns})
 
 
-def played(plan: EnvironmentPlan, task: Task, answers: Sequence[Sequence[int]], **more: Any) -> tuple[Any, ...]:
+def played(plan: EnvironmentConfig, task: Task, answers: Sequence[Sequence[int]], **more: Any) -> tuple[Any, ...]:
     """One rollout in this process, the engine and the grader."""
     engine, graded = Parrot(answers, with_routing=more.pop("with_routing", False)), Graded()
     rollouter = asking(engine, InProcess(plan), plan, graded, **more)
@@ -221,7 +226,7 @@ def test_what_is_trained_on_is_what_was_sampled(mine: str, data: st.DataObject):
     answers = [[*a, EOS] if data.draw(st.booleans()) else a for a in answers]
     replies = data.draw(st.lists(hostile, min_size=turns, max_size=turns))
     longest = max(map(len, answers))
-    plan = EnvironmentPlan(use=mine, max_turns=turns, max_turn_tokens=longest)
+    plan = EnvironmentConfig(use=mine, max_turns=turns, max_turn_tokens=longest)
     rollout, engine, _ = played(plan, task_of(replies), answers, budget=10_000)
 
     whole = rollout.prompt + rollout.response
@@ -247,7 +252,7 @@ def test_what_is_trained_on_is_what_was_sampled(mine: str, data: st.DataObject):
 
 def test_a_conversation_reads_as_the_template_has_it(mine: str):
     """Prompt and response together are the rendered messages up to the last answer; the reward is the sum."""
-    plan = EnvironmentPlan(use=mine, settings={"pay": 0.5})
+    plan = EnvironmentConfig(use=mine, settings={"pay": 0.5})
     rollout, _, graded = played(plan, task_of(["no <|eos|>", "bye"], first="begin"), [say("4"), say("5")])
 
     messages = [("user", "q"), ("user", "begin"), ("assistant", "4"), ("user", "no <|eos|>"), ("assistant", "5")]
@@ -269,7 +274,7 @@ def test_what_a_template_opens_is_seen_in_every_turn(mine: str):
     rendered = thinking.template([{"role": "user", "content": "q"}])
     task = Task("t", tuple(thinking.encode(rendered)), "q", {"replies": ["no", "bye"]})
 
-    rollout, _, graded = played(EnvironmentPlan(use=mine), task, [say("a</think>4"), say("5")], tokenizer=thinking)
+    rollout, _, graded = played(EnvironmentConfig(use=mine), task, [say("a</think>4"), say("5")], tokenizer=thinking)
 
     [sample] = graded.samples
     assert sample.completion == "<think>5"
@@ -280,7 +285,7 @@ def test_what_a_template_opens_is_seen_in_every_turn(mine: str):
 
 def test_a_reward_in_trl_s_form_sees_every_message(mine: str):
     """With messages, a completion is the whole conversation, as TRL has it; as text it is the last answer."""
-    _, _, graded = played(EnvironmentPlan(use=mine), task_of(["no", "bye"]), [say("4"), say("5")])
+    _, _, graded = played(EnvironmentConfig(use=mine), task_of(["no", "bye"]), [say("4"), say("5")])
 
     def score(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
         return [0.0]
@@ -309,7 +314,7 @@ def test_each_budget_and_fault_ends_with_its_cause(
     mine: str, settings: dict[str, Any], budget: int, replies: list[str], answers: list[list[int]], by: str, turns: int
 ):
     """Turns, tokens, floods and faults; a response keeps to its budget, and only a budget truncates."""
-    plan = EnvironmentPlan(use=mine, **settings)
+    plan = EnvironmentConfig(use=mine, **settings)
     rollout, _, graded = played(plan, task_of(replies), answers, budget=budget)
 
     assert (rollout.ending.by, rollout.ending.turns) == (by, turns)
@@ -322,7 +327,7 @@ def test_each_budget_and_fault_ends_with_its_cause(
 
 def test_an_answer_that_was_cut_gets_its_end_of_turn_from_the_bridge(mine: str):
     """Its end token is there, and nobody chose it; an answer that ended itself gets none."""
-    plan = EnvironmentPlan(use=mine, max_turn_tokens=2)
+    plan = EnvironmentConfig(use=mine, max_turn_tokens=2)
     cut, _, _ = played(plan, task_of(["a", "bye"]), [[65, 66, 67]])
     ended, _, _ = played(plan, task_of(["a", "bye"]), [say("A")])
 
@@ -332,7 +337,7 @@ def test_an_answer_that_was_cut_gets_its_end_of_turn_from_the_bridge(mine: str):
 
 def test_a_failure_before_the_first_answer_is_an_error(mine: str):
     """reset raises: refused with its cause, one padding token, nothing to train on, and a batch all the same."""
-    plan = EnvironmentPlan(use=mine)
+    plan = EnvironmentConfig(use=mine)
     task = task_of([], first="raise")
     rollout, engine, graded = played(plan, task, [say("1")])
 
@@ -344,8 +349,8 @@ def test_a_failure_before_the_first_answer_is_an_error(mine: str):
 
 def test_a_first_observation_counts_in_the_budget_and_may_flood(mine: str):
     """What is shown before the first answer leaves less room; too much of it is an error."""
-    shown, engine, _ = played(EnvironmentPlan(use=mine), task_of(["bye"], first="begin"), [say("1")], budget=100)
-    flooded, _, _ = played(EnvironmentPlan(use=mine), task_of(["bye"], first="x" * 90), [say("1")], budget=90)
+    shown, engine, _ = played(EnvironmentConfig(use=mine), task_of(["bye"], first="begin"), [say("1")], budget=100)
+    flooded, _, _ = played(EnvironmentConfig(use=mine), task_of(["bye"], first="x" * 90), [say("1")], budget=90)
 
     extra = len(shown.prompt) - len(task_of([]).prompt)
     assert extra > len("begin")
@@ -355,7 +360,7 @@ def test_a_first_observation_counts_in_the_budget_and_may_flood(mine: str):
 
 def test_experts_come_from_the_turn_that_chose_with_them(mine: str):
     """The row before a sampled token is its own turn's, a reply's rows are the later turn's, the last is unknown."""
-    plan = EnvironmentPlan(use=mine)
+    plan = EnvironmentConfig(use=mine)
     rollout, engine, _ = played(plan, task_of(["ab", "bye"]), [say("1"), say("2")], with_routing=True)
 
     rows, second = rollout.routing[:, 0, 0].tolist(), len(engine.asked[1][0])
@@ -365,8 +370,8 @@ def test_experts_come_from_the_turn_that_chose_with_them(mine: str):
 
 def test_conversations_are_measured_and_written_down(tmp_path: Path, mine: str):
     """Means over all of them, one fraction a cause; the record gives back what was written."""
-    done, *_ = played(EnvironmentPlan(use=mine), task_of(["a", "bye"]), [say("1")])
-    raised, *_ = played(EnvironmentPlan(use=mine), task_of(["raise"]), [say("1")])
+    done, *_ = played(EnvironmentConfig(use=mine), task_of(["a", "bye"]), [say("1")])
+    raised, *_ = played(EnvironmentConfig(use=mine), task_of(["raise"]), [say("1")])
     metrics = measure_turns([done, raised])
     log = RolloutLog(tmp_path)
     log.write(1, [Group(task_of([]), (done, raised))])
@@ -383,7 +388,7 @@ def test_conversations_are_measured_and_written_down(tmp_path: Path, mine: str):
 def several(mine: str) -> Callable[..., list[Rollout]]:
     """Play many tasks at once, with processes."""
 
-    def play(plan: EnvironmentPlan, tasks: Sequence[Task]) -> list[Rollout]:
+    def play(plan: EnvironmentConfig, tasks: Sequence[Task]) -> list[Rollout]:
         async def all_of_them() -> list[Rollout]:
             async with EnvWorkers(plan) as hosts:
                 rollouter = asking(Parrot([say("1")]), hosts, plan, Graded())
@@ -397,7 +402,7 @@ def several(mine: str) -> Callable[..., list[Rollout]]:
 
 def test_what_hangs_raises_floods_or_dies_ends_its_own_rollout(several: Callable[..., list[Rollout]], mine: str):
     """Two processes for many rollouts at once: each bad one has its cause, each good one is whole, no time is lost."""
-    plan = EnvironmentPlan(use=mine, timeout_seconds=0.5, max_concurrent=2)
+    plan = EnvironmentConfig(use=mine, timeout_seconds=0.5, max_concurrent=2)
     deeds = ["hang", "raise", "flood", "die", "hang"]
     began = time.monotonic()
     rollouts = several(plan, [task_of(replies) for deed in deeds for replies in ([deed], ["a", "bye"])])
@@ -420,7 +425,7 @@ def test_what_kills_the_parent_of_all_environments_costs_the_others_nothing(
 ):
     """Eight innocent conversations beside one that ends their common parent, again and again: each earns all of its
     reward, and the one that does it is an error, never a reward."""
-    plan = EnvironmentPlan(use=mine, timeout_seconds=30, max_concurrent=9)
+    plan = EnvironmentConfig(use=mine, timeout_seconds=30, max_concurrent=9)
     innocent = [task_of(["a", "b", "c", "bye"]) for _ in range(8)]
     *good, bad = several(plan, [*innocent, task_of(["a", "ends its parent"])])
 
@@ -435,7 +440,7 @@ def test_an_environment_that_is_killed_from_outside_is_played_again(
 ):
     """Once, as by the kernel's memory killer: the same tokens and the whole reward. Always: an error. A fault of its
     own code (an exit, a segmentation fault) is none of this: it ends the rollout, which is graded as it stands."""
-    plan = EnvironmentPlan(use=mine, timeout_seconds=30, max_concurrent=2)
+    plan = EnvironmentConfig(use=mine, timeout_seconds=30, max_concurrent=2)
     deeds = [f"once {tmp_path}/marker", "killed", "die", "segfault"]
     once, always, exited, crashed = several(plan, [task_of(["a", deed, "bye"]) for deed in deeds])
 
@@ -450,7 +455,7 @@ def test_an_environment_that_is_killed_from_outside_is_played_again(
 
 def test_a_process_serves_again_only_when_nothing_went_wrong(several: Callable[..., list[Rollout]], mine: str):
     """Its number stays the same over good rollouts; none is left at the end."""
-    plan = EnvironmentPlan(use=mine, max_concurrent=1, timeout_seconds=5)
+    plan = EnvironmentConfig(use=mine, max_concurrent=1, timeout_seconds=5)
     rollouts = several(plan, [task_of(["a", "pid"]), task_of(["pid"]), task_of(["raise"]), task_of(["a", "pid"])])
 
     assert [r.ending.by for r in rollouts] == ["done", "done", "fault", "done"]
@@ -460,7 +465,7 @@ def test_a_process_serves_again_only_when_nothing_went_wrong(several: Callable[.
 
 def test_a_conversation_that_is_withdrawn_leaves_nothing_behind(mine: str):
     """Cancelled in the middle of a reply, its process is ended, and the place serves the next one."""
-    plan = EnvironmentPlan(use=mine, max_concurrent=1, timeout_seconds=60)
+    plan = EnvironmentConfig(use=mine, max_concurrent=1, timeout_seconds=60)
 
     async def withdraw() -> Group:
         async with EnvWorkers(plan) as hosts:
@@ -478,7 +483,7 @@ def test_a_conversation_that_is_withdrawn_leaves_nothing_behind(mine: str):
 def test_an_environment_that_cannot_be_built_is_said_at_once(mine: str):
     """Before a model is read: wrong names, wrong settings, and what its own code raises."""
     with pytest.raises(ConfigError, match="unknown class 'Script'; did you mean 'Scripted'"):
-        describe(EnvironmentPlan(use=mine.replace("Scripted", "Script")))
+        describe(EnvironmentConfig(use=mine.replace("Scripted", "Script")))
     with pytest.raises(ConfigError, match=r"environment.settings \{'x': 1\} do not fit"):
-        describe(EnvironmentPlan(use=mine, settings={"x": 1}))
-    assert describe(EnvironmentPlan(use=mine)) == ()
+        describe(EnvironmentConfig(use=mine, settings={"x": 1}))
+    assert describe(EnvironmentConfig(use=mine)) == ()

@@ -9,7 +9,7 @@ import pytest
 from gnomon.core.errors import ConfigError, RewardError
 from gnomon.rewards.sandbox.base import Outcome
 from gnomon.tasks.env_server import LONGEST_REPLY, EnvServer
-from gnomon.tasks.environment import EnvironmentPlan
+from gnomon.tasks.environment import EnvironmentConfig
 from gnomon.tasks.python_tool import LONGEST_OUTPUT, shown
 from gnomon.tasks.tools import ToolCall, describe_tools, find_calls, misfit, schema_of
 
@@ -91,7 +91,7 @@ def call(name: str, **arguments: Any) -> str:
     return f"I call <tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def talk(plan: EnvironmentPlan, *answers: str, **columns: Any) -> list[dict[str, Any]]:
+def talk(plan: EnvironmentConfig, *answers: str, **columns: Any) -> list[dict[str, Any]]:
     """What an environment says to a reset, to each answer, and at its end."""
     host = EnvServer(plan)
     host.prepare()
@@ -180,7 +180,7 @@ def test_a_fenced_block_is_no_call_without_the_python_tool():
 
 def test_each_call_is_answered_and_an_answer_without_one_is_the_last(mine: str):
     """Plain and asynchronous tools; results that are no text become JSON."""
-    plan = EnvironmentPlan(kind="tools", tools=(f"{mine}:add", f"{mine}:shout"))
+    plan = EnvironmentConfig(kind="tools", tools=(f"{mine}:add", f"{mine}:shout"))
     first, second, last, end = talk(plan, call("add", a=2, b=3) + call("shout", text="hi"), "It is 5.")
 
     assert first["messages"] == []
@@ -191,7 +191,7 @@ def test_each_call_is_answered_and_an_answer_without_one_is_the_last(mine: str):
 
 def test_a_call_that_cannot_be_made_is_answered_with_what_is_wrong(mine: str):
     """The policy's mistakes are its own to learn from: they end nothing."""
-    plan = EnvironmentPlan(kind="tools", tools=(f"{mine}:add",))
+    plan = EnvironmentConfig(kind="tools", tools=(f"{mine}:add",))
     wrong = [call("sub", a=1), call("add", a="1"), call("add"), "<tool_call>{</tool_call>"]
     replies = [said["messages"][0][1] for said in talk(plan, *wrong)[1:-1]]
 
@@ -204,8 +204,8 @@ def test_a_call_that_cannot_be_made_is_answered_with_what_is_wrong(mine: str):
 def test_a_tool_that_raises_ends_the_rollout_or_is_answered(mine: str):
     """on_error says which; the cause names the tool and its line."""
     tools = (f"{mine}:breaks",)
-    ended = talk(EnvironmentPlan(kind="tools", tools=tools), call("breaks", text="x"))[1]
-    told = talk(EnvironmentPlan(kind="tools", tools=tools, on_error="reply"), call("breaks", text="x"))[1]
+    ended = talk(EnvironmentConfig(kind="tools", tools=tools), call("breaks", text="x"))[1]
+    told = talk(EnvironmentConfig(kind="tools", tools=tools, on_error="reply"), call("breaks", text="x"))[1]
 
     assert ended["fault"].startswith("breaks: KeyError: 'x' (mine.py:")
     assert told["messages"] == [["tool", "error: KeyError: 'x'"]]
@@ -213,14 +213,14 @@ def test_a_tool_that_raises_ends_the_rollout_or_is_answered(mine: str):
 
 def test_a_flood_does_not_cross(mine: str):
     """Of a reply beyond the limit only its length is sent."""
-    plan = EnvironmentPlan(kind="tools", tools=(f"{mine}:floods",))
+    plan = EnvironmentConfig(kind="tools", tools=(f"{mine}:floods",))
 
     assert talk(plan, call("floods", size=LONGEST_REPLY + 1))[1] == {"fault": None, "flood": LONGEST_REPLY + 1}
 
 
 def test_trl_environments_have_tools_for_methods_and_a_reward_for_an_attribute(mine: str):
     """reset's text is an observation; ``reward`` is read at the end."""
-    plan = EnvironmentPlan(kind="trl", use=f"{mine}:Counter", settings={"start": 1})
+    plan = EnvironmentConfig(kind="trl", use=f"{mine}:Counter", settings={"start": 1})
     begun, counted, end = talk(plan, call("count", by=2), answer="3")
 
     assert begun["messages"] == [["user", "count to 3"]]
@@ -232,7 +232,7 @@ def test_trl_environments_have_tools_for_methods_and_a_reward_for_an_attribute(m
 
 def test_an_environment_of_ones_own_gets_what_it_names(mine: str):
     """prompt and seed are offered beside the columns; a text is a reply, anything else a fault that says so."""
-    plan = EnvironmentPlan(use=f"{mine}:Own")
+    plan = EnvironmentConfig(use=f"{mine}:Own")
     _, said, wrong, _ = talk(plan, "!", "wrong", seed=1)
 
     assert said == {"fault": None, "messages": [["user", "q!"]], "reward": None, "is_done": False}
@@ -266,7 +266,7 @@ def test_what_is_wrong_is_said_before_anything_is_asked(
         for key, value in plan.items()
     }
     with pytest.raises(error, match=message.replace("FILE", mine)):
-        EnvServer(EnvironmentPlan(**placed)).prepare()
+        EnvServer(EnvironmentConfig(**placed)).prepare()
 
 
 def test_what_a_program_did_is_shown_and_cut_in_the_middle():

@@ -7,7 +7,7 @@ import pytest
 
 from gnomon.core.errors import ConfigError
 from gnomon.tasks.env_server import EnvServer
-from gnomon.tasks.environment import EnvironmentPlan
+from gnomon.tasks.environment import EnvironmentConfig
 from gnomon.tasks.verifiers_env import write_questions
 
 MINE = '''
@@ -64,7 +64,7 @@ def name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def talk(name: str, *answers: str, **settings: Any) -> list[dict[str, Any]]:
     """What it says to a reset, to each answer, and at its end."""
-    host = EnvServer(EnvironmentPlan(kind="verifiers", use=name, settings=settings))
+    host = EnvServer(EnvironmentConfig(kind="verifiers", use=name, settings=settings))
     host.prepare()
     requests = [{"do": "reset", "luck": 0, "prompt": "say 2", "columns": {"answer": "2"}}]
     requests += [{"do": "step", "text": text} for text in answers]
@@ -95,7 +95,7 @@ def test_its_tools_are_described_called_and_answered(name: str):
 
     assert called["messages"] == [["tool", "2"]]
     assert (last["is_done"], end["reward"]) == (True, 1.0)
-    described = EnvServer(EnvironmentPlan(kind="verifiers", use=name, settings={"tools": True})).answer(
+    described = EnvServer(EnvironmentConfig(kind="verifiers", use=name, settings={"tools": True})).answer(
         {"do": "describe"}
     )
     assert [schema["function"]["name"] for schema in described["schemas"]] == ["add"]

@@ -20,7 +20,7 @@ from gnomon.core.metrics import Metrics
 from gnomon.core.types import Completion, Grade, Snapshot, Task
 from gnomon.engines.base import Sampling
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.sections import LearnerConfig
 from gnomon.models.tiny import tiny_model
 from gnomon.records.console import Console
 from gnomon.records.jsonl import JsonLines, read_rows
@@ -125,7 +125,7 @@ class Kept:
 def walked(folder: Path, kind: type[Watched]) -> tuple[list[bool], list[dict[str, float]]]:
     """Train one step while asking one step ahead; return what its update saw, and the metrics."""
     engine, sink = HalfwayEngine(), Kept()
-    learner = kind(tiny_model(), LearnerPlan(precision="fp32"), steps=1)
+    learner = kind(tiny_model(), LearnerConfig(precision="fp32"), steps=1)
     seen = learner.watch(engine)
     rollouter = Rollouter(
         engine, Even(), lambda ids: "".join(str(i % 2) for i in ids), Sampling(max_completion_length=2), 4, 0

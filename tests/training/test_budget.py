@@ -11,7 +11,7 @@ from tests.training.runs import same, trace
 
 from gnomon.config.experiment import from_table, load, to_toml
 from gnomon.core.errors import ConfigError, Stopped
-from gnomon.core.sections import BudgetPlan
+from gnomon.core.sections import BudgetConfig
 from gnomon.records.reading import RunRecord, column
 from gnomon.training.api import is_finished, resume, train_experiment
 from gnomon.training.budget import BudgetTracker
@@ -152,13 +152,13 @@ def test_a_budget_comes_back_from_its_record():
     experiment = load("tiny", ["budget.tokens=500", "budget.evaluations=2"]).experiment
 
     assert from_table(tomllib.loads(to_toml(experiment))).experiment == experiment
-    assert experiment.budget == BudgetPlan(tokens=500, evaluations=2)
+    assert experiment.budget == BudgetConfig(tokens=500, evaluations=2)
 
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=40), st.integers(1, 400), st.integers(1, 9))
 def test_marks_are_where_shares_of_the_budget_are_crossed(amounts: Sequence[int], budget: int, marks: int):
     """After the steps in which floor(marks * spent / budget) grew, whatever their sizes; a restored meter agrees."""
-    meter = BudgetTracker(BudgetPlan(tokens=budget, evaluations=marks))
+    meter = BudgetTracker(BudgetConfig(tokens=budget, evaluations=marks))
     total = 0
     for amount in amounts:
         before, total = int(total / budget * marks), total + amount

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gnomon.algorithms import A_STAR_PO, GRPO, SPO, Greso, OptimalValue, Prioritized, SelfImitationBuffer, TrackerPlan
+from gnomon.algorithms import A_STAR_PO, GRPO, SPO, Greso, OptimalValue, Prioritized, SelfImitationBuffer, TrackerConfig
 from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError, DatasetError
 from gnomon.core.types import Task
@@ -55,7 +55,7 @@ def test_a_tracked_baseline_gets_a_tracker_and_its_drift():
 
 def test_a_sampler_gets_its_tracker_without_a_tracked_baseline():
     """Prompts by the uncertainty of their success rate, advantages by group: the rate is tracked for the sampler."""
-    algorithm = replace(GRPO, sampler=Prioritized(), tracker=TrackerPlan(drift="constant"))
+    algorithm = replace(GRPO, sampler=Prioritized(), tracker=TrackerConfig(drift="constant"))
     chosen = choosing(algorithm, Three(), seed=0)
 
     assert isinstance(chosen.curriculum, PrioritizedCurriculum)

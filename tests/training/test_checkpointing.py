@@ -24,7 +24,7 @@ from gnomon.engines.base import Sampling
 from gnomon.engines.pool import EnginePool
 from gnomon.engines.scripted import ScriptedEngine
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.sections import LearnerConfig
 from gnomon.models.tiny import tiny_model, tiny_tokenizer
 from gnomon.records.background import Background
 from gnomon.records.checkpoints import CheckpointRef, Checkpoints
@@ -79,7 +79,7 @@ Built = tuple[Run, dict[str, Stateful]]
 @pytest.fixture
 def built(tmp_path: Path) -> Iterator[Built]:
     """Return a run with a learner, a scripted engine and a curriculum, and its parts."""
-    learner = TorchLearner(tiny_model(), LearnerPlan(precision="fp32"), steps=1)
+    learner = TorchLearner(tiny_model(), LearnerConfig(precision="fp32"), steps=1)
     engine = EnginePool({"scripted": ScriptedEngine(lambda prompt, key: "4")})
     curriculum = UniformCurriculum(26, seed=0)
     rollouter = Rollouter(engine, Even(), decode, Sampling(max_completion_length=2), 4, 0)
@@ -218,7 +218,7 @@ def saver(folder: Path, learner: TorchLearner, background: Background, said: io.
 
 def test_what_is_saved_is_what_was_there_when_it_was_asked_for(tmp_path: Path):
     """Weights that change while they are written are written as they were: masters and the model alike."""
-    learner = TorchLearner(tiny_model(), LearnerPlan(precision="fp32"), steps=1)
+    learner = TorchLearner(tiny_model(), LearnerConfig(precision="fp32"), steps=1)
     before = learner.state().tensors["master/model.embed_tokens.weight"]
     with Background() as background:
         saves = saver(tmp_path, learner, background, io.StringIO())
@@ -238,7 +238,7 @@ def test_what_is_saved_is_what_was_there_when_it_was_asked_for(tmp_path: Path):
 
 def test_where_memory_is_short_the_run_waits_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """With less free than the copy takes, the checkpoint is there when `save` returns; one warning for all of them."""
-    learner, said = TorchLearner(tiny_model(), LearnerPlan(precision="fp32"), steps=1), io.StringIO()
+    learner, said = TorchLearner(tiny_model(), LearnerConfig(precision="fp32"), steps=1), io.StringIO()
     monkeypatch.setattr("gnomon.training.checkpointing.free_memory_bytes", lambda: 1000)
     with Background() as background:
         saves = saver(tmp_path, learner, background, said)

@@ -14,7 +14,7 @@ from gnomon.core.types import Batch, Completion, Grade, Group, Rollout, Task
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.sections import LearnerConfig
 from gnomon.models.cpu.packed_linear import input_axes
 from gnomon.models.tiny import tiny_model
 from gnomon.models.transfer.rounding import rounded
@@ -176,7 +176,7 @@ def test_an_average_of_weights_is_no_part_of_the_mismatch():
 
     async def body() -> Metrics:
         model = tiny_model()
-        plan = LearnerPlan(precision="fp32")
+        plan = LearnerConfig(precision="fp32")
         learner = TorchLearner(model, plan, steps=9, proximal=EmaProximal())
         move(model)
         engine = LocalEngine(model)

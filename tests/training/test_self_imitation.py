@@ -6,12 +6,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from gnomon.algorithms.critic import CriticPlan
+from gnomon.algorithms.critic import CriticConfig
 from gnomon.algorithms.sections import SelfImitationBuffer
 from gnomon.core.types import Grade, Group, Rollout, Task
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.optimizer import OptimizerPlan
-from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.optimizer import OptimizerConfig
+from gnomon.learner.sections import LearnerConfig
 from gnomon.models.critic import head_for
 from gnomon.models.tiny import TinyConfig, tiny_model
 from gnomon.rollouts.collate import collate
@@ -21,9 +21,9 @@ from gnomon.training.self_imitation import NoImitation, SelfImitationUpdates
 SHAPE = TinyConfig(width=16, heads=2, kv_heads=1)
 
 
-def build(learning_rate: float = 0.01, critic: CriticPlan | None = None, **plan: object) -> SelfImitationUpdates:
+def build(learning_rate: float = 0.01, critic: CriticConfig | None = None, **plan: object) -> SelfImitationUpdates:
     model = tiny_model(0, SHAPE)
-    settings = LearnerPlan(optimizer=OptimizerPlan(learning_rate=learning_rate), max_tokens_per_micro_batch=64)
+    settings = LearnerConfig(optimizer=OptimizerConfig(learning_rate=learning_rate), max_tokens_per_micro_batch=64)
     learner = TorchLearner(model, settings, steps=10, critic=None if critic is None else head_for(model))
     replay = SelfImitationBuffer(**plan)
     return SelfImitationUpdates(replay, SelfImitationReplay(replay, seed=0), learner, 1.0, critic)
@@ -99,7 +99,7 @@ def test_what_it_measures_is_not_the_policys():
 @pytest.mark.parametrize(("coefficient", "is_taught"), [(0.01, True), (0.0, False)])
 def test_surplus_teaches_the_critic_as_well(coefficient: float, is_taught: bool):
     """A head of zeros expects 0 of answers that earned 1: the weight is 1, and then values rise, if they count."""
-    critic = CriticPlan(trunk="shared")
+    critic = CriticConfig(trunk="shared")
     practiced = build(critic=critic, every=1, weigh="surplus", value_coefficient=coefficient)
     practiced.observe(answered(4))
     (made,) = asyncio.run(practiced.update(1))
@@ -114,7 +114,7 @@ def test_surplus_teaches_the_critic_as_well(coefficient: float, is_taught: bool)
 
 def test_what_was_expected_is_not_imitated():
     """Once the critic expects more than was earned, nothing moves, neither policy nor critic."""
-    critic = CriticPlan(trunk="shared")
+    critic = CriticConfig(trunk="shared")
     practiced = build(critic=critic, every=1, weigh="surplus", above=-2.0)
     practiced.observe(answered(4, reward=-1.0))
     before = practiced.learner.state().tensors

@@ -18,9 +18,9 @@ from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.pool import EnginePool
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.sections import LearnerConfig
 from gnomon.models.cpu.packed_linear import input_axes
-from gnomon.models.lora import LoraPlan, adapt
+from gnomon.models.lora import LoraConfig, adapt
 from gnomon.models.tiny import tiny_model
 from gnomon.models.transfer.fingerprint import Fingerprint, fingerprints
 from gnomon.models.transfer.rounding import rounded
@@ -167,7 +167,7 @@ def test_rounded_weights_that_were_meant_to_be_are_believed(kind):
 
 def test_merged_adapters_are_believed():
     """An engine of its own gets plain weights; the learner's answer is computed with the same ones."""
-    model = adapt(tiny_model(), LoraPlan(rank=2))
+    model = adapt(tiny_model(), LoraConfig(rank=2))
     measured = deliveries(LocalEngine(tiny_model(5), shared=False), model, lambda s: s)
 
     assert max(m["arrival/canary_abs_mean_nats"] for m in measured) < 1e-6
@@ -317,7 +317,7 @@ def test_weights_that_lie_elsewhere_are_proved_without_reading_them_here():
         finally:
             await pool.close()
 
-    learner = Elsewhere(tiny_model(), LearnerPlan(precision="fp32"), steps=9)
+    learner = Elsewhere(tiny_model(), LearnerConfig(precision="fp32"), steps=9)
     asyncio.run(body(learner))
     learner.spoil = lambda prints: {**prints, GATE: replace(prints[GATE], digest=7)}
     with pytest.raises(WeightSyncError, match=rf"1 of 20 tensors .*\({re.escape(GATE)} is float32"):

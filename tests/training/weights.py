@@ -4,12 +4,12 @@ import torch
 from torch import nn
 
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.sections import LearnerConfig
 
 
 def learner_of(model: nn.Module) -> TorchLearner:
     """Return a learner of the model."""
-    return TorchLearner(model, LearnerPlan(precision="fp32"), steps=9)
+    return TorchLearner(model, LearnerConfig(precision="fp32"), steps=9)
 
 
 def move(model: nn.Module, spread: float = 0.05) -> None:

@@ -26,7 +26,7 @@ from gnomon.algorithms.corrections import OffPolicyMask as OffPolicyMask
 from gnomon.algorithms.corrections import ProbabilityMask as ProbabilityMask
 from gnomon.algorithms.corrections import RejectionSampling as RejectionSampling
 from gnomon.algorithms.corrections import TruncatedIS as TruncatedIS
-from gnomon.algorithms.critic import CriticPlan as CriticPlan
+from gnomon.algorithms.critic import CriticConfig as CriticConfig
 from gnomon.algorithms.critic import Pretraining as Pretraining
 from gnomon.algorithms.describe import describe as describe
 from gnomon.algorithms.describe import summary as summary
@@ -79,7 +79,7 @@ from gnomon.algorithms.sections import OptimalValue as OptimalValue
 from gnomon.algorithms.sections import OverlongPenalty as OverlongPenalty
 from gnomon.algorithms.sections import Prioritized as Prioritized
 from gnomon.algorithms.sections import SelfImitationBuffer as SelfImitationBuffer
-from gnomon.algorithms.sections import TrackerPlan as TrackerPlan
+from gnomon.algorithms.sections import TrackerConfig as TrackerConfig
 from gnomon.algorithms.sections import Uniform as Uniform
 from gnomon.algorithms.sections import Updates as Updates
 from gnomon.algorithms.surrogates import ClippedSurrogate as ClippedSurrogate

@@ -40,6 +40,7 @@ _SCALES: Mapping[Any, str] = {
 _ROUTINGS: Mapping[str, str] = {"R2": "proximal", "R3": "behavior"}
 FORMER: Mapping[str, str] = {
     "Constant": "UnitAdvantage",
+    "CriticPlan": "CriticConfig",
     "Ewma": "EmaProximal",
     "LengthWeighted": "OptimalBaseline",
     "LossView": "LossInputs",
@@ -51,6 +52,7 @@ FORMER: Mapping[str, str] = {
     "SoftGate": "SigmoidGate",
     "Surplus": "PositiveAdvantage",
     "Tracked": "TrackedBaseline",
+    "TrackerPlan": "TrackerConfig",
     "Truncated": "TruncatedIS",
     "Trust": "RatioBound",
 }

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gnomon.algorithms.critic import CriticPlan
+from gnomon.algorithms.critic import CriticConfig
 from gnomon.algorithms.loss_aggregation import TokenMean
 from gnomon.algorithms.protocols import Advantage, Aggregate, Correction, Loss, LossInputs, Need, Regularizer, Surrogate
 from gnomon.algorithms.ratios import Ratio, Statistics, masked
@@ -25,7 +25,7 @@ from gnomon.algorithms.sections import (
     OverlongPenalty,
     Prioritized,
     SelfImitationBuffer,
-    TrackerPlan,
+    TrackerConfig,
     Uniform,
     Updates,
 )
@@ -78,11 +78,11 @@ class Composition:
     updates: Updates = field(default=Updates())
     num_generations: int = 8
     sampler: Uniform | Prioritized | Greso = field(default=Uniform())
-    tracker: TrackerPlan | OptimalValue | None = None
+    tracker: TrackerConfig | OptimalValue | None = None
     keep: Informative | None = None
     overlong: OverlongPenalty | None = None
     mask_truncated: bool = False
-    critic: CriticPlan | None = None
+    critic: CriticConfig | None = None
     proximal: EmaProximal | None = None
     replay: SelfImitationBuffer | None = None
     scope: Literal["step", "micro_batch", "lagged"] = "step"
@@ -96,7 +96,7 @@ class Composition:
         policy is an average, or a critic on the same trunk is taught in between.
         """
         needs = self.advantage.needs.union(*(r.needs for r in self.regularizers))
-        adds_drift = isinstance(self.tracker, TrackerPlan) and self.tracker.drift == "accumulated"
+        adds_drift = isinstance(self.tracker, TrackerConfig) and self.tracker.drift == "accumulated"
         anchors = self.ratio.anchor == "proximal" or self.reads_both
         reads_proximal = anchors or self.correction is not None or adds_drift
         is_moved_first = self.critic is not None and self.critic.moves_policy_first

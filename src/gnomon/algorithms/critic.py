@@ -47,7 +47,7 @@ class Pretraining:
 
 
 @dataclass(frozen=True)
-class CriticPlan:
+class CriticConfig:
     """A value model with one number a token: what the response's reward will be, seen from before that token.
 
     loss = sum weights (V - V_target)^2 / 2; with ``clip`` c the larger of that and the same with V bounded to V_before
@@ -80,9 +80,9 @@ class CriticPlan:
 
     def __post_init__(self) -> None:
         if not 0 < self.learning_rate_ratio < math.inf:
-            raise ConfigError(f"CriticPlan.learning_rate_ratio must be > 0 and finite, got {self.learning_rate_ratio}")
+            raise ConfigError(f"CriticConfig.learning_rate_ratio must be positive, got {self.learning_rate_ratio}")
         if self.clip is not None and self.clip <= 0:
-            raise ConfigError(f"CriticPlan.clip must be > 0, got {self.clip}; leave it out for no bound")
+            raise ConfigError(f"CriticConfig.clip must be > 0, got {self.clip}; leave it out for no bound")
         if self.trunk == "shared" and self.initial != "policy":
             raise ConfigError(
                 f"a shared trunk is the policy's, so it cannot begin as '{self.initial}'; set trunk = 'separate', or "

@@ -130,7 +130,7 @@ NOTES: Mapping[str, tuple[str, ...]] = {
     "a-star-po": (
         "The values V* are fixed for the run, from 8 samples of the initial policy (beta 0.5); a prompt whose "
         "samples were all wrong has V* = 0 and is still asked, where an option of other libraries drops it.",
-        "The table ages as the policy moves; SPO's tracker, which follows it, is tracker = {piece = 'TrackerPlan'} "
+        "The table ages as the policy moves; SPO's tracker, which follows it, is tracker = {piece = 'TrackerConfig'} "
         "with rewards of 0 and 1.",
         "One update a step. No ratio is clipped, and the log-ratio to the reference, a sum over tokens, has no bound.",
     ),

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gnomon.algorithms.advantages import spread
 from gnomon.algorithms.algorithm import Algorithm
-from gnomon.algorithms.critic import CriticPlan
+from gnomon.algorithms.critic import CriticConfig
 from gnomon.algorithms.loss_aggregation import TokenMean
 from gnomon.algorithms.protocols import Advantage, Need
 from gnomon.algorithms.ratio_bounds import Unbounded
@@ -64,7 +64,7 @@ class PositiveAdvantage(Advantage):
         return self.center(batch).to(dtype), spread(batch.rewards.double(), batch).to(dtype)
 
 
-def imitation(plan: SelfImitationBuffer, critic: CriticPlan | None = None) -> Algorithm:
+def imitation(plan: SelfImitationBuffer, critic: CriticConfig | None = None) -> Algorithm:
     """Return the algorithm of replayed responses: the mean over their tokens of -w log current.
 
     w = 1, or (R - V)_+ with ``plan.weigh = "surplus"``. The ratio is to the proximal policy, which is the current one

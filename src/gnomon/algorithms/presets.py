@@ -20,7 +20,7 @@ from gnomon.algorithms.advantages import (
 )
 from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.corrections import TruncatedIS
-from gnomon.algorithms.critic import CriticPlan, Pretraining
+from gnomon.algorithms.critic import CriticConfig, Pretraining
 from gnomon.algorithms.loss_aggregation import ConstantLength, SequenceMean, TokenMean
 from gnomon.algorithms.ratio_bounds import Cap, Clip, EssCap, Unbounded
 from gnomon.algorithms.ratios import Ratio
@@ -31,7 +31,7 @@ from gnomon.algorithms.sections import (
     OverlongPenalty,
     Prioritized,
     SelfImitationBuffer,
-    TrackerPlan,
+    TrackerConfig,
     Updates,
 )
 from gnomon.algorithms.surrogates import ClippedSurrogate, GeometricClip, PolicyGradient, Regression, SigmoidGate
@@ -105,7 +105,7 @@ PPO = Algorithm(
     aggregate=TokenMean(),
     updates=Updates(minibatches=4),
     num_generations=1,
-    critic=CriticPlan(updates=Updates(minibatches=4), clip=0.5),
+    critic=CriticConfig(updates=Updates(minibatches=4), clip=0.5),
 )
 
 VC_PPO = Algorithm(
@@ -117,7 +117,7 @@ VC_PPO = Algorithm(
     aggregate=SequenceMean(),
     updates=Updates(minibatches=4),
     num_generations=1,
-    critic=CriticPlan(updates=Updates(minibatches=4), pretraining=Pretraining(100)),
+    critic=CriticConfig(updates=Updates(minibatches=4), pretraining=Pretraining(100)),
 )
 
 GRPO = Algorithm(
@@ -238,7 +238,7 @@ SPO = Algorithm(
     updates=Updates(minibatches=8),
     num_generations=1,
     sampler=Prioritized(epsilon=0.05),
-    tracker=TrackerPlan(),
+    tracker=TrackerConfig(),
 )
 
 VAPO = Algorithm(
@@ -251,7 +251,7 @@ VAPO = Algorithm(
     regularizers=(PositiveNll(0.1),),
     updates=Updates(minibatches=16),
     num_generations=16,
-    critic=CriticPlan(updates=Updates(minibatches=16), pretraining=Pretraining(50)),
+    critic=CriticConfig(updates=Updates(minibatches=16), pretraining=Pretraining(50)),
 )
 
 VAPO_REVIEW = Algorithm(
@@ -261,7 +261,7 @@ VAPO_REVIEW = Algorithm(
     ratio=Ratio(),
     surrogate=ClippedSurrogate(Clip(0.2, 0.28)),
     aggregate=TokenMean(),
-    critic=CriticPlan(
+    critic=CriticConfig(
         trunk="shared", learning_rate_ratio=1.0, order="before", pretraining=Pretraining(50, frozen_trunk=True)
     ),
     replay=SelfImitationBuffer(),

@@ -105,7 +105,7 @@ class Greso:
 
 
 @dataclass(frozen=True)
-class TrackerPlan:
+class TrackerConfig:
     """A persistent success rate for each prompt, forgetting as fast as the policy drifts.
 
     rho = clip(2^(-drift / d_half), rho_min, rho_max); alpha <- rho alpha + r; beta <- rho beta + 1 - r.
@@ -135,9 +135,9 @@ class TrackerPlan:
 
     def __post_init__(self) -> None:
         if not 0 < self.rho_min <= self.rho_max < 1:
-            raise ConfigError(f"TrackerPlan needs 0 < rho_min <= rho_max < 1, got {self.rho_min}, {self.rho_max}")
+            raise ConfigError(f"TrackerConfig needs 0 < rho_min <= rho_max < 1, got {self.rho_min}, {self.rho_max}")
         check_bounds(
-            "TrackerPlan",
+            "TrackerConfig",
             self,
             d_half=(self.d_half > 0, "> 0"),
             n0=(self.n0 >= 1, "at least 1"),
@@ -150,7 +150,7 @@ class OptimalValue:
     """The value of the best policy near the initial one, estimated once for each prompt and then fixed.
 
     V*(x) = beta log mean exp(r / beta) over ``n0`` samples of the initial policy: the mean for a large beta, the
-    largest for a small one. What such a table is worth falls as the policy moves; `TrackerPlan` follows it.
+    largest for a small one. What such a table is worth falls as the policy moves; `TrackerConfig` follows it.
 
     Attributes:
         beta: > 0, in rewards.

@@ -11,13 +11,13 @@ from typing import Any
 from gnomon.algorithms.advantages import Gae, GroupRelative, TrackedBaseline, Whitened, unscaled
 from gnomon.algorithms.composition import Composition
 from gnomon.algorithms.corrections import OffPolicyMask, ProbabilityMask, RejectionSampling
-from gnomon.algorithms.critic import CriticPlan
+from gnomon.algorithms.critic import CriticConfig
 from gnomon.algorithms.loss_aggregation import SequenceMean, TokenMean
 from gnomon.algorithms.piece_checks import check_places
 from gnomon.algorithms.ratio_bounds import Cap, EssCap, Unbounded
 from gnomon.algorithms.ratios import Ratio
 from gnomon.algorithms.regularizers import Entropy, EssKl, Kl
-from gnomon.algorithms.sections import Greso, OptimalValue, Prioritized, TrackerPlan, Uniform
+from gnomon.algorithms.sections import Greso, OptimalValue, Prioritized, TrackerConfig, Uniform
 from gnomon.algorithms.surrogates import ClippedSurrogate, GeometricClip, PolicyGradient, Regression, SigmoidGate
 from gnomon.algorithms.user_pieces import spelled
 from gnomon.core.errors import ConfigError
@@ -120,7 +120,7 @@ def _bounds(algorithm: Composition) -> Iterator[str]:
 
 def _idle(algorithm: Composition) -> Iterator[str]:
     is_asked = isinstance(algorithm.sampler, Prioritized) or uses_tracker(algorithm)
-    if isinstance(algorithm.tracker, TrackerPlan) and not is_asked:
+    if isinstance(algorithm.tracker, TrackerConfig) and not is_asked:
         yield (
             "The tracker keeps a success rate of every prompt, and neither the baseline nor the sampler reads it; set "
             'algorithm.sampler = "Prioritized", or algorithm.tracker = "none".'
@@ -138,7 +138,7 @@ _SEQUENCE_MEAN = Fix("aggregate", SequenceMean())
 _TOKEN_LEVEL = Fix("ratio.level", "token")
 _TO_PROXIMAL, _TO_BEHAVIOR = Fix("ratio.anchor", "proximal"), Fix("ratio.anchor", "behavior")
 _NO_AVERAGE = Fix("proximal", None)
-_TRACKER, _CRITIC = Fix("tracker", TrackerPlan()), Fix("critic", CriticPlan())
+_TRACKER, _CRITIC = Fix("tracker", TrackerConfig()), Fix("critic", CriticConfig())
 
 
 def validate(algorithm: Composition) -> None:
@@ -331,7 +331,7 @@ def _policies(algorithm: Composition) -> Iterator[Refusal]:
         )
     if algorithm.proximal is not None and "proximal" not in algorithm.needs:
         yield _refuse("nothing reads the averaged proximal policy", _NO_AVERAGE, _TO_PROXIMAL)
-    measures_drift = isinstance(algorithm.tracker, TrackerPlan) and algorithm.tracker.drift != "constant"
+    measures_drift = isinstance(algorithm.tracker, TrackerConfig) and algorithm.tracker.drift != "constant"
     if algorithm.proximal is not None and measures_drift:
         yield _refuse(
             "the tracker's drift would be measured from the averaged proximal policy",
@@ -344,7 +344,7 @@ def _prompts(algorithm: Composition) -> Iterator[Refusal]:
     plan, uniform = algorithm.tracker, Fix("sampler", Uniform())
     if plan is None and uses_tracker(algorithm):
         yield _refuse("the baseline Tracked needs a tracker", _TRACKER, Fix("advantage", GroupRelative()))
-    if isinstance(algorithm.sampler, Prioritized) and not isinstance(plan, TrackerPlan):
+    if isinstance(algorithm.sampler, Prioritized) and not isinstance(plan, TrackerConfig):
         yield _refuse("the sampler Prioritized needs a tracker", _TRACKER, uniform)
     if isinstance(plan, OptimalValue) and not uses_tracker(algorithm):
         yield _refuse(
@@ -358,7 +358,7 @@ def _prompts(algorithm: Composition) -> Iterator[Refusal]:
             Fix("num_generations", 2),
             uniform,
         )
-    if isinstance(plan, TrackerPlan) and plan.drift == "accumulated" and algorithm.updates.total == 1:
+    if isinstance(plan, TrackerConfig) and plan.drift == "accumulated" and algorithm.updates.total == 1:
         yield _refuse(
             "tracker.drift = 'accumulated' adds up the drift that updates see after the first, and with one update a "
             "step there is nothing to measure",
@@ -385,7 +385,7 @@ def _keep(algorithm: Composition) -> Iterator[Refusal]:
 
 def _rewards(algorithm: Composition) -> Iterator[Refusal]:
     plan, unpunished = algorithm.tracker, Fix("overlong", None)
-    if isinstance(plan, TrackerPlan) and plan.rewards == "binary" and algorithm.overlong is not None:
+    if isinstance(plan, TrackerConfig) and plan.rewards == "binary" and algorithm.overlong is not None:
         yield _refuse(
             "overlong makes rewards other than 0 and 1, which a binary tracker cannot count",
             Fix("tracker.rewards", "continuous"),

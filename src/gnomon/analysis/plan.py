@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 import torch
 
 from gnomon.algorithms import Algorithm
-from gnomon.algorithms.sections import TrackerPlan
+from gnomon.algorithms.sections import TrackerConfig
 from gnomon.core.errors import ConfigError
 from gnomon.learner.precision import Precision, dtype_of
 from gnomon.learner.sections import DEVICE_SHARE, kept_numbers, token_budget
@@ -320,7 +320,7 @@ def passes(algorithm: Algorithm) -> int:
     scored = len(algorithm.needs) - ("routing" in algorithm.needs)  # written down in the pass of the proximal policy
     if algorithm.reads_statistics:
         scored += algorithm.updates.epochs  # at most: the first micro-batch is computed once
-    if isinstance(algorithm.tracker, TrackerPlan) and algorithm.tracker.drift == "replayed":
+    if isinstance(algorithm.tracker, TrackerConfig) and algorithm.tracker.drift == "replayed":
         scored += 1
     critic = algorithm.critic
     if critic is None:

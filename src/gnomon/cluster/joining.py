@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gnomon.core.errors import ConfigError
-from gnomon.core.sections import ClusterPlan
+from gnomon.core.sections import ClusterConfig
 
 _CLIENT = "ray://"
 _ASK_SECONDS = 5.0
@@ -111,7 +111,7 @@ def _found_here() -> str:
     return address
 
 
-def join(ray: Any, plan: ClusterPlan, warn: Callable[[str], None]) -> None:
+def join(ray: Any, plan: ClusterConfig, warn: Callable[[str], None]) -> None:
     """Connect to a cluster. Ray reads the key from RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, or ~/.ray/auth_token.
 
     Raises:

@@ -24,7 +24,7 @@ from gnomon.cluster import joining, start
 from gnomon.cluster.head_monitor import HeadMonitor
 from gnomon.core.errors import ClusterError, ConfigError
 from gnomon.core.redaction import without_secrets
-from gnomon.core.sections import ClusterPlan
+from gnomon.core.sections import ClusterConfig
 
 _LONGEST = 500
 _DETAIL = "Worker exit detail:"
@@ -87,7 +87,7 @@ class ResourceBundle:
         return {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
 
 
-def check_cluster(plan: ClusterPlan, places: Sequence[ResourceBundle], gpus: int) -> None:
+def check_cluster(plan: ClusterConfig, places: Sequence[ResourceBundle], gpus: int) -> None:
     """Refuse an impossible cluster before anything is loaded.
 
     Args:
@@ -153,7 +153,7 @@ class Cluster:
     """
 
     def __init__(
-        self, ray: Any, plan: ClusterPlan, places: Sequence[ResourceBundle], started: "start.StartedCluster | None"
+        self, ray: Any, plan: ClusterConfig, places: Sequence[ResourceBundle], started: "start.StartedCluster | None"
     ) -> None:
         self._ray, self._plan, self._started = ray, plan, started
         self._folder = start.Folder.made() if started is None else started.folder
@@ -165,7 +165,7 @@ class Cluster:
         self._is_closed = False
 
     @classmethod
-    def open(cls, plan: ClusterPlan, places: Sequence[ResourceBundle], warn: Callable[[str], None]) -> Self:
+    def open(cls, plan: ClusterConfig, places: Sequence[ResourceBundle], warn: Callable[[str], None]) -> Self:
         """Start or join the cluster, and reserve the bundles.
 
         Args:

@@ -15,27 +15,27 @@ from gnomon.algorithms.aliases import ALIASES as ALGORITHM_ALIASES
 from gnomon.algorithms.build import to_table as algorithm_table
 from gnomon.core.errors import ConfigError, check_bounds, unknown
 from gnomon.core.sections import (
-    BudgetPlan,
-    CheckpointPlan,
-    ClusterPlan,
-    DoctorPlan,
-    EnginePlan,
+    BudgetConfig,
+    CheckpointConfig,
+    ClusterConfig,
+    DoctorConfig,
+    EngineConfig,
     EvalSampling,
-    GradingPlan,
-    RecordPlan,
-    SamplingPlan,
-    StalenessPlan,
+    GradingConfig,
+    RecordConfig,
+    SamplingConfig,
+    StalenessConfig,
     check_texts,
     check_values,
 )
 from gnomon.core.tables import build, let_go, parse_toml, set_path, to_table
 from gnomon.diagnosis.catalog import check_stops, chosen
-from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.sections import LearnerConfig
 from gnomon.models.device import check_device
-from gnomon.models.lora import LoraPlan
+from gnomon.models.lora import LoraConfig
 from gnomon.rewards.grading import WeightedReward
 from gnomon.tasks.build import EvalTask, TaskConfig, named, named_held_out
-from gnomon.tasks.environment import EnvironmentPlan
+from gnomon.tasks.environment import EnvironmentConfig
 from gnomon.tasks.split import HeldOut
 
 OVERRIDE_HINT = "an override is key=value, such as steps=50 or algorithm.num_generations=4"
@@ -45,7 +45,7 @@ _OPENING = ("{", "[", '"', "'")
 
 
 @dataclass(frozen=True)
-class EvaluationPlan:
+class EvaluationConfig:
     """When and on what a run is evaluated.
 
     Attributes:
@@ -135,27 +135,27 @@ class Experiment:
     name: str = "run"
     rewards: tuple[WeightedReward, ...] = ()
     steps: int = 100
-    budget: BudgetPlan = BudgetPlan()
+    budget: BudgetConfig = BudgetConfig()
     rollouts_per_step: int = 64
     seed: int = 0
     max_staleness: int | Literal["measured"] = 0
-    staleness: StalenessPlan = StalenessPlan()
+    staleness: StalenessConfig = StalenessConfig()
     system: str = ""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     trust_remote_code: bool = False
     device: str = "auto"
     held_out: HeldOut = HeldOut()
-    sampling: SamplingPlan = SamplingPlan()
-    engine: EnginePlan = EnginePlan()
-    learner: LearnerPlan = LearnerPlan()
-    lora: LoraPlan | None = None
-    evaluation: EvaluationPlan = EvaluationPlan()
-    checkpoints: CheckpointPlan = CheckpointPlan()
-    grading: GradingPlan = GradingPlan()
-    records: RecordPlan = RecordPlan()
-    environment: EnvironmentPlan | None = None
-    doctor: DoctorPlan = DoctorPlan()
-    cluster: ClusterPlan = ClusterPlan()
+    sampling: SamplingConfig = SamplingConfig()
+    engine: EngineConfig = EngineConfig()
+    learner: LearnerConfig = LearnerConfig()
+    lora: LoraConfig | None = None
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoints: CheckpointConfig = CheckpointConfig()
+    grading: GradingConfig = GradingConfig()
+    records: RecordConfig = RecordConfig()
+    environment: EnvironmentConfig | None = None
+    doctor: DoctorConfig = DoctorConfig()
+    cluster: ClusterConfig = ClusterConfig()
 
     def __post_init__(self) -> None:
         check_device(self.device)
@@ -309,14 +309,14 @@ def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loa
     if isinstance(whole.get("engine"), str):
         whole["engine"] = {"kind": whole["engine"]}
     if isinstance(whole.get("cluster"), str):
-        whole["cluster"] = ClusterPlan.named(whole["cluster"])
+        whole["cluster"] = ClusterConfig.named(whole["cluster"])
     # A whole algorithm or task, or its kind, does not undo what is said of its parts.
     for key, value in sorted(overrides, key=lambda parsed: (parsed[0].count("."), parsed[0] not in _KINDS)):
         notes += let_go(whole, key, value) if key in _KINDS else []
         if key == "task":
             whole.pop("task", None)
         if key == "cluster" and isinstance(value, str):
-            for name, said in ClusterPlan.named(value).items():
+            for name, said in ClusterConfig.named(value).items():
                 set_path(whole, f"cluster.{name}", said)
             continue
         # An engine by its name alone: what else is said of it stays.
@@ -386,8 +386,8 @@ def _anchor(node: Any) -> None:
         if node.get("kind") in ("class", "tools", "trl"):
             node["use"] = _absolute_member(node["use"])
             node["tools"] = [_absolute_member(tool) for tool in node["tools"]]
-        is_critic = node.get("piece") == "CriticPlan" and node["initial"] != "policy"
-        if node.get("piece") in ("TrackerPlan", "OptimalValue") or is_critic:
+        is_critic = node.get("piece") == "CriticConfig" and node["initial"] != "policy"
+        if node.get("piece") in ("TrackerConfig", "OptimalValue") or is_critic:
             node["initial"] = _absolute(node["initial"])
     for below in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
         _anchor(below)

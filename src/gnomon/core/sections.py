@@ -14,7 +14,7 @@ MOST_TOKENS = 64
 
 
 @dataclass(frozen=True)
-class SamplingPlan:
+class SamplingConfig:
     """How answers are drawn.
 
     Attributes:
@@ -82,10 +82,10 @@ class EvalSampling:
         """
         return EvalSampling(**{**vars(other), **self.given})
 
-    def words(self, training: SamplingPlan) -> str:
+    def words(self, training: SamplingConfig) -> str:
         """Return how answers are drawn, and what of it is training's because nothing else is set.
 
-        >>> EvalSampling(top_p=0.95).words(SamplingPlan())
+        >>> EvalSampling(top_p=0.95).words(SamplingConfig())
         "temperature 1 (training's), top_p 0.95, at most 64 tokens (training's)"
         """
         drawn = {**vars(training), **self.given}
@@ -101,11 +101,11 @@ class EvalSampling:
 
 
 STARTED = "start"
-"""The `EnginePlan.server` that is started for the run."""
+"""The `EngineConfig.server` that is started for the run."""
 
 
 @dataclass(frozen=True)
-class EnginePlan:
+class EngineConfig:
     """What generates the answers.
 
     Attributes:
@@ -160,7 +160,7 @@ class EnginePlan:
 
 
 @dataclass(frozen=True)
-class StalenessPlan:
+class StalenessConfig:
     """How generation and training overlap, where `Experiment.max_staleness` allows that.
 
     Attributes:
@@ -192,7 +192,7 @@ class StalenessPlan:
 
 
 @dataclass(frozen=True)
-class BudgetPlan:
+class BudgetConfig:
     """What a run may spend. It ends with the step that reaches the budget, or after `Experiment.steps`.
 
     A learning rate that falls follows `Experiment.steps` all the same; a budget that ends the run earlier leaves the
@@ -230,7 +230,7 @@ class BudgetPlan:
 
 
 @dataclass(frozen=True)
-class CheckpointPlan:
+class CheckpointConfig:
     """When a checkpoint is written, and how many are kept.
 
     Attributes:
@@ -260,7 +260,7 @@ class CheckpointPlan:
 
 
 @dataclass(frozen=True)
-class GradingPlan:
+class GradingConfig:
     """Processes and limits of the rewards.
 
     Attributes:
@@ -306,7 +306,7 @@ STORE = "store"
 
 
 @dataclass(frozen=True)
-class ClusterPlan:
+class ClusterConfig:
     """Whether learners, engines and graders run on a Ray cluster, and on which.
 
     Attributes:
@@ -361,14 +361,14 @@ class ClusterPlan:
     def named(cls, text: str) -> dict[str, str]:
         """Return the table that one word stands for: "ray", "none", or an address.
 
-        >>> ClusterPlan.named("ray://head:10001")
+        >>> ClusterConfig.named("ray://head:10001")
         {'kind': 'ray', 'address': 'ray://head:10001'}
         """
         return {"kind": text} if text in ("ray", "none") else {"kind": "ray", "address": text}
 
 
 @dataclass(frozen=True)
-class RecordPlan:
+class RecordConfig:
     """What is written down beside metrics.
 
     Attributes:
@@ -395,7 +395,7 @@ class RecordPlan:
 
 
 @dataclass(frozen=True)
-class DoctorPlan:
+class DoctorConfig:
     """Which diagnosis rules look at a run while it trains; `gnomon doctor RUN` diagnoses a run at any time.
 
     Attributes:

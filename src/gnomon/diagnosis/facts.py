@@ -62,7 +62,7 @@ class Facts:
             budget=_at(_at(table, "sampling", _NONE), "max_completion_length", 0),
             weights=_weights(_at(table, "rewards", _NOTHING)),
             preset=_at(algorithm, "name", ""),
-            initial=_at(tracker, "initial", "prior") if _at(tracker, "piece", "") == "TrackerPlan" else "",
+            initial=_at(tracker, "initial", "prior") if _at(tracker, "piece", "") == "TrackerConfig" else "",
         )
 
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gnomon.core.errors import ConfigError, check_bounds
-from gnomon.core.sections import SamplingPlan
+from gnomon.core.sections import SamplingConfig
 from gnomon.core.types import Completion, Snapshot
 from gnomon.models.transfer.fingerprint import Fingerprint
 
 
 @dataclass(frozen=True)
-class Sampling(SamplingPlan):
+class Sampling(SamplingConfig):
     """How tokens are drawn: a plan that was checked, with all token ids that end a completion as ``stop_ids``.
 
     Truncations apply in the order top-k, top-p, min-p, on the tempered distribution, as in vLLM and transformers. Every

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from gnomon.algorithms.critic import CriticPlan
+from gnomon.algorithms.critic import CriticConfig
 from gnomon.algorithms.protocols import Loss
 from gnomon.core.metrics import Last, Mean, Metrics, Sum
 from gnomon.core.types import Batch, State
@@ -28,10 +28,10 @@ class CriticFit:
         plan: Its loss.
         learning_rate: Above 0.
         is_trunk_frozen: Only the head learns.
-        one_sided: As in `CriticPlan.loss`.
+        one_sided: As in `CriticConfig.loss`.
     """
 
-    plan: CriticPlan
+    plan: CriticConfig
     learning_rate: float
     is_trunk_frozen: bool = False
     one_sided: bool = False

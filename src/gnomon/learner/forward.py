@@ -15,7 +15,7 @@ from gnomon.core.types import Batch
 from gnomon.learner.loss import ComputeStats
 from gnomon.learner.mesh import Mesh, SingleProcess
 from gnomon.learner.microbatch import Sharing, micro_batches, move
-from gnomon.learner.sections import LearnerPlan, default_budget
+from gnomon.learner.sections import LearnerConfig, default_budget
 from gnomon.models.contexts import recomputing
 from gnomon.models.head import chunk_for
 from gnomon.models.logprobs import TokenScorer, TokenScores
@@ -45,7 +45,7 @@ class ForwardRunner:
             for the others in every layer; what is returned for all rows is put together again.
     """
 
-    def __init__(self, plan: LearnerPlan, model: nn.Module, mesh: Mesh | None = None) -> None:
+    def __init__(self, plan: LearnerConfig, model: nn.Module, mesh: Mesh | None = None) -> None:
         self.work = ComputeStats()
         policy: Any = model
         self._plan = plan

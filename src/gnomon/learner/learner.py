@@ -26,7 +26,7 @@ from gnomon.learner.frozen import FrozenWeights
 from gnomon.learner.loss import ComputeStats, LaggedStatistics, LossAccumulator, MovingAverage
 from gnomon.learner.mesh import copies, here
 from gnomon.learner.optimizer import Optimizer
-from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.sections import LearnerConfig
 from gnomon.models.contexts import has_adapters, without_adapters
 from gnomon.models.load import model_writer, trainable
 from gnomon.models.logprobs import TokenScores
@@ -46,7 +46,7 @@ class TorchLearner:
     Args:
         model: A causal language model, in the precision that it shall compute in. Parameters in less than float32 get
             float32 masters here; those that need no gradient (all but the adapters, with LoRA) are never touched.
-        plan: See `LearnerPlan`; its ``precision`` was acted on when the model was loaded.
+        plan: See `LearnerConfig`; its ``precision`` was acted on when the model was loaded.
         steps: Training steps of the whole run, which schedules end at.
         reference: A frozen copy for the reference policy. With adapters none is needed: it is the model without them.
         critic: A value model with a trunk of its own (`load_critic`), which gets an optimizer of its own; or a
@@ -58,7 +58,7 @@ class TorchLearner:
     def __init__(
         self,
         model: nn.Module,
-        plan: LearnerPlan,
+        plan: LearnerConfig,
         steps: int,
         reference: nn.Module | None = None,
         critic: nn.Module | None = None,

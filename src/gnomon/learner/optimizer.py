@@ -17,7 +17,7 @@ from gnomon.learner.precision import Masters
 
 
 @dataclass(frozen=True)
-class OptimizerPlan:
+class OptimizerConfig:
     """Settings of AdamW and the schedule of its learning rate.
 
     The rate is a function of the *training step* alone (`learning_rate_at`). All optimizer updates of one step share
@@ -39,7 +39,7 @@ class OptimizerPlan:
 
     Source: AdamW, arXiv 1711.05101, algorithm 2.
 
-    >>> plan = OptimizerPlan(learning_rate=1.0, schedule="linear", warmup_steps=2)
+    >>> plan = OptimizerConfig(learning_rate=1.0, schedule="linear", warmup_steps=2)
     >>> [plan.learning_rate_at(step, 6) for step in range(6)]
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
     """
@@ -92,7 +92,7 @@ class Optimizer:
     """
 
     def __init__(
-        self, named: Iterable[tuple[str, nn.Parameter]], plan: OptimizerPlan, mesh: Mesh | None = None
+        self, named: Iterable[tuple[str, nn.Parameter]], plan: OptimizerConfig, mesh: Mesh | None = None
     ) -> None:
         self.plan = plan
         self.masters = Masters(named, mesh)

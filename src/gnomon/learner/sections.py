@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 
 from gnomon.core.errors import ConfigError
-from gnomon.learner.optimizer import OptimizerPlan
+from gnomon.learner.optimizer import OptimizerConfig
 from gnomon.models.backbone import kept_for_backward
 from gnomon.models.device import memory_of
 
@@ -21,7 +21,7 @@ _LEAST_TOKENS = 256
 
 
 @dataclass(frozen=True)
-class LearnerPlan:
+class LearnerConfig:
     """How the model is trained. Only ``optimizer`` and ``precision`` change a result beyond rounding.
 
     Attributes:
@@ -41,7 +41,7 @@ class LearnerPlan:
         ConfigError: A number is out of range.
     """
 
-    optimizer: OptimizerPlan = field(default_factory=OptimizerPlan)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     max_tokens_per_micro_batch: int | None = None
     gradient_checkpointing: bool = False

@@ -9,11 +9,11 @@ from gnomon.algorithms.algorithm import Algorithm
 from gnomon.core.errors import ConfigError
 from gnomon.learner.learner import TorchLearner
 from gnomon.learner.precision import dtype_of, resolve_precision
-from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.sections import LearnerConfig
 from gnomon.models.critic import head_for, load_critic
 from gnomon.models.device import resolve_device
 from gnomon.models.load import load_model
-from gnomon.models.lora import LoraPlan
+from gnomon.models.lora import LoraConfig
 from gnomon.models.routing import moe_layers
 
 
@@ -32,9 +32,9 @@ class LearnerSpec:
 
     model: str
     algorithm: Algorithm
-    plan: LearnerPlan
+    plan: LearnerConfig
     steps: int
-    lora: LoraPlan | None = None
+    lora: LoraConfig | None = None
     trust_remote_code: bool = False
     device: str = "cpu"
     seed: int = 0

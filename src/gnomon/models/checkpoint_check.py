@@ -13,7 +13,7 @@ from torch import nn
 from gnomon.core.errors import ModelError
 from gnomon.models.folder import Belongings, belongings_of, moved, savable
 from gnomon.models.load import check_headers, load_model, local_folder, merged_tensors, read_tokenizer
-from gnomon.models.lora import LoraPlan, check_lora, check_targets, misfits
+from gnomon.models.lora import LoraConfig, check_lora, check_targets, misfits
 from gnomon.models.size import outline
 from gnomon.models.token_strings import parsed
 from gnomon.models.tokenizer import Tokenizer
@@ -34,7 +34,7 @@ class SavedForm:
 
 
 def try_checkpoint(
-    name: str, tokenizer: Tokenizer, trust_remote_code: bool = False, lora: LoraPlan | None = None
+    name: str, tokenizer: Tokenizer, trust_remote_code: bool = False, lora: LoraConfig | None = None
 ) -> SavedForm:
     """Write a checkpoint of ``name`` without weights, load it again, and return its other files.
 
@@ -104,7 +104,7 @@ def check_written(folder: Path, name: str, dtype: torch.dtype, trust_remote_code
         )
 
 
-def _adapters(empty: nn.Module, lora: LoraPlan | None) -> list[str]:
+def _adapters(empty: nn.Module, lora: LoraConfig | None) -> list[str]:
     """Check the targets of adapters; return the layers that "all-linear" leaves out."""
     if lora is None:
         return []

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gnomon.core.errors import ModelError, shortened, unknown
 from gnomon.models import default
 from gnomon.models.folder import moved, savable
-from gnomon.models.lora import LoraPlan, adapt, check_lora, merged_tensors, trainable
+from gnomon.models.lora import LoraConfig, adapt, check_lora, merged_tensors, trainable
 from gnomon.models.tiny import TINY, TINY_MODELS, tiny_model, tiny_tokenizer
 from gnomon.models.token_strings import first_line, parsed, untrusted
 from gnomon.models.tokenizer import Tokenizer, wrap
@@ -36,7 +36,7 @@ from gnomon.models.weights_check import (
 __all__ = [
     "BUILT_IN",
     "TINY",
-    "LoraPlan",
+    "LoraConfig",
     "Tokenizer",
     "check_model",
     "check_weights",
@@ -130,14 +130,14 @@ def check_headers(name: str, trust_remote_code: bool = False) -> tuple[tuple[str
 def load_model(
     name: str,
     dtype: torch.dtype,
-    lora: LoraPlan | None = None,
+    lora: LoraConfig | None = None,
     trust_remote_code: bool = False,
     device: torch.device | str = "cpu",
 ) -> nn.Module:
     """Return the causal language model ``name`` in ``dtype``, on ``device``, in eval mode, with SDPA attention.
 
     Rotary tables stay in float32 for every ``dtype``, so choose the precision here and not by ``.to``. With ``lora``
-    the weights are frozen and float32 adapters are added; see `LoraPlan`.
+    the weights are frozen and float32 adapters are added; see `LoraConfig`.
 
     Raises:
         ModelError: As `check_model` does, or if the weights do not fit the config.

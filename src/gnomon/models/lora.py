@@ -87,7 +87,7 @@ _PROBED_TOKENS = 16
 
 
 @dataclass(frozen=True)
-class LoraPlan:
+class LoraConfig:
     """Train W + (alpha / rank) B A with W frozen, instead of W.
 
     Attributes:
@@ -97,7 +97,7 @@ class LoraPlan:
 
     Source: Hu et al. 2021, arXiv 2106.09685, section 4.1.
 
-    >>> LoraPlan(rank=8, alpha=16).scale
+    >>> LoraConfig(rank=8, alpha=16).scale
     2.0
     """
 
@@ -122,13 +122,13 @@ class LoraPlan:
         return self.alpha / self.rank
 
 
-def check_lora(plan: LoraPlan | None) -> None:
+def check_lora(plan: LoraConfig | None) -> None:
     """Raise ConfigError when ``plan`` needs a package that is not installed."""
     if plan is not None and importlib.util.find_spec("peft") is None:
         raise ConfigError(f"lora.rank = {plan.rank} needs a package that is not installed; run: pip install peft")
 
 
-def adapt(model: nn.Module, plan: LoraPlan) -> nn.Module:
+def adapt(model: nn.Module, plan: LoraConfig) -> nn.Module:
     """Put adapters into ``model`` in place, freeze everything else, and return it.
 
     B starts at zero, so the adapted model is the plain one until the first update; A is drawn from torch's
@@ -239,7 +239,7 @@ def _fitting(model: nn.Module) -> str:
     return ", ".join(sorted({name.rpartition(".")[2] for name in fitting})) or "none"
 
 
-def check_targets(model: nn.Module, plan: LoraPlan) -> None:
+def check_targets(model: nn.Module, plan: LoraConfig) -> None:
     """Refuse targets that fit no module or none that can be adapted, and those whose weight another module has too.
 
     Raises: ConfigError naming ``lora.targets`` and what fits.

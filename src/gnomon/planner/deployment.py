@@ -7,8 +7,8 @@ from operator import attrgetter
 
 from gnomon.config.experiment import parse_override
 from gnomon.core.errors import ConfigError
-from gnomon.core.sections import STORE, EnginePlan
-from gnomon.learner.sections import LearnerPlan
+from gnomon.core.sections import STORE, EngineConfig
+from gnomon.learner.sections import LearnerConfig
 from gnomon.planner.efficiencies import PUBLISHED, Efficiencies
 from gnomon.planner.hardware import Hardware, hardware_of
 from gnomon.planner.job import PlannedJob, job_of
@@ -17,10 +17,10 @@ from gnomon.training.resolve import Resolved
 
 _MOST_DEVICES = 100_000
 _CHOSEN = {
-    "learner.processes": LearnerPlan().processes,
-    "learner.gradient_checkpointing": LearnerPlan().gradient_checkpointing,
-    "engine.count": EnginePlan().count,
-    "engine.tensor_parallel": EnginePlan().tensor_parallel,
+    "learner.processes": LearnerConfig().processes,
+    "learner.gradient_checkpointing": LearnerConfig().gradient_checkpointing,
+    "engine.count": EngineConfig().count,
+    "engine.tensor_parallel": EngineConfig().tensor_parallel,
 }
 """The settings that the planner chooses, with their defaults."""
 

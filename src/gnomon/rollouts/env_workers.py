@@ -13,7 +13,7 @@ from gnomon.core.processes.pool import DeadlineExceeded, Worker, WorkerPool
 from gnomon.core.processes.server import Channel
 from gnomon.core.progress import working
 from gnomon.core.types import EndedBy
-from gnomon.tasks.environment import EnvironmentPlan
+from gnomon.tasks.environment import EnvironmentConfig
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ class EnvWorkers:
     one parent, which code in any of them can end; what must not share that fate is opened ``alone``.
     """
 
-    def __init__(self, plan: EnvironmentPlan) -> None:
+    def __init__(self, plan: EnvironmentConfig) -> None:
         self._plan = plan
         self._worker_pool = WorkerPool(_fork_server(plan), "environments", Limits().start_seconds)
         self._free = asyncio.Semaphore(plan.max_concurrent)
@@ -173,7 +173,7 @@ class EnvWorkers:
         return await self._worker_pool.end(worker)
 
 
-def describe(plan: EnvironmentPlan) -> tuple[dict[str, Any], ...]:
+def describe(plan: EnvironmentConfig) -> tuple[dict[str, Any], ...]:
     """Import the environment in a process that can be killed, and return the JSON schemas of its tools.
 
     Raises: ConfigError when it cannot be found, imported, built with its settings, or described.
@@ -192,7 +192,7 @@ def describe(plan: EnvironmentPlan) -> tuple[dict[str, Any], ...]:
         fork_server.close()
 
 
-def _described(channel: Channel, plan: EnvironmentPlan) -> tuple[dict[str, Any], ...]:
+def _described(channel: Channel, plan: EnvironmentConfig) -> tuple[dict[str, Any], ...]:
     hello, _ = channel.receive()
     if hello is not None and hello["fault"] is None:
         channel.send({"id": "describe", "do": "describe"})
@@ -203,6 +203,6 @@ def _described(channel: Channel, plan: EnvironmentPlan) -> tuple[dict[str, Any],
     return tuple(hello["schemas"])
 
 
-def _fork_server(plan: EnvironmentPlan) -> ForkServer:
+def _fork_server(plan: EnvironmentConfig) -> ForkServer:
     limits = Limits(memory_gib=plan.memory_gib or None, environment=plan.variables)
     return ForkServer(WorkerProgram("gnomon.tasks.env_server", plan, "the environment", plan.names), limits)

@@ -13,7 +13,7 @@ from gnomon.core.processes.server import Channel
 from gnomon.core.progress import working
 from gnomon.rewards.base import Sample
 from gnomon.tasks import env_adapter
-from gnomon.tasks.environment import EnvironmentPlan
+from gnomon.tasks.environment import EnvironmentConfig
 
 FORM = (
     "an environment is `reset(**columns) -> str | None` and `step(text: str) -> Reply | str`, "
@@ -44,7 +44,7 @@ class _Played:
         return f"{self.where} failed{answer}: {self.cause}"
 
 
-def try_environment(plan: EnvironmentPlan, questions: Sequence[Sequence[Sample]]) -> tuple[str, ...]:
+def try_environment(plan: EnvironmentConfig, questions: Sequence[Sequence[Sample]]) -> tuple[str, ...]:
     """Play one turn with each made answer to a few questions; each conversation has an instance of its own.
 
     Returns: what should be said, a sentence each.
@@ -79,7 +79,7 @@ def try_environment(plan: EnvironmentPlan, questions: Sequence[Sequence[Sample]]
     )
 
 
-def _conversations(fork_server: ForkServer, plan: EnvironmentPlan, samples: Sequence[Sample]) -> Iterator[_Played]:
+def _conversations(fork_server: ForkServer, plan: EnvironmentConfig, samples: Sequence[Sample]) -> Iterator[_Played]:
     hung = 0
     for sample in samples:
         if hung >= _MOST_HUNG:
@@ -94,7 +94,7 @@ def _conversations(fork_server: ForkServer, plan: EnvironmentPlan, samples: Sequ
         yield played
 
 
-def _played(connection: socket.socket, plan: EnvironmentPlan, sample: Sample) -> _Played:
+def _played(connection: socket.socket, plan: EnvironmentConfig, sample: Sample) -> _Played:
     channel = Channel(connection)
     connection.settimeout(Limits().start_seconds)
     hello, _ = channel.receive()

@@ -15,7 +15,7 @@ from gnomon.core.types import Completion, EndedBy, Ending, Grade, Rollout, Task
 from gnomon.engines.base import Engine, Sampling
 from gnomon.rewards.base import Sample
 from gnomon.rollouts.env_workers import EnvAnswer, EnvError, EnvWorker, EnvWorkerLost, EnvWorkers
-from gnomon.tasks.environment import EnvironmentPlan
+from gnomon.tasks.environment import EnvironmentConfig
 from gnomon.tasks.turn_tokens import TurnTokenizer
 
 
@@ -154,7 +154,7 @@ class MultiTurnRollout:
     engine: Engine
     hosts: EnvWorkers
     turn_tokenizer: TurnTokenizer
-    plan: EnvironmentPlan
+    plan: EnvironmentConfig
     decode: Callable[[Sequence[int]], str]
     refuse: Callable[[Sample, str], Grade]
     opening: Callable[[Sequence[int]], str] = unopened

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from gnomon.core.errors import ConfigError
 from gnomon.rewards.base import VerifierError, real
 from gnomon.rewards.function import find_member
-from gnomon.tasks.environment import EnvironmentPlan, Reply
+from gnomon.tasks.environment import EnvironmentConfig, Reply
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class UserEnv:
 
     schemas: tuple[dict[str, Any], ...] = ()
 
-    def __init__(self, plan: EnvironmentPlan) -> None:
+    def __init__(self, plan: EnvironmentConfig) -> None:
         made = find_member(plan.use, "environment", "class")
         self._environment = made(**plan.settings)
 
@@ -128,7 +128,7 @@ def checked_reward(reward: Any) -> float | None:
         raise ValueError(f"the reward of a reply: {error}") from error
 
 
-def check_class(plan: EnvironmentPlan) -> None:
+def check_class(plan: EnvironmentConfig) -> None:
     """Import the class and compare the settings with its parameters.
 
     Raises:
@@ -142,7 +142,7 @@ def check_class(plan: EnvironmentPlan) -> None:
     check_settings(made, plan)
 
 
-def check_settings(made: Callable[..., Any], plan: EnvironmentPlan) -> None:
+def check_settings(made: Callable[..., Any], plan: EnvironmentConfig) -> None:
     """Raise ConfigError when ``made`` cannot be called with the plan's settings."""
     try:
         inspect.signature(made).bind(**plan.settings)

@@ -16,7 +16,7 @@ from gnomon.core.processes.server import run_program
 from gnomon.core.tables import build
 from gnomon.rewards.sandbox.base import NotRun
 from gnomon.tasks.env_adapter import EnvAdapter, EnvReply, UserEnv, check_class
-from gnomon.tasks.environment import EnvironmentPlan
+from gnomon.tasks.environment import EnvironmentConfig
 from gnomon.tasks.tools import ToolRaised, Tools, check_tools
 from gnomon.tasks.verifiers_env import VerifiersEnv, check_prime
 
@@ -26,10 +26,10 @@ LONGEST_REPLY = 80_000
 More floods, whatever it would be in tokens.
 """
 
-_PARTNERS: Mapping[str, Callable[[EnvironmentPlan], EnvAdapter]] = {
+_PARTNERS: Mapping[str, Callable[[EnvironmentConfig], EnvAdapter]] = {
     "class": UserEnv, "tools": Tools, "trl": Tools, "verifiers": VerifiersEnv,
 }  # fmt: skip
-_CHECKS: Mapping[str, Callable[[EnvironmentPlan], None]] = {
+_CHECKS: Mapping[str, Callable[[EnvironmentConfig], None]] = {
     "class": check_class, "tools": check_tools, "trl": check_tools, "verifiers": check_prime,
 }  # fmt: skip
 
@@ -42,7 +42,7 @@ class EnvServer:
     environment says.
     """
 
-    plan: EnvironmentPlan
+    plan: EnvironmentConfig
     what: str = "the environment"
     _adapter: EnvAdapter | None = field(default=None, init=False)
     _runner: "asyncio.Runner | None" = field(default=None, init=False)
@@ -115,7 +115,7 @@ def _cause(error: BaseException) -> str:
 
 def hosting(settings: Any) -> EnvServer:
     """Return the handler of a plan that was sent as a table."""
-    return EnvServer(build(EnvironmentPlan, settings))
+    return EnvServer(build(EnvironmentConfig, settings))
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ _NEEDS: Mapping[Kind, str] = {
 
 
 @dataclass(frozen=True)
-class EnvironmentPlan:
+class EnvironmentConfig:
     """What replies to answers, and within which limits.
 
     All tokens after the prompt, replies included, count in ``sampling.max_completion_length``.

@@ -14,7 +14,7 @@ from gnomon.core.processes.exceptions import exception_text
 from gnomon.rewards.function import find_member
 from gnomon.rewards.sandbox.base import NotRun
 from gnomon.tasks.env_adapter import EnvReply, check_settings, checked_reward, maybe_await, reset
-from gnomon.tasks.environment import PYTHON, EnvironmentPlan
+from gnomon.tasks.environment import PYTHON, EnvironmentConfig
 from gnomon.tasks.python_tool import python_tool
 
 # The form, which Qwen and Hermes models were trained on, and which others are told in the system message:
@@ -194,7 +194,7 @@ class Tools:
     that is the policy's to learn. A tool that raises ends the rollout, or is answered with the error (``on_error``).
     """
 
-    def __init__(self, plan: EnvironmentPlan) -> None:
+    def __init__(self, plan: EnvironmentConfig) -> None:
         self._plan = plan
         self._environment = find_member(plan.use, "environment", "class")(**plan.settings) if plan.use else None
         functions = [*_methods(self._environment), *(_tool(name, plan) for name in plan.tools)]
@@ -238,7 +238,7 @@ class Tools:
         return result if isinstance(result, str) else json.dumps(result, default=str, ensure_ascii=False)
 
 
-def check_tools(plan: EnvironmentPlan) -> None:
+def check_tools(plan: EnvironmentConfig) -> None:
     """Import the tools and read their schemas.
 
     Raises:
@@ -251,7 +251,7 @@ def check_tools(plan: EnvironmentPlan) -> None:
         schema_of(_tool(name, plan))
 
 
-def _tool(name: str, plan: EnvironmentPlan) -> Callable[..., Any]:
+def _tool(name: str, plan: EnvironmentConfig) -> Callable[..., Any]:
     if name == PYTHON:
         return python_tool(plan.timeout_seconds, plan.sandbox)
     tool: Callable[..., Any] = find_member(name, "tool")

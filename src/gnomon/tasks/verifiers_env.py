@@ -19,7 +19,7 @@ from typing import Any
 
 from gnomon.core.errors import ConfigError
 from gnomon.tasks.env_adapter import EnvReply, checked_reward
-from gnomon.tasks.environment import EnvironmentPlan
+from gnomon.tasks.environment import EnvironmentConfig
 from gnomon.tasks.tools import find_calls
 
 INSTALL = "pip install verifiers==0.1.9"
@@ -28,7 +28,7 @@ INSTALL = "pip install verifiers==0.1.9"
 class VerifiersEnv:
     """One rollout with an environment of the package. Its reward is the rubric's, and comes at the end."""
 
-    def __init__(self, plan: EnvironmentPlan) -> None:
+    def __init__(self, plan: EnvironmentConfig) -> None:
         self._environment = _loaded(plan.use, json.dumps(plan.settings))
         self._environment.get_model_response = self._asked
         self.schemas = tuple(vars(self._environment).get("oai_tools") or ())
@@ -111,7 +111,7 @@ def _loaded(name: str, settings: str) -> Any:
     return load(name, json.loads(settings))
 
 
-def check_prime(plan: EnvironmentPlan) -> None:
+def check_prime(plan: EnvironmentConfig) -> None:
     """Load the environment once.
 
     Raises:

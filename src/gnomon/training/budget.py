@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gnomon.core.metrics import Last, Metrics
-from gnomon.core.sections import BudgetPlan
+from gnomon.core.sections import BudgetConfig
 from gnomon.core.types import State
 
 PART = "meter"
@@ -22,18 +22,18 @@ class BudgetTracker:
     seconds: of these by the clock, without evaluation, checkpoints and loading.
     The step in which the budget is reached is the last, so a run spends up to a step's worth more than its budget.
 
-    >>> meter = BudgetTracker(BudgetPlan(tokens=100))
+    >>> meter = BudgetTracker(BudgetConfig(tokens=100))
     >>> meter.add(60), meter.is_spent, meter.add(60), meter.is_spent, meter.tokens
     (None, False, None, True, 120)
     """
 
-    plan: BudgetPlan = BudgetPlan()
+    plan: BudgetConfig = BudgetConfig()
     tokens: int = 0
     seconds: float = 0.0
     _marks_before: int = 0
 
     @classmethod
-    def of(cls, plan: BudgetPlan, checkpoint: Path) -> "BudgetTracker":
+    def of(cls, plan: BudgetConfig, checkpoint: Path) -> "BudgetTracker":
         """Return the meter that a checkpoint holds, which was verified."""
         meter = cls(plan)
         meter.restore(State(values=json.loads((checkpoint / "state" / f"{PART}.json").read_text(encoding="utf-8"))))

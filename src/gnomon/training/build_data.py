@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from gnomon.algorithms import Algorithm, Prioritized, TrackerPlan
+from gnomon.algorithms import Algorithm, Prioritized, TrackerConfig
 from gnomon.algorithms.sections import Greso, OptimalValue
 from gnomon.algorithms.validate import uses_tracker
 from gnomon.config.experiment import Experiment
@@ -277,7 +277,7 @@ def choosing(algorithm: Algorithm, tasks: TaskSet, seed: int) -> PromptChoice:
     task_index = TaskIndex(tasks[index].id for index in places)
     tracker, drift = _remembering(algorithm, task_index) if reads_values else (None, NoDrift())
     if isinstance(sampler, Prioritized):
-        assert isinstance(tracker, ValueTracker), "validate refuses Prioritized without a TrackerPlan"
+        assert isinstance(tracker, ValueTracker), "validate refuses Prioritized without a TrackerConfig"
         chosen: Curriculum = PrioritizedCurriculum(tracker, sampler.epsilon, sampler.gamma, seed)
     elif isinstance(sampler, Greso):
         chosen = GresoCurriculum(task_index, sampler, seed)
@@ -307,13 +307,13 @@ def _remembering(algorithm: Algorithm, task_index: TaskIndex) -> tuple[TaskValue
     return tracker, drift
 
 
-def _forgetting(plan: TrackerPlan) -> DecayRule:
+def _forgetting(plan: TrackerConfig) -> DecayRule:
     if plan.drift == "constant":
         return DecayRule.constant(plan.rho_min)
     return DecayRule(plan.rho_min, plan.rho_max, plan.d_half)
 
 
-def _drift(plan: TrackerPlan, task_index: TaskIndex) -> Drift:
+def _drift(plan: TrackerConfig, task_index: TaskIndex) -> Drift:
     if plan.drift == "constant":
         return NoDrift()
     return RescoredDrift(task_index) if plan.drift == "replayed" else AccumulatedDrift(task_index)

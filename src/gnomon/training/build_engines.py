@@ -7,7 +7,7 @@ from types import MappingProxyType
 from torch import nn
 
 from gnomon.config.experiment import Experiment
-from gnomon.core.sections import STARTED, STORE, StalenessPlan
+from gnomon.core.sections import STARTED, STORE, StalenessConfig
 from gnomon.core.types import Snapshot
 from gnomon.engines.base import Engine
 from gnomon.engines.local import LocalEngine
@@ -60,7 +60,7 @@ def serve_alone(resolved: Resolved, warn: Callable[[str], None]) -> EnginePool:
     experiment = resolved.experiment
     plan = replace(experiment.engine, count=1, rounding="none")
     learner = replace(experiment.learner, processes=1, offload=False)
-    alone = replace(experiment, max_staleness=0, staleness=StalenessPlan(), lora=None, engine=plan, learner=learner)
+    alone = replace(experiment, max_staleness=0, staleness=StalenessConfig(), lora=None, engine=plan, learner=learner)
     as_it_is = Resolved(replace(alone, cluster=replace(alone.cluster, transfer=STORE)))
     model = load_network(resolved) if plan.kind == "local" else None
     vocabulary = None if model is None else vocabulary_size(model)

@@ -30,7 +30,7 @@ from gnomon.rewards.grader_pool import GradingPool
 from gnomon.rollouts.curriculum.drift import NoDrift
 from gnomon.rollouts.env_workers import EnvWorkers
 from gnomon.rollouts.scheduler import RolloutScheduler
-from gnomon.tasks.environment import EnvironmentPlan
+from gnomon.tasks.environment import EnvironmentConfig
 from gnomon.training.build_data import PromptChoice, TrainingData
 from gnomon.training.nonfinite_guard import NonFiniteGuard
 from gnomon.training.resolve import Resolved
@@ -163,7 +163,7 @@ def restore(parts: Mapping[str, Stateful], found: CheckpointRef) -> None:
 STATELESS: Mapping[type, str] = {
     Experiment: "is read, and never written to",
     Resolved: "is worked out from its experiment, and the same whenever it is",
-    EnvironmentPlan: "is read, and never written to",
+    EnvironmentConfig: "is read, and never written to",
     TrainingData: "are read, and never written to",
     Tokenizer: "is read, and never written to",
     EnginePool: "answers with the learner's weights; draws depend on seed, round, task and place alone",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import Any
 
-from gnomon.core.sections import DoctorPlan
+from gnomon.core.sections import DoctorConfig
 from gnomon.core.types import Group
 from gnomon.diagnosis.catalog import chosen
 from gnomon.diagnosis.current_findings import CurrentFindings
@@ -65,7 +65,7 @@ class LiveDiagnosis:
         return finding.rule in self.stop_on or any(SEVERITIES.index(finding.severity) >= rank for rank in grave)
 
 
-def live_diagnosis(directory: RunDirectory, plan: DoctorPlan, warn: Warn) -> LiveDiagnosis | None:
+def live_diagnosis(directory: RunDirectory, plan: DoctorConfig, warn: Warn) -> LiveDiagnosis | None:
     """Return the diagnosis of a run, which knows what is written down of it already; None where it is off.
 
     What was found before is known again, so it is neither written nor said twice, and ends no run twice.

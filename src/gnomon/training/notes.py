@@ -125,7 +125,7 @@ def _prompts(experiment: Experiment, costs: Costs) -> Iterator[str]:
 def _tracker(experiment: Experiment, costs: Costs) -> Iterator[str]:
     plan = experiment.algorithm.tracker
     assert plan is not None, "validate refuses a piece that reads no tracker"
-    rate = "success rate" if isinstance(plan, sections.TrackerPlan) else "value (fixed from then on)"
+    rate = "success rate" if isinstance(plan, sections.TrackerConfig) else "value (fixed from then on)"
     if plan.initial == "samples":
         answers = initial_answers(experiment, costs.training_prompts)
         yield (
@@ -136,7 +136,7 @@ def _tracker(experiment: Experiment, costs: Costs) -> Iterator[str]:
         yield f"The initial {rate} of each is read from {plan.initial}."
     else:
         yield f"The {rate} of each is tracked, and begins at 1/2."
-    if isinstance(plan, sections.TrackerPlan) and plan.drift == "replayed":
+    if isinstance(plan, sections.TrackerConfig) and plan.drift == "replayed":
         yield "After a step the answers that its prompts had before are scored again, to see how fast to forget."
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gnomon.algorithms.algorithm import Algorithm
-from gnomon.algorithms.critic import CriticPlan
+from gnomon.algorithms.critic import CriticConfig
 from gnomon.algorithms.imitation import imitation
 from gnomon.algorithms.sections import SelfImitationBuffer
 from gnomon.core.metrics import Last, Mean, Measure, Metrics, Sum
@@ -66,7 +66,7 @@ class SelfImitationUpdates:
     buffer: SelfImitationReplay
     learner: Learner
     temperature: float
-    critic: CriticPlan | None = None
+    critic: CriticConfig | None = None
     algorithm: Algorithm = field(init=False)
 
     def __post_init__(self) -> None:

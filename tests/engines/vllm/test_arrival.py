@@ -14,7 +14,7 @@ from gnomon.core.types import Snapshot
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.pool import EnginePool
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.sections import LearnerConfig
 from gnomon.models.cpu.packed_linear import input_axes
 from gnomon.models.tiny import tiny_model
 from gnomon.models.transfer.rounding import rounded
@@ -59,7 +59,7 @@ def altered(name: str) -> Change:
 
 def proved(engine: Engine, model: torch.nn.Module, is_rounded: bool = False) -> list[dict[str, float]]:
     """Deliver, move the weights as an update does, deliver again; return both metrics."""
-    learner = TorchLearner(model, LearnerPlan(precision="fp32"), steps=9)
+    learner = TorchLearner(model, LearnerConfig(precision="fp32"), steps=9)
     axes = input_axes(model)
     sending = (lambda snapshot: rounded(snapshot, "fp8", axes)) if is_rounded else None
     weight_sync = VerifiedWeightSync(EnginePool({"vllm": engine}), 259, sending, CalibratedTolerance())

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gnomon.core.errors import ConfigError
-from gnomon.core.sections import EnginePlan
+from gnomon.core.sections import EngineConfig
 from gnomon.engines.vllm.engine import SUPPORTED, VllmEngine, check_vllm, make_vllm
 
 
@@ -21,7 +21,7 @@ def interpreter(folder, says: str) -> str:
 def test_missing_vllm_is_said_with_the_command_that_installs_it(monkeypatch):
     """Before anything is loaded, by check and by make, with interpreter and both packages."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    plan = EnginePlan(kind="vllm")
+    plan = EngineConfig(kind="vllm")
     with pytest.raises(
         ConfigError, match=rf'{sys.executable} does not have; run there: pip install "vllm==0.32'
     ) as told:
@@ -38,7 +38,7 @@ def test_the_interpreter_that_is_named_is_asked(tmp_path):
     """A tested version passes; another, none, a broken interpreter and a missing one are refused, each in words."""
 
     def check(python: str) -> None:
-        check_vllm(EnginePlan(kind="vllm", server="start", python=python))
+        check_vllm(EngineConfig(kind="vllm", server="start", python=python))
 
     check(interpreter(tmp_path, f"echo {SUPPORTED[0]}.7"))
     with pytest.raises(ConfigError, match=r"has vLLM 0\.3\.1, and gnomon was tested with 0\.32; run there: pip"):
@@ -56,13 +56,13 @@ def test_the_interpreter_that_is_named_is_asked(tmp_path):
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        (EnginePlan(kind="vllm", count=2), 'one engine a process, and engine.count = 2; set engine.server = "start"'),
-        (EnginePlan(kind="vllm", python="python3"), 'set engine.server = "start" too'),
-        (EnginePlan(kind="vllm", server="begin"), 'neither "start" nor an address'),
-        (EnginePlan(kind="vllm", server="https://127.0.0.1:1"), 'neither "start" nor an address'),
-        (EnginePlan(kind="vllm", server="http://127.0.0.1:99999"), 'neither "start" nor an address'),
-        (EnginePlan(kind="vllm", server="http://10.0.0.1:8777"), "on another machine"),
-        (EnginePlan(kind="vllm", server="http://127.0.0.1:8777"), "set GNOMON_ENGINE_KEY"),
+        (EngineConfig(kind="vllm", count=2), 'one engine a process, and engine.count = 2; set engine.server = "start"'),
+        (EngineConfig(kind="vllm", python="python3"), 'set engine.server = "start" too'),
+        (EngineConfig(kind="vllm", server="begin"), 'neither "start" nor an address'),
+        (EngineConfig(kind="vllm", server="https://127.0.0.1:1"), 'neither "start" nor an address'),
+        (EngineConfig(kind="vllm", server="http://127.0.0.1:99999"), 'neither "start" nor an address'),
+        (EngineConfig(kind="vllm", server="http://10.0.0.1:8777"), "on another machine"),
+        (EngineConfig(kind="vllm", server="http://127.0.0.1:8777"), "set GNOMON_ENGINE_KEY"),
     ],
 )
 def test_a_plan_that_cannot_be_meant_is_refused(plan, words, monkeypatch):
@@ -77,9 +77,9 @@ def test_a_server_that_is_not_there_is_said_before_anything_is_loaded(monkeypatc
     monkeypatch.setenv("GNOMON_ENGINE_KEY", "x")
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        check_vllm(EnginePlan(kind="vllm", server=address))
+        check_vllm(EngineConfig(kind="vllm", server=address))
     with pytest.raises(ConfigError, match=rf"nobody answers at engine.server = '{address}' .*start the server first"):
-        check_vllm(EnginePlan(kind="vllm", server=address))
+        check_vllm(EngineConfig(kind="vllm", server=address))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this is about CPUs")

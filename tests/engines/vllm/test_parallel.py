@@ -11,7 +11,7 @@ from tests.cluster.here import children
 from tests.engines.vllm.conftest import CONFIG
 
 from gnomon.core.errors import ConfigError, EngineError
-from gnomon.core.sections import EnginePlan
+from gnomon.core.sections import EngineConfig
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.vllm.client import VllmServerEngine
@@ -19,7 +19,7 @@ from gnomon.models.tiny import TinyConfig, save_tiny, tiny_model
 from gnomon.models.transfer.fingerprint import fingerprints
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-PLAN = EnginePlan(kind="vllm", server="start", tensor_parallel=2, max_concurrent=8, timeout_seconds=60)
+PLAN = EngineConfig(kind="vllm", server="start", tensor_parallel=2, max_concurrent=8, timeout_seconds=60)
 PROMPT = [256, 50, 43, 50, 61]
 
 
@@ -75,7 +75,7 @@ def test_heads_that_cannot_be_dealt_out_are_refused(tmp_path: Path):
 
     async def body() -> None:
         engine = VllmServerEngine.start(
-            str(model), EnginePlan(kind="vllm", server="start", tensor_parallel=3), torch.float32
+            str(model), EngineConfig(kind="vllm", server="start", tensor_parallel=3), torch.float32
         )
         try:
             with pytest.raises((EngineError, ConfigError), match=r"vLLM cannot serve .*heads"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gnomon.core.errors import ConfigError, EngineError
-from gnomon.core.sections import EnginePlan
+from gnomon.core.sections import EngineConfig
 from gnomon.core.types import Snapshot
 from gnomon.engines.base import Sampling
 from gnomon.engines.vllm.client import VllmServerEngine
@@ -31,7 +31,7 @@ def alive(process: int) -> bool:
 
 def test_a_server_of_its_own_answers_as_the_engine_in_process(run, folder, snapshot):
     """Answers and scores equal those in process; loads, fingerprints, refusals, damage and death arrive in words."""
-    plan = EnginePlan(kind="vllm", max_concurrent=3, server="start", python=sys.executable, timeout_seconds=120)
+    plan = EngineConfig(kind="vllm", max_concurrent=3, server="start", python=sys.executable, timeout_seconds=120)
 
     async def steps(engine):
         expected = await engine.generate(PROMPT, range(4), SAMPLING)
@@ -69,7 +69,7 @@ def test_a_server_of_its_own_answers_as_the_engine_in_process(run, folder, snaps
 
 def test_a_model_that_vllm_cannot_serve_is_said_with_its_last_words():
     """Heads of 16 have no kernel on a CPU: the server ends, and the first call says so with the end of its log."""
-    plan = EnginePlan(kind="vllm", server="start", timeout_seconds=120)
+    plan = EngineConfig(kind="vllm", server="start", timeout_seconds=120)
 
     async def body():
         served = make_vllm("tiny", plan, torch.float32)
@@ -84,7 +84,7 @@ def test_a_model_that_vllm_cannot_serve_is_said_with_its_last_words():
 
 def test_a_server_ends_with_whoever_started_it(folder):
     """The pipe that it watches is closed when its parent dies; it is gone within seconds, loaded or not."""
-    plan = EnginePlan(kind="vllm", server="start")
+    plan = EngineConfig(kind="vllm", server="start")
     served = make_vllm(str(folder), plan, torch.float32)
     program = served._started.program
     time.sleep(3)

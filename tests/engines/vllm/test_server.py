@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gnomon.core.errors import ConfigError, EngineError
-from gnomon.core.sections import EnginePlan
+from gnomon.core.sections import EngineConfig
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.scripted import ScriptedEngine
@@ -217,7 +217,7 @@ def test_a_server_that_cannot_start_says_its_last_words(tmp_path):
     broken.chmod(0o755)
 
     async def body():
-        plan = EnginePlan(kind="vllm", server="start", python=str(broken))
+        plan = EngineConfig(kind="vllm", server="start", python=str(broken))
         client = VllmServerEngine.start("tiny", plan, torch.float32)
         with pytest.raises(EngineError, match=r"process \d+ exited with code 3; it last said:\nno such thing"):
             await client.generate(PROMPT, [0], SAMPLING)

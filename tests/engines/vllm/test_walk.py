@@ -39,7 +39,7 @@ import asyncio, sys, torch
 from gnomon.engines.pool import EnginePool
 from gnomon.engines.vllm.engine import VllmEngine
 from gnomon.core.errors import GnomonError
-from gnomon.learner.sections import LearnerPlan
+from gnomon.learner.sections import LearnerConfig
 from gnomon.learner.learner import TorchLearner
 from gnomon.training.weight_sync import CalibratedTolerance, VerifiedWeightSync
 from gnomon.models.tiny import TinyConfig, tiny_model
@@ -51,7 +51,7 @@ def plant(worker):
 
 async def main():
     engine = VllmEngine(sys.argv[1], torch.float32)
-    learner = TorchLearner(tiny_model(0, TinyConfig(width=128, context_length=96)), LearnerPlan(precision="fp32"), 9)
+    learner = TorchLearner(tiny_model(0, TinyConfig(width=128, context_length=96)), LearnerConfig(precision="fp32"), 9)
     arrival = Proved(EnginePool({"vllm": engine}), 259, None, Measured())
     await arrival.publish(arrival.engines, learner)
     engine._thread._engine.collective_rpc(plant)

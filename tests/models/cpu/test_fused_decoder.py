@@ -12,7 +12,7 @@ from gnomon.models.cpu.grouped_kv_cache import GroupedKVCache
 from gnomon.models.cuda_graph_decoder import fastest_decoder
 from gnomon.models.decoder import AlignedDecoder, RecomputeDecoder, choose_decoder
 from gnomon.models.llama_like import is_standard_head
-from gnomon.models.lora import LoraPlan, adapt
+from gnomon.models.lora import LoraConfig, adapt
 from gnomon.models.tiny import TinyConfig, tiny_model
 
 pytestmark = pytest.mark.usefixtures("way")
@@ -55,7 +55,7 @@ def mixture():
 
 def adapted():
     """Linear layers with adapters."""
-    return adapt(tiny_model(0), LoraPlan(rank=2))
+    return adapt(tiny_model(0), LoraConfig(rank=2))
 
 
 def hooked():

@@ -13,7 +13,7 @@ from gnomon.models.backbone import Backbone, kept_for_backward, may_write_out
 from gnomon.models.contexts import recomputing
 from gnomon.models.cpu.fused_forward import kept_per_token
 from gnomon.models.logprobs import TokenScorer, TokenScores
-from gnomon.models.lora import LoraPlan, adapt
+from gnomon.models.lora import LoraConfig, adapt
 from gnomon.models.tiny import TinyConfig, tiny_model
 
 pytestmark = pytest.mark.usefixtures("way")
@@ -156,7 +156,7 @@ def test_other_models_stay_what_they_are():
     hooked.model.layers[0].mlp.register_forward_hook(lambda *_: None)
     training.train()
     windowed = hf.MistralForCausalLM(hf.MistralConfig(**SHAPE, sliding_window=4)).eval()
-    others = [eager, hooked, training, windowed, adapt(tiny_model(0), LoraPlan(rank=2))]
+    others = [eager, hooked, training, windowed, adapt(tiny_model(0), LoraConfig(rank=2))]
     others += [tiny_model(0, TinyConfig(architecture="qwen3_moe")), hf.GPT2LMHeadModel(hf.GPT2Config(n_layer=1))]
 
     assert may_write_out(tiny_model(0).eval())

@@ -5,7 +5,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from gnomon.models.cpu.packed_linear import input_axes
-from gnomon.models.lora import LoraPlan, adapt, merged_tensors
+from gnomon.models.lora import LoraConfig, adapt, merged_tensors
 from gnomon.models.tiny import TinyConfig, tiny_model
 
 MATRICES = {f"self_attn.{p}_proj" for p in "qkvo"} | {f"mlp.{p}_proj" for p in ("gate", "up", "down")}
@@ -18,7 +18,7 @@ def test_of_a_dense_model_the_seven_matrices_of_each_layer():
     assert input_axes(tiny_model()) == dict.fromkeys(names, -1)
 
 
-@pytest.mark.parametrize("plan", [LoraPlan(rank=2), LoraPlan(rank=2, targets=("q_proj",))], ids=["all", "one"])
+@pytest.mark.parametrize("plan", [LoraConfig(rank=2), LoraConfig(rank=2, targets=("q_proj",))], ids=["all", "one"])
 def test_adapters_change_no_name(plan):
     """An adapted model's snapshot has the plain names, and its adapters are none of them."""
     plain = input_axes(tiny_model())

@@ -22,7 +22,7 @@ import torch
 from gnomon.core.errors import ConfigError, EngineError
 from gnomon.core.progress import working
 from gnomon.core.redaction import without_secrets
-from gnomon.core.sections import EnginePlan
+from gnomon.core.sections import EngineConfig
 from gnomon.core.threads import elsewhere
 from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import Sampling
@@ -118,7 +118,7 @@ class VllmServerEngine:
         self._is_closed = False
 
     @classmethod
-    def start(cls, model: str, plan: EnginePlan, dtype: torch.dtype) -> "VllmServerEngine":
+    def start(cls, model: str, plan: EngineConfig, dtype: torch.dtype) -> "VllmServerEngine":
         """Start a server and return at once; the first call waits until it has loaded its model."""
         folder, key = Path(tempfile.mkdtemp(prefix="gnomon-vllm-")), secrets.token_hex(16)
         # Ours before it is the server's: no other program can take the port in between, and calls queue until it
@@ -140,7 +140,7 @@ class VllmServerEngine:
         return cls(address, key, plan.timeout_seconds, StartedServer(program, folder))
 
     @classmethod
-    def attach(cls, plan: EnginePlan) -> "VllmServerEngine":
+    def attach(cls, plan: EngineConfig) -> "VllmServerEngine":
         """Return the engine at ``plan.server``.
 
         Raises:

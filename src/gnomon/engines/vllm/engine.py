@@ -17,7 +17,7 @@ import torch
 from gnomon.core.errors import ConfigError, EngineError
 from gnomon.core.progress import working
 from gnomon.core.redaction import without_secrets
-from gnomon.core.sections import EnginePlan
+from gnomon.core.sections import EngineConfig
 from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.thread import LoadRequest, PendingCall
@@ -45,7 +45,7 @@ _PATIENCE_SECONDS = 5.0
 _one_at_a_time = threading.Lock()
 
 
-def check_vllm(plan: EnginePlan, is_actor: bool = False) -> None:
+def check_vllm(plan: EngineConfig, is_actor: bool = False) -> None:
     """Refuse a plan that vLLM cannot serve, before anything is loaded.
 
     Args:
@@ -83,7 +83,7 @@ def check_vllm(plan: EnginePlan, is_actor: bool = False) -> None:
         )
 
 
-def make_vllm(model: str, plan: EnginePlan, dtype: torch.dtype, receives: str = "") -> Engine:
+def make_vllm(model: str, plan: EngineConfig, dtype: torch.dtype, receives: str = "") -> Engine:
     """Return vLLM as an engine: in this process, from a server of its own, or from one that runs already.
 
     Args:
