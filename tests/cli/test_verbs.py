@@ -25,7 +25,7 @@ Capture = pytest.CaptureFixture[str]
 
 # Changing a name here is a change for whoever types it or scripts it: it needs an entry in CHANGELOG.md.
 OPTIONS = {
-    "config": {"key", "--json", "--markdown"},
+    "config": {"key", "--json", "--markdown", "--migration"},
     "rewards": {"kind", "--json"},
     "tasks": {"name", "--json"},
     "train": {"experiment", "key=value", "--run-dir", "--cluster", "--json", "--restarts"},

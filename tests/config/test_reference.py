@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gnomon.config.experiment import ALIASES, load, to_toml
+from gnomon.config.experiment import load, to_toml
+from gnomon.config.foreign_names import ALIASES
 from gnomon.config.reference import as_markdown, describe_kind, kinds, list_kinds, named, of_kind, settings
 from gnomon.core.errors import ConfigError
 from gnomon.core.tables import parse_toml

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gnomon
 from gnomon.cli.main import main
-from gnomon.config.experiment import ALIASES, Experiment, load
+from gnomon.config.experiment import Experiment, load
+from gnomon.config.foreign_names import ALIASES
 from gnomon.core.errors import ConfigError
 from gnomon.tasks.environment import Reply
 from gnomon.tasks.split import HeldOut

@@ -1,12 +1,77 @@
-"""Options that several verbs share: ``--restarts N`` and ``--cluster WHERE``."""
+"""What several verbs share: settings as arguments, ``--restarts N`` and ``--cluster WHERE``."""
 
 import argparse
+import difflib
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 from gnomon.core.redaction import for_people
 from gnomon.training.supervisor import supervised
+
+_SETTING = re.compile(r"[A-Za-z_][\w.-]*=")
+_LIKE_AN_OPTION = 0.75
+
+
+class SettingsParser(argparse.ArgumentParser):
+    """A parser whose ``overrides`` may also be written as options: ``--steps 10`` and ``--steps=10`` are ``steps=10``.
+
+    An option without a value is true: ``--use_vllm``. The parser's own options keep their meaning and are not
+    abbreviated, so that ``--seed 3`` is never read as ``--seeds 3``; what is nearly one of them is refused.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, allow_abbrev=False)
+
+    def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse arguments as `argparse` does, with settings in all three forms."""
+        return super().parse_intermixed_args(self._as_overrides(list(args or ())), namespace)
+
+    def _as_overrides(self, arguments: Sequence[str]) -> list[str]:
+        """Return the arguments with every setting as key=value."""
+        found: list[str] = []
+        early: list[str] = []  # settings before the first argument, which is no setting
+        remaining = list(arguments)
+        while remaining:
+            argument = remaining.pop(0)
+            name, equals, value = argument.partition("=")
+            if argument == "--" or not argument.startswith("--") or not name[2:]:
+                found.append(argument)
+                if not argument.startswith("-"):
+                    found += early
+                    early = []
+            elif (option := self._option_string_actions.get(name)) is not None:
+                found.append(argument)
+                if option.nargs is None and not equals and remaining:
+                    found.append(remaining.pop(0))
+            elif self._resembles_an_option(name):
+                found.append(argument)
+            else:
+                is_flag = not equals and (
+                    not remaining or remaining[0].startswith("--") or _SETTING.match(remaining[0])
+                )
+                value = value if equals else "true" if is_flag else remaining.pop(0)
+                is_early = not any(not each.startswith("-") for each in found)
+                (early if is_early else found).append(f"{name[2:]}={value}")
+        return found + early
+
+    def _resembles_an_option(self, name: str) -> bool:
+        folded = name.replace("-", "").replace("_", "")
+        options = [text for text, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
+        near = [text.replace("-", "") for text in options if text.startswith("--")]
+        return "." not in name and bool(difflib.get_close_matches(folded, near, n=1, cutoff=_LIKE_AN_OPTION))
+
+    def error(self, message: str) -> NoReturn:
+        """End the program with what was wrong, and say how a setting is written where an option was misspelt."""
+        found = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+        if found:
+            options = [text for text in self._option_string_actions if text.startswith("--")]
+            near = difflib.get_close_matches(found[1], options, n=1)
+            hint = f"did you mean {near[0]}? A" if near else "a"
+            message = f"{message}; {hint} setting of that name is {found[1].lstrip('-').replace('-', '_')}=VALUE"
+        super().error(message)
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:

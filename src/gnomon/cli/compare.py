@@ -1,16 +1,16 @@
 """``gnomon compare EXPERIMENT --algorithms a,b,c --seeds N --budget TOKENS``: equal cost, several seeds, one page."""
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from gnomon.cli.arguments import SettingsParser
 from gnomon.core.progress import working
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> SettingsParser:
     """Return the parser of the verb."""
-    parser = argparse.ArgumentParser(prog="gnomon compare", description=__doc__)
+    parser = SettingsParser(prog="gnomon compare", description=__doc__)
     parser.add_argument(
         "experiment", help="a TOML file, or the name of a built-in experiment; its algorithm is replaced"
     )

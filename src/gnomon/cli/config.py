@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from gnomon.config.foreign_names import as_markdown as migration_page
 from gnomon.core.progress import working
 
 
@@ -19,12 +20,16 @@ def build_parser() -> argparse.ArgumentParser:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print a JSON list")
     form.add_argument("--markdown", action="store_true", help="print all settings as a page of tables")
+    form.add_argument("--migration", action="store_true", help="print other libraries' names as a page of tables")
     return parser
 
 
 def run(arguments: Sequence[str]) -> int:
     """Print settings; return the exit code."""
     given = build_parser().parse_args(arguments)
+    if given.migration:
+        print(migration_page(), end="")
+        return 0
     with working("loading libraries", is_brief=True):
         from gnomon.config.reference import as_markdown, named, settings
 

@@ -1,20 +1,20 @@
 """``gnomon dissect BATCH --algorithms a,b,c [key=value ...]``: what each makes of one recorded batch, side by side."""
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gnomon.cli.arguments import SettingsParser
 from gnomon.core.progress import counted, working
 
 if TYPE_CHECKING:
     from gnomon.algorithms import Algorithm
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> SettingsParser:
     """Return the parser of the verb."""
-    parser = argparse.ArgumentParser(prog="gnomon dissect", description=__doc__)
+    parser = SettingsParser(prog="gnomon dissect", description=__doc__)
     parser.add_argument("batch", nargs="?", help="a recorded batch: RUN/batches/step-N.json, with records.batches=true")
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="for every algorithm: surrogate.trust.high=.3"

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gnomon.cli.arguments import SettingsParser
 from gnomon.core.errors import ConfigError, RunDirectoryError
 from gnomon.core.progress import working
 
@@ -53,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
-    parser = argparse.ArgumentParser(
+    parser = SettingsParser(
         prog="gnomon evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", help="a run directory (its newest checkpoint), a model folder or a model name")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from gnomon.cli.arguments import add_cluster, cluster_overrides
+from gnomon.cli.arguments import SettingsParser, add_cluster, cluster_overrides
 from gnomon.core.progress import working
 
 _DEVICES, _PROMPT_TOKENS = 8, 512
@@ -18,7 +18,7 @@ _DEVICES, _PROMPT_TOKENS = 8, 512
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
-    parser = argparse.ArgumentParser(prog="gnomon plan", description=__doc__)
+    parser = SettingsParser(prog="gnomon plan", description=__doc__)
     parser.add_argument("experiment", help="a TOML file, or the name of a built-in experiment")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument(

@@ -1,20 +1,19 @@
 """``gnomon train EXPERIMENT [key=value ...]``: train, evaluate, record."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from gnomon.cli.arguments import add_cluster, add_restarts, cluster_overrides, restarted
+from gnomon.cli.arguments import SettingsParser, add_cluster, add_restarts, cluster_overrides, restarted
 from gnomon.core.progress import working
 from gnomon.records.directory import RunDirectory
 from gnomon.training.supervisor import reporting
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> SettingsParser:
     """Return the parser of the verb."""
-    parser = argparse.ArgumentParser(prog="gnomon train", description=__doc__)
+    parser = SettingsParser(prog="gnomon train", description=__doc__)
     parser.add_argument("experiment", help="a TOML file, or the name of a built-in experiment (quickstart, tiny)")
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="such as steps=50 algorithm=spo algorithm.num_generations=4"

@@ -1,6 +1,7 @@
 """The whole configuration of a run as one frozen value: TOML in, TOML out."""
 
 import json
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -12,7 +13,9 @@ import tomli_w
 
 from gnomon.algorithms import Algorithm, Updates, resolve_with_notes
 from gnomon.algorithms.aliases import ALIASES as ALGORITHM_ALIASES
+from gnomon.algorithms.build import override
 from gnomon.algorithms.build import to_table as algorithm_table
+from gnomon.config.foreign_names import COMPOSED, FOREIGN, taken_out, translated
 from gnomon.core.errors import ConfigError, check_bounds, unknown
 from gnomon.core.sections import (
     BudgetConfig,
@@ -41,6 +44,8 @@ from gnomon.tasks.split import HeldOut
 OVERRIDE_HINT = "an override is key=value, such as steps=50 or algorithm.num_generations=4"
 _STALEST = 1024
 _KINDS = ("task.kind", "evaluation.task.kind")
+_PYTHON: Mapping[str, Any] = {"True": True, "False": False}
+"""Truth values as other libraries' command lines have them."""
 _OPENING = ("{", "[", '"', "'")
 
 
@@ -257,8 +262,8 @@ def read(source: str | Path) -> dict[str, Any]:
 def from_table(table: Mapping[str, Any], overrides: Sequence[str] = ()) -> Loaded:
     """Return the experiment that ``table`` describes after the overrides.
 
-    Top-level spellings of other libraries (`ALIASES`, prompts_per_step) are understood and said back. Of a key that is
-    overridden twice the last counts, which is said as well.
+    Other libraries' names (`gnomon.config.foreign_names`) are understood and said back. Of a key that is overridden
+    twice the last counts, which is said as well.
     """
     return with_settings(table, [parse_override(override) for override in overrides])
 
@@ -273,12 +278,13 @@ def with_settings(table: Mapping[str, Any], parsed: Sequence[tuple[str, Any]]) -
     Raises:
         ConfigError: A key is unknown, or a value is not what it may be.
     """
-    repeated = _repeated(parsed)
+    settings, notes = translated(parsed)
+    repeated = _repeated(settings)
     try:
-        loaded = _load(table, parsed)
+        loaded = _load(table, settings)
     except ConfigError as error:
         raise ConfigError("; ".join([str(error), *repeated])) from error
-    return Loaded(loaded.experiment, (*repeated, *loaded.notes))
+    return Loaded(loaded.experiment, (*repeated, *notes, *loaded.notes))
 
 
 def _as_json(value: Any) -> Any:
@@ -304,24 +310,16 @@ def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loa
         raise ConfigError(
             f"an experiment holds texts, numbers, lists and tables, and this one cannot be read: {error}"
         ) from error
-    notes: list[str] = []
+    foreign, notes = translated(taken_out(whole))
+    if isinstance(whole.get("algorithm"), dict):
+        foreign = [("algorithm.preset" if key == "algorithm" else key, value) for key, value in foreign]
+    _refuse_twice(whole, foreign)
     _name_task(whole)
     if isinstance(whole.get("engine"), str):
         whole["engine"] = {"kind": whole["engine"]}
     if isinstance(whole.get("cluster"), str):
         whole["cluster"] = ClusterConfig.named(whole["cluster"])
-    # A whole algorithm or task, or its kind, does not undo what is said of its parts.
-    for key, value in sorted(overrides, key=lambda parsed: (parsed[0].count("."), parsed[0] not in _KINDS)):
-        notes += let_go(whole, key, value) if key in _KINDS else []
-        if key == "task":
-            whole.pop("task", None)
-        if key == "cluster" and isinstance(value, str):
-            for name, said in ClusterConfig.named(value).items():
-                set_path(whole, f"cluster.{name}", said)
-            continue
-        # An engine by its name alone: what else is said of it stays.
-        set_path(whole, "engine.kind" if key == "engine" and isinstance(value, str) else key, value)
-        _name_task(whole)
+    notes += [*_set_all(whole, foreign), *_set_all(whole, overrides)]
     check_texts(whole)
     _hand_down(whole)
     if "algorithm" not in whole:
@@ -330,12 +328,12 @@ def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loa
     resolution = resolve_with_notes(spec)
     preset = spec.get("preset", "") if isinstance(spec, dict) else spec
     notes += [f"the algorithm is your code, which was run: {preset}"] if ":" in str(preset) else []
-    notes += [*resolution.notes, *_translate(whole, resolution.algorithm)]
     whole["algorithm"] = resolution.algorithm
+    notes += [*resolution.notes, *_work_out(whole)]
     own = [f.name for f in fields(Experiment)]
     for key in whole:
         if key not in own:
-            raise ConfigError(unknown("key", key, [*own, *ALIASES, *ALGORITHM_ALIASES]))
+            raise ConfigError(unknown("key", key, [*own, *(n for n in FOREIGN if "." not in n), *COMPOSED]))
     rewards = whole.get("rewards", [])
     if not isinstance(rewards, list):
         raise ConfigError(f"rewards = {rewards!r}: should be a list of tables, each [[rewards]] with a kind")
@@ -446,38 +444,74 @@ def parse_override(override: str) -> tuple[str, Any]:
                 f"{key} = {text} is not TOML: {error}; is a bracket or a quote missing, or did the shell take one? "
                 f'Quote the whole override, as in \'{key}=["a", "b"]\' or \'{key}={{piece = "TruncatedIS"}}\''
             ) from error
-        return key.replace("-", "_"), text
+        return key.replace("-", "_"), _PYTHON.get(text, text)
 
 
-def _translate(whole: dict[str, Any], algorithm: Algorithm) -> list[str]:
+def _set_all(whole: dict[str, Any], settings: Sequence[tuple[str, Any]]) -> list[str]:
+    """Set paths of ``whole``, and return what is left out by that."""
     notes: list[str] = []
-    if "prompts_per_step" in whole:
-        prompts = whole.pop("prompts_per_step")
-        if not isinstance(prompts, int) or isinstance(prompts, bool) or prompts < 1:
-            raise ConfigError(f"prompts_per_step = {prompts!r}: should be a positive integer")
-        whole["rollouts_per_step"] = prompts * algorithm.num_generations
-        notes.append(f"prompts_per_step = {prompts} is rollouts_per_step = {whole['rollouts_per_step']}")
-    for spelling, path in ALIASES.items():
-        if spelling in whole:
-            value = whole.pop(spelling)
-            set_path(whole, path, value)
-            notes.append(f"{spelling} = {value} is {path} = {value}")
+    # A whole algorithm or task, or its kind, does not undo what is said of its parts.
+    for key, value in sorted(settings, key=lambda parsed: (parsed[0].count("."), parsed[0] not in _KINDS)):
+        notes += let_go(whole, key, value) if key in _KINDS else []
+        if key == "task":
+            whole.pop("task", None)
+        if key == "cluster" and isinstance(value, str):
+            for name, said in ClusterConfig.named(value).items():
+                set_path(whole, f"cluster.{name}", said)
+        elif value == {} and isinstance(whole.get(key), dict):
+            pass  # lora = {} asks for an adapter, and leaves what is said of it
+        else:
+            # An engine by its name alone: what else is said of it stays.
+            set_path(whole, "engine.kind" if key == "engine" and isinstance(value, str) else key, value)
+        _name_task(whole)
     return notes
 
 
-ALIASES: Mapping[str, str] = {
-    "precision": "learner.precision",
-    "learning_rate": "learner.optimizer.learning_rate",
-    "max_completion_length": "sampling.max_completion_length",
-    "max_response_length": "sampling.max_completion_length",
-    "max_new_tokens": "sampling.max_completion_length",
-    "temperature": "sampling.temperature",
-    "max_steps": "steps",
-    "output_name": "name",
-    "device_name": "device",
-    "accelerator": "device",
-}
-"""What users of TRL and verl write at the top, and where it is here."""
+def _refuse_twice(whole: Mapping[str, Any], foreign: Sequence[tuple[str, Any]]) -> None:
+    """Refuse one setting under two names in one table. Raises: ConfigError."""
+    for number, (key, value) in enumerate(foreign):
+        node: Any = whole
+        for name in key.split("."):
+            node = node.get(name) if isinstance(node, Mapping) else None
+        others = [node] if node is not None and not isinstance(node, Mapping) else []
+        others += [other for name, other in foreign[:number] if name == key]
+        if any(other != value for other in others):
+            raise ConfigError(f"{key} is given twice under two names: {others[0]!r} and {value!r}; leave one out")
+
+
+def _work_out(whole: dict[str, Any]) -> list[str]:
+    """Replace `foreign_names.DEFERRED` by our settings, now that the algorithm is known. Raises: ConfigError."""
+    notes: list[str] = []
+    algorithm: Algorithm = whole["algorithm"]
+    if "prompts_per_step" in whole:
+        prompts = _count(whole, "prompts_per_step")
+        whole["rollouts_per_step"] = prompts * algorithm.num_generations
+        notes.append(f"prompts_per_step = {prompts} is rollouts_per_step = {whole['rollouts_per_step']}")
+    if "ppo_mini_batch_size" in whole:
+        prompts = _count(whole, "ppo_mini_batch_size")
+        rollouts = whole.get("rollouts_per_step", Experiment.rollouts_per_step)
+        minibatches, rest = divmod(rollouts, prompts * algorithm.num_generations)
+        if rest or not minibatches:
+            raise ConfigError(
+                f"ppo_mini_batch_size = {prompts} is {prompts * algorithm.num_generations} rollouts an update, "
+                f"of which rollouts_per_step = {rollouts} is no multiple; set algorithm.updates.minibatches"
+            )
+        whole["algorithm"] = override(algorithm, "updates.minibatches", minibatches)
+        notes.append(f"ppo_mini_batch_size = {prompts} is algorithm.updates.minibatches = {minibatches}")
+    if "warmup_ratio" in whole:
+        ratio, steps = whole.pop("warmup_ratio"), whole.get("steps", Experiment.steps)
+        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio < 1:
+            raise ConfigError(f"warmup_ratio = {ratio!r}: should be a share of the steps, from 0 to below 1")
+        set_path(whole, "learner.optimizer.warmup_steps", math.ceil(ratio * steps))
+        notes.append(f"warmup_ratio = {ratio} is learner.optimizer.warmup_steps = {math.ceil(ratio * steps)}")
+    return notes
+
+
+def _count(whole: dict[str, Any], key: str) -> int:
+    value = whole.pop(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{key} = {value!r}: should be a positive integer")
+    return value
 
 
 def _reward(table: Any) -> Any:

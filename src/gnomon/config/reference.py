@@ -12,7 +12,8 @@ from gnomon.algorithms import Algorithm
 from gnomon.algorithms.aliases import PATHS as ALGORITHM_PATHS
 from gnomon.algorithms.describe import kind_of
 from gnomon.algorithms.user_pieces import spelled
-from gnomon.config.experiment import ALIASES, Experiment
+from gnomon.config.experiment import Experiment
+from gnomon.config.foreign_names import ALIASES, COMPOSED, FOREIGN
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.tables import members
 
@@ -100,6 +101,9 @@ def named(key: str) -> tuple[Setting, ...]:
     exact = {s.key for s in known if s.key == wanted or wanted in s.aliases}
     tails = exact or {s.key for s in known if s.key.endswith(f".{wanted}")}
     found = [s for s in known if any(s.key == tail or s.key.startswith(f"{tail}.") for tail in tails)]
+    theirs = key.strip().removeprefix("--")
+    if not found and (says := FOREIGN[theirs].says if theirs in FOREIGN else COMPOSED.get(theirs)):
+        raise ConfigError(f"{theirs} is another library's name; here: {says}")
     if not found:
         raise ConfigError(unknown("setting", key, [s.key for s in known] + [a for s in known for a in s.aliases]))
     return tuple(found)

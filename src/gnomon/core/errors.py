@@ -177,6 +177,8 @@ def on_one_line(text: str) -> str:
     return text if text.isprintable() else ascii(text)[1:-1]
 
 
+_LIKENESS = 0.72
+"""Share of equal letters, in order, from which a name may be another one misspelt (difflib's ratio)."""
 _MOST_NAMES, _FEW_NAMES = 48, 12
 """Of more known names a message shows the nearest, or the first few."""
 
@@ -195,10 +197,28 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     # Two letters that changed places are the likeliest slip, and no worse a match than others.
     near.sort(key=lambda candidate: sorted(candidate) != sorted(name))
-    hint = f"; did you mean '{near[0]}'?" if near else "."
+    meant = next((candidate for candidate in near if _is_slip(name, candidate)), None)
+    hint = f"; did you mean '{meant}'?" if meant else "."
     shown = names if len(names) <= _MOST_NAMES else near or names[:_FEW_NAMES]
     more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
     return f"unknown {kind} '{shortened(on_one_line(name))}'{hint} Known: {', '.join(shown)}{more}"
+
+
+def _is_slip(name: str, known: str) -> bool:
+    """Whether ``name`` may be a slip of the finger: a letter more, less, other or swapped, or nearly all the same.
+
+    >>> [_is_slip(*pair) for pair in [("aks", "ask"), ("toi", "toy"), ("save_steps", "steps"), ("version", "train")]]
+    [True, True, False, False]
+    """
+    if difflib.SequenceMatcher(None, name, known).ratio() >= _LIKENESS or sorted(name) == sorted(known):
+        return True
+    first, second = name, known
+    while first and second and first[0] == second[0]:
+        first, second = first[1:], second[1:]
+    while first and second and first[-1] == second[-1]:
+        first, second = first[:-1], second[:-1]
+    is_one = len(first) <= 1 and len(second) <= 1
+    return (is_one or (len(first) == 2 and first == second[::-1])) and len(name) > 1
 
 
 def named(kind: str, said: str) -> GnomonError | None:
