@@ -65,7 +65,8 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         metavar="NAME",
         help="a built-in task, a reasoning-gym generator, a file, or a published test set: gsm8k, math-500, aime-24, "
-        "aime-25, beyond-aime (NAME=FILE for a local copy); given several times, all are asked; default: the run's own",
+        "aime-25, aime-26, beyond-aime, amc-23, brumo-25, hmmt-25, amo-bench, humaneval, mbpp, livecodebench, ifeval "
+        "(NAME=FILE for a local copy); given several times, all are asked; default: the run's own",
     )
     parser.add_argument(
         "--samples", type=int, metavar="K", help="answers a prompt, 1 if not given: the k of avg@k, pass@k and maj@k"

@@ -59,7 +59,7 @@ def _test_set_or_generator(name: str) -> tuple[dict[str, Any], str]:
     from gnomon.tasks.reasoning import generator_settings
 
     if name in BENCHMARKS:
-        said = asdict(BENCHMARKS[name])
+        said = {k: v for k, v in asdict(BENCHMARKS[name]).items() if not callable(v)}
         title = f'task: kind = "benchmark", benchmark = "{name}"'
     elif name in _generators():
         said = {f"parameters.{key}": value for key, value in generator_settings(name).items()}

@@ -17,11 +17,22 @@ from gnomon.rewards.code.reward import Code
 from gnomon.rewards.environment import EnvironmentReward
 from gnomon.rewards.exact import Boxed, Exact, Format, LengthPenalty, Numeric, Parsable
 from gnomon.rewards.function import UserFunction
+from gnomon.rewards.instructions import Instructions
 from gnomon.rewards.math import Mathematics
 from gnomon.rewards.reasoning import Reasoning
 
 AnyVerifier = (
-    Exact | Numeric | Boxed | Format | Parsable | Reasoning | Mathematics | Code | EnvironmentReward | UserFunction
+    Exact
+    | Numeric
+    | Boxed
+    | Format
+    | Parsable
+    | Reasoning
+    | Mathematics
+    | Code
+    | Instructions
+    | EnvironmentReward
+    | UserFunction
 )
 OVERLONG = "overlong"
 NOTHING = "no reward applies to this sample"

@@ -307,7 +307,11 @@ def build_eval_tasks(tasks: Sequence[EvalTask], renderer: Renderer) -> Split:
 
 def repetitions(config: TaskConfig, asked: QuestionSet) -> str:
     """Return what `split.repeated` says of a table's rows; a generator may repeat itself."""
-    return repeated(asked) if isinstance(config, TableTask | BenchmarkTask) else ""
+    if not isinstance(config, TableTask | BenchmarkTask):
+        return ""
+    source = asked.source if isinstance(asked, Subset) else asked
+    left_out = source.repeated if isinstance(config, BenchmarkTask) and isinstance(source, ListDataset) else ""
+    return "; ".join(filter(None, (left_out, repeated(asked))))
 
 
 def trained_again(train: QuestionSet) -> str:
