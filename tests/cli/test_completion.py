@@ -82,3 +82,22 @@ def test_a_shell_reads_its_script(shell: str, tmp_path: Path, capsys: pytest.Cap
     ran = subprocess.run([shell, "-n", str(path)], capture_output=True, text=True, check=False)
 
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_fish_completes(tmp_path: Path):
+    """Where fish is installed, it offers verbs, names, settings and values of options."""
+    if shutil.which("fish") is None:
+        pytest.skip("fish is not installed")
+    path = tmp_path / "gnomon.fish"
+    path.write_text(fish(every_verb()))
+    for line, offered in (
+        ("gnomon tra", "train"),
+        ("gnomon train ti", "tiny"),
+        ("gnomon train tiny algorithm=dap", "algorithm=dapo"),
+        ("gnomon train tiny learner.optimizer.learning_r", "learner.optimizer.learning_rate="),
+        ("gnomon doctor --fail-on s", "severe"),
+    ):
+        command = ["fish", "-N", "-c", f"source {path}; complete -C '{line}'"]
+        ran = subprocess.run(command, capture_output=True, text=True, check=True)
+
+        assert [each.split("\t")[0] for each in ran.stdout.splitlines()] == [offered]

@@ -134,7 +134,8 @@ def zsh(verbs: Sequence[Verb]) -> str:
     cases = []
     for verb in verbs:
         lines = [_zsh_option(option) for option in verb.options]
-        arguments = f'"*: :_gnomon_arguments {_quoted(verb.words)} {_quoted(verb.settings)}"'
+        # The space before the function keeps zsh from putting words of its own before these.
+        arguments = f'"*: : _gnomon_arguments {_quoted(verb.words)} {_quoted(verb.settings)}"'
         cases.append(f"        {verb.name}) _arguments {' '.join([*lines, arguments])} ;;")
     described = "\n".join(f"        {_single(f'{verb.name}:{verb.meaning}')}" for verb in verbs)
     return _ZSH.format(verbs=described, cases="\n".join(cases), presets=_quoted(_presets(verbs)))
@@ -220,9 +221,10 @@ _ZSH = """\
 # Completions of gnomon for zsh, written by `gnomon completion zsh`.
 _gnomon_arguments() {{
     # $1: words, $2: settings, of the verb
+    local presets={presets}
     if [[ $PREFIX == algorithm=* ]]; then
         compset -P '*='
-        compadd -- ${{=:-{presets}}}
+        compadd -- ${{=presets}}
         return
     fi
     compadd -- ${{=1}}
