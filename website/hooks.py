@@ -22,6 +22,8 @@ from website.pages import NOTEBOOKS, PAGES, ROOT, notebook, repository_page  # n
 LINK = re.compile(r"(?P<open>\]\()(?P<target>(?!\w+:|#)[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 CODE = re.compile(r"(?ms)^(?P<fence>`{3,})[^\n]*\n.*?^(?P=fence)[ \t]*$|`[^`\n]+`")
 FORMULA = re.compile(r"(?s)\$\$(?P<block>.+?)\$\$|(?<![\w$`])\$(?P<line>[^$`\n ][^$`\n]*)\$(?![\w$])")
+CELL = re.compile(r"(?<=<td><code>)[^<]+(?=</code>)")
+SETTINGS = "<table>\n<thead>\n<tr>\n<th>setting</th>"
 PLACE = "repository"
 # Where the sources of pages lie that are not in docs: links are relative to them.
 ORIGINS = {f"{PLACE}/": "", "tutorial/": "examples/notebooks/"}
@@ -52,6 +54,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Lead links to files of the repository to their pages, and write formulas as MathML, which browsers know."""
     here = page.file.src_uri
+    # Who searches a name wants its page of reference before those that mention it, and experiments last.
+    if here == "configuration.md" or here.startswith("reference/"):
+        page.meta.setdefault("search", {"boost": 5})
+    elif here.startswith(f"{PLACE}/"):
+        page.meta.setdefault("search", {"boost": 0.3})
 
     def lead(match: re.Match[str]) -> str:
         path = _meant(here, match["target"])
@@ -61,6 +68,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"{match['open']}{relative}{match['anchor'] or ''})"
 
     return _outside_code(markdown, lambda text: FORMULA.sub(_mathml, LINK.sub(lead, text)))
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Let names in cells break behind dots, slashes and underscores, and mark tables of settings for narrow screens."""
+    marked = html.replace(SETTINGS, SETTINGS.replace("<table>", "<table data-settings>"))
+    return CELL.sub(lambda cell: re.sub(r"([._/])(?=\w)", r"\1<wbr>", cell[0]), marked)
 
 
 def _outside_code(markdown: str, change: Any) -> str:

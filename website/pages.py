@@ -169,22 +169,27 @@ def metrics() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+# Names in the order in which a reader needs them, and what the first of them return.
+FIRST = ("train", "load", "resume", "evaluate", "export", "dissect", "Experiment", "Algorithm")
+RETURNED = ("gnomon.training.result.Result", "gnomon.training.result.StepMetrics")
+
+
 def python() -> str:
     """Return the page of public names, which mkdocstrings fills from their docstrings."""
+    homes = {name: home for home, names in _HOMES.items() for name in names}
+    presets = [name for name in homes if name.isupper() and name != "PRESETS"]
+    others = [name for name in homes if not name.isupper() and name not in FIRST]
+    paths = [f"{homes[name]}.{name}" for name in FIRST]
+    paths[2:2] = RETURNED
+    paths += [f"{homes[name]}.{name}" for name in others]
     parts = [
         "# Python",
         "The names of `import gnomon`, from their docstrings; [Training from Python](../python.md) is an introduction.",
+        *(f"::: {path}\n    options:\n      heading_level: 2" for path in paths),
+        "## Presets",
+        f"{', '.join(f'`gnomon.{name}`' for name in presets)} are values of `gnomon.Algorithm`; `gnomon.PRESETS` has "
+        "all by name ([Algorithms](algorithms.md)).",
     ]
-    for home, names in _HOMES.items():
-        parts += [f"## {home}"]
-        parts += [f"::: {home}.{name}\n    options:\n      heading_level: 3" for name in names if not name.isupper()]
-    parts.append(
-        "## Presets\n\nThe presets "
-        + ", ".join(
-            f"`gnomon.{name}`" for names in _HOMES.values() for name in names if name.isupper() and name != "PRESETS"
-        )
-        + " are values of `gnomon.Algorithm`; `gnomon.PRESETS` has all by name ([Algorithms](algorithms.md))."
-    )
     return "\n\n".join(parts) + "\n"
 
 
