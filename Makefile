@@ -8,7 +8,7 @@
 # libraries: a machine without a GPU saves them when pip is pointed at PyTorch's CPU wheels (PIP_EXTRA_INDEX_URL).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model train docs test test-full test-versions peers vllm bench lint clean
+.PHONY: help setup model train docs test test-full test-versions test-release peers vllm bench lint clean
 .SUFFIXES:
 
 VENV   := .venv
@@ -88,6 +88,9 @@ test-full: lint peers vllm ## the same with the slow tests, other implementation
 
 test-versions: setup ## the models' tests with transformers 5.16 to 5.24, and with the newest of everything
 	@sh tests/versions.sh $(BIN)/python 5.16 5.17 5.18 5.19 5.20 5.21 5.22 5.23 5.24 newest
+
+test-release: setup ## build wheel and sdist, and try them and each extra in fresh environments (ten minutes)
+	@sh tests/release.sh $(BIN)/python
 
 peers: $(PEERS)/.gnomon-setup ## make .venv-peers, with the implementations that gnomon is compared with (once)
 	@:

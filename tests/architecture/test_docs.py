@@ -104,12 +104,3 @@ def test_the_version_is_the_same_everywhere():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
-
-
-def test_the_workflow_runs_what_a_developer_runs():
-    """Every command of the workflow is a target of the Makefile."""
-    commands = re.findall(r"^ +- run: make ([\w-]+)$", (ROOT / ".github/workflows/test.yml").read_text(), re.M)
-    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
-
-    assert commands
-    assert set(commands) <= set(targets)
