@@ -97,6 +97,17 @@ def test_a_model_is_not_blamed_for_a_full_disk():
         raise KeyError("a")
 
 
+def test_no_compiled_module_is_written_where_file_sizes_are_limited(tmp_path: Path):
+    """Python would leave half of a compiled module, and every later program would read that half."""
+    (tmp_path / "mine.py").write_text("from gnomon.algorithms import GRPO\nOWN = GRPO\n")
+    own = {"PYTHONDONTWRITEBYTECODE": None}
+
+    for before, left in ((limited(resource.RLIMIT_FSIZE, 1 << 40), 1), (None, 2)):
+        ended = asked(["algorithms", f"{tmp_path / 'mine.py'}:OWN"], before, environment=own)
+        assert ended.returncode == 0, ended.stderr
+        assert len(list(tmp_path.iterdir())) == left
+
+
 def test_a_write_that_is_refused_names_its_file(tmp_path: Path):
     """The system's error of a write has no name of a file; a person needs it."""
     code = (

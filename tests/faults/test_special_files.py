@@ -14,12 +14,14 @@ import pytest
 from gnomon.cli.main import main
 from gnomon.core.atomic_files import open_plain, read_plain
 
-RUN = ["steps=2", "task.size=40", "rollouts_per_step=8", "held_out.size=3", "algorithm.num_generations=2"]
+RUN = ["steps=2", "task.size=40", "rollouts_per_step=8", "held_out.size=3", "algorithm.num_generations=2",
+       "records.batches=true"]  # fmt: skip
 FILES = [
     "metrics.jsonl", "evaluations.jsonl", "findings.jsonl", "diagnosis.json", "run.json", "experiment.toml", ".lock",
     "rollouts/step-000002.jsonl", "evaluations/step-000002.jsonl", "rollouts", "evaluations", "checkpoints",
     "checkpoints/best.json", "checkpoints/step-2", "checkpoints/step-2/manifest.json",
-    "checkpoints/step-2/config.json", "checkpoints/step-2/state/stream.json",
+    "checkpoints/step-2/config.json", "checkpoints/step-2/state/stream.json", "batches/step-000002.json",
+    "checkpoints/step-2/tokenizer.json", "checkpoints/step-2/model.safetensors", "batches/step-000002.safetensors",
 ]  # fmt: skip
 VERBS = ["resume", "report", "doctor", "watch", "export"]
 
@@ -53,12 +55,23 @@ def ended(arguments: list[str]) -> int:
         signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def bind(path: Path) -> None:
+    """Have a socket at that place, to which nobody listens."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(os.path.relpath(path))
+
+
+def lead_to_zeros(path: Path) -> None:
+    """Have a device there that never ends, by a link, as whoever is not root can."""
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, bind, lead_to_zeros], ids=["pipe", "folder", "socket", "device"])
 @pytest.mark.parametrize("name", FILES)
 def test_every_verb_ends_whatever_is_in_a_files_place(
     tmp_path: Path, base: Path, make: Callable[[Path], object], name: str, capsys: pytest.CaptureFixture[str]
 ):
-    """A named pipe with nobody at its other end, and a folder: an exit code of ours, and never a traceback."""
+    """A named pipe or a socket with nobody at its other end, a folder, a device: a message, and never a traceback."""
     run = tmp_path / "run"
     shutil.copytree(base, run)
     put(make, run / name)

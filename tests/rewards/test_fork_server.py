@@ -36,28 +36,30 @@ def test_importing_that_hangs_is_ended(tmp_path: Path):
     """Within the time that starting may take, and the message says which reward it was."""
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(1000)\ndef score(completion): return 1.0")
 
-    with pytest.raises(RewardError, match=r"importing the rewards \(score\) took more than 1 s"):
+    with pytest.raises(RewardError, match=r"importing the rewards \(.*slow.py:score\) took more than 1 s"):
         try_rewards(by(f"{tmp_path}/slow.py:score"), Limits(start_seconds=1.0), ())
 
 
 def test_importing_that_ends_the_process_shows_what_it_said(tmp_path: Path):
     """What was written to standard error is in the message."""
-    (tmp_path / "gone.py").write_text("import os\nos.write(2, b'out of licenses')\nos._exit(1)")
+    (tmp_path / "gone.py").write_text("import os\nos.write(2, b'out of licenses')\nos.abort()")
 
-    with pytest.raises(GradingError, match=r"exited with status 1 while it imported the rewards .*: out of licenses"):
+    with pytest.raises(GradingError, match=r"was killed by SIGABRT while it imported the rewards .*: out of licenses"):
         try_rewards(by(f"{tmp_path}/gone.py:score"), Limits(), ())
 
 
 @pytest.mark.parametrize(
     ("end", "said"),
-    [("os._exit(0)", "exited with status 0"), ("os.abort()", "was killed by SIGABRT"),
+    [("import ctypes; ctypes.CDLL(None)._exit(0)", "exited with status 0"), ("os.abort()", "was killed by SIGABRT"),
      ("import ctypes; ctypes.string_at(0)", "was killed by SIGSEGV")],
 )  # fmt: skip
 def test_importing_that_ends_the_process_is_the_users_fault(tmp_path: Path, end: str, said: str):
     """A status, or a fault of its own, of a program that said nothing: the input is wrong."""
     (tmp_path / "gone.py").write_text(f"import os\n{end}")
 
-    with pytest.raises(RewardError, match=rf"{said} while it imported the rewards \(score\); an import must not end"):
+    with pytest.raises(
+        RewardError, match=rf"{said} while it imported the rewards \(.*gone.py:score\); an import must not end"
+    ):
         try_rewards(by(f"{tmp_path}/gone.py:score"), Limits(), ())
 
 
@@ -95,6 +97,16 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(monkeypatch
     finally:
         program.send_signal(signal.SIGCONT)
         fork_server.close()
+
+
+def test_grading_leaves_no_compiled_modules(tmp_path: Path):
+    """Neither of the reward's file nor of what it imports: under a limit of file sizes half of one would stay."""
+    (tmp_path / "beside_it.py").write_text("PAID = 1.0")
+    (tmp_path / "mine.py").write_text("from beside_it import PAID\ndef score(completion): return PAID")
+
+    try_rewards(by(f"{tmp_path}/mine.py:score"), Limits(), ())
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["beside_it.py", "mine.py"]
 
 
 def test_importing_may_print(tmp_path: Path, capfd: pytest.CaptureFixture[str]):

@@ -1,7 +1,6 @@
 """Pieces of a user: loading them by reference, and writing a piece or a value as TOML."""
 
 import hashlib
-import importlib
 import json
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import torch
 
 from gnomon.algorithms.ratios import Ratio
 from gnomon.core.errors import ConfigError, unknown
-from gnomon.core.user_code import announce, check_allowed, run_as_module, running_user_code
+from gnomon.core.user_code import announce, check_allowed, import_as_module, run_as_module, running_user_code
 
 _PREFIX = "gnomon_user_"
 
@@ -55,7 +54,7 @@ def _load_module(place: str, reference: str) -> ModuleType:
         announce(reference)
     try:
         with _as_it_was(reference):
-            return importlib.import_module(place)
+            return import_as_module(place)
     except (Exception, SystemExit) as error:  # whatever a user's module raises is a wrong name or wrong code of theirs
         raise ConfigError(_failed(reference, error)) from error
 

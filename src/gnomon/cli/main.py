@@ -13,7 +13,7 @@ from types import TracebackType
 from gnomon.core.errors import LIMITS, GnomonError, Stopped, UserError, refusal_of, unknown
 from gnomon.core.progress import Steps, shown_by
 from gnomon.core.redaction import for_people
-from gnomon.core.user_code import told_before_code
+from gnomon.core.user_code import one_process, told_before_code
 
 VERBS = {
     "train": "train an experiment: a TOML file or the name of a built-in one",
@@ -62,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.excepthook = _show_unforeseen
         _open_standard_files()
         _have_home()
+        _keep_bytecode_whole()
     try:
         return _chosen(given)
     except BrokenPipeError:
@@ -87,6 +88,20 @@ def _have_home() -> None:
         os.environ["HOME"] = "/"
 
 
+def _keep_bytecode_whole() -> None:
+    """Write no compiled modules where the size of files is limited: Python would leave half of one, and read it later.
+
+    Processes that this one starts write none either.
+    """
+    if sys.platform == "win32":
+        return
+    import resource
+
+    if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+        sys.dont_write_bytecode = True
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+
+
 def _chosen(given: Sequence[str]) -> int:
     if not given or given[0] in ("-h", "--help", "help"):
         print(HELP)
@@ -104,7 +119,7 @@ def _chosen(given: Sequence[str]) -> int:
 
 def _run(verb: str, rest: Sequence[str]) -> int:
     try:
-        with shown_by(_on_standard_error), told_before_code(_say_whose_code):
+        with shown_by(_on_standard_error), told_before_code(_say_whose_code), one_process():
             return int(importlib.import_module(f"gnomon.cli.{verb}").run(rest))
     except UserError as error:
         return _say(f"gnomon {verb}: {error}", WRONG_INPUT)
@@ -114,6 +129,14 @@ def _run(verb: str, rest: Sequence[str]) -> int:
         return _say(f"gnomon {verb}: the run failed: {error}", FAILED)
     except KeyboardInterrupt:
         return _say(f"gnomon {verb}: interrupted", INTERRUPTED)
+    except SystemExit as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        if Path(last.filename).name == "argparse.py":  # --help, or what it cannot read
+            raise
+        where = "" if isinstance(error.code, str) else f" in {last.filename}, line {last.lineno}"
+        return _say(
+            f"gnomon {verb}: the run failed: it was ended by {error.code!r}{where}; raise an error there", FAILED
+        )
     except Exception as error:
         refused = refusal_of(error)
         if refused is None:

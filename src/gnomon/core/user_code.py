@@ -1,5 +1,6 @@
 """A Python file of the user's, run as a module: the only place where a file that is named becomes code."""
 
+import importlib
 import importlib.util
 import os
 import signal
@@ -15,6 +16,9 @@ from gnomon.core.errors import ConfigError
 
 _TOLD: list[Callable[[str], None]] = []
 _FORBIDDEN: list[bool] = []
+
+end_at_once = os._exit
+"""os._exit, which `one_process` does not refuse."""
 
 
 @contextmanager
@@ -65,6 +69,33 @@ def announce(named: str) -> None:
 
 
 @contextmanager
+def one_process() -> Iterator[None]:
+    """Let what runs during the block neither end this process by os._exit nor return from the block in a copy of it.
+
+    A status of 0 by os._exit would say that a run was done. A process that was forked during the block ends with it:
+    it would train, or answer, beside the process that it is a copy of.
+
+    Raises:
+        SystemExit: os._exit was called in this process; its text names file and line.
+    """
+    pid, end = os.getpid(), os._exit
+
+    def refuse(status: int) -> NoReturn:
+        if os.getpid() != pid:
+            end(status)
+        caller = sys._getframe(1)
+        raise SystemExit(f"os._exit({status}) in {caller.f_code.co_filename}, line {caller.f_lineno}")
+
+    os._exit = refuse
+    try:
+        yield
+    finally:
+        os._exit = end
+        if os.getpid() != pid:
+            end(0)
+
+
+@contextmanager
 def running_user_code(what: str, seconds: float = 120.0) -> Iterator[None]:
     """Bound what code of the user's does in this process during the block: its time, its output, its working directory.
 
@@ -84,7 +115,7 @@ def running_user_code(what: str, seconds: float = 120.0) -> Iterator[None]:
     try:
         if is_main:
             signal.setitimer(signal.ITIMER_REAL, seconds)
-        with redirect_stdout(sys.stderr):
+        with redirect_stdout(sys.stderr), one_process():
             yield
     finally:
         if is_main:
@@ -110,8 +141,15 @@ def run_as_module(path: Path, name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up while it is executed
     try:
-        spec.loader.exec_module(module)
+        with one_process():
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
     return module
+
+
+def import_as_module(name: str) -> ModuleType:
+    """Import a module of the user's by its name, as `importlib.import_module` does, within `one_process`."""
+    with one_process():
+        return importlib.import_module(name)

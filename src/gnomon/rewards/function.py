@@ -4,7 +4,6 @@ import asyncio
 import copy
 import difflib
 import functools
-import importlib
 import inspect
 import os
 import pkgutil
@@ -17,7 +16,7 @@ from typing import Any, Literal
 
 from gnomon.core.errors import RewardError, unknown
 from gnomon.core.processes.exceptions import exception_text
-from gnomon.core.user_code import run_as_module
+from gnomon.core.user_code import import_as_module, run_as_module
 from gnomon.rewards.base import NotApplicable, Sample, Verifier, VerifierError
 
 # The three signatures of a reward function, told apart by their parameters' names.
@@ -332,7 +331,7 @@ def _from_module(source: str, role: str, named: str) -> ModuleType:
     if os.getcwd() not in sys.path[:1]:
         sys.path.insert(0, os.getcwd())  # as `python -m` has it
     try:
-        return importlib.import_module(source)
+        return import_as_module(source)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{source}.".startswith(f"{error.name}."):
             raise RewardError(f"{role} '{named}': importing {source} raised {exception_text(error)}") from error

@@ -13,7 +13,8 @@ from gnomon.rewards.grading import Grading, from_json
 
 def grading_program(grading: Grading) -> WorkerProgram:
     """Return the program whose workers grade with these rewards."""
-    return WorkerProgram(__name__, grading, "the rewards", ", ".join(r.part for r in grading.rewards))
+    names = (str(getattr(reward.verifier, "function", reward.part)) for reward in grading.rewards)
+    return WorkerProgram(__name__, grading, "the rewards", ", ".join(names))
 
 
 @dataclass(frozen=True)

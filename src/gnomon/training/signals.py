@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from gnomon.core.user_code import end_at_once
+
 if TYPE_CHECKING:
     from gnomon.training.run import StopRequest
 
@@ -40,7 +42,7 @@ def stopping(stop: "StopRequest", say: Callable[[str], None], what: str, go_on: 
             # Written without a lock, for whoever has one stands still while this is done; a live line hid the cursor.
             shown = _CURSOR if os.isatty(2) else ""
             os.write(2, f"{shown}\nstopped at once, and nothing was saved; go on with: {go_on}\n".encode())
-            os._exit(128 + number)
+            end_at_once(128 + number)
         stop.signal = number
         asked.put(number)
 

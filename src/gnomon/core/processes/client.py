@@ -273,8 +273,10 @@ class ForkServer:
         passed = {k: os.environ[k] for k in (*_ENVIRONMENT, *self._limits.environment) if k in os.environ}
         source = str(Path(__file__).resolve().parents[3])
         path = os.pathsep.join(p for p in (source, passed.get("PYTHONPATH", "")) if p)
-        # The order of a set of texts must not be another one in the next session.
-        return {**dict.fromkeys(_ONE_THREAD, "1"), "PYTHONHASHSEED": "0", **passed, "PYTHONPATH": path}
+        # The order of a set of texts must not be another one in the next session. Bytecode is never written: where
+        # files may not be larger, Python leaves half a compiled module, and every later program reads that half.
+        fixed = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+        return {**dict.fromkeys(_ONE_THREAD, "1"), **fixed, **passed, "PYTHONPATH": path}
 
 
 class _KilledAtStart(GradingError):
