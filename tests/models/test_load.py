@@ -7,7 +7,7 @@ import transformers as hf
 
 from gnomon.core.errors import ConfigError, ModelError
 from gnomon.models import default
-from gnomon.models.load import check_model, load_model, load_tokenizer, merged_tensors, write_model
+from gnomon.models.load import check_model, load_model, load_tokenizer, merged_tensors, read_tokenizer, write_model
 from gnomon.models.lora import LoraConfig
 from gnomon.models.tiny import TinyConfig, save_tiny, tiny_model, tiny_tokenizer
 
@@ -289,3 +289,90 @@ def test_ends_are_read_from_the_model_config_where_there_is_no_generation_config
     config.write_text(json.dumps(json.loads(config.read_text()) | {"eos_token_id": eos}))
     assert load_tokenizer(str(tmp_path / "model")).stop_ids == stated
     assert set(stated) == {257} | ({258} if isinstance(eos, list) and 258 in eos else set())
+
+
+def with_files(folder, tmp_path, **files):
+    """Return a copy of a model's folder in which these files of JSON are others; None for one that is not there."""
+    copied = tmp_path / "copied"
+    shutil.copytree(folder, copied)
+    for name, content in files.items():
+        file = copied / f"{name}.json"
+        file.unlink(missing_ok=True)
+        if content is not None:
+            file.write_text(json.dumps(content))
+    return str(copied)
+
+
+UNAPPLIED = {
+    "repetition_penalty": 1.1,
+    "no_repeat_ngram_size": 3,
+    "bad_words_ids": [[5], [6, 7]],
+    "suppress_tokens": [1, 2],
+    "begin_suppress_tokens": [10],
+    "forced_bos_token_id": 256,
+    "forced_eos_token_id": 257,
+    "min_new_tokens": 5,
+    "num_beams": 4,
+    "exponential_decay_length_penalty": [5, 1.2],
+    "sequence_bias": [[[5], 2.0]],
+    "stop_strings": ["END"],
+}
+
+
+@pytest.mark.parametrize("name", UNAPPLIED)
+def test_generation_settings_that_are_not_applied_are_said(folder, tmp_path, name):
+    """What generate() of transformers would do elsewhere and no engine here does, with its value."""
+    place = with_files(folder, tmp_path, generation_config={"eos_token_id": 257, name: UNAPPLIED[name]})
+
+    (note,) = load_tokenizer(place).notes
+
+    assert note.startswith(f"generation_config.json says {name} = {UNAPPLIED[name]}: gnomon draws without that")
+
+
+def test_generation_settings_that_do_nothing_are_not_said(folder, tmp_path):
+    """Penalties of 1, one beam, empty lists; nor are temperature and top_p, which an experiment sets itself."""
+    idle = {"eos_token_id": 257, "repetition_penalty": 1.0, "num_beams": 1, "min_length": 0, "suppress_tokens": []}
+    quiet = with_files(folder, tmp_path, generation_config=idle | {"do_sample": True, "top_p": 0.9})
+    assert load_tokenizer(quiet).notes == ()
+
+
+CLOSING = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|pad|>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("ends", "stops", "is_said"),
+    [(257, (257, 258), True), ([257, 258], (257, 258), False), (None, (257, 258), False), (258, (257, 258), False)],
+)
+def test_ends_of_tokenizer_generation_config_and_template_all_end_answers(folder, tmp_path, ends, stops, is_said):
+    """Whichever of them names one; a generation config that lacks the template's own is said."""
+    place = with_files(
+        folder, tmp_path, generation_config={"eos_token_id": ends}, chat_template={"chat_template": CLOSING}
+    )
+
+    tokenizer = load_tokenizer(place)
+
+    assert tokenizer.stop_ids == stops
+    assert any("other programs may go on behind it (add 258 to" in note for note in tokenizer.notes) == is_said
+
+
+def test_the_chat_template_of_a_processor_is_taken_and_said(folder, tmp_path):
+    """transformers reads chat_template.json for processors alone: prompts would be bare texts."""
+    place = with_files(folder, tmp_path, chat_template={"chat_template": "[{{ messages[0].content }}]"})
+    tokenizer = load_tokenizer(place)
+    assert tokenizer.template([{"role": "user", "content": "2+2="}]) == "[2+2=]"
+    assert "the chat template is that of chat_template.json" in tokenizer.notes[0]
+
+    tokenizer.save(tmp_path / "saved")
+    (tmp_path / "saved" / "config.json").write_text((folder / "config.json").read_text())
+    again = read_tokenizer(str(tmp_path / "saved"))
+    assert again.backend.chat_template == tokenizer.backend.chat_template
+    assert not any("chat_template.json" in note for note in again.notes)
+
+
+@pytest.mark.parametrize("content", [3, [], {}, {"template": "x"}, "x"])
+def test_a_processors_template_that_cannot_be_read_is_named(folder, tmp_path, content):
+    """And not passed over."""
+    with pytest.raises(
+        ModelError, match=r"chat_template\.json' cannot be read as a chat template; correct it, or remove"
+    ):
+        load_tokenizer(with_files(folder, tmp_path, chat_template=content))

@@ -1,4 +1,6 @@
+import random
 import resource
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
@@ -7,9 +9,12 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import ConfigError, DatasetError
+from gnomon.models.folder import DATE
 from gnomon.models.tiny import tiny_tokenizer
 from gnomon.models.tokenizer import Tokenizer, wrap
+from gnomon.tasks.base import Further
+from gnomon.tasks.chat import ChatRenderer
 
 CHAT = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system message here') }}{% endif %}"
@@ -223,3 +228,83 @@ def test_a_long_conversation_is_no_endless_template():
 
     assert text is not None
     assert text.count("<end>") == 500
+
+
+CLOCKS = {
+    "Llama 3.1": "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
+    "Today Date: {{ date_string }}",
+    "gpt-oss": "Current date: {{ strftime_now('%Y-%m-%d') }}",
+    "a time of day": "{{ strftime_now('%H:%M:%S.%f on %A') }}",
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "date", "shown"),
+    [
+        ("Llama 3.1", DATE, "Today Date: 01 Jan 2025"),
+        ("Llama 3.1", "2024-02-29", "Today Date: 29 Feb 2024"),
+        ("gpt-oss", "2026-12-31", "Current date: 2026-12-31"),
+        ("a time of day", "2026-11-26", "00:00:00.000000 on Thursday"),
+    ],
+)
+def test_a_template_that_reads_the_clock_reads_a_fixed_day(model, date, shown):
+    """Rows rendered today and tomorrow, by a run and by whoever resumes or evaluates it, are the same; it is said."""
+    backend = byte_level("</s>", eos_token="</s>")
+    backend.chat_template = CLOCKS[model] + "{% for m in messages %}{{ m.content }}{% endfor %}"
+    tokenizer = replace(wrap(backend, LlamaConfig(vocab_size=512)), date=date)
+
+    assert tokenizer.template([{"role": "user", "content": "!"}]) == f"{shown}!"
+    assert any(f"reads the clock: every prompt has the date {date}" in note for note in tokenizer.notes)
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    ["{{ range(99999) | random }}", "{{ lipsum(n=1) }}", "{{ [range(99), range(999)] | map('random') | list }}"],
+)
+def test_a_template_that_draws_draws_the_same_for_the_same_row(drawn):
+    """Whatever was drawn before; another row has its own; Python's generator is left as it was."""
+    backend = byte_level("</s>", eos_token="</s>")
+    backend.chat_template = drawn + "{% for m in messages %}{{ m.content }}{% endfor %}"
+    tokenizer = wrap(backend, LlamaConfig(vocab_size=512))
+    asked = [{"role": "user", "content": "a"}]
+
+    random.seed(1)
+    before, first = random.getstate(), tokenizer.template(asked)
+    assert random.getstate() == before
+    random.seed(2)
+    assert tokenizer.template(asked) == first
+    assert {tokenizer.template([{"role": "user", "content": text}])[:-1] for text in "bcdefgh"} != {first[:-1]}
+
+
+def test_a_token_without_an_embedding_is_refused_where_it_is_used():
+    """A tokenizer longer than its model is taken until a text has such a token, in plain and in rendered text."""
+    backend = byte_level("</s>", "<extra>", eos_token="</s>")
+    extra = backend.convert_tokens_to_ids("<extra>")
+    tokenizer = wrap(backend, LlamaConfig(vocab_size=extra))
+
+    assert tokenizer.encode("a</s>") == [*tokenizer.encode("a"), backend.eos_token_id]
+    assert tokenizer.encode_plain("a<extra>")
+    with pytest.raises(ConfigError, match=rf"gives '<extra>' the id {extra}, and the model has embeddings for 0 to"):
+        tokenizer.encode("a<extra>")
+    with pytest.raises(ConfigError, match=r"the model has embeddings for 0 to 9"):
+        wrap(backend, LlamaConfig(vocab_size=10)).encode_plain("zebra")
+    with pytest.raises(DatasetError, match=r"row 7: the tokenizer gives .* the model has embeddings"):
+        ChatRenderer(wrap(backend, LlamaConfig(vocab_size=10)))("zebra", Further("row 7"))
+    assert wrap(backend, LlamaConfig(vocab_size=backend.eos_token_id)).stop_ids == ()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_and_truncation_of_a_tokenizer_change_no_prompt(side):
+    """Sides, and lengths that stand in tokenizer.json itself, are for batches of others."""
+    backend = byte_level("</s>", eos_token="</s>", pad_token="</s>", padding_side=side, truncation_side=side)
+    backend.backend_tokenizer.enable_truncation(max_length=4)
+    backend.backend_tokenizer.enable_padding(length=20)
+    tokenizer = wrap(backend, LlamaConfig(vocab_size=512))
+
+    assert tokenizer.spelled(tokenizer.encode_plain("a longer text")) == "a longer text"
+
+
+def test_a_tokenizer_that_changes_texts_is_said():
+    """Line ends that it reads as blanks, capitals that it takes away; a tokenizer of bytes keeps all."""
+    assert any("changes texts" in note for note in unigram().notes)
+    assert tiny_tokenizer().notes == ()

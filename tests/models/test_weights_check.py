@@ -3,6 +3,7 @@ import shutil
 
 import pytest
 import torch
+import transformers as hf
 from safetensors.torch import load_file, save_file
 
 from gnomon.core.errors import ModelError
@@ -229,3 +230,59 @@ def test_positions_that_are_read_as_other_numbers_are_refused(tmp_path, table):
         check_weights(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(stated | {"original_max_position_embeddings": 24}))
     assert check_weights(str(tmp_path)) == ()
+
+
+def zeroed(*ends):
+    """Set the tensors whose names end so to zeros."""
+    return lambda tensors: {n: t * 0 if n.endswith(ends) else t for n, t in tensors.items()}
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [("norm.weight",), ("model.norm.weight",), ("0.input_layernorm.weight", "0.post_attention_layernorm.weight")],
+    ids=["all", "the last", "a layer's"],
+)
+def test_norms_of_zeros_are_refused(rewritten, ends):
+    """Such a layer, or the whole model, gives zeros for every input."""
+    with pytest.raises(ModelError, match=r"nothing but zeros in .*norm\.weight.*copy it again"):
+        load_model(rewritten(zeroed(*ends)), torch.float32)
+
+
+@pytest.mark.parametrize("ends", [("0.input_layernorm.weight",), ("0.mlp.down_proj.weight",)])
+def test_one_part_of_a_layer_may_be_zero(rewritten, ends):
+    """A layer that was put in to do nothing at first has a norm or a matrix of zeros, and others."""
+    assert load_model(rewritten(zeroed(*ends)), torch.float32)
+
+
+def test_norms_that_are_added_to_one_may_be_zero(tmp_path):
+    """Gemma's begin at zero, and do not make zeros."""
+    sizes = {"vocab_size": 259, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 8}
+    config = hf.GemmaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
+    hf.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+
+    model = load_model(str(tmp_path), torch.float32)
+
+    assert not model.model.norm.weight.any()
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("name", [QUERY, "model.norm.weight"])
+def test_half_precision_that_overflowed_is_refused(rewritten, name, number):
+    """One infinity in a file of fp16, in a matrix or a norm."""
+
+    def change(tensors):
+        half = {n: t.half() for n, t in tensors.items()}
+        half[name].view(-1)[3] = number
+        return half
+
+    with pytest.raises(ModelError, match=rf"the weight {name} holds NaN or an infinity"):
+        load_model(rewritten(change), torch.float32)
+
+
+@pytest.mark.parametrize(
+    "stated", [["Qwen2ForCausalLM"], ["MistralForCausalLM"], ["GPT2LMHeadModel"], ["Qwen3ForCausalLM", "LlamaModel"]]
+)
+def test_architectures_of_another_model_are_refused(rewritten, stated):
+    """transformers goes by model_type and vLLM by architectures: two models of one folder."""
+    with pytest.raises(ModelError, match=r"model_type 'llama', .* LlamaForCausalLM, and architectures .*vLLM loads"):
+        check_weights(rewritten(architectures=stated))

@@ -16,6 +16,7 @@ from tests.tasks.templates import (
     tokenizer_of,
 )
 
+from gnomon.core.errors import ConfigError
 from gnomon.tasks.base import Further
 from gnomon.tasks.chat import ChatRenderer
 from gnomon.tasks.prompt_start import beginning_of
@@ -122,3 +123,59 @@ def test_a_beginning_that_is_written_twice_is_said():
     own = tokenizer.__class__(**{**vars(tokenizer), "begin": (tokenizer.bos,)})
 
     assert beginning_of(own).notes == ("prompts begin with <s> twice: the model's chat template writes it twice",)
+
+
+_BLOCK = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+ALWAYS = {
+    "a thought": (CHATML.replace(_BLOCK, _BLOCK + "<think>"), "<think>"),
+    "a thought in brackets": (CHATML.replace(_BLOCK, _BLOCK + "[THINK]"), "[THINK]"),
+    "a thought in words": (
+        VICUNA.replace("ASSISTANT:{% endif %}", "ASSISTANT: {% endif %}<reasoning>"), "<reasoning>",
+    ),
+    "a thought of R1": (R1.replace("<think>\n{% endif %}", "{% endif %}<think>"), "<think>"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ALWAYS)
+def test_an_opening_outside_of_the_generation_prompt_is_seen(what):
+    """A template that writes it with and without add_generation_prompt: rewards see it, and it is said."""
+    template, opening = ALWAYS[what]
+    tokenizer = tokenizer_of(template)
+
+    found = beginning_of(tokenizer)
+
+    assert found.opening(ChatRenderer(tokenizer)("2+2=")) == opening
+    assert any(f"opens every answer with {opening!r}" in note for note in found.notes)
+
+
+CLOSED = {
+    "ChatML": CHATML.replace("assistant\n{% endif", "assistant\n<|im_end|>\n{% endif"),
+    "Llama 3": LLAMA.replace("<|body|>\n\n{% endif", "<|body|>\n\n<|im_end|>{% endif"),
+    "R1": R1.replace("<think>\n{% endif", "{{ eos_token }}{% endif"),
+    "outside of its block": CHATML + "<|im_end|>",
+    "the end of the text": LLAMA + "{{ eos_token }}",
+}
+
+
+@pytest.mark.parametrize("model", CLOSED)
+def test_a_template_that_ends_the_assistants_turn_is_refused(model):
+    """Behind the end of an answer there is none: said with what prompts end with, and what to remove."""
+    with pytest.raises(
+        ConfigError, match=r"ends the assistant's turn itself: prompts end with .*add_generation_prompt"
+    ):
+        beginning_of(tokenizer_of(CLOSED[model]))
+
+
+def test_an_end_of_text_that_stands_behind_every_turn_is_no_end_of_the_answers():
+    """DialoGPT's form has no header, and an end behind every turn, the question's too."""
+    template = "{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}"
+
+    assert beginning_of(tokenizer_of(template)).notes == ()
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_question_that_is_written_more_than_once_is_said(count):
+    """With the number of times."""
+    tokenizer = tokenizer_of(CHATML.replace("{{ m['content'] }}", "{{ m['content'] }} " * count))
+
+    assert f"the model's chat template writes every question {count} times" in beginning_of(tokenizer).notes

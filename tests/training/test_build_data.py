@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 
 from gnomon.algorithms import A_STAR_PO, GRPO, SPO, Greso, OptimalValue, Prioritized, SelfImitationBuffer, TrackerConfig
-from gnomon.config.experiment import load
+from gnomon.config.experiment import load, to_toml
 from gnomon.core.errors import ConfigError, DatasetError
 from gnomon.core.types import Task
+from gnomon.models.tiny import save_tiny
 from gnomon.rollouts.curriculum.drift import NoDrift, RescoredDrift
 from gnomon.rollouts.curriculum.greso import GresoCurriculum
 from gnomon.rollouts.curriculum.prioritized import PrioritizedCurriculum
 from gnomon.rollouts.curriculum.tracker import FixedValues, ValueTracker
 from gnomon.rollouts.curriculum.uniform import UniformCurriculum
-from gnomon.training.build_data import choosing, grading_of
+from gnomon.tasks.question import dataset_fingerprint
+from gnomon.training.build_data import choosing, grading_of, questions
 
 
 class Three(Sequence[Task]):
@@ -108,3 +110,47 @@ def test_dynamic_sampling_by_a_component_that_nothing_rewards_is_refused():
 
     with pytest.raises(ConfigError, match="did you mean 'answer'"):
         grading_of(experiment)
+
+
+CLOCK = "It is {{ strftime_now('%d %b %Y') }}. {% for m in messages %}{{ m.content }}{% endfor %} So: "
+
+
+@pytest.mark.parametrize("date", ["2025-01-01", "2024-02-29"])
+def test_prompts_of_a_template_with_a_clock_have_the_experiments_day(tmp_path: Path, date: str):
+    """What is written down is read again as the same prompts, whenever it is; the day is said, and is a setting."""
+    folder = save_tiny(tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(CLOCK)
+    experiment = replace(load("tiny").experiment, model=str(folder), template_date=date)
+
+    asked = questions(experiment)
+    (tmp_path / "again.toml").write_text(to_toml(experiment))
+    again = questions(load(str(tmp_path / "again.toml")).experiment)
+
+    shown = asked.tokenizer.spelled(asked.split.train[0].prompt)
+    assert shown.startswith("It is 01 Jan 2025." if date == "2025-01-01" else "It is 29 Feb 2024.")
+    assert dataset_fingerprint(again.split.train) == dataset_fingerprint(asked.split.train)
+    assert any(f"reads the clock: every prompt has the date {date}" in said for said in asked.remarks)
+    assert any("reads the clock" in said for said in asked.said)
+
+
+@pytest.mark.parametrize("date", ["", "today", "2025-13-01", "26 Jul 2024", "2025-1-1"])
+def test_a_day_that_is_none_is_refused(date: str):
+    """With what is wanted."""
+    with pytest.raises(ConfigError, match="template_date must be a day as YYYY-MM-DD, such as '2025-01-01', got"):
+        replace(load("tiny").experiment, template_date=date)
+
+
+def test_a_model_without_an_end_is_said_unless_the_experiment_has_one(tmp_path: Path):
+    """Its answers all go on to the longest length; sampling.stop_ids ends them."""
+    folder = save_tiny(tmp_path / "model")
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        stated = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({k: v for k, v in stated.items() if not k.startswith("eos_token")}))
+    experiment = replace(load("tiny").experiment, model=str(folder))
+
+    endless = questions(experiment)
+    ended = questions(replace(experiment, sampling=replace(experiment.sampling, stop_ids=(257,))))
+
+    assert endless.sampling.stop_ids == ()
+    assert any("names an end token: every answer goes on" in said for said in endless.said)
+    assert not any("end token" in said for said in ended.said)

@@ -5,6 +5,7 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from datetime import date
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +36,7 @@ from gnomon.core.tables import build, let_go, parse_toml, set_path, to_table
 from gnomon.diagnosis.catalog import check_stops, chosen
 from gnomon.learner.sections import LearnerConfig
 from gnomon.models.device import check_device
+from gnomon.models.folder import DATE
 from gnomon.models.lora import LoraConfig
 from gnomon.rewards.grading import WeightedReward
 from gnomon.tasks.build import EvalTask, TaskConfig, named, named_held_out
@@ -113,6 +115,8 @@ class Experiment:
         staleness: How generation and training overlap, where ``max_staleness`` allows that.
         system: Text of a system message before every question.
         chat_template_kwargs: Variables of the model's chat template, such as {enable_thinking = false}.
+        template_date: The day that a chat template which reads the clock writes, YYYY-MM-DD: one for all runs, so that
+            resumed, evaluated and compared prompts are the same.
         trust_remote_code: Whether the code in a model's own folder may run. Set it only for code that you have read.
         device: Where the model computes: "cpu", "cuda" or "cuda:N" (one NVIDIA GPU), or "auto", the first GPU if there
             is one. A record keeps the word, so that another machine can resume the run; the run card says which device
@@ -147,6 +151,7 @@ class Experiment:
     staleness: StalenessConfig = StalenessConfig()
     system: str = ""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    template_date: str = DATE
     trust_remote_code: bool = False
     device: str = "auto"
     held_out: HeldOut = HeldOut()
@@ -180,6 +185,12 @@ class Experiment:
             )
         _check_minibatches(self)
         _check_staleness(self)
+        try:
+            date.fromisoformat(self.template_date)
+        except ValueError as error:
+            raise ConfigError(
+                f"template_date must be a day as YYYY-MM-DD, such as '{DATE}', got {self.template_date!r} ({error})"
+            ) from error
 
     @property
     def staleness_bound(self) -> int:

@@ -16,9 +16,11 @@ Floats = NDArray[np.float64]
 NGRAM = 4
 _SHORTEST = 2 * NGRAM
 _FORM = re.compile(
-    r"</\s*(think|thinking|thought|answer|tool_call|solution)\s*>|\\boxed\s*\{|^#### *\S|^```", re.MULTILINE
+    r"</\s*[A-Za-z][\w.-]{0,39}\s*>|\[/[A-Z_]{2,40}\]|<\|(channel|answer|end_of_(thought|solution|answer))\|>"
+    r"|\\f?box(ed)?\s*\{|^[ \t]*#### *\S|^[ \t]*(```|~~~)|(?i:\banswer\W{0,4}(is\b|:))",
+    re.MULTILINE,
 )
-"""Marks of an answer: ends of thoughts, answers and calls, boxes, GSM8K's line, fenced programs."""
+"""Marks of an answer: ends of tags of any name and of thoughts, boxes, GSM8K's line, fences, "the answer is"."""
 
 
 def measure_answers(groups: Sequence[Group]) -> Metrics:

@@ -4,6 +4,7 @@ A chat template is foreign code, so rendering has limits on executed lines, outp
 """
 
 import copy
+import random
 import re
 import resource
 import sys
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -168,6 +170,10 @@ _ROOM = 2**30
 _LARGEST = 1_000_000
 _LOOK = 1024
 _tried = set[int]()
+DATE = "2025-01-01"
+"""The day that a template reads from its clock, unless the experiment sets another: one day for all runs."""
+CLOCK, DRAWS = "strftime_now", ("random", "lipsum")
+"""What reads the clock in a chat template, and what draws at random."""
 
 
 class EndlessTemplate(Exception):
@@ -180,9 +186,11 @@ def render(
     tools: Sequence[Mapping[str, Any]] = (),
     switches: Mapping[str, Any] | None = None,
     begins_answer: bool = True,
+    date: str = DATE,
 ) -> str:
-    """Render ``messages`` with the tokenizer's chat template.
+    """Render ``messages`` with the tokenizer's chat template: the same text for the same arguments, always.
 
+    A template that reads the clock reads midnight of ``date``, and one that draws at random draws by its arguments.
     The first rendering of a template may use one gibibyte of memory, because no model is loaded yet.
 
     Args:
@@ -191,6 +199,7 @@ def render(
         tools: JSON schemas.
         switches: Further variables of the template.
         begins_answer: End where the model's answer begins.
+        date: The day, as YYYY-MM-DD.
 
     Raises:
         ConfigError: If the template is invalid, refuses the messages, does not end, or exceeds the memory.
@@ -198,9 +207,16 @@ def render(
     plain = [dict(message) for message in messages]
     given = {**(switches or {}), "tools": [dict(tool) for tool in tools] or None}
     roles = [message.get("role") for message in plain]
-    template = hash(str(backend.chat_template))
+    text = str(backend.chat_template)
+    template = hash(text)
+    if CLOCK in text:
+        given[CLOCK] = datetime.fromisoformat(date).strftime
+    is_drawn = any(name in text for name in DRAWS)
     try:
-        with nullcontext() if template in _tried else _little_memory():
+        with (
+            nullcontext() if template in _tried else _little_memory(),
+            _same_draws(str((plain, tools, switches))) if is_drawn else nullcontext(),
+        ):
             said = _within_bounds(
                 lambda: str(
                     backend.apply_chat_template(plain, tokenize=False, add_generation_prompt=begins_answer, **given)
@@ -221,12 +237,33 @@ def render(
             f"{len(plain)} messages; correct it (chat_template.jinja or tokenizer_config.json)"
         ) from error
     except TemplateError as error:
-        raise ConfigError(f"the model's chat template refuses messages with roles {roles}: {error}") from error
+        raise ConfigError(
+            f"the model's chat template refuses messages with roles {roles}: {error}; {_way_out(roles)}"
+        ) from error
     except Exception as error:
         # A template is foreign code and can raise any error.
         raise ConfigError(
-            f"the model's chat template fails for messages with roles {roles}: {type(error).__name__}: {error}"
+            f"the model's chat template fails for messages with roles {roles}: {type(error).__name__}: {error}; "
+            "correct it (chat_template.jinja or tokenizer_config.json), or give the messages as it wants them"
         ) from error
+
+
+def _way_out(roles: Sequence[Any]) -> str:
+    """Return what to do about messages that a template refuses."""
+    if roles and roles[0] in ("system", "developer"):
+        return "put the text of the first message into the user's message (and remove `system`, if it is set)"
+    return "give the messages in an order that it takes, or correct it (chat_template.jinja or tokenizer_config.json)"
+
+
+@contextmanager
+def _same_draws(arguments: str) -> Iterator[None]:
+    """Seed Python's generator by ``arguments`` inside the block, and leave it as it was."""
+    before = random.getstate()
+    random.seed(arguments)
+    try:
+        yield
+    finally:
+        random.setstate(before)
 
 
 def check_template(backend: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gnomon.core.errors import ModelError, shortened, unknown
+from gnomon.core.errors import ModelError, on_one_line, shortened, unknown
 from gnomon.models import default
 from gnomon.models.folder import moved, savable
 from gnomon.models.lora import LoraConfig, adapt, check_lora, merged_tensors, trainable
@@ -170,7 +170,9 @@ def read_tokenizer(place: str, trust_remote_code: bool = False) -> Tokenizer:
     with parsed(f"model '{place}' has no tokenizer that transformers can load"):
         backend = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
         config = _read_config(place, trust_remote_code)
-        return wrap(backend, config, _generation_eos(place, config))
+        said = _with_processors_template(backend, place)
+        ends, unapplied = _generation_settings(place, config)
+        return wrap(backend, config, ends, said + unapplied)
 
 
 def write_model(
@@ -327,6 +329,13 @@ def _check_causal(config: Any, name: str, trust_remote_code: bool) -> None:
             f"model '{name}' is not a causal language model that transformers knows "
             f"(model_type '{config.model_type}', architectures {stated}){fix}"
         )
+    made = AutoModelForCausalLM._model_mapping[type(config)]
+    names = [kind.__name__ for kind in (made if isinstance(made, list | tuple) else [made]) if kind is not None]
+    if stated and names and not any(name in names for name in stated):
+        raise ModelError(
+            f"model '{name}': config.json says model_type '{config.model_type}', which transformers loads as "
+            f"{names[0]}, and architectures {stated}, which vLLM loads; correct the one that is wrong"
+        )
 
 
 def _is_causal_name(architecture: str, known: Any) -> bool:
@@ -362,31 +371,89 @@ def _from_pretrained(place: str, dtype: torch.dtype, trust_remote_code: bool) ->
     return loaded
 
 
-def _generation_eos(place: str, config: Any) -> list[int]:
-    """Return the ends that generation_config.json lists; without one, those that config.json does, as elsewhere."""
+def _with_processors_template(backend: Any, place: str) -> list[str]:
+    """Give a tokenizer without a chat template that of its processor (chat_template.json); return what is said of it.
+
+    transformers reads that file for processors alone, so prompts would be plain text without a word.
+    """
+    folder = local_folder(place)
+    file = None if folder is None else folder / "chat_template.json"
+    if backend.chat_template is not None or file is None or not file.is_file():
+        return []
+    with parsed(f"'{file}' cannot be read as a chat template; correct it, or remove it"):
+        backend.chat_template = str(json.loads(file.read_text())["chat_template"])
+    return ["the chat template is that of chat_template.json, as the tokenizer has none; checkpoints have it in both"]
+
+
+_ELSEWHERE: Mapping[str, tuple[Any, ...]] = {
+    "repetition_penalty": (1.0,),
+    "encoder_repetition_penalty": (1.0,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "bad_words_ids": ([],),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "sequence_bias": ([], {}),
+    "exponential_decay_length_penalty": (),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "num_beams": (1,),
+    "guidance_scale": (1.0,),
+    "penalty_alpha": (0.0,),
+    "diversity_penalty": (0.0,),
+    "stop_strings": ([], ""),
+    "watermarking_config": (),
+}
+"""Settings that change what transformers' generate() draws and no engine here applies, with values that do nothing."""
+
+
+def _generation_settings(place: str, config: Any) -> tuple[list[int], list[str]]:
+    """Return the ends that generation_config.json lists, and what is said of its settings that are not applied.
+
+    Without that file these are config.json's, as elsewhere.
+    """
     from transformers import GenerationConfig
 
     size = int(config.get_text_config().vocab_size)
     try:
         # What transformers would not write is said by the rehearsal.
         with no_report():
-            eos = GenerationConfig.from_pretrained(place).eos_token_id
+            settings = GenerationConfig.from_pretrained(place)
     except Exception as error:
         if isinstance(error, OSError) and not (Path(place) / "generation_config.json").exists():
-            return [i for i in _listed(getattr(config, "eos_token_id", None)) if type(i) is int and 0 <= i < size]
+            ends = [i for i in _listed(getattr(config, "eos_token_id", None)) if type(i) is int and 0 <= i < size]
+            return ends, []
         raise ModelError(
             f"model '{place}': transformers does not take its generation_config.json ({first_line(error)}); correct "
             "the file, or remove it"
         ) from error
     # -1 is how some files write that there is none.
-    ends = [i for i in _listed(eos) if i is not None and (type(i) is not int or i != -1)]
+    ends = [i for i in _listed(settings.eos_token_id) if i is not None and (type(i) is not int or i != -1)]
     for end in ends:
         if type(end) is not int or not 0 <= end < size:
             raise ModelError(
                 f"model '{place}': generation_config.json has {shortened(repr(end))} in eos_token_id, which is none of "
                 f"the model's tokens (whole numbers from 0 to {size - 1}); correct the file"
             )
-    return ends
+    return ends, _unapplied(vars(settings))
+
+
+def _unapplied(settings: Mapping[str, Any]) -> list[str]:
+    """Return what is said of settings that generate() applies and gnomon does not; empty for none."""
+    given = {name: settings.get(name) for name in _ELSEWHERE}
+    found = [
+        f"{name} = {shortened(on_one_line(repr(value)), 60)}"
+        for name, value in given.items()
+        if value is not None and value not in _ELSEWHERE[name]
+    ]
+    if not found:
+        return []
+    return [
+        f"generation_config.json says {', '.join(found)}: gnomon draws without that in training and evaluation, and "
+        "transformers' generate() applies it; remove it there to have one policy everywhere"
+    ]
 
 
 def _listed(eos: Any) -> list[Any]:

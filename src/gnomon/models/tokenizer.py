@@ -10,10 +10,11 @@ from typing import Any, cast
 from gnomon.core.errors import ConfigError
 from gnomon.core.types import Message
 from gnomon.models.attention import edge_note, rotary_edge
-from gnomon.models.folder import check_template, names_switch, render
+from gnomon.models.folder import CLOCK, DATE, DRAWS, check_template, names_switch, render
 
 _UNSET_LENGTH = 10**9  # transformers writes about 1e30 where a tokenizer states no length
 _PROBE = "gnomonprobe"
+_PLAIN = "If  A:\n\n\treturn b"
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Tokenizer:
         vocab_size: Width of the logits, which may exceed the number of named tokens.
         switches: Variables for every rendering of the chat template, such as ``enable_thinking``.
         context_note: Reason for the context length, for messages.
+        date: The day that a chat template reads from its clock, as YYYY-MM-DD.
+        said: Sentences about the model's generation settings.
     """
 
     backend: Any
@@ -46,6 +49,23 @@ class Tokenizer:
     vocab_size: int
     switches: Mapping[str, Any] = field(default_factory=dict)
     context_note: str = ""
+    date: str = DATE
+    said: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about what is unusual in the tokenizer, its chat template, or the model's generation settings."""
+        found = list(self.said)
+        if self.names_switch(CLOCK):
+            found.append(
+                f"the model's chat template reads the clock: every prompt has the date {self.date}, whenever it is "
+                "written (template_date sets another)"
+            )
+        if any(self.names_switch(name) for name in DRAWS):
+            found.append("the model's chat template draws at random: a row's prompt has the same draws every time")
+        if (read := self.spelled(self.encode_plain(_PLAIN))) != _PLAIN:
+            found.append(f"the tokenizer changes texts: {_PLAIN!r} becomes {read!r}, and answers cannot be otherwise")
+        return tuple(found)
 
     @property
     def control_strings(self) -> tuple[str, ...]:
@@ -53,8 +73,12 @@ class Tokenizer:
         return tuple(sorted(self.control, key=lambda text: (-len(text), text)))
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of ``text``; control strings become control tokens, and nothing is added in front."""
-        return cast(list[int], self.backend.encode(text, add_special_tokens=False, split_special_tokens=False))
+        """Return the ids of ``text``; control strings become control tokens, and nothing is added in front.
+
+        Raises:
+            ConfigError: If the model has no embedding for a token of it.
+        """
+        return self._embedded(self.backend.encode(text, add_special_tokens=False, split_special_tokens=False))
 
     def encode_plain(self, text: str) -> list[int]:
         """Return the ids of ``text`` as plain text: no id is a control token.
@@ -64,6 +88,9 @@ class Tokenizer:
         vocabulary spells a control string as one ordinary piece (Unigram does), the text is cut after the string's
             first
         character, or else into characters. ``decode`` gives the same text back wherever it does for harmless text.
+
+        Raises:
+            ConfigError: If the model has no embedding for a token of it.
         """
         if not any(string in text for string in self.control):
             ids = self.encode(text)
@@ -122,7 +149,8 @@ class Tokenizer:
         """
         if self.backend.chat_template is None:
             return None
-        return render(self.backend, messages, tools, {**self.switches, **(switches or {})}, begins_answer)
+        given = {**self.switches, **(switches or {})}
+        return render(self.backend, messages, tools, given, begins_answer, self.date)
 
     def names_switch(self, name: str, has_tools: bool = False) -> bool:
         """Whether the chat template reads this variable."""
@@ -133,7 +161,17 @@ class Tokenizer:
         self.backend.save_pretrained(str(folder))
 
     def _encode_split(self, text: str) -> list[int]:
-        return cast(list[int], self.backend.encode(text, add_special_tokens=False, split_special_tokens=True))
+        return self._embedded(self.backend.encode(text, add_special_tokens=False, split_special_tokens=True))
+
+    def _embedded(self, ids: list[int]) -> list[int]:
+        beyond = max(ids, default=0)
+        if beyond >= self.vocab_size:
+            raise ConfigError(
+                f"the tokenizer gives {self.backend.convert_ids_to_tokens(beyond)!r} the id {beyond}, and the model "
+                f"has embeddings for 0 to {self.vocab_size - 1}: leave that text out, give the model's own tokenizer, "
+                "or enlarge the model (resize_token_embeddings)"
+            )
+        return ids
 
     def _is_plain(self, ids: Sequence[int], text: str) -> bool:
         unknown = self.backend.unk_token
@@ -151,29 +189,41 @@ class Tokenizer:
         return [text[a:b] for a, b in itertools.pairwise(places)]
 
 
-def wrap(backend: Any, config: Any, generation_eos: Sequence[int] = ()) -> Tokenizer:
+def wrap(backend: Any, config: Any, generation_eos: Sequence[int] = (), said: Sequence[str] = ()) -> Tokenizer:
     """Return the `Tokenizer` for a transformers tokenizer, with additions from the model's config.
 
     Args:
         backend: The transformers tokenizer.
         config: The model's transformers config.
         generation_eos: End tokens of its generation config.
+        said: Sentences about its generation settings.
     """
     if backend.chat_template is not None:
         check_template(backend)
     added = {str(t.content): int(i) for i, t in backend.added_tokens_decoder.items() if t.special}
     named = {str(text): int(backend.convert_tokens_to_ids(text)) for text in backend.all_special_tokens}
     control = {**added, **named}
-    ends = [backend.eos_token_id, *generation_eos, _end_of_turn(backend, control)]
+    size = int(config.get_text_config().vocab_size)
+    turn_end = _end_of_turn(backend, control)
+    ends = [backend.eos_token_id, *generation_eos, turn_end]
+    lacking = turn_end is not None and generation_eos and turn_end not in generation_eos
+    if lacking:
+        said = [
+            *said,
+            f"answers end at {backend.convert_ids_to_tokens(turn_end)!r}, as in the model's chat template; its "
+            f"generation_config.json ends them at {sorted(generation_eos)} alone, so other programs may go on behind "
+            f"it (add {turn_end} to eos_token_id there)",
+        ]
     return Tokenizer(
         backend=backend,
         control=control,
         bos=backend.bos_token_id,
         begin=_begin(backend, control),
-        stop_ids=tuple(sorted({int(i) for i in ends if i is not None})),
+        stop_ids=tuple(sorted({int(i) for i in ends if i is not None and int(i) < size})),
         context_length=context_of(config, backend.model_max_length),
         context_note=edge_note(config, context_of(config)),
-        vocab_size=int(config.get_text_config().vocab_size),
+        vocab_size=size,
+        said=tuple(said),
     )
 
 

@@ -296,26 +296,48 @@ def check_number_kinds(found: Mapping[str, Header], whole: Set[str], place: str)
 def check_numbers(model: nn.Module, place: str) -> None:
     """Refuse a model with NaN or infinity, or with only zeros where it needs numbers.
 
-    Zeros are checked in the embedding, the head, and all matrices of a layer together. Raises ModelError.
+    Zeros are checked in the embedding, the head, all matrices of a layer together, and all norms of a layer together.
+    Raises ModelError.
     """
     largest: dict[str, float] = {}
-    for name, parameter in model.named_parameters():
+    saved = model.state_dict().keys()
+    buffers = [(n, b) for n, b in model.named_buffers() if n in saved and b.is_floating_point()]
+    for name, parameter in (*model.named_parameters(), *buffers):
         low, high = (float(x) for x in torch.aminmax(parameter.detach())) if parameter.numel() else (0.0, 0.0)
         if not (abs(low) < float("inf") and abs(high) < float("inf")):
             raise ModelError(f"model '{place}': the weight {name} holds NaN or an infinity; give a model without")
         if parameter.dim() > 1:
             largest[name] = max(abs(low), abs(high))
-    parts: dict[str, list[str]] = {}
+    norms = {f"{name}.weight": float(not _is_dead(part)) for name, part in model.named_modules() if _is_norm(part)}
+    parts: dict[tuple[str, bool], list[str]] = {}
     ends = {n for n, p in model.named_parameters() if any(p is e for e in _ends(model))}
-    for name in largest:
+    for name in (*largest, *norms):
         layer = re.match(r".*?\.\d+\.", name)
-        parts.setdefault(name if name in ends else layer.group() if layer else "", []).append(name)
+        group = name if name in ends else layer.group() if layer else ""
+        parts.setdefault((group, name in norms), []).append(name)
     for names in parts.values():
-        if not any(largest[name] for name in names):
+        if not any(norms.get(name, largest.get(name)) for name in names):
             raise ModelError(
                 f"model '{place}' has nothing but zeros in {_several(names)}; such a file was not written to its end, "
                 "copy it again"
             )
+
+
+def _is_norm(part: nn.Module) -> bool:
+    weight = getattr(part, "weight", None)
+    return "norm" in type(part).__name__.lower() and isinstance(weight, nn.Parameter) and weight.dim() == 1
+
+
+def _is_dead(norm: Any) -> bool:
+    """Whether a norm gives zeros for everything: its weight is zero, and not added to one as in Gemma."""
+    if not norm.weight.numel() or bool(norm.weight.any()):
+        return False
+    one_row = torch.linspace(-1.0, 1.0, norm.weight.numel(), dtype=norm.weight.dtype, device=norm.weight.device)
+    try:
+        with torch.no_grad():
+            return not bool(norm(one_row.view(1, 1, -1)).any())
+    except (TypeError, RuntimeError, ValueError, IndexError):
+        return False  # a norm that takes more than the row
 
 
 def _ends(model: Any) -> Iterator[nn.Parameter]:

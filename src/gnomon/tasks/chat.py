@@ -8,7 +8,8 @@ from content is encoded as plain text instead, and everything else exactly as th
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -102,36 +103,42 @@ class ChatRenderer:
         messages = self._messages(question)
         names = {name_of(tool) for tool in self.tools}
         tools = (*self.tools, *(tool for tool in further.tools if name_of(tool) not in names))
-        hidden = hide(self.tokenizer, messages, tools)
-        try:
-            rendered = self.tokenizer.template(hidden.messages, hidden.tools, further.switches)
-        except ConfigError as error:
-            raise DatasetError(f"{further.where}: {error}") from error
+        hidden = hide(self.tokenizer, messages, tools, further.switches)
+        with _naming(further.where):
+            rendered = self.tokenizer.template(hidden.messages, hidden.tools, hidden.switches)
         if rendered is None:
             self._check_plain(further)
-            return self._plain(messages)
-        self._check(rendered, hidden, question, further)
-        return tuple(hidden.encode(rendered))
+        else:
+            self._check(rendered, hidden, question, further)
+        with _naming(further.where):
+            return self._plain(messages) if rendered is None else tuple(hidden.encode(rendered))
 
     def _check(self, rendered: str, hidden: "Hidden", question: str | Sequence[Message], further: Further) -> None:
         """Refuse a prompt that lacks what its row or the experiment says."""
         if not self._looks:
             self._looks.append(Looks(self.tokenizer))
         looks, messages = self._looks[0], hidden.messages
-        lost = looks.lost(rendered, messages, hidden.tools, further.switches)
+        lost = looks.lost(rendered, messages, hidden.tools, hidden.switches)
         if isinstance(lost, str):
             raise DatasetError(
-                f"{further.where}: the model's chat template does not show tools: '{lost}', its purpose or a parameter "
-                "is not in the prompt; remove the column, or name it in task.reward_columns where only rewards read it"
+                f"{further.where}: the model's chat template does not show tools: {lost} is not in the prompt; say it "
+                "in the tool's description, remove it, or name the column in task.reward_columns where only rewards "
+                "read it"
             )
         if lost is not None:
             has_system = not isinstance(question, str) and any(m["role"] == "system" for m in question)
             raise _left_out(messages, lost, further, is_ours=messages[lost]["role"] == "system" and not has_system)
-        idle = looks.idle(messages, hidden.tools, further.switches)
+        idle = looks.idle(messages, hidden.tools, hidden.switches)
         if idle is not None:
             raise DatasetError(
                 f"{further.where}: {idle} = {further.switches[idle]!r} changes nothing, for the model's chat template "
                 "does not read it so; remove it, or name its column in task.reward_columns where only rewards read it"
+            )
+        field_lost = looks.lost_of_documents(messages, hidden.switches)
+        if field_lost is not None:
+            raise DatasetError(
+                f"{further.where}: the model's chat template does not show '{field_lost}' of documents; put it into "
+                "the fields that the template shows, or remove it"
             )
 
     def _check_plain(self, further: Further) -> None:
@@ -156,6 +163,15 @@ class ChatRenderer:
         return (*self.tokenizer.begin, *self.tokenizer.encode_plain(transcript(messages)))
 
 
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Name the row of what the tokenizer refuses. Raises: DatasetError for a ConfigError."""
+    try:
+        yield
+    except ConfigError as error:
+        raise DatasetError(f"{where}: {error}") from error
+
+
 @dataclass(frozen=True)
 class Hidden:
     """Messages in which every control string is one private-use character that occurs nowhere else.
@@ -164,6 +180,7 @@ class Hidden:
 
     Attributes:
         tools: Schemas, in the same form.
+        switches: Variables of the template, such as documents, in the same form.
         originals: The character to the control string that it stands for.
     """
 
@@ -171,6 +188,7 @@ class Hidden:
     messages: list[Message]
     originals: Mapping[str, str]
     tools: tuple[Mapping[str, Any], ...] = ()
+    switches: Mapping[str, Any] = field(default_factory=dict)
 
     def encode(self, rendered: str) -> list[int]:
         """Return the ids of rendered text: what the template wrote with control tokens, what it was given without."""
@@ -185,13 +203,19 @@ class Hidden:
         return ids
 
 
-def hide(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Hidden:
-    """Return the messages and tools with the control strings in them hidden; unchanged where there are none."""
+def hide(
+    tokenizer: ChatTokenizer,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] = (),
+    switches: Mapping[str, Any] | None = None,
+) -> Hidden:
+    """Return messages, tools and variables with the control strings in them hidden; unchanged where there are none."""
+    given = switches or {}
     texts = [message["content"] for message in messages]
-    texts += [json.dumps(list(tools), ensure_ascii=False)] if tools else []
+    texts += [json.dumps([tools, given], ensure_ascii=False, default=str)] if tools or given else []
     found = [c for c in tokenizer.control_strings if c and any(c in text for text in texts)]
     if not found:
-        return Hidden(tokenizer, [*messages], {}, tuple(tools))
+        return Hidden(tokenizer, [*messages], {}, tuple(tools), given)
     stand_ins = dict(zip(found, _unused_characters(texts, len(found)), strict=True))
     # longest first, so that of two control strings beginning alike the one really there is matched
     pattern = re.compile("|".join(re.escape(c) for c in sorted(found, key=len, reverse=True)))
@@ -209,6 +233,7 @@ def hide(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: Sequence[
         [*shown],
         {stand_in: control for control, stand_in in stand_ins.items()},
         tuple(hidden(tool) for tool in tools),
+        hidden(given),
     )
 
 

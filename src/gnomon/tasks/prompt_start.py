@@ -6,6 +6,7 @@ never see where it began.
 """
 
 import contextlib
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +30,11 @@ class Speller(Template, Protocol):
     @property
     def begin(self) -> tuple[int, ...]:
         """What the tokenizer itself puts before a text."""
+        ...
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end an answer."""
         ...
 
     def encode(self, text: str) -> list[int]:
@@ -70,24 +76,50 @@ def beginning_of(tokenizer: Speller, is_opening_shown: bool = True) -> Beginning
 
     Args:
         is_opening_shown: Whether rewards see what a prompt opens the answer with.
+
+    Raises:
+        ConfigError: If prompts end with the end of an answer.
     """
-    with contextlib.suppress(ConfigError):
+    try:
         asked = tokenizer.template([_QUESTION])
-        if asked is None:
-            return Beginning(tokenizer)
         plain = tokenizer.template([_QUESTION], begins_answer=False) or ""
-        headers = _headers(tokenizer, plain)
-        begun = asked.removeprefix(plain)
-        bare = [cut for header in headers if (cut := header[: _thought_at(header)]).strip()]
-        header = min((cut for cut in bare if begun.startswith(cut)), key=len, default="")
-        opened = Beginning(tokenizer, header).opening(tokenizer.encode(asked))
-        notes = (
-            _turn_note(asked, plain, headers),
-            _opening_note(opened, is_opening_shown),
-            _twice_note(tokenizer, asked),
+    except ConfigError:
+        return Beginning(tokenizer)
+    if asked is None:
+        return Beginning(tokenizer)
+    plain = _shared(tokenizer, asked, plain)
+    headers = _headers(tokenizer, plain)
+    begun, ids = asked.removeprefix(plain), tokenizer.encode(asked)
+    bare = [cut for header in headers if (cut := header[: _thought_at(header)]).strip()]
+    header = min((cut for cut in bare if begun.startswith(cut)), key=len, default="")
+    opened = Beginning(tokenizer, header).opening(ids)
+    if opened and ids[-1 - _blank_end(tokenizer, ids)] in tokenizer.stop_ids:
+        raise ConfigError(
+            f"the model's chat template ends the assistant's turn itself: prompts end with {_end(asked)!r}, behind "
+            "which no answer stands; remove that end from its add_generation_prompt (chat_template.jinja or "
+            "tokenizer_config.json)"
         )
-        return Beginning(tokenizer, header, tuple(note for note in notes if note), is_opening_shown)
-    return Beginning(tokenizer)
+    notes = (
+        _turn_note(asked, plain, headers),
+        _opening_note(opened, is_opening_shown),
+        _twice_note(tokenizer, asked),
+        _repeated_note(asked),
+    )
+    return Beginning(tokenizer, header, tuple(note for note in notes if note), is_opening_shown)
+
+
+def _shared(tokenizer: Speller, asked: str, plain: str) -> str:
+    """Return ``plain``, or what both begin with where a template writes something behind the question in any case."""
+    if asked.startswith(plain):
+        return plain
+    pairs = zip(tokenizer.encode(asked), tokenizer.encode(plain), strict=False)
+    common = tokenizer.spelled([one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)])
+    return common if _ASKED in common and asked.startswith(common) else plain
+
+
+def _blank_end(tokenizer: Speller, ids: Sequence[int]) -> int:
+    """Return how many tokens at the end are white space."""
+    return sum(1 for _ in itertools.takewhile(lambda i: not tokenizer.spelled([i]).strip(), reversed(ids)))
 
 
 def _headers(tokenizer: Template, plain: str) -> list[str]:
@@ -139,6 +171,11 @@ def _twice_note(tokenizer: Speller, asked: str) -> str | None:
     if not begin or ids[: 2 * len(begin)] != begin * 2:
         return None
     return f"prompts begin with {tokenizer.spelled(begin)} twice: the model's chat template writes it twice"
+
+
+def _repeated_note(asked: str) -> str | None:
+    count = asked.count(_ASKED)
+    return f"the model's chat template writes every question {count} times" if count > 1 else None
 
 
 def _end(text: str) -> str:

@@ -1,16 +1,17 @@
 """Whether a prompt says what its row says: texts put in on purpose must be found in what the template wrote.
 
 A chat template is a program, and may leave out a system message, a turn, or tools, without a word. Two looks find
-that: each text of a row is looked for in its prompt; and for every order of roles one conversation of words that occur
-nowhere else is rendered, so that no text is taken for another that is like it. White space does not count (templates
-trim), nor do thoughts of earlier answers (templates leave them out, as such models were trained), nor the switches
-``/think`` and ``/no_think``, which templates read.
+that: each text of a row is looked for in its prompt; and for every order of roles, and every form of tools and
+documents, one conversation of words that occur nowhere else is rendered, so that no text is taken for another that is
+like it. White space at both ends of a text does not count (templates trim), nor do thoughts of earlier answers
+(templates leave them out, as such models were trained), nor the switches ``/think`` and ``/no_think``, which templates
+read; around a switch white space does not count either.
 """
 
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,19 +20,11 @@ from gnomon.core.types import Message
 
 _SWITCHES = re.compile(r"(?<!\S)/(no_think|think|system_override)(?!\S)")
 _THOUGHT_ENDS = ("</think>", "</thinking>", "</thought>", "[/THINK]")
-_NAMES = ("gnomontool", "gnomonpurpose", "gnomonparameter")
-_TOOL: Mapping[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": _NAMES[0],
-        "description": _NAMES[1],
-        "parameters": {
-            "type": "object",
-            "properties": {_NAMES[2]: {"type": "string", "description": "what"}},
-            "required": [_NAMES[2]],
-        },
-    },
-}
+_SUBSCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
+_IDS = ("id", "doc_id", "document_id")
+"""Fields of a document that name it, and need not be in the prompt."""
+SHOWN = "documents"
+"""The variable of a template whose texts must be in the prompt."""
 
 
 class Template(Protocol):
@@ -66,19 +59,32 @@ class Looks:
         tools: Sequence[Mapping[str, Any]],
         switches: Mapping[str, Any],
     ) -> int | str | None:
-        """Return the place of the first message that is not in the prompt, or a lost tool's name; None for none."""
-        found = _squeezed(rendered)
+        """Return the place of the first message that is not in the prompt, or what is lost of tools; None for none."""
+        found = _without_switches(rendered)
         for place, message in enumerate(messages):
-            if not any(_squeezed(way) in found for way in _ways(message)):
+            if not any(_is_in(way, found) for way in _ways(message)):
                 return place
         for tool in tools:
-            if _squeezed(name_of(tool)) not in found:
-                return name_of(tool)
-        key = (tuple(message["role"] for message in messages), bool(tools))
-        if key not in self._tried:
-            self._tried[key] = self._lost_of(*key, switches)
-        lost: int | str | None = self._tried[key]
-        return name_of(tools[0]) if isinstance(lost, str) else lost
+            if _squeezed(name_of(tool)) not in _squeezed(rendered):
+                return _said(tool, "its name")
+        roles = tuple(message["role"] for message in messages)
+        places = {f"gnomon{place}probe": place for place in range(len(roles))}
+        missing = self._absent(roles, places, tools[:1], switches, [*places])
+        if missing:
+            return places[missing[0]]
+        for tool in tools:
+            words: dict[str, str] = {}
+            missing = self._absent(roles, words, [_worded_tool(tool, words)], switches)
+            if missing:
+                return _said(tool, words[missing[0]])
+        return None
+
+    def lost_of_documents(self, messages: Sequence[Message], switches: Mapping[str, Any]) -> str | None:
+        """Return the field of the row's documents that is not in the prompt; None for none."""
+        words: dict[str, str] = {}
+        given = {**switches, SHOWN: _worded(switches.get(SHOWN), words)}
+        missing = self._absent(tuple(message["role"] for message in messages), words, (), given) if words else []
+        return words[missing[0]] if missing else None
 
     def idle(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], switches: Mapping[str, Any]
@@ -105,20 +111,98 @@ class Looks:
             return any(self.tokenizer.template(messages, tools, other) != written for other in (without, contrary))
         return True
 
-    def _lost_of(self, roles: Sequence[str], has_tools: bool, switches: Mapping[str, Any]) -> int | str | None:
-        words = [f"gnomon{place}probe" for place in range(len(roles))]
-        messages = [{"role": role, "content": word} for role, word in zip(roles, words, strict=True)]
-        with contextlib.suppress(ConfigError):
-            rendered = self.tokenizer.template(messages, [_TOOL] if has_tools else (), switches) or ""
-            lost = [place for place, word in enumerate(words) if word not in rendered]
-            names = [name for name in _NAMES if has_tools and name not in rendered]
-            return lost[0] if lost else names[0] if names else None
-        return None
+    def _absent(
+        self,
+        roles: Sequence[str],
+        words: Iterable[str],
+        tools: Sequence[Mapping[str, Any]],
+        switches: Mapping[str, Any],
+        contents: Sequence[str] = (),
+    ) -> list[str]:
+        """Return those of ``words`` that a conversation of these roles does not show; tried once for each form.
+
+        contents: Of the messages, if they are not to be looked for.
+        """
+        key = (roles, (bool(contents) and bool(tools)) or json.dumps([tools, switches.get(SHOWN)], default=str))
+        if key not in self._tried:
+            said = contents or [f"gnomon{place}asked" for place in range(len(roles))]
+            messages = [{"role": role, "content": word} for role, word in zip(roles, said, strict=True)]
+            with contextlib.suppress(ConfigError):
+                rendered = self.tokenizer.template(messages, tools, switches) or ""
+                self._tried[key] = [word for word in words if word not in rendered]
+        missing: list[str] = self._tried.setdefault(key, [])
+        return missing
 
 
 def name_of(tool: Mapping[str, Any]) -> str:
     """Return the name of a tool's schema."""
     return str(tool.get("function", tool).get("name"))
+
+
+def _said(tool: Mapping[str, Any], what: str) -> str:
+    return f"{what} of '{name_of(tool)}'"
+
+
+def _worded_tool(tool: Mapping[str, Any], words: dict[str, str]) -> Mapping[str, Any]:
+    """Return a tool of the same form whose name, purposes, parameters and allowed values are words of their own.
+
+    words: Is given each word with what it stands for.
+    """
+    inner = tool.get("function", tool)
+    made = {**_worded_schema(inner, words), "name": _word(words, "its name")}
+    return {**tool, "function": made} if "function" in tool else made
+
+
+def _worded_schema(node: Any, words: dict[str, str], where: str = "") -> Any:
+    if isinstance(node, list | tuple):
+        return [_worded_schema(part, words, where) for part in node]
+    if not isinstance(node, Mapping):
+        return node
+    place = f" of '{where}'" if where else ""
+    made: dict[str, Any] = {}
+    renamed: dict[str, str] = {}
+    for key, value in node.items():
+        if key == "description" and isinstance(value, str) and value.strip():
+            made[key] = _word(words, f"the purpose{place}")
+        elif key == "enum" and isinstance(value, list | tuple):
+            made[key] = [_word(words, f"the value {v!r}{place}") if isinstance(v, str) and v else v for v in value]
+        elif key == "const" and isinstance(value, str) and value:
+            made[key] = _word(words, f"the value {value!r}{place}")
+        elif key == "properties" and isinstance(value, Mapping):
+            renamed = {name: _word(words, f"the parameter '{name}'") for name in value}
+            made[key] = {renamed[name]: _worded_schema(part, words, str(name)) for name, part in value.items()}
+        elif key in _SUBSCHEMAS and isinstance(value, Mapping):
+            made[key] = {name: _worded_schema(part, words, str(name)) for name, part in value.items()}
+        else:
+            made[key] = _worded_schema(value, words, where) if isinstance(value, Mapping | list | tuple) else value
+    if isinstance(required := made.get("required"), list | tuple):
+        made["required"] = [renamed.get(name, name) for name in required]
+    return made
+
+
+def _worded(node: Any, words: dict[str, str], where: str = "text") -> Any:
+    """Return documents of the same form whose texts are words of their own."""
+    if isinstance(node, Mapping):
+        return {key: value if key in _IDS else _worded(value, words, str(key)) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_worded(part, words, where) for part in node]
+    return _word(words, where) if isinstance(node, str) and node.strip() else node
+
+
+def _word(words: dict[str, str], meaning: str) -> str:
+    word = f"gnomonword{len(words)}x"
+    words[word] = meaning
+    return word
+
+
+def _is_in(text: str, rendered: str) -> bool:
+    """Whether a text is in the prompt, with its white space; white space around a switch aside."""
+    bare = _without_switches(text)
+    return bare.strip() in rendered if bare == text else _squeezed(bare) in _squeezed(rendered)
+
+
+def _without_switches(text: str) -> str:
+    return _SWITCHES.sub("", text) if "/" in text else text
 
 
 def _ways(message: Message) -> Iterator[str]:
@@ -135,4 +219,4 @@ def _ways(message: Message) -> Iterator[str]:
 
 
 def _squeezed(text: str) -> str:
-    return "".join((_SWITCHES.sub("", text) if "/" in text else text).split())
+    return "".join(text.split())

@@ -247,8 +247,8 @@ def evaluate_each(candidates: Sequence[EvalTarget], exam: EvalSpec) -> tuple[Eva
                 asked = held_out_questions(experiment) if exam.tasks else questions(experiment)
             _try_rewards(experiment, asked, console)
             slow = resolved.slow_ways(asked.mean_prompt_tokens)
-            for note in (asked.split.repeated, asked.untried, *asked.beginning.notes, *slow):
-                if note and note not in told:
+            for note in (*asked.said, *slow):
+                if note not in told:
                     told.add(note)
                     console.warn(f"{experiment.model}: {note}" if found else note)
             if weights.run is not None and weights.step > 0 and weights.run.resolve() not in said:

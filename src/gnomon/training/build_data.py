@@ -52,6 +52,11 @@ from gnomon.tasks.tools import describe_tools
 from gnomon.tasks.turn_tokens import TurnTokenizer, tells_tools
 from gnomon.training.evaluate import Exam
 
+_ENDLESS = (
+    "neither tokenizer, generation_config.json nor chat template names an end token: every answer goes on to "
+    "sampling.max_completion_length (sampling.stop_ids ends them)"
+)
+
 
 @dataclass(frozen=True)
 class TrainingData:
@@ -86,8 +91,14 @@ class TrainingData:
     @property
     def remarks(self) -> tuple[str, ...]:
         """What is said of them at start and in a plan."""
-        found = (self.split.repeated, self.untried, *self.split.overlap.said, *self.beginning.notes, *self.form.said)
-        return tuple(said for said in found if said)
+        return tuple(said for said in (*self.split.overlap.said, *self.said, *self.form.said) if said)
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """What is said of them by an evaluation too."""
+        model = (*self.beginning.notes, *self.tokenizer.notes)
+        endless = () if self.sampling.stop_ids else (_ENDLESS,)
+        return tuple(said for said in (self.split.repeated, self.untried, *model, *endless) if said)
 
 
 def questions(experiment: Experiment) -> TrainingData:
@@ -132,7 +143,8 @@ def _reading(experiment: Experiment) -> tuple[Grading, Tokenizer, ChatRenderer]:
 
 
 def _switched(tokenizer: Tokenizer, experiment: Experiment) -> Tokenizer:
-    """Return the tokenizer whose chat template is given the experiment's variables. Raises: ConfigError."""
+    """Return the tokenizer whose chat template is given the experiment's variables and day. Raises: ConfigError."""
+    tokenizer = replace(tokenizer, date=experiment.template_date)
     switches = experiment.chat_template_kwargs
     if not switches:
         return tokenizer

@@ -19,6 +19,7 @@ from gnomon.core.types import Message
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.rng import draw_key
+from gnomon.models.folder import DATE
 from gnomon.models.load import ModelFolder, load_model, load_tokenizer
 from gnomon.records.directory import RunDirectory
 from gnomon.records.reading import RunRecord
@@ -159,7 +160,8 @@ class Result:
         table = RunDirectory(self.directory).table()
         asked = [prompts] if isinstance(prompts, str) else list(prompts)
         is_trusted = bool(table.get("trust_remote_code"))
-        tokenizer = replace(load_tokenizer(str(self.model), is_trusted), switches=table.get("chat_template_kwargs", {}))
+        switches, date = table.get("chat_template_kwargs", {}), table.get("template_date", DATE)
+        tokenizer = replace(load_tokenizer(str(self.model), is_trusted), switches=switches, date=date)
         known = set(Sampling.__dataclass_fields__)
         wrong = next((name for name in sampling if name not in known), None)
         if wrong is not None:
