@@ -36,7 +36,8 @@ from cases import (
 from faults import faulty
 
 import gnomon.training.api
-from gnomon.config.experiment import from_table, read
+from gnomon.config.experiment import from_table
+from gnomon.config.reading import read
 from gnomon.core.errors import RunError, Stopped
 from gnomon.diagnosis.doctor import Doctor
 from gnomon.diagnosis.finding import Finding

@@ -6,7 +6,8 @@ from gnomon.algorithms import PRESETS, Algorithm, Clip, ClippedSurrogate, Kl, Ma
 from gnomon.algorithms.describe import as_row, find_piece, notes_on, piece_text, pieces_summary
 from gnomon.algorithms.pieces import slots
 from gnomon.algorithms.user_pieces import spelled
-from gnomon.config.experiment import load, parse_override
+from gnomon.config.experiment import load
+from gnomon.config.reading import parse_override
 from gnomon.core.errors import ConfigError
 
 PIECES = {name: cls for pieces in slots().values() for name, cls in pieces.items()}

@@ -56,7 +56,7 @@ from gnomon.algorithms import (
 )
 from gnomon.algorithms.build import _value
 from gnomon.algorithms.validate import Fix, changed, refusals, said
-from gnomon.config.experiment import parse_override
+from gnomon.config.reading import parse_override
 from gnomon.core.errors import ConfigError
 from gnomon.core.tables import set_path
 

@@ -48,7 +48,7 @@ CLAIM = Claim(
 RUNS = '''
 """A toy that trains."""
 
-from gnomon.config.experiment import read
+from gnomon.config.reading import read
 from experiments.claims.arms import Arm, Curve, Runs, last, trace
 from experiments.claims.definition import Claim, Level
 

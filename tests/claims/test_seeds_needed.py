@@ -14,7 +14,7 @@ from tests.claims.test_claim import TOY, clone
 
 from gnomon.analysis.compare.jobs import ComparisonJob
 from gnomon.cli.main import main
-from gnomon.config.experiment import read
+from gnomon.config.reading import read
 
 
 @pytest.mark.parametrize(("freedom", "t"), [(2, 4.303), (30, 2.042), (40, 2.0211), (59, 2.0010), (120, 1.9799)])

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from gnomon.algorithms import PRESETS, TruncatedIS
-from gnomon.config.experiment import anchored, built_in, from_table, load, read, to_toml
+from gnomon.config.experiment import anchored, from_table, load, to_toml
+from gnomon.config.reading import built_in, read
 from gnomon.core.errors import ConfigError
 from gnomon.core.sections import EngineConfig
 from gnomon.tasks.tables import TableTask

@@ -8,7 +8,7 @@ import pytest
 from gnomon.algorithms import MaskedIS
 from gnomon.algorithms.aliases import ALIASES as COMPOSITION
 from gnomon.cli.main import main
-from gnomon.config.experiment import from_table, load, read
+from gnomon.config.experiment import from_table, load
 from gnomon.config.foreign_names import (
     ALIASES,
     COMMON,
@@ -23,6 +23,7 @@ from gnomon.config.foreign_names import (
     as_markdown,
     translated,
 )
+from gnomon.config.reading import read
 from gnomon.config.reference import named, settings
 from gnomon.core.errors import ConfigError
 

@@ -12,7 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gnomon.cli.main import main
-from gnomon.config.experiment import Experiment, from_table, load, read, to_toml
+from gnomon.config.experiment import Experiment, from_table, load, to_toml
+from gnomon.config.reading import read
 from gnomon.core.errors import ConfigError, UserError
 from gnomon.core.tables import parse_toml
 

@@ -14,6 +14,7 @@ from gnomon.algorithms.protocols import Regularizer
 from gnomon.algorithms.regularizers import Entropy, Kl
 from gnomon.algorithms.surrogates import ClippedSurrogate
 from gnomon.core.errors import ConfigError
+from gnomon.core.tables import canonical
 
 Changes = dict[str, Any]
 Rule = Callable[[str, Any, Algorithm, Mapping[str, Any]], Changes]
@@ -91,16 +92,6 @@ def translate(table: Mapping[str, Any], base: Algorithm) -> tuple[dict[str, Any]
             raise ConfigError("regularizers are given, and other libraries' names for them too; use one")
         ours["regularizers"] = added
     return ours, tuple(notes)
-
-
-def canonical(name: str) -> str:
-    """Return what all spellings of a name have in common.
-
-    >>> canonical("REINFORCE++ baseline") == canonical("reinforce-pp-baseline"), canonical("A*-PO")
-    (True, 'astarpo')
-    """
-    folded = name.lower().replace("++", "pp").replace("*", "star")
-    return "".join(letter for letter in folded if letter.isalnum())
 
 
 def piece_of(name: str) -> dict[str, Any] | None:

@@ -17,11 +17,12 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any, get_type_hints
 
 from gnomon.algorithms.algorithm import Algorithm
-from gnomon.algorithms.aliases import canonical, former_pieces, translate
+from gnomon.algorithms.aliases import former_pieces, translate
 from gnomon.algorithms.pieces import SLOTS, choices, leaf, members
 from gnomon.algorithms.presets import PRESETS
 from gnomon.algorithms.user_pieces import load_object, piece_name
 from gnomon.core.errors import ConfigError, unknown
+from gnomon.core.tables import canonical
 
 Table = dict[str, Any]
 

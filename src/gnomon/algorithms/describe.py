@@ -7,12 +7,13 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from gnomon.algorithms.algorithm import Algorithm
-from gnomon.algorithms.aliases import FORMER, canonical, piece_of
+from gnomon.algorithms.aliases import FORMER, piece_of
 from gnomon.algorithms.build import to_table
 from gnomon.algorithms.pieces import choices, members, slots
 from gnomon.algorithms.presets import PRESETS
 from gnomon.algorithms.user_pieces import spelled
 from gnomon.core.errors import ConfigError, unknown
+from gnomon.core.tables import canonical
 
 # Where a preset differs from its paper, its published code or other libraries, and why.
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gnomon.cli.arguments import SettingsParser
+from gnomon.config.reading import check_names
 from gnomon.core.progress import working
 
 
@@ -38,6 +39,7 @@ def run(arguments: Sequence[str]) -> int:
     """Compare algorithms on one experiment; return the exit code, 1 after failed runs."""
     given = build_parser().parse_intermixed_args(arguments)
 
+    check_names(given.experiment, given.overrides, [n for n in given.algorithms.split(",") if not n.endswith(".toml")])
     with working("loading libraries", is_brief=True):
         from gnomon.analysis.compare.contestants import Design, RunLimit
         from gnomon.analysis.compare.page import text

@@ -87,7 +87,7 @@ def _option(verb: str, action: argparse.Action, known: Mapping[str, tuple[str, .
 def _names() -> dict[str, tuple[str, ...]]:
     """Return the names that arguments may have, by argument."""
     from gnomon.algorithms import PRESETS
-    from gnomon.config.experiment import built_in
+    from gnomon.config.reading import built_in
     from gnomon.config.reference import kinds, settings
     from gnomon.tasks.benchmarks import BENCHMARKS
 

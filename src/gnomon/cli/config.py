@@ -21,6 +21,7 @@ def build_parser() -> argparse.ArgumentParser:
     form.add_argument("--json", action="store_true", help="print a JSON list")
     form.add_argument("--markdown", action="store_true", help="print all settings as a page of tables")
     form.add_argument("--migration", action="store_true", help="print other libraries' names as a page of tables")
+    form.add_argument("--names", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 
@@ -31,7 +32,11 @@ def run(arguments: Sequence[str]) -> int:
         print(migration_page(), end="")
         return 0
     with working("loading libraries", is_brief=True):
-        from gnomon.config.reference import as_markdown, named, settings
+        from gnomon.config.reference import as_markdown, as_names, named, settings
+
+    if given.names:
+        print(as_names(), end="")
+        return 0
 
     found = settings() if given.key is None else named(given.key)
     if given.json:

@@ -66,7 +66,7 @@ def _dissect(batch: str, names: str, overrides: Sequence[str], rows: int, as_jso
 def _algorithms(names: str, overrides: Sequence[str]) -> tuple[Mapping[str, "Algorithm"], list[str]]:
     """Return the algorithms by their given names, each with every override, and notes about understood spellings."""
     from gnomon.algorithms import resolve_with_notes
-    from gnomon.config.experiment import parse_override
+    from gnomon.config.reading import parse_override
     from gnomon.core.errors import ConfigError
 
     changes: dict[str, Any] = {}

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from gnomon.cli.arguments import SettingsParser, add_cluster, cluster_overrides
+from gnomon.config.reading import check_names
 from gnomon.core.progress import working
 
 _DEVICES, _PROMPT_TOKENS = 8, 512
@@ -42,6 +43,7 @@ def run(arguments: Sequence[str]) -> int:
     given.overrides += cluster_overrides(parser, given.cluster)
     if given.resolved and given.json:
         parser.error("--json prints one object and --resolved an experiment: leave one out")
+    check_names(given.experiment, given.overrides)
     if given.hardware is not None:
         return _on_cluster(given)
     if (given.gpus, given.prompt_tokens, given.answer_tokens) != (None, None, None):

@@ -6,6 +6,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from gnomon.cli.arguments import SettingsParser, add_cluster, add_restarts, cluster_overrides, restarted
+from gnomon.config.reading import check_names
 from gnomon.core.progress import working
 from gnomon.records.directory import RunDirectory
 from gnomon.training.supervisor import reporting
@@ -30,6 +31,7 @@ def run(arguments: Sequence[str]) -> int:
     parser = build_parser()
     given = parser.parse_intermixed_args(arguments)
     cluster = cluster_overrides(parser, given.cluster)
+    check_names(given.experiment, given.overrides)
     if given.restarts:
         run_dir = given.run_dir or _new_run(given.experiment, given.overrides)
         options = [*([] if given.cluster is None else ["--cluster", given.cluster]), *["--json"] * given.json]

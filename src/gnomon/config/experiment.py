@@ -1,12 +1,10 @@
 """The whole configuration of a run as one frozen value: TOML in, TOML out."""
 
-import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import date
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +15,7 @@ from gnomon.algorithms.aliases import ALIASES as ALGORITHM_ALIASES
 from gnomon.algorithms.build import override
 from gnomon.algorithms.build import to_table as algorithm_table
 from gnomon.config.foreign_names import COMPOSED, FOREIGN, taken_out, translated
+from gnomon.config.reading import as_json, parse_override, read
 from gnomon.core.errors import ConfigError, check_bounds, unknown
 from gnomon.core.sections import (
     BudgetConfig,
@@ -32,7 +31,7 @@ from gnomon.core.sections import (
     check_texts,
     check_values,
 )
-from gnomon.core.tables import build, let_go, parse_toml, set_path, to_table
+from gnomon.core.tables import build, let_go, set_path, to_table
 from gnomon.diagnosis.catalog import check_stops, chosen
 from gnomon.learner.sections import LearnerConfig
 from gnomon.models.device import check_device
@@ -43,12 +42,8 @@ from gnomon.tasks.build import EvalTask, TaskConfig, named, named_held_out
 from gnomon.tasks.environment import EnvironmentConfig
 from gnomon.tasks.split import HeldOut
 
-OVERRIDE_HINT = "an override is key=value, such as steps=50 or algorithm.num_generations=4"
 _STALEST = 1024
 _KINDS = ("task.kind", "evaluation.task.kind")
-_PYTHON: Mapping[str, Any] = {"True": True, "False": False}
-"""Truth values as other libraries' command lines have them."""
-_OPENING = ("{", "[", '"', "'")
 
 
 @dataclass(frozen=True)
@@ -239,35 +234,12 @@ class Loaded:
     notes: tuple[str, ...]
 
 
-def built_in() -> dict[str, str]:
-    """Return the built-in experiments, name to TOML text."""
-    folder = files("gnomon.config") / "recipes"
-    return {p.name.removesuffix(".toml"): p.read_text() for p in folder.iterdir() if p.name.endswith(".toml")}
-
-
 def load(source: str | Path, overrides: Sequence[str] = ()) -> Loaded:
     """Return the experiment of a TOML file or a built-in name, with ``key=value`` overrides applied.
 
     Raises: ConfigError naming file, path, value and the nearest known name.
     """
     return from_table(read(source), overrides)
-
-
-def read(source: str | Path) -> dict[str, Any]:
-    """Return the table of a TOML file or of a built-in experiment."""
-    known = built_in()
-    if str(source) in known:
-        return tomllib.loads(known[str(source)])
-    path = Path(source)
-    if path.suffix != ".toml" and not path.exists():
-        raise ConfigError(f"{unknown('experiment', str(source), known)}; or the path of a TOML file")
-    try:
-        # Some editors begin a file with a mark that says it is UTF-8.
-        return parse_toml(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise ConfigError(f"cannot read the experiment {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
 
 
 def from_table(table: Mapping[str, Any], overrides: Sequence[str] = ()) -> Loaded:
@@ -298,11 +270,6 @@ def with_settings(table: Mapping[str, Any], parsed: Sequence[tuple[str, Any]]) -
     return Loaded(loaded.experiment, (*repeated, *notes, *loaded.notes))
 
 
-def _as_json(value: Any) -> Any:
-    """Return what a file can hold of a value: dates as texts. Raises: ValueError or RecursionError where it cannot."""
-    return json.loads(json.dumps(value, default=str))
-
-
 def _repeated(parsed: Sequence[tuple[str, Any]]) -> list[str]:
     given: dict[str, list[Any]] = {}
     for key, value in parsed:
@@ -316,7 +283,7 @@ def _repeated(parsed: Sequence[tuple[str, Any]]) -> list[str]:
 
 def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loaded:
     try:
-        whole: dict[str, Any] = _as_json(table)
+        whole: dict[str, Any] = as_json(table)
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"an experiment holds texts, numbers, lists and tables, and this one cannot be read: {error}"
@@ -437,25 +404,6 @@ def _eval_task(given: Any) -> Any:
     if isinstance(table.get("rewards"), list):
         own["rewards"] = [_reward(each) for each in table["rewards"]]
     return {**table, **own}
-
-
-def parse_override(override: str) -> tuple[str, Any]:
-    """Return path and value of "path=value"; the value is TOML, or else text. Raises: ConfigError for another form."""
-    key, equals, text = override.partition("=")
-    key = key.strip().removeprefix("--")
-    if not equals or not key or not all(p.isidentifier() or p.isdigit() for p in key.replace("-", "_").split(".")):
-        raise ConfigError(f"cannot read the override {override!r}: {OVERRIDE_HINT}")
-    try:
-        return key.replace("-", "_"), _as_json(parse_toml(f"value = {text}")["value"])
-    except (ValueError, RecursionError) as error:
-        if not isinstance(error, tomllib.TOMLDecodeError):
-            raise ConfigError(f"the value of {key} is no sound TOML: {error}") from error
-        if text.strip()[:1] in _OPENING:
-            raise ConfigError(
-                f"{key} = {text} is not TOML: {error}; is a bracket or a quote missing, or did the shell take one? "
-                f'Quote the whole override, as in \'{key}=["a", "b"]\' or \'{key}={{piece = "TruncatedIS"}}\''
-            ) from error
-        return key.replace("-", "_"), _PYTHON.get(text, text)
 
 
 def _set_all(whole: dict[str, Any], settings: Sequence[tuple[str, Any]]) -> list[str]:

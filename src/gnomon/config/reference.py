@@ -1,14 +1,16 @@
 """Every setting of an experiment with its type, default and meaning, read from the classes that hold them."""
 
 import inspect
+import json
 import re
 import textwrap
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from importlib.metadata import version
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from gnomon.algorithms import Algorithm
+from gnomon.algorithms import PRESETS, Algorithm
 from gnomon.algorithms.aliases import PATHS as ALGORITHM_PATHS
 from gnomon.algorithms.describe import kind_of
 from gnomon.algorithms.user_pieces import spelled
@@ -16,6 +18,9 @@ from gnomon.config.experiment import Experiment
 from gnomon.config.foreign_names import ALIASES, COMPOSED, FOREIGN
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.tables import members
+from gnomon.tasks.benchmarks import BENCHMARKS, REFUSED
+from gnomon.tasks.build import NAMED
+from gnomon.tasks.reasoning import generators
 
 _HEAD = """# Configuration
 
@@ -219,6 +224,18 @@ def as_markdown() -> str:
         lines += ["", f"## {section or 'The experiment'}", ""]
         lines += ["| setting | type | default | meaning |", "|---|---|---|---|", *map(_row, found)]
     return "\n".join(lines) + "\n"
+
+
+def as_names() -> str:
+    """Return config/known_names.json: the names that are checked before torch is imported."""
+    names = {
+        "keys": sorted({setting.key for setting in settings()}),
+        "algorithms": [*PRESETS],
+        "rewards": sorted(kinds("rewards")),
+        "tasks": sorted({*NAMED, *BENCHMARKS, *REFUSED, *generators()}),
+        "reasoning-gym": version("reasoning-gym"),
+    }
+    return json.dumps(names, indent=1) + "\n"
 
 
 def _row(setting: Setting) -> str:

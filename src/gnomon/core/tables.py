@@ -41,6 +41,16 @@ def parse_toml(text: str) -> dict[str, Any]:
     return table
 
 
+def canonical(name: str) -> str:
+    """Return what all spellings of a name have in common.
+
+    >>> canonical("REINFORCE++ baseline") == canonical("reinforce-pp-baseline"), canonical("A*-PO")
+    (True, 'astarpo')
+    """
+    folded = name.lower().replace("++", "pp").replace("*", "star")
+    return "".join(letter for letter in folded if letter.isalnum())
+
+
 T = TypeVar("T")
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from gnomon.config.experiment import parse_override
+from gnomon.config.reading import parse_override
 from gnomon.core.errors import ConfigError
 from gnomon.core.sections import STORE, EngineConfig
 from gnomon.learner.sections import LearnerConfig

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from gnomon.algorithms.piece_trial import try_pieces
-from gnomon.config.experiment import Experiment, Loaded, load, read, to_toml
+from gnomon.config.experiment import Experiment, Loaded, load, to_toml
+from gnomon.config.reading import read
 from gnomon.core.atomic_files import read_plain, write_durably
 from gnomon.core.errors import CheckpointError, DatasetError, RunDirectoryError, RunError, Stopped, UserError
 from gnomon.core.failpoints import reach

@@ -6,7 +6,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Self
 
-from gnomon.config.experiment import Experiment, from_table, read
+from gnomon.config.experiment import Experiment, from_table
+from gnomon.config.reading import read
 from gnomon.core.errors import CheckpointError, ConfigError, RunDirectoryError, UserError
 from gnomon.core.tables import to_table
 from gnomon.models.load import BUILT_IN

@@ -8,7 +8,8 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from gnomon.algorithms import Algorithm
 from gnomon.algorithms.build import to_table as algorithm_table
-from gnomon.config.experiment import Experiment, read, to_toml, with_settings
+from gnomon.config.experiment import Experiment, to_toml, with_settings
+from gnomon.config.reading import read
 from gnomon.core.errors import ConfigError
 from gnomon.core.tables import to_table
 from gnomon.training.api import train_experiment

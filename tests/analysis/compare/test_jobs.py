@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from gnomon.analysis.compare.jobs import ComparisonJob, cores, run_jobs
-from gnomon.config.experiment import Loaded, read
+from gnomon.config.experiment import Loaded
+from gnomon.config.reading import read
 from gnomon.core.errors import ConfigError, RunDirectoryError, RunError
 from gnomon.records.console import Console
 from gnomon.records.reading import RunRecord
@@ -111,7 +112,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from gnomon.core.errors import Stopped
-from gnomon.config.experiment import read
+from gnomon.config.reading import read
 from gnomon.records.console import Console
 from gnomon.analysis.compare.jobs import ComparisonJob, run_jobs
 folder = Path(sys.argv[1])

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnomon.config.experiment import from_table, read
+from gnomon.config.experiment import from_table
+from gnomon.config.reading import read
 from gnomon.core.errors import ConfigError
 from gnomon.core.processes.client import Limits
 from gnomon.core.types import Grade

@@ -13,7 +13,8 @@ from gnomon.algorithms import Uniform
 from gnomon.algorithms import to_table as algorithm_table
 from gnomon.analysis.compare.jobs import ComparisonJob
 from gnomon.analysis.compare.records import Unit
-from gnomon.config.experiment import Experiment, from_table, parse_override, read
+from gnomon.config.experiment import Experiment, from_table
+from gnomon.config.reading import parse_override, read
 from gnomon.core.errors import ConfigError
 from gnomon.core.tables import to_table
 from gnomon.records.ownership import check_own

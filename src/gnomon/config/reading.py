@@ -1,0 +1,163 @@
+"""An experiment as it was written: tables and overrides, and a check of their names. No torch.
+
+Torch and transformers take seconds of processor time to import. A misspelt name is found without them, from
+known_names.json, which `gnomon config --names` writes and a test compares with the code.
+"""
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from gnomon.config.foreign_names import COMPOSED, FOREIGN, taken_out, translated
+from gnomon.core.errors import ConfigError, ModelError, unknown
+from gnomon.core.tables import canonical, parse_toml
+
+OVERRIDE_HINT = "an override is key=value, such as steps=50 or algorithm.num_generations=4"
+_PYTHON: Mapping[str, Any] = {"True": True, "False": False}
+"""Truth values as other libraries' command lines have them."""
+_OPENING = ("{", "[", '"', "'")
+
+_OPEN = ("algorithm", "chat_template_kwargs", "environment", "evaluation", "rewards", "task")
+"""Sections whose keys depend on a kind or a piece: those are checked when they are built."""
+
+
+def built_in() -> dict[str, str]:
+    """Return the built-in experiments, name to TOML text."""
+    folder = files("gnomon.config") / "recipes"
+    return {p.name.removesuffix(".toml"): p.read_text() for p in folder.iterdir() if p.name.endswith(".toml")}
+
+
+def read(source: str | Path) -> dict[str, Any]:
+    """Return the table of a TOML file or of a built-in experiment."""
+    known = built_in()
+    if str(source) in known:
+        return tomllib.loads(known[str(source)])
+    path = Path(source)
+    if path.suffix != ".toml" and not path.exists():
+        raise ConfigError(f"{unknown('experiment', str(source), known)}; or the path of a TOML file")
+    try:
+        # Some editors begin a file with a mark that says it is UTF-8.
+        return parse_toml(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the experiment {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+def as_json(value: Any) -> Any:
+    """Return what a file can hold of a value: dates as texts. Raises: ValueError or RecursionError where it cannot."""
+    return json.loads(json.dumps(value, default=str))
+
+
+def parse_override(override: str) -> tuple[str, Any]:
+    """Return path and value of "path=value"; the value is TOML, or else text. Raises: ConfigError for another form."""
+    key, equals, text = override.partition("=")
+    key = key.strip().removeprefix("--")
+    if not equals or not key or not all(p.isidentifier() or p.isdigit() for p in key.replace("-", "_").split(".")):
+        raise ConfigError(f"cannot read the override {override!r}: {OVERRIDE_HINT}")
+    try:
+        return key.replace("-", "_"), as_json(parse_toml(f"value = {text}")["value"])
+    except (ValueError, RecursionError) as error:
+        if not isinstance(error, tomllib.TOMLDecodeError):
+            raise ConfigError(f"the value of {key} is no sound TOML: {error}") from error
+        if text.strip()[:1] in _OPENING:
+            raise ConfigError(
+                f"{key} = {text} is not TOML: {error}; is a bracket or a quote missing, or did the shell take one? "
+                f'Quote the whole override, as in \'{key}=["a", "b"]\' or \'{key}={{piece = "TruncatedIS"}}\''
+            ) from error
+        return key.replace("-", "_"), _PYTHON.get(text, text)
+
+
+@cache
+def known_names() -> Mapping[str, Any]:
+    """Return the names of settings, algorithms, tasks and rewards, as they were when the package was made."""
+    return dict(json.loads((files("gnomon.config") / "known_names.json").read_text()))
+
+
+def check_names(source: str | Path, overrides: Sequence[str], algorithms: Sequence[str] = ()) -> None:
+    """Refuse an experiment, key, algorithm, task, reward, engine or model folder that does not exist.
+
+    What may be right is left to whoever builds the experiment. ``algorithms``: more names of algorithms.
+
+    Raises:
+        ConfigError, ModelError: The message has the nearest known name.
+    """
+    table = dict(read(source))
+    foreign, _ = translated(taken_out(table))
+    settings, _ = translated([parse_override(each) for each in overrides])
+    given = [*_flat(table), *foreign, *settings]
+    for key, _ in given:
+        _check_key(key)
+    last = dict(given)
+    names = [last.get("algorithm", last.get("algorithm.preset")), *algorithms]
+    for name in names:
+        _check_algorithm(name)
+    _check_task(last.get("task"))
+    kinds = [each if isinstance(each, str) else each.get("kind") for each in _list(last.get("rewards"))]
+    for number, kind in enumerate(kinds):
+        if isinstance(kind, str) and ":" not in kind and kind not in known_names()["rewards"]:
+            raise ConfigError(f"rewards[{number}].verifier: {unknown('kind', kind, known_names()['rewards'])}")
+    engine = last.get("engine", last.get("engine.kind", "local"))
+    if isinstance(engine, str) and engine not in ("local", "vllm"):
+        raise ConfigError(f"engine.kind = {engine!r}: should be 'local' or 'vllm'")
+    model = last.get("model")
+    if isinstance(model, str) and model.startswith((".", "/")) and not Path(model).exists():
+        raise ModelError(f"model folder '{model}' does not exist (looked for {Path(model).absolute()})")
+
+
+def _flat(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        name = f"{path}.{key}" if path else key
+        if isinstance(value, Mapping) and value and not (name.partition(".")[0] in _OPEN and "." in name):
+            yield from _flat(value, name)
+        else:
+            yield name, value
+
+
+def _list(value: Any) -> list[Any]:
+    return [each for each in value if isinstance(each, str | Mapping)] if isinstance(value, list) else []
+
+
+def _check_key(key: str) -> None:
+    """Refuse a key whose beginning no setting has. Raises: ConfigError."""
+    known: list[str] = known_names()["keys"]
+    parts = key.split(".")
+    top = {each.partition(".")[0] for each in known}
+    if parts[0] not in top:
+        if key not in (*COMPOSED, *FOREIGN):
+            bare = [name for name in FOREIGN if "." not in name]
+            raise ConfigError(unknown("key", parts[0], [*top, *bare, *COMPOSED]))
+        return
+    if parts[0] in _OPEN:
+        return
+    for depth in range(1, len(parts)):
+        path = ".".join(parts[:depth])
+        beside = {each.split(".")[depth] for each in known if each.startswith(f"{path}.")}
+        if beside and parts[depth] not in beside:
+            raise ConfigError(f"{path}: {unknown('key', parts[depth], beside)}")
+
+
+def _check_algorithm(name: Any) -> None:
+    presets: list[str] = known_names()["algorithms"]
+    if isinstance(name, str) and ":" not in name and canonical(name) not in map(canonical, presets):
+        raise ConfigError(f"{unknown('algorithm', name.lower(), presets)}; or your own as 'path.py:NAME'")
+
+
+def _check_task(name: Any) -> None:
+    """Refuse a name that is no task's; a file, a dataset and a generator of another reasoning-gym may exist."""
+    known: list[str] = known_names()["tasks"]
+    if not isinstance(name, str) or any(mark in name for mark in "/.=@") or Path(name).exists():
+        return
+    try:
+        is_other = version("reasoning-gym") != known_names()["reasoning-gym"]
+    except PackageNotFoundError:
+        is_other = False
+    if not is_other and canonical(name) not in map(canonical, known):
+        raise ConfigError(
+            unknown("task", name, known) + "; or a file ending in .jsonl, .json, .csv, .tsv, .parquet or .arrow"
+        )
