@@ -91,4 +91,4 @@ def test_the_rows_are_named(tmp_path: Path):
 
     with pytest.raises(DatasetError, match=r"q\.jsonl:2: images: .*\n.*q\.jsonl:3: images: "):
         TableTask(str(path)).questions()
-    assert len(TableTask(str(path), reward_columns=("images",)).questions()) == 3
+    assert len(TableTask(str(path), repeated="keep", reward_columns=("images",)).questions()) == 3

@@ -137,7 +137,7 @@ def test_ids(tmp_path: Path) -> None:
         {"prompt": "q", "answer": "b"},
     ]
 
-    questions = TableTask(write(tmp_path / "t.jsonl", rows)).questions()
+    questions = TableTask(write(tmp_path / "t.jsonl", rows), repeated="keep").questions()
 
     first, second = questions[1].id.split("-"), questions[2].id.split("-")
     assert questions[0].id == "7"
@@ -151,17 +151,77 @@ def test_an_answer_may_be_missing_where_none_is_needed(tmp_path: Path) -> None:
     assert "answer" not in question.columns
 
 
-def test_rows_that_ask_the_same_are_said(tmp_path: Path) -> None:
-    """Repeated questions are trained on as often, which is said by row; another answer is said as well."""
+def test_rows_that_ask_the_same_are_one_prompt(tmp_path: Path) -> None:
+    """The same question with the same answer is merged, or kept if that is set; another answer is said, and kept."""
     rows = [{"prompt": p, "answer": a} for p, a in [("q", "1"), ("r", "1"), ("q", "1"), ("r", "2"), ("s", "1")]]
+    path = write(tmp_path / "t.jsonl", rows)
 
-    said = TableTask(write(tmp_path / "t.jsonl", rows)).questions().repeated
+    merged, kept = TableTask(path).questions(), TableTask(path, repeated="keep").questions()
 
-    assert said == (
-        "2 of 5 rows of 't' ask the same as an earlier row (row 3 as row 1, row 4 as row 2) and are trained on as "
-        "often; 1 have another answer than that row (row 4 as row 2): one is wrong"
+    contrary = (
+        "1 of 5 rows of 't' ask what an earlier row asks and have another answer (row 4 as row 2): one is wrong, and "
+        "each stays a prompt"
+    )
+    assert [q.text for q in merged.questions] == ["q", "r", "r", "s"]
+    assert merged.repeated == (
+        "1 of 5 rows of 't' ask the same as an earlier row (row 3 as row 1) and are merged: 4 prompts remain "
+        f"(task.repeated); {contrary}"
+    )
+    assert len(kept) == 5
+    assert kept.repeated == (
+        f"1 of 5 rows of 't' ask the same as an earlier row (row 3 as row 1) and are trained on too; {contrary}"
     )
     assert TableTask(write(tmp_path / "t.jsonl", rows[:2])).questions().repeated == ""
+
+
+@pytest.mark.parametrize(
+    ("rows", "remain", "said"),
+    [
+        ([{"answer": "1", "id": n, "extra_info": {"index": n}} for n in range(3)], 1, "are merged: 1 prompts remain"),
+        ([{"answer": "1", "solution": s} for s in "ab"], 1, "merged rows differ in 'solution' in 1, and the first"),
+        ([{"secret": n} for n in (1, 2, 1)], 2, "(row 3 as row 1) and are merged"),
+        ([{"answer": "1", "tools": [{"name": n}]} for n in "ab"], 2, ""),
+        ([{"answer": a} for a in "121"], 2, "(row 3 as row 1) and are merged"),
+    ],
+)
+def test_what_makes_two_rows_one_prompt(tmp_path: Path, rows: list[Any], remain: int, said: str) -> None:
+    """Numbers of rows do not count, answers and tools do; without an answer every other column does."""
+    path = write(tmp_path / "t.jsonl", [{"prompt": "q", **row} for row in rows])
+
+    found = TableTask(path, answer_column="answer", require_answer=False).questions()
+
+    assert len(found) == remain
+    assert said in found.repeated
+
+
+def test_words_around_a_question(tmp_path: Path) -> None:
+    r"""Prefix, template and suffix stand around it, \boxed{x} stays, and what questions are compared by is bare."""
+    rows = [
+        {"prompt": "1+1=?", "answer": "2", "about": {"topic": "sums"}},
+        {"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "2+2=?"}], "answer": "4", "about":
+         {"topic": 7}},
+    ]  # fmt: skip
+    path = write(tmp_path / "t.jsonl", rows)
+
+    asked = TableTask(path, prefix="<", suffix=r" \boxed{about}>", template="{about.topic}: {question}").questions()
+
+    assert asked[0].content == r"<sums: 1+1=? \boxed{about}>"
+    assert asked[1].content == (rows[1]["prompt"][0], {"role": "user", "content": r"<7: 2+2=? \boxed{about}>"})
+    assert [q.text for q in asked.questions] == ["1+1=?", "2+2=?"]
+
+
+def test_templates_that_cannot_be_meant(tmp_path: Path) -> None:
+    """A template without the question, with the answer, or with a column that a row lacks is refused by name."""
+    path = write(tmp_path / "t.jsonl", [{"prompt": "q", "answer": "a"}])
+
+    with pytest.raises(ConfigError, match=r"has no \{question\}, so every row would ask the same"):
+        TableTask(path, template="Q: {prompt}")
+    with pytest.raises(ConfigError, match=r"shows \{answer\}, the answer, to the model"):
+        TableTask(path, template="{question} ({answer})")
+    with pytest.raises(ConfigError, match=r"shows \{x.y\}, the answer"):
+        TableTask(path, template="{question} ({x.y})", answer_column="x.y")
+    with pytest.raises(DatasetError, match=r":1: task.template: no column 'topic'; the row has prompt, answer"):
+        TableTask(path, template="{topic}: {question}").questions()
 
 
 def test_json_parquet_and_saved_datasets_hold_the_same_questions(tmp_path: Path) -> None:

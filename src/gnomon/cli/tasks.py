@@ -42,11 +42,13 @@ def run(arguments: Sequence[str]) -> int:
 def _everything() -> str:
     from gnomon.config.reference import list_kinds
     from gnomon.tasks.benchmarks import BENCHMARKS
+    from gnomon.tasks.published import PUBLISHED
 
     made = "\n".join(textwrap.wrap(", ".join(_generators()), 100)) or "`pip install reasoning-gym` brings them"
     return "\n\n".join(
         [
             list_kinds("task"),
+            f"Training sets of kind published:\n{', '.join(PUBLISHED)}",
             f"Test sets of kind benchmark:\n{', '.join(BENCHMARKS)}",
             f"Generators of kind reasoning_gym:\n{made}",
         ]
@@ -56,16 +58,23 @@ def _everything() -> str:
 def _test_set_or_generator(name: str) -> tuple[dict[str, Any], str]:
     from gnomon.config.reference import kinds
     from gnomon.tasks.benchmarks import BENCHMARKS
+    from gnomon.tasks.published import PUBLISHED
     from gnomon.tasks.reasoning import generator_settings
 
     if name in BENCHMARKS:
         said = {k: v for k, v in asdict(BENCHMARKS[name]).items() if not callable(v)}
-        title = f'task: kind = "benchmark", benchmark = "{name}"'
+        title = f'evaluation.task: kind = "benchmark", benchmark = "{name}"'
+        if name in PUBLISHED:
+            said |= {f"training.{key}": value for key, value in asdict(PUBLISHED[name]).items()}
+            title += f'; task: kind = "published", set = "{name}"'
+    elif name in PUBLISHED:
+        said = asdict(PUBLISHED[name])
+        title = f'task: kind = "published", set = "{name}"'
     elif name in _generators():
         said = {f"parameters.{key}": value for key, value in generator_settings(name).items()}
         title = f'task: kind = "reasoning_gym", generator = "{name}"'
     else:
-        raise ConfigError(unknown("task", name, [*kinds("task"), *BENCHMARKS, *_generators()]))
+        raise ConfigError(unknown("task", name, [*kinds("task"), *BENCHMARKS, *PUBLISHED, *_generators()]))
     return {name: said}, "\n".join([title, "", *(f"    {key} = {value!r}" for key, value in said.items())])
 
 

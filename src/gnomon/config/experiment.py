@@ -38,7 +38,7 @@ from gnomon.models.device import check_device
 from gnomon.models.folder import DATE
 from gnomon.models.lora import LoraConfig
 from gnomon.rewards.grading import WeightedReward
-from gnomon.tasks.build import EvalTask, TaskConfig, named, named_held_out
+from gnomon.tasks.build import EvalTask, TaskConfig, named_for_training, named_held_out
 from gnomon.tasks.environment import EnvironmentConfig
 from gnomon.tasks.split import HeldOut
 
@@ -355,7 +355,7 @@ def anchored(experiment: Experiment) -> Experiment:
 
 def _anchor(node: Any) -> None:
     if isinstance(node, dict):
-        if node.get("kind") in ("table", "benchmark") and "path" in node:
+        if node.get("kind") in ("table", "benchmark", "published") and "path" in node:
             node["path"] = _absolute(node["path"])
         if node.get("kind") == "function":
             node["function"] = _absolute_member(node["function"])
@@ -383,7 +383,7 @@ def _absolute(name: str) -> str:
 
 def _name_task(whole: dict[str, Any]) -> None:
     if isinstance(whole.get("task"), str):
-        whole["task"] = to_table(named(whole["task"]))
+        whole["task"] = to_table(named_for_training(whole["task"]))
     evaluation = whole.get("evaluation")
     if not isinstance(evaluation, dict):
         return

@@ -17,8 +17,8 @@ from gnomon.tasks.livecodebench import cases_of, is_in_window, starter_of
 from gnomon.tasks.question import Content, ListDataset, Question
 from gnomon.tasks.tables import TableTask, is_file_name
 
-_AT_THE_END = "\nReason step by step, and give the final answer, a number, at the very end."
-_IN_A_BOX = "\n\nReason step by step, and put the final answer in \\boxed{}."
+AT_THE_END = "\nReason step by step, and give the final answer, a number, at the very end."
+IN_A_BOX = "\n\nReason step by step, and put the final answer in \\boxed{}."
 _IN_A_BLOCK = "\n\nGive the whole program in one ```python block."
 _BOX = WeightedReward(Parsable(extract="boxed"), weight=0.0, name="format")
 
@@ -73,7 +73,7 @@ def _contest(hub: str, split: str, reference: tuple[str, str], prompt_column: st
     """Return a set of bare answers: whole numbers are compared by `Boxed`, all else by `Mathematics`."""
     judge = Mathematics() if reference is _ANY else Boxed()
     rewards = (WeightedReward(judge, name="answer"), _BOX)
-    return Benchmark(hub, None, split, prompt_column, "answer", _IN_A_BOX, rewards, reference)
+    return Benchmark(hub, None, split, prompt_column, "answer", IN_A_BOX, rewards, reference)
 
 
 def _described(columns: Columns) -> str:
@@ -97,7 +97,7 @@ def _asserts(columns: Columns) -> str:
 BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
     {
         "gsm8k": Benchmark(
-            "openai/gsm8k", "main", "test", "question", "answer", _AT_THE_END,
+            "openai/gsm8k", "main", "test", "question", "answer", AT_THE_END,
             (
                 WeightedReward(Numeric(must_end=True), name="answer"),
                 WeightedReward(Parsable(extract="last_number"), weight=0.0, name="format"),
@@ -167,7 +167,7 @@ class BenchmarkTask:
 
     def __post_init__(self) -> None:
         for name, why in REFUSED.items():
-            if _spelled(self.benchmark) == name:
+            if spelled(self.benchmark) == name:
                 raise ConfigError(f"'{self.benchmark}' cannot be asked: {why}")
         if self.benchmark not in BENCHMARKS:
             raise ConfigError(unknown("benchmark", self.benchmark, BENCHMARKS))
@@ -205,6 +205,7 @@ class BenchmarkTask:
             prompt_column=published.prompt_column,
             answer_column=published.answer_column,
             require_answer=published.answer_column is not None,
+            repeated="keep",
         )
         if self.path is None or not is_file_name(self.path):
             read = replace(read, split=published.split, subset=published.subset if self.path is None else None)
@@ -293,10 +294,11 @@ def benchmark_named(name: str) -> BenchmarkTask | None:
     said, _, window = said.partition("@")
     since, _, until = window.partition("..")
     for known, published in BENCHMARKS.items():
-        if _spelled(said) in (_spelled(known), _spelled(published.hub)):
+        if spelled(said) in (spelled(known), spelled(published.hub)):
             return BenchmarkTask(known, path=path or None, since=since or None, until=until or None)
-    return BenchmarkTask(said) if _spelled(said) in REFUSED else None
+    return BenchmarkTask(said) if spelled(said) in REFUSED else None
 
 
-def _spelled(name: str) -> str:
+def spelled(name: str) -> str:
+    """Return a name without case, hyphens and underscores."""
     return name.lower().replace("-", "").replace("_", "")

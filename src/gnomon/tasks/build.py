@@ -16,14 +16,16 @@ from gnomon.tasks.base import Renderer, TaskSet
 from gnomon.tasks.benchmarks import BENCHMARKS, BenchmarkTask, benchmark_named
 from gnomon.tasks.contamination import Overlap, overlap
 from gnomon.tasks.mixture import Mixture, schedule
+from gnomon.tasks.published import PUBLISHED, PublishedTask, published_named
 from gnomon.tasks.question import ListDataset, Question, QuestionSet, TokenizedDataset
 from gnomon.tasks.reasoning import ReasoningGymTask, generators
 from gnomon.tasks.split import RESERVED, HeldOut, Subset, by_content, check_disjoint, disjoint, first, repeated, unique
 from gnomon.tasks.tables import TableTask, is_file_name
 
 _Sides = tuple[QuestionSet, Subset[Question]]
-SingleTask = ArithmeticTask | ReasoningGymTask | TableTask
+SingleTask = ArithmeticTask | ReasoningGymTask | TableTask | PublishedTask
 _Generated = ArithmeticTask | ReasoningGymTask
+_Read = TableTask | PublishedTask | BenchmarkTask
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class MixtureTask:
         return Mixture([(p.weight, s) for p, s in zip(self.parts, sets, strict=True)], size, self.seed)
 
 
-TaskConfig = ArithmeticTask | ReasoningGymTask | TableTask | MixtureTask | BenchmarkTask
+TaskConfig = ArithmeticTask | ReasoningGymTask | TableTask | PublishedTask | MixtureTask | BenchmarkTask
 
 _SOME = 200
 
@@ -178,7 +180,7 @@ class Split:
 def named(name: str) -> TaskConfig:
     """Return the task that a command line means by ``name``.
 
-    A name in `NAMED`; a benchmark (`benchmarks.benchmark_named`); a file of a format in `SUFFIXES`; a reasoning-gym
+    A name in `NAMED`; a test set or a training set by its name; a file of a format in `SUFFIXES`; a reasoning-gym
     generator, with or without ``reasoning_gym/`` in front; else, with a slash, a folder or a dataset on the hub.
 
     Raises:
@@ -189,9 +191,9 @@ def named(name: str) -> TaskConfig:
     """
     if name in NAMED:
         return NAMED[name]
-    benchmark = benchmark_named(name)
-    if benchmark is not None:
-        return benchmark
+    known_set = benchmark_named(name) or published_named(name)
+    if known_set is not None:
+        return known_set
     if is_file_name(name):
         return TableTask(name)
     generator = name.removeprefix("reasoning_gym/")
@@ -200,10 +202,19 @@ def named(name: str) -> TaskConfig:
     known = generators()
     if generator in known:
         return ReasoningGymTask(generator)
-    names = [*NAMED, *BENCHMARKS, *known]
+    names = [*NAMED, *BENCHMARKS, *PUBLISHED, *known]
     raise ConfigError(
         unknown("task", name, names) + "; or a file ending in .jsonl, .json, .csv, .tsv, .parquet or .arrow"
     )
+
+
+def named_for_training(name: str) -> TaskConfig:
+    """Return the task that ``name`` means as something to train on: of GSM8K the training questions.
+
+    >>> named_for_training("gsm8k").kind, named("gsm8k").kind
+    ('published', 'benchmark')
+    """
+    return (published_named(name) if "/" not in name.partition("=")[0] else None) or named(name)
 
 
 def own_rewards(task: TaskConfig) -> tuple[WeightedReward, ...]:
@@ -215,7 +226,7 @@ def own_rewards(task: TaskConfig) -> tuple[WeightedReward, ...]:
     >>> [reward.part for reward in own_rewards(named("arithmetic"))]
     ['answer']
     """
-    if isinstance(task, BenchmarkTask):
+    if isinstance(task, BenchmarkTask | PublishedTask):
         return task.rewards
     singles = [part.task for part in task.parts] if isinstance(task, MixtureTask) else [task]
     if all(isinstance(single, ArithmeticTask) for single in singles):
@@ -307,11 +318,7 @@ def build_eval_tasks(tasks: Sequence[EvalTask], renderer: Renderer) -> Split:
 
 def repetitions(config: TaskConfig, asked: QuestionSet) -> str:
     """Return what `split.repeated` says of a table's rows; a generator may repeat itself."""
-    if not isinstance(config, TableTask | BenchmarkTask):
-        return ""
-    source = asked.source if isinstance(asked, Subset) else asked
-    left_out = source.repeated if isinstance(config, BenchmarkTask) and isinstance(source, ListDataset) else ""
-    return "; ".join(filter(None, (left_out, repeated(asked))))
+    return "; ".join(filter(None, (trained_again(asked), repeated(asked)))) if isinstance(config, _Read) else ""
 
 
 def trained_again(train: QuestionSet) -> str:
@@ -344,7 +351,7 @@ def _check_trainable(config: TaskConfig) -> None:
         if isinstance(part, BenchmarkTask):
             raise ConfigError(
                 f"'{part.name}' is a test set: it is evaluated on and never trained on; name it as evaluation.task, "
-                'and train on another, such as task = {kind = "table", path = "openai/gsm8k:main:train"}'
+                'and train on another, such as task = "gsm8k", which are its questions for training'
             )
         if isinstance(part, _Generated) and part.seed in RESERVED:
             raise ConfigError(
@@ -382,11 +389,11 @@ def check_context(tasks: TaskSet, context_length: int | None, max_completion_len
 
 
 def _sized(task: SingleTask, size: int) -> SingleTask:
-    return task if isinstance(task, TableTask) or size < 1 else replace(task, size=size)
+    return replace(task, size=size) if isinstance(task, _Generated) and size >= 1 else task
 
 
 def _split(config: TaskConfig, held_out: HeldOut) -> _Sides:
-    if isinstance(config, TableTask | BenchmarkTask):
+    if isinstance(config, _Read):
         return by_content(config.questions(), held_out)
     if isinstance(config, MixtureTask):
         return _split_mixture(config, held_out)

@@ -1,10 +1,14 @@
 """Columns of a row that mean input: what goes into the prompt beside the question, or is refused. No torch."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from gnomon.core.errors import ConfigError
 from gnomon.tasks.base import Further
+from gnomon.tasks.question import Content
 
 UNSEEN = ("images", "image", "videos", "video", "audio", "audios")
 """Columns that a model of text cannot be given."""
@@ -20,6 +24,68 @@ RESERVED = frozenset(
 )
 """Variables that the rendering of a prompt sets itself."""
 _ELSE = "or name it in task.reward_columns where only rewards read it"
+
+
+_FIELD = re.compile(r"(?<![A-Za-z}^_\\])\{([A-Za-z_]\w*(?:\.\w+)*)\}")
+_QUESTION = "question"
+
+
+@dataclass(frozen=True)
+class Wording:
+    """The text around a question, as a table has it.
+
+    Attributes:
+        prefix: Text before it.
+        suffix: Text after it.
+        template: Text with {question} and columns of the row; "" is the question alone.
+    """
+
+    prefix: str = ""
+    suffix: str = ""
+    template: str = ""
+
+    def check(self, answer_column: str | None) -> None:
+        """Raise ConfigError for a template without its question, or with the answer."""
+        if not self.template:
+            return
+        names = _FIELD.findall(self.template)
+        if _QUESTION not in names:
+            raise ConfigError(
+                f"task.template = {self.template[:60]!r} has no {{question}}, so every row would ask the same; write "
+                "{question} where the question stands"
+            )
+        shown = [name for name in names if name in ("answer", "solution", answer_column)]
+        if shown:
+            raise ConfigError(f"task.template shows {{{shown[0]}}}, the answer, to the model; leave it out")
+
+    def around(self, content: Content, values: Mapping[str, Any]) -> Content:
+        r"""Return the question within the text; of a conversation, its last message.
+
+        Raises:
+            KeyError: The row has no column that the template names.
+
+        >>> Wording("Q: ", " Use \\boxed{x}.", "({topic}) {question}").around("1+1=?", {"topic": "sums"})
+        'Q: (sums) 1+1=? Use \\boxed{x}.'
+        """
+        if not isinstance(content, str):
+            last = content[-1]
+            return (*content[:-1], {**last, "content": self._around(last["content"], values)})
+        return self._around(content, values)
+
+    def _around(self, text: str, values: Mapping[str, Any]) -> str:
+        filled = _FIELD.sub(lambda found: _filled(found[1], text, values), self.template) if self.template else text
+        return f"{self.prefix}{filled}{self.suffix}"
+
+
+def _filled(name: str, question: str, values: Mapping[str, Any]) -> str:
+    if name == _QUESTION:
+        return question
+    found: Any = values
+    for part in name.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    if found is None:
+        raise KeyError(name)
+    return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
 
 
 def further_of(values: Mapping[str, Any], reward_columns: Sequence[str] = ()) -> tuple[Further, str | None]:

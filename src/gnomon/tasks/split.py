@@ -6,8 +6,8 @@ questions win: training gives up what both sides would ask.
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic
+from dataclasses import dataclass, field
+from typing import Generic
 
 from gnomon.core.errors import ConfigError, DatasetError, check_bounds
 from gnomon.core.progress import counted
@@ -195,35 +195,74 @@ def _keys(items: Dataset[Item]) -> set[str]:
 
 
 _ASKED_TOO = ("tools", "images", "videos", "audio")
+_NUMBERING = ("id", "index", "idx", "uuid", "extra_info", "__index_level_0__")
+"""Columns that number rows and say nothing of the question."""
 
 
-def again(name: str, questions: Sequence[Question], numbers: Sequence[int]) -> str:
-    """Return, in words, which rows ask exactly what an earlier row asks; "" for none.
+@dataclass
+class Repetitions:
+    """Rows of a table that ask exactly what an earlier row asks.
 
-    Args:
-        numbers: Row number of each question.
+    A question and its answer are one prompt: published tables repeat rows (DAPO-Math-17k a hundred times), and whatever
+    remembers prompts would meet each copy once. A question with another answer stays a prompt of its own and is named,
+    for the answer may be what tells two games apart, or one of them may be wrong.
+
+    Attributes:
+        name: Name of the table.
+        is_merging: Whether repetitions are left out.
     """
-    first: dict[str, int] = {}
-    repeated: list[tuple[int, int]] = []
-    for place, question in enumerate(questions):
-        beside = [question.columns.get(name) for name in _ASKED_TOO]
-        earlier = first.setdefault(digest(question.content, beside), place)
-        if earlier != place:
-            repeated.append((earlier, place))
-    if not repeated:
-        return ""
-    contrary = [pair for pair in repeated if _answers(questions, pair[0]) != _answers(questions, pair[1])]
-    said = f"{len(repeated):,} of {len(questions):,} rows of '{name}' ask the same as an earlier row"
-    said += f" ({_pairs(repeated, numbers)}) and are trained on as often"
-    if contrary:
-        said += f"; {len(contrary):,} have another answer than that row ({_pairs(contrary, numbers)}): one is wrong"
-    return said
+
+    name: str
+    is_merging: bool
+    _first: dict[str, int] = field(default_factory=dict)
+    _answered: dict[str, tuple[int, Question]] = field(default_factory=dict)
+    _again: list[tuple[int, int]] = field(default_factory=list)
+    _contrary: list[tuple[int, int]] = field(default_factory=list)
+    _differing: dict[str, int] = field(default_factory=dict)
+    _rows: int = 0
+
+    def is_kept(self, question: Question, number: int) -> bool:
+        """Return whether the row ``number`` is a prompt of its own."""
+        self._rows += 1
+        columns = question.columns
+        asked = digest(question.content, [columns.get(name) for name in _ASKED_TOO])
+        answer = columns.get("answer")
+        beside = {k: v for k, v in columns.items() if k not in _NUMBERING} if answer is None else answer
+        earlier, same = self._answered.setdefault(digest(asked, beside), (number, question))
+        if earlier == number:
+            first = self._first.setdefault(asked, number)
+            if first != number and answer is not None:
+                self._contrary.append((first, number))
+            return True
+        self._again.append((earlier, number))
+        if self.is_merging and columns != same.columns:
+            for name in {*columns, *same.columns}.difference(_NUMBERING):
+                if columns.get(name) != same.columns.get(name):
+                    self._differing[name] = self._differing.get(name, 0) + 1
+        return not self.is_merging
+
+    @property
+    def said(self) -> str:
+        """Which rows ask the same, in words; "" for none."""
+        said = []
+        if self._again:
+            kept = self._rows - len(self._again)
+            merged = f"are merged: {kept:,} prompts remain (task.repeated)" if self.is_merging else "are trained on too"
+            said.append(
+                f"{len(self._again):,} of {self._rows:,} rows of '{self.name}' ask the same as an earlier row "
+                f"({_pairs(self._again)}) and {merged}"
+            )
+        if self._differing:
+            named = ", ".join(f"'{name}' in {count:,}" for name, count in sorted(self._differing.items())[:3])
+            said.append(f"merged rows differ in {named}, and the first row's counts")
+        if self._contrary:
+            said.append(
+                f"{len(self._contrary):,} of {self._rows:,} rows of '{self.name}' ask what an earlier row asks and "
+                f"have another answer ({_pairs(self._contrary)}): one is wrong, and each stays a prompt"
+            )
+        return "; ".join(said)
 
 
-def _answers(questions: Sequence[Question], place: int) -> Any:
-    return questions[place].columns.get("answer")
-
-
-def _pairs(pairs: Sequence[tuple[int, int]], numbers: Sequence[int]) -> str:
-    shown = [f"row {numbers[place]} as row {numbers[earlier]}" for earlier, place in pairs[:3]]
+def _pairs(pairs: Sequence[tuple[int, int]]) -> str:
+    shown = [f"row {number} as row {earlier}" for earlier, number in pairs[:3]]
     return ", ".join(shown) + (", ..." if len(pairs) > 3 else "")

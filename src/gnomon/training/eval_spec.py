@@ -143,10 +143,10 @@ class EvalSpec:
             for task in self.tasks
         ]
         if len(self.tasks) == 1:
-            own = {"task": self.tasks[0], "held_out": {**table.get("held_out", {}), "size": sizes[0]}}
+            own = {"task": to_table(named(self.tasks[0])), "held_out": {**table.get("held_out", {}), "size": sizes[0]}}
             return {**own, "evaluation": evaluation}
         tasks = [{"task": task, "size": size} for task, size in zip(self.tasks, sizes, strict=True)]
-        return {"task": self.tasks[0], "evaluation": {**evaluation, "tasks": tasks}}
+        return {"task": to_table(named(self.tasks[0])), "evaluation": {**evaluation, "tasks": tasks}}
 
 
 def _no_task(candidate: EvalTarget) -> UserError:

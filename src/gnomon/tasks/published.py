@@ -1,0 +1,184 @@
+"""Published training sets by name: where each lies on the hub, its columns, its words, how its answers are judged."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from gnomon.core.errors import ConfigError, DatasetError, unknown
+from gnomon.rewards.exact import Numeric, Parsable
+from gnomon.rewards.grading import WeightedReward
+from gnomon.rewards.math import Mathematics
+from gnomon.tasks.benchmarks import AT_THE_END, IN_A_BOX, spelled
+from gnomon.tasks.question import ListDataset, Question
+from gnomon.tasks.tables import TableTask
+
+_MOST_WITHOUT = 0.01
+"""Share of rows without an answer that a published set may have; more say that it is another table."""
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """One published training set.
+
+    Attributes:
+        hub: Name on the Hugging Face hub, with subset and split where it needs them.
+        prompt_column, answer_column: Columns with question and answer.
+        suffix: Text that follows each question where the rows do not say it themselves.
+        rewards: How an answer is judged; the first is its score.
+        reference: What a row's answer is, as a pattern of the whole text. Rows with another are left out.
+    """
+
+    hub: str
+    prompt_column: str
+    answer_column: str
+    suffix: str
+    rewards: tuple[WeightedReward, ...]
+    reference: str = r".*\S.*"
+
+
+_NUMBER = (
+    WeightedReward(Numeric(must_end=True), name="answer"),
+    WeightedReward(Parsable(extract="last_number"), weight=0.0, name="format"),
+)
+_MATHEMATICS = (
+    WeightedReward(Mathematics(), name="answer"),
+    WeightedReward(Parsable(extract="boxed"), weight=0.0, name="format"),
+)
+
+# As published: DAPO-Math-17k has 1,791,400 rows of 17,398 questions, each a chat message that asks for a last line
+# "Answer: ..." (BytedTsinghua-SIA/DAPO issues 15 and 36, verl issue 3065); the processed set has each question once,
+# without those words, by language. DeepScaleR has a worked ``solution`` beside ``answer``, empty in many rows, and six
+# rows without an answer (its discussion 4). GSM8K's answer ends in "#### 72". MATH has worked solutions alone, whose
+# box is the answer.
+PUBLISHED: Mapping[str, TrainingSet] = MappingProxyType(
+    {
+        "dapo-17k": TrainingSet(
+            "BytedTsinghua-SIA/DAPO-Math-17k", "prompt", "reward_model.ground_truth", "", _NUMBER
+        ),
+        "dapo-17k-en": TrainingSet(
+            "open-r1/DAPO-Math-17k-Processed:en", "prompt", "reward_model.ground_truth", IN_A_BOX, _MATHEMATICS
+        ),
+        "deepscaler": TrainingSet(
+            "agentica-org/DeepScaleR-Preview-Dataset", "problem", "answer", IN_A_BOX, _MATHEMATICS
+        ),
+        "gsm8k": TrainingSet("openai/gsm8k:main", "question", "answer", AT_THE_END, _NUMBER, r".*\d.*"),
+        "math": TrainingSet(
+            "DigitalLearningGmbH/MATH-lighteval", "problem", "solution", IN_A_BOX, _MATHEMATICS,
+            r".*\\f?box(ed)?\b.*",
+        ),
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PublishedTask:
+    """A published training set by its name, with its columns, its words and its reward.
+
+    Attributes:
+        set: Name of the training set; `gnomon tasks` lists them.
+        kind: "published".
+        path: A local copy as it was published (a file, or a folder that ``save_to_disk`` wrote). None fetches the set
+            from the hub once, which needs a network.
+        prefix: Text before each question.
+        suffix: Text after each question; None is the set's own.
+        template: The question within other text, as in a table.
+        repeated: What becomes of rows that ask the same with the same answer, as in a table.
+    """
+
+    set: str
+    kind: Literal["published"] = "published"
+    path: str | None = None
+    prefix: str = ""
+    suffix: str | None = None
+    template: str = ""
+    repeated: Literal["merge", "keep"] = "merge"
+
+    def __post_init__(self) -> None:
+        if self.set not in PUBLISHED:
+            raise ConfigError(unknown("training set", self.set, PUBLISHED))
+        self.table.wording.check(PUBLISHED[self.set].answer_column)
+
+    @property
+    def name(self) -> str:
+        """The set's name."""
+        return self.set
+
+    @property
+    def rewards(self) -> tuple[WeightedReward, ...]:
+        """How its answers are judged where the experiment names no reward."""
+        return PUBLISHED[self.set].rewards
+
+    @property
+    def table(self) -> TableTask:
+        """The set as the table that it is."""
+        known = PUBLISHED[self.set]
+        return TableTask(
+            self.path or known.hub,
+            prompt_column=known.prompt_column,
+            answer_column=known.answer_column,
+            require_answer=False,
+            prefix=self.prefix,
+            suffix=known.suffix if self.suffix is None else self.suffix,
+            template=self.template,
+            repeated=self.repeated,
+        )
+
+    def questions(self) -> ListDataset:
+        """Return its questions; rows without an answer are left out, and a line says how many.
+
+        Raises:
+            DatasetError: The set cannot be fetched, or the rows are not as published; the message says how a local copy
+                is used.
+        """
+        try:
+            found = self.table.questions()
+        except DatasetError as error:
+            raise DatasetError(str(error) if self.path else f"{error}\n{self._how}") from error
+        pattern = re.compile(PUBLISHED[self.set].reference, re.DOTALL)
+        answered = [q for q in found.questions if pattern.fullmatch(str(q.columns.get("answer") or ""))]
+        without = len(found) - len(answered)
+        if without > max(1, _MOST_WITHOUT * len(found)):
+            self._refuse(found.questions, pattern)
+        said = f"{without:,} of {len(found):,} rows of '{self.name}' have no answer and are left out" if without else ""
+        named = (Question(q.id, q.content, q.text, {**q.columns, "data_source": self._source(q)}, q.further)
+                 for q in answered)  # fmt: skip
+        return ListDataset(self.name, tuple(named), "; ".join(filter(None, (found.repeated, said))))
+
+    def _source(self, question: Question) -> str:
+        """Return the row's own source; a table gives its path to a row that has none."""
+        source = str(question.columns["data_source"])
+        return self.set if source == self.table.name else source
+
+    def _refuse(self, asked: tuple[Question, ...], pattern: re.Pattern[str]) -> None:
+        column = PUBLISHED[self.set].answer_column
+        flaws = [q for q in asked if not pattern.fullmatch(str(q.columns.get("answer") or ""))]
+        shown = ", ".join(f"{q.id}: {str(q.columns.get('answer'))[:40]!r}" for q in flaws[:3])
+        raise DatasetError(
+            f"{self.path or self.set}: {len(flaws)} of {len(asked)} rows have no answer of '{self.set}' in the column "
+            f"'{column}' ({shown}{', ...' if len(flaws) > 3 else ''}), so this is another table; name its columns: "
+            'task = {kind = "table", path = ..., prompt_column = ..., answer_column = ...}'
+        )
+
+    @property
+    def _how(self) -> str:
+        known = PUBLISHED[self.set]
+        return (
+            f"'{self.set}' is {known.hub} on the Hugging Face hub, which is fetched once and needs a network; without "
+            f"one, bring its Parquet or JSON file, with the columns '{known.prompt_column}' and "
+            f"'{known.answer_column}', and name it as task={self.set}=FILE"
+        )
+
+
+def published_named(name: str) -> PublishedTask | None:
+    """Return the training set that ``name`` means, in any spelling, with =PATH or without.
+
+    >>> found = published_named("DAPO17k=copy.parquet"); found.set, found.path
+    ('dapo-17k', 'copy.parquet')
+    """
+    said, _, path = name.partition("=")
+    for known, published in PUBLISHED.items():
+        if spelled(said) in (spelled(known), spelled(published.hub.partition(":")[0])):
+            return PublishedTask(known, path=path or None)
+    return None
