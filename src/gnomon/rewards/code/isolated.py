@@ -16,6 +16,7 @@ from gnomon.rewards.sandbox.base import Outcome
 from gnomon.rewards.sandbox.linux import LinuxSandbox
 from gnomon.rewards.sandbox.watch import Ends, Watched
 
+_OWN_END_SECONDS = 0.5
 # The answer's side: its own input is empty and its output goes nowhere; the tests speak on copies of both.
 _BEFORE = (
     "import os as _; _ends_SECRET = _.dup(0), _.dup(1); _null = _.open('/dev/null', 2); _.dup2(_null, 0); "
@@ -293,6 +294,8 @@ def _both(sandbox: LinuxSandbox, answer: str, tests: str) -> list[Outcome]:
     try:
         found = sandbox.run_now(tests, "", None, Ends(answered, asking))
     finally:
+        # It ends by itself with its input, or was killed, which a kill of ours would hide.
+        side.join(_OWN_END_SECONDS)
         watched.end()
         side.join()
     return [found, *heard]
