@@ -66,7 +66,7 @@ async def run_groups(rollouter: Rollouter, tasks: Sequence[Task], step: int) -> 
     All tasks are asked at once; the engine batches them. The sampled tokens depend on the seed, the step, the task and
     the place in the group, and on no random state, so a step can be repeated.
     """
-    return await asyncio.gather(*(rollouter.ask(task, step, RolloutTimer()) for task in tasks))
+    return await asyncio.gather(*(rollouter.run_group(task, step, RolloutTimer()) for task in tasks))
 
 
 def mean_reward(groups: Sequence[Group]) -> float:

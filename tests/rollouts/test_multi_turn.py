@@ -200,7 +200,7 @@ def played(plan: EnvironmentConfig, task: Task, answers: Sequence[Sequence[int]]
     """One rollout in this process, the engine and the grader."""
     engine, graded = Parrot(answers, with_routing=more.pop("with_routing", False)), Graded()
     rollouter = asking(engine, InProcess(plan), plan, graded, **more)
-    group = asyncio.run(rollouter.ask(task, 3, RolloutTimer()))
+    group = asyncio.run(rollouter.run_group(task, 3, RolloutTimer()))
     return group.rollouts[0], engine, graded
 
 
@@ -392,7 +392,7 @@ def several(mine: str) -> Callable[..., list[Rollout]]:
         async def all_of_them() -> list[Rollout]:
             async with EnvWorkers(plan) as hosts:
                 rollouter = asking(Parrot([say("1")]), hosts, plan, Graded())
-                groups = await asyncio.gather(*(rollouter.ask(task, 0, RolloutTimer()) for task in tasks))
+                groups = await asyncio.gather(*(rollouter.run_group(task, 0, RolloutTimer()) for task in tasks))
             return [group.rollouts[0] for group in groups]
 
         return asyncio.run(all_of_them())
@@ -470,12 +470,12 @@ def test_a_conversation_that_is_withdrawn_leaves_nothing_behind(mine: str):
     async def withdraw() -> Group:
         async with EnvWorkers(plan) as hosts:
             rollouter = asking(Parrot([say("1")]), hosts, plan, Graded())
-            hanging = asyncio.ensure_future(rollouter.ask(task_of(["hang"]), 0, RolloutTimer()))
+            hanging = asyncio.ensure_future(rollouter.run_group(task_of(["hang"]), 0, RolloutTimer()))
             await asyncio.sleep(0.3)
             hanging.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await hanging
-            return await rollouter.ask(task_of(["a", "bye"]), 0, RolloutTimer())
+            return await rollouter.run_group(task_of(["a", "bye"]), 0, RolloutTimer())
 
     assert asyncio.run(withdraw()).rollouts[0].ending == Ending(2, "done")
 

@@ -132,7 +132,7 @@ def test_at_staleness_0_nothing_depends_on_timing(prompts: int, attempts: int, s
             dropped: list[Group] = []
             for attempt in range(attempts):
                 for index in curriculum.take(prompts - len(kept)):
-                    group = await rollouter.ask(tasks[index], number + attempt * 2**40, RolloutTimer())
+                    group = await rollouter.run_group(tasks[index], number + attempt * 2**40, RolloutTimer())
                     (kept if is_kept(group) else dropped).append(group)
                 if len(kept) == prompts:
                     break

@@ -161,7 +161,7 @@ class MultiTurnRollout:
     count: Callable[[str | None], None] = lambda cause: None
     """Is told of each conversation what fault ended it, None for any other end; raises when a run should end."""
 
-    async def play(self, task: Task, key: Callable[[int], int], sampling: Sampling) -> Trajectory:
+    async def run(self, task: Task, key: Callable[[int], int], sampling: Sampling) -> Trajectory:
         """Return the trajectory of one rollout; never raises for what an environment does.
 
         key: turn to the key of its draws.

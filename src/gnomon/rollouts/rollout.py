@@ -61,7 +61,7 @@ class Rollouter:
     together: Callable[[Sequence[Sample]], Awaitable[Sequence[Grade]]] | None = None
     """Grades all answers to a question at once, for rewards that compare them; None grades each as it comes."""
 
-    async def ask(self, task: Task, round_number: int, watch: RolloutTimer) -> Group:
+    async def run_group(self, task: Task, round_number: int, watch: RolloutTimer) -> Group:
         """Return the task's graded group; a sample that cannot be graded is a rollout with an error."""
         if self.conversation is not None:
             return await self._converse(self.conversation, task, round_number, watch)
@@ -83,7 +83,7 @@ class Rollouter:
         self, conversation: MultiTurnRollout, task: Task, round_number: int, watch: RolloutTimer
     ) -> Group:
         async def one(sample: int) -> tuple[Trajectory, Grade | None]:
-            played = await conversation.play(
+            played = await conversation.run(
                 task, lambda turn: draw_key(self.seed, round_number, task.id, sample, turn), self.sampling
             )
             watch.generated(sum(played.mask))

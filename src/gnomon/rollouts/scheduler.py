@@ -238,7 +238,7 @@ class RolloutScheduler:
     async def _answer(self, slot: InflightGroup) -> None:
         try:
             number = round_of_draws(slot, self.max_attempts, is_together=self.max_staleness == 0)
-            group = await self.rollouter.ask(self.tasks[slot.index], number, slot.watch)
+            group = await self.rollouter.run_group(self.tasks[slot.index], number, slot.watch)
             if self.is_kept(group):
                 slot.status, slot.group = "kept", group
             elif slot.attempt + 1 >= self.max_attempts:

@@ -445,7 +445,7 @@ def _initializing(
         with session.console.phase(f"sampling {plan.n0} answers a prompt for initial values", len(tasks)) as phase:
 
             async def ask(index: int) -> Group:
-                group = await sampler.ask(tasks[index], INITIAL_ROUND, watch)
+                group = await sampler.run_group(tasks[index], INITIAL_ROUND, watch)
                 phase.advance()
                 return group
 

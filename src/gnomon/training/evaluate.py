@@ -160,7 +160,7 @@ class Evaluator:
         async with self.asking(exam) as rollouter:
 
             async def ask(index: int) -> Group:
-                group = await rollouter.ask(exam.tasks[index], EVALUATION_ROUND, watch)
+                group = await rollouter.run_group(exam.tasks[index], EVALUATION_ROUND, watch)
                 on_group(group)
                 return group
 

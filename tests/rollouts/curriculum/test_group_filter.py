@@ -1,6 +1,6 @@
 import pytest
 
-from gnomon.rollouts.curriculum.group_filter import KeepAll, is_informative
+from gnomon.rollouts.curriculum.group_filter import is_informative
 
 
 @pytest.mark.parametrize(
@@ -20,8 +20,3 @@ from gnomon.rollouts.curriculum.group_filter import KeepAll, is_informative
 def test_a_group_is_informative_when_graded_rewards_differ(rewards, informative, group):
     """An error is no reward of 0, and one reward alone differs from nothing."""
     assert is_informative(group("a", rewards)) is informative
-
-
-def test_keep_all_keeps_all(group):
-    """The default trains on degenerate groups too."""
-    assert KeepAll()(group("a", [0.0, 0.0]))

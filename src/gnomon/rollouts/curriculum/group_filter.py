@@ -1,6 +1,5 @@
 """Which finished groups are worth training on."""
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from gnomon.core.types import Group
@@ -12,15 +11,6 @@ class GroupFilter(Protocol):
     def __call__(self, group: Group, /) -> bool:
         """Return whether ``group`` is kept."""
         ...
-
-
-@dataclass(frozen=True)
-class KeepAll:
-    """Train on every group."""
-
-    def __call__(self, group: Group, /) -> bool:
-        """Return True."""
-        return True
 
 
 def is_informative(group: Group, part: str = "") -> bool:
