@@ -29,11 +29,16 @@ LONG = {
     "original_max_position_embeddings": EDGE,
 }  # fmt: skip
 YARN = {**TURN, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": EDGE}
+MSCALE = YARN | {"mscale": 0.7, "mscale_all_dim": 1.0}
 DYNAMIC = {**TURN, "rope_type": "dynamic", "factor": 2.0}
 LLAMA3 = {
     **TURN, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": EDGE,
 }  # fmt: skip
+TWO_TABLES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    "full_attention": {**TURN, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": EDGE},
+}
 LINEAR = {**TURN, "rope_type": "linear", "factor": 4.0}
 CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0, "head_dim": 8}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8}
@@ -54,6 +59,8 @@ FEW: dict[str, tuple[str, dict[str, Any]]] = {
     "llama longrope": ("Llama", {"rope_parameters": LONG}),
     "llama dynamic": ("Llama", {"rope_parameters": DYNAMIC}),
     "llama yarn": ("Llama", {"rope_parameters": YARN}),
+    "llama yarn mscale": ("Llama", {"rope_parameters": MSCALE}),
+    "llama yarn factor": ("Llama", {"rope_parameters": YARN | {"attention_factor": 1.3, "truncate": False}}),
     "llama3": ("Llama", {"rope_parameters": LLAMA3}),
     "llama linear": ("Llama", {"rope_parameters": LINEAR}),
     "mistral window": ("Mistral", {"sliding_window": 9}),
@@ -64,6 +71,8 @@ FEW: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("Gemma", {"head_dim": 8}),
     "gemma2": ("Gemma2", {"sliding_window": 9, **CAPS}),
     "gemma3": ("Gemma3Text", {"sliding_window": 9, "head_dim": 8}),
+    "gemma3 two tables": ("Gemma3Text", {"sliding_window": 9, "head_dim": 8, "rope_parameters": TWO_TABLES}),
+    "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention"]}),
     "gpt-oss sinks": ("GptOss", {"sliding_window": 9, **EXPERTS}),
     "llama4 chunks": ("Llama4Text", {"attention_chunk_size": 8, "intermediate_size_mlp": 48, **EXPERTS}),
     "cohere2": ("Cohere2", {"sliding_window": 9}),
@@ -74,11 +83,22 @@ FEW: dict[str, tuple[str, dict[str, Any]]] = {
 }
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 PHIMOE = LONG | {"short_mscale": 1.0, "long_mscale": 1.0}
+LATENT = {
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1, "num_key_value_heads": 4,
+}  # fmt: skip
 LOCAL = {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "window_size": 9}
 MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3 longrope": ("Qwen3", {"rope_parameters": LONG, "head_dim": 8}),
     "qwen2 yarn": ("Qwen2", {"rope_parameters": YARN}),
     "mistral yarn": ("Mistral", {"rope_parameters": YARN, "sliding_window": None}),
+    "mistral yarn mscale": ("Mistral", {"rope_parameters": YARN | {"mscale": 1.0}, "sliding_window": 9}),
+    "deepseek v3 yarn mscale": ("DeepseekV3", {**LATENT, "rope_parameters": MSCALE}),
+    "gpt-oss yarn": ("GptOss", {"sliding_window": 9, "rope_parameters": YARN | {"truncate": False}, **EXPERTS}),
+    "gemma2 two windows": ("Gemma2", {"sliding_window": 5, "num_hidden_layers": 4, **CAPS}),
+    "qwen3-next deeper": ("Qwen3Next", {**NEXT, "num_hidden_layers": 4, "layer_types": LAYERS["layer_types"] * 2}),
+    "lfm2 deeper": ("Lfm2", {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"]}),
     "phi3 window": ("Phi3", {"sliding_window": 9}),
     "phi3": ("Phi3", {}),
     "phi": ("Phi", {}),
