@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -59,6 +60,27 @@ def test_weights_that_cannot_be_read_are_refused(place: Path, model: Path, tmp_p
     (folder / "model.safetensors").write_bytes(b"garbage")
     assert main(["plan", "tiny", f"model={folder}"]) == 2
     assert "model.safetensors' is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "missing"),
+    [
+        (["records.sinks=['wandb']", "lora.rank=2"], ["wandb", "peft"]),
+        (["lora.rank=2", 'rewards=["mathematics"]'], ["peft", "math-verify"]),
+        (["records.sinks=['wandb', 'trackio']", "lora.rank=2"], ["wandb", "trackio", "peft"]),
+    ],
+)
+def test_all_missing_packages_are_named_at_once(
+    place: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, overrides: list[str], missing: list[str]
+):
+    """One message, one command that installs them, and no run directory."""
+    for name in missing:
+        monkeypatch.setitem(sys.modules, name.replace("-", "_"), None)
+    said = refused(capsys, "train", "tiny", *overrides)
+
+    assert f"{len(missing)} packages are not installed" in said
+    assert f"run: pip install {' '.join(missing)}" in said
+    assert not (place / "runs").exists()
 
 
 WRONG = {

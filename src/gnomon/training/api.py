@@ -51,7 +51,7 @@ from gnomon.training.build_data import (
     walls_of,
 )
 from gnomon.training.build_workers import opened
-from gnomon.training.checks import check_serving, check_settings
+from gnomon.training.checks import check_extras, check_serving, check_settings
 from gnomon.training.eval_spec import NEWEST, EvalSpec, EvalTarget, checkpoint_of
 from gnomon.training.evaluate import Evaluation
 from gnomon.training.notes import starting_notes
@@ -329,6 +329,7 @@ def _refuse_other_questions(directory: RunDirectory, asked: TrainingData) -> Non
 def _prepared(resolved: Resolved, console: Console) -> tuple[TrainingData, PromptChoice]:
     experiment = resolved.experiment
     say_whose_code(experiment, console)
+    check_extras(experiment)
     check_sinks(experiment.records.sinks)
     try_pieces(experiment.algorithm)
     check_settings(resolved)

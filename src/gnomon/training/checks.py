@@ -1,10 +1,12 @@
 """What cannot be meant, or is not there, refused in one pass before anything is loaded."""
 
+import importlib.util
 import sys
 from dataclasses import replace
 
 import torch
 
+from gnomon.config.experiment import Experiment
 from gnomon.core.errors import ConfigError
 from gnomon.core.sections import STARTED, STORE
 from gnomon.engines.vllm.transfer import BACKEND, check_backend
@@ -18,6 +20,32 @@ def check_settings(resolved: Resolved) -> None:
     """Refuse engines, learners and cluster that cannot be meant together, or are not there. Raises: ConfigError."""
     check_serving(resolved)
     check_staging(resolved)
+
+
+def check_extras(experiment: Experiment) -> None:
+    """Refuse an experiment that needs several packages which are not installed, all in one message.
+
+    A single one is refused by the part that needs it, which says more.
+
+    Raises:
+        ConfigError: The message has one command that installs them.
+    """
+    rewards = {reward.verifier.kind for reward in experiment.rewards}
+    needed: dict[str, str] = {name: f"records.sinks = {name}" for name in experiment.records.sinks}
+    needed |= {"peft": "lora"} if experiment.lora is not None else {}
+    needed |= {"math-verify": "the mathematics reward"} if "mathematics" in rewards else {}
+    is_generated = experiment.task.kind == "reasoning_gym" or "reasoning" in rewards
+    needed |= {"reasoning-gym": "the task"} if is_generated else {}
+    missing = [name for name in needed if not _is_installed(name.replace("-", "_"))]
+    if len(missing) > 1:
+        said = ", ".join(f"{name} ({needed[name]})" for name in missing)
+        raise ConfigError(f"{len(missing)} packages are not installed: {said}; run: pip install {' '.join(missing)}")
+
+
+def _is_installed(module: str) -> bool:
+    found = importlib.util.find_spec(module)
+    # A folder of that name in the working directory is found as a package without a file.
+    return found is not None and found.origin is not None
 
 
 def check_serving(resolved: Resolved) -> None:
