@@ -94,9 +94,9 @@ def check_names(source: str | Path, overrides: Sequence[str], algorithms: Sequen
     for key, _ in given:
         _check_key(key)
     last = dict(given)
-    names = [last.get("algorithm", last.get("algorithm.preset")), *algorithms]
-    for name in names:
-        _check_algorithm(name)
+    _check_algorithm(last.get("algorithm", last.get("algorithm.preset")))
+    for name in algorithms:
+        _check_algorithm(name.strip(), f"{name}: ")
     _check_task(last.get("task"))
     kinds = [each if isinstance(each, str) else each.get("kind") for each in _list(last.get("rewards"))]
     for number, kind in enumerate(kinds):
@@ -142,10 +142,10 @@ def _check_key(key: str) -> None:
             raise ConfigError(f"{path}: {unknown('key', parts[depth], beside)}")
 
 
-def _check_algorithm(name: Any) -> None:
+def _check_algorithm(name: Any, place: str = "") -> None:
     presets: list[str] = known_names()["algorithms"]
     if isinstance(name, str) and ":" not in name and canonical(name) not in map(canonical, presets):
-        raise ConfigError(f"{unknown('algorithm', name.lower(), presets)}; or your own as 'path.py:NAME'")
+        raise ConfigError(f"{place}{unknown('algorithm', name.lower(), presets)}; or your own as 'path.py:NAME'")
 
 
 def _check_task(name: Any) -> None:
