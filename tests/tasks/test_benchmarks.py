@@ -130,6 +130,17 @@ def test_a_local_copy_is_asked_and_judged(tmp_path: Path, name: str):
         assert len({v.answer for v in (right[0], wrong, none)}) == 3
 
 
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_thought_is_no_answer(tmp_path: Path, name: str):
+    """A right answer within a thought earns nothing, cut off or not; after a thought that is wrong it earns 1."""
+    (question,) = named(copy(tmp_path, name)).questions()
+    right, wrong = RIGHT[name][0], WRONG[name]
+    grading = Grading(BENCHMARKS[name].rewards)
+    texts = (f"<think>{right}", f"{right}</think>\n\n{wrong}", f"<think>Is it {wrong}?</think>\n{right}")
+
+    assert [grading(Sample(question.text, t, columns=question.columns)).reward for t in texts] == [0.0, 0.0, 1.0]
+
+
 @pytest.mark.parametrize("name", [name for name, set_ in BENCHMARKS.items() if set_.answer_column])
 def test_published_answers_earn_1_when_they_are_given_back(tmp_path: Path, name: str):
     """What `check_answers` asks before a run: the gold answer in the form that is asked for; code states none."""

@@ -8,6 +8,8 @@ MEANINGS: Mapping[str, str] = {
     "rollout/reward_mean": "Mean reward of all graded answers of the step, trained on or not.",
     "rollout/reward_std": "Standard deviation of these rewards (population).",
     "rollout/length_tokens_mean": "Tokens of an answer; of a conversation, its tools' tokens too.",
+    "rollout/thought_fraction": "Share of the answers' characters that are thoughts; only where any answer has one.",
+    "rollout/unfinished_thought_fraction": "Answers whose thought has no end, so that they answer nothing.",
     "rollout/length_tokens_max": "Tokens of the longest answer.",
     "rollout/truncated_fraction": "Answers that were cut off by a budget of tokens or turns.",
     "rollout/error_fraction": "Answers that could not be judged; they have no reward and are never trained on.",

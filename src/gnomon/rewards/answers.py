@@ -19,6 +19,60 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,3}$")
 _BOX_LENGTH = len(r"\boxed") + 3
 
 
+Where = Literal["anywhere", "after_thinking", "answer_line", "last_box"]
+
+_THOUGHT = re.compile(r"<(/?)(?:think|thinking|thought)>|\[(/?)THINK\]")
+_ANSWER_LINE = re.compile(
+    r"^[^\S\n]*[#>*_\s-]{0,8}(?:the )?(?:final )?answer(?: is)?[*_]{0,2}[^\S\n]*[:=][*_]{0,2}[^\S\n]*(\S[^\n]*)$",
+    re.I | re.M,
+)
+
+
+def after_thinking(text: str) -> str | None:
+    """Return what follows the thought; the whole text where there is none, None where the thought has no end.
+
+    The end of a thought without its beginning counts, since a template may open it; so does the last of several.
+
+    >>> after_thinking("<think>7?</think> So 8."), after_thinking("8"), after_thinking("<think>It may be 7")
+    (' So 8.', '8', None)
+    """
+    marks = list(_THOUGHT.finditer(text))
+    if not marks:
+        return text
+    last = marks[-1]
+    return text[last.end() :] if last[1] or last[2] else None
+
+
+def thought_of(text: str) -> tuple[int, bool]:
+    """Return how many characters of a text are its thought, and whether that has an end.
+
+    >>> thought_of("<think>7?</think> So 8."), thought_of("8"), thought_of("<think>It")
+    ((17, True), (0, True), (9, False))
+    """
+    after = after_thinking(text)
+    return (len(text), False) if after is None else (len(text) - len(after), True)
+
+
+def answer_in(text: str, where: Where) -> str | None:
+    r"""Return the part of a completion that is judged; None where it has no such part.
+
+    anywhere: everything. after_thinking: what follows the thought. answer_line: after the thought, what the last line
+    says that begins with "Answer:" or "The final answer is:". last_box: after the thought, the content of the last box.
+
+    >>> answer_in(r"<think>\boxed{7}</think> **Answer:** 34", "answer_line"), answer_in(r"<think>\boxed{7}", "last_box")
+    ('34', None)
+    """
+    if where == "anywhere":
+        return text
+    after = after_thinking(text)
+    if after is None or where == "after_thinking":
+        return after
+    if where == "last_box":
+        return last_boxed(after)
+    lines = _ANSWER_LINE.findall(after)
+    return lines[-1].strip().strip("*_").strip() or None if lines else None
+
+
 def extract(text: str, how: Extract) -> str | None:
     r"""Return the answer that ``text`` gives, without surrounding whitespace; None when it gives none.
 

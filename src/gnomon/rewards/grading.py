@@ -12,6 +12,7 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.processes.exceptions import exception_text, shorten
 from gnomon.core.processes.seeding import seed_all
 from gnomon.core.tables import build, to_table
+from gnomon.rewards.answers import Where, answer_in, last_boxed
 from gnomon.rewards.base import LARGEST, NotApplicable, Sample, Verdict, VerifierError, real
 from gnomon.rewards.code.reward import Code
 from gnomon.rewards.environment import EnvironmentReward
@@ -48,11 +49,16 @@ class WeightedReward:
         verifier: What judges an answer.
         weight: Any finite number. A negative weight penalizes; 0 measures without rewarding.
         name: Name of the part in metrics and records; none takes the verifier's own.
+        within: Part of an answer that the verifier sees. "after_thinking" is what follows the thought; "answer_line"
+            is what the last line there says behind "Answer:"; "last_box" is the content of the last box there. An
+            answer without that part, such as a thought that was cut off, earns 0 and has no vote. In TOML
+            ``extract`` means the same, except for the kinds that have a setting of that name.
     """
 
     verifier: AnyVerifier
     weight: float = 1.0
     name: str | None = None
+    within: Where = "anywhere"
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.weight):
@@ -62,6 +68,21 @@ class WeightedReward:
     def part(self) -> str:
         """What the part is called."""
         return self.name or self.verifier.name
+
+    def seen(self, sample: Sample) -> Sample | None:
+        """Return the sample as the verifier sees it; None where the answer has no part that is judged."""
+        if self.within == "anywhere":
+            return sample
+        found = answer_in(sample.completion, self.within)
+        if found is None:
+            return None
+        is_bare = self.within in ("answer_line", "last_box") and isinstance(self.verifier, Boxed | Mathematics)
+        return replace(sample, completion=f"\\boxed{{{found}}}" if is_bare and last_boxed(found) is None else found)
+
+    def judge(self, sample: Sample) -> float:
+        """Return the part before weighting: 0 where the answer has no part that is judged."""
+        seen = self.seen(sample)
+        return 0.0 if seen is None else self.verifier(seen)
 
 
 @dataclass(frozen=True)
@@ -108,7 +129,7 @@ class Grading:
         verifier = self.rewards[number].verifier
         if isinstance(verifier, UserFunction) and messages is not None:
             verifier = replace(verifier, messages=messages)
-        return Grading((WeightedReward(verifier, name=self.rewards[number].part),))
+        return Grading((WeightedReward(verifier, name=self.rewards[number].part, within=self.rewards[number].within),))
 
     def together(self, samples: Sequence[Sample]) -> list[Verdict]:
         """Judge all answers to a question. Never raises for bad ones."""
@@ -132,7 +153,7 @@ class Grading:
         parts: dict[str, float] = {}
         for reward in self.rewards:
             try:
-                parts[reward.part] = real(reward.verifier(sample))
+                parts[reward.part] = real(reward.judge(sample))
             except NotApplicable:
                 continue
             except VerifierError as error:
@@ -153,7 +174,7 @@ class Grading:
             total += parts[OVERLONG]
         if not abs(total) <= LARGEST:
             return Verdict(None, error=f"the weighted sum of {parts} is {total}, beyond the {LARGEST:.3g} of float32")
-        return Verdict(total, parts, answer=_answer(self.rewards[0].verifier, sample))
+        return Verdict(total, parts, answer=_answer(self.rewards[0], sample))
 
 
 def _is_joint(verifier: AnyVerifier) -> bool:
@@ -164,7 +185,10 @@ def _found(reward: WeightedReward, samples: Sequence[Sample]) -> list[float | st
     """Return a part of each sample's reward: a number, None where it does not apply, or the error in words."""
     verifier = reward.verifier
     if not (isinstance(verifier, UserFunction) and verifier.is_joint):
-        return [_part(reward.part, partial(_drawn, verifier, sample)) for sample in samples]
+        return [_part(reward.part, partial(_drawn, reward, sample)) for sample in samples]
+    if reward.within != "anywhere":
+        why = f"extract = '{reward.within}' is for rewards that see one answer, and this one compares all to a question"
+        return [f"{reward.part}: {why}"] * len(samples)
     seed_all(samples[0].seed, "reward")
     try:
         found = verifier.together(samples)
@@ -175,9 +199,9 @@ def _found(reward: WeightedReward, samples: Sequence[Sample]) -> list[float | st
     return [None if one is None else _part(reward.part, partial(_given, one)) for one in found]
 
 
-def _drawn(verifier: AnyVerifier, sample: Sample) -> float:
+def _drawn(reward: WeightedReward, sample: Sample) -> float:
     seed_all(sample.seed, "reward")
-    return verifier(sample)
+    return reward.judge(sample)
 
 
 def _given(value: Any) -> Any:
@@ -195,10 +219,11 @@ def _part(name: str, judge: Callable[[], Any]) -> float | str | None:
         return f"{name}: {exception_text(error)}"
 
 
-def _answer(verifier: AnyVerifier, sample: Sample) -> str | None:
+def _answer(reward: WeightedReward, sample: Sample) -> str | None:
     """Return what the sample answers, at most so long that votes stay small on disk; what cannot be read is none."""
     try:
-        found = verifier.answer(sample)
+        seen = reward.seen(sample)
+        found = None if seen is None else reward.verifier.answer(seen)
     except Exception:  # the sample was judged; without an answer it has no vote
         return None
     if found is None or len(found) <= LONGEST_ANSWER:

@@ -9,6 +9,7 @@ import torch
 
 from gnomon.core.metrics import Last, Max, Mean, Measure, Metrics, Sum
 from gnomon.core.types import Batch, EndedBy, Group, Rollout
+from gnomon.rewards.answers import thought_of
 from gnomon.rollouts.scheduler import Fate, RolloutBatch
 
 # What became of every generated token: trained on, or wasted, and why.
@@ -110,6 +111,19 @@ def measure_turns(rollouts: Sequence[Rollout]) -> Metrics:
     return Metrics.of(measures)
 
 
+def measure_thoughts(rollouts: Sequence[Rollout]) -> Metrics:
+    """Return how much of the answers is thought; nothing where no answer has one."""
+    thoughts = [thought_of(rollout.text) for rollout in rollouts]
+    if not any(length for length, _ in thoughts):
+        return Metrics()
+    return Metrics.of(
+        {
+            "rollout/thought_fraction": Mean(sum(n for n, _ in thoughts), sum(len(r.text) for r in rollouts)),
+            "rollout/unfinished_thought_fraction": Mean(sum(not ended for _, ended in thoughts), len(thoughts)),
+        }
+    )
+
+
 def said_of_failures(rollouts: Sequence[Rollout]) -> str | None:
     """Return in words that more than half of the conversations ended in a reply that failed; None when fewer did.
 
@@ -156,7 +170,7 @@ def measure_round(finished: RolloutBatch, version: int) -> Metrics:
     for name in sorted({name for r in rollouts for name in r.grade.parts}):
         parts = [r.grade.parts[name] for r in rollouts if name in r.grade.parts]
         measures[f"reward/{name}_mean"] = Mean(sum(parts), len(parts))
-    return Metrics.of(measures) + measure_stream(finished) + measure_turns(rollouts)
+    return Metrics.of(measures) + measure_stream(finished) + measure_turns(rollouts) + measure_thoughts(rollouts)
 
 
 def measure_stream(finished: RolloutBatch) -> Metrics:

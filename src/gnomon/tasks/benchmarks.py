@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from gnomon.core.errors import ConfigError, DatasetError, unknown
+from gnomon.rewards.answers import Where
 from gnomon.rewards.code.reward import Code
 from gnomon.rewards.exact import Boxed, Numeric, Parsable
 from gnomon.rewards.grading import WeightedReward
@@ -20,7 +21,8 @@ from gnomon.tasks.tables import TableTask, is_file_name
 AT_THE_END = "\nReason step by step, and give the final answer, a number, at the very end."
 IN_A_BOX = "\n\nReason step by step, and put the final answer in \\boxed{}."
 _IN_A_BLOCK = "\n\nGive the whole program in one ```python block."
-_BOX = WeightedReward(Parsable(extract="boxed"), weight=0.0, name="format")
+_AFTER: Where = "after_thinking"
+_BOX = WeightedReward(Parsable(extract="boxed"), weight=0.0, name="format", within=_AFTER)
 
 Columns = Mapping[str, Any]
 
@@ -72,7 +74,7 @@ _NUMBER = ("a number", r"\s*-?\d+(\.\d+)?(/\d+)?\s*")
 def _contest(hub: str, split: str, reference: tuple[str, str], prompt_column: str = "problem") -> Benchmark:
     """Return a set of bare answers: whole numbers are compared by `Boxed`, all else by `Mathematics`."""
     judge = Mathematics() if reference is _ANY else Boxed()
-    rewards = (WeightedReward(judge, name="answer"), _BOX)
+    rewards = (WeightedReward(judge, name="answer", within=_AFTER), _BOX)
     return Benchmark(hub, None, split, prompt_column, "answer", IN_A_BOX, rewards, reference)
 
 
@@ -99,8 +101,8 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
         "gsm8k": Benchmark(
             "openai/gsm8k", "main", "test", "question", "answer", AT_THE_END,
             (
-                WeightedReward(Numeric(must_end=True), name="answer"),
-                WeightedReward(Parsable(extract="last_number"), weight=0.0, name="format"),
+                WeightedReward(Numeric(must_end=True), name="answer", within=_AFTER),
+                WeightedReward(Parsable(extract="last_number"), weight=0.0, name="format", within=_AFTER),
             ),
             _NUMBER_LAST,
         ),
@@ -115,22 +117,22 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
         "amo-bench": replace(_contest("meituan-longcat/AMO-Bench", "test", _ANY, "prompt"), left_out=_described),
         "humaneval": Benchmark(
             "openai/openai_humaneval", None, "test", "prompt", "canonical_solution", _IN_A_BLOCK,
-            (WeightedReward(Code(column="test"), name="answer"),), _ANY,
+            (WeightedReward(Code(column="test"), name="answer", within=_AFTER),), _ANY,
         ),
         "mbpp": Benchmark(
             "google-research-datasets/mbpp", "full", "test", "text", "code", _IN_A_BLOCK,
-            (WeightedReward(Code(column="test_list"), name="answer"),), _ANY, shown=_asserts,
+            (WeightedReward(Code(column="test_list"), name="answer", within=_AFTER),), _ANY, shown=_asserts,
         ),
         "livecodebench": Benchmark(
             "livecodebench/code_generation_lite", None, "test", "question_content", None, _IN_A_BLOCK,
-            (WeightedReward(Code(case_seconds=6.0, total_seconds=60.0), name="answer"),), _ANY, shown=starter_of,
-            tests=cases_of, is_dated=True, files="test.jsonl to test6.jsonl",
+            (WeightedReward(Code(case_seconds=6.0, total_seconds=60.0), name="answer", within=_AFTER),), _ANY,
+            shown=starter_of, tests=cases_of, is_dated=True, files="test.jsonl to test6.jsonl",
         ),
         "ifeval": Benchmark(
             "google/IFEval", None, "train", "prompt", None, "",
             (
-                WeightedReward(Instructions(), name="answer"),
-                WeightedReward(Instructions(credit="each"), weight=0.0, name="instructions"),
+                WeightedReward(Instructions(), name="answer", within=_AFTER),
+                WeightedReward(Instructions(credit="each"), weight=0.0, name="instructions", within=_AFTER),
             ),
             _ANY, left_out=_in_a_language,
         ),
