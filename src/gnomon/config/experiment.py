@@ -193,6 +193,12 @@ class Experiment:
         return self.staleness.limit if self.max_staleness == "measured" else self.max_staleness
 
     @property
+    def scoring_temperature(self) -> float:
+        """Temperature at which the learner scores every policy: the sampler's, unless the learner has its own."""
+        own = self.learner.temperature
+        return self.sampling.temperature if own is None else own
+
+    @property
     def prompts_per_step(self) -> int:
         """Prompts asked a step."""
         return self.rollouts_per_step // self.algorithm.num_generations

@@ -36,6 +36,9 @@ class LearnerConfig:
             processes, or one per GPU; 1 is this process. See docs/scaling.md.
         offload: Whether parts, gradients and moments stay in the machine's memory and visit the GPU when they are
             needed. With one process, that process is a separate one.
+        temperature: Divisor of the logits at which the learner scores every policy, above 0; none takes that of
+            ``sampling``. Another one makes the answers off-policy on purpose, by a known amount: what sampled them is
+            not what the ratio takes for it (P3O's study of temperatures).
 
     Raises:
         ConfigError: A number is out of range.
@@ -47,10 +50,13 @@ class LearnerConfig:
     gradient_checkpointing: bool = False
     processes: int = 1
     offload: bool = False
+    temperature: float | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens_per_micro_batch is not None and self.max_tokens_per_micro_batch < 1:
             raise ConfigError(f"learner.max_tokens_per_micro_batch must be > 0, got {self.max_tokens_per_micro_batch}")
+        if self.temperature is not None and not 0 < self.temperature < float("inf"):
+            raise ConfigError(f"learner.temperature must be above 0, got {self.temperature:g}")
         if self.processes < 1:
             raise ConfigError(f"learner.processes must be at least 1, got {self.processes}")
         if self.precision not in ("auto", "fp32", "bf16"):

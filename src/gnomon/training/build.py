@@ -164,7 +164,13 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
         progress = Progress(
             logger=logger,
             budget=budget,
-            mismatch=DecomposedMismatch(engine, learner, stage.sent, experiment.algorithm.proximal is not None),
+            mismatch=DecomposedMismatch(
+                engine,
+                learner,
+                stage.sent,
+                experiment.algorithm.proximal is not None,
+                experiment.sampling.temperature,
+            ),
             token_probe=_token_probe(experiment, learner),
             check_saves=background.check,
             stop=stop,
@@ -318,7 +324,7 @@ class ExamRooms:
 def _tracking(experiment: Experiment, chosen: PromptChoice, learner: SavableLearner) -> BaselineTracking:
     if chosen.tracker is None:
         return NoTracker()
-    return PromptBaseline(chosen.tracker, chosen.drift, learner, experiment.sampling.temperature)
+    return PromptBaseline(chosen.tracker, chosen.drift, learner, experiment.scoring_temperature)
 
 
 def _critic_updates(experiment: Experiment, learner: SavableLearner) -> CriticUpdates:
@@ -337,7 +343,7 @@ def _imitation(experiment: Experiment, chosen: PromptChoice, learner: SavableLea
     if algorithm.replay is None or chosen.replay is None:
         return NoImitation()
     return SelfImitationUpdates(
-        algorithm.replay, chosen.replay, learner, experiment.sampling.temperature, algorithm.critic
+        algorithm.replay, chosen.replay, learner, experiment.scoring_temperature, algorithm.critic
     )
 
 
@@ -357,7 +363,7 @@ def _pretraining(
         learner=saver.learner,
         stream=stream,
         curriculum=session.chosen.curriculum,
-        temperature=experiment.sampling.temperature,
+        temperature=experiment.scoring_temperature,
         seed=experiment.seed,
         save=early.save,
         discard=early.discard,
@@ -386,7 +392,7 @@ def _schedule(
     experiment = session.experiment
     return Schedule(
         steps=experiment.steps,
-        temperature=experiment.sampling.temperature,
+        temperature=experiment.scoring_temperature,
         seed=experiment.seed,
         save=saver.save,
         checkpoint_every=experiment.checkpoints.every,

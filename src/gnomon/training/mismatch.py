@@ -60,7 +60,9 @@ class DecomposedMismatch:
     that is stale, and as the engine's in one that is not.
 
     sending: as in `Proved`; None when engines get the learner's own numbers. is_averaged: the proximal policy is an
-    average of weights, and not the learner as it is.
+    average of weights, and not the learner as it is. sampled_at: temperature of the sampler where the learner scores at
+    another one (`LearnerConfig.temperature`); all lines above are then at it, and ``learner_temperature`` is what the
+    learner's own log-probabilities differ by between the two, beside the parts of ``total``.
     Source: the gaps are those of algorithms for training and inference that differ; taking them apart is ours.
     """
 
@@ -68,6 +70,7 @@ class DecomposedMismatch:
     learner: Learner
     sending: Sending | None = None
     is_averaged: bool = False
+    sampled_at: float | None = None
 
     async def measure(self, batch: Batch, step: int) -> Metrics:
         """Return ``mismatch/PART_nats``, the mean, and ``mismatch/PART_abs_nats``, the mean absolute value; of total
@@ -78,7 +81,7 @@ class DecomposedMismatch:
         if len(rows) == 0:
             return Metrics()
         probe = batch.rows(rows)
-        parts = await self._parts(probe)
+        parts = await self._parts(probe) if self._is_shared(batch) else await self._parts_at_two(probe)
         measures: dict[str, Measure] = {"time/probe_seconds": Mean(time.perf_counter() - began, 1)}
         for name, part in parts.items():
             tokens = part[probe.mask].double()
@@ -89,10 +92,25 @@ class DecomposedMismatch:
     def _rows(self, batch: Batch, step: int) -> Tensor:
         rows = batch.mask.any(1).nonzero()[:, 0]
         is_fresh = bool((batch.version[rows] == self.learner.version).all())
-        if is_fresh and self.sending is None and self._is_known(batch) and batch.temperature == 1:
+        if is_fresh and self.sending is None and self._is_cheap(batch):
             return rows
         count = max(1, min(ROWS, len(rows) // ONE_IN))
         return rows.roll(-step * count)[:count]
+
+    def _is_cheap(self, batch: Batch) -> bool:
+        return self._is_known(batch) and batch.temperature == 1 and self._is_shared(batch)
+
+    def _is_shared(self, batch: Batch) -> bool:
+        """Whether sampler and learner have one temperature."""
+        return self.sampled_at is None or self.sampled_at == batch.temperature
+
+    async def _parts_at_two(self, probe: Batch) -> dict[str, Tensor]:
+        """Return the parts at the sampler's temperature, and what the learner's own differs by from them."""
+        drawn = probe.with_fields(temperature=self.sampled_at, proximal=None)
+        own = probe.proximal if self._is_known(probe) else await self.learner.logprobs(probe)
+        assert own is not None, "a known proximal policy was scored"
+        at_sampler = await self.learner.logprobs(drawn)
+        return {**await self._parts(drawn), "learner_temperature": at_sampler - own}
 
     def _is_known(self, batch: Batch) -> bool:
         return batch.proximal is not None and not self.is_averaged

@@ -48,7 +48,19 @@ def starting_notes(experiment: Experiment) -> list[str]:
     if experiment.algorithm.routing != "free":
         size = model_size(experiment.model, experiment.trust_remote_code)
         notes.append(routing_note(experiment, is_mixture=size.experts > 1))
+    notes.append(temperature_note(experiment))
     return [note for note in notes if note is not None]
+
+
+def temperature_note(experiment: Experiment) -> str | None:
+    """Return that answers are off-policy on purpose; None where learner and sampler have one temperature."""
+    drawn, scored = experiment.sampling.temperature, experiment.scoring_temperature
+    if drawn == scored:
+        return None
+    return (
+        f"answers are drawn at temperature {drawn:g} and scored at {scored:g} (learner.temperature): off-policy on "
+        "purpose; held-out answers are drawn at that of sampling unless evaluation.sampling.temperature is set"
+    )
 
 
 def lambda_note(experiment: Experiment) -> str | None:

@@ -1,0 +1,43 @@
+"""A learner that scores at another temperature than the sampler's: off-policy on purpose, by a known amount."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from gnomon.config.experiment import load
+from gnomon.core.errors import ConfigError
+from gnomon.training.api import train_experiment
+from gnomon.training.notes import temperature_note
+
+
+def rows(folder: Path, *overrides: str) -> list[dict[str, float]]:
+    train_experiment(load("tiny", ["steps=2", "rollouts_per_step=32", "evaluation.before=false", *overrides]), folder)
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_answers_are_off_policy_by_the_temperature_alone(tmp_path: Path) -> None:
+    """Drawn at 1.5 and scored at 1, the first step's effective size falls below that of one temperature, which is 1."""
+    apart = rows(tmp_path / "apart", "sampling.temperature=1.5", "learner.temperature=1.0")
+    alike = rows(tmp_path / "alike", "sampling.temperature=1.5", "learner.temperature=1.5")
+    plain = rows(tmp_path / "plain", "sampling.temperature=1.5")
+
+    assert apart[0]["mismatch/learner_temperature_abs_nats"] > 0.01
+    assert "mismatch/learner_temperature_nats" not in plain[0]
+    assert apart[0]["mismatch/engine_abs_nats"] == pytest.approx(0.0, abs=1e-4), "the engine itself differs by nothing"
+    same = [key for key in plain[0] if key.startswith(("loss/", "rollout/", "mismatch/"))]
+    assert {k: alike[0][k] for k in same} == {k: plain[0][k] for k in same}
+    assert apart[0]["rollout/reward_mean"] == plain[0]["rollout/reward_mean"], "the first answers are the same"
+
+
+def test_it_is_said_and_checked() -> None:
+    """A note where the two differ, none where they do not; a temperature of 0 or below and one that is none."""
+    apart = load("tiny", ["learner.temperature=0.8"]).experiment
+    assert temperature_note(apart).startswith("answers are drawn at temperature 1 and scored at 0.8")
+    assert temperature_note(load("tiny", ["learner.temperature=1.0"]).experiment) is None
+    assert temperature_note(load("tiny").experiment) is None
+    assert math.isclose(apart.scoring_temperature, 0.8)
+    for wrong in ("0", "-1", "inf"):
+        with pytest.raises(ConfigError, match="temperature"):
+            load("tiny", [f"learner.temperature={wrong}"])
