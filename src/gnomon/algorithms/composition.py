@@ -15,7 +15,17 @@ from torch import Tensor
 
 from gnomon.algorithms.critic import CriticConfig
 from gnomon.algorithms.loss_aggregation import TokenMean
-from gnomon.algorithms.protocols import Advantage, Aggregate, Correction, Loss, LossInputs, Need, Regularizer, Surrogate
+from gnomon.algorithms.protocols import (
+    Advantage,
+    Aggregate,
+    Correction,
+    Loss,
+    LossInputs,
+    Need,
+    Regularizer,
+    SummedTerms,
+    Surrogate,
+)
 from gnomon.algorithms.ratios import Ratio, Statistics, masked
 from gnomon.algorithms.sections import (
     EmaProximal,
@@ -165,7 +175,13 @@ class Composition:
     @property
     def reads_statistics(self) -> bool:
         """Whether a piece needs effective sample sizes before the first cut."""
-        return self.ratio.anchor == "behavior" and self.scope == "step"
+        return self.scope == "step" and (self.ratio.anchor == "behavior" or bool(self.asking))
+
+    @property
+    def asking(self) -> tuple[SummedTerms, ...]:
+        """Pieces that ask for sums of their own over the tokens of the scope."""
+        pieces = (self.surrogate, self.correction, *self.regularizers)
+        return tuple(piece for piece in pieces if isinstance(piece, SummedTerms))
 
     @property
     def reads_both(self) -> bool:
@@ -173,13 +189,36 @@ class Composition:
         return any(getattr(piece, "reads_both", False) for piece in (self.surrogate, *self.regularizers))
 
     def statistics(self, current: Tensor, batch: Batch) -> Statistics:
-        """Return effective sizes of the ratios over trained tokens; those of cuts and ranks add up."""
+        """Return effective sizes of the ratios over trained tokens, and the sums that pieces ask for.
+
+        Those of cuts and ranks add up.
+
+        Raises:
+            ConfigError: Two pieces ask for sums of one name, or a term has not the shape of the tokens.
+        """
         now = current.detach().double()
         proximal = now if batch.proximal is None else batch.proximal.detach().double()
         return Statistics(
             effective_size(now - batch.behavior.detach().double(), batch.mask),
             effective_size(now - proximal, batch.mask),
+            tuple(self._sums(current.detach(), batch).items()),
         )
+
+    def _sums(self, current: Tensor, batch: Batch) -> dict[str, float]:
+        if not self.asking:
+            return {}
+        view = self.view(current, torch.full_like(current, float("nan")), batch, Statistics())
+        sums: dict[str, float] = {}
+        for piece in self.asking:
+            for name, term in piece.terms(view).items():
+                where = f"{type(piece).__name__}.terms: '{name}'"
+                if name in sums:
+                    raise ConfigError(f"{where} is asked for by two pieces; give one another name")
+                if term.shape != batch.mask.shape:
+                    shapes = f"{tuple(term.shape)} and not {tuple(batch.mask.shape)}"
+                    raise ConfigError(f"{where} has the shape {shapes}: return a number for each token")
+                sums[name] = float(masked(term.detach().double(), batch.mask).sum())
+        return sums
 
     def loss(self, current: Tensor, entropy: Tensor, cut: Batch, statistics: Statistics) -> Loss:
         """Return the loss of one cut of a weighed minibatch; cuts' losses and gradients add to the whole's.

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -26,7 +26,7 @@ class LossInputs:
         proximal: Log-probabilities of the proximal policy, Float[B T]. In a step's first update these may be
             ``current`` without its gradient, since both are the same policy then.
         log_ratio: Log-ratio of the algorithm's `Ratio`, Float[B T], 0 where masked.
-        statistics: Effective sample sizes in the algorithm's scope.
+        statistics: Effective sample sizes in the algorithm's scope, and the sums that pieces asked for.
     """
 
     batch: Batch
@@ -46,6 +46,25 @@ class LossInputs:
         if self.batch.advantages is None:
             raise ConfigError("the batch has no advantages: call algorithm.prepare(batch) first")
         return self.batch.advantages.detach()
+
+
+@runtime_checkable
+class SummedTerms(Protocol):
+    """What a surrogate, correction or regularizer has that needs statistics of the whole step, of its own making.
+
+    Its terms are added up over the trained tokens of the algorithm's scope before the loss of the first cut, and are
+    there as ``view.statistics.total(NAME)`` and ``.mean(NAME)``. Sums of sums are one number however the rows are cut,
+    so a loss that reads them keeps the law of cuts; a mean, a variance, an effective size or the share beyond a
+    threshold is made of them.
+    """
+
+    def terms(self, view: LossInputs) -> Mapping[str, Tensor]:
+        """Return the terms by name, Float[B T] each, without a gradient.
+
+        Args:
+            view: Rows of the step. ``entropy`` is not known yet (NaN), and ``statistics`` are empty.
+        """
+        ...
 
 
 class Advantage(Protocol):

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gnomon.core.errors import check_bounds
+from gnomon.core.errors import ConfigError, check_bounds, unknown
 from gnomon.core.metrics import EffectiveSize, Mean
 
 
@@ -29,13 +29,32 @@ class Statistics:
     Attributes:
         behavior: Effective size of current / behavior.
         proximal: Effective size of current / proximal.
+        sums: Sums over trained tokens of the terms that pieces ask for by name (`SummedTerms`), name and sum.
     """
 
     behavior: EffectiveSize = EffectiveSize()
     proximal: EffectiveSize = EffectiveSize()
+    sums: tuple[tuple[str, float], ...] = ()
 
     def __add__(self, other: "Statistics") -> "Statistics":
-        return Statistics(self.behavior + other.behavior, self.proximal + other.proximal)
+        mine, theirs = dict(self.sums), dict(other.sums)
+        both = {name: mine.get(name, 0.0) + theirs.get(name, 0.0) for name in {**mine, **theirs}}
+        return Statistics(self.behavior + other.behavior, self.proximal + other.proximal, tuple(both.items()))
+
+    def total(self, name: str) -> float:
+        """Return the sum of a term over the trained tokens of the algorithm's scope.
+
+        Raises:
+            ConfigError: No piece asks for a term of that name.
+        """
+        sums = dict(self.sums)
+        if name not in sums:
+            raise ConfigError(unknown("sum", name, sums) + "; a piece asks for it by `terms`")
+        return sums[name]
+
+    def mean(self, name: str) -> float:
+        """Return the mean of a term over these tokens, 0 where there are none. Raises: ConfigError as `total`."""
+        return self.total(name) / self.behavior.count if self.behavior.count else 0.0
 
 
 def masked(tensor: Tensor, mask: Tensor) -> Tensor:

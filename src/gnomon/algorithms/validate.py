@@ -240,6 +240,12 @@ def _ess(algorithm: Composition) -> Iterator[Refusal]:
     without = tuple(r for r in algorithm.regularizers if not isinstance(r, EssKl))
     if without != algorithm.regularizers and ratio.anchor != "behavior":
         yield _refuse(f"EssKl {why}", _TO_BEHAVIOR, Fix("regularizers", without))
+    if algorithm.asking and algorithm.scope == "lagged":
+        yield _refuse(
+            f"{type(algorithm.asking[0]).__name__} asks for sums of its own, which the step before has not kept "
+            "(scope = 'lagged')",
+            Fix("scope", "step"),
+        )
     if caps_by_size and ratio.level != "token":
         yield _refuse(f"EssCap counts tokens, but the ratio is of level '{ratio.level}'", _TOKEN_LEVEL)
 
