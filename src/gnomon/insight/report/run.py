@@ -162,11 +162,20 @@ def figures(rows: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation]
     for one in ends:
         label = f"held out after step {one.step}" if one.step else "held out before"
         found.append(Figure(label, f"{one.headline.mean:.3f}", interval(one.headline)))
+    for part in ends[-1].parts if ends else ():
+        found.append(
+            Figure(f"{part.task} after step {part.step}", f"{part.headline.mean:.3f}", interval(part.headline))
+        )
     rewards = [value for _, value in column(rows, "rollout/reward_mean")]
     if rewards:
         few = max(1, min(10, len(rewards) // 4))
         last, first = sum(rewards[-few:]) / few, sum(rewards[:few]) / few
         found.append(Figure("training reward", f"{last:.3f}", f"{first:.3f} at the beginning"))
+    thoughts, endless = (
+        [value for _, value in column(rows, f"rollout/{name}_fraction")] for name in ("thought", "unfinished_thought")
+    )
+    if thoughts and endless:
+        found.append(Figure("in thoughts", f"{thoughts[-1]:.0%} of the text", f"{endless[-1]:.0%} of thoughts cut off"))
     tokens, seconds = facts.total(rows, "tokens/generated"), facts.worked_seconds(rows)
     if tokens > 0:
         wasted = sum(share.fraction for share in facts.waste_shares(rows)[1:])
