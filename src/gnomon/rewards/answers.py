@@ -70,7 +70,7 @@ def answer_in(text: str, where: Where) -> str | None:
     if where == "last_box":
         return last_boxed(after)
     lines = _ANSWER_LINE.findall(after)
-    return lines[-1].strip().strip("*_").strip() or None if lines else None
+    return (str(lines[-1]).strip().strip("*_").strip() or None) if lines else None
 
 
 def extract(text: str, how: Extract) -> str | None:
