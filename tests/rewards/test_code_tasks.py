@@ -17,9 +17,11 @@ from gnomon.rewards.code.reward import Code
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="our own walls are Linux's")
 
 
-def reward(program: str, tests: Any, prompt: str = "", **columns: Any) -> float:
+def reward(program: str, tests: Any, prompt: str = "", packages: tuple[str, ...] = (), **columns: Any) -> float:
     """Grade a program in a fenced block."""
-    return Code()(Sample(prompt, f"So:\n```python\n{program}\n```\n", columns={"tests": tests, **columns}))
+    return Code(packages=packages)(
+        Sample(prompt, f"So:\n```python\n{program}\n```\n", columns={"tests": tests, **columns})
+    )
 
 
 SORT = "def up(xs): return sorted(xs)"
@@ -310,7 +312,6 @@ def test_no_forgery_earns(name, tests):
         ("assert type(g(2)) is int and g(2) == 4", "def type(x): return int\ndef g(x): return 5.0"),
         ("assert hasattr(g(2), 'real')", ALWAYS + "def g(x): return A()"),
         ("assert len(g(2)) == 4", "class N:\n    __len__ = lambda s: 4\ndef g(x): return N()"),
-        ("r = g(2)\nassert r.ok() and r.value", ALWAYS + "def g(x): return A()"),
     ],
 )
 def test_what_wraps_an_answer_is_computed_outside(test, program):
@@ -326,8 +327,36 @@ def test_what_wraps_an_answer_is_computed_outside(test, program):
         ("assert same(g(2), 4.0) == True", {}, "same is not defined by the tests"),
         ("r = g(2)\nassert good(r)", {}, "good is not defined by the tests"),
         ("for x in g(2):\n    assert good(x)", {}, "good is not defined by the tests"),
-        ("import numpy as np\nassert np.allclose(g(2), [4.0])", {}, "import numpy, which is not in the sandbox"),
-        ("import pytest\nwith pytest.raises(ValueError):\n    g(2)", {}, "import pytest, which is not"),
+        ("r = g(2)\nassert r.ok() and r.value", {}, "of an answer, and only numbers"),
+        (
+            "import numpy as np\nassert np.allclose(g(2), [4.0])",
+            {},
+            r'import numpy, which is not in the sandbox; set packages = \["numpy"\]',
+        ),
+        (
+            "import torch\nassert g(2) == torch.ones(2)",
+            {},
+            "import torch, which is not in the sandbox; use",
+        ),
+        ("import numpy as np\nassert g(2) == 4", {}, "import numpy, which is not"),
+        ("import pytest\ndef test_a(capsys):\n    assert g(2) == 4", {}, "capsys, which"),
+        ("import pytest\n@pytest.mark.skip\ndef test_a():\n    assert g(2) == 4", {}, "use skip"),
+        ("import pytest\ndef test_a(box):\n    assert g(box) == 4", {}, "take box, which is no fixture"),
+        ("import pytest\nx = pytest.importorskip('numpy')\nassert g(2) == 4", {}, "importorskip"),
+        ("import pytest\nwith pytest.warns(UserWarning):\n    g(2)\nassert g(2) == 4", {}, "pytest.warns"),
+        ("def test_a():\n    with open('x') as f:\n        assert g(f) == 4", {}, "use open: the program runs apart"),
+        ("import tempfile\ndef test_a():\n    assert g(tempfile.mkdtemp()) == 4", {}, "use mkdtemp"),
+        (
+            "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        self.assertTrue(ok(g(2)))",
+            {},
+            "ok is not defined by the tests",
+        ),
+        (
+            "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n"
+            "        ax = g(2)\n        self.assertEqual(ax.get_title(), 'x')",
+            {},
+            "look at .get_title of an answer",
+        ),
         ("try:\n    g(2)\n    assert False\nexcept Wrong:\n    pass", {}, "the program's own Wrong"),
         (
             "import io, contextlib\nwith contextlib.redirect_stdout(io.StringIO()) as s:\n    g(2)\nassert s",

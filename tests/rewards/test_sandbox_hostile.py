@@ -1,5 +1,6 @@
 """Programs that attack: each is stopped, leaves nothing behind, and the next program works as ever."""
 
+import importlib.util
 import os
 import sys
 import time
@@ -11,7 +12,18 @@ from gnomon.core.errors import ConfigError
 from gnomon.rewards.base import Sample
 from gnomon.rewards.code.reward import Code
 from gnomon.rewards.sandbox.audit import BOUNDS, attack, audit
-from gnomon.rewards.sandbox.hostile import ALL, ANSWERS, FILES, KERNEL, NETWORK, PROCESSES, RESOURCES, SECRETS, TIMING
+from gnomon.rewards.sandbox.hostile import (
+    ALL,
+    ANSWERS,
+    FILES,
+    KERNEL,
+    NETWORK,
+    PACKAGED,
+    PROCESSES,
+    RESOURCES,
+    SECRETS,
+    TIMING,
+)
 from gnomon.rewards.sandbox.linux import LinuxSandbox
 from gnomon.rewards.sandbox.probes import NINE, SECRET, Probe, Target, targets
 
@@ -29,6 +41,16 @@ def target() -> Iterator[Target]:
     with targets() as aimed:
         yield aimed
     del os.environ[SECRET]
+
+
+PACKAGES = tuple(n for n in ("numpy", "sympy", "pandas") if importlib.util.find_spec(n))
+needs_packages = pytest.mark.skipif(len(PACKAGES) < 3, reason="numpy, sympy or pandas is not installed")
+# Those that only read or leave a mark.
+REAL = (
+    "numpy reads a file", "numpy maps a file", "numpy writes", "numpy maps to write", "numpy's ctypes",
+    "a pickle in an array", "sympy evaluates a command", "sympy makes a function of text",
+    "pandas writes", "what lies beside a package",
+)  # fmt: skip
 
 
 def name(probe: Probe) -> str:
@@ -64,6 +86,39 @@ def test_every_attack_is_stopped_with_and_without_namespaces(probe, walls, targe
 
     assert finding.reached == ()
     assert finding.is_expected, finding.cause
+
+
+WALLED = ["namespaces,landlock,seccomp", "landlock,seccomp"]
+
+
+@needs_packages
+@pytest.mark.parametrize("probe", PACKAGED, ids=name)
+@pytest.mark.parametrize("walls", [WALLED[0], pytest.param(WALLED[1], marks=pytest.mark.slow)])
+def test_an_attack_through_a_package_is_stopped(probe, walls, target):
+    """Arrays over files and memory, compilers, evaluated texts, pickles, and the process that imported them."""
+    finding = attack(LinuxSandbox(BOUNDS, tuple(walls.split(",")), PACKAGES), probe, target)
+
+    assert finding.reached == ()
+    assert finding.is_expected, finding.cause
+
+
+@needs_packages
+@pytest.mark.slow
+@pytest.mark.parametrize("probe", [*NINE, *ALL], ids=name)
+@pytest.mark.parametrize("walls", WALLED)
+def test_every_attack_is_stopped_where_packages_are_allowed(probe, walls, target):
+    """A program that was forked from the process with the packages is as walled in as any."""
+    finding = attack(LinuxSandbox(BOUNDS, tuple(walls.split(",")), PACKAGES), probe, target)
+
+    assert finding.reached == ()
+    assert finding.is_expected, finding.cause
+
+
+@needs_packages
+@pytest.mark.parametrize("probe", [p for p in PACKAGED if p.name in REAL], ids=name)
+def test_attacks_through_packages_are_real(probe, target):
+    """Without walls they get through."""
+    assert attack(LinuxSandbox(BOUNDS, ("none",), PACKAGES), probe, target).reached
 
 
 def test_hostile_programs_are_not_tried_without_walls():

@@ -3,7 +3,7 @@
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import date
 from pathlib import Path
 from typing import Any, Literal
@@ -37,7 +37,9 @@ from gnomon.learner.sections import LearnerConfig
 from gnomon.models.device import check_device
 from gnomon.models.folder import DATE
 from gnomon.models.lora import LoraConfig
-from gnomon.rewards.grading import WeightedReward
+from gnomon.rewards.code.reward import Code
+from gnomon.rewards.grading import WeightedReward, allowed
+from gnomon.rewards.sandbox.packages import check_names
 from gnomon.tasks.build import EvalTask, TaskConfig, named_for_training, named_held_out
 from gnomon.tasks.environment import EnvironmentConfig
 from gnomon.tasks.split import HeldOut
@@ -100,6 +102,8 @@ class Experiment:
         algorithm: A preset such as "grpo", a file of your own as path.py:NAME, or a table with a preset and changes.
         name: Name of the run; its directory is runs/NAME-DATE-TIME.
         rewards: Weighted rewards, which are added; none stands for the reward of the task itself.
+        packages: Packages that programs in the sandbox may import beside the standard library: those of code rewards
+            and of the Python tool. Any of "numpy", "pandas", "scipy", "sympy" that are installed.
         steps: Training steps; 0 evaluates only.
         budget: Tokens or seconds after which the run ends, if that comes before the last step.
         rollouts_per_step: Answers that are generated and trained on in a step. The number of prompts is
@@ -138,6 +142,7 @@ class Experiment:
     algorithm: Algorithm
     name: str = "run"
     rewards: tuple[WeightedReward, ...] = ()
+    packages: tuple[str, ...] = ()
     steps: int = 100
     budget: BudgetConfig = BudgetConfig()
     rollouts_per_step: int = 64
@@ -164,6 +169,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         check_device(self.device)
+        _allow_packages(self)
         chosen(self.doctor.rules)
         check_stops(self.doctor.stops)
         written = to_table(self)
@@ -202,6 +208,25 @@ class Experiment:
     def prompts_per_step(self) -> int:
         """Prompts asked a step."""
         return self.rollouts_per_step // self.algorithm.num_generations
+
+
+def _allow_packages(experiment: Experiment) -> None:
+    """Let code rewards and the Python tool import the experiment's packages: one setting for both."""
+    packages = experiment.packages
+    check_names(packages)
+    verifiers = [reward.verifier for reward in experiment.rewards if isinstance(reward.verifier, Code)]
+    plans = [plan for plan in (experiment.environment, *verifiers) if plan is not None and plan.packages]
+    for plan in plans:
+        if plan.packages != packages:
+            raise ConfigError(
+                f"packages are named once, for all programs of a run, and here are {list(packages)} and "
+                f"{list(plan.packages)}; set packages = {list(dict.fromkeys((*packages, *plan.packages)))} at the top, "
+                "and remove those of rewards and environment"
+            )
+    if packages:
+        object.__setattr__(experiment, "rewards", tuple(allowed(reward, packages) for reward in experiment.rewards))
+        if experiment.environment is not None:
+            object.__setattr__(experiment, "environment", replace(experiment.environment, packages=packages))
 
 
 def _check_staleness(experiment: Experiment) -> None:

@@ -85,6 +85,13 @@ class WeightedReward:
         return 0.0 if seen is None else self.verifier(seen)
 
 
+def allowed(reward: WeightedReward, packages: tuple[str, ...]) -> WeightedReward:
+    """Return the reward whose programs, if it runs any, may import these packages."""
+    if not packages or not isinstance(reward.verifier, Code):
+        return reward
+    return replace(reward, verifier=replace(reward.verifier, packages=packages))
+
+
 @dataclass(frozen=True)
 class Grading:
     """reward = sum of weight * part, plus the overlong penalty; or an error, if any part is one.

@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 
 from gnomon.core.errors import ConfigError, check_bounds
 from gnomon.core.redaction import is_secret_setting
+from gnomon.rewards.sandbox.packages import check_names
 from gnomon.rewards.sandbox.selftest import Kind as Walls
 
 Role = Literal["user", "tool"]
@@ -79,6 +80,7 @@ class EnvironmentConfig:
         timeout_seconds: Seconds of wall time for one reply.
         on_error: What happens when a tool raises: "end" ends the rollout, "reply" answers with the error.
         sandbox: What isolates the programs of the Python tool.
+        packages: Packages that the Python tool may import; set ``packages`` of the experiment instead.
         max_concurrent: Rollouts with an environment at once, each in a process.
         memory_gib: GiB of address space that a process may take beyond its imports.
         variables: Names of further environment variables that the environment may read.
@@ -94,6 +96,7 @@ class EnvironmentConfig:
     timeout_seconds: float = 10.0
     on_error: Literal["end", "reply"] = "end"
     sandbox: Walls = "auto"
+    packages: tuple[str, ...] = ()
     max_concurrent: int = 64
     memory_gib: float = 4.0
     variables: tuple[str, ...] = ()
@@ -109,6 +112,7 @@ class EnvironmentConfig:
             max_concurrent=(self.max_concurrent >= 1, "at least 1"),
             memory_gib=(self.memory_gib >= 0, "at least 0"),
         )
+        check_names(self.packages)
         has_use, has_tools = bool(self.use), bool(self.tools)
         fits = {
             "class": has_use and not has_tools,

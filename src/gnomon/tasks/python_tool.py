@@ -1,28 +1,80 @@
 """The Python tool: code that the policy writes, run in the sandbox, its output given back. No torch."""
 
+import asyncio
 import functools
+import math
+import random
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from gnomon.rewards.sandbox.base import NotRun, Outcome, Sandbox, SandboxLimits
+from gnomon.rewards.sandbox.bubblewrap import BUBBLEWRAP
+from gnomon.rewards.sandbox.interpreter import Interpreter
+from gnomon.rewards.sandbox.linux import LinuxSandbox
 from gnomon.rewards.sandbox.selftest import Kind, choose
 
 LONGEST_OUTPUT = 4000
 """Characters of output that the policy sees: the beginning and the end of more."""
+ENDED = "[the interpreter ended, and what it defined is gone]"
 
 _SHARE = 0.8  # of a reply's time: the sandbox ends the program before the host is ended
 
 
-def python_tool(timeout_seconds: float, walls: Kind) -> Callable[[str], Awaitable[str]]:
+def _nothing() -> None:
+    """Let go of nothing."""
+
+
+@dataclass(frozen=True)
+class PythonTool:
+    """The tool of one rollout: what the policy calls, and what ends its interpreter."""
+
+    call: Callable[[str], Awaitable[str]]
+    end: Callable[[], None] = _nothing
+
+
+def python_tool(timeout_seconds: float, walls: Kind, packages: tuple[str, ...] = (), calls: int = 1) -> PythonTool:
     """Return the tool over this machine's sandbox, which has most of a reply's time.
 
+    calls: how many are expected of one rollout; its interpreter has the processor time of so many.
+
     Raises:
-        ConfigError: Nothing isolates on this machine as ``walls`` asks.
+        ConfigError: Nothing isolates on this machine as ``walls`` asks, or a package is not installed.
     """
-    return over(_sandbox(_SHARE * timeout_seconds, walls))
+    sandbox = _sandbox(_SHARE * timeout_seconds, walls, packages, calls)
+    if isinstance(sandbox, LinuxSandbox) and BUBBLEWRAP not in sandbox.walls:
+        return kept(sandbox)
+    return PythonTool(over(sandbox))
+
+
+def kept(sandbox: LinuxSandbox) -> PythonTool:
+    """Return the tool over an interpreter that is kept until the rollout ends."""
+    sandbox.forking().warm()
+    made: list[Interpreter] = []
+
+    async def python(code: str) -> str:
+        """Run Python code and return what it prints, and the value of its last expression. Variables are kept.
+
+        Args:
+            code: the code; it can use what earlier code defined
+        """
+        if not made:
+            made.append(Interpreter(sandbox, random.getrandbits(63)))
+        try:
+            outcome = await asyncio.to_thread(made[0].run, code)
+        except asyncio.CancelledError:
+            made.pop().stop()
+            raise
+        return shown(outcome) if outcome.cause is None else f"{shown(outcome)}\n{ENDED}"
+
+    def end() -> None:
+        while made:
+            made.pop().close()
+
+    return PythonTool(python, end)
 
 
 def over(sandbox: Sandbox) -> Callable[[str], Awaitable[str]]:
-    """Return the tool over a sandbox."""
+    """Return the tool over a sandbox that runs whole programs."""
 
     async def python(code: str) -> str:
         """Run a Python program and return what it prints. Nothing is kept from one call to the next.
@@ -53,7 +105,9 @@ def shown(outcome: Outcome) -> str:
 
 
 @functools.cache
-def _sandbox(wall_seconds: float, walls: Kind) -> Sandbox:
+def _sandbox(wall_seconds: float, walls: Kind, packages: tuple[str, ...], calls: int) -> Sandbox:
     """Return this machine's sandbox, its walls tried out once."""
-    sandbox, _ = choose(walls, SandboxLimits(wall_seconds=wall_seconds, output_kib=64))
+    seconds = max(10, math.ceil(wall_seconds)) * calls
+    bounds = SandboxLimits(wall_seconds=wall_seconds, cpu_seconds=seconds, output_kib=64)
+    sandbox, _ = choose(walls, bounds, packages)
     return sandbox

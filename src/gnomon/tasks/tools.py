@@ -15,7 +15,7 @@ from gnomon.rewards.function import find_member
 from gnomon.rewards.sandbox.base import NotRun
 from gnomon.tasks.env_adapter import EnvReply, check_settings, checked_reward, maybe_await, reset
 from gnomon.tasks.environment import PYTHON, EnvironmentConfig
-from gnomon.tasks.python_tool import python_tool
+from gnomon.tasks.python_tool import PythonTool, python_tool
 
 # The form, which Qwen and Hermes models were trained on, and which others are told in the system message:
 #
@@ -197,7 +197,11 @@ class Tools:
     def __init__(self, plan: EnvironmentConfig) -> None:
         self._plan = plan
         self._environment = find_member(plan.use, "environment", "class")(**plan.settings) if plan.use else None
-        functions = [*_methods(self._environment), *(_tool(name, plan) for name in plan.tools)]
+        self._python = _python(plan) if PYTHON in plan.tools else None
+        named: list[Callable[..., Any]] = [
+            self._python.call if self._python and name == PYTHON else _tool(name) for name in plan.tools
+        ]
+        functions: list[Callable[..., Any]] = [*_methods(self._environment), *named]
         self._functions = {str(schema_of(f)["function"]["name"]): f for f in functions}
         if len(self._functions) != len(functions):
             raise ConfigError(f"two tools have one name: {', '.join(f.__name__ for f in functions)}")
@@ -220,7 +224,9 @@ class Tools:
         return EnvReply(tuple([("tool", await self._result(call)) for call in calls]))
 
     async def end(self) -> float | None:
-        """Return the environment's ``reward``, which TRL's keep as an attribute, if it has one."""
+        """End the interpreter; return the environment's ``reward``, which TRL's keep as an attribute, if it has one."""
+        if self._python is not None:
+            self._python.end()
         return checked_reward(getattr(self._environment, "reward", None))
 
     async def _result(self, call: ToolCall) -> str:
@@ -248,12 +254,14 @@ def check_tools(plan: EnvironmentConfig) -> None:
     if plan.use:
         check_settings(find_member(plan.use, "environment", "class"), plan)
     for name in plan.tools:
-        schema_of(_tool(name, plan))
+        schema_of(_python(plan).call if name == PYTHON else _tool(name))
 
 
-def _tool(name: str, plan: EnvironmentConfig) -> Callable[..., Any]:
-    if name == PYTHON:
-        return python_tool(plan.timeout_seconds, plan.sandbox)
+def _python(plan: EnvironmentConfig) -> PythonTool:
+    return python_tool(plan.timeout_seconds, plan.sandbox, plan.packages, plan.max_turns)
+
+
+def _tool(name: str) -> Callable[..., Any]:
     tool: Callable[..., Any] = find_member(name, "tool")
     return tool
 

@@ -19,7 +19,7 @@ from gnomon.models.load import Tokenizer, check_weights, load_tokenizer
 from gnomon.rewards.code.reward import Code
 from gnomon.rewards.environment import EnvironmentReward
 from gnomon.rewards.exact import LengthPenalty
-from gnomon.rewards.grading import Grading, WeightedReward
+from gnomon.rewards.grading import Grading, WeightedReward, allowed
 from gnomon.rewards.sandbox.selftest import enforced_by
 from gnomon.rollouts.curriculum.base import Curriculum, TaskIndex, TaskValues
 from gnomon.rollouts.curriculum.drift import AccumulatedDrift, Drift, NoDrift, RescoredDrift
@@ -201,7 +201,7 @@ def judged_by(experiment: Experiment, asked: EvalTask, grading: Grading) -> Grad
     if not own:
         return grading
     _check_seconds(experiment, own)
-    return Grading(own)
+    return Grading(tuple(allowed(reward, experiment.packages) for reward in own))
 
 
 def sampling_of(experiment: Experiment, tokenizer: Tokenizer) -> Sampling:
@@ -225,6 +225,7 @@ def grading_of(experiment: Experiment) -> Grading:
         overlong = LengthPenalty(max(1, round(penalty.buffer * budget)), penalty.factor, budget)
     gives = experiment.environment is not None and experiment.environment.is_rewarding
     rewards = experiment.rewards or ((WeightedReward(EnvironmentReward()),) if gives else own_rewards(experiment.task))
+    rewards = tuple(allowed(reward, experiment.packages) for reward in rewards)
     keep, parts = experiment.algorithm.keep, [reward.part for reward in rewards]
     if keep is not None and keep.part and keep.part not in parts:
         raise ConfigError(f"algorithm.keep.part: {unknown('component of the reward', keep.part, parts)}")
@@ -247,11 +248,13 @@ def walls_of(experiment: Experiment, gradings: Sequence[Grading]) -> str:
 
     Raises: ConfigError when nothing does.
     """
-    rewards = [reward for grading in gradings for reward in grading.rewards]
-    kinds = [reward.verifier.sandbox for reward in rewards if isinstance(reward.verifier, Code)]
+    programs = [
+        reward.verifier for grading in gradings for reward in grading.rewards if isinstance(reward.verifier, Code)
+    ]
+    asked = [(program.sandbox, program.packages) for program in programs]
     if experiment.environment is not None and PYTHON in experiment.environment.tools:
-        kinds.append(experiment.environment.sandbox)
-    return enforced_by(kinds)
+        asked.append((experiment.environment.sandbox, experiment.environment.packages))
+    return enforced_by(asked)
 
 
 def grading_limits(experiment: Experiment) -> Limits:

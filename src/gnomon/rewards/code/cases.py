@@ -21,8 +21,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from gnomon.rewards.base import VerifierError
+from gnomon.rewards.code.published import frameworks, has_attribute, is_claim, read_packed, refuse_unknown, runner_line
 from gnomon.rewards.code.text import Piece, begun, flaw_of, free_names, parsed
 from gnomon.rewards.code.values import BINARY, KNOWN, Opaque, formatted, near, same, same_text
+from gnomon.rewards.sandbox.packages import KNOWN as ALLOWED
 
 # Asserts, judged out here: the program answers the calls, this evaluates the rest.
 #
@@ -321,7 +323,6 @@ _WITHIN = {
     "monkeypatch": "replaces parts of the program", "globals": "looks into the program",
     "getsource": "looks into the program", "signature": "looks into the program",
     "exec": "runs text", "eval": "runs text", "exit": "ends the tests", "_exit": "ends the tests",
-    "TestCase": "needs a runner of its own",
 }  # fmt: skip
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -338,10 +339,13 @@ class Script:
     entry: str
 
 
-def read_script(text: str, setup: str, asked: AssertedCall, given: Piece | None) -> Script:
+def read_script(
+    text: str, setup: str, asked: AssertedCall, given: Piece | None, packages: Collection[str] = ()
+) -> Script:
     """Return tests as a program of their own.
 
-    setup: what runs before them. given: the text that the row begins; its helpers belong to the tests.
+    setup: what runs before them. given: the text that the row begins; its helpers belong to the tests. packages: that
+    may be imported.
     Raises: VerifierError when they claim nothing about a program, or cannot stand apart from it.
     """
     tree = parsed(f"{setup}\n{text}")
@@ -349,6 +353,7 @@ def read_script(text: str, setup: str, asked: AssertedCall, given: Piece | None)
         raise VerifierError(f"the tests are no Python: {flaw_of(text) or flaw_of(setup)}")
     asked = named_by(tree, asked)
     tree = _without_own(tree)
+    tree.body = [*frameworks(free_names(tree)), *tree.body]
     tree.body = [*_lent(given, tree, asked), *tree.body]
     loaded = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     free = free_names(tree)
@@ -357,12 +362,13 @@ def read_script(text: str, setup: str, asked: AssertedCall, given: Piece | None)
         raise VerifierError("the tests call candidate: a column entry_point should name the program's function")
     entry = {node.id for node in ast.walk(ast.parse(asked.entry or "None")) if isinstance(node, ast.Name)}
     names = (free - {"candidate"}) | (asked.own & loaded) | entry
-    _refuse(tree, names)
-    if not names or not any(isinstance(node, ast.Assert | ast.Raise) for node in ast.walk(tree)):
+    check_imports(tree, {*packages, "pytest"})
+    _refuse(tree, names, packages)
+    refuse_unknown(tree)
+    if not names or not any(map(is_claim, ast.walk(tree))):
         raise VerifierError("the tests claim nothing: there is no assert that calls a function of the program")
     last = "\ncheck(candidate)" if has_check else ""
-    tests = (s.name for s in tree.body if isinstance(s, ast.FunctionDef) and s.name.startswith("test_"))
-    last += "".join(f"\n{name}()" for name in tests)
+    last += runner_line(tree)
     return Script(ast.unparse(ast.fix_missing_locations(_Tolerant().visit(tree))) + last, names, asked.entry or "None")
 
 
@@ -385,9 +391,14 @@ def _without_own(tree: ast.Module) -> ast.Module:
     kept: list[ast.stmt] = []
     for statement in tree.body:
         is_own = isinstance(statement, ast.ImportFrom) and statement.module in OWN
-        if not is_own and not is_check(statement):
+        if not is_own and not is_check(statement) and not _is_main(statement):
             kept.append(statement)
     return ast.Module(kept, [])
+
+
+def _is_main(statement: ast.stmt) -> bool:
+    """Whether a statement has a framework run the tests of the file, which is done without it."""
+    return isinstance(statement, ast.Expr) and ast.unparse(statement).startswith(("unittest.main(", "pytest.main("))
 
 
 def is_check(statement: ast.stmt) -> bool:
@@ -397,17 +408,26 @@ def is_check(statement: ast.stmt) -> bool:
     return is_named and isinstance(call, ast.Call) and len(call.args) == 1
 
 
-def _refuse(tree: ast.Module, names: frozenset[str]) -> None:
+def check_imports(tree: ast.Module, packages: Collection[str]) -> None:
+    """Raises: VerifierError for an import of what is not in the sandbox."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        named = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+        for module in named:
+            root = module.partition(".")[0]
+            if root not in sys.stdlib_module_names and root not in packages:
+                known = [name for name in ALLOWED if name in packages or name == root]
+                instead = "use the standard library" if root not in ALLOWED else f"set packages = {json.dumps(known)}"
+                raise VerifierError(f"the tests import {module}, which is not in the sandbox; {instead}")
+
+
+def _refuse(tree: ast.Module, names: frozenset[str], packages: Collection[str]) -> None:
     """Raises: VerifierError for what cannot be computed where the program is not."""
     answered = _answered(tree, names)
+    frames = {alias.asname or alias.name for node in ast.walk(tree) if isinstance(node, ast.Import)
+              for alias in node.names if alias.name.partition(".")[0] == "pandas"}  # fmt: skip
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            named = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
-            for module in named:
-                if module.partition(".")[0] not in sys.stdlib_module_names:
-                    raise VerifierError(
-                        f"the tests import {module}, which is not in the sandbox; use the standard library"
-                    )
         word = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
         if word in _WITHIN:
             raise VerifierError(f"the tests use {word}, which {_WITHIN[word]}: that cannot be judged from outside")
@@ -417,6 +437,40 @@ def _refuse(tree: ast.Module, names: frozenset[str]) -> None:
             )
         if isinstance(node, ast.Assert):
             _refuse_claim(node.test, names, answered)
+        elif isinstance(node, ast.Call):
+            _refuse_call(node, names, answered, frames)
+        elif isinstance(node, ast.Attribute) and not has_attribute(node.attr, packages):
+            is_answer = isinstance(node.value, ast.Name | ast.Call) and _is_answer(node.value, names, answered)
+            if is_answer:
+                raise VerifierError(
+                    f"the tests look at .{node.attr} of an answer, and only numbers, texts and containers leave the "
+                    "program; let the question ask for those, or remove the row"
+                )
+
+
+def _refuse_call(call: ast.Call, names: frozenset[str], answered: frozenset[str], frames: Collection[str]) -> None:
+    """Refuse a claim of unittest's as `_refuse_claim` does, and one about an answer that only pandas could compare."""
+    given = [*call.args, *(word.value for word in call.keywords)]
+    others = [call.func, *(part for part in given if not _is_answer(part, names, answered))]
+    by_pandas = any(isinstance(node, ast.Name) and node.id in frames for part in others for node in ast.walk(part))
+    if by_pandas and any(_is_answer(part, names, answered) for part in given):
+        raise VerifierError(
+            f"{ast.unparse(call)[:80]!r} compares an answer by pandas, and no table leaves the program; let the "
+            "question ask for lists, or remove the row"
+        )
+    if isinstance(call.func, ast.Attribute) and call.func.attr.startswith("assert"):
+        is_truth = call.func.attr in ("assertTrue", "assertFalse")
+        if is_truth or any(isinstance(part, ast.Constant) and isinstance(part.value, bool) for part in given):
+            for part in given:
+                _refuse_claim(part, names, answered)
+
+
+def _is_answer(node: ast.AST, names: frozenset[str], answered: frozenset[str]) -> bool:
+    """Whether a node is an answer itself, and not only holds one."""
+    if isinstance(node, ast.Name):
+        return node.id in answered
+    is_class = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id[:1].isupper()
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not is_class and _is_of(node.func, names)
 
 
 def _refuse_claim(claim: ast.expr, names: frozenset[str], answered: frozenset[str]) -> None:
@@ -558,20 +612,25 @@ class Cases:
         return self.script is not None or any(isinstance(case, AssertCase) for case in self.called)
 
 
-def read_cases(tests: Any, columns: Mapping[str, Any], prompt: str = "") -> Cases:
-    """Return the cases of a tests column.
+def read_cases(tests: Any, columns: Mapping[str, Any], prompt: str = "", packages: Collection[str] = ()) -> Cases:
+    """Return the cases of a tests column. packages: that programs and tests may import.
 
     columns: the others; ``entry_point``, ``fn_name``, ``func_name`` or that of ``metadata`` names the function,
     ``test_setup_code`` and ``test_imports`` are what tests import, and ``code`` or ``canonical_solution`` tells which
     function with the name of one of Python's is the program's.
     Raises: VerifierError when the form is none of those above, or there is no case.
     """
-    tests = _parsed(tests)
+    tests = read_packed(tests)
     entry = _entry(columns)
     setup = "\n".join(_lines(columns.get(name)) for name in ("test_imports", "test_setup_code") if columns.get(name))
     if isinstance(tests, str) or (tests and isinstance(tests, list) and all(isinstance(t, str) for t in tests)):
         text = tests if isinstance(tests, str) else "\n".join(tests)
-        return _some(_written(text, setup, _asked(columns, entry), begun(columns, prompt)))
+        given = begun(columns, prompt)
+        found = _some(_written(text, setup, _asked(columns, entry), given, packages))
+        for part in (found.setup, "" if given is None else given.text):
+            if (tree := parsed(part)) is not None:
+                check_imports(tree, {*packages, *OWN, "pytest"})
+        return found
     if isinstance(tests, Mapping) and isinstance(tests.get("test_cases"), list):
         tests = tests["test_cases"]  # PrimeIntellect's verifiable coding problems
     if isinstance(tests, Mapping) and isinstance(tests.get("input"), list) and isinstance(tests.get("output"), list):
@@ -594,7 +653,7 @@ def _entry(columns: Mapping[str, Any]) -> Any:
     own = columns.get("entry_point") or _name(columns)
     metadata = columns.get("metadata")
     if isinstance(metadata, str) and metadata.lstrip()[:1] == "{":
-        metadata = _parsed(metadata)
+        metadata = read_packed(metadata)
     return own or (_name(metadata) if isinstance(metadata, Mapping) else None)
 
 
@@ -606,12 +665,12 @@ def _lines(text: Any) -> str:
     return "\n".join(map(str, text)) if isinstance(text, list | tuple) else str(text)
 
 
-def _written(text: str, setup: str, asked: AssertedCall, given: Piece | None) -> Cases:
+def _written(text: str, setup: str, asked: AssertedCall, given: Piece | None, packages: Collection[str]) -> Cases:
     """Return plain claims as a case each, and tests that are more as one."""
     try:
         asserts, imports = read_asserts(text, asked)
     except VerifierError:
-        script = read_script(text, setup, asked, given)
+        script = read_script(text, setup, asked, given, packages)
         return Cases(names=script.names, script=script)
     names = frozenset(name for case in asserts for name in case.names)
     return Cases(called=asserts, setup=f"{setup}\n{imports}", names=names)
@@ -624,15 +683,6 @@ def _asked(columns: Mapping[str, Any], entry: Any) -> AssertedCall:
     own = {name for text in texts for name in Piece(text, parsed(text)).defines if hasattr(builtins, name)}
     named = entry if isinstance(entry, str) else None
     return AssertedCall(named, frozenset({*own, *([named] if named else [])}))
-
-
-def _parsed(tests: Any) -> Any:
-    if isinstance(tests, str) and tests.lstrip()[:1] in ("[", "{"):
-        try:
-            return json.loads(tests)
-        except (ValueError, RecursionError) as error:
-            raise VerifierError(f"cases look like JSON but are not: {error}") from error
-    return tests
 
 
 def _some(cases: Cases) -> Cases:

@@ -12,6 +12,7 @@ import threading
 from gnomon.rewards.base import VerifierError
 from gnomon.rewards.code.cases import Script
 from gnomon.rewards.code.program import ENTERED, PLAIN, headed
+from gnomon.rewards.code.published import RUNNER
 from gnomon.rewards.sandbox.base import Outcome
 from gnomon.rewards.sandbox.linux import LinuxSandbox
 from gnomon.rewards.sandbox.watch import Ends, Watched
@@ -116,7 +117,7 @@ def _begin(source, names, entry, tolerance, secret, verdict):
             return value.path if type(value) is Function else None
 
         def reducer_override(self, value):
-            if type(value) is types.FunctionType and value is not function:
+            if type(value) is types.FunctionType and value is not function and value.__module__ == "tests":
                 if value.__closure__ or value.__defaults__:
                     raise Unusable("a function with variables of the tests is given to the program")
                 return function, (marshal.dumps(value.__code__), value.__name__)
@@ -144,6 +145,8 @@ def _begin(source, names, entry, tolerance, secret, verdict):
                 return bytes(inner)
             if kind == "complex":
                 return complex(*map(float, inner))
+            if kind == "array":
+                return array(*inner, depth - 1)
             if kind == "dict":
                 return {value(k, depth - 1): value(v, depth - 1) for k, v in inner}
             items = [value(item, depth - 1) for item in inner]
@@ -152,6 +155,14 @@ def _begin(source, names, entry, tolerance, secret, verdict):
         except (TypeError, ValueError, OverflowError):
             return Opaque()
         return items if kind == "list" else tuple(items) if kind == "tuple" else Opaque()
+
+    def array(items, dtype, depth):
+        numpy = sys.modules.get("numpy")
+        if numpy is None or type(items) is not dict:
+            return Opaque()
+        if not re.fullmatch("bool|<U[0-9]+|(u?int|float|complex)[0-9]+", dtype):
+            return Opaque()
+        return numpy.array(value(items, depth), dtype=None if dtype[0] == "<" else dtype)
 
     def ask(kind, target, given=(), words={}, is_kept=False):
         made[0] += 1
@@ -180,6 +191,8 @@ def _begin(source, names, entry, tolerance, secret, verdict):
                 elif type(ours) in (dict, set) and type(theirs) is type(ours):
                     ours.clear()
                     ours.update(theirs)
+                elif hasattr(ours, "dtype") and getattr(theirs, "shape", None) == ours.shape:
+                    ours[...] = theirs
         if type(said) is dict and "raised" in said:
             kinds, text = said["raised"]
             kinds = [getattr(builtins, kind, None) for kind in kinds]
@@ -244,9 +257,11 @@ def _begin(source, names, entry, tolerance, secret, verdict):
                 return False
         return left == right
 
+RUNNER
     tests = sys.modules["tests"] = types.ModuleType("tests")
     space = vars(tests)
-    space.update({name: Function(name) for name in names}, candidate=Function(entry), equal_=equal)
+    space.update({name: Function(name) for name in names}, candidate=Function(entry))
+    space.update(equal_=equal, run_tests_=run_tests)
     try:
         exec(compile(source, "tests", "exec"), space)
     except (Unusable, SystemExit) as error:
@@ -269,7 +284,7 @@ def judge_isolated(sandbox: LinuxSandbox, program: str, script: Script, toleranc
     words = (script.source, sorted(script.names), script.entry, tolerance, f"{secret} ".encode(), verdict)
     serve = _SERVE.replace("PLAIN", PLAIN).replace("SECRET", secret)
     answer = f"{headed(program, _BEFORE.replace('SECRET', secret) + ENTERED)}\n{serve}"
-    tests = _TESTS.replace("WORDS", repr(words))
+    tests = _TESTS.replace("RUNNER", RUNNER).replace("WORDS", repr(words))
     outcomes = _both(sandbox, answer, tests)
     if any(outcome.cause == "refused" for outcome in outcomes):
         outcomes = _both(sandbox, answer, tests)

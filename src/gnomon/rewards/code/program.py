@@ -38,6 +38,9 @@ PLAIN = """
             return value if value - value == 0 else {"number": repr(value)}
         if depth > 50:
             return {"opaque": kind.__name__}
+        if kind.__module__ == "numpy" and hasattr(value, "tolist"):
+            found = plain(value.tolist(), depth + 1)
+            return found if value.shape == () else {"array": [found, str(value.dtype)]}
         if isinstance(value, dict):
             return {"dict": [[plain(k, depth + 1), plain(v, depth + 1)] for k, v in dict.items(value)]}
         for name, kinds in kinds_of.items():

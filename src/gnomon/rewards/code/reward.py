@@ -12,15 +12,17 @@ from gnomon.rewards.base import Sample, Verifier, VerifierError, column
 from gnomon.rewards.code.cases import Case, Cases, StdinCase, read_cases
 from gnomon.rewards.code.isolated import judge_isolated
 from gnomon.rewards.code.program import Answers, harness, program_of, read_answers
+from gnomon.rewards.code.published import PRIVATE, PUBLIC, with_public
 from gnomon.rewards.code.text import last_program
 from gnomon.rewards.sandbox.base import Outcome, SandboxLimits
 from gnomon.rewards.sandbox.linux import LinuxSandbox
 from gnomon.rewards.sandbox.monty import Monty
+from gnomon.rewards.sandbox.packages import check_names, importable
 from gnomon.rewards.sandbox.selftest import AnySandbox, Kind, choose
 
 __all__ = ["Code", "last_program"]
 
-_COLUMNS = ("tests", "test_list", "test", "input_output", "test_cases", "public_test_cases")
+_COLUMNS = ("tests", "test_list", "test", "input_output", "test_cases", PRIVATE, PUBLIC)
 
 Credit = Literal["all", "each"]
 
@@ -45,6 +47,7 @@ class Code(Verifier):
             grading deadline.
         memory_mib: MiB of memory of one process.
         sandbox: What isolates the program: see `sandbox.selftest.choose`.
+        packages: Packages that programs and tests may import; set ``packages`` of the experiment instead.
     """
 
     kind: Literal["code"] = field(default="code", kw_only=True)
@@ -55,8 +58,10 @@ class Code(Verifier):
     total_seconds: float = 4.0
     memory_mib: int = 512
     sandbox: Kind = "auto"
+    packages: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_names(self.packages)
         if not 0 <= self.tolerance < float("inf"):
             raise ConfigError(f"Code.tolerance is a difference >= 0, got {self.tolerance}")
         if not 0 < self.case_seconds <= self.total_seconds:
@@ -74,7 +79,7 @@ class Code(Verifier):
 
         Raises: ConfigError when nothing isolates on this machine; it says what to install.
         """
-        choose(self.sandbox, self._bounds)
+        choose(self.sandbox, self._bounds, self.packages)
 
     def stated(self, sample: Sample) -> str | None:
         """Return None: what a right program is, no row says. Raises: VerifierError for cases that cannot be used."""
@@ -89,7 +94,7 @@ class Code(Verifier):
         program = program_of(sample, cases)
         if program is None:
             return 0.0
-        sandbox, _ = choose(self.sandbox, self._bounds)
+        sandbox, _ = choose(self.sandbox, self._bounds, self.packages)
         until = time.monotonic() + self.total_seconds
         passed = self._by_stdin(sandbox, program, cases.stdin, until)
         passed += self._by_calls(_within(sandbox, max(0.1, until - time.monotonic())), program, cases)
@@ -101,7 +106,10 @@ class Code(Verifier):
         others = [name for name in _COLUMNS if name in sample.columns]
         if sample.columns.get(self.column) is None and others:
             raise VerifierError(f"there is no column '{self.column}'; set the reward's column = \"{others[0]}\"")
-        return read_cases(column(sample, self.column), sample.columns, sample.prompt)
+        tests = column(sample, self.column)
+        if self.column == PRIVATE and PUBLIC in sample.columns:
+            tests = with_public(tests, sample.columns[PUBLIC])
+        return read_cases(tests, sample.columns, sample.prompt, importable(self.packages))
 
     @property
     def _bounds(self) -> SandboxLimits:

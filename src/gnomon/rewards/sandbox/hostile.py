@@ -222,6 +222,66 @@ TIMING = (
 
 ALL = RESOURCES + FILES + NETWORK + PROCESSES + KERNEL + SECRETS + ANSWERS + TIMING
 
+# Through packages that are allowed: tried where they are, besides all others.
+_NEIGHBORS = "import numpy, os; f = os.path.dirname(os.path.dirname(numpy.__file__)); "
+PACKAGED = (
+    Probe("numpy reads a file", "import numpy as n; print('OPEN' if len(n.fromfile('{secret}', 'u1')) else '')"),
+    Probe("numpy maps a file", "import numpy as n; print('OPEN', n.memmap('{secret}', 'u1')[0])"),
+    Probe("numpy maps the passwords", "import numpy as n; print('OPEN', n.memmap('/etc/passwd', 'u1')[0])"),
+    Probe("numpy reads text", "import numpy as n; print('OPEN', n.loadtxt('{secret}', str))"),
+    Probe("numpy writes", "import numpy as n; n.save('{folder}/mark', n.ones(3)); print('OPEN')"),
+    Probe("numpy maps to write", "import numpy as n; n.memmap('{folder}/mark', 'u1', 'w+', shape=9)[:] = 1"),
+    Probe("numpy fetches",
+          "import numpy.lib.npyio as n; n.DataSource(None).open('http://127.0.0.1:{port}/'); print('OPEN')"),
+    Probe("numpy's ctypes",
+          "import numpy as n; print('OPEN' * (n.ctypeslib.ctypes.CDLL(None).system(b'touch {folder}/mark') == 0))"),
+    Probe("numpy's compiler",
+          "from numpy import f2py\nr = f2py.compile('end', 'x', verbose=False)\nprint('OPEN' if r == 0 else '')"),
+    Probe("a pickle in an array",
+          "import io, numpy as n, os\nclass A:\n    def __reduce__(s): return os.system, ('touch {folder}/mark',)\n"
+          "b = io.BytesIO(); n.save(b, n.array([A()], object)); b.seek(0)\n"
+          "print('OPEN' if n.load(b, allow_pickle=True)[0] == 0 else '')"),
+    Probe("arrays beyond memory", "import numpy as n; n.ones(1 << 30); print('OPEN')", ("memory",)),
+    Probe("arrays beyond memory, bit by bit",
+          "import numpy as n\nx = []\nwhile len(x) < 4096: x.append(n.ones(1 << 17))\nprint('OPEN')",
+          ("memory", "time")),
+    Probe("an array into a big file",
+          "import numpy as n; n.ones(8 << 20, 'u4').tofile('big'); print('OPEN')", ("exit 1",)),
+    Probe("an array outside of itself",
+          "import numpy as n; n.lib.stride_tricks.as_strided(n.ones(1), (1 << 40,), (8,))[1 << 36] = 1",
+          ("signal 11",)),
+    Probe("write in a package", "import numpy as n; open(n.__file__, 'a').write('#'); print('OPEN')", ("exit 1",)),
+    Probe("a file beside a package's",
+          "import numpy as n; open(n.__path__[0] + '/mark', 'w'); print('OPEN')", ("exit 1",)),
+    Probe("what lies beside a package",
+          _NEIGHBORS + "print('OPEN' * any(w in os.listdir(f) for w in ('torch', 'pip', 'pytest', 'gnomon')))"),
+    Probe("read what lies beside a package", _NEIGHBORS + "print('OPEN', open(f + '/torch/__init__.py').read(9))"),
+    Probe("import what is not allowed", "import torch; print('OPEN')", ("exit 1",)),
+    Probe("the template's memory",
+          "import os; print('OPEN', open(f'/proc/{os.getppid()}/mem', 'rb').read(1))", ("exit 1",)),
+    Probe("the template's end", "import os; os.kill(os.getppid() or 1 << 21, 15); print('OPEN')", ("exit 1",)),
+    Probe("the template's sockets",
+          "import os\nfor fd in range(3, 4096):\n"
+          "    try: os.write(fd, b'x'); print('OPEN', fd)\n    except OSError: pass"),
+    Probe("the template's words", "import gc, socket\nfor o in gc.get_objects():\n"
+          "    if isinstance(o, socket.socket) and o.fileno() >= 0: print('OPEN', o)"),
+    Probe("sympy evaluates a command",
+          "import sympy; sympy.sympify(\"__import__('os').system('touch {folder}/mark')\")"),
+    Probe("sympy evaluates a file", "import sympy; print('OPEN', sympy.sympify(\"open('{secret}').read()\"))"),
+    Probe("sympy makes a function of text",
+          "import sympy; print('OPEN', sympy.lambdify([], \"open('{secret}').read()\")())"),
+    Probe("sympy's compiler",
+          "import sympy as s\nfrom sympy.utilities.autowrap import autowrap\nx = s.Symbol('x')\n"
+          "autowrap(x + 1, backend='cython', tempdir='/tmp/w'); print('OPEN')"),
+    Probe("sympy without end", "import sympy; sympy.factorint(10**220 + 7)", ("time",)),
+    Probe("pandas reads a file", "import pandas as p; print('OPEN', p.read_csv('{secret}'))"),
+    Probe("pandas fetches", "import pandas as p; print('OPEN', p.read_csv('http://127.0.0.1:{port}/x'))"),
+    Probe("pandas writes", "import pandas as p; p.DataFrame([1]).to_csv('{folder}/mark'); print('OPEN')"),
+    Probe("pandas evaluates",
+          "import os, pandas as p\nf = lambda x: os.system('touch {folder}/mark')\n"
+          "print('OPEN' if (p.DataFrame({'a': [1]}).query('@f(a) == 0')).size else '')"),
+)  # fmt: skip
+
 # A link that exists already would stop the next one, so these come in this order; and calls of 32 bits, which may end
 # the program, come last.
 _AT_START = (

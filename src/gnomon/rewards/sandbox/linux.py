@@ -6,9 +6,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from gnomon.rewards.sandbox.base import Outcome, SandboxLimits
+from gnomon.rewards.sandbox.base import NotRun, Outcome, SandboxLimits
 from gnomon.rewards.sandbox.bubblewrap import BUBBLEWRAP, wrapped
-from gnomon.rewards.sandbox.watch import Ends, Watched, in_thread, outcome, watch
+from gnomon.rewards.sandbox.packages import folders_of, places, room_mib
+from gnomon.rewards.sandbox.template import Forking
+from gnomon.rewards.sandbox.watch import Ends, Starting, Watched, by_command, in_thread, outcome, watch
 
 WALLS = ("namespaces", "landlock", "seccomp")
 FOLDER = str(Path(__file__).resolve().parent)
@@ -22,12 +24,14 @@ def python() -> str:
     return base or sys.executable
 
 
-def start(source: int, report: int, walls: tuple[str, ...], bounds: SandboxLimits, folder: str = FOLDER) -> list[str]:
-    """Return the command that starts a program behind ``walls``."""
-    numbers = (bounds.cpu_seconds, bounds.memory_mib, bounds.files_mib, bounds.threads)
+def start(
+    source: int, report: int, walls: tuple[str, ...], bounds: SandboxLimits, packages: tuple[str, ...] = ()
+) -> list[str]:
+    """Return the command that starts a program behind ``walls``, which may import ``packages``."""
+    numbers = (bounds.cpu_seconds, bounds.memory_mib + room_mib(packages), bounds.files_mib, bounds.threads)
     parent = 0 if BUBBLEWRAP in walls else os.getpid()
-    words = (parent, source, report, ",".join(walls), *numbers)
-    return [python(), "-s", "-S", "-P", "-X", "utf8", "-c", _START, folder, *map(str, words)]
+    words = (parent, source, report, ",".join(walls), *numbers, *places(packages))
+    return [python(), "-s", "-S", "-P", "-X", "utf8", "-c", _START, FOLDER, *map(str, words)]
 
 
 @dataclass(frozen=True)
@@ -36,11 +40,12 @@ class LinuxSandbox:
 
     What cannot be had on this machine is left out and missing from the report; `selftest` decides whether what
     is left is enough. walls: those to try; bubblewrap's without "seccomp" lets a program start processes, which
-    end with it, and speak to the whole kernel.
+    end with it, and speak to the whole kernel. packages: that programs may import, as `packages.places` knows them.
     """
 
     bounds: SandboxLimits = SandboxLimits()
     walls: tuple[str, ...] = WALLS
+    packages: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -59,9 +64,13 @@ class LinuxSandbox:
         ends: what it reads from and writes to in place of texts; it is then run once.
         """
         watched = watched or Watched()
-        ended = outcome(watch(self._command, source, stdin, self.bounds, watched, ends))
-        if ends is None and self._is_foreign(ended, watched):
-            ended = outcome(watch(self._command, source, stdin, self.bounds, watched))
+        folders = folders_of(self.packages)
+        try:
+            ended = outcome(watch(self._starting(), source, stdin, self.bounds, watched, ends), folders)
+            if ends is None and self._is_foreign(ended, watched):
+                ended = outcome(watch(self._starting(), source, stdin, self.bounds, watched), folders)
+        except NotRun as error:
+            return Outcome("", str(error), "refused", 0.0)
         if not self._is_foreign(ended, watched):
             return ended
         why = "something outside of the sandbox killed it twice (is the machine out of memory?)"
@@ -73,8 +82,17 @@ class LinuxSandbox:
 
     def isolation(self) -> str:
         """Return the names of the walls that stand around a program, empty where none is run."""
-        return watch(self._command, "", "", self.bounds, Watched()).report.get("walls", "")
+        return watch(self._starting(), "", "", self.bounds, Watched()).report.get("walls", "")
+
+    def forking(self, is_kept: bool = False, seed: str = "") -> Forking:
+        """Return what starts programs from a process that has imported the packages."""
+        return Forking((python(), FOLDER), self.walls, self.bounds, self.packages, is_kept, seed)
+
+    def _starting(self) -> Starting:
+        is_forked = self.packages and BUBBLEWRAP not in self.walls
+        return self.forking() if is_forked else by_command(self._command)
 
     def _command(self, source: int, report: int) -> list[str]:
-        inner = start(source, report, self.walls, self.bounds)
-        return wrapped(inner, FOLDER, self.bounds.files_mib) if BUBBLEWRAP in self.walls else inner
+        inner = start(source, report, self.walls, self.bounds, self.packages)
+        shown = (FOLDER, *places(self.packages))
+        return wrapped(inner, shown, self.bounds.files_mib) if BUBBLEWRAP in self.walls else inner

@@ -15,12 +15,14 @@ from gnomon.rewards.sandbox.base import SandboxLimits
 from gnomon.rewards.sandbox.hostile import MORE
 from gnomon.rewards.sandbox.linux import LinuxSandbox
 from gnomon.rewards.sandbox.monty import Monty
+from gnomon.rewards.sandbox.packages import places
 from gnomon.rewards.sandbox.probes import NINE, OPEN, SECRET, Probe, Target, targets
 
 Kind = Literal["auto", "own", "bubblewrap", "monty", "none"]
 AnySandbox = LinuxSandbox | Monty
 
 _PATIENCE = 5.0
+_IMPORTING = 10.0  # seconds that the first import of a package may take, from a cold disk
 _HEAD = "probe: "
 _HOPE = "print(sum(map(int, input().split())))"
 
@@ -29,39 +31,51 @@ _HOPE = "print(sum(map(int, input().split())))"
 class Isolation:
     """What a sandbox was seen to stop on this machine.
 
-    name: of the sandbox. walls: names of those that stand. stopped, open: names of probes.
+    name: of the sandbox. walls: names of those that stand. stopped, open: names of probes. packages: that programs may
+    import.
     """
 
     name: str
     walls: str = ""
     stopped: tuple[str, ...] = ()
     open: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Say it in one line, for the run card."""
         walls = f" ({self.walls.replace(' ', ', ')})" if self.walls else ""
+        given = f"; programs may import {', '.join(self.packages)}" if self.packages else ""
         tried = len(self.stopped) + len(self.open)
         if not tried:
-            return f"{self.name}{walls}"
+            return f"{self.name}{walls}{given}"
         left = f"; open: {', '.join(self.open)}" if self.open else ""
-        return f"{self.name}{walls}: {len(self.stopped)} of {tried} hostile probes stopped{left}"
+        return f"{self.name}{walls}: {len(self.stopped)} of {tried} hostile probes stopped{left}{given}"
 
 
 @functools.cache
-def choose(kind: Kind = "auto", bounds: SandboxLimits | None = None) -> tuple[AnySandbox, Isolation]:
+def choose(
+    kind: Kind = "auto", bounds: SandboxLimits | None = None, packages: tuple[str, ...] = ()
+) -> tuple[AnySandbox, Isolation]:
     """Return a sandbox that passed the probes just now, and what it enforces. Takes under two seconds, once.
 
-    kind: "auto" takes our own walls, else bubblewrap's; "none" runs without walls and says so.
-    Raises: ConfigError when nothing that was asked for isolates on this machine; it says what to install.
+    kind: "auto" takes our own walls, else bubblewrap's; "none" runs without walls and says so. packages: that programs
+    may import, behind the same walls.
+    Raises: ConfigError when nothing that was asked for isolates on this machine, or a package is not there; it says
+        what to install.
     """
     bounds = bounds or SandboxLimits()
+    places(packages)
+    if kind == "monty" and packages:
+        raise ConfigError('sandbox = "monty" imports no packages; take sandbox = "auto", or remove packages')
     if kind == "none":
-        return LinuxSandbox(bounds, walls=("none",)), Isolation("none: the user took the risk", "limits")
+        sandbox = LinuxSandbox(bounds, ("none",), packages)
+        return sandbox, Isolation("none: the user took the risk", "limits", packages=packages)
     failed: list[str] = []
-    for candidate in _candidates(kind, bounds):
+    for candidate in _candidates(kind, bounds, packages):
         with working(f"trying the sandbox {candidate.name}"):
-            fault = _fault(candidate)
+            fault = _fault(candidate, packages)
             enforced = Isolation(candidate.name) if fault else probe_isolation(candidate)
+            enforced = replace(enforced, packages=packages)
         if fault is None and not enforced.open:
             return candidate, enforced
         failed.append(f"{candidate.name}: {fault or 'did not stop: ' + ', '.join(enforced.open)}")
@@ -74,9 +88,12 @@ def choose(kind: Kind = "auto", bounds: SandboxLimits | None = None) -> tuple[An
     )
 
 
-def enforced_by(kinds: Iterable[Kind]) -> str:
-    """Return what sandboxes of these kinds enforce, in words for the run card. Raises: ConfigError as `choose`."""
-    said = dict.fromkeys(str(choose(kind)[1]) for kind in kinds)
+def enforced_by(asked: Iterable[tuple[Kind, tuple[str, ...]]]) -> str:
+    """Return what sandboxes of these kinds, with these packages, enforce: words for the run card.
+
+    Raises: ConfigError as `choose`.
+    """
+    said = dict.fromkeys(str(choose(kind, None, packages)[1]) for kind, packages in asked)
     return "; ".join(said) or "none: no model-written code"
 
 
@@ -125,10 +142,11 @@ def _together(probes: Iterable[Probe], target: Target) -> str:
     return "".join(parts)
 
 
-def _fault(sandbox: AnySandbox) -> str | None:
+def _fault(sandbox: AnySandbox, packages: tuple[str, ...]) -> str | None:
     """Return why a harmless program does not run, None when it does."""
+    patient = replace(sandbox, bounds=replace(sandbox.bounds, wall_seconds=_PATIENCE + _IMPORTING * len(packages)))
     try:
-        outcome = sandbox.run_now(_HOPE, "20 22")
+        outcome = patient.run_now("".join(f"import {name}\n" for name in packages) + _HOPE, "20 22")
     except (ConfigError, OSError) as error:
         return str(error)
     if outcome.cause is None and outcome.stdout.strip() == "42":
@@ -136,12 +154,15 @@ def _fault(sandbox: AnySandbox) -> str | None:
     return f"a harmless program ended with {outcome.cause}: {outcome.stderr[-200:].strip()}"
 
 
-def _candidates(kind: Kind, bounds: SandboxLimits) -> list[AnySandbox]:
+def _candidates(kind: Kind, bounds: SandboxLimits, packages: tuple[str, ...]) -> list[AnySandbox]:
     if kind == "monty":
         return [Monty(bounds)]
     if sys.platform != "linux":
         return []
     # Some systems let anybody enter namespaces and then forbid to mount there: the other walls still stand.
-    own: list[AnySandbox] = [LinuxSandbox(bounds), LinuxSandbox(bounds, walls=("landlock", "seccomp"))]
-    wrapped: list[AnySandbox] = [LinuxSandbox(bounds, bubblewrap.WALLS)]
+    own: list[AnySandbox] = [
+        LinuxSandbox(bounds, packages=packages),
+        LinuxSandbox(bounds, ("landlock", "seccomp"), packages),
+    ]
+    wrapped: list[AnySandbox] = [LinuxSandbox(bounds, bubblewrap.WALLS, packages)]
     return {"auto": own + wrapped, "own": own, "bubblewrap": wrapped}[kind]

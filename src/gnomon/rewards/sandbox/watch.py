@@ -4,6 +4,7 @@ import asyncio
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -12,19 +13,38 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gnomon.rewards.sandbox.base import Outcome, SandboxLimits
+from gnomon.rewards.sandbox.bubblewrap import ONE_THREAD
 
-_ENVIRONMENT = {"LANG": "C.UTF-8", "HOME": "/tmp", "PATH": "/usr/bin:/bin", "PYTHONHASHSEED": "0", "TZ": "UTC"}
-_LIBRARY = os.path.dirname(os.path.realpath(os.__file__))
-_START_SECONDS = 10.0
+ENVIRONMENT = {"LANG": "C.UTF-8", "HOME": "/tmp", "PATH": "/usr/bin:/bin", "PYTHONHASHSEED": "0", "TZ": "UTC"}
+ENVIRONMENT |= dict.fromkeys(ONE_THREAD, "1")
+LIBRARY = os.path.dirname(os.path.realpath(os.__file__))
+START_SECONDS = 10.0
 _CHUNK = 1 << 16
 _BURIAL_SECONDS = 5.0
+
+
+class Forked:
+    """A process that a template forked: it is ended by closing its report. stdout, stderr: what it writes."""
+
+    def __init__(self, report: socket.socket, stdout: int | None, stderr: int) -> None:
+        self.report = report
+        self.stdout = None if stdout is None else os.fdopen(stdout, "rb", 0)
+        self.stderr = os.fdopen(stderr, "rb", 0)
+
+    def kill(self) -> None:
+        """End it: its witness sees that nobody listens."""
+        with suppress(OSError):
+            self.report.shutdown(socket.SHUT_RDWR)
+
+
+Process = subprocess.Popen[bytes] | Forked
 
 
 @dataclass
 class Watched:
     """A process that is being watched, with a way to end it from another thread. is_ended: whether that was used."""
 
-    process: "subprocess.Popen[bytes] | None" = None
+    process: "Process | None" = None
     is_ended: bool = False
 
     def end(self) -> None:
@@ -52,22 +72,14 @@ class Ends(NamedTuple):
     write: int
 
 
-def watch(
-    command: Callable[[int, int], Sequence[str]],
-    source: str,
-    stdin: str,
-    bounds: SandboxLimits,
-    watched: Watched,
-    ends: Ends | None = None,
-) -> SandboxEnding:
-    """Run the command to its end, or end it.
+Starting = Callable[[ExitStack, int, int, "Ends | None"], tuple["Process", int]]
+"""Starts a process: from the descriptors of source and standard input to the process and that of its report."""
 
-    command: from the descriptors of source and report to the words of the command line. ends: in place of ``stdin``
-    and of what the ending holds as ``stdout``.
-    """
-    began = time.monotonic()
-    with ExitStack() as stack:
-        given, asked = (_file(stack, text) for text in (source, stdin))
+
+def by_command(command: Callable[[int, int], Sequence[str]]) -> Starting:
+    """Return what starts a new program. command: from the descriptors of source and report to its words."""
+
+    def started(stack: ExitStack, given: int, asked: int, ends: "Ends | None") -> tuple[Process, int]:
         report = os.pipe()
         stack.callback(os.close, report[0])
         try:
@@ -77,12 +89,30 @@ def watch(
                 stdin=asked if ends is None else ends.read,
                 stdout=subprocess.PIPE if ends is None else ends.write,
                 stderr=subprocess.PIPE,
-                env=_ENVIRONMENT,
+                env=ENVIRONMENT,
                 cwd="/",
                 start_new_session=True,
             )
         finally:
             os.close(report[1])
+        return process, report[0]
+
+    return started
+
+
+def watch(
+    starting: Starting, source: str, stdin: str, bounds: SandboxLimits, watched: Watched, ends: Ends | None = None
+) -> SandboxEnding:
+    """Run a program to its end, or end it.
+
+    ends: in place of ``stdin`` and of what the ending holds as ``stdout``.
+    """
+    began = time.monotonic()
+    with ExitStack() as stack:
+        given, asked = (_file(stack, text) for text in (source, stdin))
+        try:
+            process, report = starting(stack, given, asked, ends)
+        finally:
             for end in ends or ():
                 os.close(end)
         watched.process = process
@@ -91,20 +121,25 @@ def watch(
             watched.end()
         limit = bounds.output_kib << 10
         heard = {name: bytearray() for name in ("stdout", "stderr", "report")}
-        pipes = {report[0]: "report"}
+        pipes = {report: "report"}
         for pipe, name in ((process.stdout, "stdout"), (process.stderr, "stderr")):
             if pipe is not None:
                 pipes[pipe.fileno()] = name
         cause = _listen(pipes, heard, limit, bounds.wall_seconds)
         _kill(process)
-    lines = heard["report"].decode(errors="replace").splitlines()
     return SandboxEnding(
         _text(heard["stdout"], limit),
         _text(heard["stderr"], limit),
-        {word: rest for word, _, rest in (line.partition(" ") for line in lines)},
+        read_report(heard["report"]),
         cause,
         time.monotonic() - began,
     )
+
+
+def read_report(heard: bytes | bytearray) -> dict[str, str]:
+    """Return what a witness said, by first word."""
+    lines = heard.decode(errors="replace").splitlines()
+    return {word: rest for word, _, rest in (line.partition(" ") for line in lines)}
 
 
 async def in_thread(run_now: Callable[[str, str, Watched], Outcome], source: str, stdin: str) -> Outcome:
@@ -116,20 +151,31 @@ async def in_thread(run_now: Callable[[str, str, Watched], Outcome], source: str
         watched.end()
 
 
-def outcome(ending: SandboxEnding) -> Outcome:
-    """Return what the sandbox answers about an ending that a witness of `inside/start.py` reported."""
+def outcome(ending: SandboxEnding, folders: Sequence[str] = ()) -> Outcome:
+    """Return what the sandbox answers about an ending that a witness of `inside/start.py` reported.
+
+    folders: of packages, whose paths are not shown.
+    """
     report = ending.report
     if "walls" not in report:
         why = report.get("refused") or ending.stderr or f"it did not start in {ending.seconds:.1f} s"
         return Outcome("", why, "refused", ending.seconds)
-    stdout, stderr = (text.replace(_LIBRARY, "python") for text in (ending.stdout, ending.stderr))
-    return Outcome(stdout, stderr, ending.cause or _cause(report, stderr), ending.seconds)
+    stdout, stderr = (unnamed(text, folders) for text in (ending.stdout, ending.stderr))
+    return Outcome(stdout, stderr, ending.cause or cause_of(report, stderr), ending.seconds)
 
 
-def _cause(report: dict[str, str], stderr: str) -> str | None:
+def unnamed(text: str, folders: Sequence[str]) -> str:
+    """Return a text with "python" in place of the machine's paths of its library and packages."""
+    for folder in (LIBRARY, *folders):
+        text = text.replace(folder, "python")
+    return text
+
+
+def cause_of(report: dict[str, str], stderr: str) -> str | None:
+    """Return why a program did not end well, as its witness and its own errors say; None where it did."""
     if report.get("exit") == "0":
         return None
-    if report.get("exit") == "1" and stderr.rstrip().rpartition("\n")[2].startswith("MemoryError"):
+    if report.get("exit") == "1" and _is_memory(stderr):
         return "memory"
     if report.get("signal") == str(int(signal.SIGXCPU)):
         return "time"
@@ -138,12 +184,17 @@ def _cause(report: dict[str, str], stderr: str) -> str | None:
     return f"signal {report.get('signal', int(signal.SIGKILL))}"
 
 
+def _is_memory(stderr: str) -> bool:
+    """Whether the last line names a MemoryError, numpy's kind of it too."""
+    return stderr.rstrip().rpartition("\n")[2].partition(":")[0].endswith("MemoryError")
+
+
 def _listen(pipes: dict[int, str], heard: dict[str, bytearray], limit: int, wall_seconds: float) -> str | None:
     """Read all pipes until they are closed; return why that was stopped earlier, if it was.
 
     The program's time begins with the report that its walls stand: a busy machine may start it late.
     """
-    until = time.monotonic() + _START_SECONDS
+    until = time.monotonic() + START_SECONDS
     with selectors.DefaultSelector() as selector:
         for descriptor in pipes:
             selector.register(descriptor, selectors.EVENT_READ)
@@ -152,7 +203,10 @@ def _listen(pipes: dict[int, str], heard: dict[str, bytearray], limit: int, wall
             if left <= 0:
                 return "time"
             for key, _ in selector.select(left):
-                chunk = os.read(key.fd, _CHUNK)
+                try:
+                    chunk = os.read(key.fd, _CHUNK)
+                except ConnectionResetError:  # of a report that was closed from here
+                    chunk = b""
                 into = heard[pipes[key.fd]]
                 if pipes[key.fd] == "report" and not into:
                     until = time.monotonic() + wall_seconds
@@ -175,16 +229,19 @@ def _file(stack: ExitStack, text: str) -> int:
     return descriptor
 
 
-def _kill(process: "subprocess.Popen[bytes]") -> None:
-    if process.returncode is None:
+def _kill(process: Process) -> None:
+    if isinstance(process, Forked):
+        process.kill()
+    elif process.returncode is None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _reap(process: "subprocess.Popen[bytes]") -> None:
+def _reap(process: Process) -> None:
     _kill(process)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_BURIAL_SECONDS)
+    if not isinstance(process, Forked):
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_BURIAL_SECONDS)
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()

@@ -37,34 +37,46 @@ def enter() -> bool:
     return True
 
 
-def furnish(readable: list[str], hidden: list[str], files_mib: int) -> None:
+def furnish(readable: list[str], hidden: list[str], packages: list[str], files_mib: int) -> None:
     """Replace the root of the file system by one in memory that has nothing but ``readable`` and `WORK`.
 
-    hidden: folders below a readable one that stay empty. files_mib: room in `WORK`.
+    hidden: folders below a readable one that stay empty but for ``packages``. files_mib: room in `WORK`.
     Raises: OSError.
     """
     kernel.mount("none", "/", "", _RECURSIVE | _PRIVATE)
-    root = _place(readable)
+    root = _place(readable + packages)
     kernel.mount("tmpfs", root, "tmpfs", _NO_SET_ID, "size=1m,nr_inodes=512,mode=755")
     for path in readable:
-        inside = root + path
-        if os.path.isdir(path):
-            _make_folders(inside)
-        else:
-            _make_folders(os.path.dirname(inside))
-            os.close(os.open(inside, os.O_CREAT | os.O_CLOEXEC, 0o444))
-        kernel.mount(path, inside, "", _BIND | _RECURSIVE)
+        _show(path, root)
     for path in hidden:
-        kernel.mount("tmpfs", root + path, "tmpfs", _NO_SET_ID, "size=4k,nr_inodes=2,mode=555")
+        kernel.mount("tmpfs", root + path, "tmpfs", _NO_SET_ID, "size=64k,nr_inodes=64,mode=555")
+    below = [path for path in packages if path.startswith(WORK + "/")]
+    for path in packages:
+        if path not in below:
+            _show(path, root)
     os.makedirs(root + WORK, exist_ok=True)
     _read_only(root)
     limits = f"size={files_mib}m,nr_inodes=1024,mode=1777"
     kernel.mount("tmpfs", root + WORK, "tmpfs", _NO_SET_ID | _NO_DEVICES | _NO_EXECUTION, limits)
+    for path in below:
+        _show(path, root)
+        _read_only(root + path)
     os.chdir(root)
     # The old root lands on top of the new one, where it can be let go without a folder to hold it.
     kernel.call(_PIVOT[kernel.MACHINE], b".", b".")
     kernel.unmount(".", _DETACH)
     os.chdir(WORK)
+
+
+def _show(path: str, root: str) -> None:
+    """Let the new root have what lies at ``path``, at the same place."""
+    inside = root + path
+    if os.path.isdir(path):
+        _make_folders(inside)
+    else:
+        _make_folders(os.path.dirname(inside))
+        os.close(os.open(inside, os.O_CREAT | os.O_CLOEXEC, 0o444))
+    kernel.mount(path, inside, "", _BIND | _RECURSIVE)
 
 
 def _make_folders(path: str) -> None:

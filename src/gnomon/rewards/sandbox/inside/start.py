@@ -6,11 +6,14 @@ program could speak to is closed before its first line runs, so what is said abo
 
 import os
 import resource
+import select
 import site
 import sys
 from types import CodeType, FunctionType
 
 from . import kernel, landlock, namespaces, program, seccomp
+
+_SIGKILL, _SIGCONT, _SIGSTOP = 9, 18, 19  # of x86-64 and ARM; the module signal takes 5 ms to import
 
 
 class SandboxJob:
@@ -18,23 +21,54 @@ class SandboxJob:
 
     parent: number of the process that asked, 0 where another stands between. source, report: descriptors to read the
     program and to report on. walls: names of those to put up: namespaces, landlock, seccomp; limits are always set.
+    packages: places of those that may be imported. is_kept: whether it is an interpreter that is asked again and again
+    (``files_mib`` is then written below zero). seed: of what a forked process draws, "" for the system's.
     """
 
     def __init__(self, words: list[str]) -> None:
         self.parent, self.source, self.report = map(int, words[:3])
         self.walls = tuple(words[3].split(","))
-        self.cpu_seconds, self.memory_mib, self.files_mib, self.threads = map(int, words[4:])
+        self.cpu_seconds, self.memory_mib, self.files_mib, self.threads = map(int, words[4:8])
+        self.packages = words[8:]
+        self.seed: str | None = None
+        self.is_kept = self.files_mib < 0
+        self.files_mib = abs(self.files_mib)
 
 
 def main() -> None:
     """Run the job of the command line. Exits as the program does, or after having reported "refused"."""
     sys.dont_write_bytecode = True
-    job = SandboxJob(sys.argv[1:])
+    sys.exit(_run(SandboxJob(sys.argv[1:])))
+
+
+def forked(parent: int, ends: list[int], control: int, words: list[str]) -> None:
+    """Run a job in a process that a template has forked; as `main`, this returns nothing and exits.
+
+    ends: standard input, output and error, source and report. control: a descriptor of the template's.
+    """
+    try:
+        os.setsid()
+        os.close(control)
+        for number, end in enumerate(ends[:3]):
+            os.dup2(end, number)
+            os.close(end)
+        sys.stdin, sys.stdout, sys.stderr = program.streams()
+        job = SandboxJob([str(parent), *map(str, ends[3:]), *words[1:]])
+        job.seed = words[0]
+        program.leave(_run(job))
+    except SystemExit as error:
+        program.leave(error.code)
+    finally:
+        program.EXIT(1)
+
+
+def _run(job: SandboxJob) -> int | None:
+    """Run a job and return its program's status. Only the program's own process comes back."""
     kernel.die_with_parent()
     if job.parent and os.getppid() != job.parent:
         os._exit(1)
     with open(job.source, "rb") as file:
-        source = file.read()
+        source = None if job.is_kept else file.read()
     # The limit on threads counts those of a user in all its processes, but in a user namespace only those inside.
     others = _threads_of_all()
     is_apart = "namespaces" in job.walls and namespaces.enter()
@@ -48,10 +82,14 @@ def main() -> None:
         _say(job.report, f"refused {type(error).__name__}: {error}")
         os._exit(1)
     _say(job.report, f"walls {' '.join(stand)}")
+    if job.packages and not any(type(finder) is program.AllowedPackages for finder in sys.meta_path):
+        sys.meta_path.append(program.AllowedPackages(job.packages))
+    if job.seed is not None:
+        program.reseed(job.seed)
     del job, others
     os.closerange(3, 1 << 16)
     _forget()
-    sys.exit(program.become(source))
+    return program.serve() if source is None else program.become(source)
 
 
 def nameless() -> None:
@@ -79,9 +117,27 @@ def _named(code: CodeType) -> CodeType:
 
 
 def _witness(child: int, job: SandboxJob) -> None:
-    """Wait for the program and report how it ended; the kernel's kill at the limit of processor time is SIGXCPU."""
+    """Wait for the program and report how it ended; the kernel's kill at the limit of processor time is SIGXCPU.
+
+    Who asked can have it stopped ("s"), go on ("c"), or ended, by closing the other end of the report.
+    """
     for descriptor in (0, 1, 2):
         os.close(descriptor)
+    ended = os.pidfd_open(child)
+    waiting = select.poll()
+    waiting.register(ended, select.POLLIN)
+    waiting.register(job.report, select.POLLIN)
+    while ended not in (events := dict(waiting.poll())):
+        asked = os.read(job.report, 1) if events[job.report] & select.POLLIN else b""
+        if asked == b"s":
+            os.kill(child, _SIGSTOP)
+            os.waitid(os.P_PID, child, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            _say(job.report, "still")
+        elif asked == b"c":
+            os.kill(child, _SIGCONT)
+        else:
+            os.kill(child, _SIGKILL)
+            waiting.unregister(job.report)
     _, status, used = os.wait4(child, 0)
     code = os.waitstatus_to_exitcode(status)
     if code == -9 and used.ru_utime + used.ru_stime > job.cpu_seconds - 0.1:
@@ -96,12 +152,13 @@ def _wall_in(job: SandboxJob, is_apart: bool) -> list[str]:
     stand = ["limits"]
     writable = ["/dev/null"]
     if is_apart:
-        namespaces.furnish(readable, hidden, job.files_mib)
+        namespaces.furnish(readable, hidden, job.packages, job.files_mib)
         writable.append(namespaces.WORK)
         stand.append("namespaces")
     elif "bubblewrap" in job.walls:
         is_apart = True
         writable.append(namespaces.WORK)
+    readable += job.packages
     _limit(job)
     _drop_rights(readable)
     kernel.die_with_parent()
@@ -173,4 +230,7 @@ def _forget() -> None:
 
 
 def _say(report: int, text: str) -> None:
-    os.write(report, text.encode(errors="replace").replace(b"\n", b" ")[:2000] + b"\n")
+    try:
+        os.write(report, text.encode(errors="replace").replace(b"\n", b" ")[:2000] + b"\n")
+    except OSError:  # nobody listens any more
+        return

@@ -1,0 +1,60 @@
+"""A process that has imported the packages and forks a fresh one for each program: importing takes long.
+
+It runs no program itself. It reads requests from one end of a pair of sockets that every process of the run that asks
+has the other end of, and ends when all of those are gone.
+"""
+
+import array
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+
+from . import program, start
+
+_ENDS = 5  # descriptors that come with a request: standard input, output and error, source, report
+
+
+def main() -> None:
+    """Import what programs may import, then fork for each request until nobody can ask any more."""
+    sys.dont_write_bytecode = True
+    control, packages = int(sys.argv[1]), sys.argv[2:]
+    asked = socket.socket(fileno=control)
+    finder = program.AllowedPackages(packages)
+    sys.meta_path.append(finder)
+    try:
+        for name in finder.names:
+            importlib.import_module(name)
+        if "numpy" in sys.modules:
+            importlib.import_module("numpy.random")  # which numpy loads late, and its draws have a seed
+    except Exception as error:
+        asked.send(f"{name} cannot be imported: {type(error).__name__}: {error}".encode()[:2000])
+        return
+    for name in ("ast", "random", "traceback", "linecache", "json", "io"):
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    own = os.getpid()
+    asked.send(b"ready")
+    while True:
+        said, ends = _received(asked)
+        if not said:
+            return
+        if len(ends) == _ENDS and os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            asked.detach()
+            start.forked(own, ends, control, said.decode().split("\0"))
+        for end in ends:
+            os.close(end)
+
+
+def _received(asked: socket.socket) -> tuple[bytes, list[int]]:
+    said, about, _, _ = asked.recvmsg(1 << 16, socket.CMSG_LEN(_ENDS * 4))
+    ends = array.array("i")
+    for level, kind, data in about:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            ends.frombytes(data[: len(data) - len(data) % ends.itemsize])
+    return said, list(ends)

@@ -1,0 +1,173 @@
+"""One interpreter behind walls that is kept from call to call, and stands still between them."""
+
+import os
+import secrets
+import selectors
+import socket
+import time
+from contextlib import ExitStack, suppress
+
+from gnomon.rewards.sandbox.base import NotRun, Outcome
+from gnomon.rewards.sandbox.linux import LinuxSandbox
+from gnomon.rewards.sandbox.packages import folders_of
+from gnomon.rewards.sandbox.watch import START_SECONDS, Forked, cause_of, read_report, unnamed
+
+_CHUNK = 1 << 16
+_NUMBER_BYTES = 16
+
+
+class Interpreter:
+    """Runs codes one after the other in one module: what one defines, the next one finds.
+
+    Each code has the sandbox's time and room for output of its own. One that takes too much, or that ends the process,
+    ends the interpreter; the next code begins in a new one. Between two codes the process is stopped, so that nothing
+    that was left behind in it computes or writes.
+
+    seed: of what its codes draw from ``random`` and ``numpy.random``.
+    """
+
+    def __init__(self, sandbox: LinuxSandbox, seed: int) -> None:
+        self._sandbox = sandbox
+        self._seed = seed
+        self._stack = ExitStack()
+        self._process: Forked | None = None
+        self._ask: socket.socket | None = None
+        self._said = bytearray()
+
+    def run(self, code: str) -> Outcome:
+        """Run a code to its end. Raises: NotRun when nothing of the code's own ended the process."""
+        began = time.monotonic()
+        process, ask = self._process, self._ask
+        if process is None or ask is None:
+            process, ask = self._begin()
+        else:
+            with suppress(OSError):
+                process.report.send(b"c")
+        number = secrets.token_bytes(_NUMBER_BYTES)
+        text = code.encode(errors="replace")
+        heard, cause, is_done = {"stdout": bytearray(), "stderr": bytearray()}, None, False
+        try:
+            ask.settimeout(self._sandbox.bounds.wall_seconds)
+            ask.sendall(len(text).to_bytes(8, "little") + number + text)
+            cause, is_done = self._listen(process, ask, number, heard)
+        except OSError:  # it ended meanwhile: its witness says how
+            cause, is_done = self._listen(process, ask, number, heard)
+        finally:
+            if not is_done:
+                self.close()
+        limit = self._sandbox.bounds.output_kib << 10
+        folders = folders_of(self._sandbox.packages)
+        stdout, stderr = (unnamed(bytes(heard[name][:limit]).decode(errors="replace"), folders) for name in heard)
+        if not is_done and cause is None:
+            report = read_report(self._said)
+            if "exit" not in report and "signal" not in report:
+                raise NotRun("something outside of the sandbox ended the interpreter (is the machine out of memory?)")
+            cause = cause_of(report, stderr) or "exit 0"
+        return Outcome(stdout, stderr, cause, time.monotonic() - began)
+
+    def stop(self) -> None:
+        """End the process from another thread than that which runs a code, which lets go of the rest."""
+        if self._process is not None:
+            self._process.kill()
+
+    def close(self) -> None:
+        """End the process, and all that it holds."""
+        if self._process is not None:
+            self._process.kill()
+        self._stack.close()
+        self._process = self._ask = None
+
+    def _begin(self) -> tuple[Forked, socket.socket]:
+        self._stack, self._said = ExitStack(), bytearray()
+        ask, theirs = socket.socketpair()
+        self._stack.callback(ask.close)
+        null = os.open(os.devnull, os.O_RDONLY)
+        self._stack.callback(os.close, null)
+        output = os.pipe()
+        starting = self._sandbox.forking(is_kept=True, seed=str(self._seed))
+        try:
+            errors = os.pipe()
+            report, away = socket.socketpair()
+            process = Forked(report, output[0], errors[0])
+            for pipe in (process.stdout, process.stderr, report):
+                if pipe is not None:
+                    self._stack.callback(pipe.close)
+            try:
+                starting.fork((theirs.fileno(), output[1], errors[1], null, away.fileno()))
+            finally:
+                away.close()
+                os.close(errors[1])
+        finally:
+            theirs.close()
+            os.close(output[1])
+        self._process, self._ask = process, ask
+        report.settimeout(START_SECONDS)
+        try:
+            while b"\n" not in self._said:
+                some = report.recv(_CHUNK)
+                self._said += some or b"refused it ended before its walls stood\n"
+        except TimeoutError:
+            self._said += b"refused it did not start in time\n"
+        if "walls" not in (said := read_report(self._said)):
+            self.close()
+            raise NotRun(said.get("refused", "it did not start"))
+        return process, ask
+
+    def _listen(
+        self, process: Forked, ask: socket.socket, number: bytes, heard: dict[str, bytearray]
+    ) -> tuple[str | None, bool]:
+        """Read until the number comes back and the process stands still; return why it is to be ended, and whether not.
+
+        What is read to the end after the process stood still or ended is all that the code wrote.
+        """
+        bounds, back = self._sandbox.bounds, b""
+        until = time.monotonic() + bounds.wall_seconds
+        outputs = {pipe.fileno(): heard[name] for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr))
+                   if pipe is not None}  # fmt: skip
+        begun = len(self._said)
+        with selectors.DefaultSelector() as selector:
+            for end in (*outputs, ask.fileno(), process.report.fileno()):
+                selector.register(end, selectors.EVENT_READ)
+            while (left := until - time.monotonic()) > 0:
+                for key, _ in selector.select(left):
+                    try:
+                        some = os.read(key.fd, _CHUNK)
+                    except ConnectionResetError:
+                        some = b""
+                    if not some:
+                        selector.unregister(key.fd)
+                    if key.fd == process.report.fileno():
+                        self._said += some
+                        if not some or b"exit " in self._said or b"signal " in self._said:
+                            return _drained(outputs, bounds.output_kib), False
+                        if b"still\n" in self._said[begun:]:
+                            cause = _drained(outputs, bounds.output_kib)
+                            return cause, cause is None
+                    elif key.fd in outputs:
+                        outputs[key.fd] += some
+                        if len(outputs[key.fd]) > bounds.output_kib << 10:
+                            return "output", False
+                    elif some:
+                        back += some
+                        if not number.startswith(back):
+                            return "protocol", False
+                        if back == number:
+                            with suppress(OSError):
+                                process.report.send(b"s")
+        return "time", False
+
+
+def _drained(outputs: dict[int, bytearray], limit_kib: int) -> str | None:
+    """Read what pipes hold now; return "output" where that is too much."""
+    for end, heard in outputs.items():
+        os.set_blocking(end, False)
+        try:
+            while some := os.read(end, _CHUNK):
+                heard += some
+                if len(heard) > limit_kib << 10:
+                    return "output"
+        except BlockingIOError:
+            pass
+        finally:
+            os.set_blocking(end, True)
+    return None
