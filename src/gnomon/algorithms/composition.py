@@ -180,7 +180,7 @@ class Composition:
     @property
     def asking(self) -> tuple[SummedTerms, ...]:
         """Pieces that ask for sums of their own over the tokens of the scope."""
-        pieces = (self.surrogate, self.correction, *self.regularizers)
+        pieces: tuple[object, ...] = (self.surrogate, self.correction, *self.regularizers)
         return tuple(piece for piece in pieces if isinstance(piece, SummedTerms))
 
     @property

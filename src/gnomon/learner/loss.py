@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -104,10 +105,10 @@ class LaggedStatistics:
         mine = Statistics() if self._measured is None else self._measured
         sizes = [mine.behavior, mine.proximal]
         sums = mesh.total(torch.tensor([[s.count, s.total, s.squares] for s in sizes], dtype=torch.float64))
-        both = [
+        behavior, proximal = (
             replace(size, count=c, total=t, squares=q) for size, (c, t, q) in zip(sizes, sums.tolist(), strict=True)
-        ]
-        self._measured = Statistics(*both)
+        )
+        self._measured = Statistics(behavior, proximal)
 
     def advance(self) -> None:
         """End the step: what it measured, if it did, is what the next one reads."""
@@ -125,7 +126,7 @@ class LaggedStatistics:
 
     def restore(self, state: State) -> None:
         """Become what returned ``state``; without one, as before the first step."""
-        sizes = {name: EffectiveSize(*sums) for name, sums in state.values.items()}
+        sizes: dict[str, Any] = {name: EffectiveSize(*sums) for name, sums in state.values.items()}
         self.statistics, self._measured = Statistics(**sizes), None
 
 
