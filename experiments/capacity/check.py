@@ -66,7 +66,7 @@ def place_of_work(work: Mapping[str, Any], machine: Hardware, reached: Efficienc
         item=item,
         concurrent=64,
     )
-    return Deployment(SHAPES["smollm2-135m-instruct"], machine, job, reached, 1)
+    return Deployment(SHAPES["smollm2-135m"], machine, job, reached, 1)
 
 
 def calibrated(decodes: Sequence[tuple[Deployment, float]], update: tuple[Deployment, float]) -> Efficiencies:

@@ -123,7 +123,8 @@ def test_a_job_is_what_the_experiment_says():
     ("change", "said"),
     [
         (("--hardware", "h10"), "unknown hardware 'h10'"),
-        (("--gpus", "1"), "--gpus 1: learners and engines use different devices"),
+        (("--gpus", "0"), "--gpus 0: give from 1 to 100,000"),
+        (("--gpus", "1", "max_staleness=1"), "one GPU answers and learns in turn, and max_staleness = 1 lets one"),
         (("--gpus", "12"), "a node has 8; give a multiple of 8 for more nodes"),
         (("--prompt-tokens", "0"), "--prompt-tokens 0 must be above 0"),
         (("--prompt-tokens", "inf"), "--prompt-tokens inf must be above 0"),
@@ -137,6 +138,37 @@ def test_a_job_is_what_the_experiment_says():
 def test_what_cannot_be_planned_is_refused(change: tuple[str, ...], said: str, capsys: Capture):
     """Exit code 2, one sentence that names what was given and what is known."""
     assert said in refused(capsys, *ASKED, *change)
+
+
+@pytest.mark.parametrize("hardware", ["rtx3090", "rtx4090", "rtx5090", "a10", "l4", "l40s", "a100-40", "a100-80"])
+def test_one_gpu_learns_and_answers_in_turn(hardware: str, capsys: Capture):
+    """No cluster, no weights that travel, and both sides of its memory fit: on any card, from 24 GB."""
+    asked = ("plan", "tiny", "model=Qwen/Qwen3-0.6B", "sampling.max_completion_length=512", "--gpus", "1", "--json")
+    assert main([*asked, "--hardware", hardware]) == 0
+    plan = json.loads(capsys.readouterr().out)
+
+    assert plan["stage_seconds"]["publishing"] == 0
+    assert "cluster=auto" not in plan["settings"]
+    for side in ("learner_bytes", "engine_bytes"):
+        assert sum(plan[side].values()) <= 0.9 * plan["hardware"]["memory"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ways"),
+    [
+        (("model=Qwen/Qwen3-4B", "--hardware", "rtx4090", "--gpus", "1"), ("lora.rank=32", "--gpus 8")),
+        (("model=Qwen/Qwen3-4B", "--hardware", "h100", "--gpus", "1"), ("learner.offload=true", "--hardware h200")),
+        (("model=Qwen/Qwen2.5-32B", "--hardware", "h100", "--gpus", "8"), ("lora.rank=32", "learner.offload=true")),
+    ],
+)
+def test_what_does_not_fit_says_what_to_set(arguments: tuple[str, ...], ways: tuple[str, ...], capsys: Capture):
+    """Each way that the message names is one with which the same command passes."""
+    said = refused(capsys, "plan", "quickstart", *arguments)
+
+    assert said.count("\n") < 5
+    for way in ways:
+        assert way in said
+        assert main(["plan", "quickstart", *arguments, *way.split()]) == 0
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="print the fully resolved experiment as TOML, and the words on standard error",
     )
     add_cluster(parser)
-    parser.add_argument("--hardware", metavar="NAME", help="plan for a cluster of these: a100, h100, h200 or b200")
+    parser.add_argument(
+        "--hardware", metavar="NAME", help="plan for these: h100, rtx4090, l40s, ... (a wrong name lists them)"
+    )
     parser.add_argument("--gpus", type=int, metavar="N", help=f"how many of them ({_DEVICES})")
     parser.add_argument("--prompt-tokens", type=float, metavar="N", help=f"of a prompt ({_PROMPT_TOKENS})")
     parser.add_argument("--answer-tokens", type=float, metavar="N", help="of an answer on average (half of the budget)")

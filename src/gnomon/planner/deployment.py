@@ -32,6 +32,7 @@ class Deployment:
     Attributes:
         reached: Efficiencies of the hardware.
         devices: Devices in all.
+        is_shared: Whether one device learns and answers in turn, with gnomon's own engine on the learner's weights.
     """
 
     shape: ModelShape
@@ -39,6 +40,7 @@ class Deployment:
     job: PlannedJob
     reached: Efficiencies
     devices: int
+    is_shared: bool = False
 
 
 def place_of(
@@ -58,10 +60,12 @@ def place_of(
         ModelError: As `check_model` does.
     """
     experiment, found = resolved.experiment, hardware_of(hardware)
-    if not 2 <= devices <= _MOST_DEVICES:
+    if not 1 <= devices <= _MOST_DEVICES:
+        raise ConfigError(f"--gpus {devices}: give from 1 to {_MOST_DEVICES:,}")
+    if devices == 1 and experiment.staleness_bound:
         raise ConfigError(
-            f"--gpus {devices}: learners and engines use different devices, so give from 2 to {_MOST_DEVICES:,}; "
-            "for one GPU, run `gnomon plan` on its machine"
+            f"--gpus 1: one GPU answers and learns in turn, and max_staleness = {experiment.max_staleness} lets one "
+            "overtake the other; set max_staleness = 0, or give --gpus 2"
         )
     if devices > found.node and devices % found.node:
         raise ConfigError(f"--gpus {devices}: a node has {found.node}; give a multiple of {found.node} for more nodes")
@@ -79,7 +83,7 @@ def place_of(
             f"cluster.transfer = '{experiment.cluster.transfer}' cannot be had with {why}; set cluster.transfer = "
             f"'{STORE}'"
         )
-    return Deployment(shape, found, job, PUBLISHED, devices)
+    return Deployment(shape, found, job, PUBLISHED, devices, is_shared=devices == 1)
 
 
 def broadcast_refused(shape: ModelShape, job: PlannedJob) -> str:

@@ -45,7 +45,37 @@ class Hardware:
         return self.link if devices <= self.node else min(self.link, self.net * self.node)
 
 
+_PCIE4, _PCIE5, _SMALL_NET, _SMALL_HOST = 32e9, 64e9, 12.5e9, 0.5e12
+"""Bytes per second of 16 lanes in one direction; a network of 100 Gb/s and 512 GB a node, which no data sheet says."""
 _GPUS = (
+    Hardware(
+        "rtx3090", 71e12, 0.936e12, 24e9, _PCIE4, _SMALL_NET, _PCIE4, 8, _SMALL_HOST,
+        "NVIDIA GA102 white paper, BF16 with FP32 sums, dense; PCIe 4; network and memory of the node assumed",
+    ),
+    Hardware(
+        "rtx4090", 165.2e12, 1.008e12, 24e9, _PCIE4, _SMALL_NET, _PCIE4, 8, _SMALL_HOST,
+        "NVIDIA Ada white paper, BF16 with FP32 sums, dense; PCIe 4; network and memory of the node assumed",
+    ),
+    Hardware(
+        "rtx5090", 209.5e12, 1.792e12, 32e9, _PCIE5, _SMALL_NET, _PCIE5, 8, _SMALL_HOST,
+        "NVIDIA RTX Blackwell white paper, BF16 with FP32 sums, dense; PCIe 5; network and memory of the node assumed",
+    ),
+    Hardware(
+        "a10", 125e12, 0.6e12, 24e9, _PCIE4, _SMALL_NET, _PCIE4, 8, _SMALL_HOST,
+        "NVIDIA A10 data sheet, dense; PCIe 4; network and memory of the node assumed",
+    ),
+    Hardware(
+        "l4", 121e12, 0.3e12, 24e9, _PCIE4, _SMALL_NET, _PCIE4, 8, _SMALL_HOST,
+        "NVIDIA L4 data sheet, half of its number with sparsity; PCIe 4; network and memory of the node assumed",
+    ),
+    Hardware(
+        "l40s", 362e12, 0.864e12, 48e9, _PCIE4, _SMALL_NET, _PCIE4, 8, _SMALL_HOST,
+        "NVIDIA L40S data sheet, dense; PCIe 4; network and memory of the node assumed",
+    ),
+    Hardware(
+        "a100-40", 312e12, 1.555e12, 40e9, 300e9, 25e9, 32e9, 8, 1e12,
+        "NVIDIA A100 data sheet, SXM 40 GB; DGX A100 320GB: 200 Gb/s a GPU, PCIe 4, 1 TB",
+    ),
     Hardware(
         "a100", 312e12, 2.039e12, 80e9, 300e9, 25e9, 32e9, 8, 2e12,
         "NVIDIA A100 data sheet, SXM 80 GB; DGX A100: 200 Gb/s a GPU, PCIe 4, 2 TB",
@@ -64,6 +94,7 @@ _GPUS = (
     ),
 )  # fmt: skip
 GPUS = {gpu.name: gpu for gpu in _GPUS}
+_SAME = {"a100-80": "a100"}
 
 
 def hardware_of(name: str) -> Hardware:
@@ -72,9 +103,11 @@ def hardware_of(name: str) -> Hardware:
     Raises:
         ConfigError: If the name is unknown; the message lists the known names.
     """
-    if name.lower() not in GPUS:
-        raise ConfigError(unknown("hardware", name, GPUS))
-    return GPUS[name.lower()]
+    plain = _SAME.get(name.lower(), name.lower())
+    if plain not in GPUS:
+        known = ", ".join([*GPUS, *_SAME])
+        raise ConfigError(f"{unknown('hardware', name, [*GPUS, *_SAME])}; --hardware is one of {known}")
+    return GPUS[plain]
 
 
 def processor(operations: float, bandwidth: float, memory: float) -> Hardware:

@@ -80,6 +80,9 @@ def learner_memory(place: Deployment, layout: Layout) -> Held:
         "logits": _LOGITS_COPIES * min(_LOGITS_TOKENS * 4.0 * shape.vocabulary, hardware.memory / _LOGITS_SHARE),
         "libraries": place.reached.libraries,
     }
+    if place.is_shared:
+        # One process computes with a rounded copy of its masters, or its engine has one of offloaded masters.
+        parts["weights that compute"] = own * item if job.is_offloaded or (item < 4 and not job.rank) else 0.0
     if job.is_offloaded:
         parts |= dict.fromkeys(("weights", "gradients", "moments", "reference", "critic", "average"), 0.0)
     return Held(parts, hardware.memory * place.reached.memory)
@@ -98,8 +101,12 @@ def kept_bytes(shape: ModelShape, item: int, is_recomputed: bool) -> float:
 def engine_memory(place: Deployment, layout: Layout) -> Held:
     """Return the memory of an engine's device, with the KV cache of all responses that the engine decodes at once."""
     shape, job, k = place.shape, place.job, layout.parts
+    if place.is_shared:
+        beside = place.hardware.memory * place.reached.memory - place.reached.libraries - cache_room(place, 1)
     parts = {
-        "weights": shape.parameters * job.item / k,
+        "weights and what is learned with" if place.is_shared else "weights": (
+            beside if place.is_shared else shape.parameters * job.item / k
+        ),
         "cache": concurrency(place, layout) * row_tokens(job) * shape.cache(k, job.item),
         "libraries": place.reached.libraries,
     }
@@ -121,7 +128,16 @@ def concurrency(place: Deployment, layout: Layout) -> int:
 def cache_room(place: Deployment, parts: int) -> float:
     """Return the bytes for the KV cache on each of ``parts`` devices; negative if the weights do not fit."""
     usable = place.hardware.memory * place.reached.memory - place.reached.libraries
+    if place.is_shared:
+        held = learner_memory(place, Layout(1, 1, micro=0)).parts
+        return usable - sum(held.get(name, 0.0) for name in _KEPT_WHILE_ANSWERING)
     return usable - place.shape.parameters * place.job.item / parts
+
+
+_KEPT_WHILE_ANSWERING = (
+    "weights", "gradients", "moments", "reference", "critic", "average", "weights that compute",
+)  # fmt: skip
+"""What a learner keeps on its device while the engine of the same device answers."""
 
 
 def host_memory(place: Deployment, layout: Layout) -> dict[str, float]:
@@ -135,7 +151,7 @@ def host_memory(place: Deployment, layout: Layout) -> dict[str, float]:
     own, per_node = trained(shape, job), min(layout.learners, place.hardware.node) / layout.learners
     return {
         "saving": 12.0 * own + shape.parameters * job.item,
-        "published weights": 0.0 if job.is_broadcast else 2.0 * shape.parameters * job.item,
+        "published weights": 0.0 if job.is_broadcast or place.is_shared else 2.0 * shape.parameters * job.item,
         "a step that is undone": 12.0 * own if job.is_undone else 0.0,
         "offloaded": 16.0 * own * per_node if job.is_offloaded else 0.0,
         "rollouts on their way": job.answered * (job.staleness + 1 - job.slack) * ROLLOUT_BYTES,

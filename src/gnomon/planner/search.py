@@ -3,14 +3,18 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from gnomon.core.errors import ConfigError
 from gnomon.planner.deployment import Deployment
+from gnomon.planner.hardware import GPUS
+from gnomon.planner.job import Lengths
 from gnomon.planner.layout import (
     GIGABYTE,
     Layout,
     cache_room,
     concurrency,
+    host_memory,
     kept_bytes,
     learner_memory,
     row_tokens,
@@ -18,6 +22,7 @@ from gnomon.planner.layout import (
 from gnomon.planner.quantities import size
 from gnomon.planner.simulate import Flow, Timing, simulate
 from gnomon.planner.stages import Stages, pace_of, stages
+from gnomon.training.notes import many
 
 STEPS, FILLING, CANDIDATES = 5, 2, 3
 _MOST_ROWS = 2048
@@ -42,7 +47,15 @@ def best_layout(place: Deployment) -> BestLayout:
     Raises:
         ConfigError: If no layout fits; the message says by how much.
     """
-    ranked = sorted(layouts(place), key=lambda layout: reckoned(place, stages(place, layout)))
+    try:
+        fitting = list(layouts(place))
+    except ConfigError as error:
+        ways = "; or ".join(remedies(place)) or "a smaller model, shorter answers"
+        raise ConfigError(
+            f"{place.shape.name} does not fit on {many(place.devices, 'device')} of "
+            f"{place.hardware.memory / GIGABYTE:.0f} GB, however they are parted ({error}).\nIt fits with {ways}"
+        ) from error
+    ranked = sorted(fitting, key=lambda layout: reckoned(place, stages(place, layout)))
     found = [(layout, stages(place, layout)) for layout in ranked[:CANDIDATES]]
     run = [BestLayout(layout, taken, simulated(place, layout, taken)) for layout, taken in found]
     return max(run, key=lambda one: one.flow.tokens_per_second)
@@ -60,10 +73,15 @@ def layouts(place: Deployment) -> Iterator[Layout]:
     Raises:
         ConfigError: If no layout fits.
     """
-    fewest = engine_parts(place)
-    count, reason = 0, f"one engine alone takes {fewest}"
-    for learners, parts in ((learners, parts) for parts in widths(place, fewest) for learners in _shares(place)):
-        engines = (place.devices - learners) // parts
+    count, reason = 0, ""
+    try:
+        fewest = engine_parts(place)
+        reason = f"one engine alone takes {fewest}"
+        pairs = [(n, parts) for parts in widths(place, fewest) for n in _shares(place)]
+    except ConfigError as error:
+        reason, pairs = str(error), []
+    for learners, parts in pairs:
+        engines = 1 if place.is_shared else (place.devices - learners) // parts
         if engines < 1:
             continue
         # More engines than prompts in flight would stay idle.
@@ -76,17 +94,52 @@ def layouts(place: Deployment) -> Iterator[Layout]:
         count += 1
         yield layout
     if not count:
-        raise ConfigError(
-            f"{place.shape.name} does not fit on {place.devices} devices of {place.hardware.memory / GIGABYTE:.0f} GB, "
-            f"however they are parted ({reason}); use more devices, larger ones, adapters (lora.rank), "
-            "learner.offload = true, or shorter answers"
-        )
+        raise ConfigError(reason)
+
+
+def fits(place: Deployment) -> bool:
+    """Return whether the place holds its job, in the devices and in the memory of a node."""
+    try:
+        layout = next(layouts(place))
+    except ConfigError:
+        return False
+    return sum(host_memory(place, layout).values()) <= place.hardware.host_memory * place.reached.memory
+
+
+_RANK = 32
+_MOST_NODES = 32
+_SHORTEST = 256
+
+
+def remedies(place: Deployment) -> Iterator[str]:
+    """Yield what can be set, one way each, so that the job fits."""
+    job = place.job
+    adapted = replace(job, rank=job.rank or _RANK, has_reference=False)
+    changes = [] if job.rank else [(f"lora.rank={_RANK}", adapted)]
+    changes += [] if job.is_offloaded else [("learner.offload=true", replace(job, is_offloaded=True))]
+    if not job.rank and not job.is_offloaded:
+        changes += [(f"lora.rank={_RANK} learner.offload=true", replace(adapted, is_offloaded=True))]
+    longest = job.answers.longest // 2
+    while longest >= _SHORTEST:
+        shorter = Lengths(min(job.answers.mean, longest / 2), longest)
+        changes.append((f"sampling.max_completion_length={longest}", replace(job, answers=shorter)))
+        longest //= 2
+    found = (name for name, changed in changes if fits(replace(place, job=changed)))
+    yield from islice(found, 2)
+    node, more = place.hardware.node, place.devices * 2
+    while more <= node * _MOST_NODES:
+        if fits(replace(place, devices=more, is_shared=False)):
+            yield f"--gpus {more}"
+            break
+        more *= 2
+    larger = (gpu for gpu in GPUS.values() if gpu.memory > place.hardware.memory)
+    yield from islice((f"--hardware {gpu.name}" for gpu in larger if fits(replace(place, hardware=gpu))), 1)
 
 
 def widths(place: Deployment, fewest: int) -> Iterator[int]:
     """Yield the devices that an engine can have: powers of two that divide the attention heads, as vLLM requires."""
     parts = fewest
-    while parts == fewest or (parts <= place.hardware.node and place.shape.heads % parts == 0):
+    while parts == fewest or (not place.is_shared and parts <= place.hardware.node and place.shape.heads % parts == 0):
         yield parts
         parts *= 2
 
@@ -97,20 +150,24 @@ def engine_parts(place: Deployment) -> int:
     Raises:
         ConfigError: If a whole node is too small.
     """
-    parts = 1
-    while parts <= place.hardware.node:
+    parts, most = 1, 1 if place.is_shared else place.hardware.node
+    while parts <= most:
         row = row_tokens(place.job) * place.shape.cache(parts, place.job.item)
         if cache_room(place, parts) >= _LEAST_ROWS * row:
             return parts
         parts *= 2
-    weights, room = place.shape.parameters * place.job.item, place.hardware.node * place.hardware.memory
+    weights, room = place.shape.parameters * place.job.item, most * place.hardware.memory
     tokens = row_tokens(place.job)
     cached = _LEAST_ROWS * tokens * place.shape.cache(1, place.job.item)
     raise ConfigError(
         f"the weights of {place.shape.name} are {size(weights)}, keys and values of {_LEAST_ROWS} answers of "
-        f"{tokens:,.0f} tokens with their prompts {size(cached)}, and a node of {place.hardware.node} "
-        f"{place.hardware.name} has {size(room)} for both; an engine of several nodes is not planned here: take larger "
-        "devices, or shorter prompts and answers"
+        f"{tokens:,.0f} tokens with their prompts {size(cached)}, and "
+        + (
+            f"a node of {most} {place.hardware.name} has {size(room)} for both; an engine of several nodes is not "
+            "planned here: take larger devices, or shorter prompts and answers"
+            if most > 1
+            else f"one {place.hardware.name} has {size(room)} for both and for what learning keeps"
+        )
     )
 
 
@@ -178,6 +235,9 @@ def timing(place: Deployment, layout: Layout, taken: Stages) -> Timing:
 def _shares(place: Deployment) -> Iterator[int]:
     """Yield possible numbers of learners: all numbers within a node, or about 32 multiples of a node."""
     node, devices = place.hardware.node, place.devices
+    if place.is_shared:
+        yield 1
+        return
     if devices <= node:
         yield from range(1, devices)
         return

@@ -136,7 +136,7 @@ def stages(place: Deployment, layout: Layout) -> Stages:
         updating=max(computing, moving) + (1 - hidden) * min(computing, moving),
         computing=computing,
         communicating=moving,
-        publishing=published["nccl" if place.job.is_broadcast else "store"],
+        publishing=0.0 if place.is_shared else published["nccl" if place.job.is_broadcast else "store"],
         by_nccl=published["nccl"],
         driving=place.job.answered * place.reached.driver_token,
     )

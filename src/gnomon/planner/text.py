@@ -117,6 +117,8 @@ def _layout(place: Deployment, found: BestLayout) -> Iterator[str]:
     answering = layout.engines * layout.parts
     left = place.devices - layout.learners - answering
     idle = f", {left} {'is' if left == 1 else 'are'} idle" if left else ""
+    if place.is_shared:
+        idle = ", the same in turn"
     mixture = f", {place.shape.active_parameters / 1e9:.0f} of them for a token" if place.shape.experts else ""
     yield (
         f"{place.shape.name} ({count(place.shape.parameters)} parameters{mixture}) on {place.devices} "
@@ -171,7 +173,7 @@ def _seconds(place: Deployment, found: BestLayout) -> Iterator[str]:
 def _settings(place: Deployment, found: BestLayout) -> Iterator[str]:
     """Yield the layout as overrides for `gnomon train`."""
     layout = found.layout
-    yield "cluster=auto"
+    yield "device=cuda" if place.is_shared else "cluster=auto"
     yield f"learner.processes={layout.learners}"
     yield f"learner.max_tokens_per_micro_batch={layout.micro}"
     yield f"learner.gradient_checkpointing={'true' if layout.is_recomputed else 'false'}"
@@ -186,7 +188,7 @@ def _settings(place: Deployment, found: BestLayout) -> Iterator[str]:
 def _advice(place: Deployment, found: BestLayout) -> Iterator[str]:
     """Yield further suggestions."""
     job = place.job
-    if job.staleness == 0:
+    if job.staleness == 0 and not place.is_shared:
         yield "With max_staleness = 1 neither side waits for the other; answers are then one step older."
     if bottleneck(place, found) == LONGEST:
         yield (
