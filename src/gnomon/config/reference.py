@@ -20,6 +20,7 @@ from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.tables import members
 from gnomon.tasks.benchmarks import BENCHMARKS, REFUSED
 from gnomon.tasks.build import NAMED
+from gnomon.tasks.published import PUBLISHED
 from gnomon.tasks.reasoning import generators
 
 _HEAD = """# Configuration
@@ -232,7 +233,7 @@ def as_names() -> str:
         "keys": sorted({setting.key for setting in settings()}),
         "algorithms": [*PRESETS],
         "rewards": sorted(kinds("rewards")),
-        "tasks": sorted({*NAMED, *BENCHMARKS, *REFUSED, *generators()}),
+        "tasks": sorted({*NAMED, *BENCHMARKS, *REFUSED, *PUBLISHED, *generators()}),
         "reasoning-gym": version("reasoning-gym"),
     }
     return json.dumps(names, indent=1) + "\n"
