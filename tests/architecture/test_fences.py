@@ -73,6 +73,10 @@ def breaches(tree: ast.Module, module: str) -> set[str]:
     }
 
 
+BEHIND_WALLS = ("rewards/sandbox/inside/program.py", "rewards/code/isolated.py")
+"""Files that run a program of the model's; their process is confined before it reads one."""
+
+
 def forbidden_calls(tree: ast.Module) -> list[tuple[int, str]]:
     """Return calls that run text as code, read pickles or start a shell, each with its line."""
     found: list[tuple[int, str]] = []
@@ -82,6 +86,8 @@ def forbidden_calls(tree: ast.Module) -> list[tuple[int, str]]:
         name, keywords = dotted(node.func), {k.arg: k.value for k in node.keywords}
         if name in ("eval", "exec", "yaml.load", "os.system", "os.popen"):
             found.append((node.lineno, name))
+        if name.rpartition(".")[2] == "FunctionType":
+            found.append((node.lineno, "FunctionType, which makes a function of any code"))
         safe = keywords.get("weights_only")
         if name == "torch.load" and not (isinstance(safe, ast.Constant) and safe.value is True):
             found.append((node.lineno, "torch.load without weights_only=True"))
@@ -126,20 +132,22 @@ def test_the_fence_sees_every_way_in(source: str):
 
 
 def test_nothing_runs_text_as_code():
-    """No eval, exec, yaml.load, shell, or torch.load that could run what it reads."""
+    """No eval, exec, yaml.load, shell, or torch.load that could run what it reads, but where a sandbox's walls stand."""
     found = [f"{spot(p, line)}: {what}" for p in SOURCES for line, what in forbidden_calls(parse(p))]
+    found = [one for one in found if not any(inside in one for inside in BEHIND_WALLS)]
 
     none_of(found, "read safetensors, JSON or TOML; start programs with a list of words")
 
 
 def test_forbidden_calls_are_seen():
-    """Each of the four is found once; torch.load(weights_only=True) and model.eval() are not."""
+    """Each of the five is found once; torch.load(weights_only=True) and model.eval() are not."""
     source = (
         "eval('1')\ntorch.load(p)\ntorch.load(p, weights_only=False)\nsubprocess.run('ls', shell=True)\n"
+        "types.FunctionType(code, {})()\n"
         "torch.load(p, weights_only=True)\nmodel.eval()"
     )
 
-    assert [line for line, _ in forbidden_calls(ast.parse(source))] == [1, 2, 3, 4]
+    assert [line for line, _ in forbidden_calls(ast.parse(source))] == [1, 2, 3, 4, 5]
 
 
 def test_every_import_is_a_declared_dependency():

@@ -22,7 +22,7 @@ _START = (
 _IMPORT_SECONDS = 120.0  # from a cold disk
 
 
-class Template:
+class InterpreterTemplate:
     """Starts programs by forking. Processes that are forked from this one share it; it ends when all are gone.
 
     interpreter, folder: of the far side. packages: that it imports first.
@@ -73,16 +73,18 @@ class Template:
         socket.send_fds(self._ours, ["\0".join(words).encode()], list(ends))
 
 
-_TEMPLATES: dict[tuple[str, ...], Template] = {}
+_TEMPLATES: dict[tuple[str, ...], InterpreterTemplate] = {}
 _LOCK = threading.Lock()
 
 
-def template(interpreter: str, folder: str, packages: tuple[str, ...], former: Template | None = None) -> Template:
+def template(
+    interpreter: str, folder: str, packages: tuple[str, ...], former: InterpreterTemplate | None = None
+) -> InterpreterTemplate:
     """Return this process's template for these packages, a new one in place of ``former``."""
     with _LOCK:
         found = _TEMPLATES.get(packages)
         if found is None or found is former:
-            found = _TEMPLATES[packages] = Template(interpreter, folder, packages)
+            found = _TEMPLATES[packages] = InterpreterTemplate(interpreter, folder, packages)
         return found
 
 
@@ -128,7 +130,7 @@ class Forking:
 
     def fork(self, ends: Sequence[int]) -> None:
         """Have the template fork, a new one where the present one is gone. Raises: NotRun."""
-        former: Template | None = None
+        former: InterpreterTemplate | None = None
         for _ in range(2):
             former = template(*self._where, self._packages, former)
             try:
