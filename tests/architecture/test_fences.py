@@ -132,7 +132,7 @@ def test_the_fence_sees_every_way_in(source: str):
 
 
 def test_nothing_runs_text_as_code():
-    """No eval, exec, yaml.load, shell, or torch.load that could run what it reads, but where a sandbox's walls stand."""
+    """No eval, exec, yaml.load, shell, or torch.load that could run what it reads, outside of a sandbox."""
     found = [f"{spot(p, line)}: {what}" for p in SOURCES for line, what in forbidden_calls(parse(p))]
     found = [one for one in found if not any(inside in one for inside in BEHIND_WALLS)]
 
