@@ -1,5 +1,6 @@
 """Something else in the place of a run's file: every verb ends in words and in time."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -56,9 +57,9 @@ def ended(arguments: list[str]) -> int:
 
 
 def bind(path: Path) -> None:
-    """Have a socket at that place, to which nobody listens."""
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(os.path.relpath(path))
+    """Have a socket at that place, to which nobody listens; the path of a socket has at most 107 letters."""
+    with socket.socket(socket.AF_UNIX) as listening, contextlib.chdir(path.parent):
+        listening.bind(path.name)
 
 
 def lead_to_zeros(path: Path) -> None:

@@ -31,7 +31,9 @@ class Settings(TypedDict, total=False):
     staleness: Mapping[str, Any]
     system: str
     chat_template_kwargs: Mapping[str, Any]
+    template_date: str
     trust_remote_code: bool
+    packages: Sequence[str]
     device: str
     held_out: Mapping[str, Any]
     sampling: Mapping[str, Any]

@@ -104,6 +104,8 @@ def nameless() -> None:
             names.pop(key, None)
         for value in list(names.values()):
             for function in (value, *vars(value).values()) if isinstance(value, type) else (value,):
+                # A property and a static method hold the function that they are.
+                function = getattr(function, "fget", None) or getattr(function, "__func__", function)
                 if isinstance(function, FunctionType) and function.__code__.co_filename.startswith(folder):
                     function.__code__ = _named(function.__code__)
     sys.path.remove(os.path.dirname(folder))
