@@ -1,11 +1,14 @@
+import os
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gnomon.rewards.function import UserFunction
 from gnomon.rewards.grading import Grading, WeightedReward
+from gnomon.rewards.sandbox.probes import SECRET, Target, targets
 
 HOSTILE = '''
 import multiprocessing, os, signal, subprocess, sys, threading, time
@@ -112,3 +115,12 @@ def rewards(tmp_path: Path) -> Path:
 def hostile(rewards: Path) -> Grading:
     """A grading by ``score``: a number is its own reward, a name from the table above misbehaves."""
     return Grading((WeightedReward(UserFunction(f"{rewards}:score")),))
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Target]:
+    """What hostile programs aim at, with a secret in the environment."""
+    os.environ[SECRET] = SECRET
+    with targets() as aimed:
+        yield aimed
+    del os.environ[SECRET]

@@ -4,7 +4,6 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -25,22 +24,13 @@ from gnomon.rewards.sandbox.hostile import (
     TIMING,
 )
 from gnomon.rewards.sandbox.linux import LinuxSandbox
-from gnomon.rewards.sandbox.probes import NINE, SECRET, Probe, Target, targets
+from gnomon.rewards.sandbox.probes import NINE, Probe
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="our own walls are Linux's")
 
 KINDS = (RESOURCES, FILES, NETWORK, PROCESSES, KERNEL, SECRETS, ANSWERS, TIMING)
 # Every third one of each kind, so that the quick tests stay quick; the slow ones try all.
 QUICK = [probe for kind in KINDS for probe in kind[::3]]
-
-
-@pytest.fixture(scope="module")
-def target() -> Iterator[Target]:
-    """What the programs aim at, with a secret in the environment."""
-    os.environ[SECRET] = SECRET
-    with targets() as aimed:
-        yield aimed
-    del os.environ[SECRET]
 
 
 PACKAGES = tuple(n for n in ("numpy", "sympy", "pandas") if importlib.util.find_spec(n))

@@ -45,33 +45,23 @@ class Hardware:
         return self.link if devices <= self.node else min(self.link, self.net * self.node)
 
 
-_PCIE4, _PCIE5, _SMALL_NET, _SMALL_HOST = 32e9, 64e9, 12.5e9, 0.5e12
-"""Bytes per second of 16 lanes in one direction; a network of 100 Gb/s and 512 GB a node, which no data sheet says."""
+_PCIE = {4: 32e9, 5: 64e9}
+"""Bytes per second of 16 lanes in one direction, by generation."""
+
+
+def _card(name: str, operations: float, bandwidth: float, memory: float, lanes: int, sheet: str) -> Hardware:
+    """Return a card without NVLink. Eight a node, a network of 100 Gb/s and 512 GB of memory are assumed."""
+    source = f"{sheet}; PCIe {lanes}; network and memory of the node assumed"
+    return Hardware(name, operations, bandwidth, memory, _PCIE[lanes], 12.5e9, _PCIE[lanes], 8, 0.5e12, source)
+
+
 _GPUS = (
-    Hardware(
-        "rtx3090", 71e12, 0.936e12, 24e9, _PCIE4, _SMALL_NET, _PCIE4, 8, _SMALL_HOST,
-        "NVIDIA GA102 white paper, BF16 with FP32 sums, dense; PCIe 4; network and memory of the node assumed",
-    ),
-    Hardware(
-        "rtx4090", 165.2e12, 1.008e12, 24e9, _PCIE4, _SMALL_NET, _PCIE4, 8, _SMALL_HOST,
-        "NVIDIA Ada white paper, BF16 with FP32 sums, dense; PCIe 4; network and memory of the node assumed",
-    ),
-    Hardware(
-        "rtx5090", 209.5e12, 1.792e12, 32e9, _PCIE5, _SMALL_NET, _PCIE5, 8, _SMALL_HOST,
-        "NVIDIA RTX Blackwell white paper, BF16 with FP32 sums, dense; PCIe 5; network and memory of the node assumed",
-    ),
-    Hardware(
-        "a10", 125e12, 0.6e12, 24e9, _PCIE4, _SMALL_NET, _PCIE4, 8, _SMALL_HOST,
-        "NVIDIA A10 data sheet, dense; PCIe 4; network and memory of the node assumed",
-    ),
-    Hardware(
-        "l4", 121e12, 0.3e12, 24e9, _PCIE4, _SMALL_NET, _PCIE4, 8, _SMALL_HOST,
-        "NVIDIA L4 data sheet, half of its number with sparsity; PCIe 4; network and memory of the node assumed",
-    ),
-    Hardware(
-        "l40s", 362e12, 0.864e12, 48e9, _PCIE4, _SMALL_NET, _PCIE4, 8, _SMALL_HOST,
-        "NVIDIA L40S data sheet, dense; PCIe 4; network and memory of the node assumed",
-    ),
+    _card("rtx3090", 71e12, 0.936e12, 24e9, 4, "NVIDIA GA102 white paper, BF16 with FP32 sums, dense"),
+    _card("rtx4090", 165.2e12, 1.008e12, 24e9, 4, "NVIDIA Ada white paper, BF16 with FP32 sums, dense"),
+    _card("rtx5090", 209.5e12, 1.792e12, 32e9, 5, "NVIDIA RTX Blackwell white paper, BF16 with FP32 sums, dense"),
+    _card("a10", 125e12, 0.6e12, 24e9, 4, "NVIDIA A10 data sheet, dense"),
+    _card("l4", 121e12, 0.3e12, 24e9, 4, "NVIDIA L4 data sheet, half of its number with sparsity"),
+    _card("l40s", 362e12, 0.864e12, 48e9, 4, "NVIDIA L40S data sheet, dense"),
     Hardware(
         "a100-40", 312e12, 1.555e12, 40e9, 300e9, 25e9, 32e9, 8, 1e12,
         "NVIDIA A100 data sheet, SXM 40 GB; DGX A100 320GB: 200 Gb/s a GPU, PCIe 4, 1 TB",
@@ -105,8 +95,7 @@ def hardware_of(name: str) -> Hardware:
     """
     plain = _SAME.get(name.lower(), name.lower())
     if plain not in GPUS:
-        known = ", ".join([*GPUS, *_SAME])
-        raise ConfigError(f"{unknown('hardware', name, [*GPUS, *_SAME])}; --hardware is one of {known}")
+        raise ConfigError(unknown("hardware", name, [*GPUS, *_SAME]))
     return GPUS[plain]
 
 

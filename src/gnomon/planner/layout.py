@@ -101,12 +101,8 @@ def kept_bytes(shape: ModelShape, item: int, is_recomputed: bool) -> float:
 def engine_memory(place: Deployment, layout: Layout) -> Held:
     """Return the memory of an engine's device, with the KV cache of all responses that the engine decodes at once."""
     shape, job, k = place.shape, place.job, layout.parts
-    if place.is_shared:
-        beside = place.hardware.memory * place.reached.memory - place.reached.libraries - cache_room(place, 1)
     parts = {
-        "weights and what is learned with" if place.is_shared else "weights": (
-            beside if place.is_shared else shape.parameters * job.item / k
-        ),
+        "weights and what is learned with" if place.is_shared else "weights": _beside_cache(place, k),
         "cache": concurrency(place, layout) * row_tokens(job) * shape.cache(k, job.item),
         "libraries": place.reached.libraries,
     }
@@ -128,10 +124,15 @@ def concurrency(place: Deployment, layout: Layout) -> int:
 def cache_room(place: Deployment, parts: int) -> float:
     """Return the bytes for the KV cache on each of ``parts`` devices; negative if the weights do not fit."""
     usable = place.hardware.memory * place.reached.memory - place.reached.libraries
+    return usable - _beside_cache(place, parts)
+
+
+def _beside_cache(place: Deployment, parts: int) -> float:
+    """Return the bytes on each device of an engine beside the KV cache: its weights, or all that learning keeps."""
     if place.is_shared:
         held = learner_memory(place, Layout(1, 1, micro=0)).parts
-        return usable - sum(held.get(name, 0.0) for name in _KEPT_WHILE_ANSWERING)
-    return usable - place.shape.parameters * place.job.item / parts
+        return sum(held.get(name, 0.0) for name in _KEPT_WHILE_ANSWERING)
+    return place.shape.parameters * place.job.item / parts
 
 
 _KEPT_WHILE_ANSWERING = (

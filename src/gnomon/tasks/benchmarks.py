@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from gnomon.core.errors import ConfigError, DatasetError, unknown
 from gnomon.rewards.answers import Where
+from gnomon.rewards.code.published import PRIVATE, PUBLIC
 from gnomon.rewards.code.reward import Code
 from gnomon.rewards.exact import Boxed, Numeric, Parsable
 from gnomon.rewards.grading import WeightedReward
@@ -237,20 +238,19 @@ class BenchmarkTask:
                 columns["tests"] = published.tests(question.columns)
             except ValueError as error:
                 raise DatasetError(f"{self.path or self.benchmark}: question '{question.id}': {error}") from error
-            for packed in ("public_test_cases", "private_test_cases"):
-                columns.pop(packed, None)
+            for column in (PUBLIC, PRIVATE):
+                columns.pop(column, None)
         return replace(question, content=content, columns=columns)
 
     def _check_answers(self, asked: Sequence[Question]) -> None:
         """Refuse rows whose answer is none that this test set can have: nothing could ever be right there."""
         column, (words, pattern) = BENCHMARKS[self.benchmark].answer_column, BENCHMARKS[self.benchmark].reference
-        flaws = [q for q in asked if re.fullmatch(pattern, str(q.columns.get(column or "")), re.DOTALL) is None]
+        flaws = [q for q in asked if not is_answered(q, column or "", pattern)]
         if flaws:
-            shown = ", ".join(f"{q.id}: {str(q.columns.get(column or ''))[:40]!r}" for q in flaws[:3])
             raise DatasetError(
                 f"{self.path or self.benchmark}: the column '{column}' of '{self.benchmark}' is {words}, and "
-                f"{len(flaws)} of {len(asked)} rows have something else ({shown}{', ...' if len(flaws) > 3 else ''}); "
-                "correct the rows, or remove them"
+                f"{len(flaws)} of {len(asked)} rows have something else ({examples(flaws, column or '')}); correct the "
+                "rows, or remove them"
             )
 
     @property
@@ -268,6 +268,18 @@ class BenchmarkTask:
             f"once and needs a network; without one, bring a copy as JSONL with the columns {columns}, and name it as "
             f"{self.benchmark}=FILE.jsonl"
         )
+
+
+def is_answered(question: Question, column: str, pattern: str) -> bool:
+    """Return whether the whole text of a column is what ``pattern`` says; a row without a value has none."""
+    value = question.columns.get(column)
+    return value is not None and re.fullmatch(pattern, str(value), re.DOTALL) is not None
+
+
+def examples(questions: Sequence[Question], column: str) -> str:
+    """Return the values of a column in the first three of ``questions``, each with its row, in words."""
+    shown = [f"{q.id}: {str(q.columns.get(column))[:40]!r}" for q in questions[:3]]
+    return ", ".join(shown + ["..."] * (len(questions) > 3))
 
 
 def _said(reasons: Sequence[str], name: str) -> str:

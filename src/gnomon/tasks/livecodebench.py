@@ -1,18 +1,13 @@
 """LiveCodeBench's rows: their cases, some of which are packed, and the question with its starter code."""
 
-import base64
-import binascii
 import json
-import pickletools
-import zlib
 from collections.abc import Mapping
 from datetime import date
 from typing import Any
 
 from gnomon.core.errors import DatasetError
+from gnomon.rewards.code.published import PRIVATE, PUBLIC, unpacked
 
-_MOST = 1 << 30
-_TEXTS = ("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8")
 _STARTER = "\n\nUse this starter code:\n```python\n{}\n```"
 
 
@@ -20,39 +15,21 @@ def cases_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the public and private cases of a row.
 
     Args:
-        columns: ``public_test_cases`` as JSON; ``private_test_cases`` as JSON, or packed as published: base64 of zlib
-            of a pickled text that is JSON. The text is read out of the pickle's instructions, none of which is run.
+        columns: ``public_test_cases`` as JSON; ``private_test_cases`` as JSON, or packed as published (`unpacked`).
 
     Raises:
         ValueError: The cases are in another form.
     """
-    return [*_listed(columns.get("public_test_cases")), *_listed(columns.get("private_test_cases"))]
+    return [*_listed(columns.get(PUBLIC)), *_listed(columns.get(PRIVATE))]
 
 
-def _listed(text: Any) -> list[dict[str, Any]]:
-    if not isinstance(text, str):
-        found = text
-    elif text.lstrip()[:1] == "[":
-        found = json.loads(text)
-    else:
-        found = json.loads(_unpacked(text))
+def _listed(cases: Any) -> list[dict[str, Any]]:
+    found = cases
+    if isinstance(cases, str):
+        found = json.loads(cases if cases.lstrip()[:1] == "[" else unpacked(cases))
     if not isinstance(found, list) or not all(isinstance(case, dict) for case in found):
         raise ValueError("the cases are no list of objects")
     return found
-
-
-def _unpacked(text: str) -> str:
-    try:
-        unpacking = zlib.decompressobj()
-        packed = unpacking.decompress(base64.b64decode(text, validate=True), _MOST)
-    except (binascii.Error, zlib.error) as error:
-        raise ValueError(f"packed cases cannot be unpacked: {error}") from error
-    if unpacking.unconsumed_tail:
-        raise ValueError(f"packed cases are larger than {_MOST >> 20} MiB")
-    texts = [argument for code, argument, _ in pickletools.genops(packed) if code.name in _TEXTS]
-    if len(texts) != 1 or not isinstance(texts[0], str):
-        raise ValueError(f"packed cases hold {len(texts)} texts and not one")
-    return texts[0]
 
 
 def starter_of(columns: Mapping[str, Any]) -> str:

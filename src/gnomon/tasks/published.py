@@ -1,8 +1,7 @@
 """Published training sets by name: where each lies on the hub, its columns, its words, how its answers are judged."""
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -10,7 +9,7 @@ from gnomon.core.errors import ConfigError, DatasetError, unknown
 from gnomon.rewards.exact import Numeric, Parsable
 from gnomon.rewards.grading import WeightedReward
 from gnomon.rewards.math import Mathematics
-from gnomon.tasks.benchmarks import AT_THE_END, IN_A_BOX, spelled
+from gnomon.tasks.benchmarks import AT_THE_END, IN_A_BOX, examples, is_answered, spelled
 from gnomon.tasks.question import ListDataset, Question
 from gnomon.tasks.tables import TableTask
 
@@ -136,30 +135,26 @@ class PublishedTask:
             found = self.table.questions()
         except DatasetError as error:
             raise DatasetError(str(error) if self.path else f"{error}\n{self._how}") from error
-        pattern = re.compile(PUBLISHED[self.set].reference, re.DOTALL)
-        answered = [q for q in found.questions if pattern.fullmatch(str(q.columns.get("answer") or ""))]
-        without = len(found) - len(answered)
-        if without > max(1, _MOST_WITHOUT * len(found)):
-            self._refuse(found.questions, pattern)
-        said = f"{without:,} of {len(found):,} rows of '{self.name}' have no answer and are left out" if without else ""
-        named = (Question(q.id, q.content, q.text, {**q.columns, "data_source": self._source(q)}, q.further)
-                 for q in answered)  # fmt: skip
+        known = PUBLISHED[self.set]
+        answered: list[Question] = []
+        flaws: list[Question] = []
+        for question in found.questions:
+            (answered if is_answered(question, "answer", known.reference) else flaws).append(question)
+        if len(flaws) > max(1, _MOST_WITHOUT * len(found)):
+            raise DatasetError(
+                f"{self.path or self.set}: {len(flaws)} of {len(found)} rows have no answer of '{self.set}' in the "
+                f"column '{known.answer_column}' ({examples(flaws, 'answer')}), so this is another table; name its "
+                'columns: task = {kind = "table", path = ..., prompt_column = ..., answer_column = ...}'
+            )
+        count = f"{len(flaws):,} of {len(found):,} rows of '{self.name}'"
+        said = f"{count} have no answer and are left out" if flaws else ""
+        named = (replace(q, columns={**q.columns, "data_source": self._source(q)}) for q in answered)
         return ListDataset(self.name, tuple(named), "; ".join(filter(None, (found.repeated, said))))
 
     def _source(self, question: Question) -> str:
         """Return the row's own source; a table gives its path to a row that has none."""
         source = str(question.columns["data_source"])
         return self.set if source == self.table.name else source
-
-    def _refuse(self, asked: tuple[Question, ...], pattern: re.Pattern[str]) -> None:
-        column = PUBLISHED[self.set].answer_column
-        flaws = [q for q in asked if not pattern.fullmatch(str(q.columns.get("answer") or ""))]
-        shown = ", ".join(f"{q.id}: {str(q.columns.get('answer'))[:40]!r}" for q in flaws[:3])
-        raise DatasetError(
-            f"{self.path or self.set}: {len(flaws)} of {len(asked)} rows have no answer of '{self.set}' in the column "
-            f"'{column}' ({shown}{', ...' if len(flaws) > 3 else ''}), so this is another table; name its columns: "
-            'task = {kind = "table", path = ..., prompt_column = ..., answer_column = ...}'
-        )
 
     @property
     def _how(self) -> str:

@@ -14,7 +14,7 @@ import pytest
 from gnomon.rewards.sandbox.base import SandboxLimits
 from gnomon.rewards.sandbox.interpreter import Interpreter
 from gnomon.rewards.sandbox.linux import FOLDER, WALLS, LinuxSandbox, python
-from gnomon.rewards.sandbox.probes import SECRET, Probe, Target, targets
+from gnomon.rewards.sandbox.probes import Probe
 from gnomon.rewards.sandbox.template import template
 from gnomon.tasks.env_server import EnvServer
 from gnomon.tasks.environment import EnvironmentConfig
@@ -198,15 +198,6 @@ HOSTILE = (
     Probe("change the library", "import builtins, json, random\n"
           "builtins.print = random.random = json.dumps = lambda *a: 'OPEN'"),
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def target() -> Iterator[Target]:
-    """What the codes aim at."""
-    os.environ[SECRET] = SECRET
-    with targets() as aimed:
-        yield aimed
-    del os.environ[SECRET]
 
 
 @BOTH
