@@ -49,19 +49,19 @@ _PCIE = {4: 32e9, 5: 64e9}
 """Bytes per second of 16 lanes in one direction, by generation."""
 
 
-def _card(name: str, operations: float, bandwidth: float, memory: float, lanes: int, sheet: str) -> Hardware:
-    """Return a card without NVLink. Eight a node, a network of 100 Gb/s and 512 GB of memory are assumed."""
+def _pcie_gpu(name: str, operations: float, bandwidth: float, memory: float, lanes: int, sheet: str) -> Hardware:
+    """Return a GPU without NVLink. Eight a node, a network of 100 Gb/s and 512 GB of memory are assumed."""
     source = f"{sheet}; PCIe {lanes}; network and memory of the node assumed"
     return Hardware(name, operations, bandwidth, memory, _PCIE[lanes], 12.5e9, _PCIE[lanes], 8, 0.5e12, source)
 
 
 _GPUS = (
-    _card("rtx3090", 71e12, 0.936e12, 24e9, 4, "NVIDIA GA102 white paper, BF16 with FP32 sums, dense"),
-    _card("rtx4090", 165.2e12, 1.008e12, 24e9, 4, "NVIDIA Ada white paper, BF16 with FP32 sums, dense"),
-    _card("rtx5090", 209.5e12, 1.792e12, 32e9, 5, "NVIDIA RTX Blackwell white paper, BF16 with FP32 sums, dense"),
-    _card("a10", 125e12, 0.6e12, 24e9, 4, "NVIDIA A10 data sheet, dense"),
-    _card("l4", 121e12, 0.3e12, 24e9, 4, "NVIDIA L4 data sheet, half of its number with sparsity"),
-    _card("l40s", 362e12, 0.864e12, 48e9, 4, "NVIDIA L40S data sheet, dense"),
+    _pcie_gpu("rtx3090", 71e12, 0.936e12, 24e9, 4, "NVIDIA GA102 white paper, BF16 with FP32 sums, dense"),
+    _pcie_gpu("rtx4090", 165.2e12, 1.008e12, 24e9, 4, "NVIDIA Ada white paper, BF16 with FP32 sums, dense"),
+    _pcie_gpu("rtx5090", 209.5e12, 1.792e12, 32e9, 5, "NVIDIA RTX Blackwell white paper, BF16 with FP32 sums, dense"),
+    _pcie_gpu("a10", 125e12, 0.6e12, 24e9, 4, "NVIDIA A10 data sheet, dense"),
+    _pcie_gpu("l4", 121e12, 0.3e12, 24e9, 4, "NVIDIA L4 data sheet, half of its number with sparsity"),
+    _pcie_gpu("l40s", 362e12, 0.864e12, 48e9, 4, "NVIDIA L40S data sheet, dense"),
     Hardware(
         "a100-40", 312e12, 1.555e12, 40e9, 300e9, 25e9, 32e9, 8, 1e12,
         "NVIDIA A100 data sheet, SXM 40 GB; DGX A100 320GB: 200 Gb/s a GPU, PCIe 4, 1 TB",
