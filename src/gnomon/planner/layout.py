@@ -102,7 +102,7 @@ def engine_memory(place: Deployment, layout: Layout) -> Held:
     """Return the memory of an engine's device, with the KV cache of all responses that the engine decodes at once."""
     shape, job, k = place.shape, place.job, layout.parts
     parts = {
-        "weights and what is learned with" if place.is_shared else "weights": _beside_cache(place, k),
+        "weights and what is learned with" if place.is_shared else "weights": _resident_bytes(place, k),
         "cache": concurrency(place, layout) * row_tokens(job) * shape.cache(k, job.item),
         "libraries": place.reached.libraries,
     }
@@ -124,10 +124,10 @@ def concurrency(place: Deployment, layout: Layout) -> int:
 def cache_room(place: Deployment, parts: int) -> float:
     """Return the bytes for the KV cache on each of ``parts`` devices; negative if the weights do not fit."""
     usable = place.hardware.memory * place.reached.memory - place.reached.libraries
-    return usable - _beside_cache(place, parts)
+    return usable - _resident_bytes(place, parts)
 
 
-def _beside_cache(place: Deployment, parts: int) -> float:
+def _resident_bytes(place: Deployment, parts: int) -> float:
     """Return the bytes on each device of an engine beside the KV cache: its weights, or all that learning keeps."""
     if place.is_shared:
         held = learner_memory(place, Layout(1, 1, micro=0)).parts
