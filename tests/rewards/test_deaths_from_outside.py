@@ -5,6 +5,7 @@ import contextlib
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -19,6 +20,9 @@ from gnomon.rewards.base import Sample
 from gnomon.rewards.code.reward import Code
 from gnomon.rewards.grader_pool import GradingPool
 from gnomon.rewards.grading import Grading, WeightedReward
+from gnomon.rewards.sandbox.base import Outcome, SandboxLimits
+from gnomon.rewards.sandbox.linux import LinuxSandbox
+from gnomon.rewards.sandbox.watch import Watched
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="processes are found in /proc, and our walls are Linux's"
@@ -101,7 +105,22 @@ def test_right_programs_earn_1_whichever_grader_is_killed():
     grades, killed = graded(SAMPLES, "grading", 0.4, 2)
 
     assert killed
-    assert [g.reward for g in grades] == [1.0] * len(SAMPLES)
+    assert [(g.reward, g.error) for g in grades] == [(1.0, None)] * len(SAMPLES)
+
+
+def test_a_sandbox_that_is_killed_before_its_program_begins_is_started_again():
+    """Killed while its interpreter starts, it says nothing: no program of the answer's can have done that."""
+    watched, ended = Watched(), list[Outcome]()
+    sandbox = LinuxSandbox(SandboxLimits(wall_seconds=20.0))
+    running = threading.Thread(target=lambda: ended.append(sandbox.run_now("print(input())", "42", watched)))
+    running.start()
+    while (process := watched.process) is None and running.is_alive():
+        time.sleep(0)
+    assert isinstance(process, subprocess.Popen)
+    os.kill(process.pid, signal.SIGKILL)
+    running.join()
+
+    assert (ended[0].cause, ended[0].stdout) == (None, "42\n")
 
 
 def test_a_program_that_kills_is_wrong_and_those_beside_it_are_right():

@@ -10,7 +10,17 @@ from gnomon.rewards.sandbox.base import NotRun, Outcome, SandboxLimits
 from gnomon.rewards.sandbox.bubblewrap import BUBBLEWRAP, wrapped
 from gnomon.rewards.sandbox.packages import folders_of, places, room_mib
 from gnomon.rewards.sandbox.template import Forking
-from gnomon.rewards.sandbox.watch import Ends, Starting, Watched, by_command, in_thread, outcome, watch
+from gnomon.rewards.sandbox.watch import (
+    Ends,
+    SandboxEnding,
+    Starting,
+    Watched,
+    by_command,
+    cause_of,
+    in_thread,
+    outcome,
+    watch,
+)
 
 WALLS = ("namespaces", "landlock", "seccomp")
 FOLDER = str(Path(__file__).resolve().parent)
@@ -64,21 +74,29 @@ class LinuxSandbox:
         ends: what it reads from and writes to in place of texts; it is then run once.
         """
         watched = watched or Watched()
-        folders = folders_of(self.packages)
         try:
-            ended = outcome(watch(self._starting(), source, stdin, self.bounds, watched, ends), folders)
-            if ends is None and self._is_foreign(ended, watched):
-                ended = outcome(watch(self._starting(), source, stdin, self.bounds, watched), folders)
+            ending = watch(self._starting(), source, stdin, self.bounds, watched, ends)
+            if ends is None and self._is_foreign(ending, watched):
+                ending = watch(self._starting(), source, stdin, self.bounds, watched)
         except NotRun as error:
             return Outcome("", str(error), "refused", 0.0)
-        if not self._is_foreign(ended, watched):
+        ended = outcome(ending, folders_of(self.packages))
+        if ended.cause == "refused" or not self._is_foreign(ending, watched):
             return ended
         why = "something outside of the sandbox killed it twice (is the machine out of memory?)"
         return Outcome(ended.stdout, why, "refused", ended.seconds)
 
-    def _is_foreign(self, ended: Outcome, watched: Watched) -> bool:
-        """Whether neither the program nor its bounds nor whoever asked ended it: the filter lets it send no SIGKILL."""
-        return ended.cause == _KILLED and "seccomp" in self.walls and not watched.is_ended
+    def _is_foreign(self, ending: SandboxEnding, watched: Watched) -> bool:
+        """Whether neither the program nor its bounds nor whoever asked ended it.
+
+        What ends without a word was killed before the program began. Later the filter lets it send no SIGKILL.
+        """
+        if watched.is_ended or ending.cause is not None:
+            return False
+        if not ending.report and not ending.stderr:
+            return True
+        has_begun = "walls" in ending.report and "seccomp" in self.walls
+        return has_begun and cause_of(ending.report, ending.stderr) == _KILLED
 
     def isolation(self) -> str:
         """Return the names of the walls that stand around a program, empty where none is run."""
