@@ -37,11 +37,11 @@ __all__ = sorted(_WHERE)
 
 # Modules that files of a user's own import by where they were before.
 _FORMER = {
+    "gnomon.algorithms.testing": "gnomon.testing",
     "gnomon.errors": "gnomon.core.errors",
     "gnomon.experiment": "gnomon.config.experiment",
     "gnomon.launch": "gnomon.training.api",
     "gnomon.metrics": "gnomon.core.metrics",
-    "gnomon.testing": "gnomon.algorithms.testing",
     "gnomon.types": "gnomon.core.types",
     "gnomon.verifiers.base": "gnomon.rewards.base",
     "gnomon.verifiers": "gnomon.rewards",

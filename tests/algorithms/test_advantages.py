@@ -16,8 +16,8 @@ from gnomon.algorithms import (
     Whitened,
     measure_advantages,
 )
-from gnomon.algorithms.testing import make_batch
 from gnomon.core.errors import ConfigError, GradingError
+from gnomon.testing import make_batch
 
 approx = pytest.approx
 

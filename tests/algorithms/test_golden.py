@@ -42,10 +42,10 @@ from gnomon.algorithms import (
     Whitened,
 )
 from gnomon.algorithms.ratios import Statistics
-from gnomon.algorithms.testing import loss_and_gradient, make_batch
 from gnomon.analysis.dissect.golden import vectors
 from gnomon.core.metrics import EffectiveSize, Metrics
 from gnomon.core.types import Batch
+from gnomon.testing import loss_and_gradient, make_batch
 
 approx = pytest.approx
 

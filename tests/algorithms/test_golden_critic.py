@@ -32,8 +32,8 @@ from gnomon.algorithms import (
     measure_values,
 )
 from gnomon.algorithms.ratios import Statistics
-from gnomon.algorithms.testing import loss_and_gradient, make_batch
 from gnomon.core.errors import ConfigError
+from gnomon.testing import loss_and_gradient, make_batch
 
 GAE = GOLDEN["gae"]
 NONE = Statistics()

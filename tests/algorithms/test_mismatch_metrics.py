@@ -8,8 +8,8 @@ import torch
 
 from gnomon.algorithms import GRPO, Algorithm, TruncatedIS
 from gnomon.algorithms.ratios import Statistics
-from gnomon.algorithms.testing import make_batch
 from gnomon.core.metrics import Metrics
+from gnomon.testing import make_batch
 
 Rows = list[list[float]]
 

@@ -31,8 +31,8 @@ from gnomon.algorithms import (
 )
 from gnomon.algorithms.describe import NOTES
 from gnomon.algorithms.ratios import Statistics
-from gnomon.algorithms.testing import loss_and_gradient, make_batch
 from gnomon.core.errors import ConfigError
+from gnomon.testing import loss_and_gradient, make_batch
 
 approx = pytest.approx
 

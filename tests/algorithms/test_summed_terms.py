@@ -11,10 +11,10 @@ from examples.own_statistics import POSITIVE_CAP
 
 from gnomon.algorithms import GRPO, LossInputs, Ratio
 from gnomon.algorithms.ratios import Statistics
-from gnomon.algorithms.testing import loss_and_gradient, make_batch
 from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError
 from gnomon.core.metrics import Metrics
+from gnomon.testing import loss_and_gradient, make_batch
 from gnomon.training.api import train_experiment
 
 

@@ -9,8 +9,8 @@ import torch
 from experiments.claims.folders import experiments_folder
 from experiments.group_free.waiting import LogNormal, QueueSetting
 
-from gnomon.algorithms.testing import make_batch
 from gnomon.algorithms.user_pieces import load_object
+from gnomon.testing import make_batch
 
 
 def part(claim: str, name: str) -> Any:

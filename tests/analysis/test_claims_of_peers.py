@@ -16,7 +16,6 @@ from experiments.claims.lengths import LETTERS, lowest_after_best, write_stretch
 from experiments.claims.mixtures import share as mean_share
 from experiments.claims.rescoring import Answers, routers_share, won_back
 
-from gnomon.algorithms.testing import make_batch
 from gnomon.config.experiment import load, to_toml
 from gnomon.core.types import Grade, Rollout
 from gnomon.models.logprobs import TokenScorer
@@ -26,6 +25,7 @@ from gnomon.records.directory import RunDirectory
 from gnomon.records.reading import RunRecord
 from gnomon.tasks.split import HeldOut
 from gnomon.tasks.tables import TableTask
+from gnomon.testing import make_batch
 from gnomon.training.api import train_experiment
 
 CLAIMS = (

@@ -31,7 +31,7 @@ print(code, *sorted({"torch", "transformers", "numpy"} & set(sys.modules)), file
         (["plan", "tiny", "learner.optimiser.learning_rate=1"], "did you mean 'optimizer'"),
         (["train", "tiny", "task=arithmetik"], "did you mean 'arithmetic'"),
         (["train", "tiny", 'rewards=["numerik"]'], "did you mean 'numeric'"),
-        (["train", "tiny", "engine=vlm"], "should be 'local' or 'vllm'"),
+        (["train", "tiny", "engine=vlm"], "should be 'local', 'vllm', or an engine of your own"),
         (["train", "tiny", "model=./gone"], "model folder './gone' does not exist"),
         (["train", "tiny", "fp16=true"], "names of another library"),
         (["compare", "tiny", "--algorithms", "grpo,grop", "--steps", "1"], "did you mean 'grpo'"),

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from gnomon.algorithms import GRPO, LossInputs
-from gnomon.algorithms.testing import make_batch
 from gnomon.core.errors import LearnerError
 from gnomon.core.metrics import Metrics
 from gnomon.core.types import Batch
@@ -15,6 +14,7 @@ from gnomon.learner.learner import TorchLearner
 from gnomon.learner.optimizer import OptimizerConfig
 from gnomon.learner.sections import LearnerConfig
 from gnomon.models.tiny import tiny_model
+from gnomon.testing import make_batch
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from gnomon.algorithms import PRESETS, resolve
-from gnomon.algorithms.testing import make_batch
 from gnomon.cli.main import main
 from gnomon.config.experiment import load
 from gnomon.core.errors import LearnerError, NotFiniteError
@@ -25,6 +24,7 @@ from gnomon.records.jsonl import read_rows
 from gnomon.rewards.base import Sample
 from gnomon.rewards.function import UserFunction
 from gnomon.rewards.grading import Grading, WeightedReward
+from gnomon.testing import make_batch
 from gnomon.training.api import resume, train_experiment
 from gnomon.training.nonfinite_guard import NonFiniteGuard, refused_in_a_row, unusable
 

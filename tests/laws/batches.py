@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gnomon.algorithms import PRESETS, Algorithm, LossInputs, PolicyGradient
 from gnomon.algorithms.ratios import Statistics
-from gnomon.algorithms.testing import make_batch
 from gnomon.core.types import Batch
+from gnomon.testing import make_batch
 
 # A tenth and a twentieth of the profile's examples: `HYPOTHESIS_PROFILE=search` looks ten times further.
 few = settings(max_examples=settings().max_examples // 10)

@@ -46,8 +46,8 @@ from gnomon.algorithms import (
     TruncatedIS,
 )
 from gnomon.algorithms.ratios import Statistics
-from gnomon.algorithms.testing import loss_and_gradient, make_batch
 from gnomon.core.metrics import Metrics
+from gnomon.testing import loss_and_gradient, make_batch
 
 approx = pytest.approx
 

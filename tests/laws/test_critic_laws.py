@@ -21,8 +21,8 @@ from gnomon.algorithms import (
     Returns,
     Updates,
 )
-from gnomon.algorithms.testing import make_batch
 from gnomon.core.types import Batch
+from gnomon.testing import make_batch
 
 approx = pytest.approx
 CRITICS = [a for a in PRESETS.values() if a.critic is not None]

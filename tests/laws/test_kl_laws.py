@@ -11,7 +11,7 @@ from torch import Tensor
 from gnomon.algorithms import GRPO
 from gnomon.algorithms.ratios import Statistics
 from gnomon.algorithms.regularizers import Estimator, kl_estimate
-from gnomon.algorithms.testing import make_batch
+from gnomon.testing import make_batch
 
 
 @dataclass(frozen=True)

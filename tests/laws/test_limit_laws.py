@@ -25,7 +25,7 @@ from gnomon.algorithms import (
     TruncatedIS,
 )
 from gnomon.algorithms.protocols import Correction
-from gnomon.algorithms.testing import loss_and_gradient
+from gnomon.testing import loss_and_gradient
 
 approx = pytest.approx
 FREE = ClippedSurrogate(Clip(1e9, 1e9))

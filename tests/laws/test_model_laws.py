@@ -13,7 +13,6 @@ from tests.laws.batches import Drawn, drawn, fewer, presets, prompted, size_of
 from torch import Tensor, nn
 
 from gnomon.algorithms import Algorithm
-from gnomon.algorithms.testing import loss_and_gradient, make_batch
 from gnomon.core.metrics import Metrics
 from gnomon.core.types import Batch
 from gnomon.learner.learner import TorchLearner
@@ -24,6 +23,7 @@ from gnomon.models.head import chosen_logprobs
 from gnomon.models.logprobs import TokenScorer
 from gnomon.models.tiny import TinyConfig, tiny_model
 from gnomon.models.values import ValueHead
+from gnomon.testing import loss_and_gradient, make_batch
 
 SHAPE = TinyConfig(width=16, heads=2, kv_heads=1)
 # Adam's first step with epsilon 1 is g / (|g| + 1): the new weights tell the gradient, entry for entry.

@@ -35,8 +35,8 @@ from gnomon.algorithms import (
 )
 from gnomon.algorithms.protocols import Advantage, Correction
 from gnomon.algorithms.ratios import Statistics
-from gnomon.algorithms.testing import loss_and_gradient, make_batch
 from gnomon.core.metrics import EffectiveSize
+from gnomon.testing import loss_and_gradient, make_batch
 
 approx = pytest.approx
 

@@ -15,10 +15,10 @@ from tests.learner.together import PLAN
 from gnomon.algorithms import Algorithm
 from gnomon.algorithms.imitation import imitation
 from gnomon.algorithms.sections import SelfImitationBuffer
-from gnomon.algorithms.testing import make_batch
 from gnomon.core.metrics import EffectiveSize, Last, Max, Mean, Metrics, Sum
 from gnomon.learner.serialization import boxed, packed, unboxed, unpacked
 from gnomon.learner.spec import LearnerSpec
+from gnomon.testing import make_batch
 from gnomon.training.critic_pretraining import monte_carlo
 
 PPO = presets("ppo")[0]

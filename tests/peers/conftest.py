@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from gnomon.algorithms import GRPO, Algorithm
-from gnomon.algorithms.testing import loss_and_gradient, make_batch
 from gnomon.core.metrics import Metrics
 from gnomon.core.types import Batch
+from gnomon.testing import loss_and_gradient, make_batch
 
 MISSING = [name for name in ("verl", "trl") if importlib.util.find_spec(name) is None]
 if MISSING:

@@ -17,7 +17,7 @@ from gnomon.algorithms import (
     Returns,
     Whitened,
 )
-from gnomon.algorithms.testing import make_batch
+from gnomon.testing import make_batch
 
 
 def estimate(verl: Any, name: str, batch: Any, **more: Any) -> Any:

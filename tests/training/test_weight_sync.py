@@ -10,7 +10,6 @@ import torch
 from tests.training.weights import learner_of, move
 from torch import Tensor, nn
 
-from gnomon.algorithms.testing import make_batch
 from gnomon.core.errors import WeightSyncError
 from gnomon.core.metrics import Metrics
 from gnomon.core.types import Completion, Snapshot
@@ -24,6 +23,7 @@ from gnomon.models.lora import LoraConfig, adapt
 from gnomon.models.tiny import tiny_model
 from gnomon.models.transfer.fingerprint import Fingerprint, fingerprints
 from gnomon.models.transfer.rounding import rounded
+from gnomon.testing import make_batch
 from gnomon.training.weight_sync import (
     FLOAT32_NATS,
     ROUGH_NATS,

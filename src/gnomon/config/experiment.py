@@ -380,6 +380,7 @@ def anchored(experiment: Experiment) -> Experiment:
     """Return the experiment with the files that it names as absolute paths, so that it is the same from any folder."""
     table = tomllib.loads(to_toml(experiment))
     table["model"] = _absolute(table["model"])
+    table["engine"]["kind"] = _absolute_member(table["engine"]["kind"])
     _anchor(table)
     return from_table(table).experiment
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from gnomon.config.foreign_names import COMPOSED, FOREIGN, taken_out, translated
 from gnomon.core.errors import ConfigError, ModelError, unknown
+from gnomon.core.sections import ENGINE_KINDS
 from gnomon.core.tables import canonical, parse_toml
 
 OVERRIDE_HINT = "an override is key=value, such as steps=50 or algorithm.num_generations=4"
@@ -103,8 +104,8 @@ def check_names(source: str | Path, overrides: Sequence[str], algorithms: Sequen
         if isinstance(kind, str) and ":" not in kind and kind not in known_names()["rewards"]:
             raise ConfigError(f"rewards[{number}].verifier: {unknown('kind', kind, known_names()['rewards'])}")
     engine = last.get("engine", last.get("engine.kind", "local"))
-    if isinstance(engine, str) and engine not in ("local", "vllm"):
-        raise ConfigError(f"engine.kind = {engine!r}: should be 'local' or 'vllm'")
+    if isinstance(engine, str) and ":" not in engine and engine not in ("local", "vllm"):
+        raise ConfigError(f"engine.kind = {engine!r}: should be {ENGINE_KINDS}")
     model = last.get("model")
     if isinstance(model, str) and model.startswith((".", "/")) and not Path(model).exists():
         raise ModelError(f"model folder '{model}' does not exist (looked for {Path(model).absolute()})")

@@ -11,6 +11,8 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, quote_plus
 
+from gnomon.core.errors import ConfigError
+
 SHORTEST = 8
 # What a part of a name between underscores, without digits at its end, is, ends with or holds when it says "secret".
 _WORD = re.compile(
@@ -291,3 +293,20 @@ def is_secret_setting(name: str) -> bool:
     (True, False, False)
     """
     return any(word in name.lower() for word in _SETTINGS)
+
+
+def check_no_secret(settings: Mapping[str, Any], instead: str = "read it there") -> None:
+    """Refuse a text among keyword arguments of the user's own code that can only be a secret.
+
+    Args:
+        instead: How the code gets it from an environment variable.
+
+    Raises:
+        ConfigError: The message names the setting, and not its value.
+    """
+    for name, value in settings.items():
+        if isinstance(value, str) and is_secret_setting(name):
+            raise ConfigError(
+                f"settings.{name} would be written into the run's files for everybody to read; set an environment "
+                f"variable, {instead}, and remove the setting"
+            )

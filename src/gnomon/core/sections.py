@@ -4,10 +4,11 @@ import difflib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gnomon.core.errors import ConfigError, check_bounds, shortened
+from gnomon.core.redaction import check_no_secret
 
 MOST_TOKENS = 64
 """Rollouts of a step that may be looked at token by token."""
@@ -100,6 +101,9 @@ class EvalSampling:
         return "" if getattr(self, name) is not None else " (training's)"
 
 
+ENGINE_KINDS = "'local', 'vllm', or an engine of your own as 'path.py:Class'"
+"""What `EngineConfig.kind` may be, for messages."""
+
 STARTED = "start"
 """The `EngineConfig.server` that is started for the run."""
 
@@ -109,7 +113,8 @@ class EngineConfig:
     """What generates the answers.
 
     Attributes:
-        kind: "local" is gnomon's own engine in this process; "vllm" is vLLM.
+        kind: "local" is gnomon's own engine in this process; "vllm" is vLLM; "path.py:Class" or "module:Class" is an
+            engine of your own, with the protocol of `engines.base.Engine`.
         max_concurrent: Answers that each engine decodes at once. The memory of the KV cache grows with it.
         count: Number of engines. Several engines have a copy of the weights each.
         rounding: Number format that the weights are rounded to before an engine gets them; "none" sends them unchanged.
@@ -121,12 +126,13 @@ class EngineConfig:
             "" is the present interpreter.
         tensor_parallel: For "vllm": number of GPUs (processes on a CPU) of one machine that hold the model of one
             engine together, a part of each layer each. It must divide the number of attention heads.
+        settings: Keyword arguments of an engine of your own.
 
     Raises:
         ConfigError: A number is out of range, or a setting belongs to the other kind of engine.
     """
 
-    kind: Literal["local", "vllm"] = "local"
+    kind: str = "local"
     max_concurrent: int = 64
     count: int = 1
     rounding: Literal["none", "fp8", "int8", "int4"] = "none"
@@ -134,6 +140,7 @@ class EngineConfig:
     server: str = ""
     python: str = ""
     tensor_parallel: int = 1
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_bounds(
@@ -144,11 +151,17 @@ class EngineConfig:
             timeout_seconds=(self.timeout_seconds > 0, "> 0"),
             tensor_parallel=(self.tensor_parallel >= 1, "at least 1"),
         )
-        if self.kind == "local" and (self.server or self.python):
+        if self.kind not in ("local", "vllm") and not self.is_own:
+            raise ConfigError(f"engine.kind = {self.kind!r}: should be {ENGINE_KINDS}")
+        if self.settings and not self.is_own:
+            raise ConfigError("engine.settings are for an engine of your own; set engine.kind = 'path.py:Class'")
+        check_no_secret(self.settings)
+        if self.kind != "vllm" and (self.server or self.python):
             raise ConfigError('engine.server and engine.python are for engine.kind = "vllm"')
-        if self.tensor_parallel > 1 and self.kind == "local":
+        if self.tensor_parallel > 1 and self.kind != "vllm":
+            who = f"'{self.kind}'" if self.is_own else "gnomon's own engine"
             raise ConfigError(
-                f"engine.tensor_parallel = {self.tensor_parallel}, and gnomon's own engine holds its model on one "
+                f"engine.tensor_parallel = {self.tensor_parallel}, and {who} holds its model on one "
                 'device; set engine.kind = "vllm", or engine.tensor_parallel = 1'
             )
         if self.tensor_parallel > 1 and self.server not in ("", "start"):
@@ -157,6 +170,12 @@ class EngineConfig:
                 f"engine.server = '{self.server}' is there already; start it with --tensor-parallel, and set "
                 "engine.tensor_parallel = 1"
             )
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the engine is a class of the user's."""
+        place, _, name = self.kind.rpartition(":")
+        return bool(place.strip()) and name.isidentifier()
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from gnomon.core.errors import ConfigError, check_bounds
-from gnomon.core.redaction import is_secret_setting
+from gnomon.core.redaction import check_no_secret
 from gnomon.rewards.sandbox.packages import check_names
 from gnomon.rewards.sandbox.selftest import Kind as Walls
 
@@ -122,12 +122,7 @@ class EnvironmentConfig:
         }[self.kind]
         if not fits:
             raise ConfigError(f'kind = "{self.kind}" needs {_NEEDS[self.kind]}, and no other name')
-        secret = [name for name, value in self.settings.items() if isinstance(value, str) and is_secret_setting(name)]
-        if secret:
-            raise ConfigError(
-                f"settings.{secret[0]} would be written into the run's files for everybody to read; set an environment "
-                'variable, let the environment read it (variables = ["NAME"]), and remove the setting'
-            )
+        check_no_secret(self.settings, 'let the environment read it (variables = ["NAME"])')
         if self.kind != "verifiers":
             named = (*((self.use,) if has_use else ()), *(tool for tool in self.tools if tool != PYTHON))
             _check_names(named)

@@ -11,6 +11,7 @@ from gnomon.core.sections import STARTED, STORE, StalenessConfig
 from gnomon.core.types import Snapshot
 from gnomon.engines.base import Engine
 from gnomon.engines.local import LocalEngine
+from gnomon.engines.own import make_own
 from gnomon.engines.pool import EnginePool
 from gnomon.models.cpu.packed_linear import input_axes
 from gnomon.models.decoder import vocabulary_size
@@ -26,10 +27,10 @@ def said_of_serving(resolved: Resolved) -> str:
     if resolved.shares_weights:
         return f"They are drawn in this process, from the learner's own weights, at most {plan.max_concurrent} at once."
     if resolved.experiment.cluster.kind != "none":
-        kind = "vLLM" if plan.kind == "vllm" else "local"
+        kind = {"vllm": "vLLM"}.get(plan.kind, plan.kind)
         who = f"{many(plan.count, f'{kind} engine')} on a Ray cluster"
-    elif plan.kind == "local":
-        who = f"{many(plan.count, 'local engine')} in this process"
+    elif plan.kind != "vllm":
+        who = f"{many(plan.count, f'{plan.kind} engine')} in this process"
     elif plan.server:
         at = "started for it" if plan.server == STARTED else f"at {plan.server}"
         who = f"{many(plan.count, 'vLLM server')} {at}"
@@ -70,6 +71,10 @@ def serve_alone(resolved: Resolved, warn: Callable[[str], None]) -> EnginePool:
 def _engines(resolved: Resolved, trained: nn.Module | None) -> Mapping[str, Engine]:
     experiment = resolved.experiment
     plan = experiment.engine
+    if plan.is_own:
+        return {
+            f"own-{n}": make_own(experiment.model, plan, resolved.dtype, resolved.device) for n in range(plan.count)
+        }
     if plan.kind == "vllm":
         from gnomon.engines.vllm.engine import make_vllm
 

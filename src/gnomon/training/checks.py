@@ -9,6 +9,7 @@ import torch
 from gnomon.config.experiment import Experiment
 from gnomon.core.errors import ConfigError
 from gnomon.core.sections import STARTED, STORE
+from gnomon.engines.own import own_class
 from gnomon.engines.vllm.transfer import BACKEND, check_backend
 from gnomon.models.hf_names import HfNames
 from gnomon.training.build_workers import cluster_room
@@ -60,7 +61,9 @@ def check_serving(resolved: Resolved) -> None:
             f"engine.count = {plan.count} exceeds the {many(asked, 'prompt')} in flight; the extra engines would stay "
             f"idle; set engine.count = {asked} or less, or raise rollouts_per_step"
         )
-    if plan.kind == "local":
+    if plan.is_own:
+        own_class(plan)
+    if plan.kind != "vllm":
         return
     if plan.count > 1 and plan.server not in ("", STARTED):
         raise ConfigError(

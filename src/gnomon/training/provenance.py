@@ -104,6 +104,7 @@ def foreign_code(experiment: Experiment) -> tuple[str, ...]:
     They are as the experiment names them, and no name is looked for anywhere else, so nothing else of the user's runs.
     """
     named = [f"reward {r.verifier.function}" for r in experiment.rewards if isinstance(r.verifier, UserFunction)]
+    named += [f"engine {experiment.engine.kind}"] if experiment.engine.is_own else []
     plan = experiment.environment
     if plan is not None:
         named += [f"environment {plan.use}"] if plan.use else []

@@ -19,12 +19,12 @@ from gnomon.algorithms import (
     PolicyGradient,
     Unbounded,
 )
-from gnomon.algorithms.testing import loss_and_gradient, make_batch
 from gnomon.analysis.dissect.dissect import as_row, cosines, decompose, dissect
 from gnomon.analysis.dissect.random_batches import KINDS, draw, to_batch
 from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError, DatasetError
 from gnomon.records.batches import RecordedBatch, read_batch, write_batch
+from gnomon.testing import loss_and_gradient, make_batch
 from gnomon.training.api import train_experiment
 
 approx = pytest.approx

@@ -78,8 +78,8 @@ def dissect(
         DatasetError: If the file is not a batch.
         ConfigError: If the batch lacks a field that the algorithm needs.
 
-    >>> import gnomon.algorithms.testing
-    >>> batch = gnomon.algorithms.testing.make_batch([1.0, 0.0], [[1, 1], [1]])
+    >>> import gnomon.testing
+    >>> batch = gnomon.testing.make_batch([1.0, 0.0], [[1, 1], [1]])
     >>> loss, gradient, report = dissect(batch, "dr-grpo")
     >>> round(loss, 6), (gradient * 6000).round(decimals=6).tolist(), report.trust
     (-8.3e-05, [[-0.5, -0.5], [0.5, 0.0]], ('..', '. '))
