@@ -173,6 +173,8 @@ class RolloutScheduler:
     _turn: int = 0
     _clock: int = -1
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _ready: int = 0
+    _left: int = 0  # answers that must end before a choice is possible
 
     def __post_init__(self) -> None:
         if self.max_staleness < 0:
@@ -203,11 +205,16 @@ class RolloutScheduler:
         with working("answering", self.prompts_per_step, is_brief=True) as steps:
             answered = 0
             while (chosen := self._choose()) is None:
-                ready = min(sum(slot.is_ready for slot in self._slots), self.prompts_per_step)
-                steps.advance(ready - answered)
-                answered = ready
-                self._changed.clear()
-                await self._changed.wait()
+                # Looking at every slot after every answer would take the square of their number.
+                self._ready = sum(slot.is_ready for slot in self._slots)
+                asked = sum(slot.status == "asked" for slot in self._slots)
+                self._left = max(1, min(self.prompts_per_step - self._ready, asked))
+                while self._left > 0:
+                    ready = min(self._ready, self.prompts_per_step)
+                    steps.advance(ready - answered)
+                    answered = ready
+                    self._changed.clear()
+                    await self._changed.wait()
         waited = time.perf_counter() - began
         expired = self._expired(chosen)
         gone = {*chosen, *expired}
@@ -248,6 +255,11 @@ class RolloutScheduler:
                 self._refused.append((slot.turn, group))
                 if self.max_staleness > 0:
                     self._ask_others([slot])
+            self._ready += slot.is_ready
+            self._left -= 1
+        except BaseException:
+            self._left = 0  # choosing raises it
+            raise
         finally:
             slot.done_at = time.perf_counter()
             self._changed.set()
