@@ -1,5 +1,7 @@
 import json
+import logging
 import shutil
+from logging.handlers import BufferingHandler
 
 import pytest
 import torch
@@ -68,6 +70,7 @@ def test_every_tensor_that_lacks_is_named(whole, tmp_path):
         (named(lambda n: n.replace("q_proj.", "q_proj.base_layer.")), {}, r"lacks 2 weights.*merge_and_unload"),
         (lambda t: {}, {}, r"lacks 21 weights .* and 17 more"),
         (lambda t: t, {"tie_word_embeddings": False}, r"lacks 1 weight \(lm_head.weight\).*tie_word_embeddings = true"),
+        (lambda t: t, {"rope_theta": 7.0}, r"rope_theta = 7.0 by itself, and transformers reads .*the same number"),
         (lambda t: t, {"num_hidden_layers": 3}, r"lacks 9 weights \(model.layers.2"),
         (lambda t: t, {"num_hidden_layers": 1}, r"holds 9 tensors \(model.layers.1.*no place"),
         (lambda t: t, {"num_hidden_layers": 0}, r"num_hidden_layers = 0, and the files hold 20 tensors"),
@@ -211,6 +214,28 @@ def test_weights_that_a_folder_holds_twice_are_refused(whole, tmp_path):
     shutil.copy(whole / "model.safetensors", folder)
     with pytest.raises(ModelError, match=r"holds weights twice.*remove"):
         check_weights(str(folder))
+
+
+def test_an_adapter_beside_a_model_is_refused(whole, tmp_path):
+    """transformers loads both, and the checkpoints of a run would hold neither's numbers."""
+    folder = shutil.copytree(whole, tmp_path / "both")
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"a model and a LoRA adapter.*merge_and_unload.*or remove the adapter's"):
+        check_weights(str(folder))
+
+
+def test_a_warning_of_rotary_positions_is_given_once():
+    """transformers gives it whenever a config is read or copied: at each checkpoint."""
+    logger = logging.getLogger("transformers.modeling_rope_utils")
+    kept = BufferingHandler(10)
+    logger.addHandler(kept)
+    try:
+        for _ in range(3):
+            logger.warning("a factor of %s", "a test")
+        logger.warning("a factor of another")
+    finally:
+        logger.removeHandler(kept)
+    assert [r.getMessage() for r in kept.buffer] == ["a factor of a test", "a factor of another"]
 
 
 @pytest.mark.parametrize("table", ["rope_parameters", "rope_scaling"])

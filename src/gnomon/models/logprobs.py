@@ -19,6 +19,7 @@ from gnomon.models.forward import accepted, checked_arguments
 from gnomon.models.head import chosen_logprobs, chunk_for
 from gnomon.models.prefix import Packed
 from gnomon.models.routing import Routing, pad_experts, routed
+from gnomon.models.token_strings import parsed
 
 
 @dataclass(frozen=True)
@@ -269,7 +270,7 @@ def _is_split(model: Any) -> bool:
         return ramp.expand_as(output).clone()
 
     tokens = torch.tensor([[0, 1]], device=head.weight.device)
-    with torch.no_grad():
+    with torch.no_grad(), parsed(f"model '{model.config.name_or_path}' cannot be run as its config.json has it"):
         hook = head.register_forward_hook(replace_output)
         try:
             known = checked_arguments(model, accepted(model), {"use_cache": False})

@@ -44,13 +44,14 @@ def untrusted(who: str, key: str) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's kind and the first line of what it says.
+    """Return an error's kind and the first line of what it says, with the next where that one only announces it.
 
-    >>> first_line(ValueError("a\\nb")), first_line(KeyError())
-    ('ValueError: a', 'KeyError')
+    >>> first_line(ValueError("a\\nb")), first_line(TypeError("field:\\n  none\\nb")), first_line(KeyError())
+    ('ValueError: a', 'TypeError: field: none', 'KeyError')
     """
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
@@ -18,35 +19,49 @@ from gnomon.models.token_strings import first_line, parsed
 
 # Keep transformers' own progress bars and reports off the terminal, where our progress line is.
 
+_TOLD: set[str] = set()
+
+
+def _is_new(record: logging.LogRecord) -> bool:
+    """Whether a message is given for the first time; it is counted as given."""
+    message = record.getMessage()
+    is_new = message not in _TOLD
+    _TOLD.add(message)
+    return is_new
+
+
+# It says the same of a config's rotary positions whenever the config is read or copied, at each checkpoint too.
+logging.getLogger("transformers.modeling_rope_utils").addFilter(_is_new)
+
 _SILENT = 50  # logging.CRITICAL: nothing that transformers says of a loading is so urgent
 
 
 @contextmanager
 def no_bars() -> Iterator[None]:
     """Switch transformers' progress bars off inside the block."""
-    from transformers.utils import logging
+    from transformers.utils import logging as said
 
-    was_on = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    was_on = said.is_progress_bar_enabled()
+    said.disable_progress_bar()
     try:
         yield
     finally:
         if was_on:
-            logging.enable_progress_bar()
+            said.enable_progress_bar()
 
 
 @contextmanager
 def no_report() -> Iterator[None]:
     """Suppress transformers' progress bars, warnings and tables during a load, because gnomon reports it."""
-    from transformers.utils import logging
+    from transformers.utils import logging as said
 
-    level = logging.get_verbosity()
-    logging.set_verbosity(_SILENT)
+    level = said.get_verbosity()
+    said.set_verbosity(_SILENT)
     try:
         with no_bars():
             yield
     finally:
-        logging.set_verbosity(level)
+        said.set_verbosity(level)
 
 
 FILES = (
@@ -105,9 +120,15 @@ def weight_files(folder: Path) -> list[Path]:
     """Return the files that transformers would read; empty without weights.
 
     Raises:
-        ModelError: If an index names no files or missing files, or if the folder holds two sets of weights.
+        ModelError: If an index names no files or missing files, or if the folder holds two sets of weights or an
+            adapter beside them.
     """
     places = [folder / name for name in FILES if (folder / name).is_file()]
+    if places and (folder / "adapter_config.json").is_file():
+        raise ModelError(
+            f"'{folder}' holds a model and a LoRA adapter (adapter_config.json), and transformers would load both; "
+            "merge them (peft: merge_and_unload) and give that folder, or remove the adapter's files"
+        )
     if not places or places[0].suffix != ".json":
         # vLLM would take the shards, and transformers the one file.
         if len(places) > 1 and places[1].name == FILES[1] and _shards(places[1]) != {FILES[0]}:
@@ -155,17 +176,20 @@ def headers(folder: Path) -> dict[str, Header]:
 def check_positions(config: Any, stated: Mapping[str, Any], place: str) -> None:
     """Refuse a config whose settings of rotary positions are other numbers as transformers reads them.
 
-    stated: config.json itself. Phi-3's original length in rope_parameters alone becomes 4096. Raises: ModelError.
+    stated: config.json itself. Phi-3's original length in rope_parameters alone becomes 4096, and a rope_theta beside a
+    table that has one is passed over. Raises: ModelError.
     """
     text = config.get_text_config()
     part = stated.get("text_config") or stated
     read = vars(text).get("rope_parameters") or {}
-    for table in ("rope_parameters", "rope_scaling"):
-        for name, value in (part.get(table) or {}).items():
+    for table in ("rope_parameters", "rope_scaling", ""):
+        for name, value in ((part.get(table) or {}) if table else part).items():
             if type(value) in (int, float) and name in read and read[name] != value:
+                where = f"in {table}" if table else "by itself"
                 raise ModelError(
-                    f"model '{place}': config.json says {name} = {value} in {table}, and transformers reads "
-                    f"{read[name]}; write {name} beside {table}, not only in it, and with the same number"
+                    f"model '{place}': config.json says {name} = {value} {where}, and "
+                    f"transformers reads {read[name]}; write {name} in rope_parameters and beside it with the same "
+                    "number"
                 )
 
 
