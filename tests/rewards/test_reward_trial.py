@@ -60,6 +60,7 @@ WRONG = [
     ("def score(completions, **k): return [float('7' in c[0]['content']) for c in completions]", "set messages = true"),
     ("def score(completion): return float('7' in completion[-1]['content'])", "set messages = true"),
     ("def score(prompts, completions, **k): return [len(p[-1]['content']) for p in prompts]", "set messages = true"),
+    ("def score(completions, **k):\n    try: return [float(len(c[0]['content'])) for c in completions]\n    except (TypeError, IndexError): return [0.0] * len(completions)", "given text.*tells no answer.*set messages = true"),
     ("def score(completions, **k): return 1.0", "returned float, expected a list of 3 numbers"),
     ("def score(completions, **k): return [1.0]", "returned 1 rewards for 3 completions"),
     ("def score(completions, **k): return [c for c in completions]", "returned '.*; a reward is a finite number"),
@@ -116,6 +117,14 @@ def test_a_reward_that_fails_on_some_answers_is_said(by: Grade):
     (said,) = try_rewards(by("def score(completion): return 1 / len(completion)"), Limits(), questions())
 
     assert "fails on 2 of 6 answers that were tried, such as '': score: ZeroDivisionError" in said
+
+
+def test_a_reward_that_gives_nothing_for_the_rows_own_answers_is_said(by: Grade):
+    """A column read by a name that no row has: `k.get("solution")` fails nowhere, and every answer would earn 0."""
+    source = "def score(completions, **k): return [float(c in k.get('solution', ())) for c in completions]"
+    (said,) = try_rewards(by(source), Limits(), questions())
+
+    assert "gives 0 to each of the 6 answers that were tried, the rows' own among them" in said
 
 
 def test_a_reward_that_compares_answers_is_said_and_gets_all_of_a_question(by: Grade):

@@ -58,3 +58,13 @@ def test_a_default_value_is_no_lack(tmp_path: Path, capsys: pytest.CaptureFixtur
     """A reward that can do without is asked nothing more."""
     assert plan(tmp_path, "def score(completion, level=1):\n    return float(len(completion) % 2)\n", (9, 10)) == 0
     assert "with its columns" not in capsys.readouterr().err
+
+
+def test_a_row_with_every_column_is_tried_though_the_first_have_fewer(tmp_path: Path):
+    """A reward of some rows returns None for the others, and those may stand first."""
+    some = (
+        "def score(completions, level, **k):\n"
+        "    return [v if v is None else float(len(c)) for v, c in zip(level, completions)]\n"
+    )
+
+    assert plan(tmp_path, some, (), nothing=tuple(range(30))) == 0

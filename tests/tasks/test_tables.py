@@ -23,6 +23,8 @@ def write(path: Path, rows: list[Any]) -> str:
         (b'{"prompt": "caf\xe9", "answer": 3}', "line: not UTF-8: byte 0xe9 at position 16"),
         (b'{"prompt": "  ", "answer": 3}', "prompt: empty"),
         (b'{"answer": 3}', "prompt: missing; the row has answer"),
+        (b'{"answer": 3, "question": null}', "question: null; the row has answer, question"),
+        (b'{"answer": 3, " prompt": "1+3="}', "prompt: missing; the row has answer, ' prompt'"),
         (b'{"prompt": 5, "answer": 3}', "prompt: must be text or a list of messages, got int"),
         (b'{"prompt": "1+3="}', "answer: missing; the row has prompt (require_answer = false does without)"),
         (b'{"prompt": "1+4=", "answer": 5, "id": "a"}', "id: 'a' is already the id of row 1"),

@@ -251,6 +251,7 @@ def test_training_within_a_notebook_and_a_thread():
         ({"model": None}, "train needs a model and a dataset"),
         ({"dataset": []}, "dataset holds no rows"),
         ({"dataset": [1, 2]}, "dataset: row 1 is int, and should be a dict"),
+        ({"dataset": {"train": [{"prompt": "a"}]}}, "dataset is dict with train; give one split"),
         ({"dataset": [{"prompt": "a", "x": object()}]}, "dataset: row 1, column 'x' cannot be written as JSON: object"),
         ({"dataset": 7}, "dataset is int; give a list of dicts"),
         ({"rewards": 7}, "a reward is int; give a function"),

@@ -96,15 +96,21 @@ def _notes(bench: "_Bench", number: int, reward: WeightedReward, is_only: bool) 
             f"{named} returned None for each of the {len(found.tried)} answers that were tried, and it is the only "
             "reward: nothing would be trained; return a number where it applies"
         )
-    if found.alone and is_chat and function.messages == "auto":
-        as_text = bench.tried(number, messages=False)
-        if as_text.discriminates and not found.discriminates:
+    if found.alone and function.messages == "auto":
+        given, other = ("messages", "text") if is_chat else ("text", "messages")
+        if found.rewards and not found.discriminates and bench.tried(number, messages=not is_chat).discriminates:
             raise RewardError(
-                f"{named} is given messages, as TRL gives them for a dataset of messages, and tells no answer from "
-                f"another ({found.rewards[0]:g} for each that was tried); given text it does: set messages = false, or "
-                "messages = true if it should have messages"
+                f"{named} is given {given}, as TRL gives it for a dataset of {given}, and tells no answer from another "
+                f"({found.rewards[0]:g} for each that was tried); given {other} it does: set messages = "
+                f"{str(not is_chat).lower()}, or messages = {str(is_chat).lower()} if it should have {given}"
             )
-        yield f"{named} is given messages, as TRL gives them, because the dataset's prompts are messages"
+        if is_chat:
+            yield f"{named} is given messages, as TRL gives them, because the dataset's prompts are messages"
+    if set(found.rewards) == {0.0} and any(s.completion == str(s.columns.get("answer")) for s in found.tried):
+        yield (
+            f"{named} gives 0 to each of the {len(found.rewards)} answers that were tried, the rows' own among them; "
+            "that is right for a form of answers alone"
+        )
     if bench.wavers(number):
         yield f"{named} gives one answer two rewards when asked twice: what it draws or keeps is noise to learn from"
     if found.compares:

@@ -97,9 +97,9 @@ def _asked(tasks: TaskSet) -> Iterator[Question | Task]:
 
 
 def sparse_rows(sets: Sequence[TaskSet], most: int = 6) -> dict[str, list[Sample]]:
-    """Return made answers to the first row of each set of columns that has fewer than there are, by where that row is.
+    """Return made answers to the first row of each set of columns, by where that row is; of one set alone, none.
 
-    A column that holds nothing is none. Of the ``most`` sets that have the fewest.
+    A column that holds nothing is none. Of ``most`` sets: those that have the fewest, and the one that has the most.
     """
     found: dict[frozenset[str], tuple[Question | Task, int]] = {}
     for tasks in sets:
@@ -107,8 +107,8 @@ def sparse_rows(sets: Sequence[TaskSet], most: int = 6) -> dict[str, list[Sample
             columns = frozenset(name for name, value in asked.columns.items() if value is not None)
             first, count = found.get(columns, (asked, 0))
             found[columns] = first, count + 1
-    every = frozenset[str]().union(*found)
-    sparse = [found[columns] for columns in sorted(found, key=len) if columns != every][:most]
+    ordered = sorted(found, key=len)
+    sparse = [found[columns] for columns in [*ordered[: most - 1], *ordered[most - 1 :][-1:]] if len(found) > 1]
     return {
         f"{_row(one)} (of {count:,} with its columns)": made_answers(one.text, one.columns, _messages(one))
         for one, count in sparse

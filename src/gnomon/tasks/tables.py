@@ -532,7 +532,8 @@ class TableTask:
             return None, row.flaw
         column = self.prompt_column or next((c for c in PROMPT_COLUMNS if row.values.get(c) is not None), None)
         if column is None or row.values.get(column) is None:
-            return None, f"{column or 'prompt'}: missing; the row has {_names(row.values)}"
+            column = column or next((c for c in PROMPT_COLUMNS if c in row.values), "prompt")
+            return None, f"{column}: {'null' if column in row.values else 'missing'}; the row has {_names(row.values)}"
         content, flaw = _content(row.values[column])
         if flaw is not None:
             return None, f"{column}: {flaw}"
@@ -595,7 +596,8 @@ def _prompts(row: Row) -> list[str]:
 
 
 def _names(values: Mapping[str, Any]) -> str:
-    return shortened(", ".join(on_one_line(name) or "''" for name in values), 200) or "nothing"
+    shown = (on_one_line(name) if name and name == name.strip() else repr(name) for name in values)
+    return shortened(", ".join(shown), 200) or "nothing"
 
 
 def _shown(value: Any) -> str:

@@ -62,7 +62,7 @@ def write_rows(rows: Iterable[Any]) -> str:
     lines = [_line(row, number) for number, row in enumerate(rows, 1)]
     if not lines:
         raise ConfigError("dataset holds no rows; give a list of dicts such as {'prompt': ..., 'answer': ...}")
-    content = "".join(lines).encode("utf-8", "surrogatepass")
+    content = "".join(lines).encode("utf-8", "backslashreplace")  # half a surrogate pair, as JSON writes it
     path = _place(content) / "dataset.jsonl"
     write_durably(path, content)
     return str(path.resolve())

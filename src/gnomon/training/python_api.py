@@ -10,7 +10,7 @@ from gnomon.algorithms import Algorithm
 from gnomon.algorithms.build import to_table as algorithm_table
 from gnomon.config.experiment import Experiment, to_toml, with_settings
 from gnomon.config.reading import read
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import ConfigError, shortened
 from gnomon.core.tables import to_table
 from gnomon.training.api import train_experiment
 from gnomon.training.objects import write_callables, write_model, write_rows
@@ -176,6 +176,11 @@ def _model(model: Any) -> str:
 def _task(dataset: Any, name: str) -> Any:
     if is_dataclass(dataset) and not isinstance(dataset, type):
         return to_table(dataset)
+    if isinstance(dataset, Mapping) and "kind" not in dataset:
+        raise ConfigError(
+            f"{name} is {type(dataset).__name__} with {shortened(', '.join(map(str, dataset)))}; give one split or a "
+            f"list of dicts such as {{'prompt': ..., 'answer': ...}}, or a table with a kind"
+        )
     if isinstance(dataset, str | Mapping):
         return dataset
     if isinstance(dataset, Path):
