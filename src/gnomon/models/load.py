@@ -167,7 +167,7 @@ def read_tokenizer(place: str, trust_remote_code: bool = False) -> Tokenizer:
     """Return the tokenizer of a folder that need not hold weights, or of a hub name. Raises: ModelError."""
     from transformers import AutoTokenizer
 
-    with parsed(f"model '{place}' has no tokenizer that transformers can load"):
+    with parsed(f"model '{place}' has no tokenizer that transformers can load (copy its tokenizer files beside it)"):
         backend = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
         config = _read_config(place, trust_remote_code)
         said = _with_processors_template(backend, place)
@@ -352,7 +352,7 @@ def _from_pretrained(place: str, dtype: torch.dtype, trust_remote_code: bool) ->
                 place, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True, **attention
             )
 
-    with parsed(f"model '{place}' cannot be loaded"):
+    with parsed(f"model '{place}' cannot be loaded by its config.json and generation_config.json; correct them"):
         text = _read_config(place, trust_remote_code).get_text_config()
         # SDPA does not bound scores: transformers drops the bound before 5.24, without a word, and refuses it since.
         is_bounded = vars(text).get("attn_logit_softcapping") is not None
