@@ -14,6 +14,7 @@ from gnomon.models.tiny import TinyConfig, save_tiny
 
 QUERY = "model.layers.0.self_attn.q_proj.weight"
 EMBEDDING = "model.embed_tokens.weight"
+FREQUENCIES = "self_attn.rotary_emb.inv_freq"
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,11 @@ def rewritten(whole, tmp_path):
         return str(folder)
 
     return write
+
+
+def frequencies(theta, kind, size=16):
+    """Return a layer's rotary frequencies as they are written."""
+    return (theta ** (-torch.arange(0, size, 2) / size)).to(kind)
 
 
 def named(rule):
@@ -214,6 +220,23 @@ def test_weights_that_a_folder_holds_twice_are_refused(whole, tmp_path):
     shutil.copy(whole / "model.safetensors", folder)
     with pytest.raises(ModelError, match=r"holds weights twice.*remove"):
         check_weights(str(folder))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_frequencies_of_another_theta_are_refused(rewritten, kind):
+    """A config that lost its rope_theta: the files remember it, and transformers passes their frequencies over."""
+    with pytest.raises(ModelError, match=r"rotary_emb.inv_freq of rope_theta = .*its config.json gives 10000; write"):
+        check_weights(
+            rewritten(lambda t: t | {f"model.layers.{n}.{FREQUENCIES}": frequencies(1e6, kind) for n in (0, 1)})
+        )
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_frequencies_of_the_config_are_passed_over(rewritten, kind):
+    """Former versions of transformers wrote them beside the weights."""
+    folder = rewritten(lambda t: t | {f"model.layers.{n}.{FREQUENCIES}": frequencies(1e4, kind) for n in (0, 1)})
+
+    assert check_weights(folder) == ()
 
 
 def test_an_adapter_beside_a_model_is_refused(whole, tmp_path):

@@ -237,6 +237,7 @@ def check_files(empty: Any, found: Mapping[str, Header], place: str) -> tuple[st
         raise ModelError(_missing(place, lost, found))
     refuse(fit, place, found)
     _check_ties(empty, found, place)
+    _check_frequencies(empty, found, place)
     passed = [name for name in found if _is_passed_over(empty, name)] + list(fit.unexpected)
     told = sorted({name for name in passed if not _COMPUTED.search(name)})
     if not told:
@@ -428,6 +429,21 @@ def _check_ties(empty: Any, found: Mapping[str, Header], place: str) -> None:
         if one is None or other is None or _rows(one, found[one]).equal(_rows(other, found[other])):
             continue
         raise ModelError(contradiction(place, one, other))
+
+
+def _check_frequencies(empty: Any, found: Mapping[str, Header], place: str) -> None:
+    """Refuse rotary frequencies in the files that are not theta ** (-i / length) of the config's ``rope_theta``."""
+    table = vars(empty.config.get_text_config()).get("rope_parameters") or {}
+    stored = next((name for name in found if name.endswith("rotary_emb.inv_freq")), None)
+    if stored is None or table.get("rope_type") != "default" or type(table.get("rope_theta")) not in (int, float):
+        return
+    held = _rows(stored, found[stored]).double()
+    theta = float(held[1]) ** -float(held.numel()) if held.dim() == 1 and held.numel() > 1 and 0 < held[1] < 1 else 0.0
+    if theta and not 0.5 < theta / table["rope_theta"] < 2.0:
+        raise ModelError(
+            f"model '{place}' holds {stored} of rope_theta = {theta:.6g}, and its config.json gives "
+            f"{table['rope_theta']:g}; write the right one there (transformers reads no frequencies from files)"
+        )
 
 
 def contradiction(place: str, one: str, other: str) -> str:
