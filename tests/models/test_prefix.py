@@ -30,11 +30,16 @@ def rows() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return tokens, prompts, mask
 
 
-def test_shared_prompts_change_no_number():
-    """Log-probabilities, entropies and every gradient equal those of rows of their own to 1e-6 in float32."""
+@pytest.mark.parametrize(("dtype", "off"), [(torch.float64, 1e-6), (torch.float32, 1e-5)], ids=str)
+def test_shared_prompts_change_no_number(dtype, off):
+    """Log-probabilities, entropies and every gradient equal those of rows of their own.
+
+    In float64 to 1e-6, since the head adds up in float32. In float32 the two ways round each on their own: on some
+    processors their gradients are 1.4e-6 of the largest apart, and as far from those of float64.
+    """
     found = []
     for shares in (True, False):
-        model = tiny_model(0)
+        model = tiny_model(0).to(dtype)
         scorer = TokenScorer(model)
         assert scorer.shares_prompts
         scorer.shares_prompts = shares
@@ -46,7 +51,7 @@ def test_shared_prompts_change_no_number():
     assert torch.allclose(shared.logprobs, plain.logprobs, atol=1e-6)
     assert torch.allclose(shared.entropy, plain.entropy, atol=1e-6)
     for ours, theirs in zip(shared_gradients, plain_gradients, strict=True):
-        assert torch.allclose(ours, theirs, rtol=0, atol=1e-6 * float(theirs.abs().max()))
+        assert torch.allclose(ours, theirs, rtol=0, atol=off * float(theirs.abs().max()))
     assert shared.computed < plain.computed
 
 
