@@ -426,7 +426,7 @@ class Blocked(torch.nn.Module):
 
 
 def test_a_thread_that_hangs_holds_up_neither_the_answer_nor_the_end(monkeypatch: pytest.MonkeyPatch):
-    """The call ends with the timeout, closing and the event loop's own end soon after, though the thread does not."""
+    """The call ends with the timeout, closing and the event loop's own end soon after; let go, the thread ends too."""
     monkeypatch.setattr(worker, "_PATIENCE_SECONDS", 0.2)
     model = Blocked()
     began = time.monotonic()
@@ -437,6 +437,7 @@ def test_a_thread_that_hangs_holds_up_neither_the_answer_nor_the_end(monkeypatch
     for thread in threading.enumerate():
         if thread.name == "gnomon-engine":
             thread.join(60)
+            assert not thread.is_alive()
 
 
 async def _ask_and_close(pool: EnginePool) -> None:

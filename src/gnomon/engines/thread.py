@@ -122,8 +122,7 @@ class EngineThread:
 
     def _run(self) -> None:
         goes_on = True
-        while goes_on:
-            message = self._inbox.get()
+        while goes_on and not isinstance(message := self._inbox.get(), ShutdownRequest):
             outbox: _Outbox = []
             with _Evaluating(self._model, self._shared):
                 goes_on = alone(self._serve)(message, outbox)
