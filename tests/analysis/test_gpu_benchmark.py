@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.forked import Forked, ended
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,9 +46,8 @@ def test_a_part_that_is_late_leaves_the_others_and_a_report(tmp_path):
 
 def test_a_transfer_that_cannot_be_tried_says_why():
     """Without vLLM, or with fewer than two GPUs: one JSON object, and an exit code of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "benchmarks.gpu.transfer"]
-    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    code = "import runpy; runpy.run_module('benchmarks.gpu.transfer', run_name='__main__')"
+    ran = ended(Forked([], code, environment={"CUDA_VISIBLE_DEVICES": ""}))
 
     assert ran.returncode == 2, ran.stderr
     assert json.loads(ran.stdout)["holds"] is None

@@ -2,17 +2,15 @@
 
 import asyncio
 import json
-import os
 import re
 import shlex
-import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.training.runs import gnomon as command_of
+from tests.forked import Forked, ended
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gnomon
@@ -268,11 +266,11 @@ def test_evaluate_repeats_what_the_run_measured(run: Path, capsys: Capture):
 def test_evaluate_says_what_is_computed_by_a_slower_way(run: Path, capsys: Capture):
     """Without functions in C the sentence of plan and train is a warning, once, and in the row; else in neither."""
     assert "slow" not in parsed(capsys, "evaluate", str(run))
-    command = command_of("evaluate", str(run), "--checkpoint", "0", "--checkpoint", "newest", "--json")
-    ended = subprocess.run(command, env=os.environ | {"GNOMON_NATIVE": "0"}, capture_output=True, text=True, check=True)
+    asked = ["evaluate", str(run), "--checkpoint", "0", "--checkpoint", "newest", "--json"]
+    done = ended(Forked(asked, environment={"GNOMON_NATIVE": "0"}))
 
-    assert ended.stderr.count("take up to twice as long") == 1
-    slow = [found["slow"] for found in json.loads(ended.stdout)["evaluations"]]
+    assert done.stderr.count("take up to twice as long") == 1
+    slow = [found["slow"] for found in json.loads(done.stdout)["evaluations"]]
     assert [len(said) for said in slow] == [1, 1]
     assert "no functions in C" in slow[0][0]
 

@@ -1,9 +1,9 @@
 """Threads that calculate together: whoever has done calculating leaves no helpers behind."""
 
-import subprocess
 import sys
 
 import pytest
+from tests.forked import Forked, ended
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libgomp is torch's OpenMP on Linux only")
 
@@ -32,9 +32,8 @@ assert helpers() == before + 2, (before, helpers())
 
 
 def says(program: str) -> str:
-    """What the program prints, in an interpreter of its own: helpers of a test's own process stay out of it."""
-    command = [sys.executable, "-c", COUNTING + program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    """What the program prints, in a process of its own: helpers of a test's own process stay out of it."""
+    done = ended(Forked([], COUNTING + program))
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -7,9 +7,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.forked import Forked
+from tests.forked import ended as finished
 
 from gnomon.cli.main import main
 from gnomon.core.atomic_files import write_durably
@@ -34,16 +37,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def asked(
     arguments: list[str],
     before: Callable[[], object] | None = None,
-    cwd: Path | None = None,
     environment: Mapping[str, str | None] | None = None,
     stdout: int = subprocess.PIPE,
 ) -> "subprocess.CompletedProcess[str]":
-    """Return how a command ended that was begun after ``before``. environment: None for a variable is without it."""
+    """Return how a new interpreter ended that was begun after ``before``. environment: as `Forked` takes it."""
     # Python writes half of a compiled module where a file may not be larger, and reads that half ever after.
     changed = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **(environment or {})}
     return subprocess.run(
         [*GNOMON, *arguments],
-        cwd=cwd,
         env={name: value for name, value in changed.items() if value is not None},
         stdout=stdout,
         stderr=subprocess.PIPE,
@@ -55,7 +56,15 @@ def asked(
 
 def limited(kind: int, most: int) -> Callable[[], object]:
     """Return what gives a process that limit."""
-    return lambda: resource.setrlimit(kind, (most, most))
+    return partial(resource.setrlimit, kind, (most, most))
+
+
+def forked(arguments: list[str], before: Callable[[], object]) -> "subprocess.CompletedProcess[str]":
+    """Return how a command ended in a process that has imported everything before the limit."""
+    return finished(Forked(arguments, before=before))
+
+
+Start = Callable[[list[str], Callable[[], object]], "subprocess.CompletedProcess[str]"]
 
 
 def is_in_words(ended: "subprocess.CompletedProcess[str]") -> bool:
@@ -122,22 +131,22 @@ def test_a_write_that_is_refused_names_its_file(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("base")  # which has every module compiled: graders do not inherit the variable of `asked`
-@pytest.mark.parametrize("most", [1_000, 20_000, 300_000])
-def test_training_within_a_limit_of_file_sizes_ends_in_words(tmp_path: Path, most: int):
+@pytest.mark.parametrize(("most", "start"), [(1_000, forked), (20_000, forked), (300_000, asked)])
+def test_training_within_a_limit_of_file_sizes_ends_in_words(tmp_path: Path, most: int, start: Start):
     """Exit code 1, what to type, and no traceback, whichever library wrote the file."""
     arguments = ["train", "tiny", *SMALL, "--run-dir", str(tmp_path / "run")]
-    ended = asked(arguments, limited(resource.RLIMIT_FSIZE, most))
+    ended = start(arguments, limited(resource.RLIMIT_FSIZE, most))
 
     assert ended.returncode == 1, ended.stderr
     assert is_in_words(ended)
     assert "ulimit -f raises that" in ended.stderr
 
 
-@pytest.mark.parametrize("most", [16, 32, 64])
-def test_few_open_files_end_in_words_or_are_enough(tmp_path: Path, most: int):
-    """A training that needs more says what raises the limit."""
+@pytest.mark.parametrize(("most", "start"), [(16, asked), (16, forked), (32, forked), (64, forked)])
+def test_few_open_files_end_in_words_or_are_enough(tmp_path: Path, most: int, start: Start):
+    """A training that needs more says what raises the limit, whether imports or the run itself find it."""
     arguments = ["train", "tiny", *SMALL, "--run-dir", str(tmp_path / "run")]
-    ended = asked(arguments, limited(resource.RLIMIT_NOFILE, most))
+    ended = start(arguments, limited(resource.RLIMIT_NOFILE, most))
 
     assert is_in_words(ended), ended.stderr
     assert ended.returncode == 0 or "ulimit -n 4096 raises that" in ended.stderr
@@ -147,7 +156,7 @@ def test_few_open_files_end_in_words_or_are_enough(tmp_path: Path, most: int):
 def test_standard_output_that_is_closed_takes_no_files_number(base: Path, verb: str):
     """A verb that reads ends with 0; a record is never written into by what is printed."""
     more = ["--once"] if verb == "watch" else []
-    ended = asked([verb, str(base), *more], before=lambda: os.close(1))
+    ended = asked([verb, str(base), *more], before=partial(os.close, 1))
 
     assert ended.returncode == 0, ended.stderr
     assert "Traceback" not in ended.stderr
@@ -183,11 +192,10 @@ def test_a_reader_that_has_gone_ends_a_verb_quietly(base: Path):
     "environment",
     [
         {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-        {"LANG": None, "LC_ALL": None},
-        {"HOME": None, "USER": None, "LOGNAME": None},
+        {"LANG": None, "LC_ALL": None, "HOME": None, "USER": None, "LOGNAME": None},
     ],
 )
-def test_terminals_without_utf8_and_no_home_are_enough(base: Path, environment: dict[str, str | None]):
+def test_terminals_without_utf8_and_no_home_are_enough(environment: dict[str, str | None]):
     """What cannot be shown is replaced."""
     ended = asked(["plan", "tiny"], environment=environment)
 

@@ -1,6 +1,5 @@
 """F10 and F14: a run that is asked to stop, wherever it is, stops where it can go on; two never work on one."""
 
-import multiprocessing
 import os
 import random
 import shutil
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.forked import FORKS
 from tests.training.runs import same, trace
 
 from gnomon.cli.main import main
@@ -26,8 +26,6 @@ TINY = [
     "algorithm.num_generations=4", "checkpoints.every=3", "grading.deadline_seconds=600", "engine.timeout_seconds=600",
 ]  # fmt: skip
 STOPS = 50
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["gnomon.training.api", "transformers.models.llama.modeling_llama", __name__])
 
 
 def _work(verb: list[str], log: str) -> None:
@@ -39,7 +37,7 @@ def _work(verb: list[str], log: str) -> None:
 
 def stopped(verb: list[str], log: Path, seconds: float, numbers: tuple[signal.Signals, ...]) -> tuple[int, float]:
     """Run a verb, signal it after so many seconds of work, and return exit code and seconds from then to its end."""
-    child = _FORKS.Process(target=_work, args=(verb, str(log)))
+    child = FORKS.Process(target=_work, args=(verb, str(log)))
     child.start()
     time.sleep(seconds)
     began = time.monotonic()
@@ -67,7 +65,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     folder = tmp_path_factory.mktemp("whole")
     for name in ("first", "run"):
         began = time.monotonic()
-        child = _FORKS.Process(
+        child = FORKS.Process(
             target=_work, args=(["train", "tiny", *TINY, "--run-dir", str(folder / name)], os.devnull)
         )
         child.start()
@@ -129,7 +127,7 @@ def test_fifty_runs_that_are_stopped_at_any_time_go_on(tmp_path: Path, whole: Wh
 def test_a_second_start_on_a_running_run_is_refused_and_disturbs_nothing(tmp_path: Path):
     """While one trains, `resume` and `train` are told who is at work; the first ends as if alone."""
     run, log = tmp_path / "run", tmp_path / "log"
-    child = _FORKS.Process(target=_work, args=(["train", "tiny", *TINY, "--run-dir", str(run)], str(log)))
+    child = FORKS.Process(target=_work, args=(["train", "tiny", *TINY, "--run-dir", str(run)], str(log)))
     child.start()
     deadline = time.monotonic() + 60
     while not (run / "metrics.jsonl").exists():

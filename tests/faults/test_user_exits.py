@@ -1,11 +1,10 @@
 """Files of the user's that end the process, or copy it, when they are imported or called: never a run that is done."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.forked import Forked, ended
 
 from gnomon.cli.main import main
 from gnomon.core.user_code import one_process
@@ -69,12 +68,11 @@ def test_an_import_that_ends_the_process_is_no_run_that_is_done(
 def test_an_import_that_kills_its_process_is_an_error_that_names_the_file(tmp_path: Path, place: str):
     """SIGKILL to itself: the file is the last that was named, and the exit code is not 0."""
     setting = written(tmp_path, place, "os.kill(os.getpid(), 9)")
-    command = [sys.executable, "-m", "gnomon", "plan", "tiny", *SMALL, *FEW, setting]
 
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = ended(Forked(["plan", "tiny", *SMALL, *FEW, setting]))
 
-    assert ended.returncode in ((-9,) if place == "algorithm" else (1, 2))
-    assert "mine.py" in ended.stderr
+    assert done.returncode in ((-9,) if place == "algorithm" else (1, 2))
+    assert "mine.py" in done.stderr
 
 
 @pytest.mark.parametrize("place", PLACES)

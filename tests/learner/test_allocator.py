@@ -1,19 +1,16 @@
 import json
 import os
 import platform
-import subprocess
-import sys
-from pathlib import Path
 
-import gnomon
+from tests.forked import Forked, ended
+
 from gnomon.learner.allocator import bound_prepared_products
 
 
 def test_the_allocator_says_what_it_took():
     """With glibc all four settings are taken; elsewhere nothing is claimed. In a process of its own."""
     code = "import json; from gnomon.learner.allocator import tune_allocator; print(json.dumps(tune_allocator()))"
-    place = {**os.environ, "PYTHONPATH": str(Path(gnomon.__file__).parent.parent)}
-    answer = subprocess.run([sys.executable, "-c", code], env=place, capture_output=True, text=True, check=True)
+    answer = ended(Forked([], code))
 
     with_glibc = {"arena_max": 1, "mmap_max": 0, "trim_threshold": -1, "top_pad": 2**28}
     assert json.loads(answer.stdout) == (with_glibc if platform.libc_ver()[0] == "glibc" else {})

@@ -1,6 +1,5 @@
 """F16: a process that is killed while it writes metrics and rollouts leaves whole lines, whole files, and goes on."""
 
-import multiprocessing
 import os
 import random
 import signal
@@ -8,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.forked import FORKS
 
 from gnomon.core.types import Grade, Group, Rollout, Task
 from gnomon.records.jsonl import JsonlSink, drop_after, read_rows
@@ -16,8 +16,6 @@ from gnomon.records.rollouts import RolloutLog, read_rollouts
 KILLS = 100
 ROWS = 8
 NUMBERS = {f"loss/number_{n}": n / 7 for n in range(200)}
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload([__name__])
 
 
 def _write_on(folder: Path, first: int) -> None:
@@ -43,7 +41,7 @@ def test_a_hundred_kills_while_it_writes(tmp_path: Path):
     chosen, done, torn = random.Random(0), 0, 0
     metrics, folder = tmp_path / "metrics.jsonl", tmp_path / "rollouts"
     for _ in range(KILLS):
-        child = _FORKS.Process(target=_write_on, args=(tmp_path, done + 1))
+        child = FORKS.Process(target=_write_on, args=(tmp_path, done + 1))
         child.start()
         until = time.monotonic() + 60
         while not (folder / f"step-{done + 1:06d}.jsonl").exists():

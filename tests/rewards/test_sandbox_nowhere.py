@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.forked import GNOMON, Forked, ended
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="our own walls are Linux's"),
@@ -58,16 +59,14 @@ try:
 except ConfigError as error:
     print("REFUSED", error)
 """
-COMMAND = "from gnomon.cli.main import main; sys.exit(main())"
 EVERYTHING = "landlock,namespaces,seccomp"
 
 
 def without(taken: str, code: str, *arguments: str, path: str | None = None) -> "subprocess.CompletedProcess[str]":
     """Run code in a process from which this was taken. path: where programs such as bubblewrap are looked for."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-    environment |= {} if path is None else {"PATH": path}
-    command = [sys.executable, "-c", TAKE + code, taken, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    # Interpreters that it starts need to find gnomon; itself it is a fork.
+    environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | ({} if path is None else {"PATH": path})
+    return ended(Forked([taken, *arguments], TAKE + code, environment=environment))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +112,7 @@ def test_a_run_with_code_rewards_is_refused_before_anything_is_loaded(tmp_path: 
     """Exit code 2, one message that says what to install, no traceback, no run directory, and no program was run."""
     run = tmp_path / "run"
     place = ("--run-dir", str(run)) if verb == "train" else ()
-    ran = without(EVERYTHING, COMMAND, verb, "tiny", *options(tmp_path), *place, path="/nowhere")
+    ran = without(EVERYTHING, GNOMON, verb, "tiny", *options(tmp_path), *place, path="/nowhere")
 
     assert ran.returncode == 2, ran.stderr
     assert "nothing on this machine isolates model-written code" in ran.stderr
@@ -126,7 +125,7 @@ def test_a_run_with_code_rewards_is_refused_before_anything_is_loaded(tmp_path: 
 def test_the_python_tool_is_refused_as_well(tmp_path: Path):
     """An environment that runs what a model writes needs the same walls."""
     asked = ("environment={kind='tools', tools=['python']}", "rewards=[{kind='numeric'}]", "steps=1")
-    ran = without(EVERYTHING, COMMAND, "plan", "tiny", *asked, path="/nowhere")
+    ran = without(EVERYTHING, GNOMON, "plan", "tiny", *asked, path="/nowhere")
 
     assert ran.returncode == 2, ran.stderr
     assert "nothing on this machine isolates model-written code" in ran.stderr

@@ -1,17 +1,15 @@
 """Runs in processes that die at a named point, begun again with the same command until they are through."""
 
-import multiprocessing
 import signal
 from pathlib import Path
+
+from tests.forked import FORKS
 
 from gnomon.config.experiment import load
 from gnomon.core import failpoints
 from gnomon.training.api import train_experiment
 
 SECONDS = 300
-# A server that has imported everything and started no thread; each run is a fork of it, so it begins in milliseconds.
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["gnomon.training.api", "transformers.models.llama.modeling_llama", __name__])
 
 # Every point, and how often it is passed: so often that a run of three steps with a checkpoint each has published one,
 # except where its first time says more.
@@ -46,7 +44,7 @@ def attempt(run: Path, options: list[str], dies_at: str = "") -> int:
 
     dies_at: as `failpoints.arm` takes it.
     """
-    child = _FORKS.Process(target=_train, args=(run, options, dies_at))
+    child = FORKS.Process(target=_train, args=(run, options, dies_at))
     child.start()
     child.join(SECONDS)
     assert child.exitcode is not None, f"still at work after {SECONDS} s"

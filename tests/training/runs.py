@@ -1,6 +1,5 @@
 """Runs that are compared with each other: what one left behind, how a crash leaves it, and how one is killed."""
 
-import os
 import shutil
 import signal
 import subprocess
@@ -8,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from tests.forked import Forked, ended
 
 from gnomon.records.jsonl import read_rows
 from gnomon.records.manifest import write_manifest
@@ -67,20 +68,13 @@ def gnomon(*arguments: str) -> list[str]:
 
 def signaled(
     run: Path, number: signal.Signals, options: list[str], rows: str = "metrics"
-) -> subprocess.CompletedProcess[str]:
+) -> "subprocess.CompletedProcess[str]":
     """Train in a process of its own and send it a signal once two rows of that file are written down."""
-    process = subprocess.Popen(
-        gnomon("train", "tiny", *options, "--run-dir", str(run)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    program = Forked(["train", "tiny", *options, "--run-dir", str(run)])
     metrics, deadline = run / f"{rows}.jsonl", time.monotonic() + 60
     while not metrics.exists() or metrics.read_bytes().count(b"\n") < 2:
-        assert process.poll() is None, process.communicate()
+        assert program.poll() is None, program.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.002)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=60)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    program.send_signal(number)
+    return ended(program)

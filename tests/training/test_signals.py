@@ -5,9 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.forked import Forked
 from tests.training.runs import signaled
 
 from gnomon.training.run import StopRequest
@@ -29,16 +32,9 @@ print(f"saved, asked by {stop.signal}", flush=True)
 """
 
 
-def busy(*arguments: str) -> "subprocess.Popen[str]":
+def busy(*arguments: str, before: Callable[[], object] | None = None) -> Forked:
     """Start such a program, and return it when it is at work."""
-    program = subprocess.Popen(
-        [sys.executable, "-c", BUSY, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-    )
-    assert program.stdout is not None
+    program = Forked(arguments, BUSY, before)
     assert program.stdout.readline() == "working\n"
     return program
 
@@ -50,7 +46,6 @@ def test_the_first_signal_is_answered_and_the_second_does_not_wait(number: signa
     """In the middle of a step: one line on what happens now, and after the second 128 + signal and how to go on."""
     program = busy()
     program.send_signal(number)
-    assert program.stdout is not None
     assert program.stdout.readline() == (
         f"stopping: the step at hand is finished and saved first; {again} once more stops at once, without saving\n"
     )
@@ -99,11 +94,7 @@ def test_a_run_whose_terminal_is_closed_goes_on_to_its_save(tmp_path: Path):
 
 def test_under_nohup_a_hangup_stays_ignored():
     """Whoever asked for that goes on working; and the other signals still stop it."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        program = busy("obedient")
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    program = busy("obedient", before=partial(signal.signal, signal.SIGHUP, signal.SIG_IGN))
     program.send_signal(signal.SIGHUP)
     time.sleep(0.1)
     assert program.poll() is None
