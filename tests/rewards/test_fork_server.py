@@ -9,6 +9,7 @@ import pytest
 
 from gnomon.core.errors import ConfigError, GradingError, RewardError
 from gnomon.core.processes.client import ForkServer, Limits
+from gnomon.rewards.code.reward import Code
 from gnomon.rewards.exact import Numeric
 from gnomon.rewards.function import UserFunction
 from gnomon.rewards.grading import Grading, WeightedReward
@@ -23,7 +24,15 @@ def by(function: str) -> Grading:
 def test_a_good_reward_passes_the_check(hostile: Grading):
     """Before any model loads."""
     try_rewards(hostile, Limits(), ())
-    try_rewards(Grading((WeightedReward(Numeric()),)), Limits(), ())
+
+
+def test_a_process_is_started_for_what_imports():
+    """Numbers are compared by what is loaded; a sandbox is chosen, and its walls are tried, elsewhere."""
+    no_time = Limits(start_seconds=1e-6)
+
+    assert try_rewards(Grading((WeightedReward(Numeric()),)), no_time, ()) == ()
+    with pytest.raises(RewardError, match="importing the rewards .* took more than"):
+        try_rewards(Grading((WeightedReward(Numeric()), WeightedReward(Code()))), no_time, ())
 
 
 def test_the_check_says_what_is_wrong(rewards: Path):

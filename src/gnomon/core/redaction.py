@@ -223,13 +223,13 @@ _WRITTEN: tuple[Callable[[str], str], ...] = (
 )
 
 
-def for_people(text: str) -> str:
-    """Return a message without secrets of the environment, without what looks like a provider's key, and `visible`.
+def for_people(text: str, environment: Mapping[str, str] | None = None) -> str:
+    """Return a message without secrets of an environment, without what looks like a provider's key, and `visible`.
 
     >>> for_people("cannot reach http://me:pass@host/v1")
     'cannot reach http://[secret]@host/v1'
     """
-    return visible(_SHAPES.sub("[secret]", _ADDRESS.sub(r"\1[secret]", without_secrets(text))))
+    return visible(_SHAPES.sub("[secret]", _ADDRESS.sub(r"\1[secret]", without_secrets(text, environment))))
 
 
 def visible(text: str) -> str:

@@ -13,7 +13,7 @@ from gnomon.core.processes.exceptions import exception_text, shorten
 from gnomon.core.processes.seeding import seed_all
 from gnomon.core.tables import build, to_table
 from gnomon.rewards.answers import Where, answer_in, last_boxed
-from gnomon.rewards.base import LARGEST, NotApplicable, Sample, Verdict, VerifierError, real
+from gnomon.rewards.base import LARGEST, NotApplicable, Sample, Verdict, Verifier, VerifierError, real
 from gnomon.rewards.code.reward import Code
 from gnomon.rewards.environment import EnvironmentReward
 from gnomon.rewards.exact import Boxed, Exact, Format, LengthPenalty, Numeric, Parsable
@@ -120,6 +120,11 @@ class Grading:
         """Import what every reward needs. Raises: UserError when one cannot be used."""
         for reward in self.rewards:
             reward.verifier.prepare()
+
+    @property
+    def imports(self) -> bool:
+        """Whether a reward prepares something that can fail or hang, such as an import or a sandbox."""
+        return any(type(reward.verifier).prepare is not Verifier.prepare for reward in self.rewards)
 
     @property
     def may_be_joint(self) -> bool:

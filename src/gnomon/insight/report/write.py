@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from markupsafe import Markup, escape
 
 from gnomon.core.atomic_files import write_durably
 from gnomon.core.errors import ConfigError, RunDirectoryError
-from gnomon.core.redaction import for_people
+from gnomon.core.redaction import for_people, without_secrets
 from gnomon.core.svg import COLORS, DARK
 from gnomon.diagnosis.current_findings import written
 from gnomon.diagnosis.finding import Finding
@@ -186,18 +187,22 @@ def _for_people(page: str) -> str:
     Marks, classes, names of places and numbers of drawings stay what they are, whatever a secret of the environment is.
     """
     plain = unescape(page)
-    return page if for_people(plain) == plain else _PART.sub(_part, page)
+    if for_people(plain) == plain:
+        return page
+    # Where the whole has no secret of the environment, no part has one: it is not looked for a thousand times.
+    environment = {} if without_secrets(plain) == plain else dict(os.environ)
+    return _PART.sub(lambda found: _part(found[0], environment), page)
 
 
-def _part(found: re.Match[str]) -> str:
-    if found[0].startswith("<"):
-        return _WORDS.sub(lambda given: given[1] + _text(given[2]), found[0])
-    return _text(found[0])
+def _part(found: str, environment: Mapping[str, str]) -> str:
+    if found.startswith("<"):
+        return _WORDS.sub(lambda given: given[1] + _text(given[2], environment), found)
+    return _text(found, environment)
 
 
-def _text(written: str) -> str:
+def _text(written: str, environment: Mapping[str, str]) -> str:
     plain = unescape(written)
-    shown = for_people(plain)
+    shown = for_people(plain, environment)
     return written if shown == plain else str(escape(shown))
 
 
