@@ -31,7 +31,7 @@ def test_a_process_is_started_for_what_imports():
     no_time = Limits(start_seconds=1e-6)
 
     assert try_rewards(Grading((WeightedReward(Numeric()),)), no_time, ()) == ()
-    with pytest.raises(RewardError, match="importing the rewards .* took more than"):
+    with pytest.raises(RewardError, match=r"importing the rewards .* took more than"):
         try_rewards(Grading((WeightedReward(Numeric()), WeightedReward(Code()))), no_time, ())
 
 

@@ -201,7 +201,8 @@ def _first(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def installed(packages: Sequence[str]) -> dict[str, str]:
+@functools.cache
+def installed(packages: tuple[str, ...]) -> dict[str, str]:
     """Return the version of each package that is installed."""
     found: dict[str, str] = {}
     for package in packages:
@@ -231,6 +232,7 @@ def commit_of(folder: Path) -> dict[str, Any] | None:
     return {"commit": commit, "dirty": bool(changes)}
 
 
+@functools.cache
 def _own_commit() -> dict[str, Any] | None:
     # An installed copy may lie untracked in another repository: that commit says nothing about it.
     source = Path(__file__).resolve()
