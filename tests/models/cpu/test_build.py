@@ -14,12 +14,14 @@ from gnomon.models.cpu.build import build
 from gnomon.models.cpu.kernels import Kernels, kernels_for
 
 HAS_ONE = build(()) is not None
+FLAGS = room._FLAGS
 needs_one = pytest.mark.skipif(not HAS_ONE, reason="there is no C compiler here")
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """A cache of its own, empty."""
+    """A cache of its own, empty; what is compiled there is not made fast, which takes five times as long."""
+    monkeypatch.setattr(room, "_FLAGS", tuple("-O0" if flag == "-O3" else flag for flag in FLAGS))
     monkeypatch.setenv("GNOMON_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "native"
 
@@ -79,7 +81,7 @@ def test_each_kind_of_number_is_a_library_of_its_own(cache, monkeypatch):
 @pytest.mark.parametrize("level", ["x86-64", "x86-64-v3"])
 def test_processors_with_narrower_registers_compute_the_same(monkeypatch, level):
     """With four and eight numbers at a time: attention of packed rows and of decoding, and draws, to 1e-5."""
-    monkeypatch.setattr(room, "_FLAGS", tuple(f"-march={level}" if "march" in flag else flag for flag in room._FLAGS))
+    monkeypatch.setattr(room, "_FLAGS", tuple(f"-march={level}" if "march" in flag else flag for flag in FLAGS))
     monkeypatch.setattr(room, "_WIDE", ())
     narrow, own = Kernels(build(())), kernels_for(torch.float32)
 
