@@ -218,9 +218,8 @@ SMALL = ["tiny", "steps=0", "task.size=20", "held_out.size=2", "rollouts_per_ste
 def nosy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Return a function that runs a verb, and returns what was shown before the user's file was imported."""
     seen, shown = tmp_path / "seen", tmp_path / "shown"
-    (tmp_path / "nosy.py").write_text(
-        NOSY.format(seen=str(seen), shown=str(shown)) + SCORE + "from gnomon.algorithms import GRPO as OWN\n"
-    )
+    for name, ours in (("nosy", SCORE), ("own", "from gnomon.algorithms import GRPO as OWN\n")):
+        (tmp_path / f"{name}.py").write_text(NOSY.format(seen=str(seen), shown=str(shown)) + ours)
 
     def run(*verb: str) -> str:
         seen.unlink(missing_ok=True)
@@ -246,7 +245,7 @@ def test_own_code_is_named_before_any_of_it_runs(nosy: Callable[..., str], tmp_p
 
 def test_an_algorithm_of_ones_own_is_named_before_it_runs(nosy: Callable[..., str], tmp_path: Path):
     """A file that an experiment names for its algorithm is said before its first line is run."""
-    named = f"{tmp_path}/nosy.py:OWN"
+    named = f"{tmp_path}/own.py:OWN"
 
     assert f"runs your code: {named}\n" in nosy("plan", *SMALL, f"algorithm={named}")
 
