@@ -1,5 +1,6 @@
 """What every test stands on: one thread, no network, the same examples every time."""
 
+import gc
 import os
 
 # Before anything imports torch. Tiny models are slower on many threads, and sums depend on their number.
@@ -33,3 +34,9 @@ def way(request, monkeypatch):
     elif kernels.kernels_for(torch.float32) is None:
         pytest.skip("there is no C compiler here")
     return request.param
+
+
+def pytest_collection_finish():
+    """Take what was imported, and the tests themselves, out of what each collection of garbage visits."""
+    gc.collect()
+    gc.freeze()

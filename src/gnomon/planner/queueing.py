@@ -22,11 +22,11 @@ class _Jumping(selectors.SelectSelector):
         self.now = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return ready events; without a timer, wait for an event as usual."""
-        ready = super().select(timeout if timeout is None else 0)
-        if not ready and timeout is not None:
-            self.now += max(0.0, timeout)
-        return ready
+        """Advance to the next timer and return no event; without a timer, wait for an event as usual."""
+        if timeout is None:
+            return super().select()
+        self.now += max(0.0, timeout)
+        return []
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

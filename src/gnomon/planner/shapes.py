@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +62,12 @@ class ModelShape:
         """Weights of the embedding, which has the head's size."""
         return self.vocabulary * self.width
 
-    @property
+    @cached_property
     def body(self) -> int:
         """Weights of all layers' matrices, with every expert."""
         return self._layers_with(self.experts)
 
-    @property
+    @cached_property
     def active(self) -> int:
         """Weights of all layers' matrices that one token uses."""
         return self._layers_with(self.chosen)

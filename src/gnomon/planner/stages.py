@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from gnomon.planner.deployment import Deployment
 from gnomon.planner.layout import Layout, concurrency, row_tokens
@@ -31,14 +32,14 @@ class UpdatePace:
         summed = 2 * self.shape.layers * (reached.exchange + self._summing(rows)) if self.parts > 1 else 0.0
         return reached.decode_step + read + operations / (self.parts * self._products()) + summed
 
-    @property
+    @cached_property
     def cached(self) -> float:
         """Seconds that one more token of context adds to a step."""
         reached, hardware, shape = self.place.reached, self.place.hardware, self.shape
         read = shape.cache(self.parts, self.place.job.item) / (hardware.bandwidth * reached.reading)
         return read + 4 * shape.layers * shape.heads * shape.head / (self.parts * self._products())
 
-    @property
+    @cached_property
     def prompt(self) -> float:
         """Seconds of computing one prompt, once for all its responses."""
         job = self.place.job
