@@ -19,16 +19,16 @@ BLIND = 0.1
 STEPS = 40
 QUICK = {"reinforce": 20, "grpo": 40, "dapo": 26, "gspo": 40, "p3o": 40, "spo": 30, "ppo": 30, "vapo": 30}
 """One of each kind, and after how many steps it reads; the others, made of the same pieces, are slow together."""
-EXPERIMENT = f"""
+EXPERIMENT = """
 name = "copy"
 model = "tiny"
 rollouts_per_step = 128
-rewards = [{{kind = "numeric"}}]
-checkpoints = {{every = 0}}
-evaluation = {{before = false}}
-held_out = {{size = 10}}
-sampling = {{max_completion_length = 2}}
-learner = {{precision = "fp32", optimizer = {{learning_rate = 3e-3}}}}
+rewards = [{kind = "numeric"}]
+checkpoints = {every = 0}
+evaluation = {before = false}
+held_out = {size = 10}
+sampling = {max_completion_length = 2}
+learner = {precision = "fp32", optimizer = {learning_rate = 3e-3}}
 """
 FEWER_UPDATES = ("algorithm.updates.minibatches=4",)
 SHORT_PRETRAINING = ("algorithm.critic.pretraining.steps=6",)
