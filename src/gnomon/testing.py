@@ -169,7 +169,22 @@ async def says_which_weights_it_holds(engine: Engine) -> None:
     _hold("fingerprints are the snapshot's", await engine.fingerprints(), fingerprints(trial_snapshot(0).tensors()))
 
 
+async def greedy_answers_are_the_likeliest(engine: Engine) -> None:
+    """At temperature 0 all keys have one answer, of tokens that no other one beats, scored as at temperature 1."""
+    greedy = Sampling(temperature=0, max_completion_length=6)
+    found, _ = await asyncio.gather(
+        engine.generate(_PROMPT, range(3), greedy), engine.generate(_PROMPT, [5], _SAMPLING)
+    )
+    tokens, scores = found[0].tokens, await engine.score(_PROMPT, found[0].tokens, 1.0)
+    _hold("greedy answers are one answer", {done.tokens for done in found}, {tokens})
+    _hold("greedy log-probabilities are those of temperature 1", _apart(scores, found[0].logprobs) <= 1e-5, True)
+    for place, score in enumerate(scores):
+        others = [await engine.score((*_PROMPT, *tokens[:place]), [other], 1.0) for other in range(0, 256, 37)]
+        _hold("a greedy token is the likeliest", [other for [other] in others if other > score + 1e-6], [])
+
+
 OWN_WEIGHTS_PROMISES: tuple[Promise, ...] = (
+    greedy_answers_are_the_likeliest,
     a_score_disturbs_no_answer,
     a_score_follows_a_load,
     says_which_weights_it_holds,

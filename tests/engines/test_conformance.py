@@ -20,6 +20,7 @@ from gnomon.testing import (
     Promise,
     a_score_disturbs_no_answer,
     check_engine,
+    greedy_answers_are_the_likeliest,
     trial_model,
     trial_snapshot,
 )
@@ -87,9 +88,9 @@ def test_an_engine_holds_what_engines_promise(make: Callable[[], Engine], promis
     check_engine(make, promise)
 
 
-def test_a_score_beside_answers_is_the_same_with_shared_weights():
-    """The engine of the learner's own module, which has no weights to compare, scores and answers at once."""
-    check_engine(local, a_score_disturbs_no_answer)
+def test_an_engine_of_shared_weights_scores_beside_answers_and_is_greedy():
+    """The engine of the learner's own module, which has no weights to compare, holds what the others hold of these."""
+    check_engine(local, a_score_disturbs_no_answer, greedy_answers_are_the_likeliest)
 
 
 @pytest.mark.parametrize("make", [local, scripted])

@@ -50,6 +50,18 @@ def test_golden_row():
     assert drawn.full_logprobs.item() == pytest.approx(math.log(4 / 16))
 
 
+@pytest.mark.usefixtures("way")
+def test_greedy_takes_the_lowest_of_the_largest():
+    """Masses 4, 8, 8, 4 of 24 at temperature 0: token 1 at any u, with probability 8/24 as at temperature 1."""
+    logits = torch.tensor([[4.0, 8.0, 8.0, 4.0]]).log().expand(3, -1)
+
+    drawn = draw(logits, torch.tensor([0.0, 0.5, BELOW_ONE], dtype=torch.float64), Sampling(temperature=0, top_p=0.1))
+
+    assert drawn.tokens.tolist() == [1, 1, 1]
+    assert drawn.logprobs.tolist() == pytest.approx([math.log(8 / 24)] * 3)
+    assert drawn.full_logprobs.tolist() == drawn.logprobs.tolist()
+
+
 @pytest.mark.parametrize(
     ("sampling", "kept"),
     [

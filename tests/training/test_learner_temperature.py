@@ -8,7 +8,7 @@ import pytest
 
 from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError
-from gnomon.training.api import train_experiment
+from gnomon.training.api import evaluate, train_experiment
 from gnomon.training.notes import temperature_note
 
 
@@ -29,6 +29,29 @@ def test_answers_are_off_policy_by_the_temperature_alone(tmp_path: Path) -> None
     same = [key for key in plain[0] if key.startswith(("loss/", "rollout/", "mismatch/"))]
     assert {k: alike[0][k] for k in same} == {k: plain[0][k] for k in same}
     assert apart[0]["rollout/reward_mean"] == plain[0]["rollout/reward_mean"], "the first answers are the same"
+
+
+def test_greedy_training_is_refused_where_it_means_nothing(tmp_path: Path) -> None:
+    """At temperature 0 a group is one answer, and a ratio has no draw; one answer a prompt and a temperature train."""
+    with pytest.raises(ConfigError, match=r"the \d+ answers to a prompt .* set it above 0, and evaluation\.sampling"):
+        rows(tmp_path / "group", "sampling.temperature=0", "learner.temperature=1")
+    with pytest.raises(ConfigError, match=r"or give learner\.temperature = 1"):
+        rows(tmp_path / "single", "algorithm=spo", "sampling.temperature=0")
+    with pytest.raises(ConfigError, match=r"all 4 answers .* are the same; ask for one sample"):
+        rows(tmp_path / "held-out", "evaluation.sampling.temperature=0", "evaluation.samples=4")
+
+    trained = rows(tmp_path / "chosen", "algorithm=spo", "sampling.temperature=0", "learner.temperature=1")
+    assert trained[0]["mismatch/total_abs_nats"] == pytest.approx(0.0, abs=1e-4), "recorded at temperature 1"
+
+
+def test_held_out_answers_may_be_greedy(tmp_path: Path) -> None:
+    """Evaluation at temperature 0 beside training at 1: the same answers each time, and it is said."""
+    overrides = ["steps=0", "evaluation.sampling.temperature=0"]
+    first = train_experiment(load("tiny", overrides), tmp_path / "first").evaluations[-1]
+    again = evaluate(tmp_path / "first", overrides=["evaluation.sampling.temperature=0", "seed=7"])
+
+    assert first.drawn.startswith("temperature 0, ")
+    assert again.headline.mean == first.headline.mean
 
 
 def test_it_is_said_and_checked() -> None:

@@ -426,7 +426,7 @@ VERL: Mapping[str, Counterpart] = {
             "val_kwargs.n": _key("evaluation.samples"),
             "val_kwargs.temperature": _key("evaluation.sampling.temperature"),
             "val_kwargs.top_p": _key("evaluation.sampling.top_p"),
-            "val_kwargs.do_sample": _instead("evaluations draw as sampling says", True),
+            "val_kwargs.do_sample": _instead("evaluation.sampling.temperature = 0 is greedy, above 0 draws", True),
             "multi_turn.enable": _instead('environment = {kind = "class", use = "path.py:Class"}', False),
             "multi_turn.max_assistant_turns": _key("environment.max_turns"),
         },

@@ -19,7 +19,8 @@ class SamplingConfig:
     """How answers are drawn.
 
     Attributes:
-        temperature: Divisor of the logits, above 0; below 1 sharpens the distribution.
+        temperature: Divisor of the logits; below 1 sharpens the distribution, and 0 takes the likeliest token each time
+            (the lowest id of a tie; recorded log-probabilities are then those of temperature 1).
         top_p: Probability mass that is drawn from, in (0, 1]; 1 is no restriction.
         top_k: Number of most likely tokens that are drawn from; 0 is no restriction.
         min_p: Least probability of a drawn token, as a share of the most likely token's; 0 is no restriction.
@@ -40,7 +41,7 @@ class EvalSampling:
     """How held-out answers are drawn. What is not set is as in training, which a run says at its start.
 
     Attributes:
-        temperature: Divisor of the logits, above 0; none takes that of ``sampling``.
+        temperature: Divisor of the logits, 0 for the likeliest token each time; none takes that of ``sampling``.
         top_p: Probability mass that is drawn from, in (0, 1]; none takes that of ``sampling``.
         top_k: Number of most likely tokens that are drawn from, 0 for all; none takes that of ``sampling``.
         min_p: Least probability of a drawn token, as a share of the most likely token's; none takes that of
@@ -61,7 +62,7 @@ class EvalSampling:
         check_bounds(
             "evaluation.sampling",
             self,
-            temperature=(self.temperature is None or 0 < self.temperature < math.inf, "above 0"),
+            temperature=(self.temperature is None or 0 <= self.temperature < math.inf, "0 (greedy) or more"),
             top_p=(self.top_p is None or 0 < self.top_p <= 1, "in (0, 1]"),
             top_k=(self.top_k is None or self.top_k >= 0, "0 (every token) or more"),
             min_p=(self.min_p is None or 0 <= self.min_p < 1, "in [0, 1)"),

@@ -49,7 +49,7 @@ class Completion:
     Attributes:
         tokens: The sampled ids, the stop token included when one was sampled.
         logprobs: Log-probability of each token, in nats, under the distribution that it was sampled from (temperature
-            and truncation applied).
+            and truncation applied; temperature 1 of a greedy answer).
         full_logprobs: Log-probability of each token under the temperature-scaled policy *without* truncation; equal to
             ``logprobs`` when top-p, top-k and min-p are off.
         oldest_version, newest_version: The weights that sampled the first and the last token.

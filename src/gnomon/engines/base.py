@@ -27,12 +27,17 @@ class Sampling(SamplingConfig):
         check_bounds(
             "sampling",
             self,
-            temperature=(self.temperature > 0, "> 0"),
+            temperature=(self.temperature >= 0, "0 (greedy) or more"),
             top_p=(0 < self.top_p <= 1, "in (0, 1]"),
             top_k=(self.top_k >= 0, ">= 0 (0 keeps every token)"),
             min_p=(0 <= self.min_p < 1, "in [0, 1)"),
             max_completion_length=(self.max_completion_length > 0, "> 0"),
         )
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken each time, whatever top-p, top-k and min-p say."""
+        return self.temperature == 0
 
     @property
     def is_truncated(self) -> bool:

@@ -44,10 +44,17 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Draws:
     A token of probability zero (truncated, or so unlikely that exp underflows) is never drawn, at any u. A row with a
     NaN, or without a finite logit, gets NaN log-probabilities: the caller must refuse them.
 
+    At temperature 0 the largest logit is taken, the lowest id of a tie. It would have probability 1, which says nothing
+    of the model: both log-probabilities are those of temperature 1 without truncation.
+
     Args:
         logits: Float[R V], any precision; computed in float32. ``-inf`` forbids a token.
         uniforms: Float64[R] in [0, 1). Row r depends on ``logits[r]`` and ``uniforms[r]`` alone.
     """
+    if sampling.is_greedy:
+        tokens = logits.argmax(dim=-1)
+        own = logits.float().log_softmax(dim=-1).gather(1, tokens[:, None])[:, 0]
+        return Draws(tokens, own, own)
     kernels = None if sampling.is_truncated else kernels_of(logits)
     if kernels is not None:
         tokens, logprobs = kernels.sample(logits.contiguous(), uniforms.contiguous(), sampling.temperature)

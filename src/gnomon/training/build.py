@@ -169,7 +169,7 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
                 learner,
                 stage.sent,
                 experiment.algorithm.proximal is not None,
-                experiment.sampling.temperature,
+                experiment.sampling.temperature or 1.0,  # a greedy answer has the log-probabilities of 1
             ),
             token_probe=_token_probe(experiment, learner),
             check_saves=background.check,

@@ -190,7 +190,13 @@ def _exams(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: 
         how = asked.sampling.over(plan.sampling)
         sampling = replace(sampling_of(experiment, tokenizer), **how.given, record_routing=False)
         judged = grading if not split.sets else judged_by(experiment, asked, grading)
-        found.append(Exam(tasks, sampling, asked.samples or plan.samples, judged, how.words(experiment.sampling)))
+        samples = asked.samples or plan.samples
+        if sampling.is_greedy and samples > 1 and experiment.environment is None:
+            raise ConfigError(
+                f"at temperature 0 all {samples} answers to a held-out question are the same; ask for one sample "
+                "(evaluation.samples = 1, --samples 1), or set a temperature above 0"
+            )
+        found.append(Exam(tasks, sampling, samples, judged, how.words(experiment.sampling)))
     return tuple(found)
 
 

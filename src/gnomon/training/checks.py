@@ -19,8 +19,30 @@ from gnomon.training.resolve import Resolved
 
 def check_settings(resolved: Resolved) -> None:
     """Refuse engines, learners and cluster that cannot be meant together, or are not there. Raises: ConfigError."""
+    _check_greedy(resolved.experiment)
     check_serving(resolved)
     check_staging(resolved)
+
+
+def _check_greedy(experiment: Experiment) -> None:
+    """Refuse training on greedy answers where the loss would be none: no draw, so no ratio and no groups.
+
+    With one answer a prompt and ``learner.temperature`` it is a choice that has a meaning: the ratio is 1 at the first
+    update, as if the answer had been drawn at temperature 1.
+
+    Raises:
+        ConfigError: The message names what to set.
+    """
+    if experiment.steps == 0 or experiment.sampling.temperature > 0:
+        return
+    answers, said = experiment.algorithm.num_generations, "sampling.temperature = 0 takes the likeliest token each time"
+    if answers > 1 and experiment.environment is None:
+        why = f"the {answers} answers to a prompt (algorithm.num_generations) would be one answer {answers} times"
+    elif experiment.learner.temperature is None:
+        why = "no log-probability of a sampled token is there for the ratio (or give learner.temperature = 1)"
+    else:
+        return
+    raise ConfigError(f"{said}: {why}; set it above 0, and evaluation.sampling.temperature = 0 to evaluate greedily")
 
 
 def check_extras(experiment: Experiment) -> None:
