@@ -6,6 +6,8 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -14,6 +16,9 @@ import pytest
 
 from gnomon.cli.main import main
 from gnomon.core.atomic_files import open_plain, read_plain
+from gnomon.core.errors import RunDirectoryError
+from gnomon.records.directory import RunDirectory
+from gnomon.records.run_lock import lock_owner
 
 RUN = ["steps=2", "task.size=40", "rollouts_per_step=8", "held_out.size=3", "algorithm.num_generations=2",
        "records.batches=true"]  # fmt: skip
@@ -108,3 +113,55 @@ def test_only_plain_files_are_opened(tmp_path: Path):
     with pytest.raises(OSError, match="it is a device, not a file"):
         open_plain(Path(os.devnull))
     assert read_plain(tmp_path / "link") == b"said"
+
+
+LOCKS: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo, "folder": os.mkdir, "socket": bind, "device": lead_to_zeros,
+    "loop": lambda path: path.symlink_to(path.name),
+    "link to nothing": lambda path: path.symlink_to("nothing"),
+    "link out": lambda path: path.symlink_to("../victim"),
+    "link within": lambda path: path.symlink_to("metrics.jsonl"),
+    "a terabyte of zeros": lambda path: (path.touch(), os.truncate(path, 2**40)),
+    "of another host": lambda path: path.write_text('{"pid": 1, "host": "elsewhere", "started": "2026-01-01"}'),
+    "of nobody": lambda path: path.write_text('{"pid": 999999999, "host": "x", "started": "2026-01-01"}'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LOCKS)
+def test_whatever_is_in_the_place_of_a_lock_is_locked_or_refused(tmp_path: Path, base: Path, kind: str):
+    """At once, by what begins and by what goes on; what a link leads to stays as it is."""
+    (tmp_path / "victim").write_text("precious")
+    run = tmp_path / "run"
+    shutil.copytree(base, run)
+    put(LOCKS[kind], run / ".lock")
+    (tmp_path / "new").mkdir()
+    put(LOCKS[kind], tmp_path / "new" / ".lock")
+    before = (run / "metrics.jsonl").read_bytes()
+
+    assert lock_owner(run) is None
+    is_plain = kind in ("a terabyte of zeros", "of another host", "of nobody")
+    for take in (lambda: RunDirectory.reopen(run), lambda: RunDirectory.create(tmp_path / "new")):
+        with contextlib.nullcontext() if is_plain else pytest.raises(RunDirectoryError, match=r"lock|run"):
+            take().close()
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_lock_is_its_holders_while_it_lives_whatever_it_says(tmp_path: Path):
+    """Held by a living process with another's note, it is refused; the death of that process frees it."""
+    code = (
+        "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); "
+        "print('held', flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        for note in ("", "null", '{"pid": 999999999, "host": "x", "started": "y"}', "[" * 5000, "\0" * 9999):
+            (tmp_path / ".lock").write_text(note)
+            assert lock_owner(tmp_path) is not None
+            with pytest.raises(RunDirectoryError, match="in use by"):
+                RunDirectory.create(tmp_path)
+        holder.kill()
+    RunDirectory.create(tmp_path).close()

@@ -119,7 +119,7 @@ class RunDirectory:
             RunDirectoryError: As `create`.
         """
         with _reported(path):
-            if (path / LOCK).exists():
+            if os.path.lexists(path / LOCK):
                 # Someone may be at work: say who, before saying what is there.
                 cls(path, _lock(path)).close()
             _refuse_used(path, differs)
@@ -243,9 +243,11 @@ class RunDirectory:
 
 
 def _lock(path: Path) -> int:
-    if os.path.lexists(path / LOCK):
+    if (path / LOCK).is_symlink():
+        raise RunDirectoryError(f"{path / LOCK} is a link, and locking would overwrite what it leads to; remove it")
+    if (path / LOCK).exists():
         refuse_special(path / LOCK)
-    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644)
+    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW, 0o644)
     try:
         _flock(descriptor)
     except OSError as error:
@@ -299,9 +301,10 @@ def _refuse_used(path: Path, differs: str = "") -> None:
 def _refuse_links_out(path: Path) -> None:
     """Refuse a run whose files or folders are links to elsewhere: what is resumed removes and replaces files."""
     for entry in path.iterdir():
-        if entry.is_symlink() and not entry.resolve().is_relative_to(path.resolve()):
+        target = Path(os.path.realpath(entry))  # `resolve` of Python 3.11 and 3.12 raises RuntimeError for a loop
+        if entry.is_symlink() and not target.is_relative_to(path.resolve()):
             raise RunDirectoryError(
-                f"{entry} is a link that leads out of the run, to {entry.resolve()}; put the files themselves there, "
+                f"{entry} is a link that leads out of the run, to {target}; put the files themselves there, "
                 "or link the whole run"
             )
 

@@ -310,7 +310,7 @@ def find_member(named: str, role: str = "reward", kind: str = "function") -> Any
 
 
 def _from_file(source: str, said: str) -> ModuleType:
-    path = Path(source).expanduser().resolve()
+    path = Path(os.path.realpath(Path(source).expanduser()))
     if not path.is_file():
         folder = path.parent
         there = [p.name for p in folder.glob("*.py")] if folder.is_dir() else []
