@@ -90,6 +90,11 @@ ALWAYS = "class Yes:\n    __eq__ = __ge__ = __contains__ = lambda s, o: True\n  
         "import sys\nsys.exit(0)",
         "import sys\ndef add(a, b): sys.exit(0)",
         "import os\nos._exit(0)",
+        "import ctypes\nctypes.CDLL(None)._exit(0)",
+        "import ctypes\ndef add(a, b): ctypes.CDLL(None)._exit(0)",
+        "import ctypes\ndef add(a, b): ctypes.pythonapi.Py_Exit(0)",
+        "import ctypes\ndef add(a, b): ctypes.CDLL(None).syscall(231, 0)",
+        "import ctypes\ndef add(a, b): print('3\\nend', flush=True); ctypes.CDLL(None).exit(0)",
         "import atexit, os\natexit.register(os._exit, 0)\ndef add(a, b): raise SystemExit",
         "print('passed'); print('1.0'); print('{\"reward\": 1.0}')\ndef add(a, b): return None",
         "import json\njson.dumps = lambda *a, **k: '3'\ndef add(a, b): return 0",
@@ -116,7 +121,7 @@ def test_no_trick_earns_credit(hack, tests):
 
 
 @pytest.mark.parametrize("claim", ["assert not add(1, 2)", "assert add(1, 2) is not None", "assert add(1, 2) != 4"])
-@pytest.mark.parametrize("body", ["raise ValueError", "return Yes()"])
+@pytest.mark.parametrize("body", ["raise ValueError", "return Yes()", "import ctypes; ctypes.CDLL(None)._exit(0)"])
 def test_an_exception_or_an_object_fulfils_no_claim_of_difference(claim, body):
     """Neither a raised exception nor an object of its own counts as false, or as different from a number."""
     wanted = 1.0 if body == "return Yes()" and "is not None" in claim else 0.0
