@@ -378,6 +378,18 @@ def test_what_an_interrupted_save_left_is_removed_even_if_it_is_a_link(tmp_path:
     assert (elsewhere / "file").read_text() == "mine"
 
 
+def test_what_a_killed_removal_leaves_is_never_read_and_is_swept(tmp_path: Path):
+    """A checkpoint that was renamed in order to be removed is whole, and yet neither newest nor best."""
+    checkpoints = saved(tmp_path, 1)
+    (newest,) = checkpoints.directory.glob("step-*")
+    newest.rename(newest.with_name(".removed-1-abcd"))
+
+    assert checkpoints.newest() is None
+    assert checkpoints.best() is None
+    checkpoints.sweep()
+    assert not list(checkpoints.directory.glob(".removed-*"))
+
+
 def test_a_disk_that_fails_is_told_with_the_step_and_the_folder(tmp_path: Path):
     """An error of ours, not a bare number of the system's; what was there stays, and nothing is left of the new one."""
     checkpoints = saved(tmp_path, 1)
