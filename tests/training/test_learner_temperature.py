@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gnomon.cli.results import show
 from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError
 from gnomon.training.api import evaluate, train_experiment
@@ -37,6 +38,8 @@ def test_greedy_training_is_refused_where_it_means_nothing(tmp_path: Path) -> No
         rows(tmp_path / "group", "sampling.temperature=0", "learner.temperature=1")
     with pytest.raises(ConfigError, match=r"or give learner\.temperature = 1"):
         rows(tmp_path / "single", "algorithm=spo", "sampling.temperature=0")
+    with pytest.raises(ConfigError, match=r"sampling\.temperature must be 0 \(greedy\) or more, got -1"):
+        rows(tmp_path / "below", "sampling.temperature=-1")
     with pytest.raises(ConfigError, match=r"all 4 answers .* are the same; ask for one sample"):
         rows(tmp_path / "held-out", "evaluation.sampling.temperature=0", "evaluation.samples=4")
 
@@ -44,14 +47,17 @@ def test_greedy_training_is_refused_where_it_means_nothing(tmp_path: Path) -> No
     assert trained[0]["mismatch/total_abs_nats"] == pytest.approx(0.0, abs=1e-4), "recorded at temperature 1"
 
 
-def test_held_out_answers_may_be_greedy(tmp_path: Path) -> None:
-    """Evaluation at temperature 0 beside training at 1: the same answers each time, and it is said."""
+def test_held_out_answers_may_be_greedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Evaluation at temperature 0 beside training at 1: the same answers each time, and what is said fits it."""
     overrides = ["steps=0", "evaluation.sampling.temperature=0"]
-    first = train_experiment(load("tiny", overrides), tmp_path / "first").evaluations[-1]
+    result = train_experiment(load("tiny", overrides), tmp_path / "first")
+    first = result.evaluations[-1]
     again = evaluate(tmp_path / "first", overrides=["evaluation.sampling.temperature=0", "seed=7"])
 
     assert first.drawn.startswith("temperature 0, ")
     assert again.headline.mean == first.headline.mean
+    show(result, as_json=False)
+    assert f"evaluate {tmp_path / 'first'}\n" in capsys.readouterr().out, "several samples would be refused"
 
 
 def test_it_is_said_and_checked() -> None:

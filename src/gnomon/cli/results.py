@@ -1,6 +1,7 @@
 """Print the results of a run and of evaluations."""
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,13 +26,15 @@ def show(result: "Result", as_json: bool) -> int:
         lines += ["", _verdict(result.directory, *evaluations)]
     called = quote(sys.argv[0]) if Path(sys.argv[0]).name == "gnomon" else "gnomon"
     typed = quote(str(result.directory))
+    # Several greedy answers to a question are one, and refused.
+    is_greedy = any(re.match("temperature 0[ ,]", part.drawn) for e in evaluations for part in e.parts or [e])
     lines += [
         "",
         f"run     {result.directory}",
         f"model   {result.model}",
         *_critic(result.model),
         *_page(result.directory / "report.html"),
-        f"next    {called} evaluate {typed} --samples 4",
+        f"next    {called} evaluate {typed}{'' if is_greedy else ' --samples 4'}",
         f"        {called} export {typed} my-model",
     ]
     if "quickstart" in result.directory.name:

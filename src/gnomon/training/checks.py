@@ -33,7 +33,7 @@ def _check_greedy(experiment: Experiment) -> None:
     Raises:
         ConfigError: The message names what to set.
     """
-    if experiment.steps == 0 or experiment.sampling.temperature > 0:
+    if experiment.steps == 0 or experiment.sampling.temperature != 0:
         return
     answers, said = experiment.algorithm.num_generations, "sampling.temperature = 0 takes the likeliest token each time"
     if answers > 1 and experiment.environment is None:
