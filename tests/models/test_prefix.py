@@ -30,7 +30,7 @@ def rows() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return tokens, prompts, mask
 
 
-@pytest.mark.parametrize(("dtype", "off"), [(torch.float64, 1e-6), (torch.float32, 1e-5)], ids=str)
+@pytest.mark.parametrize(("dtype", "off"), [(torch.float64, 1e-6), (torch.float32, 3e-6)], ids=str)
 def test_shared_prompts_change_no_number(dtype, off):
     """Log-probabilities, entropies and every gradient equal those of rows of their own.
 
