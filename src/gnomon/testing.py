@@ -138,7 +138,7 @@ async def a_score_is_what_was_said_of_its_own_tokens(engine: Engine) -> None:
         sampling = Sampling(temperature=temperature, top_p=0.8, max_completion_length=12, stop_ids=(257,))
         for done in await engine.generate(_PROMPT, range(4), sampling):
             scores = await engine.score(_PROMPT, done.tokens, temperature)
-            _hold("score is full_logprobs to 1e-5", _apart(scores, done.full_logprobs) <= 1e-5, True)
+            _hold("score is full_logprobs to 1e-5", _gap(scores, done.full_logprobs) <= 1e-5, True)
         _hold("an empty response has no score", await engine.score(_PROMPT, [], temperature), [])
 
 
@@ -148,7 +148,7 @@ async def a_score_disturbs_no_answer(engine: Engine) -> None:
     asked = engine.score(_PROMPT, [65, 66], 1.0), engine.generate(_PROMPT, range(3), _SAMPLING)
     first, answers = await asyncio.gather(*asked)
     _hold("a score disturbs no answer", [a.tokens for a in answers], [a.tokens for a in alone])
-    _hold("a score is the same", _apart(first, await engine.score(_PROMPT, [65, 66], 1.0)) <= 1e-6, True)
+    _hold("a score is the same", _gap(first, await engine.score(_PROMPT, [65, 66], 1.0)) <= 1e-6, True)
     said = ("response has token ids from 65 to 999", "vocabulary of 259")
     await _refuses(ConfigError, said, engine.score(_PROMPT, [65, 999], 1.0))
     await _refuses(ConfigError, ("empty prompt",), engine.score([], [65], 1.0))
@@ -160,8 +160,8 @@ async def a_score_follows_a_load(engine: Engine) -> None:
     await engine.load(trial_snapshot(1, seed=2))
     second = await engine.score(_PROMPT, [65, 66], 1.0)
     await engine.load(trial_snapshot(2))
-    _hold("scores are of the loaded weights", _apart(first, second) > 0.1, True)
-    _hold("scores come back with the weights", _apart(first, await engine.score(_PROMPT, [65, 66], 1.0)) <= 1e-6, True)
+    _hold("scores are of the loaded weights", _gap(first, second) > 0.1, True)
+    _hold("scores come back with the weights", _gap(first, await engine.score(_PROMPT, [65, 66], 1.0)) <= 1e-6, True)
 
 
 async def says_which_weights_it_holds(engine: Engine) -> None:
@@ -177,7 +177,7 @@ async def greedy_answers_are_the_likeliest(engine: Engine) -> None:
     )
     tokens, scores = found[0].tokens, await engine.score(_PROMPT, found[0].tokens, 1.0)
     _hold("greedy answers are one answer", {done.tokens for done in found}, {tokens})
-    _hold("greedy log-probabilities are those of temperature 1", _apart(scores, found[0].logprobs) <= 1e-5, True)
+    _hold("greedy log-probabilities are those of temperature 1", _gap(scores, found[0].logprobs) <= 1e-5, True)
     for place, score in enumerate(scores):
         others = [await engine.score((*_PROMPT, *tokens[:place]), [other], 1.0) for other in range(0, 256, 37)]
         _hold("a greedy token is the likeliest", [other for [other] in others if other > score + 1e-6], [])
@@ -208,7 +208,7 @@ def _hold(promise: str, found: object, expected: object) -> None:
         raise AssertionError(f"{promise}: expected {expected!r}, got {found!r}")
 
 
-def _apart(first: Sequence[float], second: Sequence[float]) -> float:
+def _gap(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the largest difference in nats."""
     return max((abs(a - b) for a, b in zip(first, second, strict=True)), default=0.0)
 
