@@ -41,7 +41,7 @@ from gnomon.training.nonfinite_guard import refused_in_a_row
 from gnomon.training.provenance import changed_code, latest_session
 from gnomon.training.resume import find_resume_point
 
-QUICK, THOROUGH = 3, 1000
+QUICK, THOROUGH, COMMANDS = 3, 1000, 3200
 RUN = [
     "algorithm=ppo", "algorithm.critic.pretraining={steps=1}", "algorithm.num_generations=2", "steps=2",
     "task.size=40", "rollouts_per_step=8", "held_out.size=3", "checkpoints.every=1", "grading.workers=1",
@@ -369,7 +369,7 @@ def test_whole_commands_end_in_words_and_run_nothing(base: Path, tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("part", range(10))
-def test_a_thousand_changes_by_whole_commands_end_in_words_and_run_nothing(base: Path, tmp_path: Path, part: int):
-    """The same a thousand times: of each file thirty changes, and each command reads each file."""
-    tried_by_commands(base, tmp_path, range(part * THOROUGH // 10, (part + 1) * THOROUGH // 10))
+@pytest.mark.parametrize("part", range(COMMANDS // 100))
+def test_thousands_of_changes_by_whole_commands_end_in_words_and_run_nothing(base: Path, tmp_path: Path, part: int):
+    """The same 3,200 times: each command reads each file twelve times, each time with another change."""
+    tried_by_commands(base, tmp_path, range(part * 100, (part + 1) * 100))
