@@ -6,14 +6,14 @@ from typing import Any
 
 from benchmarks.harness.report import BenchResult
 
-from gnomon.planner.deployment import Deployment
-from gnomon.planner.efficiencies import PUBLISHED, Efficiencies
-from gnomon.planner.hardware import GPUS, Hardware, processor
-from gnomon.planner.job import Lengths, MeasuredLengths, PlannedJob
-from gnomon.planner.layout import Layout, learner_memory
-from gnomon.planner.shapes import SHAPES
-from gnomon.planner.stages import answering, pace_of, update_seconds
-from gnomon.planner.traffic import communicating
+from gnomon.analysis.planner.deployment import Deployment
+from gnomon.analysis.planner.efficiencies import PUBLISHED, Efficiencies
+from gnomon.analysis.planner.hardware import GPUS, Hardware, processor
+from gnomon.analysis.planner.job import Lengths, MeasuredLengths, PlannedJob
+from gnomon.analysis.planner.layout import Layout, learner_memory
+from gnomon.analysis.planner.shapes import SHAPES
+from gnomon.analysis.planner.stages import answering, pace_of, update_seconds
+from gnomon.analysis.planner.traffic import communicating
 
 GIB = 2**30
 _ALONE = Layout(1, 1, micro=324, is_recomputed=False)

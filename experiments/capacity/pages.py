@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from gnomon.analysis.planner.deployment import place_of
+from gnomon.analysis.planner.layout import GIGABYTE, concurrency, engine_memory, learner_memory
+from gnomon.analysis.planner.text import ClusterForecast, forecast
+from gnomon.analysis.planner.traffic import micro_batches
 from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError
-from gnomon.planner.deployment import place_of
-from gnomon.planner.layout import GIGABYTE, concurrency, engine_memory, learner_memory
-from gnomon.planner.text import ClusterForecast, forecast
-from gnomon.planner.traffic import micro_batches
 from gnomon.training.resolve import Resolved
 
 MODELS = ("qwen2.5-7b", "qwen3-32b", "qwen3-235b-a22b")

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean
 from typing import Literal
 
+from gnomon.analysis.planner.queueing import InOrder, run_virtually, weights
 from gnomon.core.errors import check_bounds
 from gnomon.core.types import Grade, Rollout
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.rng import uniforms
 from gnomon.engines.scripted import ScriptedEngine
-from gnomon.planner.queueing import InOrder, run_virtually, weights
 from gnomon.rewards.base import Sample
 from gnomon.rollouts.rollout import Rollouter
 from gnomon.rollouts.scheduler import RolloutScheduler

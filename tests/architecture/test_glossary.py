@@ -103,7 +103,14 @@ def test_the_glossary_points_at_what_exists():
 
 def test_pages_name_files_that_exist():
     """Each Python file that a page names is one of the package, of the tests or of the repository."""
-    places = (ROOT, PACKAGE, ROOT / "tests", PACKAGE / "planner", ROOT / "experiments", ROOT / "benchmarks")
+    places = (
+        ROOT,
+        PACKAGE,
+        ROOT / "tests",
+        PACKAGE / "analysis" / "planner",
+        ROOT / "experiments",
+        ROOT / "benchmarks",
+    )
     known = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
     made_up = {"mine.py", "judge.py", "path.py", "tools.py", "own.py"}
     found = [

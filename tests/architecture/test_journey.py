@@ -15,7 +15,7 @@ CARRIERS = ("TrainingContext", "Resolved", "resolve", "anchored", "replace")
 MEMBERS = ("experiment", "resolved")
 ROOMS = (
     "core", "rewards", "algorithms", "models", "tasks", "learner", "engines", "records", "rollouts", "diagnosis",
-    "config", "training", "analysis", "insight", "cluster", "planner", "cli",
+    "config", "training", "analysis", "insight", "cluster", "testing", "cli",
 )  # fmt: skip
 MOST_STOPS, MOST_CLIMBS = 60, 10
 

@@ -81,7 +81,7 @@ def _on_cluster(given: argparse.Namespace) -> int:
     with working("loading libraries", is_brief=True):
         from gnomon.config.experiment import load, to_toml
 
-        planner, deployment = map(import_module, ("gnomon.planner.text", "gnomon.planner.deployment"))
+        planner, deployment = map(import_module, ("gnomon.analysis.planner.text", "gnomon.analysis.planner.deployment"))
         from gnomon.training.resolve import Resolved
 
     loaded = load(given.experiment, given.overrides)

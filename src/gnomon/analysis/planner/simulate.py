@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from gnomon.analysis.planner.job import PlannedJob
+from gnomon.analysis.planner.queueing import InOrder, run_virtually, weights
+from gnomon.analysis.planner.stages import UpdatePace
 from gnomon.core.types import Completion, Grade, Snapshot
 from gnomon.engines.base import Sampling
 from gnomon.engines.rng import uniforms
 from gnomon.models.transfer.fingerprint import Fingerprint
-from gnomon.planner.job import PlannedJob
-from gnomon.planner.queueing import InOrder, run_virtually, weights
-from gnomon.planner.stages import UpdatePace
 from gnomon.rewards.base import Sample
 from gnomon.rollouts.rollout import Rollouter
 from gnomon.rollouts.scheduler import RolloutScheduler

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from gnomon.planner.deployment import Deployment
-from gnomon.planner.job import PlannedJob
-from gnomon.planner.shapes import ModelShape
+from gnomon.analysis.planner.deployment import Deployment
+from gnomon.analysis.planner.job import PlannedJob
+from gnomon.analysis.planner.shapes import ModelShape
 
 GIGABYTE = 1e9
 _LOGITS_SHARE, _LOGITS_COPIES, _LOGITS_TOKENS = 64, 4, 8192

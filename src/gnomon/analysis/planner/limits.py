@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from gnomon.planner.deployment import Deployment, broadcast_refused
-from gnomon.planner.layout import host_memory, trained
-from gnomon.planner.quantities import seconds, size
-from gnomon.planner.search import BestLayout
-from gnomon.planner.traffic import gathering
+from gnomon.analysis.planner.deployment import Deployment, broadcast_refused
+from gnomon.analysis.planner.layout import host_memory, trained
+from gnomon.analysis.planner.quantities import seconds, size
+from gnomon.analysis.planner.search import BestLayout
+from gnomon.analysis.planner.traffic import gathering
 
 _MUCH = 0.2
 _MOST_ROLLOUTS = 1_000_000

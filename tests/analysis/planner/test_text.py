@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
+from gnomon.analysis.planner.deployment import Deployment
+from gnomon.analysis.planner.efficiencies import SOURCES
+from gnomon.analysis.planner.job import Lengths, job_of
+from gnomon.analysis.planner.limits import limits
+from gnomon.analysis.planner.search import best_layout, engine_parts, layouts, reckoned, timing
+from gnomon.analysis.planner.stages import stages
+from gnomon.analysis.planner.text import forecast
 from gnomon.cli.main import main
 from gnomon.config.experiment import load
-from gnomon.planner.deployment import Deployment
-from gnomon.planner.efficiencies import SOURCES
-from gnomon.planner.job import Lengths, job_of
-from gnomon.planner.limits import limits
-from gnomon.planner.search import best_layout, engine_parts, layouts, reckoned, timing
-from gnomon.planner.stages import stages
-from gnomon.planner.text import forecast
 from gnomon.training.resolve import Resolved
 
 Capture = pytest.CaptureFixture[str]

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from gnomon.analysis.planner.shapes import SHAPES, from_config, shape_of
 from gnomon.core.errors import ConfigError
 from gnomon.models.size import model_size
 from gnomon.models.tiny import TINY_MODELS, save_tiny
-from gnomon.planner.shapes import SHAPES, from_config, shape_of
 
 PUBLISHED = {
     "qwen2.5-7b": 7.62, "llama-3.1-8b": 8.03, "qwen3-8b": 8.19, "qwen3-32b": 32.76, "qwen3-235b-a22b": 235.09,

@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from gnomon.core.errors import ConfigError
-from gnomon.planner.deployment import Deployment
-from gnomon.planner.hardware import GPUS
-from gnomon.planner.job import Lengths
-from gnomon.planner.layout import (
+from gnomon.analysis.planner.deployment import Deployment
+from gnomon.analysis.planner.hardware import GPUS
+from gnomon.analysis.planner.job import Lengths
+from gnomon.analysis.planner.layout import (
     GIGABYTE,
     Layout,
     cache_room,
@@ -19,9 +18,10 @@ from gnomon.planner.layout import (
     learner_memory,
     row_tokens,
 )
-from gnomon.planner.quantities import size
-from gnomon.planner.simulate import Flow, Timing, simulate
-from gnomon.planner.stages import Stages, pace_of, stages
+from gnomon.analysis.planner.quantities import size
+from gnomon.analysis.planner.simulate import Flow, Timing, simulate
+from gnomon.analysis.planner.stages import Stages, pace_of, stages
+from gnomon.core.errors import ConfigError
 from gnomon.training.notes import many
 
 STEPS, FILLING, CANDIDATES = 5, 2, 3

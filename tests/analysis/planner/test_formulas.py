@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gnomon.analysis.planner.deployment import Deployment
+from gnomon.analysis.planner.efficiencies import PUBLISHED, SOURCES, Efficiencies
+from gnomon.analysis.planner.hardware import GPUS, hardware_of
+from gnomon.analysis.planner.job import Lengths, PlannedJob
+from gnomon.analysis.planner.layout import Layout, concurrency, engine_memory, host_memory, learner_memory
+from gnomon.analysis.planner.shapes import SHAPES
+from gnomon.analysis.planner.stages import answering, flowing, pace_of, stages, update_seconds
+from gnomon.analysis.planner.traffic import gathering, micro_batches, publishing, traffic
 from gnomon.core.errors import ConfigError
-from gnomon.planner.deployment import Deployment
-from gnomon.planner.efficiencies import PUBLISHED, SOURCES, Efficiencies
-from gnomon.planner.hardware import GPUS, hardware_of
-from gnomon.planner.job import Lengths, PlannedJob
-from gnomon.planner.layout import Layout, concurrency, engine_memory, host_memory, learner_memory
-from gnomon.planner.shapes import SHAPES
-from gnomon.planner.stages import answering, flowing, pace_of, stages, update_seconds
-from gnomon.planner.traffic import gathering, micro_batches, publishing, traffic
 
 Maker = Callable[..., Deployment]
 PARTED = ("weights", "gradients", "moments", "reference", "critic", "average")

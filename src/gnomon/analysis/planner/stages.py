@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from gnomon.planner.deployment import Deployment
-from gnomon.planner.layout import Layout, concurrency, row_tokens
-from gnomon.planner.shapes import ModelShape
-from gnomon.planner.traffic import communicating, publishing
+from gnomon.analysis.planner.deployment import Deployment
+from gnomon.analysis.planner.layout import Layout, concurrency, row_tokens
+from gnomon.analysis.planner.shapes import ModelShape
+from gnomon.analysis.planner.traffic import communicating, publishing
 
 _PANELS = 128
 

@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from gnomon.planner.deployment import Deployment
-from gnomon.planner.layout import Layout, trained
+from gnomon.analysis.planner.deployment import Deployment
+from gnomon.analysis.planner.layout import Layout, trained
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from experiments.capacity.pages import MODELS, cell, replaced, tables
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "planning.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "planning.md"
 
 
 def shown(name: str) -> str:

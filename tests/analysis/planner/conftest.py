@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from gnomon.planner.deployment import Deployment
-from gnomon.planner.efficiencies import PUBLISHED
-from gnomon.planner.hardware import GPUS
-from gnomon.planner.job import Lengths, PlannedJob
-from gnomon.planner.shapes import SHAPES
+from gnomon.analysis.planner.deployment import Deployment
+from gnomon.analysis.planner.efficiencies import PUBLISHED
+from gnomon.analysis.planner.hardware import GPUS
+from gnomon.analysis.planner.job import Lengths, PlannedJob
+from gnomon.analysis.planner.shapes import SHAPES
 
 
 @pytest.fixture

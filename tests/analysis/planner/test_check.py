@@ -9,12 +9,12 @@ import pytest
 from benchmarks.harness.report import BenchMeasure, BenchResult
 from experiments.capacity.check import calibrated, machine_of, place_of_work, published
 
-from gnomon.planner.efficiencies import PUBLISHED
-from gnomon.planner.hardware import processor
-from gnomon.planner.layout import Layout
-from gnomon.planner.stages import answering, update_seconds
+from gnomon.analysis.planner.efficiencies import PUBLISHED
+from gnomon.analysis.planner.hardware import processor
+from gnomon.analysis.planner.layout import Layout
+from gnomon.analysis.planner.stages import answering, update_seconds
 
-FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "capacity"
+FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "capacity"
 WRITTEN = json.loads((FOLDER / "results.json").read_text())
 ALONE = Layout(1, 1, micro=324, is_recomputed=False)
 

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+from gnomon.analysis.planner.efficiencies import PUBLISHED, Efficiencies
+from gnomon.analysis.planner.hardware import Hardware, hardware_of
+from gnomon.analysis.planner.job import PlannedJob, job_of
+from gnomon.analysis.planner.shapes import ModelShape, shape_of
 from gnomon.config.reading import parse_override
 from gnomon.core.errors import ConfigError
 from gnomon.core.sections import STORE, EngineConfig
 from gnomon.learner.sections import LearnerConfig
-from gnomon.planner.efficiencies import PUBLISHED, Efficiencies
-from gnomon.planner.hardware import Hardware, hardware_of
-from gnomon.planner.job import PlannedJob, job_of
-from gnomon.planner.shapes import ModelShape, shape_of
 from gnomon.training.resolve import Resolved
 
 _MOST_DEVICES = 100_000

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnomon.planner.deployment import Deployment
-from gnomon.planner.job import Lengths, PlannedJob
-from gnomon.planner.layout import Layout
-from gnomon.planner.queueing import run_virtually
-from gnomon.planner.search import best_layout, layouts, reckoned
-from gnomon.planner.simulate import Flow, SimulatedEngine, Timing, simulate
-from gnomon.planner.stages import UpdatePace, answering, pace_of, stages
+from gnomon.analysis.planner.deployment import Deployment
+from gnomon.analysis.planner.job import Lengths, PlannedJob
+from gnomon.analysis.planner.layout import Layout
+from gnomon.analysis.planner.queueing import run_virtually
+from gnomon.analysis.planner.search import best_layout, layouts, reckoned
+from gnomon.analysis.planner.simulate import Flow, SimulatedEngine, Timing, simulate
+from gnomon.analysis.planner.stages import UpdatePace, answering, pace_of, stages
 
 Maker = Callable[..., Deployment]
 
@@ -194,8 +194,8 @@ def _run(place: Deployment) -> Flow:
 
 
 def _place() -> Deployment:
-    from gnomon.planner.efficiencies import PUBLISHED
-    from gnomon.planner.hardware import GPUS
-    from gnomon.planner.shapes import SHAPES
+    from gnomon.analysis.planner.efficiencies import PUBLISHED
+    from gnomon.analysis.planner.hardware import GPUS
+    from gnomon.analysis.planner.shapes import SHAPES
 
     return Deployment(SHAPES["qwen3-8b"], GPUS["h100"], PlannedJob(4, 4, 256, Lengths(300, 300)), PUBLISHED, 16)

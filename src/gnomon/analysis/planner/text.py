@@ -5,13 +5,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from gnomon.planner.deployment import Deployment
-from gnomon.planner.efficiencies import SOURCES
-from gnomon.planner.layout import GIGABYTE, Held, concurrency, engine_memory, host_memory, learner_memory
-from gnomon.planner.limits import limits
-from gnomon.planner.quantities import count, seconds, size
-from gnomon.planner.search import BestLayout, best_layout
-from gnomon.planner.traffic import micro_batches, traffic
+from gnomon.analysis.planner.deployment import Deployment
+from gnomon.analysis.planner.efficiencies import SOURCES
+from gnomon.analysis.planner.layout import GIGABYTE, Held, concurrency, engine_memory, host_memory, learner_memory
+from gnomon.analysis.planner.limits import limits
+from gnomon.analysis.planner.quantities import count, seconds, size
+from gnomon.analysis.planner.search import BestLayout, best_layout
+from gnomon.analysis.planner.traffic import micro_batches, traffic
 from gnomon.training.notes import many
 
 _IDLE = 0.15
