@@ -1,6 +1,7 @@
 """Other libraries' names: understood and said back, or answered with what to do."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from gnomon.config.reference import named, settings
 from gnomon.core.errors import ConfigError
 
 PAGE = Path(__file__).parents[2] / "docs" / "migrate.md"
+TABLE = Path(__file__).parents[2] / "src" / "gnomon" / "config" / "foreign_names.toml"
 # The fields of TRL's GRPOConfig (main, August 2026), and the fields of TrainingArguments that GRPO scripts set.
 GRPO_CONFIG = re.findall(
     r"\w+",
@@ -233,3 +235,19 @@ def test_no_known_name_is_taken_for_a_slip(name: str):
     assert key in {"", *ALIASES.values()}
     assert "another library's name" in said
     assert "did you mean" not in said
+
+
+def test_what_a_name_becomes_is_made_anew():
+    """A value that a name becomes may be changed by its reader: the next experiment gets another one."""
+    first, second = (dict(translated([("use_peft", True), ("use_wandb", "key")])[0]) for _ in range(2))
+    first["lora"]["rank"] = 3
+    first["records.sinks"].append("x")
+
+    assert second == {"lora": {}, "records.sinks": ["wandb"]}
+
+
+def test_every_text_of_the_table_is_used_once_at_least():
+    """A text that several names share is written once, and none is left that no name shows."""
+    texts = tomllib.loads(TABLE.read_text(encoding="utf-8"))["texts"]
+
+    assert [name for name in texts if f'"@{name}"' not in TABLE.read_text(encoding="utf-8")] == []
