@@ -19,7 +19,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 # What `make setup` does not install, asked for by name: trackers, which send data elsewhere, and vLLM, which wants an
 # environment of its own (`make vllm`).
-UNPINNED = {"wandb", "trackio", "vllm"}
+UNPINNED = {"wandb", "trackio", "mlflow", "swanlab", "vllm"}
 
 
 def names(requirements: Iterable[str]) -> set[str]:
@@ -56,7 +56,7 @@ def test_core_dependencies_are_few():
 
 def test_every_extra_is_there():
     """What the documentation tells people to install exists."""
-    trackers = {"tensorboard", "wandb", "trackio"}
+    trackers = {"tensorboard", "wandb", "trackio", "mlflow", "swanlab"}
     rooms = {"tasks", "math", "lora", "tables", "default-model", "vllm", "watch", "notebook", "cluster"}
 
     assert set(PROJECT["optional-dependencies"]) == trackers | rooms | {"all", "dev", "docs"}

@@ -30,6 +30,8 @@ FENCES: dict[str, tuple[str, ...]] = {
     "torch.utils.tensorboard": ("gnomon.records",),
     "wandb": ("gnomon.records",),
     "trackio": ("gnomon.records",),
+    "mlflow": ("gnomon.records",),
+    "swanlab": ("gnomon.records",),
     "ray": ("gnomon.cluster",),
     "grpc": ("gnomon.cluster",),
     "vllm": ("gnomon.engines",),

@@ -1,6 +1,7 @@
 """Trackers fail, hang and crawl; the run does not notice."""
 
 import importlib.util
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from gnomon.core.errors import ConfigError
-from gnomon.records.sinks import ALIASES, Aliased, BackgroundSink, build_sinks, check_sinks, with_aliases
+from gnomon.records.sinks import ALIASES, TRACKERS, Aliased, BackgroundSink, build_sinks, check_sinks, with_aliases
 
+Capture = pytest.CaptureFixture[str]
 QUICK_SECONDS = 0.010
 
 
@@ -139,6 +141,70 @@ def test_tensorboard_gets_every_scalar(tmp_path: Path):
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
 
     assert [(e.step, e.value) for e in events.Scalars("loss/policy")] == [(1, 0.5), (2, 0.25)]
+
+
+def test_mlflow_gets_settings_every_step_and_a_resumed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The real library: parameters by dotted name, steps and values; what is resumed goes on in the same run."""
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    for step in (1, 2):
+        (sink,) = build_sinks(["mlflow"], tmp_path, "first", {"task": {"size": 60}}, step - 1)
+        sink.write(step, {"loss/policy": 1 / step})
+        sink.close()
+        assert not sink.is_disabled
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("gnomon").experiment_id])
+
+    assert [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "loss/policy")] == [(1, 1), (2, 0.5)]
+    assert (run.data.params, run.info.run_name, run.info.status) == ({"task.size": "60"}, "first", "FINISHED")
+
+
+def test_swanlab_gets_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture):
+    """The real library in its local mode: the run's folder has settings and values; its greeting is no result."""
+    pytest.importorskip("swanlab")
+    pytest.importorskip("swanboard")
+    monkeypatch.setenv("SWANLAB_MODE", "local")
+    (sink,) = build_sinks(["swanlab"], tmp_path, "first", {"task": {"size": 60}})
+    for step in (1, 2):
+        sink.write(step, {"loss/policy": 1 / step})
+    sink.close()
+    assert not sink.is_disabled
+    (folder,) = (tmp_path / "swanlog").glob("run-*")
+    rows = [json.loads(line) for path in folder.glob("logs/*/*.log") for line in path.read_text().splitlines()]
+
+    assert [(row["index"], row["data"]) for row in rows] == [(1, 1.0), (2, 0.5)]
+    assert "size" in (folder / "files" / "config.yaml").read_text()
+    assert capsys.readouterr().out == ""
+
+
+def test_swanlab_without_a_key_is_one_warning_and_no_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+):
+    """On a terminal it would ask for a key; a run waits for nobody."""
+    pytest.importorskip("swanlab")
+    monkeypatch.delenv("SWANLAB_API_KEY", raising=False)
+    monkeypatch.setenv("SWANLAB_SAVE_DIR", str(tmp_path))
+    (sink,) = build_sinks(["swanlab"], tmp_path, "first", {})
+    sink.close()
+
+    assert "swanlab failed and is off for this run, which goes on: RuntimeError" in capsys.readouterr().err
+
+
+def test_what_a_tracker_says_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture):
+    """What a tracker prints while it opens and ends goes to standard error; what is printed beside it does not."""
+    book = Book(at_finish=lambda: print("goodbye"))
+
+    def start(*_: object) -> Book:
+        print("welcome")
+        return book
+
+    monkeypatch.setitem(TRACKERS, "tensorboard", start)
+    (sink,) = build_sinks(["tensorboard"], tmp_path, "run", {})
+    print("result")
+    sink.close()
+    said = capsys.readouterr()
+
+    assert (said.out, said.err) == ("result\n", "welcome\ngoodbye\n")
 
 
 def test_an_unknown_sink_names_the_nearest():

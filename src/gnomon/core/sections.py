@@ -394,7 +394,7 @@ class RecordConfig:
     Attributes:
         rollouts: Whether every graded rollout of every step is recorded.
         batches: Whether every training batch is recorded, for `gnomon dissect`.
-        sinks: Where metrics also go: "tensorboard", "wandb", "trackio".
+        sinks: Where metrics also go: "tensorboard", "wandb", "trackio", "mlflow", "swanlab".
         aliases: Whether metrics are also written under the names that dashboards for TRL and verl expect.
         tokens: Number of rollouts (at most an eighth of a step) of which log-probability and entropy of each token
             under the learner are recorded, in one step of eight; 0 records none.
@@ -405,7 +405,7 @@ class RecordConfig:
 
     rollouts: bool = True
     batches: bool = False
-    sinks: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    sinks: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow", "swanlab"], ...] = ()
     aliases: bool = False
     tokens: int = 8
 

@@ -88,6 +88,21 @@ def to_table(piece: Any) -> dict[str, Any]:
     return table
 
 
+def flat(table: Any, path: str = "") -> dict[str, Any]:
+    """Return every value of nested tables and lists by its dotted path.
+
+    >>> flat({"a": {"b": 1}, "c": [{"d": 2}]})
+    {'a.b': 1, 'c.0.d': 2}
+    """
+    if isinstance(table, Mapping):
+        inner = [(f"{path}.{key}" if path else str(key), value) for key, value in table.items()]
+    elif isinstance(table, list | tuple) and any(isinstance(value, Mapping | list) for value in table):
+        inner = [(f"{path}.{place}", value) for place, value in enumerate(table)]
+    else:
+        return {path: list(table) if isinstance(table, tuple) else table}
+    return {key: value for at, below in inner for key, value in flat(below, at).items()}
+
+
 def set_path(table: dict[str, Any], path: str, value: Any) -> None:
     """Set ``table["a"]["b"]`` for the path "a.b", making tables on the way; a number counts in a list, from 0.
 

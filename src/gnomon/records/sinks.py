@@ -7,13 +7,15 @@ import queue
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO, cast
 
 from gnomon.core.atomic_files import read_plain_text
 from gnomon.core.errors import ConfigError, unknown
+from gnomon.core.tables import flat
 from gnomon.records.jsonl import Warn, warn_on_stderr
 
 # The names that dashboards made for TRL and verl expect, for what is the same quantity here.
@@ -59,6 +61,9 @@ def with_aliases(values: Mapping[str, float]) -> dict[str, float]:
     return named
 
 
+THREAD = "sink-"
+"""How the names of threads of trackers begin."""
+
 # The trackers that a run may write to; each library is imported when its tracker is opened, in its thread.
 
 
@@ -93,7 +98,7 @@ class TensorBoard:
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """A run of Weights & Biases or trackio, which have one interface."""
+    """A run of SwanLab, trackio or Weights & Biases, which have one interface."""
 
     run: Any
 
@@ -137,16 +142,71 @@ def open_trackio(directory: Path, run_name: str, config: Mapping[str, Any], step
     """Open a trackio run in its local database; a resumed run goes on under the same name."""
     import trackio
 
-    # It greets on standard output, which belongs to results.
-    with contextlib.redirect_stdout(sys.stderr):
-        run = trackio.init(
-            project=os.environ.get("TRACKIO_PROJECT", "gnomon"),
-            name=run_name,
-            config=dict(config),
-            resume="allow",
-            embed=False,
-        )
+    run = trackio.init(
+        project=os.environ.get("TRACKIO_PROJECT", "gnomon"),
+        name=run_name,
+        config=dict(config),
+        resume="allow",
+        embed=False,
+    )
     return LoggedRun(run)
+
+
+def open_swanlab(directory: Path, run_name: str, config: Mapping[str, Any], step: int) -> Tracker:
+    """Open a SwanLab run; its own environment variables (SWANLAB_MODE, SWANLAB_API_KEY, ...) hold.
+
+    Without a key it fails where it would ask for one. A resumed run goes on under the same identity.
+    """
+    import swanlab
+
+    run = swanlab.init(
+        project=os.environ.get("SWANLAB_PROJ_NAME", "gnomon"),
+        name=run_name,
+        id=_identity(directory),
+        resume="allow",
+        log_dir=str(directory / "swanlog"),
+        config=dict(config),
+        settings=swanlab.Settings(interactive=False, terminal={"proxy_type": "none"}),
+    )
+    return LoggedRun(run)
+
+
+@dataclass(frozen=True)
+class MLflowRun:
+    """A run on MLflow's tracking server or in its local database. client: `mlflow.MlflowClient`."""
+
+    client: Any
+    run_id: str
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Log the values of a step in one request."""
+        from mlflow.entities import Metric
+
+        now = time.time_ns() // 1_000_000
+        self.client.log_batch(self.run_id, [Metric(name, value, now, step) for name, value in values.items()])
+
+    def finish(self) -> None:
+        """Say that the run is over; a resumed run is open again."""
+        self.client.set_terminated(self.run_id)
+
+
+def open_mlflow(directory: Path, run_name: str, config: Mapping[str, Any], step: int) -> Tracker:
+    """Open an MLflow run; its own environment variables (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, ...) hold.
+
+    Settings are parameters under their dotted names. A resumed run goes on in the run that has its tag.
+    """
+    import mlflow
+    from mlflow.entities import Param
+
+    client, tag = mlflow.MlflowClient(), {"gnomon.run": _identity(directory)}
+    experiment = mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "gnomon")).experiment_id
+    found = client.search_runs([experiment], f"tags.`gnomon.run` = '{tag['gnomon.run']}'")
+    if found:
+        client.update_run(found[0].info.run_id, "RUNNING")
+        return MLflowRun(client, found[0].info.run_id)
+    run = client.create_run(experiment, run_name=run_name, tags=tag)
+    client.log_batch(run.info.run_id, params=[Param(name, str(value)) for name, value in flat(config).items()])
+    return MLflowRun(client, run.info.run_id)
 
 
 def _identity(directory: Path) -> str:
@@ -157,10 +217,30 @@ def _identity(directory: Path) -> str:
 
 
 TRACKERS: Mapping[str, Callable[[Path, str, Mapping[str, Any], int], Tracker]] = {
+    "mlflow": open_mlflow,
+    "swanlab": open_swanlab,
     "tensorboard": open_tensorboard,
     "trackio": open_trackio,
     "wandb": open_wandb,
 }
+
+
+class SinkOutput:
+    """Standard output, of which the share of trackers goes to standard error.
+
+    Trackers greet and say where a run lies; standard output belongs to results, which programs read.
+    """
+
+    def __init__(self, stdout: TextIO) -> None:
+        self._stdout = stdout
+
+    def write(self, text: str) -> int:
+        """Write to standard output, or from the thread of a `BackgroundSink` to standard error."""
+        is_sink = threading.current_thread().name.startswith(THREAD)
+        return (sys.stderr if is_sink else self._stdout).write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stdout, name)
 
 
 class Sink(Protocol):
@@ -214,7 +294,7 @@ class BackgroundSink:
         self._start, self._warn, self._close_seconds = start, warn, close_seconds
         self._rows: queue.Queue[tuple[int, Mapping[str, float]] | None] = queue.Queue(capacity)
         self._is_closing = threading.Event()
-        self._thread = threading.Thread(target=self._work, name=f"sink-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=f"{THREAD}{name}", daemon=True)
         self._thread.start()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -297,6 +377,9 @@ def build_sinks(
         ConfigError: As `check_sinks`.
     """
     check_sinks(names)
+
+    if names and not isinstance(sys.stdout, SinkOutput):
+        sys.stdout = cast(TextIO, SinkOutput(sys.stdout))
 
     def start(name: str) -> Callable[[], Tracker]:
         return lambda: TRACKERS[name](directory, run_name, config, step)

@@ -8,6 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from gnomon.core.svg import Series, chart
+from gnomon.core.tables import flat
 from gnomon.insight.report import facts
 from gnomon.insight.report.curves import NARROW, WIDE, Panel, Rows, evaluated
 from gnomon.records.console import duration
@@ -70,7 +71,7 @@ def compared(records: Sequence[RunRecord]) -> ComparedRuns:
         _Run(name, record, record.metrics(), read_evaluations(record.files.evaluations), record.experiment())
         for name, record in zip(names, records, strict=True)
     ]
-    experiments = [facts.flat(run.experiment) for run in runs]
+    experiments = [flat(run.experiment) for run in runs]
     machines = [dict(facts.card_rows(run.record.card())) for run in runs]
     return ComparedRuns(
         names=names,

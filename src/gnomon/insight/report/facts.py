@@ -8,7 +8,7 @@ from gnomon.algorithms.build import to_table as algorithm_table
 from gnomon.algorithms.presets import GRPO, PRESETS
 from gnomon.config.experiment import Experiment
 from gnomon.core.atomic_files import read_plain_text
-from gnomon.core.tables import to_table
+from gnomon.core.tables import flat, to_table
 from gnomon.records.console import duration
 from gnomon.records.reading import RunRecord, column, waste_cause
 from gnomon.records.run_card import sessions_of
@@ -106,21 +106,6 @@ def waste_shares(rows: Rows) -> list[Share]:
 def _tokens(rows: Rows, name: str) -> float:
     generated = dict(column(rows, "tokens/generated"))
     return sum(value * generated.get(step, 0.0) for step, value in column(rows, name))
-
-
-def flat(table: Any, path: str = "") -> dict[str, Any]:
-    """Return every value of nested tables and lists by its dotted path.
-
-    >>> flat({"a": {"b": 1}, "c": [{"d": 2}]})
-    {'a.b': 1, 'c.0.d': 2}
-    """
-    if isinstance(table, Mapping):
-        inner = [(f"{path}.{key}" if path else str(key), value) for key, value in table.items()]
-    elif isinstance(table, list | tuple) and any(isinstance(value, Mapping | list) for value in table):
-        inner = [(f"{path}.{place}", value) for place, value in enumerate(table)]
-    else:
-        return {path: list(table) if isinstance(table, tuple) else table}
-    return {key: value for at, below in inner for key, value in flat(below, at).items()}
 
 
 def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[SettingDifference]:
