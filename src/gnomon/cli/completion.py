@@ -65,12 +65,12 @@ class Verb:
 
 def every_verb() -> tuple[Verb, ...]:
     """Return the verbs of gnomon, read from their parsers."""
-    from gnomon.cli.main import VERBS
+    from gnomon.cli.main import VERBS, module_of
 
     known = _names()
     found = []
     for name, meaning in VERBS.items():
-        actions = importlib.import_module(f"gnomon.cli.{name}").build_parser()._actions
+        actions = importlib.import_module(module_of(name)).build_parser()._actions
         shown = [action for action in actions if action.help is not argparse.SUPPRESS]
         words = [word for action in shown if not action.option_strings for word in _words(name, action, known)]
         is_set = any(action.metavar == "key=value" for action in shown)

@@ -2,6 +2,7 @@
 
 import errno
 import importlib
+import keyword
 import os
 import sys
 import traceback
@@ -18,6 +19,7 @@ from gnomon.core.user_code import one_process, told_before_code
 VERBS = {
     "train": "train an experiment: a TOML file or the name of a built-in one",
     "resume": "go on with a run from its newest valid checkpoint",
+    "continue": "go on with a run after its end, with more steps",
     "watch": "see a run live on a terminal, or as lines in a log",
     "report": "write a run, or several beside each other, on one page that needs no server",
     "evaluate": "score a model or a run on held-out tasks, with intervals",
@@ -117,10 +119,19 @@ def _chosen(given: Sequence[str]) -> int:
     return _run(verb, rest)
 
 
+def module_of(verb: str) -> str:
+    """Return the name of a verb's module, which has an underscore more where Python keeps the word for itself.
+
+    >>> module_of("train"), module_of("continue")
+    ('gnomon.cli.train', 'gnomon.cli.continue_')
+    """
+    return f"gnomon.cli.{verb}{'_' if keyword.iskeyword(verb) else ''}"
+
+
 def _run(verb: str, rest: Sequence[str]) -> int:
     try:
         with shown_by(_on_standard_error), told_before_code(_say_whose_code), one_process():
-            return int(importlib.import_module(f"gnomon.cli.{verb}").run(rest))
+            return int(importlib.import_module(module_of(verb)).run(rest))
     except UserError as error:
         return _say(f"gnomon {verb}: {error}", WRONG_INPUT)
     except Stopped as error:

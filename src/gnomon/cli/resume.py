@@ -25,10 +25,11 @@ def run(arguments: Sequence[str]) -> int:
     """Resume a run; return the exit code."""
     given = build_parser().parse_intermixed_args(arguments)
     if given.overrides:
-        said, file = shlex.join(given.overrides), shlex.quote(f"{given.run}/experiment.toml")
+        said = shlex.join(given.overrides)
         raise ConfigError(
-            f"{said}: a run goes on with the settings that it began with; start another one of the same experiment "
-            f"with this changed: gnomon train {file} {said} --run-dir DIR (and model="
+            f"{said}: a run goes on with the settings that it began with; to go on with more steps, type gnomon "
+            f"continue {shlex.quote(str(given.run))} steps=N; to start another one with this changed, gnomon train "
+            f"{shlex.quote(f'{given.run}/experiment.toml')} {said} --run-dir DIR (and model="
             f"{shlex.quote(f'{given.run}/checkpoints/step-N')} to begin with its weights)"
         )
 

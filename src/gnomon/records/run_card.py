@@ -158,6 +158,22 @@ def write_end(path: Path, error: Exception) -> None:
         write_json(path, card)
 
 
+def write_extension(path: Path, settings: str, changed: Mapping[str, tuple[Any, Any]]) -> None:
+    """Add to the card, under "extended", that a run was given more steps, or a larger budget.
+
+    Args:
+        settings: SHA-256 of the experiment as it is now; the newest session is said to have had it, for all steps that
+            it made are those of the longer run.
+        changed: The settings that changed, with the value before and the value now.
+    """
+    card = _first(path)
+    if card is not None:
+        sessions_of(card)[-1]["settings"] = settings
+        before = card.get("extended")
+        card["extended"] = [*(before if isinstance(before, list) else []), {k: list(v) for k, v in changed.items()}]
+        write_json(path, card)
+
+
 def end_of(card: Mapping[str, Any]) -> str:
     """Return the error that ended the newest session of a card that was read; "" where it says none.
 

@@ -52,6 +52,7 @@ from gnomon.training.build_data import (
 )
 from gnomon.training.build_workers import opened
 from gnomon.training.checks import check_extras, check_serving, check_settings
+from gnomon.training.continuation import Continuation
 from gnomon.training.eval_spec import NEWEST, EvalSpec, EvalTarget, checkpoint_of
 from gnomon.training.evaluate import Evaluation
 from gnomon.training.notes import starting_notes
@@ -132,11 +133,43 @@ def resume(
     stop: as in `train_experiment`.
     Raises: RunDirectoryError when there is no run or another process has it; CheckpointError when all are damaged.
     """
+    with RunDirectory.reopen(Path(run)) as directory:
+        return _go_on(directory, load(directory.experiment).experiment, stop, callbacks)
+
+
+def continue_run(
+    run: str | Path,
+    settings: Sequence[tuple[str, Any]],
+    stop: StopRequest | None = None,
+    callbacks: tuple[Callable[[FinishedStep], None], ...] = (),
+) -> Result:
+    """Go on with a run that may have ended, with more steps than it was begun with.
+
+    Args:
+        run: Its directory.
+        settings: Keys of its experiment, such as ``steps``, with their new values.
+        stop: As in `train_experiment`.
+        callbacks: As in `train_experiment`.
+
+    Raises:
+        UserError: The settings cannot be changed in a run that has begun; nothing was changed.
+    """
+    asked = Continuation.of(Path(run), settings)
+    with RunDirectory.reopen(Path(run)) as directory:
+        return _go_on(directory, asked.experiment, stop, callbacks, asked)
+
+
+def _go_on(
+    directory: RunDirectory,
+    asked_for: Experiment,
+    stop: StopRequest | None,
+    callbacks: tuple[Callable[[FinishedStep], None], ...],
+    extension: Continuation | None = None,
+) -> Result:
+    """Go on with a run that is locked; an ``extension`` is written down when everything else was checked."""
     tune_machine()
-    directory = RunDirectory.reopen(Path(run))
     with ExitStack() as stack:
-        stack.callback(directory.close)
-        resolved = resolve(load(directory.experiment).experiment)  # a missing GPU is refused before anything is removed
+        resolved = resolve(asked_for)  # a missing GPU is refused before anything is removed
         experiment = resolved.experiment
         console = stack.enter_context(Console(experiment.steps))
         at = find_resume_point(directory, experiment)
@@ -146,6 +179,8 @@ def resume(
         for said in changed_code(latest_session(directory.path), sources_of(experiment)):
             console.warn(said)
         refuse_other_code(latest_session(directory.path), own_code_of(experiment))
+        if extension is not None:
+            extension.check_extension(found)
         if found is not None and at.batches is None and _is_last(found, experiment):
             spent = "" if step >= experiment.steps else ", and its budget is spent"
             console.say(f"{directory.path} is finished: {step} of {experiment.steps} steps{spent}")
@@ -154,6 +189,8 @@ def resume(
         asked, chosen = _prepared(resolved, console)
         _refuse_other_questions(directory, asked)
         _try_rewards(experiment, asked, console)
+        if extension is not None:
+            extension.write(directory)
         rewind(directory, at)
         console.say(f"resuming {directory.path} at step {step} of {experiment.steps}{at.said}")
         return _run(

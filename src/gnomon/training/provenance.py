@@ -42,17 +42,30 @@ def other_experiment(run_dir: Path, asked: str) -> str:
     return listed(differences(there, tomllib.loads(asked))) if there else ""
 
 
-def differences(there: Any, asked: Any, path: str = "") -> list[str]:
+def changed_settings(there: Any, asked: Any, path: str = "") -> dict[str, tuple[Any, Any]]:
+    """Return the leaves in which two tables differ: path to both values, None where a table has none.
+
+    >>> changed_settings({"a": {"b": 1}}, {"a": {"b": 2}, "c": "x"})
+    {'a.b': (1, 2), 'c': (None, 'x')}
+    """
+    if isinstance(there, dict) and isinstance(asked, dict):
+        keys = sorted(there.keys() | asked.keys())
+        below = [changed_settings(there.get(key), asked.get(key), f"{path}.{key}".lstrip(".")) for key in keys]
+        return {place: values for found in below for place, values in found.items()}
+    return {} if there == asked else {path: (there, asked)}
+
+
+def differences(there: Any, asked: Any) -> list[str]:
     """Return what differs between two tables, one sentence a leaf.
 
     >>> differences({"a": {"b": 1}}, {"a": {"b": 2}, "c": "x"})
     ['a.b is 1 there and 2 here', "c is nothing there and 'x' here"]
     """
-    if isinstance(there, dict) and isinstance(asked, dict):
-        keys = sorted(there.keys() | asked.keys())
-        return [d for key in keys for d in differences(there.get(key), asked.get(key), f"{path}.{key}".lstrip("."))]
-    said = ["nothing" if value is None else shortened(repr(value), _LONGEST_VALUE) for value in (there, asked)]
-    return [] if there == asked else [f"{path} is {said[0]} there and {said[1]} here"]
+
+    def said(value: Any) -> str:
+        return "nothing" if value is None else shortened(repr(value), _LONGEST_VALUE)
+
+    return [f"{path} is {said(a)} there and {said(b)} here" for path, (a, b) in changed_settings(there, asked).items()]
 
 
 def listed(found: Sequence[str]) -> str:
