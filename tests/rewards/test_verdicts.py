@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.rewards.answers import last_boxed
-from gnomon.rewards.base import Sample, Verifier
+from gnomon.rewards.base import Sample, Verifier, VerifierError
 from gnomon.rewards.exact import Boxed, Numeric
 from gnomon.rewards.math import Mathematics
 from gnomon.rewards.numbers import find_numbers
@@ -190,3 +190,23 @@ def test_any_answer_is_judged(text: str):
     if content is not None and content.strip(" .$"):
         assert verdict("boxed", content, content) == 1.0
     assert all(number.text for number in find_numbers(text))
+
+
+@pytest.mark.parametrize(
+    ("said", "content"),
+    [
+        (r"so $\boxed 7$.", "7"), (r"\boxed 7", "7"), (r"\fbox 12.5 cm", "12.5"), (r"\boxed{3}, no, \boxed 4", "4"),
+        (r"\boxed 4, no, \boxed{3}", "3"), (r"\boxed -1/2", "-1/2"), (r"\boxed7", "7"), (r"\boxed notation", None),
+        (r"\boxed{5} in \boxed form", "5"), (r"\boxed{\boxed 7}", "7"),
+    ],
+)  # fmt: skip
+def test_a_box_of_a_number_needs_no_braces(said: str, content: str | None):
+    """TeX takes the next sign, and people write so; words after the command are no box."""
+    assert last_boxed(said) == content
+
+
+@pytest.mark.parametrize("gold", ["7!", "5 ft 7 in", "> 7", "3!!", "7 mod 5", "7\n8", "7 +/- 1", "2 h 30 min"])
+def test_an_answer_whose_last_number_is_a_part_is_refused(gold: str):
+    """An answer that is no number and no worked solution is not read as its last number."""
+    with pytest.raises(VerifierError, match="column 'answer' holds"):
+        verdict("numeric", gold, "7")

@@ -17,6 +17,7 @@ Extract = Literal["last_number", "first_number", "only_number", "last_line", "bo
 _TAGS = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,3}$")
 _BOX_LENGTH = len(r"\boxed") + 3
+_BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s{0,3}([-+]?[0-9]+(?:[.,/][0-9]+)*)")
 
 
 Where = Literal["anywhere", "after_thinking", "answer_line", "last_box"]
@@ -100,8 +101,8 @@ def extract(text: str, how: Extract) -> str | None:
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the last ``\boxed{...}`` or ``\fbox{...}`` whose braces balance.
 
-    A space before the brace is TeX's as well; an escaped brace is no brace. One pass over the text, whatever is in it.
-    None when there is no such box.
+    A space before the brace is TeX's as well; an escaped brace is no brace; a number needs none (``\boxed 7``). One
+    pass over the text, whatever is in it. None when there is no such box.
 
     >>> last_boxed(r"\boxed{1} then \boxed{\frac{1}{2}} and \boxed{3")
     '\\frac{1}{2}'
@@ -121,6 +122,8 @@ def last_boxed(text: str) -> str | None:
             if is_later and _BOX.search(text[max(0, start - _BOX_LENGTH) : start]):
                 best = (start, index)
         index += 1
+    for bare in _BARE_BOX.finditer(text, best[0] if best else 0):
+        best = bare.start(1) - 1, bare.end()
     return text[best[0] + 1 : best[1]] if best else None
 
 
@@ -196,6 +199,7 @@ def squeezed(text: str) -> str:
     ('(1,\\sqrt2)', 'Paris', '\\frac\\pi2')
     """
     bare = _unspaced(unwrapped(tidy(text)))
+    bare = re.sub(r"\\([lgn]e)(?:q|qslant)(?![a-zA-Z])", r"\\\1", bare).replace("<=", "\\le").replace(">=", "\\ge")
     bare = re.sub(r"\\(?:cdot|times)(?![a-zA-Z])", "*", bare).replace("$", "")
     bare = re.sub(r"(?<![0-9a-zA-Z)\]}])\+(?=\\infty)", "", bare)
     bare = re.sub(r"(?<![0-9])\*|\*(?![0-9])", "", bare)

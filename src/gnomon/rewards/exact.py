@@ -10,6 +10,8 @@ from gnomon.rewards.answers import Extract, extract, final_answer, last_boxed, s
 from gnomon.rewards.base import Sample, Verifier, VerifierError, text_column
 from gnomon.rewards.numbers import Number, Which, choose_number, find_numbers, parse_number
 
+# A worked solution has words, and does not end in what makes of its last number something else.
+_SOLUTION = re.compile(r"(?:[A-Za-z]{2}|[A-Za-z] ?=|[^\x00-\x7f]{2}).*[^!\s]\s*$", re.DOTALL)
 _SEVERAL = re.compile(r"[0-9] (?:and|to|or) [-+$\\]{0,3}[0-9.,]+[\s.$]*$")
 
 
@@ -282,7 +284,7 @@ def _gold_number(text: str, column: str) -> Number:
     """Return the number that an answer is, or that a worked solution ends in. Raises: VerifierError."""
     marked = final_answer(text)
     number = parse_number(text if marked is None else marked)
-    if number is None and marked is None and not _SEVERAL.search(text):
+    if number is None and marked is None and _SOLUTION.search(text) and not _SEVERAL.search(text):
         number = choose_number(text, "last")
     if number is None or number.value is None:
         what = "more than a number" if find_numbers(text) else "no number"

@@ -24,8 +24,8 @@ _SIGNS = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"), "
 _SPACES = dict.fromkeys(map(ord, "\u00a0\u2002\u2003\u2007\u2009\u200a\u202f\u205f\u3000\t"), " ")
 _WIDE = {0xFEE0 + code: chr(code) for code in map(ord, "0123456789.,/%()[]{}+=$<>:")}
 _OTHERS = {
-    ord("\u00ba"): "\u00b0", ord("\u02da"): "\u00b0", ord("\u2044"): "/", ord("\u2215"): "/", ord("\u200b"): "",
-    ord("\u2062"): "", ord("\ufeff"): "", ord("\u03c0"): r"\pi ", ord("\u221e"): r"\infty ", ord("\u2264"): r"\le ",
+    ord("\u00ba"): "\u00b0", ord("\u02da"): "\u00b0", ord("\u2044"): "/", ord("\u2215"): "/",
+    ord("\u03c0"): r"\pi ", ord("\u221e"): r"\infty ", ord("\u2264"): r"\le ",
     ord("\u2265"): r"\ge ", ord("\u222a"): r"\cup ", ord("\u2208"): r"\in ", ord("\u00d7"): r"\times ",
     ord("\u00b7"): r"\cdot ", ord("\u22c5"): r"\cdot ", ord("\u00f7"): r"\div ", ord("\u00b1"): r"\pm ",
     ord("\u2205"): r"\emptyset ", ord("\u00b2"): "^2", ord("\u00b3"): "^3", ord("\u2032"): "'",
@@ -36,7 +36,10 @@ _PARTS = (_HALVES + _EIGHTHS).split()
 _FRACTIONS = {
     ord(sign): f"\\frac{{{value[0]}}}{{{value[-1]}}}" for sign, value in zip(_PARTS[::2], _PARTS[1::2], strict=True)
 }
-_CHARACTERS = {**_SIGNS, **_SPACES, **_WIDE, **_OTHERS, **_FRACTIONS}
+_UNSEEN = dict.fromkeys(
+    [0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2070), 0xFE0F, 0xFEFF], ""
+)
+_CHARACTERS = {**_SIGNS, **_SPACES, **_WIDE, **_OTHERS, **_FRACTIONS, **_UNSEEN}
 
 _SEPARATOR = r"(?:\{,\}|,\\!|\\,|\\!|\\ |\\;|\\:|~|,\\,|[\u00a0\u2007\u2009\u202f])"
 _THOUSANDS = re.compile(rf"(?<![0-9.,\\])(?<![0-9]\\[,!])[0-9]{{1,3}}(?:{_SEPARATOR}[0-9]{{3}})+(?![0-9])")
@@ -46,7 +49,7 @@ _WRAPPERS = re.compile(
     r"\{([^{}]*)\}"
 )
 _NOTHING = re.compile(
-    r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|rm|bf|limits|hfill|!)(?![a-zA-Z])|\\!|\u2061|(?<!\\)\{\}"
+    r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|rm|bf|limits|hfill|!)(?![a-zA-Z])|\\!|(?<!\\)\{\}"
 )
 _SPACING = re.compile(r"(?<!\\)\\(?:quad|qquad|enspace|thinspace)(?![a-zA-Z])|(?<!\\)\\[,;:> ]|~")
 _RUNS = re.compile(" {2,}")
@@ -216,14 +219,15 @@ _COMMANDS = (
 _PART_BEFORE = re.compile(
     rf"(?:\^\{{?|_\{{?|\\(?:{_COMMANDS})(?![a-zA-Z]) ?\{{?|"
     r"(?:[0-9)\]}]|(?<![a-zA-Z])[a-zA-Z]) ?[-+/] ?|[0-9)\]}] ?\* ?|"
-    r"[0-9][.,:]|[({\[] ?[^\s(){}\[\]]{1,20}, ?|[a-zA-Z0-9]\(|\\\{ ?|[0-9] or |\u221a\(?|\} ?\{ ?|"
+    r"[0-9][.,:]|[({\[] ?[^\s(){}\[\]]{1,20}, ?|[a-zA-Z0-9]\(|\\\{ ?|\u221a\(?|\} ?\{ ?|"
+    r"[0-9] or (?:[a-zA-Z] ?= ?)?|(?:[0-9)\]}]|(?<![\w.</\"'])[a-zA-Z]) ?[<>]=? ?|\+ ?/? ?- ?|(?<![a-zA-Z])mod ?|"
     r"[0-9], ?)\$?[-+]?$"
 )
 _PART_BEHIND = re.compile(
     rf" ?\^|_[0-9a-zA-Z{{]|[-/+*][0-9a-zA-Z\\(](?!\*)| ?[-/+*] ?[0-9\\(]|"
     rf" ?[-/+*] [b-zB-HJ-Z](?![a-zA-Z])| ?\\(?:{_COMMANDS})(?![a-zA-Z])|[.,:][0-9]|"
     r" ?, ?[-+]?[0-9.]{1,20} ?[)\]}\\]|\(| ?\\[{}]|(?!am|pm|st|nd|rd|th)[a-zA-Z]{1,2}(?![a-zA-Z])| ?\u221a|"
-    r" (?:thousand|million|billion|trillion|hundred|dozen|and a half)(?![a-z])"
+    r"!!?(?= ?[$)\]}\\*/^+=-])| (?:thousand|million|billion|trillion|hundred|dozen|and a half)(?![a-z])"
 )
 _THOUSAND = re.compile(r"(?<![0-9.,])[0-9]{1,3} $")
 _UNIT_BEHIND = re.compile(r" ?\$? ?(?:(?:square|cubic) )?(?:[A-Za-z]+|[%\u00b0])(?: ?\^ ?\{?[23]\}?)?(?:/[A-Za-z]+)?")
@@ -286,7 +290,7 @@ def choose_number(text: str, which: Which) -> Number | None:
     r"""Return the last, the first or the only number of ``text``; None without one, with several, or for a part.
 
     A number that is a part of something else is no answer, whatever it is a part of: the 2 of \sqrt{2}, x^2, 3+2, 2\pi,
-    (1, 2], 1 or 2, 1.234,2 and 12 000 2.
+    (1, 2], 1 or 2, 1.234,2 and 12 000 2, the 7 of 5 ft 7 in, x > 7, 3 \pm 7 and 2 mod 7.
 
     >>> choose_number(r"so x = \frac{3}{4} km", "last")
     Number(text='3/4', value=Fraction(3, 4), unit='km')
@@ -302,7 +306,13 @@ def choose_number(text: str, which: Which) -> Number | None:
     chosen = found[-1] if which == "last" else found[0]
     if _is_part(text, chosen.start, chosen.end):
         return None
-    return replace(chosen.number, unit=_unit_next_to(text, chosen.start, chosen.end))
+    unit = _unit_next_to(text, chosen.start, chosen.end)
+    if which == "last" and len(found) > 1:
+        between = unit_of(text[found[-2].end : chosen.start].removesuffix("and ").rstrip(" ,"), is_known=True)
+        own = "in" if between == "ft" and text.startswith(" in", chosen.end) else unit
+        if between and own not in (None, between):
+            return None  # 5 ft 7 in is one length
+    return replace(chosen.number, unit=unit)
 
 
 def parse_number(text: str) -> Number | None:
