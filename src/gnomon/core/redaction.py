@@ -148,7 +148,11 @@ def _is_ordinary(name: str, value: str) -> bool:
 
 @dataclass(frozen=True)
 class _Sight:
-    """One way in which a secret can stand in a text. pattern: None where it is the needle and nothing else."""
+    """One way in which a secret can stand in a text.
+
+    Attributes:
+        pattern: The expression to look for, None where it is the needle and nothing else.
+    """
 
     name: str
     needle: str

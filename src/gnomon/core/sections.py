@@ -475,7 +475,11 @@ def check_values(table: Mapping[str, Any], path: str = "", is_counted: bool = Tr
 
 
 def check_texts(value: Any, place: str = "") -> None:
-    """Refuse texts with half a surrogate pair, in a table, its keys or a text alone. Raises: ConfigError."""
+    """Refuse texts with half a surrogate pair, in a table, its keys or a text alone.
+
+    Raises:
+        ConfigError: If there is one; it names the place.
+    """
     if isinstance(value, Mapping):
         for key, inner in value.items():
             _check_text(str(key), place or "a key")

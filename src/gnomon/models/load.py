@@ -164,7 +164,11 @@ def load_tokenizer(name: str, trust_remote_code: bool = False) -> Tokenizer:
 
 
 def read_tokenizer(place: str, trust_remote_code: bool = False) -> Tokenizer:
-    """Return the tokenizer of a folder that need not hold weights, or of a hub name. Raises: ModelError."""
+    """Return the tokenizer of a folder that need not hold weights, or of a hub name.
+
+    Raises:
+        ModelError: If there is none that transformers reads.
+    """
     from transformers import AutoTokenizer
 
     with parsed(f"model '{place}' has no tokenizer that transformers can load (copy its tokenizer files beside it)"):
@@ -225,7 +229,11 @@ def model_writer(
 
 
 def model_config(name: str, trust_remote_code: bool = False) -> Any:
-    """Return the config of a model that is not built in code. Raises: ModelError as `check_model` does."""
+    """Return the config of a model that is not built in code.
+
+    Raises:
+        ModelError: As `check_model` does.
+    """
     check_model(name, trust_remote_code)
     return _read_config(_place(name), trust_remote_code)
 

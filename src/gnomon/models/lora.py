@@ -131,10 +131,12 @@ def check_lora(plan: LoraConfig | None) -> None:
 def adapt(model: nn.Module, plan: LoraConfig) -> nn.Module:
     """Put adapters into ``model`` in place, freeze everything else, and return it.
 
-    B starts at zero, so the adapted model is the plain one until the first update; A is drawn from torch's
-    default generator, which the caller seeds.
-    With "all-linear", layers that cannot be adapted are left out: see `misfits`; and those that no pass calls.
-    Raises: ConfigError when peft is missing, no module has a target's name, or one that has cannot be adapted.
+    B starts at zero, so the adapted model is the plain one until the first update; A is drawn from torch's default
+    generator, which the caller seeds. With "all-linear", layers that cannot be adapted are left out: see `misfits`; and
+    those that no pass calls.
+
+    Raises:
+        ConfigError: If peft is missing, no module has a target's name, or one that has cannot be adapted.
     """
     check_lora(plan)
     import peft
@@ -242,7 +244,8 @@ def _fitting(model: nn.Module) -> str:
 def check_targets(model: nn.Module, plan: LoraConfig) -> None:
     """Refuse targets that fit no module or none that can be adapted, and those whose weight another module has too.
 
-    Raises: ConfigError naming ``lora.targets`` and what fits.
+    Raises:
+        ConfigError: Naming ``lora.targets`` and what fits.
     """
     bad = misfits(model)
     if plan.is_everything:

@@ -24,12 +24,18 @@ TINY, TINY_MIXTURE = "tiny", "tiny-moe"
 class TinyConfig:
     """Shape of a tiny Llama, or of a tiny mixture of experts.
 
-    architecture: "llama" is dense; "qwen3_moe" and "olmoe" have ``experts`` in each layer, half as wide as the dense
-        one's, of which a router chooses ``experts_per_token``; gates sum to 1 in the first and not in the second.
-    layers, width, heads: width must divide by heads, into an even head size. kv_heads: shared key and value heads.
-    vocab_size: at least 259, the byte tokenizer's: 256 bytes and three control tokens.
-    context_length: tokens. spread: standard deviation of the initial weights; 0.1 makes a distribution with a
-        clear shape (0.02, the usual value, gives one that is almost flat at this width).
+    Attributes:
+        architecture: "llama" is dense; "qwen3_moe" and "olmoe" have ``experts`` in each layer, half as wide as the
+            dense one's, of which a router chooses ``experts_per_token``; gates sum to 1 in the first and not in the
+            second.
+        layers: Width must divide by heads, into an even head size.
+        width: Width must divide by heads, into an even head size.
+        heads: Width must divide by heads, into an even head size.
+        kv_heads: Shared key and value heads.
+        vocab_size: At least 259, the byte tokenizer's: 256 bytes and three control tokens.
+        context_length: tokens.
+        spread: Standard deviation of the initial weights; 0.1 makes a distribution with a clear shape (0.02, the usual
+            value, gives one that is almost flat at this width).
     """
 
     layers: int = 2

@@ -176,8 +176,12 @@ def headers(folder: Path) -> dict[str, Header]:
 def check_positions(config: Any, stated: Mapping[str, Any], place: str) -> None:
     """Refuse a config whose settings of rotary positions are other numbers as transformers reads them.
 
-    stated: config.json itself. Phi-3's original length in rope_parameters alone becomes 4096, and a rope_theta beside a
-    table that has one is passed over. Raises: ModelError.
+    Args:
+        stated: config.json itself. Phi-3's original length in rope_parameters alone becomes 4096, and a rope_theta
+            beside a table that has one is passed over.
+
+    Raises:
+        ModelError: If they differ; it names the setting and both numbers.
     """
     text = config.get_text_config()
     part = stated.get("text_config") or stated

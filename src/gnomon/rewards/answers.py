@@ -156,7 +156,11 @@ _SAID = frozenset(["yes", "no", "true", "false", "even", "odd", "none", "one", "
 
 @dataclass(frozen=True)
 class _Listed:
-    """Several answers. brackets: "()", "(]", "{}" and such; "" for a bare list, whose order does not count."""
+    """Several answers.
+
+    Attributes:
+        brackets: "()", "(]", "{}" and such; "" for a bare list, whose order does not count.
+    """
 
     brackets: str
     parts: tuple[str, ...]

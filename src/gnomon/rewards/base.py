@@ -44,12 +44,15 @@ class NotApplicable(GnomonError):
 class Sample:
     """One answer to one question, as a verifier sees it.
 
-    prompt: the question's text. completion: the answer's text without its end of turn.
-    completion_tokens: how many tokens were sampled. is_truncated: whether the budget ended the answer.
-    max_completion_length: that budget, in tokens.
-    columns: the dataset's other columns by name; JSON values, tuples and keys that are no text included.
-    seed: of whatever a reward draws, see `luck.begin_with`; no two samples of a run have the same.
-    messages: the question as the dataset holds it, where that is chat messages.
+    Attributes:
+        prompt: The question's text.
+        completion: The answer's text without its end of turn.
+        completion_tokens: How many tokens were sampled.
+        is_truncated: Whether the budget ended the answer.
+        max_completion_length: That budget, in tokens.
+        columns: The dataset's other columns by name; JSON values, tuples and keys that are no text included.
+        seed: Seed of whatever a reward draws (`core.processes.seeding`); no two samples of a run have the same.
+        messages: The question as the dataset holds it, where that is chat messages.
     """
 
     prompt: str
@@ -83,14 +86,17 @@ class Verifier(Protocol):
     def prepare(self) -> None:
         """Import what judging needs, once, in a process that can be killed; nothing unless said otherwise.
 
-        Raises: UserError when that is not there.
+        Raises:
+            UserError: If that is not there.
         """
         return
 
     def __call__(self, sample: Sample) -> float:
         """Return the reward before weighting.
 
-        Raises: VerifierError when it cannot judge, NotApplicable when there is nothing for it to judge.
+        Raises:
+            VerifierError: If it cannot judge.
+            NotApplicable: If there is nothing for it to judge.
         """
         ...
 
@@ -98,7 +104,9 @@ class Verifier(Protocol):
         """Return a completion that gives the sample's own answer in the form that is asked for; it must earn 1.
 
         None where no such form is known. The sample's completion is not looked at.
-        Raises: VerifierError when there is no answer to give.
+
+        Raises:
+            VerifierError: If there is no answer to give.
         """
         return None
 
@@ -136,8 +144,10 @@ def real(value: object) -> float:
     """Return ``value`` as a float.
 
     True is 1.0 and False is 0.0: ``return answer in completion`` says right or wrong as clearly as a number.
-    Raises: VerifierError for anything but a truth value or a finite real number that float32 holds. In float32 a larger
-        number is infinite, and its square is so in float64.
+
+    Raises:
+        VerifierError: For anything but a truth value or a finite real number that float32 holds. In float32 a larger
+            number is infinite, and its square is so in float64.
 
     >>> real(1), real(True)
     (1.0, 1.0)

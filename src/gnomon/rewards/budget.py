@@ -27,7 +27,10 @@ class FaultBudget:
     """Stops a run in which most conversations end in one fault of the user's environment or tool.
 
     One that a policy can bring about ends that rollout, which is graded; when more than half of the last ``window``
-    conversations end in the same line of code, it is the code that is trained on. fewest: conversations before that.
+    conversations end in the same line of code, it is the code that is trained on.
+
+    Args:
+        fewest: Conversations before that.
     """
 
     def __init__(self, window: int = 50, fewest: int = 16) -> None:
@@ -37,7 +40,8 @@ class FaultBudget:
     def observe(self, cause: str | None) -> None:
         """Count one conversation; ``cause`` is that of the fault that ended it, None for any other end.
 
-        Raises: GradingError with the commonest cause.
+        Raises:
+            GradingError: With the commonest cause.
         """
         self._recent.append(None if cause is None else (_kind(cause), cause))
         kinds = Counter(each[0] for each in self._recent if each is not None)
@@ -59,10 +63,12 @@ def _kind(cause: str) -> str:
 class ErrorBudget:
     """Stops a run in which more than ``max_fraction`` of the last ``window`` samples could not be graded.
 
-    It stops as soon as that is certain: 11 errors in the first 11 samples already exceed 20% of 50.
-    A few errors cost a few samples; many mean that the reward, not the policy, is what is being trained on.
+    It stops as soon as that is certain: 11 errors in the first 11 samples already exceed 20% of 50. A few errors cost a
+    few samples; many mean that the reward, not the policy, is what is being trained on.
 
-    max_fraction: in [0, 1); 0 stops at the first error. window: samples, >= 1.
+    Args:
+        max_fraction: In [0, 1); 0 stops at the first error.
+        window: Samples, >= 1.
     """
 
     def __init__(self, max_fraction: float = 0.2, window: int = 50) -> None:
@@ -77,7 +83,8 @@ class ErrorBudget:
     def observe(self, grade: Grade, sample: Sample, task_id: str = "?") -> None:
         """Count one grade.
 
-        Raises: GradingError with the fraction and up to three samples to look at, latest first.
+        Raises:
+            GradingError: With the fraction and up to three samples to look at, latest first.
         """
         failure = (
             None if grade.error is None else _Failure(task_id, grade.error, without_secrets(sample.completion)[-TAIL:])

@@ -236,9 +236,13 @@ class LengthPenalty:
 
     penalty(l) = -factor * clip((l - (L_max - buffer)) / buffer, 0, 1), added before any group statistic.
 
-    buffer: tokens, 0 < buffer <= L_max. factor: >= 0, in rewards. max_length: L_max in tokens; None takes the
-    sample's budget. Capped at -factor as in FeynRL and TRL; verl has no cap.
     Source: DAPO, arXiv 2503.14476, eq. 13 (buffer 4096 of 20480).
+
+    Attributes:
+        buffer: Tokens, 0 < buffer <= L_max.
+        factor: >= 0, in rewards.
+        max_length: L_max in tokens; None takes the sample's budget. Capped at -factor as in FeynRL and TRL; verl has no
+            cap.
 
     >>> LengthPenalty(4096, 1.0, 20480)(Sample("", "", completion_tokens=18432))
     -0.5
@@ -281,7 +285,11 @@ def _as_answer(text: str) -> str:
 
 
 def _gold_number(text: str, column: str) -> Number:
-    """Return the number that an answer is, or that a worked solution ends in. Raises: VerifierError."""
+    """Return the number that an answer is, or that a worked solution ends in.
+
+    Raises:
+        VerifierError: If it ends in none.
+    """
     marked = final_answer(text)
     number = parse_number(text if marked is None else marked)
     if number is None and marked is None and _SOLUTION.search(text) and not _SEVERAL.search(text):

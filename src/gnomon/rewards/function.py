@@ -43,7 +43,10 @@ _KNOWN = (*_MARKS, "prompt", "prompts", "data_source", "ground_truth", "extra_in
 class Signature:
     """How one function wants to be called.
 
-    accepted: its parameters' names. required: those without default. takes_all: whether it has ``**columns``.
+    Attributes:
+        accepted: Its parameters' names.
+        required: Those without default.
+        takes_all: Whether it has ``**columns``.
     """
 
     style: Style
@@ -54,8 +57,11 @@ class Signature:
     def arguments(self, samples: Sequence[Sample], messages: bool) -> dict[str, Any]:
         """Return what to call the function with: one sample, or in the list form several answers to one question.
 
-        messages: whether prompt and completion are lists of chat messages instead of text.
-        Raises: VerifierError when it needs what the samples do not have.
+        Args:
+            messages: Whether prompt and completion are lists of chat messages instead of text.
+
+        Raises:
+            VerifierError: If it needs what the samples do not have.
         """
         sample = samples[0]
         offered = _trl(samples, messages) if self.style == "trl" else _OFFERS[self.style](sample, messages)
@@ -71,7 +77,8 @@ class Signature:
     def rewards(self, result: Any, count: int) -> list[Any]:
         """Return the reward of each of ``count`` completions that the list form returned, None where none applies.
 
-        Raises: VerifierError for what is no list of that length.
+        Raises:
+            VerifierError: For what is no list of that length.
         """
         is_array = len(getattr(result, "shape", ())) == 1 and hasattr(result, "tolist")
         found = result.tolist() if is_array else result
@@ -84,7 +91,9 @@ class Signature:
     def reward(self, result: Any) -> Any:
         """Return the one reward in what the function returned, not yet checked to be a number.
 
-        Raises: VerifierError for another shape, NotApplicable for TRL's ``[None]``.
+        Raises:
+            VerifierError: For another shape.
+            NotApplicable: For TRL's ``[None]``.
         """
         if self.style == "trl":
             (found,) = self.rewards(result, 1)
@@ -101,8 +110,11 @@ class Signature:
 def signature(function: Function, where: str) -> Signature:
     """Return the function's signature.
 
-    where: how the user named it, for messages.
-    Raises: RewardError that lists the three signatures when it has none of them.
+    Args:
+        where: How the user named it, for messages.
+
+    Raises:
+        RewardError: That lists the three signatures when it has none of them.
     """
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -243,7 +255,8 @@ class UserFunction(Verifier):
     def prepare(self) -> None:
         """Import the function and read its signature.
 
-        Raises: RewardError saying what was tried, and the nearest names.
+        Raises:
+            RewardError: Saying what was tried, and the nearest names.
         """
         _, how = find(self.function)
         if self.over == "group" and how.style != "trl":
@@ -268,7 +281,8 @@ class UserFunction(Verifier):
     def together(self, samples: Sequence[Sample]) -> list[Any]:
         """Return the reward of each answer to one question, from one call; None where none applies.
 
-        Raises: VerifierError, or whatever the function raises, for all of them.
+        Raises:
+            VerifierError, or: Whatever the function raises, for all of them.
         """
         return find(self.function)[1].rewards(self._called(samples), len(samples))
 
@@ -285,8 +299,9 @@ class UserFunction(Verifier):
 def find(named: str) -> tuple[Function, Signature]:
     """Import a function by its name.
 
-    Raises: RewardError when the file, the module or the function is not there, when importing raises, or when
-        its signature is not known.
+    Raises:
+        RewardError: If the file, the module or the function is not there, when importing raises, or when its signature
+            is not known.
     """
     function = find_member(named)
     return function, signature(function, named)
@@ -295,8 +310,12 @@ def find(named: str) -> tuple[Function, Signature]:
 def find_member(named: str, role: str = "reward", kind: str = "function") -> Any:
     """Import what can be called by its name, "module:name" or "path.py:name".
 
-    role: what it is to be, for messages: "reward", "environment", "tool". kind: "function" or "class".
-    Raises: RewardError when the file, the module or the name is not there, or when importing raises.
+    Args:
+        role: What it is to be, for messages: "reward", "environment", "tool".
+        kind: "function" or "class".
+
+    Raises:
+        RewardError: If the file, the module or the name is not there, or when importing raises.
     """
     source, _, name = named.rpartition(":")
     module = _from_file(source, f"{role} '{named}'") if source.endswith(".py") else _from_module(source, role, named)

@@ -54,7 +54,8 @@ class GradingPool:
     async def start(self) -> None:
         """Import the rewards and fork the workers.
 
-        Raises: RewardError when a reward cannot be used.
+        Raises:
+            RewardError: If a reward cannot be used.
         """
         try:
             await self._worker_pool.open()
@@ -87,9 +88,11 @@ class GradingPool:
     async def grade(self, sample: Sample) -> Grade:
         """Return a reward or an error; never raises for a bad sample.
 
-        A sample whose worker dies is tried once more, in case an earlier sample had damaged that worker, and more
-        often where the worker was killed from outside. It is an error then, never a reward.
-        Raises: GradingError when no worker can be started, or after `close`.
+        A sample whose worker dies is tried once more, in case an earlier sample had damaged that worker, and more often
+        where the worker was killed from outside. It is an error then, never a reward.
+
+        Raises:
+            GradingError: If no worker can be started, or after `close`.
         """
         (grade,) = await self._graded({"sample": from_sample(sample)}, 1)
         return grade
@@ -98,7 +101,9 @@ class GradingPool:
         """Return the grades of all answers to one question, which a reward may compare with each other.
 
         They have the deadlines of all of them together. Where no reward sees them all, it is `grade` of each.
-        Raises: as `grade`.
+
+        Raises:
+            as: `grade`.
         """
         if self._is_joint and samples:
             grades = await self._graded({"samples": [from_sample(sample) for sample in samples]}, len(samples))
@@ -177,8 +182,9 @@ class GradingPool:
     async def _spawn(self) -> Worker:
         """Return a new worker.
 
-        Raises: GradingError when three in a row die before their first word. Those that end with the process that
-            started them, which a sample may kill, are not counted until it was started `_FOREIGN_TRIES` times.
+        Raises:
+            GradingError: If three in a row die before their first word. Those that end with the process that started
+                them, which a sample may kill, are not counted until it was started `_FOREIGN_TRIES` times.
         """
         births, fork_server = 0, self._worker_pool.fork_server
         last = fork_server.starts + _FOREIGN_TRIES

@@ -117,7 +117,11 @@ class Grading:
             raise ConfigError(f"each reward needs a name of its own, not {', '.join(twice)}; set name")
 
     def prepare(self) -> None:
-        """Import what every reward needs. Raises: UserError when one cannot be used."""
+        """Import what every reward needs.
+
+        Raises:
+            UserError: If one cannot be used.
+        """
         for reward in self.rewards:
             reward.verifier.prepare()
 
@@ -250,5 +254,9 @@ def to_json(grading: Grading) -> str:
 
 
 def from_json(text: str) -> Grading:
-    """Return the grading that `to_json` wrote. Raises: ConfigError naming the path of what is wrong."""
+    """Return the grading that `to_json` wrote.
+
+    Raises:
+        ConfigError: Naming the path of what is wrong.
+    """
     return build(Grading, json.loads(text))

@@ -212,7 +212,11 @@ class Instructions(Verifier):
         return float(all(followed)) if self.credit == "all" else sum(followed) / len(followed)
 
     def stated(self, sample: Sample) -> None:
-        """Return None: no row has an answer. Raises: VerifierError for an instruction that cannot be checked."""
+        """Return None: no row has an answer.
+
+        Raises:
+            VerifierError: For an instruction that cannot be checked.
+        """
         for name, given in self._asked(sample):
             _is_followed(name, "A text, of 2 sentences. So it is.", given)
 

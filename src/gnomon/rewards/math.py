@@ -50,7 +50,8 @@ class Mathematics(Verifier):
     def prepare(self) -> None:
         """Import math-verify and sympy (half a second).
 
-        Raises: ConfigError that names the extra to install.
+        Raises:
+            ConfigError: That names the extra to install.
         """
         import_optional("math_verify", "math", "the mathematics reward")
 

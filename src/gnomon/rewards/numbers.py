@@ -239,8 +239,9 @@ _CONTEXT, _LAYERS = 40, 6
 class Number:
     """A number as found: its plain text (no commas, no spaces, no plus), its value and the unit beside it.
 
-    value: exact; None when it is none (a division by zero) or absurdly long, which then equals nothing.
-    unit: one name for all spellings of a unit, see `units.unit_of`; None without one.
+    Attributes:
+        value: Exact; None when it is none (a division by zero) or absurdly long, which then equals nothing.
+        unit: One name for all spellings of a unit, see `units.unit_of`; None without one.
     """
 
     text: str
@@ -353,7 +354,11 @@ def exact(value: int | float) -> Fraction:
 
 @dataclass(frozen=True)
 class _Span:
-    """Where a number stands. whole: what stands before its fraction, of a mixed number."""
+    """Where a number stands.
+
+    Attributes:
+        whole: What stands before its fraction, of a mixed number.
+    """
 
     match: "re.Match[str]"
     whole: "re.Match[str] | None" = None

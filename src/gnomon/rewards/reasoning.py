@@ -43,7 +43,8 @@ class Reasoning(Verifier):
     def prepare(self) -> None:
         """Import reasoning-gym (one to two seconds).
 
-        Raises: ConfigError that names the extra to install.
+        Raises:
+            ConfigError: That names the extra to install.
         """
         import_optional("reasoning_gym", "tasks", "the reasoning reward")
 

@@ -66,10 +66,16 @@ def try_rewards(
 ) -> tuple[str, ...]:
     """Import all rewards and call each function of the user's on made answers, in a process that can be killed.
 
-    questions: answers to each of a few. rows: where the last of these stand, in words, of rows with fewer columns.
-    Returns: what should be said of them, a sentence each.
-    Raises: RewardError when a reward cannot be found or imported, can judge none of the answers, or needs a column that
-        a row lacks.
+    Args:
+        questions: Answers to each of a few.
+        rows: Where the last of these stand, in words, of rows with fewer columns.
+
+    Returns:
+        What should be said of them, a sentence each.
+
+    Raises:
+        RewardError: If a reward cannot be found or imported, can judge none of the answers, or needs a column that a
+            row lacks.
     """
     if not grading.imports:
         return ()
@@ -83,7 +89,11 @@ def try_rewards(
 
 
 def _notes(bench: "_Bench", number: int, reward: WeightedReward, is_only: bool) -> Iterator[str]:
-    """Yield what should be said of one reward. Raises: RewardError."""
+    """Yield what should be said of one reward.
+
+    Raises:
+        RewardError: If it fails, or gives every made answer the same.
+    """
     found, questions = bench.tried(number), bench.questions
     function = reward.verifier
     assert isinstance(function, UserFunction), "the others are gnomon's"
@@ -131,7 +141,11 @@ def _notes(bench: "_Bench", number: int, reward: WeightedReward, is_only: bool) 
 
 
 def _of_sparse_rows(bench: "_Bench", named: str, found: Trial) -> Iterator[str]:
-    """Yield what should be said of rows with fewer columns. Raises: RewardError when one lacks what is needed."""
+    """Yield what should be said of rows with fewer columns.
+
+    Raises:
+        RewardError: If one lacks what is needed.
+    """
     failed = {id(sample): error for sample, error in found.failures}
     for row, answers in zip(bench.rows, bench.questions[len(bench.questions) - len(bench.rows) :], strict=True):
         errors = [failed[id(sample)] for sample in answers if id(sample) in failed]

@@ -165,7 +165,11 @@ class ChatRenderer:
 
 @contextmanager
 def _naming(where: str) -> Iterator[None]:
-    """Name the row of what the tokenizer refuses. Raises: DatasetError for a ConfigError."""
+    """Name the row of what the tokenizer refuses.
+
+    Raises:
+        DatasetError: For a ConfigError.
+    """
     try:
         yield
     except ConfigError as error:

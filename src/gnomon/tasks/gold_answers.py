@@ -25,7 +25,13 @@ _ROW = re.compile(r"[0-9a-f]{12}-([0-9]+)")
 
 @dataclass(frozen=True)
 class _Flaw:
-    """One answer that earns nothing. where: its row. value: what the answer is. why: in words."""
+    """One answer that earns nothing.
+
+    Attributes:
+        where: Its row.
+        value: What the answer is.
+        why: The reason, in words.
+    """
 
     where: str
     value: str

@@ -96,7 +96,10 @@ QuestionSet = Dataset[Question]
 
 @dataclass(frozen=True)
 class ListDataset:
-    """Questions that are held in memory. repeated: which ask what an earlier one asks, in words; "" for none.
+    """Questions that are held in memory.
+
+    Attributes:
+        repeated: Which ask what an earlier one asks, in words; "" for none.
 
     >>> ListDataset("two", (Question("a", "1+1=", "1+1="), Question("b", "2+2=", "2+2=")))[1].id
     'b'

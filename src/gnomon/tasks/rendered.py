@@ -121,7 +121,8 @@ class Looks:
     ) -> list[str]:
         """Return those of ``words`` that a conversation of these roles does not show; tried once for each form.
 
-        contents: Of the messages, if they are not to be looked for.
+        Args:
+            contents: The messages' contents, where they are known.
         """
         key = (roles, (bool(contents) and bool(tools)) or json.dumps([tools, switches.get(SHOWN)], default=str))
         if key not in self._tried:
@@ -146,7 +147,8 @@ def _said(tool: Mapping[str, Any], what: str) -> str:
 def _worded_tool(tool: Mapping[str, Any], words: dict[str, str]) -> Mapping[str, Any]:
     """Return a tool of the same form whose name, purposes, parameters and allowed values are words of their own.
 
-    words: Is given each word with what it stands for.
+    Args:
+        words: Is given each word with what it stands for.
     """
     inner = tool.get("function", tool)
     made = {**_worded_schema(inner, words), "name": _word(words, "its name")}

@@ -35,7 +35,11 @@ _TYPES: Mapping[type, str] = {
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call of a tool. flaw: why it cannot be made, in words for the model; None when it can."""
+    """One call of a tool.
+
+    Attributes:
+        flaw: Why it cannot be made, in words for the model; None when it can.
+    """
 
     name: str
     arguments: Mapping[str, Any]

@@ -62,10 +62,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class ExitReason:
-    """How a worker ended. words: "was killed by SIGKILL". is_foreign: whether that was not its own code's doing.
+    """How a worker ended.
 
     Its own code exits, or ends by a fault such as SIGSEGV. A signal that another process or the kernel sends (out of
     memory), or the end of the fork server, says nothing about the work that was under way.
+
+    Attributes:
+        words: "was killed by SIGKILL".
+        is_foreign: Whether that was not its own code's doing.
     """
 
     words: str

@@ -22,7 +22,13 @@ _SMOOTHED = 5
 
 @dataclass(frozen=True)
 class ComparisonLine:
-    """One run in the table. color: the number of its curves' color. held_out, interval: of its last evaluation."""
+    """One run in the table.
+
+    Attributes:
+        color: The number of its curves' color.
+        held_out: Mean held-out reward at its last evaluation.
+        interval: The 95% interval of `held_out`.
+    """
 
     name: str
     color: int
@@ -42,8 +48,9 @@ class ComparisonLine:
 class ComparedRuns:
     """What the page of several runs says.
 
-    damaged: a sentence for each run of which lines were passed over. settings: key, and its value in each run, where
-    they are not all the same.
+    Attributes:
+        damaged: A sentence for each run of which lines were passed over.
+        settings: Key, and its value in each run, where they are not all the same.
     """
 
     names: Sequence[str]

@@ -22,7 +22,11 @@ _MOST_MARKS = 24
 
 @dataclass(frozen=True)
 class Panel:
-    """A picture of curves and a sentence about it. wide: the same for a wide screen, where there is one."""
+    """A picture of curves and a sentence about it.
+
+    Attributes:
+        wide: The picture for a wide screen, where there is one.
+    """
 
     title: str
     note: str
@@ -32,7 +36,13 @@ class Panel:
 
 @dataclass(frozen=True)
 class CurveSettings:
-    """How a step asks. prompts: of a step. each: answers to one. intervals: of a step's mean reward, where known."""
+    """How a step asks.
+
+    Attributes:
+        prompts: Prompts of a step.
+        each: Answers to one prompt.
+        intervals: The interval of each step's mean reward, where it is known.
+    """
 
     prompts: int = 1
     each: int = 1

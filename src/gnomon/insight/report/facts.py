@@ -44,7 +44,12 @@ _FORMER = ("idle", "failed", "refused", "surplus", "distrusted")
 
 @dataclass(frozen=True)
 class Share:
-    """One part of a whole. fraction: in [0, 1]. amount: what it is, in words a person reads."""
+    """One part of a whole.
+
+    Attributes:
+        fraction: The part's share of the whole, in [0, 1].
+        amount: What it is, in words a person reads.
+    """
 
     name: str
     meaning: str

@@ -6,7 +6,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Plot:
-    """One picture: metrics by name, and what each curve is called. note: a sentence below it."""
+    """One picture: metrics by name, and what each curve is called.
+
+    Attributes:
+        note: A sentence below it.
+    """
 
     title: str
     y_label: str

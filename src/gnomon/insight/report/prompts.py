@@ -18,7 +18,11 @@ _SPARK = (180, 34)
 
 @dataclass(frozen=True)
 class RewardHistory:
-    """One prompt over the run. picture: tracked value as a line, rewards as dots."""
+    """One prompt over the run.
+
+    Attributes:
+        picture: Tracked value as a line, rewards as dots.
+    """
 
     task_id: str
     question: str
@@ -40,8 +44,11 @@ class PromptHistory:
 class PromptTable:
     """What there is to say of prompts.
 
-    asked, again: how many were asked in the steps that were read, and how many more than once. is_tracked: whether
-    there are tracked values. overview: the map, None where no prompt was asked twice.
+    Attributes:
+        asked: Prompts that were asked in the steps that were read.
+        again: Those of them that were asked more than once.
+        is_tracked: Whether there are tracked values.
+        overview: The map, None where no prompt was asked twice.
     """
 
     asked: int

@@ -24,8 +24,10 @@ _LETTERS = 8
 class TokenView:
     """A response in pieces: its beginning, its end, and how much is left out between them, in words.
 
-    numbers: what is known of each piece, by the way of coloring: numbers with blanks between them, one alone where all
-    are the same, none where it is not known; of ``trust`` a letter a piece. Empty where the pieces are no tokens.
+    Attributes:
+        numbers: What is known of each piece, by the way of coloring: numbers with blanks between them, one alone where
+            all are the same, none where it is not known; of ``trust`` a letter a piece. Empty where the pieces are no
+            tokens.
     """
 
     head: Sequence[str]
@@ -36,7 +38,12 @@ class TokenView:
 
 @dataclass(frozen=True)
 class Shown:
-    """One rollout on the page. prompt: as the model saw it, with control tokens. facts: a few words each."""
+    """One rollout on the page.
+
+    Attributes:
+        prompt: As the model saw it, with control tokens.
+        facts: A few words each.
+    """
 
     step: int
     task_id: str
@@ -51,7 +58,11 @@ class Shown:
 
 @dataclass(frozen=True)
 class RolloutList:
-    """Rollouts of one kind. key: its name in the page."""
+    """Rollouts of one kind.
+
+    Attributes:
+        key: Its name in the page.
+    """
 
     key: str
     title: str
@@ -73,7 +84,12 @@ _SHELVES = {
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads rollouts for a page. most: tokens of one response that are shown; each: rollouts on a shelf."""
+    """Reads rollouts for a page.
+
+    Attributes:
+        most: Tokens of one response that are shown.
+        each: Rollouts of one kind that are shown.
+    """
 
     record: RunRecord
     vocabulary: Vocabulary | None

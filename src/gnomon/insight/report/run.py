@@ -74,7 +74,8 @@ class RunReport:
 def build_report(record: RunRecord, findings: Sequence[Finding], is_over: bool = False) -> RunReport:
     """Return what there is to say of the run; all of its files are read, and none has to be there.
 
-    is_over: it has just ended, though its process still holds it.
+    Args:
+        is_over: It has just ended, though its process still holds it.
     """
     rows, experiment, state = record.metrics(), record.experiment(), record.state()
     done = rows[-1]["step"] if rows else 0

@@ -18,9 +18,12 @@ _Z = 1.959964
 
 @dataclass(frozen=True)
 class ScannedRun:
-    """A rollout by its place. reward: None for an error. surprise: reward less what was expected, without its sign.
+    """A rollout by its place.
 
-    is_looked_at: whether the entropy of its tokens was recorded.
+    Attributes:
+        reward: None for an error.
+        surprise: Reward less what was expected, without its sign.
+        is_looked_at: Whether the entropy of its tokens was recorded.
     """
 
     step: int
@@ -33,7 +36,12 @@ class ScannedRun:
 
 @dataclass(frozen=True)
 class Visit:
-    """One visit to one prompt. reward: mean over the answers. value: tracked before it, None without a tracker."""
+    """One visit to one prompt.
+
+    Attributes:
+        reward: Mean over the answers.
+        value: Tracked before it, None without a tracker.
+    """
 
     step: int
     reward: float
@@ -44,8 +52,11 @@ class Visit:
 class Scan:
     """What was found.
 
-    means: of the groups of each step that was read. steps, of_steps: how many steps were read, of how many. damaged:
-    lines that are no rollout, as `records.damage` counts them.
+    Attributes:
+        means: Mean rewards of the groups, by step that was read.
+        steps: Steps that were read.
+        of_steps: Steps that the run has recorded.
+        damaged: Lines that are no rollout, as `records.damage` counts them.
     """
 
     seen: list[ScannedRun] = field(default_factory=list)
@@ -58,7 +69,11 @@ class Scan:
 
 
 def scan(record: RunRecord, metrics: Sequence[Mapping[str, Any]], budget: int = BUDGET) -> Scan:
-    """Return what the rollouts of the run say. metrics: rows which tell in what steps there were errors."""
+    """Return what the rollouts of the run say.
+
+    Args:
+        metrics: Rows which tell in what steps there were errors.
+    """
     failed = [step for step, share in column(metrics, "rollout/error_fraction") if share > 0]
     there = record.rollout_steps()
     read = chosen_rollouts(record.files, budget, sorted(set(failed) & set(there))[-_ERROR_STEPS:])

@@ -36,8 +36,11 @@ def trust_letters(algorithm: Algorithm, step: Sequence[RecordedRollout]) -> dict
     ``.`` pushed as its ratio says, ``x`` not at all, ``-`` less, ``+`` more, ``0`` of advantage 0, blank not trained.
     The ratio is proximal over behavior: how far the learner was from the sampler when the step began. Where the loss
     anchors on proximal it begins each step at 1 instead, and this is what its bound would say of the whole distance.
-    step: all rollouts of it. Those whose proximal log-probabilities are not known are left out; all of an algorithm
-    that anchors on the reference, and of one whose bound follows from the ratios of a whole step that is known in part.
+
+    Args:
+        step: All rollouts of it. Those whose proximal log-probabilities are not known are left out; all of an algorithm
+            that anchors on the reference, and of one whose bound follows from the ratios of a whole step that is known
+            in part.
     """
     trained = [place for place, one in enumerate(step) if one.taught.advantages]
     known = [place for place in trained if step[place].taught.proximal]

@@ -88,10 +88,13 @@ def leave_page(directory: RunDirectory, console: Console) -> None:
 def write_report(runs: Sequence[str | Path], out: Path | None = None) -> ReportPage:
     """Write the page of one run, or one that compares several, and return what was written.
 
-    out: a file; without it ``report.html`` in the run, or ``comparison.html`` in the first of several.
-    Files of the runs are only read, a run that is going on is not disturbed, and what is damaged is passed over.
-    Raises: RunDirectoryError when there is no such run, or the page cannot be written; ConfigError for too many runs,
-        or one that is named twice.
+    Args:
+        out: A file; without it ``report.html`` in the run, or ``comparison.html`` in the first of several. Files of the
+            runs are only read, a run that is going on is not disturbed, and what is damaged is passed over.
+
+    Raises:
+        RunDirectoryError: If there is no such run, or the page cannot be written.
+        ConfigError: For too many runs, or one that is named twice.
     """
     records = [RunRecord.of(run) for run in runs]
     if not 1 <= len(records) <= MOST_RUNS:
@@ -119,7 +122,8 @@ def write_report(runs: Sequence[str | Path], out: Path | None = None) -> ReportP
 def run_page(record: RunRecord, is_over: bool = False) -> str:
     """Return the page of one run, of at most 2 MB: where it would be more, responses are cut shorter.
 
-    is_over: its process still holds it, and will not go on with it.
+    Args:
+        is_over: Its process still holds it, and will not go on with it.
     """
     run = build_report(record, findings_of(record), is_over)
     vocabulary, algorithm = vocabulary_of(record), algorithm_of(record)

@@ -12,7 +12,8 @@ _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 def spark(values: Sequence[float], width: int, least: float = 0.0) -> str:
     """Return a curve of one line, from the lowest to the highest value; more values than columns are averaged.
 
-    least: a range that is worth drawing; what differs by less is a line without height.
+    Args:
+        least: A range that is worth drawing; what differs by less is a line without height.
 
     >>> spark([0, 1, 2, 3], 4), spark([1, 1], 8)
     ('▁▃▆█', '──')

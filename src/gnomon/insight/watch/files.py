@@ -24,7 +24,9 @@ class Growing(Generic[T]):
     A file that was replaced, cut or changed before its end (a run that resumes cuts it back to its checkpoint) is read
     again from its beginning; one that is gone has no rows. A last line without line feed is not whole yet, and damaged
     lines are passed over and counted, as `records.damage` counts them.
-    keep: what becomes of a row; None passes it over, so that memory holds what is shown alone.
+
+    Attributes:
+        keep: What becomes of a row; None passes it over, so that memory holds what is shown alone.
     """
 
     path: Path
@@ -76,7 +78,11 @@ class DamagedRollouts:
     _last: int = -1
 
     def look(self, newest: int) -> int:
-        """Return how many there are. newest: the last step that has its rollouts on disk, 0 for none."""
+        """Return how many there are.
+
+        Args:
+            newest: The last step that has its rollouts on disk, 0 for none.
+        """
         if newest < self._last:
             self._counts, self._last = {}, -1
         steps = range(self._last + 1, newest + 1)
@@ -89,7 +95,11 @@ class DamagedRollouts:
 
 @dataclass
 class Unchanged(Generic[T]):
-    """What a small file says, read again only when it is another one or was written to. absent: said without a file."""
+    """What a small file says, read again only when it is another one or was written to.
+
+    Attributes:
+        absent: Said without a file.
+    """
 
     path: Path
     read: Callable[[bytes], T]

@@ -9,7 +9,12 @@ Form = Literal["share", "number", "count", "bytes"]
 
 @dataclass(frozen=True)
 class Term:
-    """A metric under the name that a person reads. meaning: in one line. least: a range that is worth drawing."""
+    """A metric under the name that a person reads.
+
+    Attributes:
+        meaning: What the metric says, in one line.
+        least: The smallest range of values that is worth drawing.
+    """
 
     name: str
     label: str

@@ -34,7 +34,11 @@ class Scored:
 
 @dataclass(frozen=True)
 class BudgetLimit:
-    """Something of which a run may spend so much: steps, tokens or seconds. rate: spent a second lately, 0 unknown."""
+    """Something of which a run may spend so much: steps, tokens or seconds.
+
+    Attributes:
+        rate: Spent a second lately, 0 unknown.
+    """
 
     spent: float
     most: float
@@ -55,10 +59,18 @@ class BudgetLimit:
 class RunSnapshot:
     """A run as it was at ``now``, seconds since 1970.
 
-    state: "absent" where there is no run. was_there: whether there was one before. holder: the process that works on
-    it. table: the experiment. rows: of metrics, in order of steps, with the numbers that are shown. teaching: of value
-    pre-training. findings: as they stand, the gravest first. checkpoint: the newest one's step, None without. written:
-    when the last row was. damaged: lines that were passed over, by file. ended: the error that ended it, if one did.
+    Attributes:
+        state: "absent" where there is no run.
+        was_there: Whether there was one before.
+        owner: The process that works on it.
+        table: The experiment.
+        rows: Metrics in the order of steps, with the numbers that are shown.
+        teaching: Metrics of value pre-training.
+        findings: As they stand, the gravest first.
+        checkpoint: The newest one's step, None without.
+        written: When the last row was written.
+        damaged: Lines that were passed over, by file.
+        ended: The error that ended it, if one did.
     """
 
     path: Path

@@ -17,9 +17,14 @@ _TOKENS = b', "prompt": ['
 
 @dataclass(frozen=True)
 class Samples:
-    """What is shown of a step's rollouts. count: of those that were read; is_part: whether there are more.
+    """What is shown of a step's rollouts.
 
-    best, worst: by reward, each of another prompt where there are enough, the most telling first. failed: without one.
+    Attributes:
+        count: Rollouts that were read.
+        is_part: Whether the step has more.
+        best: The rollouts of the highest reward, each of another prompt where there are enough, the most telling first.
+        worst: The rollouts of the lowest reward, likewise.
+        failed: Without one.
     """
 
     step: int = 0

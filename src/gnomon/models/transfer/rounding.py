@@ -24,8 +24,9 @@ def rounded(snapshot: Snapshot, kind: Kind, axes: Mapping[str, int]) -> Snapshot
     weights, which decides what is sampled, and not the speed. The learner's tensors are not touched, each is rounded
     when it is read, and one rounded copy exists at a time.
 
-    axes: name to the axis over which a matrix's inputs run; each output channel has a scale of its own. Weights that
-    are not named travel as they are: see `models.linear.input_axes` for which and why.
+    Args:
+        axes: Name to the axis over which a matrix's inputs run; each output channel has a scale of its own. Weights
+            that are not named travel as they are: see `models.linear.input_axes` for which and why.
     """
 
     def tensors() -> Iterator[tuple[str, Tensor]]:

@@ -47,7 +47,10 @@ _ANSWER = "answer "
 class AssertCase:
     """One assert.
 
-    calls: what the program answers. rest: the claim, with numbered answers in their place. names: of what is called.
+    Attributes:
+        calls: Expressions that the program answers.
+        rest: The claim, with numbered answers in the place of the calls.
+        names: Names of what is called.
     """
 
     calls: tuple[str, ...]
@@ -66,7 +69,12 @@ class AssertCase:
 
 @dataclass(frozen=True)
 class AssertedCall:
-    """Whom tests ask. entry: what ``candidate`` stands for. own: functions of the program with names of Python's."""
+    """Whom tests ask.
+
+    Attributes:
+        entry: What ``candidate`` stands for.
+        own: Functions of the program with names of Python's.
+    """
 
     entry: str | None = None
     own: frozenset[str] = frozenset()
@@ -91,7 +99,8 @@ class AssertedCall:
 def read_asserts(text: str, asked: AssertedCall | None = None) -> tuple[tuple[AssertCase, ...], str]:
     """Return the asserts of a test, and the imports before them.
 
-    Raises: VerifierError when the text is no Python, or holds more than imports and asserts.
+    Raises:
+        VerifierError: If the text is no Python, or holds more than imports and asserts.
     """
     tree = parsed(text)
     if tree is None:
@@ -192,7 +201,8 @@ class _Cut(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """Take out a call of the program, and look inside any other.
 
-        Raises: VerifierError for a call of the program about another of its answers.
+        Raises:
+            VerifierError: For a call of the program about another of its answers.
         """
         if not self._asked.calls_program(node.func, self._imported):
             return self.generic_visit(node)
@@ -243,7 +253,11 @@ class _Rest:
             self.check(part)
 
     def value(self, node: ast.expr) -> Any:
-        """Return the value. Raises: TypeError, ValueError, ArithmeticError, LookupError as Python would."""
+        """Return the value.
+
+        Raises:
+            TypeError, ValueError, ArithmeticError, LookupError: As Python would.
+        """
         match node:
             case ast.Constant(value=str(text), kind=kind) if kind == _ANSWER:
                 return self._answers[int(text.removeprefix(_ANSWER))]
@@ -329,9 +343,12 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 @dataclass(frozen=True)
 class Script:
-    """Tests as a program. source: its text. names: those that stand for the answer's functions and classes.
+    """Tests as a program.
 
-    entry: the expression that ``candidate`` stands for; "None" where nothing is called so.
+    Attributes:
+        source: Its text.
+        names: Names that stand for the answer's functions and classes.
+        entry: The expression that ``candidate`` stands for; "None" where nothing is called so.
     """
 
     source: str
@@ -344,9 +361,13 @@ def read_script(
 ) -> Script:
     """Return tests as a program of their own.
 
-    setup: what runs before them. given: the text that the row begins; its helpers belong to the tests. packages: that
-    may be imported.
-    Raises: VerifierError when they claim nothing about a program, or cannot stand apart from it.
+    Args:
+        setup: Code that runs before the tests.
+        given: The code with which the row's program begins; its helpers belong to the tests.
+        packages: Packages that may be imported.
+
+    Raises:
+        VerifierError: If they claim nothing about a program, or cannot stand apart from it.
     """
     tree = parsed(f"{setup}\n{text}")
     if tree is None:
@@ -576,7 +597,11 @@ class StdinCase:
 
 @dataclass(frozen=True)
 class CallCase:
-    """A function called with arguments. expected: a JSON value, so a tuple may answer for a list."""
+    """A function called with arguments.
+
+    Attributes:
+        expected: A JSON value, so a tuple may answer for a list.
+    """
 
     calls: tuple[str]
     expected: Any
@@ -595,9 +620,12 @@ class CallCase:
 
 @dataclass(frozen=True)
 class Cases:
-    """All cases of one question. setup: what the tests themselves import. names: what a program must define.
+    """All cases of one question.
 
-    script: tests that are more than claims; together they are one case.
+    Attributes:
+        setup: What the tests themselves import.
+        names: What a program must define.
+        script: Tests that are more than claims; together they are one case.
     """
 
     stdin: tuple[StdinCase, ...] = ()
@@ -613,12 +641,16 @@ class Cases:
 
 
 def read_cases(tests: Any, columns: Mapping[str, Any], prompt: str = "", packages: Collection[str] = ()) -> Cases:
-    """Return the cases of a tests column. packages: that programs and tests may import.
+    """Return the cases of a tests column.
 
-    columns: the others; ``entry_point``, ``fn_name``, ``func_name`` or that of ``metadata`` names the function,
-    ``test_setup_code`` and ``test_imports`` are what tests import, and ``code`` or ``canonical_solution`` tells which
-    function with the name of one of Python's is the program's.
-    Raises: VerifierError when the form is none of those above, or there is no case.
+    Args:
+        packages: Packages that programs and tests may import.
+        columns: The row's other columns; ``entry_point``, ``fn_name``, ``func_name`` or that of ``metadata`` names the
+            function, ``test_setup_code`` and ``test_imports`` are what tests import, and ``code`` or
+            ``canonical_solution`` tells which function with the name of one of Python's is the program's.
+
+    Raises:
+        VerifierError: If the form is none of those above, or there is no case.
     """
     tests = read_packed(tests)
     entry = _entry(columns)

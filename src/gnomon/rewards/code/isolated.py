@@ -278,7 +278,8 @@ _begin(*WORDS)
 def judge_isolated(sandbox: LinuxSandbox, program: str, script: Script, tolerance: float) -> bool:
     """Whether the tests, run apart from the program, find what they claim.
 
-    Raises: VerifierError when a sandbox did not run, or the tests cannot be used whatever the program is.
+    Raises:
+        VerifierError: If a sandbox did not run, or the tests cannot be used whatever the program is.
     """
     secret, verdict = secrets.token_hex(16), secrets.token_hex(16)
     words = (script.source, sorted(script.names), script.entry, tolerance, f"{secret} ".encode(), verdict)

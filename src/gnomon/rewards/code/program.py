@@ -89,7 +89,9 @@ _judge_SECRET()
 def harness(program: str, setup: str, calls: Sequence[str], secret: str) -> str:
     """Return a program that answers each of ``calls``, which are expressions.
 
-    setup: what the tests import. secret: starts each line of answer; nobody can guess it before the run.
+    Args:
+        setup: What the tests import.
+        secret: Starts each line of answer; nobody can guess it before the run.
     """
     lines = "".join(f"    lambda: ({call}),\n" for call in calls)
     after = _AFTER.replace("PLAIN", PLAIN).replace("SECRET", secret).replace("CALLS", lines)
@@ -130,8 +132,10 @@ _MODULES = frozenset((*_STARS, "os", "time", "cmath", "decimal", "fractions", "q
 def prelude(names: Iterable[str], only: tuple[str, ...] = _STARS) -> list[str]:
     """Return the imports that give these names; a name that no module has is left out.
 
-    only: the modules whose names are given; modules themselves are, by their own names, when all are.
     Source: LiveCodeBench, ``lcb_runner/evaluation/testing_util.py``, ``import_string``.
+
+    Args:
+        only: The modules whose names are given; modules themselves are, by their own names, when all are.
 
     >>> prelude(["List", "math", "gcd", "nobody"])
     ['from math import gcd', 'from typing import List', 'import math']

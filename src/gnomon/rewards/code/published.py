@@ -80,7 +80,11 @@ def with_public(private: Any, public: Any) -> Any:
 
 
 def read_packed(cases: Any) -> Any:
-    """Return cases, read where they are text that holds JSON or that is packed. Raises: VerifierError."""
+    """Return cases, read where they are text that holds JSON or that is packed.
+
+    Raises:
+        VerifierError: If they cannot be unpacked, or are no JSON.
+    """
     if isinstance(cases, str) and is_packed(cases):
         cases = unpacked(cases)
     if isinstance(cases, str) and cases.lstrip()[:1] in ("[", "{"):

@@ -77,19 +77,28 @@ class Code(Verifier):
     def prepare(self) -> None:
         """Choose the sandbox and try its walls (under two seconds).
 
-        Raises: ConfigError when nothing isolates on this machine; it says what to install.
+        Raises:
+            ConfigError: If nothing isolates on this machine; it says what to install.
         """
         choose(self.sandbox, self._bounds, self.packages)
 
     def stated(self, sample: Sample) -> str | None:
-        """Return None: what a right program is, no row says. Raises: VerifierError for cases that cannot be used."""
+        """Return None: what a right program is, no row says.
+
+        Raises:
+            VerifierError: For cases that cannot be used.
+        """
         cases = self._cases(sample)
         if self.sandbox == "monty" and not cases.stdin:
             raise VerifierError("monty answers no calls; it is for cases of stdin and stdout: take another sandbox")
         return None
 
     def __call__(self, sample: Sample) -> float:
-        """Run the program on every case and count. Raises: VerifierError for cases that cannot be read."""
+        """Run the program on every case and count.
+
+        Raises:
+            VerifierError: For cases that cannot be read.
+        """
         cases = self._cases(sample)
         program = program_of(sample, cases)
         if program is None:
@@ -158,7 +167,11 @@ def _python_of(sandbox: AnySandbox) -> LinuxSandbox:
 
 
 def _sound(outcome: Outcome) -> Outcome:
-    """Return the outcome. Raises: VerifierError when the program was never run: that is not its fault."""
+    """Return the outcome.
+
+    Raises:
+        VerifierError: If the program was never run: that is not its fault.
+    """
     if outcome.cause == "refused":
         raise VerifierError(f"the sandbox did not run the program: {outcome.stderr}")
     return outcome

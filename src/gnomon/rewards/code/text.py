@@ -22,7 +22,12 @@ _TRIED = 8
 
 @dataclass(frozen=True)
 class FencedBlock:
-    """A fenced block. language: of its first line, "" for none. body: its text, the fence's own indent taken off."""
+    """A fenced block.
+
+    Attributes:
+        language: The language that its first line names, "" for none.
+        body: Its text, the fence's own indent taken off.
+    """
 
     language: str
     body: str
@@ -37,8 +42,9 @@ class FencedBlock:
 class _Scan:
     """What a pass remembers so that it never looks at the rest of a text twice for one reason.
 
-    open: by character, the shortest fence that nothing closes. trust: how often text in triple quotes may turn out
-    to have no end before quotes are no longer looked at.
+    Attributes:
+        open: By character, the shortest fence that nothing closes.
+        trust: How often text in triple quotes may turn out to have no end before quotes are no longer looked at.
     """
 
     lines: Sequence[str]
@@ -133,7 +139,11 @@ _BEGINNINGS = ("def ", "class ", "import ", "from ", "@", "async def ")
 
 @dataclass(frozen=True)
 class Piece:
-    """A text of Python. tree: None where it is no Python."""
+    """A text of Python.
+
+    Attributes:
+        tree: Its syntax tree, None where it is no Python.
+    """
 
     text: str
     tree: ast.Module | None
@@ -206,10 +216,13 @@ def free_names(tree: ast.AST) -> frozenset[str]:
 def last_program(text: str, names: Collection[str] = (), reads: bool = False) -> str | None:
     """Return the program of an answer, None where there is none.
 
-    names: what the cases call; the program is the last block that defines all of it, else all blocks together where
-    they do. reads: whether the cases write to standard input; the program is then the last block that reads. Blocks
-    before it come along where it needs what they define. Python's blocks go before those of no language, what stands
-    behind a thought before the thought, and an answer without any fence is a program if it is Python from some line on.
+    Args:
+        names: Names that the cases call; the program is the last block that defines all of it, else all blocks together
+            where they do.
+        reads: Whether the cases write to standard input; the program is then the last block that reads. Blocks before
+            it come along where it needs what they define. Python's blocks go before those of no language, what stands
+            behind a thought before the thought, and an answer without any fence is a program if it is Python from some
+            line on.
 
     >>> last_program("First:\\n```python\\nprint(1)\\n```\\nDone.")
     'print(1)\\n'

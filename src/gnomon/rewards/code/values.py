@@ -21,7 +21,11 @@ DIGITS = 4300  # that a number may be read from (Python's own limit, for every b
 
 
 def times(left: Any, right: Any) -> Any:
-    """Return ``left * right``. Raises: ValueError beyond the bounds."""
+    """Return ``left * right``.
+
+    Raises:
+        ValueError: Beyond the bounds.
+    """
     if isinstance(left, int) and isinstance(right, int):
         _within(left.bit_length() + right.bit_length(), BITS)
     for many, count in ((left, right), (right, left)):
@@ -31,21 +35,33 @@ def times(left: Any, right: Any) -> Any:
 
 
 def power(left: Any, right: Any) -> Any:
-    """Return ``left ** right``. Raises: ValueError beyond the bounds."""
+    """Return ``left ** right``.
+
+    Raises:
+        ValueError: Beyond the bounds.
+    """
     if isinstance(left, int) and isinstance(right, int) and right > 0 and abs(left) > 1:
         _within(left.bit_length() * right, BITS)
     return left**right
 
 
 def modulo(left: Any, right: Any) -> Any:
-    """Return ``left % right`` of numbers. Raises: TypeError for texts, whose format says how long they get."""
+    """Return ``left % right`` of numbers.
+
+    Raises:
+        TypeError: For texts, whose format says how long they get.
+    """
     if isinstance(left, str | bytes):
         raise TypeError("a text is no number")
     return left % right
 
 
 def formatted(form: str, values: Any) -> str:
-    """Return ``form % values`` for a form that the claim holds. Raises: ValueError where values give the width."""
+    """Return ``form % values`` for a form that the claim holds.
+
+    Raises:
+        ValueError: Where values give the width.
+    """
     if "*" in form:
         raise ValueError("a width that is no constant")
     text: str = form % values
@@ -145,7 +161,10 @@ class _Said(NamedTuple):
 
 
 def read_value(text: str) -> Any:
-    """Return the value that a program wrote. Raises: NoAnswerError for anything else, whatever it is.
+    """Return the value that a program wrote.
+
+    Raises:
+        NoAnswerError: For anything else, whatever it is.
 
     >>> read_value('{"tuple": [1, {"bytes": [104, 105]}]}')
     (1, b'hi')
@@ -160,7 +179,9 @@ def read_value(text: str) -> Any:
 def quick_to_hash(items: Iterable[Any]) -> list[Any]:
     """Return the items, which a set or the keys of a dict can be made of in time.
 
-    Raises: TypeError for one that has no hash, ValueError when more than `COLLISIONS` different ones share theirs.
+    Raises:
+        TypeError: For one that has no hash.
+        ValueError: If more than `COLLISIONS` different ones share theirs.
     """
     items = list(items)
     shared = {hashed for hashed, count in Counter(map(hash, items)).items() if count > COLLISIONS}

@@ -24,8 +24,11 @@ _HARMLESS = "print(int(input()) + 2)"
 class AuditFinding:
     """What one hostile program did.
 
-    cause: how it ended. is_expected: whether that is how it should have. reached: what it should not have reached,
-    empty when it was stopped. seconds: of wall time.
+    Attributes:
+        cause: How it ended.
+        is_expected: Whether that is how it should have.
+        reached: What it should not have reached, empty when it was stopped.
+        seconds: Wall time.
     """
 
     probe: str
@@ -55,7 +58,8 @@ def attack(sandbox: AnySandbox, probe: Probe, target: Target) -> AuditFinding:
 def audit(sandbox: AnySandbox, probes: Iterable[Probe] = (*NINE, *ALL)) -> list[AuditFinding]:
     """Run hostile programs one after the other, with a secret in this process's environment.
 
-    Raises: ConfigError when the sandbox lets a program write or signal outside: these would do their harm.
+    Raises:
+        ConfigError: If the sandbox lets a program write or signal outside: these would do their harm.
     """
     if missing := _NEEDED - set(probe_isolation(sandbox).stopped):
         raise ConfigError(f"hostile programs are not tried without walls, and {sandbox.name} lets them {missing}")

@@ -10,12 +10,15 @@ from gnomon.core.errors import check_bounds
 class Outcome:
     """What one program did.
 
-    stdout, stderr: what it wrote, decoded as UTF-8 (what is none becomes U+FFFD), up to the output limit; paths of
-        the machine's Python are replaced by ``python``.
-    cause: why it did not end well. None: it ended by itself with status 0. Else "exit N", "time" (wall or
-        processor time), "memory", "output" (it wrote more than allowed), "signal N", or "refused" (the machine
-        would not isolate it, or something outside killed it twice; ``stderr`` says what).
-    seconds: of wall time, the start of the process included.
+    Attributes:
+        stdout: What it wrote, decoded as UTF-8 (what is none becomes U+FFFD), up to the output limit; paths of the
+            machine's Python are replaced by ``python``.
+        stderr: What it wrote, decoded as UTF-8 (what is none becomes U+FFFD), up to the output limit; paths of the
+            machine's Python are replaced by ``python``.
+        cause: Why it did not end well. None: it ended by itself with status 0. Else "exit N", "time" (wall or processor
+            time), "memory", "output" (it wrote more than allowed), "signal N", or "refused" (the machine would not
+            isolate it, or something outside killed it twice; ``stderr`` says what).
+        seconds: Wall time, the start of the process included.
     """
 
     stdout: str
@@ -40,11 +43,13 @@ class Sandbox(Protocol):
 class SandboxLimits:
     """What one program may use.
 
-    wall_seconds, cpu_seconds: of time, > 0; whichever ends first ends the program.
-    memory_mib: of address space, so a little more than it can fill; >= 64.
-    output_kib: of standard output, and as much again of standard error; more ends the program; > 0.
-    files_mib: of all files in its own temporary directory, > 0; gone with the program.
-    threads: that it may start, > 0. Processes it may start: none.
+    Attributes:
+        wall_seconds: Wall time, > 0; whichever of the two ends first ends the program.
+        cpu_seconds: Processor time, > 0.
+        memory_mib: MiB of address space, so a little more than it can fill; >= 64.
+        output_kib: KiB of standard output, and as much again of standard error; more ends the program; > 0.
+        files_mib: MiB of all files in its own temporary directory, > 0; gone with the program.
+        threads: That it may start, > 0. Processes it may start: none.
     """
 
     wall_seconds: float = 10.0

@@ -15,9 +15,12 @@ _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/
 def wrapped(inner: Sequence[str], folders: Sequence[str], files_mib: int) -> list[str]:
     """Return the command that runs ``inner`` in bubblewrap's namespaces.
 
-    inner: an interpreter and its arguments. folders: of the code that it starts with, and of packages. files_mib: that
-    a program may write.
     Source: bubblewrap 0.8.0, https://github.com/containers/bubblewrap.
+
+    Args:
+        inner: An interpreter and its arguments.
+        folders: Folders of the code that it starts with, and of packages.
+        files_mib: That a program may write.
     """
     library, interpreter = sysconfig.get_path("stdlib"), os.path.realpath(inner[0])
     shown = [p for p in dict.fromkeys((*_SYSTEM, library, interpreter)) if os.path.exists(p)]

@@ -23,7 +23,8 @@ class Interpreter:
     ends the interpreter; the next code begins in a new one. Between two codes the process is stopped, so that nothing
     that was left behind in it computes or writes.
 
-    seed: of what its codes draw from ``random`` and ``numpy.random``.
+    Args:
+        seed: Seed of what its programs draw from ``random`` and ``numpy.random``.
     """
 
     def __init__(self, sandbox: LinuxSandbox, seed: int) -> None:
@@ -35,7 +36,11 @@ class Interpreter:
         self._said = bytearray()
 
     def run(self, code: str) -> Outcome:
-        """Run a code to its end. Raises: NotRun when nothing of the code's own ended the process."""
+        """Run a code to its end.
+
+        Raises:
+            NotRun: If nothing of the code's own ended the process.
+        """
         began = time.monotonic()
         process, ask = self._process, self._ask
         if process is None or ask is None:

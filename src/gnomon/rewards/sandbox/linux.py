@@ -48,9 +48,13 @@ def start(
 class LinuxSandbox:
     """Runs each program in one process that may start no other.
 
-    What cannot be had on this machine is left out and missing from the report; `selftest` decides whether what
-    is left is enough. walls: those to try; bubblewrap's without "seccomp" lets a program start processes, which
-    end with it, and speak to the whole kernel. packages: that programs may import, as `packages.places` knows them.
+    What cannot be had on this machine is left out and missing from the report; `selftest` decides whether what is left
+    is enough.
+
+    Attributes:
+        walls: Those to try; bubblewrap's without "seccomp" lets a program start processes, which end with it, and speak
+            to the whole kernel.
+        packages: That programs may import, as `packages.places` knows them.
     """
 
     bounds: SandboxLimits = SandboxLimits()
@@ -71,7 +75,8 @@ class LinuxSandbox:
     ) -> Outcome:
         """Run ``source`` and wait for it; once more where something outside killed it.
 
-        ends: what it reads from and writes to in place of texts; it is then run once.
+        Args:
+            ends: What it reads from and writes to in place of texts; it is then run once.
         """
         watched = watched or Watched()
         try:

@@ -27,11 +27,19 @@ class Monty:
         return "monty"
 
     async def run(self, source: str, stdin: str = "") -> Outcome:
-        """Run ``source`` in a thread. Raises: ConfigError when pydantic-monty is not installed."""
+        """Run ``source`` in a thread.
+
+        Raises:
+            ConfigError: If pydantic-monty is not installed.
+        """
         return await in_thread(self.run_now, source, stdin)
 
     def run_now(self, source: str, stdin: str = "", watched: Watched | None = None) -> Outcome:
-        """Run ``source`` and wait for it; its own clock ends it. Raises: as `run`."""
+        """Run ``source`` and wait for it; its own clock ends it.
+
+        Raises:
+            as: `run`.
+        """
         monty = _library()
         lines = iter(stdin.splitlines())
 

@@ -24,8 +24,10 @@ _BYSTANDER = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"]
 class Probe:
     """One hostile program.
 
-    name: what it tries. source: with ``{...}`` for the parts of a `Target`.
-    causes: how it must end, where that is known; any of them. None stands for "ended by itself with status 0".
+    Attributes:
+        name: What it tries.
+        source: With ``{...}`` for the parts of a `Target`.
+        causes: How it must end, where that is known; any of them. None stands for "ended by itself with status 0".
     """
 
     name: str
@@ -37,9 +39,14 @@ class Probe:
 class Target:
     """What the programs aim at: things outside that would be reached if there were no wall.
 
-    secret: a file that everybody may read. folder: one that everybody may write in. port: of a listening socket.
-    process: number of the process that runs the probes. bystander: of one that may be killed.
-    unix, abstract: names of listening sockets of those families.
+    Attributes:
+        secret: A file that everybody may read.
+        folder: One that everybody may write in.
+        port: The port of a listening socket.
+        process: The number of the process that runs the probes.
+        bystander: The number of a process that may be killed.
+        unix: Names of listening sockets of those families.
+        abstract: Names of listening sockets of those families.
     """
 
     secret: str

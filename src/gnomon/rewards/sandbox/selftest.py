@@ -31,8 +31,12 @@ _HOPE = "print(sum(map(int, input().split())))"
 class Isolation:
     """What a sandbox was seen to stop on this machine.
 
-    name: of the sandbox. walls: names of those that stand. stopped, open: names of probes. packages: that programs may
-    import.
+    Attributes:
+        name: Name of the sandbox.
+        walls: Names of the walls that stand.
+        stopped: Names of the probes that were stopped.
+        open: Names of the probes that got through.
+        packages: Packages that programs may import.
     """
 
     name: str
@@ -58,10 +62,13 @@ def choose(
 ) -> tuple[AnySandbox, Isolation]:
     """Return a sandbox that passed the probes just now, and what it enforces. Takes under two seconds, once.
 
-    kind: "auto" takes our own walls, else bubblewrap's; "none" runs without walls and says so. packages: that programs
-    may import, behind the same walls.
-    Raises: ConfigError when nothing that was asked for isolates on this machine, or a package is not there; it says
-        what to install.
+    Args:
+        kind: "auto" takes our own walls, else bubblewrap's; "none" runs without walls and says so.
+        packages: That programs may import, behind the same walls.
+
+    Raises:
+        ConfigError: If nothing that was asked for isolates on this machine, or a package is not there; it says what to
+            install.
     """
     bounds = bounds or SandboxLimits()
     places(packages)
@@ -91,7 +98,8 @@ def choose(
 def enforced_by(asked: Iterable[tuple[Kind, tuple[str, ...]]]) -> str:
     """Return what sandboxes of these kinds, with these packages, enforce: words for the run card.
 
-    Raises: ConfigError as `choose`.
+    Raises:
+        ConfigError: As `choose`.
     """
     said = dict.fromkeys(str(choose(kind, None, packages)[1]) for kind, packages in asked)
     return "; ".join(said) or "none: no model-written code"

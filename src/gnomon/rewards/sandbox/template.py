@@ -25,8 +25,13 @@ _IMPORT_SECONDS = 120.0  # from a cold disk
 class InterpreterTemplate:
     """Starts programs by forking. Processes that are forked from this one share it; it ends when all are gone.
 
-    interpreter, folder: of the far side. packages: that it imports first.
-    Raises: ConfigError when one of them cannot be imported.
+    Args:
+        interpreter: The interpreter on the far side.
+        folder: The folder on the far side.
+        packages: That it imports first.
+
+    Raises:
+        ConfigError: If one of them cannot be imported.
     """
 
     def __init__(self, interpreter: str, folder: str, packages: tuple[str, ...]) -> None:
@@ -69,7 +74,14 @@ class InterpreterTemplate:
             self._process.kill()
 
     def fork(self, ends: Sequence[int], words: Sequence[str]) -> None:
-        """Have it fork a program. ends: its input, output, errors, source and report. Raises: OSError."""
+        """Have it fork a program.
+
+        Args:
+            ends: Its input, output, errors, source and report.
+
+        Raises:
+            OSError: If the template is gone.
+        """
         socket.send_fds(self._ours, ["\0".join(words).encode()], list(ends))
 
 
@@ -91,7 +103,9 @@ def template(
 class Forking:
     """Starts a program behind walls through a template, as `watch.by_command` does without one.
 
-    is_kept: whether it is an interpreter that is asked again and again. seed: of what it draws; "" for the system's.
+    Args:
+        is_kept: Whether it is an interpreter that is asked again and again.
+        seed: Seed of what the program draws; "" for the system's.
     """
 
     def __init__(
@@ -104,7 +118,11 @@ class Forking:
         self._words = (seed, ",".join(walls), *map(str, numbers), *places(packages))
 
     def __call__(self, stack: ExitStack, given: int, asked: int, ends: Ends | None) -> tuple[Process, int]:
-        """Start it. Raises: NotRun when it cannot be had."""
+        """Start it.
+
+        Raises:
+            NotRun: If it cannot be had.
+        """
         ours, theirs = socket.socketpair()
         stack.callback(ours.close)
         errors = os.pipe()
@@ -129,7 +147,11 @@ class Forking:
         template(*self._where, self._packages)
 
     def fork(self, ends: Sequence[int]) -> None:
-        """Have the template fork, a new one where the present one is gone. Raises: NotRun."""
+        """Have the template fork, a new one where the present one is gone.
+
+        Raises:
+            NotRun: If the new one does not start either.
+        """
         former: InterpreterTemplate | None = None
         for _ in range(2):
             former = template(*self._where, self._packages, former)

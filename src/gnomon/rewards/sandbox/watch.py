@@ -24,7 +24,12 @@ _BURIAL_SECONDS = 5.0
 
 
 class Forked:
-    """A process that a template forked: it is ended by closing its report. stdout, stderr: what it writes."""
+    """A process that a template forked: it is ended by closing its report.
+
+    Args:
+        stdout: What it writes.
+        stderr: What it writes.
+    """
 
     def __init__(self, report: socket.socket, stdout: int | None, stderr: int) -> None:
         self.report = report
@@ -42,7 +47,11 @@ Process = subprocess.Popen[bytes] | Forked
 
 @dataclass
 class Watched:
-    """A process that is being watched, with a way to end it from another thread. is_ended: whether that was used."""
+    """A process that is being watched, with a way to end it from another thread.
+
+    Attributes:
+        is_ended: Whether that was used.
+    """
 
     process: "Process | None" = None
     is_ended: bool = False
@@ -56,7 +65,12 @@ class Watched:
 
 @dataclass(frozen=True)
 class SandboxEnding:
-    """How a process ended. report: what its witness said, by first word. cause: "time" or "output", if we ended it."""
+    """How a process ended.
+
+    Attributes:
+        report: What its witness said, by first word.
+        cause: "time" or "output", if we ended it.
+    """
 
     stdout: str
     stderr: str
@@ -77,7 +91,11 @@ Starting = Callable[[ExitStack, int, int, "Ends | None"], tuple["Process", int]]
 
 
 def by_command(command: Callable[[int, int], Sequence[str]]) -> Starting:
-    """Return what starts a new program. command: from the descriptors of source and report to its words."""
+    """Return what starts a new program.
+
+    Args:
+        command: From the descriptors of source and report to its words.
+    """
 
     def started(stack: ExitStack, given: int, asked: int, ends: "Ends | None") -> tuple[Process, int]:
         report = os.pipe()
@@ -105,7 +123,8 @@ def watch(
 ) -> SandboxEnding:
     """Run a program to its end, or end it.
 
-    ends: in place of ``stdin`` and of what the ending holds as ``stdout``.
+    Args:
+        ends: Descriptors in place of ``stdin`` and of what the ending holds as ``stdout``.
     """
     began = time.monotonic()
     with ExitStack() as stack:
@@ -154,7 +173,8 @@ async def in_thread(run_now: Callable[[str, str, Watched], Outcome], source: str
 def outcome(ending: SandboxEnding, folders: Sequence[str] = ()) -> Outcome:
     """Return what the sandbox answers about an ending that a witness of `inside/start.py` reported.
 
-    folders: of packages, whose paths are not shown.
+    Args:
+        folders: Folders of packages, whose paths are not shown.
     """
     report = ending.report
     if "walls" not in report:

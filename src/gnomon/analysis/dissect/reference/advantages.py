@@ -96,7 +96,8 @@ def over_optimum(responses: Sequence[Response]) -> list[Vector]:
 def whitened(inner: Credit, skip_degenerate: bool = False, epsilon: float = 1e-8) -> Credit:
     """(A - mean) / sqrt(population variance + epsilon) over all trained tokens (section 8.1; D23).
 
-    skip_degenerate: groups whose rewards are all equal, also those of one, count for nothing and stay at 0 (D30).
+    Args:
+        skip_degenerate: Groups whose rewards are all equal, also those of one, count for nothing and stay at 0 (D30).
     """
 
     def credit(responses: Sequence[Response]) -> list[Vector]:

@@ -16,7 +16,11 @@ _CAPABILITY_VERSION = 0x20080522
 
 
 def call(number: int, *arguments: "int | bytes | ctypes.Array[ctypes.c_char]") -> int:
-    """Return what the system call returns. Raises: OSError with its number."""
+    """Return what the system call returns.
+
+    Raises:
+        OSError: With its number.
+    """
     words = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     result: int = _LIBC.syscall(ctypes.c_long(number), *words)
     if result < 0:
@@ -26,14 +30,22 @@ def call(number: int, *arguments: "int | bytes | ctypes.Array[ctypes.c_char]") -
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    """Mount. Raises: OSError."""
+    """Call mount(2).
+
+    Raises:
+        OSError: If the kernel refuses.
+    """
     texts = [text.encode() or None for text in (source, target, kind)]
     if _LIBC.mount(*texts, ctypes.c_ulong(flags), options.encode() or None) != 0:
         raise OSError(ctypes.get_errno(), f"{os.strerror(ctypes.get_errno())}: mount {target}")
 
 
 def unmount(target: str, flags: int) -> None:
-    """Unmount. Raises: OSError."""
+    """Call umount2(2).
+
+    Raises:
+        OSError: If the kernel refuses.
+    """
     if _LIBC.umount2(target.encode(), flags) != 0:
         raise OSError(ctypes.get_errno(), f"{os.strerror(ctypes.get_errno())}: unmount {target}")
 

@@ -38,7 +38,13 @@ def version() -> int:
 def restrict(readable: list[str], writable: list[str]) -> int:
     """Let this process read under ``readable``, read and write under ``writable``, and nothing else, for good.
 
-    Needs `kernel.never_gain_privileges` first. Returns: the version enforced, 0 for none. Raises: OSError.
+    Needs `kernel.never_gain_privileges` first.
+
+    Returns:
+        The version enforced, 0 for none.
+
+    Raises:
+        OSError: If the kernel refuses a rule.
     """
     speaks = version()
     if not speaks:

@@ -40,8 +40,12 @@ def enter() -> bool:
 def furnish(readable: list[str], hidden: list[str], packages: list[str], files_mib: int) -> None:
     """Replace the root of the file system by one in memory that has nothing but ``readable`` and `WORK`.
 
-    hidden: folders below a readable one that stay empty but for ``packages``. files_mib: room in `WORK`.
-    Raises: OSError.
+    Args:
+        hidden: Folders below a readable one that stay empty but for ``packages``.
+        files_mib: Room in `WORK`.
+
+    Raises:
+        OSError: If a mount is refused.
     """
     kernel.mount("none", "/", "", _RECURSIVE | _PRIVATE)
     root = _place(readable + packages)

@@ -48,7 +48,11 @@ class AllowedPackages:
 
 
 def become(source: bytes) -> int:
-    """Run the program to its end and return its exit status. Raises: SystemExit as the program does."""
+    """Run the program to its end and return its exit status.
+
+    Raises:
+        SystemExit: As the program does.
+    """
     module = ModuleType("__main__")
     module.__file__ = NAME
     module.__loader__ = loader = _Program(source)

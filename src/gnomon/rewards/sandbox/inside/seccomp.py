@@ -76,8 +76,12 @@ _OF_FILES = ("chmod", "fchmod", "fchmodat", "utime", "utimes", "utimensat", "tru
 def restrict(pid: int, has_own_files: bool) -> None:
     """Let this process, all its threads and nothing else go on under the filter.
 
-    pid: its own number. has_own_files: whether every file that it can name is its own or read-only.
-    Raises: OSError where the kernel has no seccomp, ValueError on a processor whose numbers are not known.
+    Args:
+        pid: Its own number.
+        has_own_files: Whether every file that it can name is its own or read-only.
+
+    Raises:
+        OSError: Where the kernel has no seccomp, ValueError on a processor whose numbers are not known.
     """
     code = b"".join(build(MACHINE, pid, has_own_files))
     text = ctypes.create_string_buffer(code, len(code))
@@ -86,7 +90,11 @@ def restrict(pid: int, has_own_files: bool) -> None:
 
 
 def build(machine: str, pid: int, has_own_files: bool) -> list[bytes]:
-    """Return the filter's instructions, 8 bytes each. Raises: as `restrict`."""
+    """Return the filter's instructions, 8 bytes each.
+
+    Raises:
+        as: `restrict`.
+    """
     column = (X86, ARM).index(machine)
     code = [
         _step(_LOAD, _ARCHITECTURE_AT),

@@ -44,7 +44,9 @@ def main() -> None:
 def forked(parent: int, ends: list[int], control: int, words: list[str]) -> None:
     """Run a job in a process that a template has forked; as `main`, this returns nothing and exits.
 
-    ends: standard input, output and error, source and report. control: a descriptor of the template's.
+    Args:
+        ends: Standard input, output and error, source and report.
+        control: A descriptor of the template's.
     """
     try:
         os.setsid()
@@ -149,7 +151,11 @@ def _witness(child: int, job: SandboxJob) -> None:
 
 
 def _wall_in(job: SandboxJob, is_apart: bool) -> list[str]:
-    """Put up the walls and return the names of those that stand. Raises: OSError when a wall falls over."""
+    """Put up the walls and return the names of those that stand.
+
+    Raises:
+        OSError: If a wall falls over.
+    """
     readable, hidden = _library()
     stand = ["limits"]
     writable = ["/dev/null"]
