@@ -405,7 +405,6 @@ class LambdaRule(Protocol):
 
     def __call__(self, lengths: Tensor) -> Tensor:
         """Return Float64[B] in [0, 1] for ``lengths`` Int[B], trained tokens of each response."""
-        ...
 
 
 @dataclass(frozen=True)

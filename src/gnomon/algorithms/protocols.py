@@ -64,7 +64,6 @@ class SummedTerms(Protocol):
         Args:
             view: Rows of the step. ``entropy`` is not known yet (NaN), and ``statistics`` are empty.
         """
-        ...
 
 
 class Advantage(Protocol):
@@ -93,7 +92,6 @@ class Advantage(Protocol):
         Returns:
             Float64[B T], in rewards: the reward minus what was expected.
         """
-        ...
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Return advantages and returns.
@@ -112,7 +110,6 @@ class Surrogate(Protocol):
 
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the loss of each token Float[B T], and metrics."""
-        ...
 
 
 class Correction(Protocol):
@@ -120,7 +117,6 @@ class Correction(Protocol):
 
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the factor of each token Float[B T] without a gradient, and metrics."""
-        ...
 
 
 class Regularizer(Protocol):
@@ -132,7 +128,6 @@ class Regularizer(Protocol):
     @property
     def name(self) -> str:
         """Name in metrics: ``loss/NAME``."""
-        ...
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -153,7 +148,6 @@ class Regularizer(Protocol):
 
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the term of each token Float[B T], and metrics."""
-        ...
 
 
 class Aggregate(Protocol):
@@ -169,7 +163,6 @@ class Aggregate(Protocol):
         Returns:
             Float[B T].
         """
-        ...
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ class RatioBound(Protocol):
 
     def __call__(self, ratio: Tensor, statistics: Statistics) -> Tensor:
         """Return the bounded ratio; ``statistics`` are those of the algorithm's scope."""
-        ...
 
 
 @dataclass(frozen=True)

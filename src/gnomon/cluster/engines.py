@@ -33,15 +33,12 @@ class Actors(Protocol):
     @property
     def fault(self) -> str:
         """Why the cluster is gone; "" while it is there."""
-        ...
 
     def actor(self, place: int, kind: type, *arguments: Any) -> Any:
         """Start an actor in a place and return at once."""
-        ...
 
     def end(self, actor: Any) -> None:
         """Kill the actor, if it lives."""
-        ...
 
 
 class RemoteEngine:

@@ -17,12 +17,10 @@ class Measure(Protocol):
 
     def __add__(self, other: Self, /) -> Self:
         """Return the measure of both."""
-        ...
 
     @property
     def value(self) -> float:
         """The number to write down."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ class Steps(Protocol):
 
     def advance(self, count: int = 1) -> None:
         """Note that so many more are done."""
-        ...
 
 
 class Show(Protocol):
@@ -25,7 +24,6 @@ class Show(Protocol):
 
     def __call__(self, text: str, total: int, unit: str, is_brief: bool, /) -> AbstractContextManager[Steps]:
         """Begin to show it; the parameters are those of `working`."""
-        ...
 
 
 class _NoDisplay:

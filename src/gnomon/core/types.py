@@ -386,8 +386,6 @@ class Stateful(Protocol):
 
     def state(self) -> State:
         """Return everything that later behavior depends on."""
-        ...
 
     def restore(self, state: State) -> None:
         """Become the part that returned ``state``."""
-        ...

@@ -50,7 +50,6 @@ class Rule(Protocol):
 
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
         """Return the problem after the latest step; None without a problem or without the needed metrics."""
-        ...
 
 
 def graded(value: float, warning: float, severe: float) -> Severity | None:

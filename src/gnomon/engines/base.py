@@ -95,7 +95,6 @@ class Engine(Protocol):
     @property
     def version(self) -> int:
         """Version of the weights that answer now; -1 before the first `load`."""
-        ...
 
     @property
     def beats(self) -> int:
@@ -103,7 +102,6 @@ class Engine(Protocol):
 
         Constant where an engine cannot know; it then has to finish something in time.
         """
-        ...
 
     async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
         """Return one completion per key (128-bit integers from `draw_key`), in the order of ``keys``.
@@ -112,7 +110,6 @@ class Engine(Protocol):
             EngineError: It cannot.
             ConfigError: Prompt and budget exceed the context.
         """
-        ...
 
     async def score(self, prompt: Sequence[int], response: Sequence[int], temperature: float) -> list[float]:
         """Return the log-probability of each token of ``response`` after ``prompt``, by the weights that answer now.
@@ -120,11 +117,9 @@ class Engine(Protocol):
         Tempered, without truncation: what `Completion.full_logprobs` would be, computed in this engine's arithmetic.
         It proves that new weights arrived, and tells the engine's rounding from everything else.
         """
-        ...
 
     async def load(self, snapshot: Snapshot) -> None:
         """Answer with these weights from now on."""
-        ...
 
     async def fingerprints(self) -> Mapping[str, Fingerprint] | None:
         """Return the snapshot's names with `fingerprint` of the weights that answer now, read where they are used.
@@ -134,8 +129,6 @@ class Engine(Protocol):
         skipped. An engine that casts returns the fingerprint after the cast. None: there is nothing to compare, since
         it answers with the learner's own module, or without weights.
         """
-        ...
 
     async def close(self) -> None:
         """Free what it holds; later calls raise EngineError."""
-        ...

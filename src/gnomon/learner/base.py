@@ -63,26 +63,22 @@ class Learner(Protocol):
     @property
     def version(self) -> int:
         """Published steps so far: `advance` was called this often."""
-        ...
 
     async def score(self, batch: Batch, needs: Set[Need]) -> Scores:
         """Return the log-probabilities (or values) asked for, Float[B T], 0 where the mask is false; no gradient.
 
         Values come with the bootstrap, Float[B].
         """
-        ...
 
     async def logprobs(self, batch: Batch, weights: Snapshot | None = None) -> Tensor:
         """Return the log-probabilities Float32[B T] of the weights that are trained, as they are now, in this
         learner's arithmetic; or those of ``weights``. For measuring: nothing is changed, and nothing counted.
         """
-        ...
 
     async def look(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies Float32[B T], nats, of the weights that are trained, as they are now;
         0 where the mask is false. For showing: nothing is changed, and nothing counted.
         """
-        ...
 
     async def update(self, minibatch: Batch, algorithm: Algorithm, step: int, rate: float = 1.0) -> Metrics:
         """Make one optimizer step on ``minibatch`` (weights filled), or none if no token is trainable.
@@ -94,7 +90,6 @@ class Learner(Protocol):
         Raises:
             NotFiniteError: A loss or gradient is not finite; nothing was changed then.
         """
-        ...
 
     async def fit(self, minibatch: Batch, algorithm: Algorithm, step: int | None, one_sided: bool = False) -> Metrics:
         """Make one optimizer step of the critic on ``minibatch`` (weights, returns and values filled), or none.
@@ -107,23 +102,18 @@ class Learner(Protocol):
         Raises:
             NotFiniteError: The loss or gradient is not finite; nothing was changed then.
         """
-        ...
 
     def advance(self) -> None:
         """Count one finished training step: the next snapshot carries the next version."""
-        ...
 
     def snapshot(self) -> Snapshot:
         """Return the weights for engines; nothing is copied in process."""
-        ...
 
     def state(self) -> State:
         """Return weights, moments, schedule and version."""
-        ...
 
     def restore(self, state: State) -> None:
         """Become the learner that returned ``state``."""
-        ...
 
 
 class SavableLearner(Learner, Protocol):
@@ -132,15 +122,12 @@ class SavableLearner(Learner, Protocol):
     @property
     def model_bytes(self) -> int:
         """Bytes of memory that a copy of the model takes while `model_writer` waits."""
-        ...
 
     def lend(self) -> State:
         """Return `state` for a writer, with tensors lent where that saves a copy; see `Loan`."""
-        ...
 
     def close(self) -> None:
         """Let go of whatever computes."""
-        ...
 
     def write_model(self, folder: Path) -> None:
         """Write the model as a Hugging Face folder, as it computes; a critic in the folder "critic" in that one.
@@ -148,8 +135,6 @@ class SavableLearner(Learner, Protocol):
         Raises:
             NotFiniteError: A weight is not finite; nothing was written then.
         """
-        ...
 
     def model_writer(self) -> Callable[[Path], None]:
         """Return what does `write_model` with the model as it is now, later and in any thread."""
-        ...

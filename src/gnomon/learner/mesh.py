@@ -50,49 +50,38 @@ class Mesh(Protocol):
 
     def shard(self, model: nn.Module) -> None:
         """Keep a part of each parameter here and drop the rest. The processes must hold equal models; none waits."""
-        ...
 
     def run(self, model: nn.Module, work: Callable[[], T]) -> T:
         """Return what ``work`` returns, whose passes through ``model`` find every parameter whole."""
-        ...
 
     def total(self, tensor: Tensor) -> Tensor:
         """Return the sum over all processes, the same bits in each. tensor: on the CPU, the same shape in each."""
-        ...
 
     def broadcast(self, text: str) -> str:
         """Return the short text of rank 0."""
-        ...
 
     def own(self, parameter: nn.Parameter) -> Tensor:
         """Return what this process holds of a parameter: the same memory."""
-        ...
 
     def part(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
         """Return of a whole tensor what is this process's, where ``parameter`` is held in parts."""
-        ...
 
     def whole(self, parameter: nn.Parameter, own: Tensor) -> Tensor:
         """Return a copy of the whole on the CPU in rank 0, of tensors that are parted as ``parameter`` is; elsewhere
         something empty.
         """
-        ...
 
     def gradient(self, parameter: nn.Parameter) -> Tensor | None:
         """Return the gradient of what is here, of all processes' rows; once after the last backward pass."""
-        ...
 
     def norm(self, gradients: Sequence[tuple[nn.Parameter, Tensor]]) -> Tensor:
         """Return the length of the whole gradient, of its parts here."""
-        ...
 
     def published(self, model: nn.Module) -> Iterator[tuple[str, Tensor | Adapted]]:
         """Yield names and whole weights as the model computes with them (`lora.parts`); read each before the next."""
-        ...
 
     def lending(self, model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> AbstractContextManager[None]:
         """Return the block in which the model computes with a snapshot's ``tensors``; see `modes.with_weights`."""
-        ...
 
 
 class SingleProcess:

@@ -52,22 +52,18 @@ class WorkerGroup(Protocol):
     @property
     def is_sending(self) -> bool:
         """Whether shelving brings the weights to the engines, which then have that version and no other."""
-        ...
 
     @property
     def meeting(self) -> str:
         """Address of the rendezvous (`mesh.join`); known after `open`."""
-        ...
 
     @property
     def scratch(self) -> Path:
         """A folder of the run for temporary files; it is removed with the run."""
-        ...
 
     @property
     def turns(self) -> Sequence[Sequence[int]]:
         """Who loads when."""
-        ...
 
     def open(self) -> None:
         """Start the ranks.
@@ -75,7 +71,6 @@ class WorkerGroup(Protocol):
         Raises:
             LearnerError, UserError: They cannot be started.
         """
-        ...
 
     def tell(self, ranks: Collection[int], do: str, arguments: Mapping[str, Any]) -> None:
         """Ask something of these ranks, without waiting.
@@ -84,7 +79,6 @@ class WorkerGroup(Protocol):
             WorkerLost: A rank is gone.
             TypeError: An argument cannot be serialized.
         """
-        ...
 
     def heard(self, waiting: Collection[int], seconds: float) -> Mapping[int, WorkerAnswer]:
         """Return what was answered meanwhile, by rank; wait at most so long for the first.
@@ -92,7 +86,6 @@ class WorkerGroup(Protocol):
         Raises:
             WorkerLost: A rank is gone.
         """
-        ...
 
     def look(self) -> None:
         """See whether every rank lives, while nothing is asked of them.
@@ -100,23 +93,18 @@ class WorkerGroup(Protocol):
         Raises:
             WorkerLost: A rank is gone.
         """
-        ...
 
     def room(self, folder: Path) -> str:
         """Return the folder in which rank 0 shall write what is to be in ``folder`` in the end."""
-        ...
 
     def bring(self, written: str, folder: Path) -> None:
         """Bring what rank 0 wrote into ``written`` to ``folder``, where that is another one."""
-        ...
 
     def kill(self) -> None:
         """End all ranks at once."""
-        ...
 
     def close(self) -> None:
         """Shut the workers down and wait for their end. Idempotent."""
-        ...
 
 
 STILL_SECONDS = 40.0

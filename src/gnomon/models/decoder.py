@@ -41,7 +41,6 @@ class Decoder(Protocol):
     @property
     def passes(self) -> int:
         """Number of forward passes so far, a sign of life also during a long prefill."""
-        ...
 
     def admit(self, prompts: Sequence[Prompt], room: int, expected: Set[Prompt]) -> None:
         """Append one row per prompt; equal prompts are computed once.
@@ -51,34 +50,27 @@ class Decoder(Protocol):
             room: Most further tokens of a row.
             expected: Prompts that later calls will repeat.
         """
-        ...
 
     def step(self, tokens: Sequence[int], room: int) -> Tensor:
         """Feed each row's latest token and return the next logits Float[R V]."""
-        ...
 
     def leave(self, slot: int) -> None:
         """Remove a row; the last row takes its slot."""
-        ...
 
     def forget(self) -> None:
         """Drop everything computed with former weights; rows stay."""
-        ...
 
     def rest(self) -> None:
         """Free memory that is cheap to fill again, because no row waits for a token."""
-        ...
 
     def record(self, is_wanted: bool) -> None:
         """Start or stop recording the expert choices of rows that are admitted from now on."""
-        ...
 
     def experts(self, slot: int) -> Tensor | None:
         """Return the experts Int16[n L K] of a row's n computed positions.
 
         None for a dense model, or if recording was off at any of them.
         """
-        ...
 
 
 class AlignedDecoder:

@@ -34,15 +34,12 @@ class Rows(Protocol):
 
     def join(self, prefixes: Sequence[Prefix | None], counts: Sequence[int], room: int) -> None:
         """Append rows."""
-        ...
 
     def leave(self, slot: int) -> None:
         """Remove a row; the last row takes its slot."""
-        ...
 
     def release(self) -> None:
         """Free memory that is cheap to fill again."""
-        ...
 
 
 class AlignedLayer(DynamicLayer):

@@ -65,11 +65,9 @@ class Backend(Protocol):
 
     def encode(self, sequence: str, *, add_special_tokens: bool) -> Any:
         """Return an encoding, which has ``ids``."""
-        ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Return the text of ``ids``."""
-        ...
 
 
 @dataclass

@@ -72,11 +72,9 @@ class Tracker(Protocol):
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Take the values of a step."""
-        ...
 
     def finish(self) -> None:
         """Write out and close."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -248,11 +246,9 @@ class Sink(Protocol):
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Take the values of a step; returns in milliseconds and never raises for a fault of its own."""
-        ...
 
     def close(self) -> None:
         """Write what is waiting, as far as that is quick."""
-        ...
 
 
 @dataclass(frozen=True)

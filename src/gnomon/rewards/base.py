@@ -81,7 +81,6 @@ class Verifier(Protocol):
     @property
     def name(self) -> str:
         """What its part of the reward is called when no other name is given."""
-        ...
 
     def prepare(self) -> None:
         """Import what judging needs, once, in a process that can be killed; nothing unless said otherwise.
@@ -98,7 +97,6 @@ class Verifier(Protocol):
             VerifierError: If it cannot judge.
             NotApplicable: If there is nothing for it to judge.
         """
-        ...
 
     def stated(self, sample: Sample) -> str | None:
         """Return a completion that gives the sample's own answer in the form that is asked for; it must earn 1.

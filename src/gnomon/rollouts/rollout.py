@@ -19,7 +19,6 @@ class GradesRollouts(Protocol):
 
     async def grade(self, sample: Sample) -> Grade:
         """Return a reward or an error; never raises for a bad sample, never waits longer than its deadline."""
-        ...
 
 
 @dataclass

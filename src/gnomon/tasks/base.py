@@ -27,7 +27,6 @@ class Renderer(Protocol):
 
     def __call__(self, question: str | Sequence[Message], further: Further, /) -> tuple[int, ...]:
         """Return the prompt's ids; text that looks like a control token stays text."""
-        ...
 
 
 class TaskSet(Protocol):
@@ -36,12 +35,9 @@ class TaskSet(Protocol):
     @property
     def name(self) -> str:
         """What it is called in messages and metrics."""
-        ...
 
     def __len__(self) -> int:
         """Return how many tasks there are."""
-        ...
 
     def __getitem__(self, index: int, /) -> Task:
         """Return the task at ``index``; the same index always gives the same task."""
-        ...

@@ -30,33 +30,26 @@ class ChatTokenizer(Protocol):
     @property
     def control_strings(self) -> tuple[str, ...]:
         """Every text that `encode` may turn into a control token."""
-        ...
 
     @property
     def begin(self) -> tuple[int, ...]:
         """What the tokenizer itself puts before a text: nothing, or some control tokens."""
-        ...
 
     @property
     def context_length(self) -> int | None:
         """Most tokens of prompt and completion together; None when the model does not say."""
-        ...
 
     def encode(self, text: str) -> list[int]:
         """Return ids; control strings in ``text`` become control tokens; nothing is added in front."""
-        ...
 
     def encode_plain(self, text: str) -> list[int]:
         """Return ids, none of which is a control token, whatever ``text`` says."""
-        ...
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of an answer, without its end of turn; marks that are control tokens stay."""
-        ...
 
     def spelled(self, ids: Sequence[int]) -> str:
         """Return the text of any ids, control tokens spelled out."""
-        ...
 
     def template(
         self,
@@ -66,11 +59,9 @@ class ChatTokenizer(Protocol):
         begins_answer: bool = True,
     ) -> str | None:
         """Return the messages as the model's chat text, ready for its answer; None without a template."""
-        ...
 
     def names_switch(self, name: str, has_tools: bool = False) -> bool:
         """Whether the template reads a variable of this name."""
-        ...
 
 
 @dataclass(frozen=True)

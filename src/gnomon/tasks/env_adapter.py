@@ -26,19 +26,15 @@ class EnvAdapter(Protocol):
     @property
     def schemas(self) -> tuple[dict[str, Any], ...]:
         """JSON schemas of the tools that the policy is told about."""
-        ...
 
     async def begin(self, prompt: str, columns: Mapping[str, Any]) -> EnvReply:
         """Return a first observation, before the first answer."""
-        ...
 
     async def reply(self, text: str) -> EnvReply:
         """Return what follows an answer."""
-        ...
 
     async def end(self) -> float | None:
         """Let go of everything; return a reward that is known only now."""
-        ...
 
 
 class UserEnv:

@@ -46,11 +46,9 @@ class Environment(Protocol):
 
     def reset(self, **columns: Any) -> Any:
         """Begin with the task's columns and ``prompt``, as many as are named. Return a first observation or None."""
-        ...
 
     def step(self, text: str) -> Any:
         """Return the `Reply` to an answer, its end of turn left out; a plain text is a reply that goes on."""
-        ...
 
 
 _NEEDS: Mapping[Kind, str] = {

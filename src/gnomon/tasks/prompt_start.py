@@ -30,20 +30,16 @@ class Speller(Template, Protocol):
     @property
     def begin(self) -> tuple[int, ...]:
         """What the tokenizer itself puts before a text."""
-        ...
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """Ids that end an answer."""
-        ...
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of rendered text."""
-        ...
 
     def spelled(self, ids: Sequence[int]) -> str:
         """Return the text of ids, control tokens spelled out."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -62,12 +62,10 @@ class HasText(Protocol):
     @property
     def id(self) -> str:
         """Stable and unique within its set."""
-        ...
 
     @property
     def text(self) -> str:
         """The question as a person reads it."""
-        ...
 
 
 Item = TypeVar("Item", bound=HasText)
@@ -80,15 +78,12 @@ class Dataset(Protocol[ItemOut]):
     @property
     def name(self) -> str:
         """What it is called in messages and metrics."""
-        ...
 
     def __len__(self) -> int:
         """Return how many there are."""
-        ...
 
     def __getitem__(self, index: int, /) -> ItemOut:
         """Return the one at ``index``; the same index always gives the same one. IndexError past the end."""
-        ...
 
 
 QuestionSet = Dataset[Question]

@@ -38,11 +38,9 @@ class Template(Protocol):
         begins_answer: bool = True,
     ) -> str | None:
         """Return the messages as text; None without a template."""
-        ...
 
     def names_switch(self, name: str, has_tools: bool = False) -> bool:
         """Whether the template reads a variable of this name."""
-        ...
 
 
 @dataclass

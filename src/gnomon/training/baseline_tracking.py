@@ -18,11 +18,9 @@ class BaselineTracking(Protocol):
     @property
     def baseline(self) -> Callable[[str], float] | None:
         """Task id to value, or None when nothing is tracked."""
-        ...
 
     async def observe(self, groups: Sequence[Group], updates: Sequence[Metrics]) -> Metrics:
         """Learn from a finished step; ``updates`` is what each optimizer update measured."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -34,24 +34,19 @@ class RunCluster(Protocol):
     @property
     def said(self) -> str:
         """What the run card says of the cluster."""
-        ...
 
     @property
     def stateless(self) -> Mapping[type, str]:
         """Kinds of objects that are in no checkpoint, each with the reason."""
-        ...
 
     def graders(self, grading: Grading, limits: Limits, warn: Warn) -> Any:
         """Return what judges answers, in actors of the cluster."""
-        ...
 
     def workers(self, resolved: Resolved, warn: Warn, waiting: Path | None) -> "Workers":
         """Return learner and engines on the cluster, started. Raises: UserError as loading does; LearnerError."""
-        ...
 
     def close(self) -> None:
         """Give back what the run took."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,9 @@ class CriticUpdates(Protocol):
 
     async def before_policy(self, batch: Batch, step: int) -> tuple[Batch, Metrics]:
         """Learn from a scored batch that is not prepared yet; returns it with the values as they are then."""
-        ...
 
     async def after_policy(self, batch: Batch, step: int) -> Metrics:
         """Learn from a prepared batch that the policy was trained on."""
-        ...
 
 
 @dataclass(frozen=True)

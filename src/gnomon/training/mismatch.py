@@ -22,7 +22,6 @@ class MismatchProbe(Protocol):
 
     async def measure(self, batch: Batch, step: int) -> Metrics:
         """Return its parts on a scored batch, before anything of the step was learned."""
-        ...
 
 
 @dataclass(frozen=True)

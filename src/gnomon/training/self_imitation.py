@@ -30,11 +30,9 @@ class ImitationUpdates(Protocol):
 
     def observe(self, groups: Sequence[Group]) -> Metrics:
         """Take in the finished groups of a step, trained on or not."""
-        ...
 
     async def update(self, done: int) -> list[Metrics]:
         """Imitate, if it is due after ``done`` training steps (from 1); return what each update measured."""
-        ...
 
 
 @dataclass(frozen=True)

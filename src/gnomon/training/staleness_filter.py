@@ -23,14 +23,12 @@ class StalenessFilter(Protocol):
     @property
     def needs(self) -> Set[Need]:
         """What must be scored, beside what the algorithm reads."""
-        ...
 
     def apply(self, finished: RolloutBatch, batch: Batch, version: int) -> tuple[RolloutBatch, Batch, Metrics]:
         """Return a scored round and its batch, both without the groups that are not trusted.
 
         version: of the weights about to be trained.
         """
-        ...
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ class TokenProbe(Protocol):
 
     async def probe(self, batch: Batch, step: int) -> tuple[TokenStats | None, Metrics]:
         """Return what was seen of a scored batch before anything of the step was learned, and what looking took."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,6 @@ class WeightSync(Protocol):
 
     async def publish(self, engine: Engine, learner: Learner) -> Metrics:
         """Let ``engine`` answer with the learner's weights from now on. Raises: RunError when it does not."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -54,11 +53,9 @@ class Tolerance(Protocol):
     @property
     def nats(self) -> float:
         """The largest mean absolute difference that proves the weights."""
-        ...
 
     def saw(self, difference: float) -> None:
         """Take note of what engines differ by whose weights were just proved."""
-        ...
 
 
 @dataclass(frozen=True)

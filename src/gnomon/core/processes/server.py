@@ -36,7 +36,6 @@ class Handler(Protocol):
     @property
     def what(self) -> str:
         """What is imported, for messages: "the rewards"."""
-        ...
 
     def prepare(self) -> None:
         """Import what answering needs.
@@ -44,11 +43,9 @@ class Handler(Protocol):
         Raises:
             UserError: Something that it needs cannot be imported.
         """
-        ...
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to one request. Never raises."""
-        ...
 
 
 class Channel:

@@ -135,7 +135,6 @@ class _Look(Protocol):
 
     def __call__(self, made: Tensor, shared: int, scale: float, kept: AlignedLayer) -> Tensor:
         """Write keys and values of ``made`` Float[R H + 2K D], K heads each, and return the output Float[R H * D]."""
-        ...
 
 
 class _Native:

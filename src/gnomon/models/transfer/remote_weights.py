@@ -23,11 +23,9 @@ class Stored(Protocol):
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield all of them; nobody may write to them."""
-        ...
 
     def expected(self, held: Mapping[str, Fingerprint]) -> Mapping[str, Fingerprint]:
         """Return what `fingerprint.expected` returns of them, reading none but those that an engine casts."""
-        ...
 
 
 def sent(snapshot: Snapshot, held: Mapping[str, Fingerprint]) -> Mapping[str, Fingerprint]:

@@ -576,11 +576,9 @@ class Case(Protocol):
     @property
     def calls(self) -> Sequence[str]:
         """Expressions for the program to answer."""
-        ...
 
     def accepts(self, answers: Sequence[Any], tolerance: float) -> bool:
         """Whether the answers are right."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,6 @@ class Sandbox(Protocol):
 
     async def run(self, source: str, stdin: str = "") -> Outcome:
         """Run ``source`` as ``__main__`` with ``stdin`` to read. Never raises for a bad program."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -40,16 +40,13 @@ class Drift(Protocol):
     @property
     def needs_scoring(self) -> bool:
         """Whether `measure` calls ``score``, which costs forward passes."""
-        ...
 
     @property
     def needs_updates(self) -> int:
         """The optimizer updates that a step must have at least for `record` to make sense of them."""
-        ...
 
     def record(self, update_drifts: Sequence[float]) -> None:
         """Take note of the mean |current - proximal| that each optimizer update of the step measured."""
-        ...
 
     async def measure(self, groups: Sequence[Group], score: Score) -> Mapping[str, float]:
         """Return task id to drift since the task's last visit, and count this as a visit.
@@ -57,15 +54,12 @@ class Drift(Protocol):
         Tasks on their first visit are left out, as are tasks of which nothing could be graded (no reward, no
         visit).
         """
-        ...
 
     def state(self) -> State:
         """Return everything that later drifts depend on."""
-        ...
 
     def restore(self, state: State) -> None:
         """Become the drift that returned ``state``."""
-        ...
 
 
 @dataclass(frozen=True)

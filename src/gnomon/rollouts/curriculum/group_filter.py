@@ -10,7 +10,6 @@ class GroupFilter(Protocol):
 
     def __call__(self, group: Group, /) -> bool:
         """Return whether ``group`` is kept."""
-        ...
 
 
 def is_informative(group: Group, part: str = "") -> bool:
