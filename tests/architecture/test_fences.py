@@ -99,6 +99,22 @@ def forbidden_calls(tree: ast.Module) -> list[tuple[int, str]]:
     return found
 
 
+def test_paths_are_resolved_in_one_place():
+    """On Python 3.11 and 3.12 `Path.resolve` raises RuntimeError for a link that leads to itself."""
+    found = [
+        spot(p, node.lineno)
+        for p in SOURCES
+        for node in ast.walk(parse(p))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "resolve"
+        and not node.args
+        and "__file__" not in ast.unparse(node.func.value)
+    ]
+
+    none_of(found, "call real_path of core/atomic_files.py")
+
+
 def modules_after(code: str) -> set[str]:
     """Return the top-level modules that a fresh interpreter holds after running ``code``."""
     tail = "\nimport json, sys\nprint(json.dumps(list(sys.modules)), file=sys.stderr)"

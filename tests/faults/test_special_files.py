@@ -72,12 +72,22 @@ def lead_to_zeros(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, bind, lead_to_zeros], ids=["pipe", "folder", "socket", "device"])
+def lead_to_itself(path: Path) -> None:
+    """Have a link there that leads to itself, by way of another one."""
+    between = path.with_name(f"{path.name}.link")
+    between.symlink_to(path.name)
+    path.symlink_to(between.name)
+
+
+SPECIAL = {"pipe": os.mkfifo, "folder": os.mkdir, "socket": bind, "device": lead_to_zeros, "loop": lead_to_itself}
+
+
+@pytest.mark.parametrize("make", SPECIAL.values(), ids=SPECIAL)
 @pytest.mark.parametrize("name", FILES)
 def test_every_verb_ends_whatever_is_in_a_files_place(
     tmp_path: Path, base: Path, make: Callable[[Path], object], name: str, capsys: pytest.CaptureFixture[str]
 ):
-    """A named pipe or a socket with nobody at its other end, a folder, a device: a message, and never a traceback."""
+    """A named pipe or a socket with nobody at its other end, a folder, a device, a link to itself: no traceback."""
     run = tmp_path / "run"
     shutil.copytree(base, run)
     put(make, run / name)
@@ -97,6 +107,29 @@ def test_a_run_with_a_folder_for_a_record_is_not_gone_on_with(tmp_path: Path, ba
 
     assert main(["resume", str(run)]) == 2
     assert json.dumps(sorted(str(path) for path in run.rglob("*"))) == before
+
+
+@pytest.mark.parametrize("make", SPECIAL.values(), ids=SPECIAL)
+def test_whatever_is_in_the_place_of_a_run_or_of_what_is_written(
+    tmp_path: Path, base: Path, make: Callable[[Path], object], capsys: pytest.CaptureFixture[str]
+):
+    """A run, an experiment, a table, a model, a page or an exported folder: exit code 2, and the place is as it was."""
+    place = tmp_path / "place"
+    make(place)
+    before = os.lstat(place)
+    given = [[verb, str(place)] for verb in ("resume", "report", "doctor", "train", "plan")]
+    given += [["compare", str(place), "--algorithms", "grpo,rloo", "--steps", "1"]]
+    given += [["dissect", str(place), "--algorithms", "grpo,rloo"]]
+    given += [["watch", str(place), "--once"], ["export", str(place), str(tmp_path / "model")]]
+    given += [["evaluate", str(place), "--task", "arithmetic"], ["report", str(base), str(place)]]
+    given += [["report", str(base), "--out", str(place)], ["plan", "tiny", f"model={place}"]]
+    if make is not os.mkdir:  # an empty folder is one to write into
+        given += [["export", str(base), str(place)], ["train", "tiny", "--run-dir", str(place)]]
+    given += [["plan", "tiny", "task.kind=table", f"task.path={place}"], ["plan", "tiny", f"algorithm={place}:OWN"]]
+
+    assert [arguments for arguments in given if ended(arguments) != 2] == []
+    assert "Traceback" not in capsys.readouterr().err
+    assert os.path.samestat(os.lstat(place), before)
 
 
 def test_only_plain_files_are_opened(tmp_path: Path):

@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 
 from gnomon.core.processes.client import Limits
+from gnomon.core.processes.stop_signals import STOP_SIGNALS
 from gnomon.core.types import Grade
 from gnomon.rewards.base import Sample
 from gnomon.rewards.code.reward import Code
+from gnomon.rewards.function import UserFunction
 from gnomon.rewards.grader_pool import GradingPool
 from gnomon.rewards.grading import Grading, WeightedReward
 from gnomon.rewards.sandbox.base import Outcome, SandboxLimits
@@ -51,7 +53,7 @@ def descendants(pid: int) -> Iterator[int]:
 def whose(pid: int) -> str:
     """Return what a process is: the program of a sandbox, its witness, or a grading process."""
     command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    return "sandbox" if b"inside.start" in command else "grading" if b"grading_worker" in command else ""
+    return "sandbox" if b"from inside" in command else "grading" if b"grading_worker" in command else ""
 
 
 def killing(kind: str, seconds: float, most: int, done: threading.Event, killed: list[int]) -> None:
@@ -83,6 +85,16 @@ def graded(samples: list[Sample], kind: str, seconds: float, most: int = 1000) -
         thread.join()
 
 
+def signalling(number: signal.Signals, done: threading.Event, struck: set[int]) -> None:
+    """Send a signal to every process below this one, again and again."""
+    while not done.wait(0.1):
+        for pid in list(descendants(os.getpid())):
+            with contextlib.suppress(OSError):
+                if whose(pid):
+                    os.kill(pid, number)
+                    struck.add(pid)
+
+
 def answer(program: str, tests: object) -> Sample:
     """Return an answer that holds a program."""
     return Sample("", f"```python\n{program}\n```", columns={"tests": tests, "entry_point": "add"})
@@ -106,6 +118,75 @@ def test_right_programs_earn_1_whichever_grader_is_killed():
 
     assert killed
     assert [(g.reward, g.error) for g in grades] == [(1.0, None)] * len(SAMPLES)
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS, ids=lambda number: number.name)
+@pytest.mark.parametrize("packages", [(), ("numpy",)], ids=["", "template"])
+def test_signals_that_ask_a_run_to_stop_end_nothing_that_grades_its_step(
+    number: signal.Signals, packages: tuple[str, ...]
+):
+    """A scheduler sends them to every process of a job, and the run finishes its step: each right program earns 1."""
+    done, struck = threading.Event(), set[int]()
+    thread = threading.Thread(target=signalling, args=(number, done, struck))
+
+    async def grade() -> tuple[list[Grade], int]:
+        grading = Grading((WeightedReward(Code(packages=packages)),))
+        async with GradingPool(grading, Limits(workers=2, deadline_seconds=20.0)) as pool:
+            thread.start()
+            grades = await asyncio.gather(*(pool.grade(sample) for sample in SAMPLES[:12]))
+            return list(grades), pool._worker_pool.fork_server.starts
+
+    try:
+        grades, starts = asyncio.run(grade())
+    finally:
+        done.set()
+        thread.join()
+
+    assert len(struck) > 2
+    assert [(g.reward, g.error) for g in grades] == [(1.0, None)] * 12
+    assert starts == 1
+
+
+def test_what_a_reward_starts_is_ended_by_the_signals_that_it_sends(tmp_path: Path):
+    """A program, and a process that it forked: only its own process passes the signals over."""
+    (tmp_path / "mine.py").write_text(
+        "import multiprocessing, subprocess, time\n"
+        "def score(completion):\n"
+        "    started = subprocess.Popen(['sleep', '100'])\n"
+        "    forked = multiprocessing.get_context('fork').Process(target=time.sleep, args=(100,))\n"
+        "    forked.start()\n"
+        "    started.terminate(), forked.terminate(), forked.join()\n"
+        "    return -started.wait() - forked.exitcode\n"
+    )
+
+    async def grade() -> Grade:
+        grading = Grading((WeightedReward(UserFunction(f"{tmp_path}/mine.py:score")),))
+        async with GradingPool(grading, Limits(deadline_seconds=20.0)) as pool:
+            return await pool.grade(Sample("", ""))
+
+    assert asyncio.run(grade()).reward == 30.0
+
+
+def test_an_answer_whose_grader_is_stopped_is_graded_again(tmp_path: Path):
+    """A process that stands still by a signal until its deadline says nothing about the answer."""
+    (tmp_path / "mine.py").write_text(
+        "import os, pathlib, signal, time\n"
+        "def score(completion):\n"
+        f"    mark = pathlib.Path({str(tmp_path)!r}) / completion\n"
+        "    if completion == 'always' or not mark.exists():\n"
+        "        mark.touch()\n"
+        "        os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "    return 1.0\n"
+    )
+
+    async def grade() -> list[Grade]:
+        grading = Grading((WeightedReward(UserFunction(f"{tmp_path}/mine.py:score"), name="mine"),))
+        async with GradingPool(grading, Limits(deadline_seconds=0.3)) as pool:
+            return list(await asyncio.gather(*(pool.grade(Sample("", text)) for text in ("once", "always"))))
+
+    once, always = asyncio.run(grade())
+    assert (once.reward, once.error) == (1.0, None)
+    assert (always.reward, always.error) == (None, "mine: the grading process was stopped by a signal, 8 times")
 
 
 def test_a_sandbox_that_is_killed_before_its_program_begins_is_started_again():

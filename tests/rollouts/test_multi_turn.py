@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,7 @@ import signal
 import time
 from pathlib import Path
 
+from gnomon.core.processes.stop_signals import STOP_SIGNALS
 from gnomon.tasks.environment import Reply
 
 
@@ -66,6 +68,9 @@ class Scripted:
             "die": lambda: os._exit(3),
             "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
             "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+            "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+            "asked to stop": lambda: [os.kill(os.getpid(), n) for n in STOP_SIGNALS] and Reply("no", reward=self.pay),
+            "closes": lambda: (os.closerange(3, 1000), time.sleep(60)),
             "ends its parent": lambda: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(60)),
             "flood": lambda: Reply("x" * 300_000),
             "long": lambda: Reply("x" * 100),
@@ -73,11 +78,12 @@ class Scripted:
             "nan": lambda: Reply("", reward=float("nan")),
         }
         if said.startswith("once "):
+            _, number, marker = said.split(" ")
             try:
-                Path(said.removeprefix("once ")).touch(exist_ok=False)
+                Path(marker).touch(exist_ok=False)
             except FileExistsError:
                 return Reply("again", reward=self.pay)
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), int(number))
         if said in deeds:
             return deeds[said]()
         return Reply(said, reward=self.pay, is_done=said == "bye")
@@ -438,18 +444,24 @@ def test_what_kills_the_parent_of_all_environments_costs_the_others_nothing(
 def test_an_environment_that_is_killed_from_outside_is_played_again(
     several: Callable[..., list[Rollout]], mine: str, tmp_path: Path
 ):
-    """Once, as by the kernel's memory killer: the same tokens and the whole reward. Always: an error. A fault of its
-    own code (an exit, a segmentation fault) is none of this: it ends the rollout, which is graded as it stands."""
-    plan = EnvironmentConfig(use=mine, timeout_seconds=30, max_concurrent=2)
-    deeds = [f"once {tmp_path}/marker", "killed", "die", "segfault"]
-    once, always, exited, crashed = several(plan, [task_of(["a", deed, "bye"]) for deed in deeds])
+    """Once, as by the kernel's memory killer, or stopped: the same tokens and the whole reward. Always: an error. A
+    fault of its own code (an exit, a segmentation fault, a closed connection) is none of this: it ends the rollout,
+    which is graded as it stands. Signals that ask a run to stop do nothing."""
+    plan = EnvironmentConfig(use=mine, timeout_seconds=2, max_concurrent=2)
+    deeds = [f"once {number.value} {tmp_path}/{number.name}" for number in (signal.SIGKILL, signal.SIGSTOP)]
+    deeds += ["killed", "stopped", "die", "segfault", "closes", "asked to stop"]
+    played = several(plan, [task_of(["a", deed, "bye"]) for deed in deeds])
 
-    assert (once.grade.reward, once.ending) == (0.75, Ending(3, "done"))
-    assert always.grade.error == "environment: its process was killed by SIGKILL (out of memory?), 3 times"
-    assert [r.grade.reward for r in (exited, crashed)] == [0.25, 0.25]
-    assert [r.ending.cause for r in (exited, crashed)] == [
+    assert [(r.grade.reward, r.ending) for r in (*played[:2], played[7])] == [(0.75, Ending(3, "done"))] * 3
+    assert [r.grade.error for r in played[2:4]] == [
+        "environment: its process was killed by SIGKILL (out of memory?), 3 times",
+        "environment: its process was stopped by a signal, 3 times",
+    ]
+    assert [r.grade.reward for r in played[4:7]] == [0.25] * 3
+    assert [r.ending.cause for r in played[4:7]] == [
         "its process exited with status 3",
         "its process was killed by SIGSEGV",
+        "its process closed its connection, or sent what is no answer",
     ]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from gnomon.algorithms.ratios import Ratio
+from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.user_code import announce, check_allowed, import_as_module, run_as_module, running_user_code
 
@@ -62,7 +63,7 @@ def _load_module(place: str, reference: str) -> ModuleType:
 def _load_file(path: Path, reference: str) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"'{reference}': there is no file {path} (looked in {Path.cwd()})")
-    resolved = path.resolve()
+    resolved = real_path(path)
     name = f"{_PREFIX}{resolved.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]

@@ -58,12 +58,13 @@ def run(arguments: Sequence[str]) -> int:
 
 def _measure(folder: "ClaimFolder", work: Path, workers: int | None, is_training: bool) -> None:
     from gnomon.analysis.compare.jobs import cores
+    from gnomon.core.atomic_files import real_path
     from gnomon.records.console import Console
 
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers must be at least 1, got {workers}")
     with Console() as console:
-        folder.reproduce(work.resolve(), console, workers or cores(), is_training)
+        folder.reproduce(real_path(work), console, workers or cores(), is_training)
 
 
 def _write(folders: Sequence["ClaimFolder"]) -> None:

@@ -18,6 +18,7 @@ from gnomon.cluster.engine_group import BroadcastGroup
 from gnomon.cluster.learner_actor import ActorLocation, LearnerActor, LearnerReply
 from gnomon.cluster.ray import Cluster, cause_of
 from gnomon.cluster.weight_store import WeightsRef
+from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ConfigError, LearnerError
 from gnomon.core.redaction import tail
 from gnomon.learner.serialization import boxed, unboxed
@@ -182,7 +183,7 @@ class RayWorkerGroup:
     def room(self, folder: Path) -> str:
         """Return the folder itself if rank 0 can read it, otherwise a temporary folder on rank 0's disk."""
         folder.mkdir(parents=True, exist_ok=True)
-        probe, wanted = folder.resolve() / _PROBE, secrets.token_hex(16)
+        probe, wanted = real_path(folder) / _PROBE, secrets.token_hex(16)
         probe.write_text(wanted, encoding="ascii")
         try:
             first = self.members[0]
@@ -193,7 +194,7 @@ class RayWorkerGroup:
 
     def bring(self, written: str, folder: Path) -> None:
         """Fetch the files from rank 0's disk in pieces."""
-        if written == str(folder.resolve()):
+        if written == str(real_path(folder)):
             return
         first = self.members[0]
         for name, size in self._asked(first, first.actor.written.remote()):

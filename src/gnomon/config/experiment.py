@@ -1,6 +1,7 @@
 """The whole configuration of a run as one frozen value: TOML in, TOML out."""
 
 import math
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -408,7 +409,7 @@ def _absolute_member(named: str) -> str:
 
 def _absolute(name: str) -> str:
     try:
-        return str(Path(name).resolve(strict=True))
+        return os.path.realpath(name, strict=True)
     except (OSError, ValueError):  # not there, or no name that a file can have
         return name
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.config.foreign_names import COMPOSED, FOREIGN, taken_out, translated
+from gnomon.core.atomic_files import read_plain
 from gnomon.core.errors import ConfigError, ModelError, unknown
 from gnomon.core.sections import ENGINE_KINDS
 from gnomon.core.tables import canonical, parse_toml
@@ -43,7 +44,7 @@ def read(source: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{unknown('experiment', str(source), known)}; or the path of a TOML file")
     try:
         # Some editors begin a file with a mark that says it is UTF-8.
-        return parse_toml(path.read_text(encoding="utf-8-sig"))
+        return parse_toml(read_plain(path).decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read the experiment {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:

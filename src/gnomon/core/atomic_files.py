@@ -1,5 +1,6 @@
 """Files that are either whole or not there, whatever stops the program that writes them."""
 
+import contextlib
 import errno
 import json
 import os
@@ -13,6 +14,14 @@ from typing import Any, BinaryIO
 
 from gnomon.core.failpoints import reach
 from gnomon.core.redaction import redacted
+
+
+def real_path(path: str | Path) -> Path:
+    """Return the absolute path of a file without links; a link that leads to itself stays as it is.
+
+    ``Path.resolve`` raises RuntimeError for such a link on Python 3.11 and 3.12.
+    """
+    return Path(os.path.realpath(path))
 
 
 def open_plain(path: Path) -> BinaryIO:
@@ -71,8 +80,11 @@ def write_durably(path: Path, content: bytes, is_synced: bool = True) -> None:
         is_synced: Whether the file also survives a power cut; this takes some milliseconds.
 
     Raises:
-        OSError: The file cannot be written; the temporary file is removed and ``path`` is unchanged.
+        OSError: The file cannot be written, or ``path`` is a pipe, a device or a folder; the temporary file is removed
+            and ``path`` is unchanged.
     """
+    with contextlib.suppress(FileNotFoundError):
+        refuse_special(path)
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with open(beside, "wb") as file:

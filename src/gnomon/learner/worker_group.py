@@ -16,8 +16,10 @@ from typing import IO, Any, Protocol
 
 import torch
 
+from gnomon.core.atomic_files import real_path
 from gnomon.core.processes.client import exit_reason
-from gnomon.core.processes.server import Channel
+from gnomon.core.processes.server import Channel, is_stopped
+from gnomon.core.processes.stop_signals import stop_signals_blocked
 from gnomon.core.redaction import tail, without_secrets
 from gnomon.learner.serialization import packed, unpacked
 from gnomon.models.device import resolve_device
@@ -124,17 +126,6 @@ class LocalWorkerHandle:
     channel: Channel
     log: IO[bytes]
 
-    def is_stopped(self) -> bool:
-        """Whether the system lets it stand still, by a signal or a debugger; False where the system does not say.
-
-        Signs of life from the process itself would not do: one that waits for another gives none either.
-        """
-        try:
-            stat = Path(f"/proc/{self.program.pid}/stat").read_text(encoding="ascii", errors="replace")
-        except OSError:
-            return False
-        return stat.rpartition(")")[2].split()[0] in "tT"
-
     def end(self, seconds: float = 0.0) -> str:
         """Kill it, if it lives after so many seconds, and return how it ended, with the last lines that it wrote."""
         try:
@@ -216,7 +207,7 @@ class LocalWorkerGroup:
 
     def room(self, folder: Path) -> str:
         """Return the folder itself."""
-        return str(folder.resolve())
+        return str(real_path(folder))
 
     def bring(self, written: str, folder: Path) -> None:
         """Leave it where it is."""
@@ -242,14 +233,14 @@ class LocalWorkerGroup:
     def _feel(self, member: LocalWorkerHandle) -> None:
         """Raise Gone when it has been stopped for too long."""
         now = time.monotonic()
-        since = min(self._stopped.get(member.rank, math.inf), now) if member.is_stopped() else math.inf
+        since = min(self._stopped.get(member.rank, math.inf), now) if is_stopped(member.program.pid) else math.inf
         self._stopped[member.rank] = since
         if now - since > STILL_SECONDS:
             raise self._lost(member, f"stood still for {STILL_SECONDS:g} s")
 
     def _lost(self, member: LocalWorkerHandle, how: str) -> WorkerLost:
         # One that hung up is on its way out, and its own end says more than a kill.
-        end = member.end(0.0 if member.is_stopped() else _EXIT_SECONDS)
+        end = member.end(0.0 if is_stopped(member.program.pid) else _EXIT_SECONDS)
         return WorkerLost(member.rank, f"{how}: it {end}{self._keep_logs(member)}")
 
     def _keep_logs(self, lost: LocalWorkerHandle) -> str:
@@ -269,7 +260,7 @@ class LocalWorkerGroup:
 def _start(rank: int, size: int, device: torch.device, folder: Path) -> LocalWorkerHandle:
     ours, theirs = socket.socketpair()
     log = (folder / _LOG.format(rank)).open("w+b", buffering=0)
-    with theirs:
+    with theirs, stop_signals_blocked():
         program = subprocess.Popen(
             [sys.executable, "-P", "-m", "gnomon.learner.worker", str(theirs.fileno()), str(folder)],
             pass_fds=(theirs.fileno(),),
@@ -277,7 +268,7 @@ def _start(rank: int, size: int, device: torch.device, folder: Path) -> LocalWor
             stdout=subprocess.DEVNULL,
             stderr=log,
             env={**os.environ, **_environment(size, rank, device)},
-            # A signal from the keyboard is the run's, which stops after the step at hand.
+            # Stop signals stay blocked in it: the run answers them, and needs every rank to finish the step at hand.
             start_new_session=True,
         )
     return LocalWorkerHandle(rank, program, ours, Channel(ours), log)

@@ -20,6 +20,7 @@ from typing import Any
 import jinja2
 from jinja2 import TemplateError
 
+from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ConfigError
 from gnomon.core.types import Message
 from gnomon.models.token_strings import parsed
@@ -156,9 +157,9 @@ def _stays_inside(path: Path, folder: Path | None) -> bool:
     """Whether a file is in the folder, or a link into the folder or into the model's part of the hub cache."""
     if folder is None:
         return False
-    root = folder.resolve()
+    root = real_path(folder)
     allowed = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
-    return any(path.resolve().is_relative_to(place) for place in allowed)
+    return any(real_path(path).is_relative_to(place) for place in allowed)
 
 
 MOST_LINES = 1_000_000

@@ -16,7 +16,7 @@ from shlex import quote
 from types import TracebackType
 from typing import Any, Self
 
-from gnomon.core.atomic_files import read_plain_text, refuse_special
+from gnomon.core.atomic_files import read_plain_text, real_path, refuse_special
 from gnomon.core.errors import RunDirectoryError, unknown
 from gnomon.core.tables import parse_toml
 
@@ -301,8 +301,8 @@ def _refuse_used(path: Path, differs: str = "") -> None:
 def _refuse_links_out(path: Path) -> None:
     """Refuse a run whose files or folders are links to elsewhere: what is resumed removes and replaces files."""
     for entry in path.iterdir():
-        target = Path(os.path.realpath(entry))  # `resolve` of Python 3.11 and 3.12 raises RuntimeError for a loop
-        if entry.is_symlink() and not target.is_relative_to(path.resolve()):
+        target = real_path(entry)
+        if entry.is_symlink() and not target.is_relative_to(real_path(path)):
             raise RunDirectoryError(
                 f"{entry} is a link that leads out of the run, to {target}; put the files themselves there, "
                 "or link the whole run"

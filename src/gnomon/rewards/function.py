@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import RewardError, unknown
 from gnomon.core.processes.exceptions import exception_text
 from gnomon.core.user_code import import_as_module, run_as_module
@@ -329,7 +330,7 @@ def find_member(named: str, role: str = "reward", kind: str = "function") -> Any
 
 
 def _from_file(source: str, said: str) -> ModuleType:
-    path = Path(os.path.realpath(Path(source).expanduser()))
+    path = real_path(Path(source).expanduser())
     if not path.is_file():
         folder = path.parent
         there = [p.name for p in folder.glob("*.py")] if folder.is_dir() else []

@@ -133,14 +133,13 @@ class GradingPool:
             if said is None:
                 return [self._late] * count
             return [to_verdict(fields) for fields in said.get("verdicts", [said])]
-        except DeadlineExceeded:
-            return [self._late] * count
         except (TypeError, RecursionError) as error:
             is_sound = True
             return [Verdict(None, error=f"the sample cannot be sent to a grading process: {error}")] * count
-        except (OSError, EOFError, ValueError):
+        except (DeadlineExceeded, OSError, EOFError, ValueError) as error:
             is_sound = True  # its succession is waited for here, to learn how it died
-            return await asyncio.shield(self._replace_worker(worker))
+            death = await asyncio.shield(self._replace_worker(worker))
+            return [self._late] * count if isinstance(error, DeadlineExceeded) and not death.is_foreign else death
         finally:
             if not is_sound:
                 self._replace_worker(worker)

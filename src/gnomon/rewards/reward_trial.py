@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gnomon.core.errors import RewardError
-from gnomon.core.processes.client import ForkServer, Limits
+from gnomon.core.processes.client import ExitReason, ForkServer, Limits
 from gnomon.core.processes.server import Channel
 from gnomon.rewards.base import Sample, Verdict
 from gnomon.rewards.function import NO_COLUMN, UserFunction
@@ -16,6 +16,8 @@ from gnomon.rewards.grading_worker import from_sample, grading_program, to_verdi
 
 EMPTY, PLAIN = "", "I do not know."
 _MOST_HUNG = 2
+_TRIES = 3
+"""Workers that are asked one question, where what ends them is not the reward."""
 
 
 @dataclass(frozen=True)
@@ -214,6 +216,15 @@ class _Bench:
 
     def ask(self, request: dict[str, Any], count: int) -> list[Verdict]:
         """Return ``count`` verdicts; none where a reward does not judge several at once."""
+        said = self._asked(request, count)
+        for _ in range(_TRIES - 1):
+            if isinstance(said, ExitReason) and said.is_foreign:
+                said = self._asked(request, count)
+        if not isinstance(said, ExitReason):
+            return said
+        return [Verdict(None, error=f"its process {said.words}")] * count
+
+    def _asked(self, request: dict[str, Any], count: int) -> list[Verdict] | ExitReason:
         late = Verdict(None, error=f"timed out after {self.seconds:g} s (grading.deadline_seconds)")
         if self.hung >= _MOST_HUNG:
             return [late] * count
@@ -228,17 +239,17 @@ class _Bench:
         except (OSError, EOFError, ValueError):
             said = None
         if said is None:
-            return [Verdict(None, error=f"its process {self.end()}")] * count
+            return self.end()
         return [to_verdict(fields) for fields in said.get("verdicts", [said])]
 
-    def end(self) -> str:
-        """End the worker; say how it ended."""
+    def end(self) -> ExitReason:
+        """End the worker; return how it ended."""
         if self._worker is None:
-            return "ended"
+            return ExitReason("could not be started", is_foreign=True)
         pid, connection, _ = self._worker
         self._worker = None
         connection.close()
-        return self.fork_server.end(pid).words
+        return self.fork_server.end(pid)
 
     def _open(self, seconds: float) -> Channel:
         if self._worker is None:
@@ -247,8 +258,10 @@ class _Bench:
             channel = Channel(connection)
             hello, _ = channel.receive()
             self._worker = pid, connection, channel
-            if hello is None or hello["fault"] is not None:
-                raise RewardError(hello["fault"] if hello else "the process of the rewards ended when it began")
+            if hello is None:
+                raise EOFError
+            if hello["fault"] is not None:
+                raise RewardError(hello["fault"])
         _, connection, channel = self._worker
         connection.settimeout(seconds + 0.5)
         return channel

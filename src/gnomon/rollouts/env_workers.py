@@ -17,6 +17,8 @@ from gnomon.tasks.environment import EnvironmentConfig
 
 T = TypeVar("T")
 
+_TRIES = 3
+"""Processes that are asked what an environment offers, where what ends them is not the environment."""
 _ALONE = 4
 """Environments at once whose processes have parents of their own."""
 
@@ -71,15 +73,15 @@ class EnvWorker:
         is_sound, self.is_sound = self.is_sound, False
         try:
             said = await self.worker.ask(request, self.timeout_seconds)
-        except DeadlineExceeded:
-            said = None
         except (TypeError, RecursionError) as error:
             raise EnvError("fault", f"the task's columns cannot be sent: {error}") from error
-        except (OSError, EOFError, ValueError) as error:
+        except (DeadlineExceeded, OSError, EOFError, ValueError) as error:
             death = await self.exit_reason(self.worker)
             if death.is_foreign:
                 raise EnvWorkerLost(death.words) from error
-            raise EnvError("fault", f"its process {death.words}") from error
+            if not isinstance(error, DeadlineExceeded):
+                raise EnvError("fault", f"its process {death.words}") from error
+            said = None
         if said is None:
             raise EnvError("timeout", f"no reply after {self.timeout_seconds:g} s")
         if said["fault"] is not None:
@@ -182,25 +184,31 @@ def describe(plan: EnvironmentConfig) -> tuple[dict[str, Any], ...]:
     try:
         with working(f"trying the environment {plan.names}"):
             fork_server.open()
-            _, connection = fork_server.fork()
-            with connection:
-                connection.settimeout(Limits().start_seconds)
-                return _described(Channel(connection), plan)
+            for _ in range(_TRIES):
+                pid, connection = fork_server.fork()
+                with connection:
+                    connection.settimeout(Limits().start_seconds)
+                    said = _described(Channel(connection))
+                how = fork_server.end(pid)
+                if said is not None or not how.is_foreign:
+                    break
     except (RewardError, OSError, EOFError) as error:
         raise ConfigError(str(error)) from error
     finally:
         fork_server.close()
-
-
-def _described(channel: Channel, plan: EnvironmentConfig) -> tuple[dict[str, Any], ...]:
-    hello, _ = channel.receive()
-    if hello is not None and hello["fault"] is None:
-        channel.send({"id": "describe", "do": "describe"})
-        hello, _ = channel.receive()
-    if hello is None or hello["fault"] is not None:
-        fault = "its process died" if hello is None else hello["fault"]
+    if said is None or said["fault"] is not None:
+        fault = f"its process {how.words}" if said is None else said["fault"]
         raise ConfigError(f"the environment {plan.names} cannot be built with {plan.settings}: {fault}")
-    return tuple(hello["schemas"])
+    return tuple(said["schemas"])
+
+
+def _described(channel: Channel) -> dict[str, Any] | None:
+    """Return what a worker says of its environment; None where it ended."""
+    said, _ = channel.receive()
+    if said is not None and said["fault"] is None:
+        channel.send({"id": "describe", "do": "describe"})
+        said, _ = channel.receive()
+    return said
 
 
 def _fork_server(plan: EnvironmentConfig) -> ForkServer:

@@ -22,6 +22,8 @@ FORM = (
 _OURS = f"({Path(env_adapter.__file__).name}:"
 _ENDED = "its process ended"
 _MOST_HUNG = 2
+_TRIES = 3
+"""Conversations with one answer, where what ends their processes is not the environment."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +86,15 @@ def _conversations(fork_server: ForkServer, plan: EnvironmentConfig, samples: Se
     for sample in samples:
         if hung >= _MOST_HUNG:
             return
-        pid, connection = fork_server.fork()
-        with closing(connection):
-            played = _played(connection, plan, sample)
-        how = fork_server.end(pid).words
+        for _ in range(_TRIES):
+            pid, connection = fork_server.fork()
+            with closing(connection):
+                played = _played(connection, plan, sample)
+            how = fork_server.end(pid)
+            if played.cause != _ENDED or not how.is_foreign:
+                break
         if played.cause == _ENDED:
-            played = replace(played, cause=f"its process {how}")
+            played = replace(played, cause=f"its process {how.words}")
         hung += played.cause.startswith("no reply after")
         yield played
 
@@ -99,7 +104,7 @@ def _played(connection: socket.socket, plan: EnvironmentConfig, sample: Sample) 
     connection.settimeout(Limits().start_seconds)
     hello, _ = channel.receive()
     if hello is None or hello["fault"] is not None:
-        return _Played(sample, "its process", "it ended" if hello is None else str(hello["fault"]))
+        return _Played(sample, "its process", _ENDED if hello is None else str(hello["fault"]))
     columns = {"seed": 0, **sample.columns}
     requests: Mapping[str, dict[str, Any]] = {
         "reset": {"prompt": sample.prompt, "columns": columns, "luck": 0},
@@ -113,8 +118,8 @@ def _played(connection: socket.socket, plan: EnvironmentConfig, sample: Sample) 
             said, _ = channel.receive()
         except TimeoutError:
             return _Played(sample, where, f"no reply after {plan.timeout_seconds:g} s (environment.timeout_seconds)")
-        except (OSError, EOFError) as error:
-            return _Played(sample, where, f"its process ended ({error!r})")
+        except (OSError, EOFError):
+            said = None
         if said is None:
             return _Played(sample, where, _ENDED)
         if said["fault"] is not None:

@@ -15,7 +15,7 @@ import torch
 from gnomon.algorithms.piece_trial import try_pieces
 from gnomon.config.experiment import Experiment, Loaded, load, to_toml
 from gnomon.config.reading import read
-from gnomon.core.atomic_files import read_plain, write_durably
+from gnomon.core.atomic_files import read_plain, real_path, write_durably
 from gnomon.core.errors import CheckpointError, DatasetError, RunDirectoryError, RunError, Stopped, UserError
 from gnomon.core.failpoints import reach
 from gnomon.core.threads import run_alone
@@ -275,7 +275,7 @@ def evaluate_each(candidates: Sequence[EvalTarget], exam: EvalSpec) -> tuple[Eva
     said, told = set[Path](), set[str]()
     leader = exam.leader(candidates)
     if exam.asks_as_begun and leader is not None:
-        said.add(Path(leader.model).resolve())  # its training has given up its own held-out questions
+        said.add(real_path(leader.model))  # its training has given up its own held-out questions
     for resolved, weights in [(resolve(e), w) for e, w in exam.experiments(candidates)]:
         check_serving(resolved)
         experiment = resolved.experiment
@@ -289,8 +289,8 @@ def evaluate_each(candidates: Sequence[EvalTarget], exam: EvalSpec) -> tuple[Eva
                 if note not in told:
                     told.add(note)
                     console.warn(f"{experiment.model}: {note}" if found else note)
-            if weights.run is not None and weights.step > 0 and weights.run.resolve() not in said:
-                said.add(weights.run.resolve())
+            if weights.run is not None and weights.step > 0 and real_path(weights.run) not in said:
+                said.add(real_path(weights.run))
                 for note in _trained_on(weights.run, asked):
                     console.warn(f"{weights.run}: {note}" if len(candidates) > 1 else note)
             found.append(replace(grade_once(resolved, asked, console, weights.step), slow=slow))

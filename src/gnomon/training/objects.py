@@ -19,7 +19,7 @@ from typing import Any
 
 import cloudpickle
 
-from gnomon.core.atomic_files import write_durably
+from gnomon.core.atomic_files import real_path, write_durably
 from gnomon.core.errors import ConfigError, UserError, on_one_line
 from gnomon.models.load import load_tokenizer
 from gnomon.models.transfer.fingerprint import fingerprint
@@ -65,7 +65,7 @@ def write_rows(rows: Iterable[Any]) -> str:
     content = "".join(lines).encode("utf-8", "backslashreplace")  # half a surrogate pair, as JSON writes it
     path = _place(content) / "dataset.jsonl"
     write_durably(path, content)
-    return str(path.resolve())
+    return str(real_path(path))
 
 
 def _line(row: Any, number: int) -> str:
@@ -135,7 +135,7 @@ def write_callables(named: Mapping[str, Callable[..., Any]], kind: str) -> dict[
     path = _place(shim) / f"{kind}.py"
     write_durably(path.with_suffix(".pkl"), content)
     write_durably(path, shim)
-    return {name: f"{path.resolve()}:{name}" for name in named}
+    return {name: f"{real_path(path)}:{name}" for name in named}
 
 
 def _module_of(each: Any) -> ModuleType | None:
@@ -163,7 +163,7 @@ def _by_value(module: ModuleType | None) -> Iterator[None]:
 
 def _is_installed(folder: str) -> bool:
     """Whether a folder of the import path is the interpreter's own, which every process has."""
-    path = Path(folder).resolve()
+    path = real_path(folder)
     return "site-packages" in path.parts or any(path.is_relative_to(p) for p in (sys.prefix, sys.base_prefix))
 
 
@@ -202,7 +202,7 @@ def write_model(model: Any, tokenizer: Any) -> str:
         tokenizer.save_pretrained(part)
         model.save_pretrained(part)
         part.rename(folder)
-    return str(folder.resolve())
+    return str(real_path(folder))
 
 
 def _tokenizer_of(model: Any) -> Any:

@@ -8,20 +8,18 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from gnomon.core.processes.stop_signals import STOP_SIGNALS
 from gnomon.core.user_code import end_at_once
 
 if TYPE_CHECKING:
     from gnomon.training.run import StopRequest
 
 _CURSOR = "\x1b[?25h"
-# SIGUSR1 is what schedulers send a while before they end a job: `sbatch --signal=USR1@300`; SIGHUP comes when the
-# terminal goes.
-_ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 def asking_signals() -> tuple[signal.Signals, ...]:
     """Return the signals that ask a run to stop here: SIGHUP is none of them where it is ignored, as under nohup."""
-    return tuple(n for n in _ASKING if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN)
+    return tuple(n for n in STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN)
 
 
 @contextmanager

@@ -153,6 +153,29 @@ def test_a_failure_is_remembered(monkeypatch, tmp_path, cache):
     assert [path.read_text().strip() for path in cache.glob("*.failed")] == ["no such flag"]
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        "os.kill(os.getpid(), signal.SIGBUS)",
+        "sys.exit('cc: fatal error: Killed signal terminated program cc1')",
+        "sys.exit('/tmp/ccX.s: fatal error: error writing to /tmp/ccX.s: No space left on device')",
+        "sys.exit('cc1: out of memory allocating 65536 bytes after a total of 1 bytes')",
+        "sys.exit('virtual memory exhausted: Cannot allocate memory')",
+    ],
+)
+def test_what_the_machine_did_to_a_compiler_is_not_remembered(monkeypatch, tmp_path, cache, end):
+    """Killed, without memory or without room on the disk: the next process tries again, and leaves nothing behind."""
+    text = f"import os, signal\nopen({str(tmp_path / 'asked')!r}, 'a').write('x')\nif '-c' in sys.argv:\n    {end}"
+    monkeypatch.setenv("CC", program(tmp_path, text))
+
+    assert build(()) is None
+    first = (tmp_path / "asked").read_text()
+    assert build(()) is None
+    assert (tmp_path / "asked").read_text() == first + first
+    assert list(cache.iterdir()) == []
+
+
 @needs_one
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o722])
 def test_a_cache_that_others_can_write_is_not_read(cache, mode):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from gnomon.config.experiment import Experiment, from_table, to_toml
-from gnomon.core.atomic_files import write_durably
+from gnomon.core.atomic_files import real_path, write_durably
 from gnomon.core.errors import ConfigError, RunDirectoryError, RunError, Stopped
 from gnomon.core.redaction import without_secrets
 from gnomon.core.tables import parse_toml
@@ -191,7 +191,7 @@ class _Jobs:
 
     def start(self, job: ComparisonJob, threads: int) -> None:
         """Start or resume the job's run."""
-        command = [sys.executable, "-P", "-c", _BEGIN, str(job.file_with(CPU).resolve()), "train"]
+        command = [sys.executable, "-P", "-c", _BEGIN, str(real_path(job.file_with(CPU))), "train"]
         command += [str(job.file_with(".toml")), "--run-dir", str(job.folder)]
         with job.file_with(".log").open("ab") as log:
             began = log.tell()
@@ -269,7 +269,7 @@ def _threads(workers: int) -> int:
 
 
 def _refuse_shared(jobs: Sequence[ComparisonJob]) -> None:
-    for what, values in (("name", [j.name for j in jobs]), ("folder", [str(j.folder.resolve()) for j in jobs])):
+    for what, values in (("name", [j.name for j in jobs]), ("folder", [str(real_path(j.folder)) for j in jobs])):
         shared = sorted({value for value in values if values.count(value) > 1})
         if shared:
             raise ConfigError(f"two runs of a study have the {what} {shared[0]}; give each its own")

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from gnomon.core.errors import ConfigError, GradingError, RewardError, check_bounds
 from gnomon.core.processes.server import Channel
+from gnomon.core.processes.stop_signals import STOP_SIGNALS, stop_signals_blocked
 from gnomon.core.redaction import tail
 from gnomon.core.tables import to_table
 
@@ -65,7 +66,7 @@ class ExitReason:
     """How a worker ended.
 
     Its own code exits, or ends by a fault such as SIGSEGV. A signal that another process or the kernel sends (out of
-    memory), or the end of the fork server, says nothing about the work that was under way.
+    memory, or to stop it), or the end of the fork server, says nothing about the work that was under way.
 
     Attributes:
         words: "was killed by SIGKILL".
@@ -156,7 +157,11 @@ class ForkServer:
             _kill_group(pid)
             return _WITH_FORK_SERVER
         status = answer["status"]
-        return ExitReason(exit_reason(status), bool(answer["was_dead"]) and status is not None and -status in _FOREIGN)
+        if answer["was_stopped"]:
+            return ExitReason("was stopped by a signal", is_foreign=True)
+        if not answer["was_dead"]:
+            return ExitReason("closed its connection, or sent what is no answer")
+        return ExitReason(exit_reason(status), status is not None and -status in _FOREIGN)
 
     def kill(self) -> None:
         """End the fork server at once, from any thread; `open` in another thread then returns."""
@@ -187,7 +192,7 @@ class ForkServer:
         self._control, self._channel, self._owed = ours, Channel(ours), 0
         self.starts += 1
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 # closed in `close`
-        with theirs:
+        with theirs, stop_signals_blocked():
             self._program = subprocess.Popen(
                 [sys.executable, "-P", "-m", self._work.module, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
@@ -293,7 +298,7 @@ def _kill_group(pid: int) -> None:
 
 
 _STARTS = 3
-_FOREIGN = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT})
+_FOREIGN = frozenset({signal.SIGKILL, signal.SIGQUIT, *STOP_SIGNALS})
 _WITH_FORK_SERVER = ExitReason(
     "ended with the process that started it, which was killed (out of memory?)", is_foreign=True
 )

@@ -24,6 +24,7 @@ from typing import Any, NoReturn, Protocol
 
 from gnomon.core.errors import UserError
 from gnomon.core.processes import codec
+from gnomon.core.processes.stop_signals import pass_over_stop_signals, restore_in_forks
 
 _SET_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 REAP_SECONDS = 5.0
@@ -108,7 +109,8 @@ class ForkServerProcess:
                 control.send({"pid": self._fork(control, files[0])})
             else:
                 was_dead = order["pid"] in self._workers and _is_dead(order["pid"])
-                control.send({"status": self._end(order["pid"]), "was_dead": was_dead})
+                was_stopped = not was_dead and is_stopped(order["pid"])
+                control.send({"status": self._end(order["pid"]), "was_dead": was_dead, "was_stopped": was_stopped})
         for pid in tuple(self._workers):
             self._end(pid)
         self._existing = set()
@@ -158,6 +160,7 @@ def work(channel: Channel, handler: Handler, fork_server: int, warm: bool) -> No
         os._exit(0)
     # A child that a reward forks must not answer in the worker's place, nor hold its socket open.
     os.register_at_fork(after_in_child=channel.close)
+    restore_in_forks()
     fault = None if warm else _prepare(handler)
     channel.send({"ready": fault is None, "fault": fault})
     while True:
@@ -219,6 +222,18 @@ def _is_dead(pid: int) -> bool:
         return False
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether the system lets a process stand still, by a signal or a debugger; False where the system does not say.
+
+    Signs of life from the process itself would not do: one that waits for another gives none either.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in "tT"
+
+
 def _reap(pid: int) -> int | None:
     """Wait for a killed child; return its exit status, None when it does not die in time or was no child."""
     until = time.monotonic() + REAP_SECONDS
@@ -256,6 +271,7 @@ def main(read: Callable[[Any], Handler]) -> None:
     Args:
         read: Turns the settings that the run sent into the handler.
     """
+    pass_over_stop_signals()
     os.set_inheritable(int(sys.argv[1]), False)
     control = Channel(socket.socket(fileno=int(sys.argv[1])))
     # Importing user code may hang and the run may die meanwhile; afterwards the closed socket says so.

@@ -7,6 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from gnomon.core.atomic_files import real_path
 from gnomon.core.svg import Series, chart
 from gnomon.core.tables import flat
 from gnomon.insight.report import facts
@@ -98,7 +99,7 @@ def distinct(paths: Sequence[Path]) -> list[str]:
     >>> distinct([Path("a/seed0"), Path("b/seed0")])
     ['a/seed0', 'b/seed0']
     """
-    parts = [path.resolve().parts for path in paths]
+    parts = [real_path(path).parts for path in paths]
     for count in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-count:]) for part in parts]
         if len(set(names)) == len(names):

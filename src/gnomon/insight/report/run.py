@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gnomon.core.atomic_files import real_path
 from gnomon.diagnosis.finding import SEVERITIES, Finding
 from gnomon.insight.report import curves, facts
 from gnomon.insight.report.prompts import PromptTable, prompts_of
@@ -96,7 +97,7 @@ def build_report(record: RunRecord, findings: Sequence[Finding], is_over: bool =
         Part("staleness", "Staleness and mismatch", curves.staleness_panels(rows, plain)),
     ]  # fmt: skip
     return RunReport(
-        name=record.path.resolve().name,
+        name=real_path(record.path).name,
         state=("finished" if done >= record.steps() else "stopped") if state == "live" and is_over else state,
         done=done,
         steps=record.steps(),

@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from gnomon.core.atomic_files import write_durably
+from gnomon.core.atomic_files import real_path, write_durably
 from gnomon.core.errors import ConfigError, RunDirectoryError
 from gnomon.core.redaction import for_people, without_secrets
 from gnomon.core.svg import COLORS, DARK
@@ -99,7 +99,7 @@ def write_report(runs: Sequence[str | Path], out: Path | None = None) -> ReportP
     records = [RunRecord.of(run) for run in runs]
     if not 1 <= len(records) <= MOST_RUNS:
         raise ConfigError(f"a page shows 1 to {MOST_RUNS} runs, got {len(records)}; name fewer")
-    places = [record.path.resolve() for record in records]
+    places = [real_path(record.path) for record in records]
     twice = [record.path for record, place in zip(records, places, strict=True) if places.count(place) > 1]
     if twice:
         raise ConfigError(f"{twice[-1]} is named twice, and a run cannot be compared with itself; name each run once")

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
+from gnomon.core.atomic_files import real_path
 from gnomon.insight.watch.draw import progress
 from gnomon.insight.watch.lines import BAD, CALM, GOOD, HEAD, QUIET, WARN, fitted, line, spread
 from gnomon.insight.watch.run_snapshot import RunSnapshot
@@ -36,7 +37,7 @@ def _who(snapshot: RunSnapshot, width: int) -> str:
 
 def name_of(path: Path) -> str:
     """Return the directory's own name, also where it was given as "." or ended in a slash."""
-    return path.name or path.resolve().name or str(path)
+    return path.name or real_path(path).name or str(path)
 
 
 def badge(snapshot: RunSnapshot) -> Text:

@@ -4,6 +4,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import stat
@@ -12,6 +13,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from gnomon.core.atomic_files import write_durably
+from gnomon.core.processes.stop_signals import stop_signals_blocked
 from gnomon.core.threads import libgomp
 from gnomon.models.default import cache_root
 
@@ -19,6 +22,10 @@ _HERE = Path(__file__).parent
 _PROCESSOR = Path("/proc/cpuinfo")
 _SECONDS = 120
 _FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC")
+# What a compiler says when a part of it is killed, or memory or the disk is full.
+_PASSING = re.compile(
+    rb"(?i)killed|terminat|no space left|disk quota|memory exhausted|out of memory|cannot allocate|bus error"
+)
 _WIDE = ("-mprefer-vector-width=512",)
 
 
@@ -29,7 +36,8 @@ def build(defines: tuple[str, ...], wanted: Sequence[str] = ()) -> ctypes.CDLL |
     and CPU. Without a library torch computes the same. There is no library without a compiler (``CC``, a command with
     its arguments, or cc); if torch does not use libgomp, whose threads the kernels need; with GNOMON_NATIVE=0; if other
     users can write into the cache, because its files become code of this process; if a function of ``wanted`` is
-    missing; and after a failed build, which is remembered so that a compiler is tried once.
+    missing; and after a failed build, which is remembered so that a compiler is tried once. A build that ended because
+    its compiler was killed, or found no memory or no room on the disk, is not remembered: the next run tries again.
 
     Args:
         defines: Preprocessor definitions.
@@ -92,14 +100,17 @@ def _compile(compiler: list[str], flags: Sequence[str], sources: Sequence[Path],
             # Do not link to OpenMP, so that the kernels use the one that torch has loaded and no second one.
             _run([*compiler, "-shared", *objects, "-o", f"{folder}/made.so", "-lm"])
         except subprocess.CalledProcessError as error:
-            failed.write_bytes(error.stderr[-4000:] or b"the compiler failed without a word")
+            if error.returncode > 0 and not _PASSING.search(error.stderr):
+                write_durably(failed, error.stderr[-4000:] or b"the compiler failed without a word", is_synced=False)
             raise
         os.chmod(f"{folder}/made.so", 0o600)
         os.replace(f"{folder}/made.so", path)
 
 
 def _run(command: list[str]) -> bytes:
-    return subprocess.run(command, capture_output=True, timeout=_SECONDS, check=True).stdout
+    environment = {**os.environ, "LC_ALL": "C"}  # so that `_PASSING` finds its words
+    with stop_signals_blocked():
+        return subprocess.run(command, capture_output=True, timeout=_SECONDS, check=True, env=environment).stdout
 
 
 def _processor() -> bytes:

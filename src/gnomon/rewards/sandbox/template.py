@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 
 from gnomon.core.errors import ConfigError
+from gnomon.core.processes.stop_signals import stop_signals_blocked
 from gnomon.rewards.sandbox.base import NotRun, SandboxLimits
 from gnomon.rewards.sandbox.packages import places, room_mib
 from gnomon.rewards.sandbox.watch import ENVIRONMENT, Ends, Forked, Process
@@ -20,6 +21,7 @@ _START = (
 
 
 _IMPORT_SECONDS = 120.0  # from a cold disk
+_STARTS = 3
 
 
 class InterpreterTemplate:
@@ -36,7 +38,7 @@ class InterpreterTemplate:
 
     def __init__(self, interpreter: str, folder: str, packages: tuple[str, ...]) -> None:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        with theirs, stop_signals_blocked():
             command = [interpreter, "-s", "-S", "-P", "-X", "utf8", "-c", _START, folder]
             self._process = subprocess.Popen(
                 [*command, str(theirs.fileno()), *places(packages)],
@@ -147,16 +149,17 @@ class Forking:
         template(*self._where, self._packages)
 
     def fork(self, ends: Sequence[int]) -> None:
-        """Have the template fork, a new one where the present one is gone.
+        """Have the template fork, a new one where the present one is gone or was killed while it imported.
 
         Raises:
-            NotRun: If the new one does not start either.
+            NotRun: None could be had.
         """
         former: InterpreterTemplate | None = None
-        for _ in range(2):
-            former = template(*self._where, self._packages, former)
+        cause: Exception
+        for _ in range(_STARTS):
             try:
+                former = template(*self._where, self._packages, former)
                 return former.fork(ends, self._words)
-            except OSError as error:
+            except (ConfigError, OSError) as error:
                 cause = error
         raise NotRun(f"the process that programs are forked from cannot be asked: {cause}")

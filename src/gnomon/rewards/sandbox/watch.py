@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gnomon.core.processes.stop_signals import stop_signals_blocked
 from gnomon.rewards.sandbox.base import Outcome, SandboxLimits
 from gnomon.rewards.sandbox.bubblewrap import ONE_THREAD
 
@@ -101,16 +102,17 @@ def by_command(command: Callable[[int, int], Sequence[str]]) -> Starting:
         report = os.pipe()
         stack.callback(os.close, report[0])
         try:
-            process = subprocess.Popen(
-                command(given, report[1]),
-                pass_fds=(given, report[1]),
-                stdin=asked if ends is None else ends.read,
-                stdout=subprocess.PIPE if ends is None else ends.write,
-                stderr=subprocess.PIPE,
-                env=ENVIRONMENT,
-                cwd="/",
-                start_new_session=True,
-            )
+            with stop_signals_blocked():
+                process = subprocess.Popen(
+                    command(given, report[1]),
+                    pass_fds=(given, report[1]),
+                    stdin=asked if ends is None else ends.read,
+                    stdout=subprocess.PIPE if ends is None else ends.write,
+                    stderr=subprocess.PIPE,
+                    env=ENVIRONMENT,
+                    cwd="/",
+                    start_new_session=True,
+                )
         finally:
             os.close(report[1])
         return process, report[0]

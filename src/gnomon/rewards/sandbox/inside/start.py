@@ -4,6 +4,7 @@ Two processes: this one stays outside to say how the program ended, its child is
 program could speak to is closed before its first line runs, so what is said about it cannot be forged by it.
 """
 
+import _signal  # type: ignore[import-not-found] # the module signal takes 5 ms to import
 import os
 import resource
 import select
@@ -13,7 +14,8 @@ from types import CodeType, FunctionType
 
 from . import kernel, landlock, namespaces, program, seccomp
 
-_SIGKILL, _SIGCONT, _SIGSTOP = 9, 18, 19  # of x86-64 and ARM; the module signal takes 5 ms to import
+_SIGKILL, _SIGCONT, _SIGSTOP = 9, 18, 19  # of x86-64 and ARM
+_STOP_SIGNALS = (1, 2, 10, 15)  # SIGHUP, SIGINT, SIGUSR1, SIGTERM: for the run, which finishes its step first
 
 
 class SandboxJob:
@@ -64,8 +66,16 @@ def forked(parent: int, ends: list[int], control: int, words: list[str]) -> None
         program.EXIT(1)
 
 
+def pass_over_stop_signals() -> None:
+    """Ignore what asks a run to stop, here and in programs: a scheduler sends it to every process of a job."""
+    for number in _STOP_SIGNALS:
+        _signal.signal(number, _signal.SIG_IGN)
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, _STOP_SIGNALS)  # they were blocked while the interpreter started
+
+
 def _run(job: SandboxJob) -> int | None:
     """Run a job and return its program's status. Only the program's own process comes back."""
+    pass_over_stop_signals()
     kernel.die_with_parent()
     if job.parent and os.getppid() != job.parent:
         os._exit(1)

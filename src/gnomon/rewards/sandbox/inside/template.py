@@ -20,6 +20,7 @@ _ENDS = 5  # descriptors that come with a request: standard input, output and er
 def main() -> None:
     """Import what programs may import, then fork for each request until nobody can ask any more."""
     sys.dont_write_bytecode = True
+    start.pass_over_stop_signals()
     control, packages = int(sys.argv[1]), sys.argv[2:]
     asked = socket.socket(fileno=control)
     finder = program.AllowedPackages(packages)
