@@ -28,6 +28,7 @@ _HOMES = {
     "gnomon.training.api": ("resume", "evaluate", "export"),
     "gnomon.training.python_api": ("train",),
     "gnomon.training.result": ("load",),
+    "gnomon.insight.model_card": ("push_to_hub",),
     "gnomon.analysis.dissect.dissect": ("dissect",),
 }
 _WHERE = {name: home for home, names in _HOMES.items() for name in names}

@@ -51,7 +51,7 @@ OPTIONS = {
     "reproduce": {"claim", "--list", "--write", "--finished", "--experiments", "--work", "--workers", "--json"},
     "doctor": {"run", "--fail-on", "--json"},
     "bench": {"case", "--repeats", "--quick", "--peer-python", "--profile", "--json"},
-    "export": {"run", "folder", "--json"},
+    "export": {"run", "folder", "--to", "--public", "--dry-run", "--json"},
     "completion": {"shell"},
 }
 QUICK = ("task.size=60", "rollouts_per_step=16", "algorithm.num_generations=4")

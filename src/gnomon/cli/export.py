@@ -1,32 +1,66 @@
-"""``gnomon export RUN DIR``: take a run's model away as Hugging Face safetensors."""
+"""``gnomon export RUN [FOLDER] [--to WHERE]``: take a run's model away as Hugging Face files, or put it on the hub."""
 
 import argparse
 import json
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
+from gnomon.core.errors import ConfigError
 from gnomon.core.progress import working
+
+_HUB = "hub:"
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
     parser = argparse.ArgumentParser(prog="gnomon export", description=__doc__)
     parser.add_argument("run", type=Path, help="a run directory")
-    parser.add_argument("folder", type=Path, help="a new folder")
+    parser.add_argument("folder", type=Path, nargs="?", help="a new folder; an upload needs none")
+    parser.add_argument("--to", help="hub:USER/NAME uploads the model with a model card, private by default")
+    parser.add_argument("--public", action="store_true", help="with --to hub:USER/NAME: everyone may see it")
+    parser.add_argument("--dry-run", action="store_true", help="write what would be uploaded into the folder alone")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser
 
 
 def run(arguments: Sequence[str]) -> int:
     """Export the newest valid checkpoint's model; return the exit code."""
-    given = build_parser().parse_args(arguments)
+    parser = build_parser()
+    given = parser.parse_args(arguments)
+    if given.to is None:
+        if given.folder is None:
+            parser.error("the following arguments are required: folder")
+        if given.public or given.dry_run:
+            parser.error("--public and --dry-run are of an upload: add --to hub:USER/NAME")
+        said = _copied(given)
+    elif given.to.startswith(_HUB):
+        said = _uploaded(given)
+    else:
+        raise ConfigError(f"--to is hub:USER/NAME, got '{given.to}'; for a folder here leave --to out")
+    print(said)
+    return 0
 
+
+def _copied(given: argparse.Namespace) -> str:
     with working("loading libraries", is_brief=True):
         from gnomon.training.api import export
 
     folder = export(given.run, given.folder)
-    said = (
+    return (
         json.dumps({"folder": str(folder)}) if given.json else f"{folder} loads with from_pretrained({str(folder)!r})"
     )
-    print(said)
-    return 0
+
+
+def _uploaded(given: argparse.Namespace) -> str:
+    with working("loading libraries", is_brief=True):
+        push_to_hub = import_module("gnomon.insight.model_card").push_to_hub
+
+    repository, private = given.to.removeprefix(_HUB), not given.public
+    with working(f"preparing {repository}" if given.dry_run else f"uploading to {repository}"):
+        done = push_to_hub(given.run, repository, private, given.folder, given.dry_run)
+    if given.json:
+        return json.dumps(done.as_row())
+    if given.dry_run:
+        return f"{done.folder} is what {repository} would hold: {', '.join(done.files)}"
+    return f"{done.url} holds the model ({'private' if private else 'public'})"

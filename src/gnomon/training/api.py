@@ -3,8 +3,8 @@
 import hashlib
 import importlib
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -205,27 +205,54 @@ def export(run: str | Path, folder: str | Path) -> Path:
 
     Raises: RunDirectoryError when there is no run, no checkpoint, or ``folder`` holds something.
     """
+    check_new(folder)
+    source = checkpoint_of(Path(run))
+    with new_folder(folder) as target:
+        copy_model(Path(run), source, target)
+    return target
+
+
+def check_new(folder: str | Path) -> None:
+    """Refuse a folder that holds something, also through a link. Raises: RunDirectoryError."""
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RunDirectoryError(f"{target} exists and is not empty; name a new folder")
+
+
+@contextmanager
+def new_folder(folder: str | Path) -> Iterator[Path]:
+    """Make a folder that is filled within the block, and is as it was, or not there, where that fails.
+
+    Raises: RunDirectoryError: it holds something, or cannot be made.
+    """
+    check_new(folder)
+    target = Path(folder)
     was_there = target.exists()
-    source = checkpoint_of(Path(run))
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunDirectoryError(f"{target} cannot be made: {error.strerror}; name another folder") from error
     try:
-        while not _exported(source, target):
-            # A run that goes on removes the checkpoints before its newest.
-            source, before = checkpoint_of(Path(run)), source
-            if source == before:
-                raise RunDirectoryError(f"{source} lost files while it was copied; try again, or name another run")
+        yield target
     except BaseException:
         _empty(target)
         if not was_there:
             target.rmdir()
         raise
-    return target
+
+
+def copy_model(run: Path, source: Path, target: Path) -> int:
+    """Copy the model of a run's newest valid checkpoint into an empty folder, and return the checkpoint's step.
+
+    source: what `checkpoint_of` said; a run that goes on may have removed it since.
+    Raises: RunDirectoryError when no checkpoint is whole.
+    """
+    while not _exported(source, target):
+        # A run that goes on removes the checkpoints before its newest.
+        source, before = checkpoint_of(run), source
+        if source == before:
+            raise RunDirectoryError(f"{source} lost files while it was copied; try again, or name another run")
+    return int(source.name.removeprefix("step-"))
 
 
 def _exported(source: Path, target: Path) -> bool:

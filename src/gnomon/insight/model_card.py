@@ -1,0 +1,260 @@
+"""A run's model for others: its files with a model card and the experiment, in a folder or on the Hugging Face hub."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from gnomon.core.errors import ConfigError
+from gnomon.core.metric_meanings import MEANINGS
+from gnomon.core.redaction import without_secrets
+from gnomon.core.tables import flat
+from gnomon.insight.report import facts
+from gnomon.insight.report.run import verdict
+from gnomon.models.hub import card_header, check_account, check_repository, hub_name, license_of, upload
+from gnomon.records.console import duration
+from gnomon.records.reading import RunRecord, column
+from gnomon.records.run_card import sessions_of
+from gnomon.tasks.benchmarks import BENCHMARKS
+from gnomon.tasks.published import PUBLISHED
+from gnomon.tasks.tables import is_file_name
+from gnomon.training.api import check_new, copy_model, new_folder
+from gnomon.training.eval_spec import checkpoint_of
+from gnomon.training.evaluate import Evaluation, read_evaluations
+
+_LAST = (
+    "rollout/reward_mean", "rollout/length_tokens_mean", "rollout/truncated_fraction",
+    "rollout/degenerate_group_fraction", "loss/entropy_nats", "loss/kl_behavior_nats", "loss/clipped_fraction",
+    "learner/gradient_norm", "mismatch/logprob_abs_mean_nats", "tokens/wasted_fraction",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What was put on the hub, or would be.
+
+    Attributes:
+        repository: USER/NAME.
+        url: Its address; "" where nothing was uploaded.
+        private: Whether only its owner sees it.
+        folder: Where the files are; None where they were removed after the upload.
+        files: Their names.
+    """
+
+    repository: str
+    url: str
+    private: bool
+    folder: Path | None
+    files: tuple[str, ...]
+
+    def as_row(self) -> dict[str, Any]:
+        """Return one JSON object."""
+        return {**vars(self), "folder": None if self.folder is None else str(self.folder), "files": list(self.files)}
+
+
+def push_to_hub(
+    run: str | Path, repository: str, private: bool = True, folder: str | Path | None = None, is_dry: bool = False
+) -> Upload:
+    """Put the model of a run's newest checkpoint on the Hugging Face hub, with a model card and the experiment.
+
+    Args:
+        run: A run's directory.
+        repository: USER/NAME or ORGANIZATION/NAME; it is made where it is not there.
+        private: Whether a new repository is private. One that exists with another visibility is refused.
+        folder: A new folder that keeps what is uploaded; None for none.
+        is_dry: Whether ``folder`` is written and nothing is uploaded; then the hub is not asked at all.
+
+    Returns:
+        What was uploaded.
+
+    Raises:
+        ConfigError: The name is none of a repository, or the hub would refuse; before anything is read of the run.
+        RunDirectoryError: There is no run, no checkpoint, or ``folder`` holds something.
+        RunError: The upload broke.
+    """
+    check_repository(repository)
+    if is_dry and folder is None:
+        raise ConfigError("a dry run writes what would be uploaded into a folder; name a new one")
+    if folder is not None:
+        check_new(folder)
+    record = RunRecord.of(run)
+    source = checkpoint_of(record.path)
+    if not is_dry:
+        check_account(repository, private)
+    with tempfile.TemporaryDirectory() as made, new_folder(made if folder is None else folder) as place:
+        step = copy_model(record.path, source, place)
+        (place / "README.md").write_text(model_card(record, repository, step), encoding="utf-8")
+        (place / "experiment.toml").write_text(shared_experiment(record.experiment()), encoding="utf-8")
+        names = tuple(sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()))
+        url = "" if is_dry else upload(place, repository, private, f"{record.path.resolve().name}, step {step}")
+    return Upload(repository, url, private, None if folder is None else Path(folder), names)
+
+
+def model_card(record: RunRecord, repository: str, step: int) -> str:
+    """Return the README.md of a run's model after ``step`` steps: metadata that the hub reads, and text for people."""
+    experiment, name = record.experiment(), repository.rpartition("/")[2]
+    rows = [row for row in record.metrics() if row["step"] <= step]
+    found = [e for e in read_evaluations(record.files.evaluations) if e.step <= step]
+    ends = [found[0], found[-1]] if len(found) > 1 else found
+    model, algorithm = str(experiment.get("model", "")), _table(experiment.get("algorithm"))
+    preset = str(algorithm.get("name", "an algorithm"))
+    header = card_header(
+        name,
+        [result for e in ends[-1:] for part in (e.parts or (e,)) for result in _results(part)],
+        base_model=hub_name(model),
+        datasets=datasets_of(experiment),
+        **(license_of(model) if model else {}),
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["gnomon", "reinforcement-learning", preset],
+    )
+    task, paper = facts.task_name(experiment), str(algorithm.get("paper", ""))
+    given = f" ({paper})" if paper else ""
+    body = [
+        f"# {name}",
+        f"`{_named(model)}` after {step:,} steps of reinforcement learning with {preset}{given} on "
+        f"`{_named(task)}`, trained by gnomon {version('gnomon')}.",
+        verdict(ends),
+        *_scores(ends),
+        "## How it was trained",
+        _rows(("setting", "value"), _settings(record, rows, step)),
+        *_curves(rows),
+        "## How to use it",
+        _block("python", _use(repository, experiment)),
+        "## How to train it again",
+        _block("bash", "gnomon train experiment.toml"),
+        *_owned(experiment),
+        _reproducible(record),
+    ]
+    return header + without_secrets("\n\n".join(part for part in body if part)) + "\n"
+
+
+def datasets_of(experiment: Mapping[str, Any]) -> list[str]:
+    """Return the names on the hub of the datasets that a run was trained on.
+
+    >>> [datasets_of({"task": {"path": path}}) for path in ("openai/gsm8k:main", "rows.jsonl")]
+    [['openai/gsm8k'], []]
+    """
+    task = _table(experiment.get("task"))
+    known = PUBLISHED.get(str(task.get("set"))) or BENCHMARKS.get(str(task.get("benchmark")))
+    path = str(task.get("path") or (known.hub if known else ""))
+    name = path.partition(":")[0]
+    return [name] if name.count("/") == 1 and not is_file_name(path) and not path.startswith(("/", ".")) else []
+
+
+def shared_experiment(experiment: Mapping[str, Any]) -> str:
+    """Return an experiment as TOML without the folders of the machine that it ran on: of an absolute path the name.
+
+    >>> print(shared_experiment({"model": "/data/base", "task": {"path": "/data/rows.jsonl"}}).strip())
+    model = "base"
+    <BLANKLINE>
+    [task]
+    path = "rows.jsonl"
+    """
+    return without_secrets(tomli_w.dumps(_relative(dict(experiment))))
+
+
+def _relative(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _relative(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list | tuple):
+        return [_relative(inner) for inner in value]
+    return _named(value) if isinstance(value, str) and value.startswith("/") else value
+
+
+def _named(path: str) -> str:
+    return Path(path).name if path.startswith("/") else path
+
+
+def _use(repository: str, experiment: Mapping[str, Any]) -> str:
+    most = _table(experiment.get("sampling")).get("max_completion_length", 256)
+    trusted = ", trust_remote_code=True" if experiment.get("trust_remote_code") else ""
+    made = f'generate = pipeline("text-generation", "{repository}"{trusted})'
+    return f'from transformers import pipeline\n\n{made}\nprint(generate("...", max_new_tokens={most}))'
+
+
+def _owned(experiment: Mapping[str, Any]) -> list[str]:
+    """Return a sentence about the files that the experiment names and that its owner has."""
+    given = [v for v in flat(experiment).values() if isinstance(v, str) and v.startswith("/")]
+    names = ", ".join(f"`{_named(path)}`" for path in dict.fromkeys(given))
+    return [f"The experiment names files that are not in this repository: {names}."] if names else []
+
+
+def _results(found: Evaluation) -> list[dict[str, Any]]:
+    shared = {"task_type": "text-generation", "dataset_type": _named(found.task), "dataset_name": _named(found.task)}
+    score = next(iter(found.scores))
+    measured = {score: found.headline.mean, **{f"pass@{k}": value for k, value in found.pass_at.items()}}
+    return [{**shared, "metric_type": name, "metric_value": round(value, 4)} for name, value in measured.items()]
+
+
+def _scores(ends: Sequence[Evaluation]) -> list[str]:
+    if not ends:
+        return []
+    heads = ["score", *(f"after step {e.step}" if e.step else "before training" for e in ends)]
+    names = list(dict.fromkeys(name for e in ends for name in e.scores))
+    lines = [[n, *(str(e.scores[n]) if n in e.scores else "-" for e in ends)] for n in names]
+    last = ends[-1]
+    how = f"{last.prompts:,} held-out prompts of `{_named(last.task)}`, {last.samples} answers each"
+    drawn = f"; {last.drawn}" if last.drawn else ""
+    return ["## Evaluation", _rows(heads, lines), f"Means with 95% intervals over prompts: {how}{drawn}."]
+
+
+def _settings(record: RunRecord, rows: Sequence[Mapping[str, Any]], step: int) -> list[tuple[str, str]]:
+    experiment, sessions = record.experiment(), sessions_of(record.card())
+    card, (prompts, each) = _table(sessions[-1]), facts.asked_of(experiment)
+    learner, sampling = _table(experiment.get("learner")), _table(experiment.get("sampling"))
+    lora, versions = _table(experiment.get("lora")), _table(card.get("versions"))
+    used = ", ".join(f"{name} {versions[name]}" for name in ("gnomon", "torch", "transformers") if name in versions)
+    said = {
+        "steps": f"{step:,} of {record.steps():,}",
+        "prompts a step": f"{prompts:,}, {each:,} answers each",
+        "learning rate": facts.shown(_table(learner.get("optimizer")).get("learning_rate")),
+        "precision": facts.shown(card.get("precision")),
+        "LoRA": f"rank {lora['rank']}, merged" if lora.get("rank") else "",
+        "longest answer": f"{sampling.get('max_completion_length')} tokens",
+        "temperature": facts.shown(sampling.get("temperature")),
+        "max_staleness": facts.shown(experiment.get("max_staleness")),
+        "tokens generated": f"{facts.total(rows, 'tokens/generated'):,.0f}",
+        "time": duration(facts.worked_seconds(rows)),
+        "device": str(card.get("cpu") if card.get("device") == "cpu" else card.get("device", "")),
+        "versions": used,
+    }
+    preset, changed = facts.preset_differences(experiment)
+    own = [(f"`algorithm.{d.key}`", f"{d.here} (in {preset}: {d.there})") for d in changed]
+    return [*((key, value) for key, value in said.items() if value and value != "-"), *own]
+
+
+def _curves(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    values = {name: column(rows, name) for name in _LAST}
+    lines = [
+        (f"`{name}`", f"{found[0][1]:.4g}", f"{found[-1][1]:.4g}", MEANINGS[name])
+        for name, found in values.items()
+        if found
+    ]
+    heads = ("metric", f"step {rows[0]['step']}", f"step {rows[-1]['step']}", "meaning") if rows else ()
+    return [_rows(heads, lines)] if lines else []
+
+
+def _reproducible(record: RunRecord) -> str:
+    card = _table(sessions_of(record.card())[-1])
+    commit = _table(_table(card.get("code")).get("gnomon")).get("commit")
+    at = f" The commit of gnomon was {commit}." if commit else ""
+    return f"{card.get('reproducibility', '')}.{at}" if card.get("reproducibility") else ""
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _rows(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    every = [heads, ["---"] * len(heads), *lines]
+    return "\n".join(f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in line)} |" for line in every)
+
+
+def _block(language: str, text: str) -> str:
+    return f"```{language}\n{text}\n```"
