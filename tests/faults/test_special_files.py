@@ -132,6 +132,32 @@ def test_whatever_is_in_the_place_of_a_run_or_of_what_is_written(
     assert os.path.samestat(os.lstat(place), before)
 
 
+REMOVING = """
+import pathlib, shutil
+for removed in pathlib.Path(REMOVED).glob("checkpoints/step-*"):
+    shutil.rmtree(removed)
+
+def score(prompt, completion, **columns):
+    return 1.0
+"""
+
+
+def test_a_checkpoint_that_its_run_removes_while_it_is_read_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """A run that goes on keeps its newest ones alone; here a reward's file removes them, between check and load."""
+    run, file = tmp_path / "run", tmp_path / "mine.py"
+    file.write_text(REMOVING.replace("REMOVED", repr(str(tmp_path / "nothing"))))
+    reward = f'rewards=[{{kind="function", function="{file}:score"}}]'
+    assert main(["train", "tiny", *RUN, reward, "--run-dir", str(run)]) == 0
+    file.write_text(REMOVING.replace("REMOVED", repr(str(run))))
+    capsys.readouterr()
+
+    assert main(["evaluate", str(run)]) == 2
+    said = capsys.readouterr().err
+    assert f"{run} goes on and removed step-2 while it was read; try again, or take a copy first: gnomon export" in said
+
+
 def test_only_plain_files_are_opened(tmp_path: Path):
     """A pipe, a folder, a socket and a device are said to be that; links to files are files."""
     os.mkfifo(tmp_path / "pipe")

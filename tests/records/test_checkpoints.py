@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -201,6 +202,28 @@ def test_only_damaged_checkpoints_are_an_error_and_not_a_fresh_start(tmp_path: P
 
     with pytest.raises(CheckpointError, match=r"(?s)can be trusted.*step-2 .*has 10 bytes.*step-1 .*manifest.json is"):
         checkpoints.newest()
+
+
+def test_the_newest_is_found_beside_a_run_that_publishes_and_removes(tmp_path: Path):
+    """A checkpoint that its run removed while it was compared is not damaged: the next newest is the answer."""
+    writer, is_over, steps = saved(tmp_path, 1, keep_last=1), threading.Event(), set[int]()
+
+    def publish() -> None:
+        step = 1
+        while not is_over.is_set():
+            writer.save(step := step + 1, parts(step), model_files)
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    try:
+        while len(steps) < 20:
+            found = Checkpoints(tmp_path).newest()
+            assert found is not None
+            assert found.warnings == ()
+            steps.add(found.step)
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def test_an_existing_checkpoint_is_never_written_into(tmp_path: Path):

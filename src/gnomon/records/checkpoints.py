@@ -126,6 +126,8 @@ class Checkpoints:
             damage = find_damage(path)
             if damage is None:
                 return CheckpointRef(path, step, tuple(warnings))
+            if not path.is_dir():  # its run goes on, and removed it after a newer one was published
+                return self.newest()
             warnings.append(f"the checkpoint {path} is damaged and is not used: {damage}")
         if warnings:
             raise CheckpointError(

@@ -53,7 +53,7 @@ from gnomon.training.build_data import (
 from gnomon.training.build_workers import opened
 from gnomon.training.checks import check_extras, check_serving, check_settings
 from gnomon.training.continuation import Continuation
-from gnomon.training.eval_spec import NEWEST, EvalSpec, EvalTarget, checkpoint_of
+from gnomon.training.eval_spec import NEWEST, EvalSpec, EvalTarget, checkpoint_of, reading_weights
 from gnomon.training.evaluate import Evaluation
 from gnomon.training.notes import starting_notes
 from gnomon.training.provenance import (
@@ -303,24 +303,26 @@ def evaluate_each(candidates: Sequence[EvalTarget], exam: EvalSpec) -> tuple[Eva
     leader = exam.leader(candidates)
     if exam.asks_as_begun and leader is not None:
         said.add(real_path(leader.model))  # its training has given up its own held-out questions
-    for resolved, weights in [(resolve(e), w) for e, w in exam.experiments(candidates)]:
-        check_serving(resolved)
-        experiment = resolved.experiment
-        with Console() as console:
-            say_whose_code(experiment, console)
-            with console.phase("preparing tasks"):
-                asked = held_out_questions(experiment) if exam.tasks else questions(experiment)
-            _try_rewards(experiment, asked, console)
-            slow = resolved.slow_ways(asked.mean_prompt_tokens)
-            for note in (*asked.said, *slow):
-                if note not in told:
-                    told.add(note)
-                    console.warn(f"{experiment.model}: {note}" if found else note)
-            if weights.run is not None and weights.step > 0 and real_path(weights.run) not in said:
-                said.add(real_path(weights.run))
-                for note in _trained_on(weights.run, asked):
-                    console.warn(f"{weights.run}: {note}" if len(candidates) > 1 else note)
-            found.append(replace(grade_once(resolved, asked, console, weights.step), slow=slow))
+    asked_of = exam.experiments(candidates)
+    with reading_weights([weights for _, weights in asked_of]):
+        for resolved, weights in [(resolve(e), w) for e, w in asked_of]:
+            check_serving(resolved)
+            experiment = resolved.experiment
+            with Console() as console:
+                say_whose_code(experiment, console)
+                with console.phase("preparing tasks"):
+                    asked = held_out_questions(experiment) if exam.tasks else questions(experiment)
+                _try_rewards(experiment, asked, console)
+                slow = resolved.slow_ways(asked.mean_prompt_tokens)
+                for note in (*asked.said, *slow):
+                    if note not in told:
+                        told.add(note)
+                        console.warn(f"{experiment.model}: {note}" if found else note)
+                if weights.run is not None and weights.step > 0 and real_path(weights.run) not in said:
+                    said.add(real_path(weights.run))
+                    for note in _trained_on(weights.run, asked):
+                        console.warn(f"{weights.run}: {note}" if len(candidates) > 1 else note)
+                found.append(replace(grade_once(resolved, asked, console, weights.step), slow=slow))
     return tuple(found)
 
 

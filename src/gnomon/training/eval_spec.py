@@ -1,6 +1,7 @@
 """Which weights are asked which held-out questions: from what a person names to the experiments that answer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -196,6 +197,27 @@ def find_weights(candidate: EvalTarget) -> Weights:
             return Weights(str(read(_experiment(candidate))["model"]), 0, run)
         _require(path, run)
     return Weights(str(path), int(path.name.removeprefix("step-")), run)
+
+
+@contextmanager
+def reading_weights(all_weights: Sequence[Weights]) -> Iterator[None]:
+    """Say during the block that a run which goes on removed the checkpoint that is read, where that is why it failed.
+
+    Raises:
+        RunDirectoryError: A checkpoint went while it was read.
+    """
+    try:
+        yield
+    except Exception as error:
+        for weights in all_weights:
+            if weights.run is not None and weights.step > 0 and not Path(weights.model).is_dir():
+                run = quote(str(weights.run))
+                raise RunDirectoryError(
+                    f"{weights.run} goes on and removed {Path(weights.model).name} while it was read; try again, "
+                    f"or take a copy first: gnomon export {run} my-model, then gnomon evaluate my-model\n"
+                    "checkpoints.keep_last and checkpoints.keep_every keep more of them"
+                ) from error
+        raise
 
 
 def checkpoint_of(run: Path) -> Path:
