@@ -8,13 +8,20 @@ import threading
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+)
 
 from gnomon.core.errors import EngineError
 from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import ContextLimits, Sampling
 from gnomon.engines.rng import uniforms
 from gnomon.engines.sampler import draw
+from gnomon.engines.stop_strings import StopStrings
 from gnomon.models.reference import response_logprobs
 from gnomon.models.transfer.fingerprint import fingerprint
 
@@ -85,7 +92,12 @@ class Generate:
 
     @torch.no_grad()
     def _answer(self, prompt, keys, sampling) -> list[Completion]:
-        keyed = Keyed(keys, sampling)
+        keyed, strings = Keyed(keys, sampling), StopStrings.of(sampling)
+
+        def is_ended(input_ids, scores, **others):
+            rows = input_ids[:, len(prompt) :].tolist()
+            return torch.tensor([strings is not None and strings.complete(row) for row in rows], device=ids.device)
+
         ids = torch.tensor([list(prompt)] * len(keys), device=self._model.device)
         asked = GenerationConfig(
             max_new_tokens=sampling.max_completion_length, eos_token_id=list(sampling.stop_ids) or None, pad_token_id=0
@@ -97,6 +109,7 @@ class Generate:
                 attention_mask=torch.ones_like(ids),
                 generation_config=asked,
                 logits_processor=LogitsProcessorList([keyed]),
+                stopping_criteria=StoppingCriteriaList([is_ended]),
             )
         self.beats += len(keyed.drawn)
         columns = [drawn.listed() for drawn in keyed.drawn]
@@ -105,8 +118,12 @@ class Generate:
 
     def _completion(self, drawn, version, sampling) -> Completion:
         """Return the answer of one row, of which each place is a token and its two log-probabilities."""
-        ends = [place for place, (token, _, _) in enumerate(drawn) if token in sampling.stop_ids]
-        tokens, logprobs, full = (tuple(column) for column in zip(*drawn[: ends[0] + 1 if ends else None], strict=True))
+        ends = [place for place, (token, _, _) in enumerate(drawn) if token in sampling.stop_ids][:1]
+        strings = StopStrings.of(sampling)
+        if strings is not None and (place := strings.first([token for token, _, _ in drawn])) is not None:
+            ends.append(place)
+        end = min(ends) + 1 if ends else None
+        tokens, logprobs, full = (tuple(column) for column in zip(*drawn[:end], strict=True))
         return Completion(tokens, logprobs, full, version, version, "stop" if ends else "length")
 
     def _check_open(self) -> None:

@@ -19,6 +19,7 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.types import Completion, Ending, Grade, Group, Rollout, Snapshot, Task
 from gnomon.engines.base import Sampling
 from gnomon.engines.rng import draw_key
+from gnomon.engines.scripted import ScriptedEngine
 from gnomon.models.tiny import tiny_tokenizer
 from gnomon.records.rollouts import RolloutLog, read_rollouts
 from gnomon.rewards.base import Sample
@@ -254,6 +255,22 @@ def test_what_is_trained_on_is_what_was_sampled(mine: str, data: st.DataObject):
     unchosen = [v for v, m in zip(rollout.logprobs, rollout.mask, strict=True) if not m]
     assert set(unchosen) <= {0.0}
     assert (rollout.oldest_version, rollout.newest_version) == (0, turns)
+
+
+def test_a_turn_that_a_stop_string_ends_gets_the_end_of_turn_that_nobody_chose(mine: str):
+    """The environment and the rewards see the text before the string; its tokens are trained, <|eos|> is not."""
+    plan, engine, graded = EnvironmentConfig(use=mine), ScriptedEngine(lambda prompt, key: "4</say> x"), Graded()
+    asked = asking(engine, InProcess(plan), plan, graded)  # type: ignore[arg-type]
+    asked = replace(asked, sampling=replace(asked.sampling, stop="</say>", tokenizer="tiny"))
+    rollout = asyncio.run(asked.run_group(task_of(["more", "bye"]), 3, RolloutTimer())).rollouts[0]
+
+    said = [row["content"] for row in graded.samples[0].columns["conversation"] if row["role"] == "assistant"]
+    assert said == ["4", "4"]
+    assert graded.samples[0].completion == "4"
+    ids, mask = rollout.response, rollout.mask
+    assert bytes(i for i, chosen in zip(ids, mask, strict=True) if chosen) == b"4</say>" * 2
+    assert ids[7] == EOS
+    assert not mask[7]
 
 
 def test_a_conversation_reads_as_the_template_has_it(mine: str):

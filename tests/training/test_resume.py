@@ -11,6 +11,7 @@ from tests.training.runs import broken_off, same, signaled, trace
 from gnomon.config.experiment import load
 from gnomon.core.errors import CheckpointError, RunDirectoryError, Stopped
 from gnomon.records.manifest import write_manifest
+from gnomon.records.reading import RunRecord
 from gnomon.training.api import resume, train_experiment
 from gnomon.training.run import StopRequest
 
@@ -254,3 +255,24 @@ def test_what_was_changed_between_two_sessions_is_told(
 
     assert "lacks 1 of the 4 steps before this checkpoint" in said
     assert "experiment.toml was edited since the last session" in said
+
+
+def test_a_run_whose_answers_end_at_strings_goes_on_bit_for_bit(tmp_path: Path):
+    """Stopped after each step, with strings of their own for held-out answers: the same records, states, texts."""
+    own = ("sampling.stop=['a', 'é', 'tz']", "evaluation.sampling.stop='e'", "sampling.max_completion_length=12")
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    train_experiment(load("tiny", overrides("grpo", *own, steps=3)), whole)
+    with pytest.raises(Stopped):
+        train_experiment(load("tiny", overrides("grpo", *own, steps=3)), run, StopRequest(signal.SIGTERM, after=1))
+    with pytest.raises(Stopped):
+        resume(run, StopRequest(signal.SIGTERM, after=1))
+    resume(run)
+
+    same(trace(run, 3), trace(whole, 3))
+    answers = [each.rollout for step in (1, 2, 3) for each in RunRecord(whole).rollouts(step)]
+    ended = [each for each in answers if each.response[-1] == ord("a")]
+    assert ended
+    for each in answers:
+        assert ord("a") not in each.response[:-1]
+        assert "a" not in each.text
+    assert "until 'e'" in (whole / "evaluations.jsonl").read_text()

@@ -26,6 +26,13 @@ class SamplingConfig:
         min_p: Least probability of a drawn token, as a share of the most likely token's; 0 is no restriction.
         max_completion_length: Most tokens of an answer; in a conversation, of everything after the prompt.
         stop_ids: Token ids that end an answer, beside the model's own.
+        stop: Texts that end an answer, one or a list, wherever they begin and end within tokens. The tokens up to the
+            one that completes a text are trained.
+        include_stop: Whether rewards and environments see the text that ended an answer; they see what is before it
+            otherwise.
+
+    Raises:
+        ConfigError: A stop text is empty, too long, or there are too many.
     """
 
     temperature: float = 1.0
@@ -34,6 +41,37 @@ class SamplingConfig:
     min_p: float = 0.0
     max_completion_length: int = 64
     stop_ids: tuple[int, ...] = ()
+    stop: str | tuple[str, ...] = ()
+    include_stop: bool = False
+
+    def __post_init__(self) -> None:
+        _check_stop("sampling.stop", self.stop)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The texts of ``stop``, as a list."""
+        return (self.stop,) if isinstance(self.stop, str) else self.stop
+
+
+_MOST_STOPS, _LONGEST_STOP = 64, 256
+
+
+def _check_stop(key: str, stop: str | tuple[str, ...]) -> None:
+    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    if len(strings) > _MOST_STOPS:
+        raise ConfigError(
+            f"{key} has {len(strings)} texts, and each is looked for at each token: {_MOST_STOPS} at most"
+        )
+    for string in strings:
+        if not isinstance(string, str):
+            raise ConfigError(f"{key} has {string!r}, which is no text; token ids are {key}_ids")
+        if not string or len(string) > _LONGEST_STOP:
+            raise ConfigError(
+                f"{key} has a text of {len(string)} characters, {shortened(repr(string))}; it may have from 1 to "
+                f"{_LONGEST_STOP}"
+            )
+        if "\N{REPLACEMENT CHARACTER}" in string:
+            raise ConfigError(f"{key} has {string!r}: that character stands for bytes that are no text; leave it out")
 
 
 @dataclass(frozen=True)
@@ -47,6 +85,8 @@ class EvalSampling:
         min_p: Least probability of a drawn token, as a share of the most likely token's; none takes that of
             ``sampling``.
         max_completion_length: Most tokens of an answer; none takes that of ``sampling``.
+        stop: Texts that end an answer, [] for none at all; none takes those of ``sampling``.
+        include_stop: Whether rewards see the text that ended an answer; none does as ``sampling``.
 
     Raises:
         ConfigError: A number is out of range.
@@ -57,8 +97,11 @@ class EvalSampling:
     top_k: int | None = None
     min_p: float | None = None
     max_completion_length: int | None = None
+    stop: str | tuple[str, ...] | None = None
+    include_stop: bool | None = None
 
     def __post_init__(self) -> None:
+        _check_stop("evaluation.sampling.stop", self.stop or ())
         check_bounds(
             "evaluation.sampling",
             self,
@@ -96,7 +139,10 @@ class EvalSampling:
             if drawn[name] != none:
                 said.append(f"{name} {drawn[name]:g}{self._origin(name)}")
         most = f"at most {drawn['max_completion_length']:,} tokens"
-        return ", ".join((*said, most + self._origin("max_completion_length")))
+        said.append(most + self._origin("max_completion_length"))
+        if ends := SamplingConfig(stop=drawn["stop"]).stop_strings:
+            said.append(f"until {' or '.join(map(repr, ends))}{self._origin('stop')}")
+        return ", ".join(said)
 
     def _origin(self, name: str) -> str:
         return "" if getattr(self, name) is not None else " (training's)"

@@ -19,11 +19,16 @@ class Sampling(SamplingConfig):
 
     Attributes:
         record_routing: Return which experts a mixture model chose, as ``Completion.routing``; nothing for a dense one.
+        tokenizer: Folder or name of the model whose tokens spell ``stop``; needed for that alone.
+        trust_remote_code: Whether the code in that model's folder may run.
     """
 
     record_routing: bool = False
+    tokenizer: str = ""
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_bounds(
             "sampling",
             self,

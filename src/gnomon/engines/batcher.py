@@ -15,6 +15,7 @@ from gnomon.core.types import Completion, StopReason
 from gnomon.engines.base import Sampling
 from gnomon.engines.rng import uniforms
 from gnomon.engines.sampler import Draws, draw
+from gnomon.engines.stop_strings import StopStrings
 from gnomon.models.decoder import Decoder, Prompt
 
 
@@ -25,6 +26,10 @@ class Request:
     Attributes:
         is_wanted: Whether a caller still waits.
         completions: Finished completions by position among the keys.
+        stops: What ends rows besides stop tokens and the budget.
+
+    Raises:
+        ConfigError: Stop strings come without a tokenizer.
     """
 
     prompt: Prompt
@@ -32,6 +37,10 @@ class Request:
     sampling: Sampling
     is_wanted: Callable[[], bool]
     completions: dict[int, Completion] = field(default_factory=dict)
+    stops: StopStrings | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stops = StopStrings.of(self.sampling)
 
 
 @dataclass(eq=False)
@@ -164,7 +173,8 @@ class Batcher:
             row.tokens.append(token)
             row.logprobs.append(p)
             row.full_logprobs.append(q)
-            if token in row.request.sampling.stop_ids:
+            stops = row.request.stops
+            if token in row.request.sampling.stop_ids or (stops is not None and stops.complete(row.tokens)):
                 finished.append((slot, "stop"))
             elif row.room == 0:
                 finished.append((slot, "length"))

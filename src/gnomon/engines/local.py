@@ -64,7 +64,8 @@ class LocalEngine:
         A caller that is cancelled frees its rows at the next step.
 
         Raises:
-            ConfigError: A prompt is empty, an id is outside the vocabulary, or prompt and budget exceed the context.
+            ConfigError: A prompt is empty, an id is outside the vocabulary, prompt and budget exceed the context, or
+                stop strings come without a tokenizer.
             EngineError: The engine is closed or the model fails.
         """
         self._check_open()

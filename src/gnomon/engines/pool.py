@@ -14,6 +14,7 @@ from gnomon.core.metrics import Last, Measure, Metrics, Sum
 from gnomon.core.threads import elsewhere
 from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import Engine, Sampling
+from gnomon.engines.stop_strings import StopStrings
 from gnomon.models.transfer.fingerprint import Fingerprint, differences
 from gnomon.models.transfer.remote_weights import sent
 
@@ -62,6 +63,10 @@ class CompletionValidator:
             said = fault_of_logprobs(logprobs, len(tokens))
             if said is not None:
                 return said
+        stops = StopStrings.of(self.sampling)
+        ended = None if stops is None else stops.first(tokens[:-1])
+        if ended is not None:
+            return f"{len(tokens)} tokens, though the first {ended + 1} complete a stop string (sampling.stop)"
         unknown = [version for version in (oldest, newest) if version not in self.versions]
         if unknown:
             return f"weights of version {unknown[0]}, which this engine was never given"

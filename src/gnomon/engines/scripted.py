@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from gnomon.core.errors import ConfigError, EngineError
 from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import Sampling
+from gnomon.engines.stop_strings import StopStrings
 from gnomon.models.transfer.fingerprint import Fingerprint
 
 
@@ -19,8 +20,9 @@ def utf8(text: str) -> Sequence[int]:
 class ScriptedEngine:
     """Answers each key with what ``answer`` says; implements `Engine`.
 
-    An answer without a stop token ends with the first of ``sampling.stop_ids`` if there is one. It is cut at the first
-    stop token, and at ``max_completion_length``, where its stop reason becomes "length".
+    An answer without a stop token or stop string ends with the first of ``sampling.stop_ids`` if there is one. It is
+    cut at the first stop token, at the token that completes a stop string, and at ``max_completion_length``, where its
+    stop reason becomes "length".
 
     Attributes:
         answer: (prompt ids, key) to a text or to token ids.
@@ -83,8 +85,11 @@ class ScriptedEngine:
 
     def _complete(self, answer: str | Sequence[int], sampling: Sampling, oldest: int) -> Completion:
         ids = list(self.encode(answer) if isinstance(answer, str) else answer)
-        stops = [place for place, token in enumerate(ids) if token in sampling.stop_ids]
-        whole = ids[: stops[0] + 1] if stops else ids + list(sampling.stop_ids[:1])
+        places = [place for place, token in enumerate(ids) if token in sampling.stop_ids][:1]
+        strings = StopStrings.of(sampling)
+        if strings is not None and (completed := strings.first(ids)) is not None:
+            places.append(completed)
+        whole = ids[: min(places) + 1] if places else ids + list(sampling.stop_ids[:1])
         tokens = tuple(whole[: sampling.max_completion_length])
         logprobs = (self.logprob,) * len(tokens)
         return Completion(

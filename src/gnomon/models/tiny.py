@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gnomon.core.errors import ConfigError
-from gnomon.models.tokenizer import Tokenizer, wrap
+from gnomon.models.tokenizer import Tokenizer, byte_characters, wrap
 from gnomon.models.weights_check import no_bars
 
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
@@ -87,7 +87,7 @@ def tiny_tokenizer(config: TinyConfig | None = None) -> Tokenizer:
     from transformers import PreTrainedTokenizerFast
 
     shape = config or TinyConfig()
-    vocab = {character: byte for byte, character in enumerate(_byte_characters())}
+    vocab = {character: byte for byte, character in enumerate(byte_characters())}
     backend = Backend(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
@@ -142,11 +142,3 @@ def _hugging_face(shape: TinyConfig) -> Any:
     )
     config._attn_implementation = "sdpa"
     return config
-
-
-def _byte_characters() -> list[str]:
-    """Return the visible character that byte-level tokenizers write for each byte (GPT-2's table)."""
-    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    hidden = [byte for byte in range(BYTES) if byte not in visible]
-    table = {byte: chr(byte) for byte in visible} | {byte: chr(BYTES + n) for n, byte in enumerate(hidden)}
-    return [table[byte] for byte in range(BYTES)]

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -189,6 +190,47 @@ class Tokenizer:
         return [text[a:b] for a, b in itertools.pairwise(places)]
 
 
+class TokenBytes(dict[int, bytes]):
+    """The bytes that each token adds to a text, in UTF-8; read from the tokenizer when first asked for, then kept.
+
+    A token may hold a part of a character. Byte-level vocabularies spell each byte as a visible character, others as
+    ``<0xE2>``. The bytes of a whole response are those of its tokens, one after the other.
+
+    Args:
+        tokenizer: The tokenizer.
+
+    >>> from gnomon.models.tiny import tiny_tokenizer
+    >>> known = TokenBytes(tiny_tokenizer())
+    >>> b"".join(known[token] for token in tiny_tokenizer().encode("\u00e9!"))
+    b'\xc3\xa9!'
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        # Many tokenizers leave out a blank at the beginning of a text, so each token stands behind a letter.
+        self._anchor = tokenizer.encode_plain("a")
+        self._before = tokenizer.spelled(self._anchor)
+
+    def __missing__(self, token: int) -> bytes:
+        text = self._tokenizer.spelled([*self._anchor, token]).removeprefix(self._before)
+        self[token] = found = self._part(token, text) if "\N{REPLACEMENT CHARACTER}" in text else text.encode()
+        return found
+
+    def _part(self, token: int, text: str) -> bytes:
+        """Return the bytes of a token whose text is not whole."""
+        name = self._tokenizer.backend.convert_ids_to_tokens(token)
+        if isinstance(name, bytes):
+            return name
+        if numbered := re.fullmatch("<0x([0-9A-F]{2})>", str(name)):
+            return bytes([int(numbered[1], 16)])
+        if set(str(name)) <= _BYTE_OF.keys():
+            made = bytes(_BYTE_OF[character] for character in str(name))
+            if made.decode(errors="replace") == text:
+                return made
+        return text.encode()
+
+
 def wrap(backend: Any, config: Any, generation_eos: Sequence[int] = (), said: Sequence[str] = ()) -> Tokenizer:
     """Return the `Tokenizer` for a transformers tokenizer, with additions from the model's config.
 
@@ -238,6 +280,17 @@ def context_of(config: Any, stated: int | None = None) -> int | None:
     longest = stated if positions is None else positions
     limits = [int(limit) for limit in (longest, edge) if limit is not None]
     return min(limits, default=None)
+
+
+def byte_characters() -> list[str]:
+    """Return the visible character that byte-level tokenizers write for each byte (GPT-2's table)."""
+    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    table = {byte: chr(byte) for byte in visible} | {byte: chr(256 + n) for n, byte in enumerate(hidden)}
+    return [table[byte] for byte in range(256)]
+
+
+_BYTE_OF = {character: byte for byte, character in enumerate(byte_characters())}
 
 
 def _begin(backend: Any, control: Mapping[str, int]) -> tuple[int, ...]:

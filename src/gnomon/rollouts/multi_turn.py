@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gnomon.core.types import Completion, EndedBy, Ending, Grade, Rollout, Task
 from gnomon.engines.base import Engine, Sampling
+from gnomon.engines.stop_strings import shown
 from gnomon.rewards.base import Sample
 from gnomon.rollouts.env_workers import EnvAnswer, EnvError, EnvWorker, EnvWorkerLost, EnvWorkers
 from gnomon.tasks.environment import EnvironmentConfig
@@ -225,9 +226,9 @@ class MultiTurnRollout:
             asked = replace(sampling, max_completion_length=limit)
             before = (*path.prompt, *path.tokens)
             [completion] = await self.engine.generate(before, [key(turn)], asked)
-            path.add_answer(completion, self.opening(before) + self.decode(completion.tokens))
-            is_ended = completion.stop == "stop"
-            if not is_ended and len(completion.tokens) >= left:
+            text = shown(self.decode(completion.tokens), completion, sampling)
+            path.add_answer(completion, self.opening(before) + text)
+            if completion.stop == "length" and len(completion.tokens) >= left:
                 return "tokens", None
             try:
                 answer = await host.step(path.said[-1]["content"])
@@ -238,6 +239,8 @@ class MultiTurnRollout:
                 return "done", None
             if turn + 1 == plan.max_turns:
                 break
+            # A stop string is no end of turn.
+            is_ended = completion.stop == "stop" and completion.tokens[-1] in sampling.stop_ids
             reply = self.turn_tokenizer.reply(answer.messages, is_ended)
             if len(reply) > plan.max_reply_tokens:
                 return "flood", f"a reply of {len(reply)} tokens, more than {plan.max_reply_tokens}"

@@ -10,6 +10,7 @@ from gnomon.core.failpoints import reach
 from gnomon.core.types import Completion, Grade, Group, Rollout, Task
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.rng import draw_key
+from gnomon.engines.stop_strings import shown
 from gnomon.rewards.base import Sample
 from gnomon.rollouts.multi_turn import MultiTurnRollout, Trajectory, unopened
 
@@ -108,7 +109,7 @@ class Rollouter:
         reach("grade")
         return Sample(
             prompt=task.text,
-            completion=self.opening(task.prompt) + self.decode(completion.tokens),
+            completion=self.opening(task.prompt) + shown(self.decode(completion.tokens), completion, self.sampling),
             completion_tokens=len(completion.tokens),
             is_truncated=completion.stop == "length",
             max_completion_length=self.sampling.max_completion_length,

@@ -12,12 +12,14 @@ import functools
 import math
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gnomon.algorithms.piece_trial import loss_and_gradient, make_batch, try_pieces
 from gnomon.core.errors import ConfigError, EngineError
 from gnomon.core.types import Snapshot
 from gnomon.engines.base import Engine, Sampling
+from gnomon.engines.stop_strings import StopStrings
 from gnomon.models.lora import merged_tensors
 from gnomon.models.tiny import TinyConfig, save_tiny, tiny_model
 from gnomon.models.transfer.fingerprint import fingerprints
@@ -108,6 +110,32 @@ async def ends_at_its_first_stop_token_or_at_the_budget(engine: Engine) -> None:
     _hold("answers end by both", reasons, {"stop", "length"})
 
 
+async def ends_at_the_token_that_completes_a_stop_string(engine: Engine) -> None:
+    """Answers are those without stop strings, up to the first token that completes one, over any number of tokens.
+
+    A string that stands in the prompt alone ends nothing.
+    """
+    whole = await engine.generate(_PROMPT, range(24), _SAMPLING)
+    texts = ["".join(chr(token) if token < 128 else "\n" * 9 for token in done.tokens) for done in whole]
+    strings = ["2+2=", *(_within(texts, length) for length in (3, 2))]
+    sampling = replace(_SAMPLING, stop=tuple(strings), tokenizer=trial_model())
+    stops = StopStrings.of(sampling)
+    assert stops is not None
+    ends = [stops.first(done.tokens) for done in whole]
+    found = await engine.generate(_PROMPT, range(24), sampling)
+    for end, done, free in zip(ends, found, whole, strict=True):
+        tokens, reason = (free.tokens, free.stop) if end is None else (free.tokens[: end + 1], "stop")
+        _hold(f"an answer ends where {strings} ends first", (done.tokens, done.stop), (tokens, reason))
+        _hold("its log-probabilities are as without", _gap(done.logprobs, free.logprobs[: len(tokens)]) <= 1e-5, True)
+    _hold("some answers end by a stop string", {end is None for end in ends}, {True, False})
+
+
+def _within(texts: Sequence[str], length: int) -> str:
+    """Return the first text of that length in the middle of an answer, over as many tokens."""
+    spans = (text[start : start + length] for text in texts for start in range(2, len(text) - length))
+    return next(span for span in spans if "\n" not in span)
+
+
 async def versions_are_those_of_the_loaded_weights(engine: Engine) -> None:
     """A completion carries the version that sampled it."""
     _hold("version is the snapshot's", engine.version, 0)
@@ -194,6 +222,7 @@ ENGINE_PROMISES: tuple[Promise, ...] = (
     one_completion_per_key_in_order,
     tokens_and_logprobs_belong_together,
     ends_at_its_first_stop_token_or_at_the_budget,
+    ends_at_the_token_that_completes_a_stop_string,
     versions_are_those_of_the_loaded_weights,
     prompt_and_budget_must_fit_the_context,
     a_closed_engine_refuses,

@@ -14,6 +14,7 @@ from gnomon.core.processes.client import Limits
 from gnomon.core.progress import counted, working
 from gnomon.core.types import Group
 from gnomon.engines.base import Sampling
+from gnomon.engines.stop_strings import check_stop_strings
 from gnomon.models.checkpoint_check import SavedForm
 from gnomon.models.load import Tokenizer, check_weights, load_tokenizer
 from gnomon.rewards.code.reward import Code
@@ -98,7 +99,10 @@ class TrainingData:
         """What is said of them by an evaluation too."""
         model = (*self.beginning.notes, *self.tokenizer.notes)
         endless = () if self.sampling.stop_ids else (_ENDLESS,)
-        return tuple(said for said in (self.split.repeated, self.untried, *model, *endless) if said)
+        ends = " or ".join(map(repr, self.sampling.stop_strings))
+        seen = "with that" if self.sampling.include_stop else "before that (sampling.include_stop = true shows it too)"
+        stops = f"an answer ends at {ends}, and rewards see the text {seen}" if ends else ""
+        return tuple(said for said in (self.split.repeated, self.untried, stops, *model, *endless) if said)
 
 
 def questions(experiment: Experiment) -> TrainingData:
@@ -189,6 +193,7 @@ def _exams(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: 
     for tasks, asked in sets:
         how = asked.sampling.over(plan.sampling)
         sampling = replace(sampling_of(experiment, tokenizer), **how.given, record_routing=False)
+        check_stop_strings(sampling, tokenizer)
         judged = grading if not split.sets else judged_by(experiment, asked, grading)
         samples = asked.samples or plan.samples
         if sampling.is_greedy and samples > 1 and experiment.environment is None:
@@ -216,9 +221,13 @@ def sampling_of(experiment: Experiment, tokenizer: Tokenizer) -> Sampling:
     beyond = [i for i in plan.stop_ids if not 0 <= i < tokenizer.vocab_size]
     if beyond:
         raise ConfigError(f"sampling.stop_ids {beyond} are outside the vocabulary of {tokenizer.vocab_size}")
+    check_stop_strings(plan, tokenizer)
+    folder = Path(experiment.model)
     return Sampling(
         **{**vars(plan), "stop_ids": tuple(dict.fromkeys((*tokenizer.stop_ids, *plan.stop_ids)))},
         record_routing=experiment.algorithm.routing == "behavior",
+        tokenizer=str(folder.resolve()) if folder.is_dir() else experiment.model,
+        trust_remote_code=experiment.trust_remote_code,
     )
 
 

@@ -19,6 +19,7 @@ from gnomon.core.types import Message
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.rng import draw_key
+from gnomon.engines.stop_strings import check_stop_strings, shown
 from gnomon.models.folder import DATE
 from gnomon.models.load import ModelFolder, load_model, load_tokenizer
 from gnomon.records.directory import RunDirectory
@@ -169,12 +170,18 @@ class Result:
         drawn = Sampling(**{**table.get("sampling", {}), **sampling})
         render = ChatRenderer(tokenizer, table.get("system") or None)
         engine = LocalEngine(load_model(str(self.model), torch.float32, trust_remote_code=is_trusted))
-        settings = replace(drawn, stop_ids=tuple({*tokenizer.stop_ids, *drawn.stop_ids}))
+        check_stop_strings(drawn, tokenizer)
+        settings = replace(
+            drawn,
+            stop_ids=tuple({*tokenizer.stop_ids, *drawn.stop_ids}),
+            tokenizer=str(self.model),
+            trust_remote_code=is_trusted,
+        )
 
         async def answer(number: int, prompt: str | Sequence[Message]) -> str:
             key = draw_key(seed, 0, str(number), 0)
             (completion,) = await engine.generate(render(prompt), [key], settings)
-            return tokenizer.decode(completion.tokens)
+            return shown(tokenizer.decode(completion.tokens), completion, settings)
 
         async def answers() -> list[str]:
             try:

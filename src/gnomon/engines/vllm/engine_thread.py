@@ -3,7 +3,7 @@
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -16,6 +16,7 @@ from gnomon.core.errors import EngineError, ModelError
 from gnomon.core.types import Completion
 from gnomon.engines.base import ContextLimits, Sampling
 from gnomon.engines.rng import uniforms
+from gnomon.engines.stop_strings import StopStrings
 from gnomon.engines.thread import LoadRequest, PendingCall, ShutdownRequest
 from gnomon.engines.vllm.sampling import ROW, SamplingRow, noted
 from gnomon.engines.vllm.setup import build, exchange_weights, pack, tear_down
@@ -36,6 +37,10 @@ class ThreadCall:
         keys: Sampling keys of the wanted completions.
         given: The response to score, when there is no key.
         completions: Finished completions by position among the keys.
+        stops: What ends rows besides stop tokens and the budget.
+
+    Raises:
+        ConfigError: Stop strings come without a tokenizer.
     """
 
     prompt: tuple[int, ...]
@@ -44,6 +49,14 @@ class ThreadCall:
     waiter: PendingCall
     given: tuple[int, ...] = ()
     completions: dict[int, Completion] = field(default_factory=dict)
+    stops: StopStrings | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stops = StopStrings.of(self.sampling)
+
+    def is_ended(self, tokens: Sequence[int]) -> bool:
+        """Whether the last token of an answer ends it, before its budget does."""
+        return tokens[-1] in self.sampling.stop_ids or (self.stops is not None and self.stops.complete(tokens))
 
 
 @dataclass(frozen=True)
@@ -265,19 +278,33 @@ class VllmThread:
             self._active[answer.name] = answer
 
     def _step(self) -> None:
-        outputs = self._engine.step()
-        if self._is_apart:
-            self._fetch([output.request_id for output in outputs if output.finished])
-        for output in outputs:
+        finished: list[ThreadAnswer] = []
+        stopped: list[ThreadAnswer] = []
+        for output in self._engine.step():
             answer = self._active.get(output.request_id)
             if answer is None:
                 continue
-            drawn = list(output.outputs[0].token_ids)
-            answer.tokens += drawn
-            answer.versions += [self.version] * len(drawn)
+            has_ended = self._append(answer, output.outputs[0].token_ids)
             if output.finished:
-                self._finish(answer)
-                del self._active[output.request_id]
+                finished.append(answer)
+            elif has_ended:
+                stopped.append(answer)
+        if self._is_apart:
+            self._fetch([answer.name for answer in (*finished, *stopped)])
+        for answer in (*finished, *stopped):
+            self._finish(answer)
+        for answer in finished:
+            del self._active[answer.name]
+        self._leave(stopped)
+
+    def _append(self, answer: ThreadAnswer, drawn: Iterable[int]) -> bool:
+        """Note what was drawn, up to a token that completes a stop string, which vLLM knows nothing of; say if so."""
+        for token in drawn:
+            answer.tokens.append(token)
+            answer.versions.append(self.version)
+            if answer.call.stops is not None and answer.call.stops.complete(answer.tokens):
+                return True
+        return False
 
     def _fetch(self, names: list[str]) -> None:
         """Bring what was noted of rows that are finished from the process that drew them."""
@@ -303,7 +330,7 @@ class VllmThread:
             full_logprobs=full,
             oldest_version=answer.versions[0],
             newest_version=answer.versions[-1],
-            stop="stop" if answer.tokens[-1] in call.sampling.stop_ids else "length",
+            stop="stop" if call.is_ended(answer.tokens) else "length",
         )
         if len(call.completions) == len(call.keys):
             call.waiter.answer([call.completions[place] for place in range(len(call.keys))])

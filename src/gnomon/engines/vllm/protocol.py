@@ -116,7 +116,8 @@ def sampling_from(values: Mapping[str, Any]) -> Sampling:
     Raises:
         TypeError: The names are not those of `Sampling`.
     """
-    return Sampling(**{**values, "stop_ids": tuple(values.get("stop_ids", ()))})
+    given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    return Sampling(**given)
 
 
 def completion_to(done: Completion) -> dict[str, Any]:
