@@ -87,8 +87,13 @@ WRONG = {
     "misspelt key": (["step=5"], "unknown key 'step'; did you mean 'steps'?"),
     "misspelt nested key": (["learner.optimiser.learning_rate=1e-3"], "did you mean 'optimizer'?"),
     "misspelt piece of the algorithm": (["algorithm.surogate.trust.high=0.3"], "did you mean 'surrogate'?"),
-    "text for a number": (["steps=many"], "steps = 'many': should be a valid integer"),
-    "number for a truth": (["records.rollouts=1"], "records.rollouts = 1: should be a valid boolean"),
+    "text for a number": (["steps=many"], "steps = 'many': should be a whole number"),
+    "number for a truth": (["records.rollouts=1"], "records.rollouts = 1: should be true or false"),
+    "point in a whole number": (["steps=3.0"], "steps = 3.0: should be a whole number; write 3"),
+    "one number for two": (["learner.optimizer.betas=[0.9]"], "should be a list of 2"),
+    "text for a list": (["packages=numpy"], "packages = 'numpy': should be a list, such as"),
+    "text for a table": (["environment=none"], "environment = 'none': should be a table"),
+    "far more held out than there are": (["held_out.size=100000"], "makes only 25 different questions in"),
     "table for a number": (["steps={a=1}"], "steps = {'a': 1}"),
     "negative steps": (["steps=-1"], "steps must be 0 (evaluate only) or more, got -1"),
     "temperature 0": (["sampling.temperature=0"], "temperature"),
@@ -306,7 +311,7 @@ def test_resume_evaluate_and_export_need_a_run(place: Path, capsys: Capture):
     (place / "begun" / "experiment.toml").write_text('model = "tiny"\nalgorithm = "grpo"\ntask = "arithmetic"\n')
 
     assert "unknown run 'begon'; did you mean 'begun'?" in refused(capsys, "resume", "begon")
-    assert "gone is not a run" in refused(capsys, "export", "gone", "model")
+    assert "unknown run 'gone'. Known: begun" in refused(capsys, "export", "gone", "model")
     assert "begun has no checkpoint yet; `gnomon resume begun`" in refused(capsys, "export", "begun", "model")
     assert "begun has no checkpoint yet; `gnomon resume begun`" in refused(capsys, "evaluate", "begun")
     assert "tiny is no run, so the task must be named" in refused(capsys, "evaluate", "tiny")

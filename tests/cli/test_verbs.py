@@ -351,7 +351,7 @@ def test_training_from_python(tmp_path: Path):
     ("keywords", "message"),
     [
         ({"step": 5}, "unknown key 'step'; did you mean 'steps'"),
-        ({"steps": "5"}, "steps = '5': should be a valid integer"),
+        ({"steps": "5"}, "steps = '5': should be a whole number; write 5"),
         ({"algorithm": "grop"}, "did you mean 'grpo'"),
         ({"task": "arithmetik"}, "did you mean 'arithmetic'"),
         ({"rollouts_per_step": 3}, "rollouts_per_step = 3 is not a multiple of the 8"),

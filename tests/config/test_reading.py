@@ -35,7 +35,16 @@ print(code, *sorted({"torch", "transformers", "numpy"} & set(sys.modules)), file
         (["train", "tiny", "model=./gone"], "model folder './gone' does not exist"),
         (["train", "tiny", "fp16=true"], "names of another library"),
         (["compare", "tiny", "--algorithms", "grpo,grop", "--steps", "1"], "did you mean 'grpo'"),
+        (["train", "tiny", "model="], "neither a folder, nor the name of a model"),
+        (["plan", "tiny", "model=https://hub/org/name"], "neither a folder, nor the name of a model"),
         (["no-such-verb"], "unknown verb"),
+        (["report", "gone"], "there is no run gone"),
+        (["doctor", "runs/gone"], "there is no run runs/gone"),
+        (["resume", "gone"], "there is no run gone"),
+        (["export", "gone", "there"], "there is no run gone"),
+        (["watch", "gone", "--once"], "there is no run gone"),
+        (["evaluate", "runs/gone"], "there is no folder runs/gone"),
+        (["rewards", "numerik"], "did you mean 'numeric'"),
     ],
 )
 def test_a_wrong_name_is_refused_without_torch(arguments: list[str], said: str, tmp_path: Path):

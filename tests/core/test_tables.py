@@ -70,7 +70,7 @@ def test_tables_come_back_from_what_they_built():
         ({"shapes": [], "nmae": "x"}, "unknown key 'nmae'; did you mean 'name'"),
         ({"shapes": [{"kind": "circel", "radius": 1}]}, r"shapes\[0\]: unknown kind 'circel'; did you mean 'circle'"),
         ({"shapes": [{"kind": "circle", "radius": -1}]}, r"shapes\[0\]: radius must be > 0, got -1"),
-        ({"shapes": [{"kind": "square", "side": "2"}]}, r"shapes\[0\].side = '2': should be a valid integer"),
+        ({"shapes": [{"kind": "square", "side": "2"}]}, r"shapes\[0\].side = '2': should be a whole number; write 2"),
         ({"shapes": [{"kind": "square", "side": True}]}, r"shapes\[0\].side = True: should be"),
         ({"name": "x"}, "missing shapes"),
         ({"shapes": 3}, "shapes = 3"),

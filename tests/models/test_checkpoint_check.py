@@ -207,6 +207,17 @@ def test_a_config_that_computes_otherwise_is_refused(folder, tmp_path):
         check_written(copied, str(folder), torch.float32)
 
 
+@pytest.mark.parametrize(("epsilon", "said"), [(-1e9, "computes NaN in float32"), (float("-inf"), "computes")])
+def test_a_model_that_computes_no_numbers_is_refused(folder, tmp_path, epsilon, said):
+    """Finite weights under a config that makes NaN of them: the model is to blame, not its checkpoint."""
+    copied = tmp_path / "copied"
+    shutil.copytree(folder, copied)
+    stated = json.loads((copied / "config.json").read_text()) | {"rms_norm_eps": epsilon}
+    (copied / "config.json").write_text(json.dumps(stated))
+    with pytest.raises(ModelError, match=said + r".*weights are finite; correct its config\.json"):
+        check_written(copied, str(copied), torch.float32)
+
+
 def test_a_tokenizer_that_becomes_another_one_is_refused(folder, tmp_path):
     """The tokenizer of one folder, asked to be that of another run's, is compared by ids and control tokens."""
     tokenizer = load_tokenizer(str(folder))

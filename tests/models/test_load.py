@@ -291,6 +291,41 @@ def test_ends_are_read_from_the_model_config_where_there_is_no_generation_config
     assert set(stated) == {257} | ({258} if isinstance(eos, list) and 258 in eos else set())
 
 
+@pytest.mark.parametrize("eos", ["257", 99_999, [257, 99_999], -2])
+def test_an_end_of_the_model_config_that_is_no_token_is_refused(folder, tmp_path, eos):
+    """As that of generation_config.json, and the file that holds it is named."""
+    shutil.copytree(folder, tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").unlink(missing_ok=True)
+    config = tmp_path / "model" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"eos_token_id": eos}))
+    with pytest.raises(ModelError, match=r"model'?.*eos_token_id.*(correct the file|expected int)") as refused:
+        load_tokenizer(str(tmp_path / "model"))
+    assert "generation_config" not in str(refused.value)
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer_config.json"])
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (lambda text: "\ufeff" + text, "byte order mark"),
+        (lambda text: text.rstrip()[:-1] + ', "rope": 1, "rope": 2}', "has rope twice, 1 and 2"),
+        (lambda text: text.rstrip()[:-1] + ', "eps": NaN}', "has eps = NaN"),
+        (lambda text: f"[{text}]", "holds one list"),
+        (lambda text: text[: len(text) // 2], "is not JSON"),
+        (lambda _: "", "is not JSON"),
+        (lambda _: "[" * 100_000, "is not JSON"),
+    ],
+)
+def test_settings_of_a_model_are_json_in_which_each_stands_once(folder, tmp_path, file, changed, said):
+    """JSON itself keeps the last of two and transformers says that it cannot read the rest; the file is named."""
+    shutil.copytree(folder, tmp_path / "model")
+    place = tmp_path / "model" / file
+    place.write_text(changed(place.read_text() if place.exists() else '{"a": 1}'))
+    with pytest.raises(ModelError, match=said) as refused:
+        check_model(str(tmp_path / "model"))
+    assert str(place) in str(refused.value)
+
+
 def with_files(folder, tmp_path, **files):
     """Return a copy of a model's folder in which these files of JSON are others; None for one that is not there."""
     copied = tmp_path / "copied"

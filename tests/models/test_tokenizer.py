@@ -308,3 +308,21 @@ def test_a_tokenizer_that_changes_texts_is_said():
     """Line ends that it reads as blanks, capitals that it takes away; a tokenizer of bytes keeps all."""
     assert any("changes texts" in note for note in unigram().notes)
     assert tiny_tokenizer().notes == ()
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for m in messages %}\n{{ m['content'] }", "mistake in line 2: unexpected '}'"),
+        ("{{ messages[0].content.nothing.there }}", "fails for messages .*UndefinedError"),
+        ("{{ messages.__class__.__mro__ }}", "fails for messages .*SecurityError"),
+        ("{{ messages[0] + 1 }}", "fails for messages .*TypeError"),
+    ],
+)
+def test_a_template_with_a_mistake_is_not_said_to_refuse_messages(template, said):
+    """Only a template that raises an exception of its own refuses; the others are to be corrected."""
+    tokenizer = unigram()
+    tokenizer.backend.chat_template = template
+    with pytest.raises(ConfigError, match=said) as refused:
+        tokenizer.template([{"role": "user", "content": "x"}])
+    assert "in an order that it takes" not in str(refused.value)

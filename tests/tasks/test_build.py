@@ -89,7 +89,7 @@ def test_a_small_space_gives_up_training_tasks() -> None:
 
 def test_a_space_too_small_to_hold_out_is_refused() -> None:
     """100 different sums cannot give 200 held-out questions; equal seeds cannot give other questions."""
-    with pytest.raises(ConfigError, match="makes only 100 different questions in 3200"):
+    with pytest.raises(ConfigError, match="makes only 100 different questions in 1600"):
         build_split(ArithmeticTask(highest=9), HeldOut(), as_bytes)
     with pytest.raises(ConfigError, match="have the same seed 5"):
         build_split(ArithmeticTask(seed=5, highest=99), HeldOut(seed=5), as_bytes)

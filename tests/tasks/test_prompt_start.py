@@ -132,6 +132,8 @@ ALWAYS = {
     "a thought in words": (
         VICUNA.replace("ASSISTANT:{% endif %}", "ASSISTANT: {% endif %}<reasoning>"), "<reasoning>",
     ),
+    "a sentence": (CHATML.replace(_BLOCK, "<|im_start|>assistant\nThe answer is "), "The answer is "),
+    "a thought behind a turn of its own": (CHATML.replace(_BLOCK, "<|im_start|>assistant\n<think>"), "<think>"),
     "a thought of R1": (R1.replace("<think>\n{% endif %}", "{% endif %}<think>"), "<think>"),
 }  # fmt: skip
 

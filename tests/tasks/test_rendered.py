@@ -280,3 +280,21 @@ def test_white_space_within_a_question_is_part_of_it(content):
         ChatRenderer(tokenizer_of(template))(CODE)
     assert ChatRenderer(tokenizer_of(LLAMA))(CODE)
     assert ChatRenderer(tokenizer_of(CHATML))(CODE + " /no_think")
+
+
+ORDERS = {
+    "reversed": "messages | reverse",
+    "the last first": "[messages[-1]] + messages[:-1]",
+    "by role": "messages | sort(attribute='role')",
+}
+
+
+@pytest.mark.parametrize("what", ORDERS)
+def test_a_template_that_writes_turns_in_another_order_is_refused(what):
+    """The two messages are named; a system message may stand anywhere."""
+    talk = [TALK[1], TALK[2], TALK[3]]
+    with pytest.raises(ConfigError, match=r"writes message [23] of 3, the (user|assistant)'s, before message [12]"):
+        ChatRenderer(tokenizer_of(CHATML.replace("in messages %}", f"in {ORDERS[what]} %}}")))(talk)
+
+    behind = CHATML.replace("in messages %}", "in messages[1:] + messages[:1] %}")
+    assert ChatRenderer(tokenizer_of(behind))([TALK[0], TALK[1]])

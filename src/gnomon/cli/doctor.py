@@ -5,10 +5,12 @@ import json
 import shutil
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnomon.core.progress import working
 from gnomon.core.redaction import for_people, shortened
+from gnomon.records.directory import RunDirectory
 
 if TYPE_CHECKING:
     from gnomon.diagnosis import Finding, FindingSample
@@ -34,6 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
 def run(arguments: Sequence[str]) -> int:
     """Print the findings of a run; return 1 if a finding is as severe as --fail-on, otherwise 0."""
     given = build_parser().parse_args(arguments)
+    RunDirectory.check_there(Path(given.run))
 
     with working("loading libraries", is_brief=True):
         from gnomon.diagnosis import diagnose

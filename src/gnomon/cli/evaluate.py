@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gnomon.cli.arguments import SettingsParser
 from gnomon.core.errors import ConfigError, RunDirectoryError
 from gnomon.core.progress import working
+from gnomon.records.directory import RunDirectory
 
 if TYPE_CHECKING:
     from gnomon.core.statistics import Difference
@@ -28,6 +29,10 @@ def run(arguments: Sequence[str]) -> int:
     others = [text for text in (given.second, *given.overrides) if text is not None]
     overrides = tuple(text for text in others if "=" in text and not Path(text).exists())
 
+    if not given.task:  # a model of the hub is asked about a task that is named
+        RunDirectory.check_there(
+            *(Path(name) for name in (given.model, *others) if "/" in name and "=" not in name), is_model=True
+        )
     with working("loading libraries", is_brief=True):
         from gnomon.cli.results import table
         from gnomon.training.api import evaluate_each

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gnomon.core.errors import ConfigError
 from gnomon.core.progress import working
+from gnomon.records.directory import RunDirectory
 
 _HUB = "hub:"
 
@@ -28,6 +29,7 @@ def run(arguments: Sequence[str]) -> int:
     """Export the newest valid checkpoint's model; return the exit code."""
     parser = build_parser()
     given = parser.parse_args(arguments)
+    RunDirectory.check_there(given.run)
     if given.to is None:
         if given.folder is None:
             parser.error("the following arguments are required: folder")

@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from gnomon.core.progress import working
+from gnomon.records.directory import RunDirectory
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -21,6 +22,7 @@ def build_parser() -> argparse.ArgumentParser:
 def run(arguments: Sequence[str]) -> int:
     """Write the page; return the exit code."""
     given = build_parser().parse_args(arguments)
+    RunDirectory.check_there(*given.run)
 
     with working("loading libraries", is_brief=True):
         from gnomon.records.console import Console

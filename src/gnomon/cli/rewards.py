@@ -5,6 +5,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from gnomon.config.reading import known_names
+from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.progress import working
 
 
@@ -23,6 +25,8 @@ def build_parser() -> argparse.ArgumentParser:
 def run(arguments: Sequence[str]) -> int:
     """Print the kinds of rewards, or describe one; return the exit code."""
     given = build_parser().parse_args(arguments)
+    if given.kind is not None and given.kind not in known_names()["rewards"]:
+        raise ConfigError(unknown("kind of reward", given.kind, known_names()["rewards"]))
     with working("loading libraries", is_brief=True):
         from gnomon.config.reference import describe_kind, kinds, list_kinds, of_kind
 

@@ -108,6 +108,8 @@ def check_names(source: str | Path, overrides: Sequence[str], algorithms: Sequen
     if isinstance(engine, str) and ":" not in engine and engine not in ("local", "vllm"):
         raise ConfigError(f"engine.kind = {engine!r}: should be {ENGINE_KINDS}")
     model = last.get("model")
+    if isinstance(model, str) and (not model.strip() or "://" in model):
+        raise ModelError(f"model = '{model}' is neither a folder, nor the name of a model on the hub as ORG/NAME")
     if isinstance(model, str) and model.startswith((".", "/")) and not Path(model).exists():
         raise ModelError(f"model folder '{model}' does not exist (looked for {Path(model).absolute()})")
 

@@ -181,8 +181,26 @@ def _leaf(hint: Any, value: Any, path: str) -> Any:
     try:
         return TypeAdapter(hint).validate_python(value, strict=True)
     except ValidationError as error:
-        reasons = sorted({e["msg"].removeprefix("Input should be ") for e in error.errors()})
-        raise ConfigError(f"{path} = {value!r}: should be {' or '.join(reasons)}") from error
+        reasons = sorted({_form(e["msg"].removeprefix("Input should be "), hint) for e in error.errors()})
+        whole = isinstance(value, float | str) and re.fullmatch(r"([0-9]{1,12})(?:\.0+)?", str(value))
+        way = f"; write {whole[1]}" if whole and "a whole number" in reasons else ""
+        raise ConfigError(f"{path} = {value!r}: should be {' or '.join(reasons)}{way}") from error
+
+
+_FORMS = {
+    "a valid integer": "a whole number", "a valid number": "a number", "a valid boolean": "true or false",
+    "a valid string": "text", "a valid list": "a list", "a valid dictionary": "a table, such as {name = 1}",
+}  # fmt: skip
+
+
+def _form(said: str, hint: Any) -> str:
+    """Return what pydantic asks for in the words of TOML."""
+    if said.startswith("an instance of "):
+        return "a table, such as {name = 1}"
+    if said != "a valid tuple":
+        return _FORMS.get(said, said)
+    of_each = next(typing.get_args(member) for member in members(hint) if typing.get_origin(member) is tuple)
+    return 'a list, such as ["a", "b"]' if of_each[1:] == (Ellipsis,) else f"a list of {len(of_each)}"
 
 
 def _choose(classes: list[Any], value: Mapping[str, Any], path: str) -> Any:

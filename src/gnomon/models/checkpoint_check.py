@@ -96,6 +96,12 @@ def check_written(folder: Path, name: str, dtype: torch.dtype, trust_remote_code
         network: Any = one
         ids = torch.arange(16).unsqueeze(0) % network.config.get_text_config().vocab_size
         before, after = (model(input_ids=ids, use_cache=False).logits.float() for model in (one, other))
+    if not before.isfinite().all():
+        what = "NaN" if before.isnan().any() else "infinities"
+        raise ModelError(
+            f"model '{name}' computes {what} in {str(dtype).removeprefix('torch.')}, though its "
+            'weights are finite; correct its config.json, or set learner.precision = "fp32"'
+        )
     far = float((before - after).abs().max())
     if not far <= _TOLERANCE.get(dtype, _ROUGH) * max(1.0, float(before.abs().max())):
         raise ModelError(

@@ -4,6 +4,7 @@ A chat template is foreign code, so rendering has limits on executed lines, outp
 """
 
 import copy
+import json
 import random
 import re
 import resource
@@ -18,12 +19,12 @@ from types import FrameType
 from typing import Any
 
 import jinja2
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 
 from gnomon.core.atomic_files import real_path
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import ConfigError, ModelError
 from gnomon.core.types import Message
-from gnomon.models.token_strings import parsed
+from gnomon.models.token_strings import first_line, parsed
 
 # A model's generation config, so that what transformers reads is also what it writes.
 
@@ -112,6 +113,36 @@ class Belongings:
             if not place.exists():
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.write_bytes(content)
+
+
+def check_json(path: Path) -> None:
+    """Check a JSON file of a model's folder, where there is one: what transformers reads is what stands there.
+
+    Raises:
+        ModelError: If it begins with a byte order mark, is no object of JSON, has a field twice, or a NaN.
+    """
+    if not path.is_file():
+        return
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in made and made[name] != value:
+                raise ModelError(f"'{path}' has {name} twice, {made[name]!r} and {value!r}; remove the wrong one")
+            if value != value:
+                raise ModelError(f"'{path}' has {name} = NaN; write a number")
+            made[name] = value
+        return made
+
+    text = path.read_bytes()
+    if text.startswith(b"\xef\xbb\xbf"):
+        raise ModelError(f"'{path}' begins with a byte order mark, which transformers does not read; save it without")
+    try:
+        made = json.loads(text, object_pairs_hook=once)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"'{path}' is not JSON: {first_line(error)}; correct it, or copy it again") from error
+    if not isinstance(made, dict):
+        raise ModelError(f"'{path}' holds one {type(made).__name__}, and an object is asked; copy it again")
 
 
 def belongings_of(folder: Path | None, with_code: bool = False) -> Belongings:
@@ -237,16 +268,27 @@ def render(
             f"the model's chat template does not end: more than {MOST_LINES:,} of its lines, or {_SECONDS:g} s, for "
             f"{len(plain)} messages; correct it (chat_template.jinja or tokenizer_config.json)"
         ) from error
+    except TemplateSyntaxError as error:
+        raise ConfigError(
+            f"the model's chat template has a mistake in line {error.lineno}: {error.message}; correct it "
+            "(chat_template.jinja or tokenizer_config.json)"
+        ) from error
     except TemplateError as error:
+        if type(error) is not TemplateError:
+            raise _failed(roles, error) from error
         raise ConfigError(
             f"the model's chat template refuses messages with roles {roles}: {error}; {_way_out(roles)}"
         ) from error
     except Exception as error:
         # A template is foreign code and can raise any error.
-        raise ConfigError(
-            f"the model's chat template fails for messages with roles {roles}: {type(error).__name__}: {error}; "
-            "correct it (chat_template.jinja or tokenizer_config.json), or give the messages as it wants them"
-        ) from error
+        raise _failed(roles, error) from error
+
+
+def _failed(roles: Sequence[Any], error: Exception) -> ConfigError:
+    return ConfigError(
+        f"the model's chat template fails for messages with roles {roles}: {type(error).__name__}: {error}; "
+        "correct it (chat_template.jinja or tokenizer_config.json), or give the messages as it wants them"
+    )
 
 
 def _way_out(roles: Sequence[Any]) -> str:

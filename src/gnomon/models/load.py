@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gnomon.core.errors import ModelError, on_one_line, shortened, unknown
 from gnomon.models import default
-from gnomon.models.folder import moved, savable
+from gnomon.models.folder import check_json, moved, savable
 from gnomon.models.lora import LoraConfig, adapt, check_lora, merged_tensors, trainable
 from gnomon.models.tiny import TINY, TINY_MODELS, tiny_model, tiny_tokenizer
 from gnomon.models.token_strings import first_line, parsed, untrusted
@@ -75,6 +75,8 @@ def check_model(name: str, trust_remote_code: bool = False) -> None:
     folder = _named(name)
     if folder.is_dir():
         _check_folder(folder)
+        for file in ("config.json", "generation_config.json", "tokenizer_config.json"):
+            check_json(folder / file)
         with parsed(f"model '{name}': its config cannot be used"):
             _check_causal(_read_config(str(folder), trust_remote_code), name, trust_remote_code)
         return
@@ -424,28 +426,28 @@ def _generation_settings(place: str, config: Any) -> tuple[list[int], list[str]]
     """
     from transformers import GenerationConfig
 
-    size = int(config.get_text_config().vocab_size)
+    size, file, settings = int(config.get_text_config().vocab_size), "generation_config.json", config
     try:
         # What transformers would not write is said by the rehearsal.
         with no_report():
             settings = GenerationConfig.from_pretrained(place)
     except Exception as error:
-        if isinstance(error, OSError) and not (Path(place) / "generation_config.json").exists():
-            ends = [i for i in _listed(getattr(config, "eos_token_id", None)) if type(i) is int and 0 <= i < size]
-            return ends, []
-        raise ModelError(
-            f"model '{place}': transformers does not take its generation_config.json ({first_line(error)}); correct "
-            "the file, or remove it"
-        ) from error
+        if not isinstance(error, OSError) or (Path(place) / file).exists():
+            raise ModelError(
+                f"model '{place}': transformers does not take its generation_config.json ({first_line(error)}); "
+                "correct the file, or remove it"
+            ) from error
+        file = "config.json"
     # -1 is how some files write that there is none.
-    ends = [i for i in _listed(settings.eos_token_id) if i is not None and (type(i) is not int or i != -1)]
+    stated = _listed(getattr(settings, "eos_token_id", None))
+    ends = [i for i in stated if i is not None and (type(i) is not int or i != -1)]
     for end in ends:
         if type(end) is not int or not 0 <= end < size:
             raise ModelError(
-                f"model '{place}': generation_config.json has {shortened(repr(end))} in eos_token_id, which is none of "
-                f"the model's tokens (whole numbers from 0 to {size - 1}); correct the file"
+                f"model '{place}': {file} has {shortened(repr(end))} in eos_token_id, which is none of the model's "
+                f"tokens (whole numbers from 0 to {size - 1}); correct the file"
             )
-    return ends, _unapplied(vars(settings))
+    return ends, _unapplied(vars(settings)) if settings is not config else []
 
 
 def _unapplied(settings: Mapping[str, Any]) -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from gnomon.core.errors import ModelError, refusal_of
+from gnomon.core.errors import ModelError, UserError, refusal_of
 
 # Files of a model are read by libraries, which raise whatever they trip over; whoever reads one gets a ModelError.
 
@@ -18,7 +18,7 @@ def parsed(said: str, *passing: type[Exception]) -> Iterator[None]:
     What the operating system refused (a full disk, a limit) stays as well: the model is not to blame.
     A damaged config.json alone makes transformers raise nine kinds of error, from OSError to ZeroDivisionError.
     """
-    stays: tuple[type[Exception], ...] = (ModelError, MemoryError, *passing)
+    stays: tuple[type[Exception], ...] = (UserError, MemoryError, *passing)
     try:
         yield
     except stays:

@@ -169,6 +169,18 @@ class RunDirectory:
         if not (path / "experiment.toml").is_file():
             raise RunDirectoryError(_no_run(path))
 
+    @classmethod
+    def check_there(cls, *paths: Path, is_model: bool = False) -> None:
+        """Refuse paths at which there is nothing, before a library is loaded; models may be asked for instead of runs.
+
+        Raises:
+            RunDirectoryError: The message names the nearest run.
+        """
+        for path in paths:
+            if not os.path.lexists(path):
+                said = f"there is no folder {path}: {_no_run(path)}; for a model of the hub {NO_TASK}"
+                raise RunDirectoryError(said if is_model else _no_run(path))
+
     def table(self) -> dict[str, Any]:
         """Return the resolved experiment as a table.
 
@@ -323,6 +335,9 @@ def _no_run(path: Path) -> str:
         hint = unknown("run", str(path), near) if near else f"there is no run {path}"
         return f"{hint}; `gnomon train EXPERIMENT` starts one"
     return f"{path} is no run: it has no experiment.toml; `gnomon train EXPERIMENT --run-dir DIR` starts one"
+
+
+NO_TASK = "the task must be named: --task arithmetic, a file, or a generator"
 
 
 class _reported:

@@ -400,6 +400,10 @@ def _split(config: TaskConfig, held_out: HeldOut) -> _Sides:
     return config.questions(), _other_seed(config, held_out)
 
 
+_FEW = 1000
+"""Questions that are drawn first where more are held out; if twice as many hold none that is new, these are all."""
+
+
 def _other_seed(config: _Generated, held_out: HeldOut, is_short_refused: bool = True) -> Subset[Question]:
     """Return ``held_out.size`` different questions that the generator makes from the held-out seed.
 
@@ -408,15 +412,19 @@ def _other_seed(config: _Generated, held_out: HeldOut, is_short_refused: bool = 
     """
     if config.seed == held_out.seed:
         raise ConfigError(f"'{config.name}' and held_out have the same seed {config.seed}; give them different ones")
-    for factor in (1, 2, 4, 8, 16):
-        drawn: QuestionSet = replace(config, seed=held_out.seed, size=factor * max(held_out.most, 1)).questions()
+    size, before, most = min(max(held_out.most, 1), _FEW), 0, 16 * held_out.most
+    while True:
+        drawn: QuestionSet = replace(config, seed=held_out.seed, size=size).questions()
         different = unique(drawn)
         if len(different) >= held_out.most:
             return first(different, held_out.most)
+        if size >= most or (size > _FEW and len(different) == before):
+            break
+        size, before = min(2 * size, most), len(different)
     if not is_short_refused:
         return different
     raise ConfigError(
-        f"'{config.name}' makes only {len(different)} different questions in {16 * held_out.most}, and "
+        f"'{config.name}' makes only {len(different)} different questions in {size}, and "
         f"held_out.size is {held_out.most}; lower it, or widen the task's range"
     )
 

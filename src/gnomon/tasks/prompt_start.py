@@ -83,7 +83,7 @@ def beginning_of(tokenizer: Speller, is_opening_shown: bool = True) -> Beginning
         return Beginning(tokenizer)
     if asked is None:
         return Beginning(tokenizer)
-    plain = _shared(tokenizer, asked, plain)
+    plain = _always_begun(tokenizer, asked) if asked == plain else _shared(tokenizer, asked, plain)
     headers = _headers(tokenizer, plain)
     begun, ids = asked.removeprefix(plain), tokenizer.encode(asked)
     bare = [cut for header in headers if (cut := header[: _thought_at(header)]).strip()]
@@ -113,6 +113,19 @@ def _shared(tokenizer: Speller, asked: str, plain: str) -> str:
     return common if _ASKED in common and asked.startswith(common) else plain
 
 
+def _always_begun(tokenizer: Speller, asked: str) -> str:
+    """Return what stands before the turn that a template begins in any case; ``asked`` if it begins none."""
+    answer: Message = {"role": "assistant", "content": _SAID}
+    with contextlib.suppress(ConfigError):
+        answered, again = (
+            tokenizer.template([_QUESTION, further], begins_answer=False) or "" for further in (answer, _QUESTION)
+        )
+        common = _shared(tokenizer, answered, again)
+        if _SAID not in common and common != again and asked.startswith(common):
+            return common
+    return asked
+
+
 def _blank_end(tokenizer: Speller, ids: Sequence[int]) -> int:
     """Return how many tokens at the end are white space."""
     return sum(1 for _ in itertools.takewhile(lambda i: not tokenizer.spelled([i]).strip(), reversed(ids)))
@@ -140,10 +153,10 @@ def _turn_note(asked: str, plain: str, headers: Sequence[str]) -> str | None:
     if asked == plain:
         if headers and not any(header.strip() for header in headers):
             return None
-        said = f"before an answer it writes {headers[0]!r}, and" if headers else "it"
+        said = f"before an answer it writes {headers[0]!r}, and " if headers else ""
         return (
-            f"the model's chat template has no add_generation_prompt: {said} prompts end with {_end(asked)!r}, so that "
-            "no assistant's turn is begun for the answer; use a tokenizer whose template begins one"
+            f"the model's chat template has no add_generation_prompt: {said}prompts end with {_end(asked)!r}; unless "
+            "that is where the assistant's turn is begun, use a tokenizer whose template begins one"
         )
     begun = asked.removeprefix(plain).strip()
     if headers and not any(header.strip()[:1] == begun[:1] for header in headers):

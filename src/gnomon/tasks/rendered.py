@@ -9,6 +9,7 @@ read; around a switch white space does not count either.
 """
 
 import contextlib
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -57,7 +58,11 @@ class Looks:
         tools: Sequence[Mapping[str, Any]],
         switches: Mapping[str, Any],
     ) -> int | str | None:
-        """Return the place of the first message that is not in the prompt, or what is lost of tools; None for none."""
+        """Return the place of the first message that is not in the prompt, or what is lost of tools; None for none.
+
+        Raises:
+            ConfigError: If the template writes turns in another order.
+        """
         found = _without_switches(rendered)
         for place, message in enumerate(messages):
             if not any(_is_in(way, found) for way in _ways(message)):
@@ -70,6 +75,7 @@ class Looks:
         missing = self._absent(roles, places, tools[:1], switches, [*places])
         if missing:
             return places[missing[0]]
+        self._check_order(roles, [*places], tools[:1], switches)
         for tool in tools:
             words: dict[str, str] = {}
             missing = self._absent(roles, words, [_worded_tool(tool, words)], switches)
@@ -131,6 +137,31 @@ class Looks:
                 self._tried[key] = [word for word in words if word not in rendered]
         missing: list[str] = self._tried.setdefault(key, [])
         return missing
+
+    def _check_order(
+        self,
+        roles: Sequence[str],
+        words: Sequence[str],
+        tools: Sequence[Mapping[str, Any]],
+        switches: Mapping[str, Any],
+    ) -> None:
+        """Look whether turns stand in their order; a system message may stand anywhere. Raises: ConfigError."""
+        key = ("order", roles, bool(tools))
+        if key in self._tried:
+            return
+        self._tried[key] = True
+        messages = [{"role": role, "content": word} for role, word in zip(roles, words, strict=True)]
+        rendered = ""
+        with contextlib.suppress(ConfigError):
+            rendered = self.tokenizer.template(messages, tools, switches) or ""
+        turns = [place for place, role in enumerate(roles) if role not in ("system", "developer")]
+        for earlier, later in itertools.pairwise(turns):
+            if rendered.rfind(words[later]) < rendered.find(words[earlier]):
+                raise ConfigError(
+                    f"the model's chat template writes message {later + 1} of {len(roles)}, the {roles[later]}'s, "
+                    f"before message {earlier + 1}, the {roles[earlier]}'s; correct it (chat_template.jinja or "
+                    "tokenizer_config.json)"
+                )
 
 
 def name_of(tool: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from gnomon.core.errors import CheckpointError, ConfigError, RunDirectoryError, 
 from gnomon.core.tables import to_table
 from gnomon.models.load import BUILT_IN
 from gnomon.records.checkpoints import Checkpoints
-from gnomon.records.directory import RunDirectory
+from gnomon.records.directory import NO_TASK, RunDirectory
 from gnomon.records.manifest import verify
 from gnomon.records.ownership import check_own
 from gnomon.rewards.reasoning import Reasoning
@@ -152,14 +152,12 @@ class EvalSpec:
 
 def _no_task(candidate: EvalTarget) -> UserError:
     """Return what is wrong with evaluating what is no run without naming a task; a missing folder is said first."""
-    name, wanted = str(candidate.model), "the task must be named: --task arithmetic, a file, or a generator"
-    if name in BUILT_IN or Path(name).is_dir():
-        return ConfigError(f"{name} is no run, so {wanted}")
+    name = str(candidate.model)
     try:
-        RunDirectory.check(Path(name))  # which names the nearest run
+        RunDirectory.check_there(*[Path(name)] * (name not in BUILT_IN), is_model=True)
     except RunDirectoryError as error:
-        return RunDirectoryError(f"there is no folder {name}: {error}; for a model of the hub {wanted}")
-    return ConfigError(f"{name} is no run, so {wanted}")
+        return error
+    return ConfigError(f"{name} is no run, so {NO_TASK}")
 
 
 def _judges(begun: Mapping[str, Any]) -> list[dict[str, Any]]:
