@@ -7,7 +7,7 @@
 plain sum, and micro-batching, accumulation and data parallelism are exact.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -188,6 +188,12 @@ class Composition:
         """Whether a piece looks at the proximal policy beside behavior, as P3O's form with two anchors does."""
         return any(getattr(piece, "reads_both", False) for piece in (self.surrogate, *self.regularizers))
 
+    @property
+    def top_logprobs(self) -> int | None:
+        """Likeliest tokens of behavior that a piece reads at each position, 0 for all; None where none reads any."""
+        asked = [getattr(piece, "top_logprobs", None) for piece in self.regularizers]
+        return next((count for count in asked if count is not None), None)
+
     def statistics(self, current: Tensor, batch: Batch) -> Statistics:
         """Return effective sizes of the ratios over trained tokens, and the sums that pieces ask for.
 
@@ -220,7 +226,9 @@ class Composition:
                 sums[name] = float(masked(term.detach().double(), batch.mask).sum())
         return sums
 
-    def loss(self, current: Tensor, entropy: Tensor, cut: Batch, statistics: Statistics) -> Loss:
+    def loss(
+        self, current: Tensor, entropy: Tensor, cut: Batch, statistics: Statistics, behavior_kl: Tensor | None = None
+    ) -> Loss:
         """Return the loss of one cut of a weighed minibatch; cuts' losses and gradients add to the whole's.
 
         Args:
@@ -229,11 +237,13 @@ class Composition:
             cut: Rows of a weighed minibatch.
             statistics: Of the whole optimizer step, or of the one before it, as `scope` says; not read when that is
                 "micro_batch".
+            behavior_kl: KL to behavior over whole distributions, Float[B T], in nats, with a gradient; for algorithms
+                with `top_logprobs`.
         """
         assert cut.weights is not None, "weigh the minibatch before cutting it"
         if self.scope == "micro_batch":
             statistics = self.statistics(current, cut)
-        view = self.view(current, entropy, cut, statistics)
+        view = replace(self.view(current, entropy, cut, statistics), behavior_kl=behavior_kl)
         per_token, metrics = self.surrogate(view)
         if self.correction is not None:
             factor, measured = self.correction(view)

@@ -27,6 +27,8 @@ class LossInputs:
             ``current`` without its gradient, since both are the same policy then.
         log_ratio: Log-ratio of the algorithm's `Ratio`, Float[B T], 0 where masked.
         statistics: Effective sample sizes in the algorithm's scope, and the sums that pieces asked for.
+        behavior_kl: KL(current || behavior) over the distributions of each token, Float[B T], in nats, with a gradient;
+            None unless a piece asked for it (`EssKl`).
     """
 
     batch: Batch
@@ -35,6 +37,7 @@ class LossInputs:
     proximal: Tensor
     log_ratio: Tensor
     statistics: Statistics
+    behavior_kl: Tensor | None = None
 
     @property
     def advantages(self) -> Tensor:

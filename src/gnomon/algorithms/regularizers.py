@@ -86,23 +86,47 @@ class Kl(_Weighted):
 
 @dataclass(frozen=True)
 class EssKl(Regularizer):
-    """(1 - e) times an estimate of KL(current || anchor): less trust, shorter leash.
+    """(1 - e) times KL(current || anchor), or an estimate of it: less trust, shorter leash.
 
     e is the effective sample size of the whole optimizer step, without a gradient; on policy the term is exactly 0.
 
     Attributes:
         anchor: "behavior"; or "mixture", of behavior and proximal, each weighted by how little it is to be trusted: ((1
             - e_b) pi_b + (1 - e_p) pi_p) / (2 - e_b - e_p), and then e is the smaller of e_b and e_p.
-        estimator: "unbiased" (rho d - rho + 1, ours: it estimates this KL from samples of behavior) or "k3" (the
-            reference code's, which estimates chi^2 - KL(behavior, current) and has no bound as rho goes to 0). Needs
-            Ratio(anchor="behavior").
+        estimator: "unbiased" (rho d - rho + 1, ours: it estimates this KL from samples of behavior), "k3" (the
+            reference code's, which estimates chi^2 - KL(behavior, current) and has no bound as rho goes to 0), or
+            "exact" (the paper's sum over the distribution that each token was drawn from, which the engine returns with
+            the token; of a local engine, without top-p, top-k and min-p). Needs Ratio(anchor="behavior").
+        top_k: Of "exact", the likeliest tokens of behavior that are told apart; all others count as one event, so that
+            the sum is at most the whole KL, which 0 takes. 8 bytes for each of them and each token of the answers.
+
+    Raises:
+        ConfigError: "exact" with "mixture", whose distribution is not kept; ``top_k`` with another estimator.
 
     Source: P3O, arXiv 2605.12380; "mixture" is its eq. 13.
     """
 
-    estimator: Literal["unbiased", "k3"] = "unbiased"
+    estimator: Literal["unbiased", "k3", "exact"] = "unbiased"
     anchor: Literal["behavior", "mixture"] = "behavior"
+    top_k: int = 0
     name: ClassVar[str] = "ess_kl"
+
+    def __post_init__(self) -> None:
+        check_bounds("EssKl", self, top_k=(self.top_k >= 0, ">= 0 (0 is the whole distribution)"))
+        if self.estimator == "exact" and self.anchor == "mixture":
+            raise ConfigError(
+                'EssKl: estimator = "exact" needs the whole distribution, and that of the mixture is not kept; set '
+                'anchor = "behavior", or estimator = "unbiased"'
+            )
+        if self.estimator != "exact" and self.top_k:
+            raise ConfigError(
+                f'EssKl: top_k = {self.top_k} is of estimator = "exact" alone; set it, or leave top_k out'
+            )
+
+    @property
+    def top_logprobs(self) -> int | None:
+        """Likeliest tokens of behavior that it reads, 0 for all; None for none."""
+        return self.top_k if self.estimator == "exact" else None
 
     @property
     def reads_both(self) -> bool:
@@ -116,7 +140,15 @@ class EssKl(Regularizer):
         if self.anchor == "mixture":
             anchor = _mixture(view, 1 - e, 1 - other)
             e = smallest(e, other)
-        estimate = kl_estimate(view, anchor, self.estimator)
+        if self.estimator != "exact":
+            estimate = kl_estimate(view, anchor, self.estimator)
+        elif view.behavior_kl is not None:
+            estimate = masked(view.behavior_kl, view.batch.mask)
+        else:
+            raise ConfigError(
+                'EssKl: estimator = "exact" needs the distributions that the tokens were drawn from, and the batch has '
+                'none: the engine returned no Completion.top, or it is a recorded batch; set estimator = "unbiased"'
+            )
         factor = 1 - e
         measured = Metrics.of({"loss/ess_kl_estimate_nats": average(estimate, view.batch.mask)})
         return factor * estimate, measured

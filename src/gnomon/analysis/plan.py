@@ -257,7 +257,18 @@ def _costs(resolved: Resolved, asked: TrainingData, size: ModelSize, precision: 
         average_bytes=_trained(resolved, size) * (item + masters) if algorithm.proximal is not None else 0,
         critic_bytes=size.parameters * (item + masters + 8) if _has_own_critic(resolved) else 0,
         is_mixture=size.experts > 1,
+        distribution_bytes=_distributions(resolved, size),
     )
+
+
+def _distributions(resolved: Resolved, size: ModelSize) -> int:
+    """Return the bytes of the tokens and log-probabilities that come with a step's answers of full length."""
+    experiment = resolved.experiment
+    kept = experiment.algorithm.top_logprobs
+    if kept is None:
+        return 0
+    tokens = experiment.rollouts_per_step * experiment.sampling.max_completion_length
+    return 8 * tokens * (min(kept, size.vocabulary) or size.vocabulary)
 
 
 def _checkpoint(resolved: Resolved, size: ModelSize, precision: Precision) -> int:
@@ -289,6 +300,8 @@ def _memory(resolved: Resolved, size: ModelSize, precision: Precision, prompt_to
     masters = 16 if item < 4 else 12
     weights = size.parameters * item + _trained(resolved, size) * masters
     weights += costs.reference_bytes + costs.average_bytes + costs.critic_bytes
+    # Once with the answers on their way, once more in the batch.
+    weights += (experiment.staleness_bound + 2) * costs.distribution_bytes
     weights += resolved.own_copies * size.parameters * item
     # Training continues while a copy of the state is written.
     weights += _checkpoint(resolved, size, precision) if experiment.checkpoints.asynchronous else 0

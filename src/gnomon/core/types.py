@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -42,6 +42,18 @@ class Task:
     messages: tuple[Message, ...] = ()
 
 
+class TopLogprobs(NamedTuple):
+    """The likeliest tokens of the distribution that each token of a response was drawn from.
+
+    Attributes:
+        tokens: Int32[T N], different ones in a row; N is the vocabulary where all were asked for.
+        logprobs: Float32[T N], in nats, of the tempered distribution.
+    """
+
+    tokens: Tensor
+    logprobs: Tensor
+
+
 @dataclass(frozen=True)
 class Completion:
     """One answer of an engine.
@@ -56,6 +68,7 @@ class Completion:
         stop: "stop" when a stop token was sampled, "length" when the budget ended first.
         routing: Int16[S L K], the experts that each of L mixture layers chose for each position of prompt and response;
             -1 where none was recorded (the last position: nothing was asked of it). None unless it was asked for.
+        top: A row for each token. None unless it was asked for.
     """
 
     tokens: tuple[int, ...]
@@ -65,6 +78,7 @@ class Completion:
     newest_version: int
     stop: StopReason
     routing: Tensor | None = None
+    top: TopLogprobs | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +136,7 @@ class Rollout:
         mask: True where the policy chose the token.
         logprobs, full_logprobs: As in `Completion`, 0.0 where ``mask`` is false.
         routing: As in `Completion`.
+        top: As in `Completion`, zeros where ``mask`` is false.
         text: The response decoded, for verifiers and people.
         stop: "length" when a budget of turns or tokens cut the response off, else "stop".
         ending: How a conversation ended; None for a single answer.
@@ -140,6 +155,7 @@ class Rollout:
     stop: StopReason
     routing: Tensor | None = None
     ending: Ending | None = None
+    top: TopLogprobs | None = None
 
     @property
     def is_truncated(self) -> bool:
@@ -169,7 +185,7 @@ _AXES: Mapping[str, str] = {
     "tokens": "B S", "prompt_lengths": "B", "lengths": "B", "mask": "B T", "rewards": "B", "is_graded": "B",
     "is_truncated": "B", "group": "B", "version": "B", "behavior": "B T", "full_behavior": "B T",
     "baseline": "B", "bootstrap": "B", "routing": "B S L K",
-    "free_routing": "B S L K", "proximal": "B T",
+    "free_routing": "B S L K", "top_tokens": "B T N", "top_logprobs": "B T N", "proximal": "B T",
     "reference": "B T", "values": "B T", "advantages": "B T", "returns": "B T", "weights": "B T",
 }  # fmt: skip
 
@@ -194,6 +210,8 @@ class Batch:
         baseline (Float[B]): Tracked value of the task, read before this batch was observed.
         routing (Int[B S L K]): Experts of the policy whose routing is replayed, -1 where none is; None replays nothing.
         free_routing (Int[B S L K]): Experts of the proximal policy where nothing is replayed, to compare with.
+        top_tokens, top_logprobs (Int[B T N], Float[B T N]): The likeliest tokens of behavior, as in `TopLogprobs`;
+            None unless the algorithm reads them.
         proximal, reference (Float[B T]): Log-probabilities of these policies, filled by scoring.
         values (Float[B T]): Value of the state *before* each token, filled by scoring.
         bootstrap (Float[B]): Value of the state after the last token, filled by scoring.
@@ -223,6 +241,8 @@ class Batch:
     bootstrap: Tensor | None = None
     routing: Tensor | None = None
     free_routing: Tensor | None = None
+    top_tokens: Tensor | None = None
+    top_logprobs: Tensor | None = None
     proximal: Tensor | None = None
     reference: Tensor | None = None
     values: Tensor | None = None

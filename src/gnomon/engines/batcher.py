@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gnomon.core.errors import EngineError
-from gnomon.core.types import Completion, StopReason
+from gnomon.core.types import Completion, StopReason, TopLogprobs
 from gnomon.engines.base import Sampling
 from gnomon.engines.rng import uniforms
-from gnomon.engines.sampler import Draws, draw
+from gnomon.engines.sampler import Draws, draw, likeliest
 from gnomon.engines.stop_strings import StopStrings
 from gnomon.models.decoder import Decoder, Prompt
 
@@ -55,6 +55,7 @@ class BatchRow:
     full_logprobs: list[float] = field(default_factory=list)
     oldest_version: int = 0
     experts: Tensor | None = None
+    likeliest: list[TopLogprobs] = field(default_factory=list)
 
     @property
     def latest(self) -> int:
@@ -70,6 +71,14 @@ class BatchRow:
     def routing(self) -> Tensor | None:
         """The experts of prompt and response, as `Completion` has them: the last token has not been to any."""
         return None if self.experts is None else torch.nn.functional.pad(self.experts, (0, 0, 0, 0, 0, 1), value=-1)
+
+    @property
+    def top(self) -> TopLogprobs | None:
+        """The likeliest tokens at each position, as `Completion` has them."""
+        if not self.likeliest:
+            return None
+        tokens, logprobs = zip(*self.likeliest, strict=True)
+        return TopLogprobs(torch.stack(tokens), torch.stack(logprobs))
 
 
 class Batcher:
@@ -126,6 +135,7 @@ class Batcher:
             return []
         room = max(row.room for row in self._active)
         logits = self._decoder.step([row.latest for row in self._active], room)
+        self._note_likeliest(logits)
         return self._record(self._draw(logits))
 
     def _admit(self) -> None:
@@ -162,6 +172,17 @@ class Batcher:
             full[where] = drawn.full_logprobs.cpu()
         return Draws(tokens, own, full)
 
+    def _note_likeliest(self, logits: Tensor) -> None:
+        """Keep the likeliest tokens for rows that ask for them; those with equal settings together."""
+        asking: dict[Sampling, list[int]] = {}
+        for slot, row in enumerate(self._active):
+            if row.request.sampling.top_logprobs is not None:
+                asking.setdefault(row.request.sampling, []).append(slot)
+        for sampling, slots in asking.items():
+            tokens, logprobs = likeliest(logits if len(slots) == len(self._active) else logits[slots], sampling)
+            for place, slot in enumerate(slots):
+                self._active[slot].likeliest.append(TopLogprobs(tokens[place], logprobs[place]))
+
     def _record(self, drawn: Draws) -> list[tuple[Request, list[Completion]]]:
         tokens, own, full = drawn.listed()
         if not math.isfinite(sum(full)) or not math.isfinite(sum(own)):
@@ -193,6 +214,7 @@ class Batcher:
             newest_version=self.version,
             stop=stop,
             routing=row.routing,
+            top=row.top,
         )
         if len(request.completions) < len(request.keys):
             return None

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gnomon.core.types import TopLogprobs
 from gnomon.engines.base import Sampling
 from gnomon.models.cpu.exponential import exp_
 from gnomon.models.cpu.kernels import kernels_of
@@ -73,6 +74,22 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Draws:
     tokens, kept_total = _invert(truncate(shifted, masses, sampling), uniforms)
     chosen = _tempered(wide, largest, tokens, sampling)
     return Draws(tokens, chosen - kept_total.log(), chosen - masses.sum(dim=-1).log())
+
+
+def likeliest(logits: Tensor, sampling: Sampling) -> TopLogprobs:
+    """Return the ``sampling.top_logprobs`` likeliest tokens of each row, on the CPU; of the tempered distribution.
+
+    Args:
+        logits: Float[R V], any precision; computed in float32.
+        sampling: Not truncated. 0 returns the whole vocabulary in the order of its ids.
+    """
+    wide = logits.float() / (sampling.temperature or 1.0)
+    total = wide.logsumexp(dim=-1, keepdim=True)
+    count, width = sampling.top_logprobs or wide.shape[1], wide.shape[1]
+    if count >= width:
+        return TopLogprobs(torch.arange(width, dtype=torch.int32).expand(wide.shape), (wide - total).cpu())
+    values, tokens = wide.topk(count, dim=-1)
+    return TopLogprobs(tokens.int().cpu(), (values - total).cpu())
 
 
 def _tempered(logits: Tensor, largest: Tensor, tokens: Tensor, sampling: Sampling) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gnomon.core.errors import ConfigError
 from gnomon.core.metrics import Metrics
 from gnomon.core.progress import working
-from gnomon.core.types import Batch
+from gnomon.core.types import Batch, TopLogprobs
 from gnomon.learner.loss import ComputeStats
 from gnomon.learner.mesh import Mesh, SingleProcess
 from gnomon.learner.microbatch import Sharing, micro_batches, move
@@ -105,7 +105,10 @@ class ForwardRunner:
             yield index, cut, self.score(scorer, cut)
 
     def score(self, scorer: TokenScorer, cut: Batch, with_entropy: bool = True) -> TokenScores:
-        """Return log-probabilities and entropies of one cut, its routing replayed where it has one."""
+        """Return log-probabilities and entropies of one cut, its routing replayed where it has one.
+
+        With entropies comes the KL to behavior, where the cut has behavior's likeliest tokens.
+        """
         is_routed = cut.routing is not None or cut.free_routing is not None
         return self._score(scorer, cut, with_entropy, Routing(cut.routing) if is_routed else None)
 
@@ -191,6 +194,8 @@ class ForwardRunner:
 
     def _score(self, scorer: TokenScorer, cut: Batch, with_entropy: bool, routing: Routing | None) -> TokenScores:
         tensors = (cut.tokens, cut.prompt_lengths, cut.mask)
+        if with_entropy and cut.top_tokens is not None and cut.top_logprobs is not None:
+            scorer = scorer.against(TopLogprobs(cut.top_tokens, cut.top_logprobs))
         scores = self.mesh.run(scorer.model, lambda: scorer(*tensors, cut.temperature, with_entropy, routing))
         self.work.add(cut, scores.computed)
         return scores

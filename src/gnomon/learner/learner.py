@@ -358,7 +358,7 @@ class TorchLearner:
                 continue
             if algorithm.scope == "lagged":
                 self._lag.add(algorithm.statistics(scores.logprobs, cut))
-            loss = algorithm.loss(scores.logprobs, scores.entropy, cut, statistics)
+            loss = algorithm.loss(scores.logprobs, scores.entropy, cut, statistics, scores.behavior_kl)
             tally.backward(loss, scores, cut)
             tally.metrics += measure_routing(scores, cut)
             reach("backward")

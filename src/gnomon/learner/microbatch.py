@@ -13,7 +13,7 @@ from gnomon.models.prefix import number_prompts, pieces
 
 _RESPONSE_FIELDS = (
     "mask", "behavior", "full_behavior", "proximal", "reference", "values", "advantages", "returns",
-    "weights",
+    "weights", "top_tokens", "top_logprobs",
 )  # fmt: skip
 _SEQUENCE_FIELDS = ("tokens", "routing", "free_routing")
 

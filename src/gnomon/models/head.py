@@ -11,6 +11,13 @@ them again, for all rows and a part of the vocabulary at a time, so the gradient
 and not a sum over chunks. This costs one more product and saves V floats per token. If all rows fit into one chunk,
     their
 logits are kept for the backward pass: no more memory at a time, and one product of four saved.
+
+The same pass gives the KL to a distribution q of which the likeliest tokens are known. With f = log p - log q of each
+of these, and of all others together (f'), KL = sum p f:
+
+    d KL / dz = p (f - KL)
+
+Where all others together have less than a millionth, they count as a millionth.
 """
 
 from typing import Any
@@ -20,6 +27,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from gnomon.core.types import TopLogprobs
 from gnomon.models.cpu.exponential import exp_
 from gnomon.models.cpu.gradient_sum import add, sum_of
 from gnomon.models.cpu.kernels import kernels_of
@@ -31,6 +39,10 @@ _LEAST_COLUMNS = 64
 _CHUNK_TOKENS = 256
 _CHUNK_TOKENS_GPU = 8192
 _CHUNK_SHARE = 64
+_REST = 1e-6
+"""Least probability of all other tokens together: below it, 1 - sum p is rounding."""
+_RAREST = -100.0
+"""Log-probabilities below it are probabilities of 0 in float32."""
 
 _Found = tuple[Tensor, Tensor, Tensor, Tensor | None]
 """Of each row the largest logit, the sum of exp(logit - largest), the target's log-probability, and the entropy."""
@@ -66,15 +78,62 @@ def chosen_logprobs(
     >>> round(logprob.item(), 6), round(entropy.item(), 6)
     (-0.693147, 0.693147)
     """
-    settings = (temperature, chunk_tokens, with_entropy)
+    return scored(hidden, head, targets, (temperature, chunk_tokens, with_entropy))[:2]
+
+
+def scored(
+    hidden: Tensor,
+    head: nn.Linear,
+    targets: Tensor,
+    settings: tuple[float, int, bool],
+    top: TopLogprobs | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `chosen_logprobs` does, and KL(row || the distribution that ``top`` is of), Float32[N].
+
+    Args:
+        hidden: Float[N d].
+        head: Linear layer with V outputs.
+        targets: Int[N].
+        settings: temperature, chunk_tokens and with_entropy of `chosen_logprobs`.
+        top: Int[N K] and Float[N K], a row for each of ``hidden``; K = V is the whole distribution. None: zeros.
+
+    >>> head = nn.Linear(2, 2, bias=False)
+    >>> _ = nn.init.eye_(head.weight)
+    >>> top = TopLogprobs(torch.tensor([[0, 1]]), torch.tensor([[0.8, 0.2]]).log())
+    >>> round(scored(torch.zeros(1, 2), head, torch.tensor([0]), (1.0, 256, True), top)[2].item(), 6)
+    0.223144
+    """
     count = len(hidden)
     missing = round_up(count, head.weight) - count
+    ids, logprobs = (None, None) if top is None else top
     if missing:
         hidden, targets = functional.pad(hidden, (0, 0, 0, missing)), functional.pad(targets, (0, missing))
-    logprobs, entropy = _ChosenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, head.weight, head.bias, targets, settings
+        ids, logprobs = (x if x is None else functional.pad(x, (0, 0, 0, missing)) for x in (ids, logprobs))
+    found: tuple[Tensor, Tensor, Tensor] = _ChosenLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, head.weight, head.bias, (targets, ids, logprobs), settings
     )
-    return logprobs[:count], entropy[:count]
+    return found[0][:count], found[1][:count], found[2][:count]
+
+
+def divergence(own: Tensor, other: Tensor, is_whole: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return KL(own || other) of each row, and what its slope is made of; differentiable.
+
+    Args:
+        own: Log-probabilities Float[N K] of K tokens.
+        other: Of the same tokens, under the other distribution.
+        is_whole: Whether there are no other tokens.
+
+    Returns:
+        sum p f, Float[N]; f of all other tokens together, Float[N], 0 where there are none; p (f - that), Float[N K].
+    """
+    own, other = own.clamp(min=_RAREST), other.clamp(min=_RAREST)
+    p, f = own.exp(), own - other
+    if is_whole:
+        left = rest = torch.zeros_like(p[:, 0])
+    else:
+        left = (1 - p.sum(1)).clamp(min=_REST)
+        rest = left.log() - (1 - other.exp().sum(1)).clamp(min=_REST).log()
+    return (p * f).sum(1) + left * rest, rest, p * (f - rest[:, None])
 
 
 class _ChosenLogprobs(torch.autograd.Function):
@@ -84,32 +143,48 @@ class _ChosenLogprobs(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        targets: Tensor,
+        asked: tuple[Tensor, Tensor | None, Tensor | None],
         settings: tuple[float, int, bool],
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         temperature, chunk_tokens, with_entropy = settings
+        targets, ids, others = asked
         largest, total, logprobs = (torch.empty(len(hidden), device=hidden.device) for _ in range(3))
-        entropy = torch.zeros_like(largest)
+        entropy, kl, rest = (torch.zeros_like(largest) for _ in range(3))
+        pushes = None if others is None else torch.empty_like(others, dtype=torch.float32)
         is_kept = len(hidden) <= chunk_tokens and any(ctx.needs_input_grad)
         ctx.kept = None
         for chunk in _chunks(len(hidden), chunk_tokens):
             logits = functional.linear(hidden[chunk], weight, bias)
             found = (largest[chunk], total[chunk], logprobs[chunk], entropy[chunk] if with_entropy else None)
+            # Looked up first: what follows may write over the logits.
+            own = None if ids is None else logits.gather(1, ids[chunk].long()).float() / temperature
             _reduce(logits, targets[chunk], found, temperature, is_kept)
+            if own is not None and others is not None and pushes is not None:
+                own -= (largest[chunk] + total[chunk].log())[:, None]
+                is_whole = own.shape[1] >= len(weight)
+                kl[chunk], rest[chunk], pushes[chunk] = divergence(own, others[chunk], is_whole)
             if is_kept:
                 ctx.kept = logits
         ctx.settings, ctx.sum = settings, sum_of(weight)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(hidden, weight, bias, targets, largest, total, entropy)
-        return logprobs, entropy
+        ctx.save_for_backward(hidden, weight, bias, targets, largest, total, entropy, kl - rest, ids, pushes)
+        return logprobs, entropy, kl
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, to_logprob: Tensor | None, to_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, largest, total, entropy = ctx.saved_tensors
+    def backward(
+        ctx: Any, to_logprob: Tensor | None, to_entropy: Tensor | None, to_kl: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, largest, total, entropy, turn, ids, pushes = ctx.saved_tensors
         temperature, chunk_tokens, with_entropy = ctx.settings
         if to_logprob is None:
             to_logprob = torch.zeros_like(entropy)
+        further = None
+        if to_kl is not None and ids is not None:
+            # p (f' - KL) is as the slope of a log-probability, but for the target's own 1, which is taken back.
+            to_logprob = to_logprob + to_kl * turn
+            values = torch.cat([-(to_kl * turn)[:, None], to_kl[:, None] * pushes], 1).div_(temperature)
+            further = (torch.cat([targets[:, None], ids.long()], 1), values)
         to_entropy = to_entropy.contiguous() if with_entropy and to_entropy is not None else None
         for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
         added, is_new = ctx.sum.begin() if for_weight and ctx.sum is not None else (None, True)
@@ -125,6 +200,8 @@ class _ChosenLogprobs(torch.autograd.Function):
             own = None if bias is None else bias[part]
             slopes = functional.linear(hidden, weight[part], own) if kept is None else kept
             _turn_into_slopes(slopes, part.start, given, temperature)
+            if further is not None:
+                _add_at(slopes, part.start, *further)
             if d_bias is not None:
                 d_bias[part] = slopes.sum(0, dtype=torch.float32)
             if d_weight is not None:
@@ -193,6 +270,13 @@ def _slope_with_entropy(shifted: Tensor, total: Tensor, g: Tensor, g_entropy: Te
     """Turn x = log p + log total into -p (g + g_entropy (log p + entropy)), in place."""
     masses = exp_(shifted.clone())
     shifted.mul_(g_entropy).add_(g_entropy * (entropy - total.log()) + g).mul_(masses).mul_(-1 / total)
+
+
+def _add_at(slopes: Tensor, first: int, tokens: Tensor, values: Tensor) -> None:
+    """Add ``values`` Float[N K] at ``tokens`` Int[N K] to the slopes Float[N W] of the tokens from ``first`` on."""
+    places = tokens - first
+    is_here = (places >= 0) & (places < slopes.shape[1])
+    slopes.scatter_add_(1, places.clamp_(0, slopes.shape[1] - 1), torch.where(is_here, values, 0.0).to(slopes.dtype))
 
 
 def _tempered(wide: Tensor, temperature: float) -> Tensor:

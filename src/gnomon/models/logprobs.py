@@ -5,6 +5,7 @@ later one, so padding there changes nothing that is read. Without a mask the att
 the upper triangle. Position p - 1 predicts the token at position p; the shift is made here and nowhere else.
 """
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gnomon.core.errors import ConfigError
+from gnomon.core.types import TopLogprobs
 from gnomon.models.attention import rotary_edge
 from gnomon.models.backbone import Backbone, own_states
 from gnomon.models.forward import accepted, checked_arguments
-from gnomon.models.head import chosen_logprobs, chunk_for
+from gnomon.models.head import chunk_for, divergence, scored
 from gnomon.models.prefix import Packed
 from gnomon.models.routing import Routing, pad_experts, routed
 from gnomon.models.token_strings import parsed
@@ -33,27 +35,35 @@ class TokenScores:
         computed: Positions that went through the model, padding included.
         experts: Int16[B S L K], the experts that a mixture's routers would choose freely, -1 at positions that were not
             computed; None if dense or not requested.
+        behavior_kl: KL(this policy || behavior), Float32[B T], of a scorer `against` behavior's likeliest tokens.
     """
 
     logprobs: Tensor
     entropy: Tensor
     computed: int = 0
     experts: Tensor | None = None
+    behavior_kl: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """The rows to score: the first three arguments of a `TokenScorer`."""
+    """The rows to score: the first three arguments of a `TokenScorer`, and what it is against."""
 
     tokens: Tensor
     prompt_lengths: Tensor
     mask: Tensor
+    top: TopLogprobs | None = None
 
     @property
     def lengths(self) -> Tensor:
         """Prompt and response Int[B], each response up to its last wanted token."""
         steps = torch.arange(1, self.mask.shape[1] + 1, device=self.mask.device)
         return self.prompt_lengths + (self.mask * steps).amax(1)
+
+    def cut(self, at: Tensor, width: int) -> "_Rows":
+        """Return the rows ``at`` Int[N], their tokens up to ``width``."""
+        top = None if self.top is None else TopLogprobs(*(part[at] for part in self.top))
+        return _Rows(self.tokens[at, :width], self.prompt_lengths[at], self.mask[at], top)
 
 
 @dataclass(frozen=True)
@@ -102,6 +112,18 @@ class TokenScorer:
         self._names = accepted(model)
         self._edge = rotary_edge(model.config)
         self._keeps = "logits_to_keep" in self._names
+        self._top: TopLogprobs | None = None
+
+    def against(self, top: TopLogprobs) -> "TokenScorer":
+        """Return a scorer with the same model that also gives the KL to behavior.
+
+        Args:
+            top: Behavior's likeliest tokens Int[B T K] and their log-probabilities Float[B T K], for the rows that it
+                will be called with.
+        """
+        found = copy.copy(self)
+        found._top = top
+        return found
 
     def __call__(
         self,
@@ -126,7 +148,7 @@ class TokenScorer:
             ConfigError: If a prompt is empty, since nothing predicts its first response token; or as
                 `routing.replaying` does.
         """
-        asked = _Rows(tokens, prompt_lengths, mask)
+        asked = _Rows(tokens, prompt_lengths, mask, self._top)
         if self._edge is None or tokens.shape[1] <= self._edge:
             return self._scored(asked, temperature, with_entropy, routing, self.shares_prompts)
         return self._by_table(asked, temperature, with_entropy, routing)
@@ -136,22 +158,24 @@ class TokenScorer:
         edge = self._edge or 0
         is_short = asked.lengths <= edge
         shape, device = asked.mask.shape, asked.mask.device
-        logprobs, entropy, computed = torch.zeros(shape, device=device), torch.zeros(shape, device=device), 0
+        logprobs, entropy, kl = (torch.zeros(shape, device=device) for _ in range(3))
+        computed = 0
         experts: Tensor | None = None
         for which, width, shares in ((is_short, edge, self.shares_prompts), (~is_short, asked.tokens.shape[1], False)):
             at = which.nonzero()[:, 0]
             if not len(at):
                 continue
-            part = _Rows(asked.tokens[at, :width], asked.prompt_lengths[at], asked.mask[at])
+            part = asked.cut(at, width)
             own = None if routing is None else routing.of_rows(at, width)
             found = self._scored(part, temperature, with_entropy, own, shares)
             logprobs, entropy = logprobs.index_put((at,), found.logprobs), entropy.index_put((at,), found.entropy)
+            kl = kl if found.behavior_kl is None else kl.index_put((at,), found.behavior_kl)
             computed += found.computed
             if found.experts is not None:
                 made = found.experts.new_full((*asked.tokens.shape, *found.experts.shape[2:]), -1)
                 experts = made if experts is None else experts
                 experts[at.cpu(), : found.experts.shape[1]] = found.experts
-        return TokenScores(logprobs, entropy, computed, experts)
+        return TokenScores(logprobs, entropy, computed, experts, None if asked.top is None else kl)
 
     def _scored(
         self, asked: _Rows, temperature: float, with_entropy: bool, routing: Routing | None, shares: bool
@@ -161,24 +185,26 @@ class TokenScorer:
         positions = prompt_lengths[rows] + columns
         if rows.numel() == 0:
             empty = torch.zeros(mask.shape, device=mask.device)
-            return TokenScores(empty, empty)
+            return TokenScores(empty, empty, behavior_kl=None if asked.top is None else empty)
         if int(positions.min()) < 1:
             raise ConfigError("a prompt has no token, so nothing predicts its first response token; begin it with one")
         targets = tokens[rows, positions]
         predicting = (rows, positions - 1)
+        top = None if asked.top is None else TopLogprobs(*(part[rows, columns] for part in asked.top))
         if self.is_split:
             hidden = self._hidden(asked, predicting, routing, shares)
             computed, experts = hidden.states.shape[0] * hidden.states.shape[1], hidden.experts
             # One flat index: its backward is an index_add, much cheaper than that of hidden[rows, predicting].
             wanted = hidden.states.flatten(0, 1).index_select(0, hidden.index)
             head = self.model.get_output_embeddings()
-            logprobs, entropy = chosen_logprobs(wanted, head, targets, temperature, self.chunk_tokens, with_entropy)
+            found = scored(wanted, head, targets, (temperature, self.chunk_tokens, with_entropy), top)
         else:
             computed = tokens.numel()
-            logprobs, entropy, experts = self._whole(tokens, predicting, targets, temperature, with_entropy, routing)
-        blank = torch.zeros(mask.shape, dtype=logprobs.dtype, device=mask.device)
-        where = (rows, columns)
-        return TokenScores(blank.index_put(where, logprobs), blank.index_put(where, entropy), computed, experts)
+            how = (temperature, with_entropy, top)
+            found, experts = self._whole(tokens, predicting, targets, how, routing)
+        blank = torch.zeros(mask.shape, dtype=found[0].dtype, device=mask.device)
+        logprobs, entropy, kl = (blank.index_put((rows, columns), values) for values in found)
+        return TokenScores(logprobs, entropy, computed, experts, None if top is None else kl)
 
     def lies_in_line(self, longest: int) -> bool:
         """Whether rows of at most ``longest`` tokens with shared prompts form one row."""
@@ -211,11 +237,11 @@ class TokenScorer:
         tokens: Tensor,
         where: tuple[Tensor, Tensor],
         targets: Tensor,
-        temperature: float,
-        entropy: bool,
+        how: tuple[float, bool, TopLogprobs | None],
         routing: Routing | None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor | None]:
         rows, predicting = where
+        temperature, entropy, top = how
         parts, chosen = [], {}
         for row in sorted(set(rows.tolist())):
             mine = rows == row
@@ -224,25 +250,26 @@ class TokenScorer:
             is_beyond = self._edge is not None and tokens.shape[1] > self._edge
             sequence = tokens[row : row + 1, : max(end, self._edge + 1) if self._edge and is_beyond else end]
             own = routing and routing.of(row, sequence.shape[1])
-            arguments = (sequence, predicting[mine], targets[mine], temperature, entropy, own)
+            known = None if top is None else TopLogprobs(*(part[mine] for part in top))
+            arguments = (sequence, predicting[mine], targets[mine], (temperature, entropy, known), own)
             if torch.is_grad_enabled():
                 scores = checkpoint(self._one_row, *arguments, use_reentrant=False, preserve_rng_state=False)
             else:
                 scores = self._one_row(*arguments)
-            parts.append(scores[:2])
-            chosen[row] = scores[2]
-        logprobs, entropies = zip(*parts, strict=True)
-        return torch.cat(logprobs), torch.cat(entropies), pad_experts(chosen, *tokens.shape)
+            parts.append(scores[:3])
+            chosen[row] = scores[3]
+        logprobs, entropies, divergences = (torch.cat(part) for part in zip(*parts, strict=True))
+        return (logprobs, entropies, divergences), pad_experts(chosen, *tokens.shape)
 
     def _one_row(
         self,
         sequence: Tensor,
         predicting: Tensor,
         targets: Tensor,
-        temperature: float,
-        entropy: bool,
+        how: tuple[float, bool, TopLogprobs | None],
         routing: Routing | None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        temperature, entropy, top = how
         first = int(predicting.min())
         wanted = {"logits_to_keep": sequence.shape[1] - first, "use_cache": False}
         with routed(self.model, routing) as recorder:
@@ -252,9 +279,12 @@ class TokenScorer:
         offset = first if self._keeps else 0
         log_policy = (logits[predicting - offset].float() / temperature).log_softmax(-1)
         chosen = log_policy.gather(1, targets[:, None])[:, 0]
-        if not entropy:
-            return chosen, torch.zeros_like(chosen), experts
-        return chosen, -(log_policy.exp() * log_policy).sum(-1), experts
+        entropies = -(log_policy.exp() * log_policy).sum(-1) if entropy else torch.zeros_like(chosen)
+        if top is None:
+            return chosen, entropies, torch.zeros_like(chosen), experts
+        own = log_policy.gather(1, top.tokens.long())
+        kl = divergence(own, top.logprobs, own.shape[1] >= log_policy.shape[1])[0]
+        return chosen, entropies, kl, experts
 
 
 def _is_split(model: Any) -> bool:

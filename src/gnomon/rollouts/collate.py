@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import ConfigError, EngineError
 from gnomon.core.types import Batch, Group, Rollout
 
 
@@ -14,7 +14,8 @@ def collate(groups: Sequence[Group], temperature: float, baseline: Callable[[str
 
     A rollout with an error keeps its row, with an empty mask: it is counted, enters no statistic and no loss.
     baseline: task id to tracked value, read before these groups are observed; None without a tracker.
-    Raises: ConfigError when there is no rollout at all.
+    Raises: ConfigError when there is no rollout at all; EngineError when some answers have their likeliest tokens and
+    others not.
     """
     pairs = [(number, rollout) for number, group in enumerate(groups) for rollout in group.rollouts]
     if not pairs:
@@ -22,6 +23,7 @@ def collate(groups: Sequence[Group], temperature: float, baseline: Callable[[str
     rollouts = [rollout for _, rollout in pairs]
     width = max(len(r.response) for r in rollouts)
     graded = [r.grade.reward is not None for r in rollouts]
+    top_tokens, top_logprobs = _top(rollouts, width)
     return Batch(
         tokens=_pad([r.prompt + r.response for r in rollouts], torch.long),
         prompt_lengths=torch.tensor([len(r.prompt) for r in rollouts]),
@@ -40,7 +42,27 @@ def collate(groups: Sequence[Group], temperature: float, baseline: Callable[[str
         if baseline is None
         else torch.tensor([baseline(r.task_id) for r in rollouts], dtype=torch.float64),
         routing=_routing(rollouts),
+        top_tokens=top_tokens,
+        top_logprobs=top_logprobs,
     )
+
+
+def _top(rollouts: Sequence[Rollout], width: int) -> tuple[Tensor | None, Tensor | None]:
+    """Return Int32[B T N] and Float32[B T N], 0 for padding; None when no rollout has any."""
+    known = [(row, r.top) for row, r in enumerate(rollouts) if r.top is not None]
+    if not known:
+        return None, None
+    lacking = sum(r.top is None and any(_trained(r)) for r in rollouts)
+    if lacking:
+        raise EngineError(
+            f"{lacking} of {len(rollouts)} answers came without the likeliest tokens that were asked for "
+            "(Sampling.top_logprobs, Completion.top)"
+        )
+    padded = [part.new_zeros((len(rollouts), width, part.shape[1])) for part in known[0][1]]
+    for row, top in known:
+        for merged, part in zip(padded, top, strict=True):
+            merged[row, : len(part)] = part
+    return padded[0], padded[1]
 
 
 def _routing(rollouts: Sequence[Rollout]) -> Tensor | None:

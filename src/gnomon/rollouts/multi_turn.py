@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from gnomon.core.types import Completion, EndedBy, Ending, Grade, Rollout, Task
+from gnomon.core.types import Completion, EndedBy, Ending, Grade, Rollout, Task, TopLogprobs
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.stop_strings import shown
 from gnomon.rewards.base import Sample
@@ -104,7 +104,19 @@ class Trajectory:
             stop="length" if self.ending.is_budget else "stop",
             routing=self._routing(),
             ending=self.ending,
+            top=self._top(),
         )
+
+    def _top(self) -> TopLogprobs | None:
+        """Return the likeliest tokens at each position that the policy chose, zeros elsewhere."""
+        known = [(start - len(self.prompt), c.top) for start, c in self.completions if c.top is not None]
+        if not known:
+            return None
+        whole = TopLogprobs(*(part.new_zeros((len(self.tokens), part.shape[1])) for part in known[0][1]))
+        for start, top in known:
+            for merged, part in zip(whole, top, strict=True):
+                merged[start : start + len(part)] = part
+        return whole
 
     def _routing(self) -> Tensor | None:
         """Return the experts at each position, from the turn that first computed it for an answer.

@@ -133,4 +133,5 @@ def _rollout(task: Task, completion: Completion, sample: Sample, grade: Grade) -
         newest_version=completion.newest_version,
         stop=completion.stop,
         routing=completion.routing,
+        top=completion.top,
     )

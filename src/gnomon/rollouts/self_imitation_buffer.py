@@ -140,7 +140,7 @@ class SelfImitationReplay:
 def _plain(rollout: Rollout, reward: float) -> Rollout:
     """Return what imitation needs of a rollout."""
     zeros = (0.0,) * len(rollout.response)
-    return replace(rollout, logprobs=zeros, full_logprobs=zeros, text="", grade=Grade(reward), routing=None)
+    return replace(rollout, logprobs=zeros, full_logprobs=zeros, text="", grade=Grade(reward), routing=None, top=None)
 
 
 def _joined(rows: Iterable[Sequence[int]]) -> Tensor:

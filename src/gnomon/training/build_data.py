@@ -192,7 +192,7 @@ def _exams(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: 
     found = []
     for tasks, asked in sets:
         how = asked.sampling.over(plan.sampling)
-        sampling = replace(sampling_of(experiment, tokenizer), **how.given, record_routing=False)
+        sampling = replace(sampling_of(experiment, tokenizer), **how.given, record_routing=False, top_logprobs=None)
         check_stop_strings(sampling, tokenizer)
         judged = grading if not split.sets else judged_by(experiment, asked, grading)
         samples = asked.samples or plan.samples
@@ -228,6 +228,7 @@ def sampling_of(experiment: Experiment, tokenizer: Tokenizer) -> Sampling:
         record_routing=experiment.algorithm.routing == "behavior",
         tokenizer=str(folder.resolve()) if folder.is_dir() else experiment.model,
         trust_remote_code=experiment.trust_remote_code,
+        top_logprobs=experiment.algorithm.top_logprobs,
     )
 
 

@@ -20,6 +20,7 @@ from gnomon.training.resolve import Resolved
 def check_settings(resolved: Resolved) -> None:
     """Refuse engines, learners and cluster that cannot be meant together, or are not there. Raises: ConfigError."""
     _check_greedy(resolved.experiment)
+    _check_distributions(resolved.experiment)
     check_serving(resolved)
     check_staging(resolved)
 
@@ -43,6 +44,34 @@ def _check_greedy(experiment: Experiment) -> None:
     else:
         return
     raise ConfigError(f"{said}: {why}; set it above 0, and evaluation.sampling.temperature = 0 to evaluate greedily")
+
+
+def _check_distributions(experiment: Experiment) -> None:
+    """Refuse to compare with distributions that the engine does not return, or that leave tokens out.
+
+    Raises:
+        ConfigError: The message names what to set.
+    """
+    plan = experiment.sampling
+    if experiment.steps == 0 or experiment.algorithm.top_logprobs is None:
+        return
+    cut = {
+        "top_p": plan.top_p < 1,
+        "top_k": plan.top_k > 0,
+        "min_p": plan.min_p > 0,
+        "temperature": not plan.temperature,
+    }
+    said = [f"sampling.{name} = {getattr(plan, name):g}" for name, is_cut in cut.items() if is_cut]
+    if experiment.engine.kind == "vllm":
+        why = "gnomon's vLLM engines return the log-probability of the drawn token alone; set engine.kind = 'local'"
+    elif said:
+        why = f"{', '.join(said)} gives tokens probability 0, where the KL has no bound; draw from all tokens"
+    else:
+        return
+    raise ConfigError(
+        f"EssKl's estimator = 'exact' compares with the whole distribution that tokens were drawn from, and {why}, or "
+        "estimator = 'unbiased'"
+    )
 
 
 def check_extras(experiment: Experiment) -> None:

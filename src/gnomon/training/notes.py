@@ -27,6 +27,7 @@ class Costs:
 
     training_prompts: of the task. reference_bytes, average_bytes, critic_bytes: of the copies of the model that the
     algorithm asks for, 0 where there is none. is_mixture: whether the model has experts to choose from.
+    distribution_bytes: of the distributions that a step's answers of full length were drawn from, where they are kept.
     """
 
     training_prompts: int
@@ -34,6 +35,7 @@ class Costs:
     average_bytes: int
     critic_bytes: int
     is_mixture: bool
+    distribution_bytes: int = 0
 
 
 def paragraphs(experiment: Experiment, costs: Costs) -> list[str]:
@@ -272,6 +274,14 @@ def _loss(experiment: Experiment, costs: Costs) -> Iterator[str]:
     for regularizer in algorithm.regularizers:
         if not _is_off(regularizer):
             yield _said_of(regularizer)
+    if costs.distribution_bytes:
+        kept = algorithm.top_logprobs
+        what = f"the {many(kept, 'likeliest token')}" if kept else "the whole distribution"
+        yield (
+            f"The engine returns {what} at each position of the answers, up to "
+            f"{size_in_words(costs.distribution_bytes)} a step in the run's memory"
+            f"{'' if kept else '; top_k = 64 of EssKl needs less, and lumps the others'}."
+        )
     if algorithm.scope == "lagged":
         yield "Effective sample sizes are those of the update before, 1 at first."
     elif algorithm.reads_statistics:
@@ -325,7 +335,8 @@ _SENTENCES: Mapping[type, Callable[[Any], str]] = {
     ),
     regularizers.Kl: lambda r: f"{r.coefficient:g} times KL(current, {r.anchor}) is added, estimated by {r.estimator}.",
     regularizers.EssKl: lambda r: (
-        f"KL(current, {r.anchor}) is added, times 1 - e, e the effective sample size: nothing on-policy."
+        f"KL(current, {r.anchor}) is added, times 1 - e, e the effective sample size: nothing on-policy; "
+        + ("exact." if r.estimator == "exact" else f"estimated by {r.estimator}.")
     ),
     regularizers.Entropy: lambda r: (
         f"{abs(r.coefficient):g} times the entropy is {'subtracted' if r.coefficient > 0 else 'added, which sharpens'}."

@@ -166,13 +166,18 @@ class VllmEngine:
 
         Raises:
             ConfigError: A prompt is empty, an id is outside the vocabulary, prompt and budget exceed the context, or
-                the experts of a mixture are asked for.
+                the experts of a mixture or the likeliest tokens are asked for.
             EngineError: The engine is closed or vLLM fails.
         """
         if sampling.record_routing:
             raise ConfigError(
                 'vLLM does not say which experts its model chose; set engine.kind = "local", or leave algorithm.routing'
                 ' off or at "proximal"'
+            )
+        if sampling.top_logprobs is not None:
+            raise ConfigError(
+                "this engine returns the log-probability of the drawn token alone; set engine.kind = 'local', or "
+                "EssKl's estimator = 'unbiased'"
             )
         self._check_open()
         self._thread.reach.check(prompt, sampling.max_completion_length)
