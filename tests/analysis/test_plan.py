@@ -34,7 +34,7 @@ def planned(*overrides: str) -> RunEstimate:
     """Return the plan of the `tiny` experiment with these changes."""
     resolved = Resolved(load("tiny", [*TINY, *overrides]).experiment)
     with Console() as console:
-        asked, _ = checked(resolved, console)
+        asked, *_ = checked(resolved, console)
     return make_plan(resolved, asked, model_size(resolved.experiment.model))
 
 

@@ -28,7 +28,7 @@ OPTIONS = {
     "tasks": {"name", "--json"},
     "train": {"experiment", "key=value", "--run-dir", "--cluster", "--json", "--restarts"},
     "resume": {"run", "--json", "--restarts"},
-    "continue": {"run", "key=value", "--json", "--restarts"},
+    "continue": {"run", "key=value", "--run-dir", "--json", "--restarts"},
     "watch": {"run", "--plain", "--once", "--wait", "--interval", "--json"},
     "report": {"run", "--out", "--json"},
     "evaluate": {

@@ -111,11 +111,12 @@ def make_plan(resolved: Resolved, asked: TrainingData, size: ModelSize) -> RunEs
     asked_tokens = asked.mean_prompt_tokens
     costs = _costs(resolved, asked, size, precision)
     checkpoint = _checkpoint(resolved, size, precision)
-    records = int(rollouts * experiment.steps * 40 * experiment.sampling.max_completion_length)
+    steps = experiment.steps - experiment.first_step
+    records = int(rollouts * steps * 40 * experiment.sampling.max_completion_length)
     seconds = _step_seconds(resolved, size, precision, asked_tokens)
     before = initial_answers(experiment, costs.training_prompts) / rollouts / passes(algorithm)
     plan = RunEstimate(
-        steps=experiment.steps,
+        steps=steps,
         prompts_per_step=experiment.prompts_per_step,
         rollouts_per_step=rollouts,
         updates_per_step=algorithm.updates.total,
@@ -130,7 +131,7 @@ def make_plan(resolved: Resolved, asked: TrainingData, size: ModelSize) -> RunEs
         checkpoint_bytes=checkpoint,
         disk_bytes=checkpoint * _kept(resolved) + records,
         step_seconds=seconds,
-        total_seconds=seconds * (experiment.steps + _taught_batches(resolved) + before),
+        total_seconds=seconds * (steps + _taught_batches(resolved) + before),
         prompt=_shown_prompt(asked),
         sentences=(),
     )
@@ -147,6 +148,8 @@ def _shape(resolved: Resolved, asked: TrainingData, plan: RunEstimate) -> Iterat
         f"({_parameters(plan.parameters)} parameters, computed in {plan.precision}"
         f"{f', LoRA of rank {experiment.lora.rank}' if experiment.lora else ''})."
     )
+    if experiment.continue_from is not None:
+        yield f"It goes on from step {experiment.first_step} of {experiment.continue_from}."
     yield from _limits(resolved)
     yield (
         f"A step asks {many(plan.prompts_per_step, 'prompt')}, {many(algorithm.num_generations, 'answer')} each: "

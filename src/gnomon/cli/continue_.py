@@ -1,4 +1,8 @@
-"""``gnomon continue RUN key=value ...``: go on with a run after its end, with more steps."""
+"""``gnomon continue RUN key=value ...``: go on with a run after its end, with more steps, other prompts or settings.
+
+With more steps alone the same run goes on. Otherwise, and with --run-dir, another run begins with its weights, moments
+and what it knows of the prompts that stay; its steps count on from there.
+"""
 
 import argparse
 import sys
@@ -15,8 +19,11 @@ from gnomon.training.supervisor import reporting
 EXAMPLES = """
 examples:
   gnomon continue runs/first steps=200            # 200 steps in all, in the same run
+  gnomon continue runs/first steps=300 task=more.jsonl sampling.max_completion_length=1024
+                                                  # a run runs/first-2 that begins after step 200 of runs/first
+  gnomon continue runs/first steps=300 learner.optimizer.learning_rate=5e-7 --run-dir runs/slower
 
-The same run with more steps has the numbers of a run that asked for them at first."""
+model, lora, seed, the critic's trunk and an averaged policy stay as they were."""
 
 
 def build_parser() -> SettingsParser:
@@ -29,6 +36,7 @@ def build_parser() -> SettingsParser:
     )
     parser.add_argument("run", type=Path, help="a run directory")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that change, such as steps=200")
+    parser.add_argument("--run-dir", type=Path, help="where to write another run (default: RUN-2)")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end and nothing else")
     add_restarts(parser)
     return parser
@@ -40,12 +48,27 @@ def run(arguments: Sequence[str]) -> int:
     RunDirectory.check(given.run)
     check_names(RunDirectory(given.run).experiment, given.overrides)
     if given.restarts:
-        again = ["continue", str(given.run), *given.overrides, *["--json"] * given.json]
-        return restarted(again, given.run, given.restarts)
+        return _with_restarts(given)
     with working("loading libraries", is_brief=True):
         from gnomon.cli.results import show
         from gnomon.training.api import continue_run
 
     with reporting(given.report), redirect_stdout(sys.stderr if given.json else sys.stdout):
-        result = continue_run(given.run, [parse_override(each) for each in given.overrides])
+        result = continue_run(given.run, [parse_override(each) for each in given.overrides], given.run_dir)
     return show(result, as_json=given.json)
+
+
+def _with_restarts(given: argparse.Namespace) -> int:
+    """Continue in a process that is begun again after a fault, in a directory that is chosen in advance."""
+    with working("loading libraries", is_brief=True):
+        from gnomon.training.continuation import LENGTH
+
+    run_dir = given.run_dir
+    if run_dir is None and any(parse_override(each)[0] not in LENGTH for each in given.overrides):
+        made = RunDirectory.after(given.run)
+        made.close()
+        made.take_back()
+        run_dir = made.path
+    place = [] if run_dir is None else ["--run-dir", str(run_dir)]
+    again = ["continue", str(given.run), *given.overrides, *place, *["--json"] * given.json]
+    return restarted(again, run_dir or given.run, given.restarts)

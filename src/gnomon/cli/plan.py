@@ -57,12 +57,16 @@ def run(arguments: Sequence[str]) -> int:
         from gnomon.models.size import model_size
         from gnomon.records.console import Console
         from gnomon.training.api import checked
+        from gnomon.training.continuation import settled
         from gnomon.training.resolve import Resolved
 
     loaded = load(given.experiment, given.overrides)
-    experiment, resolved = loaded.experiment, Resolved(loaded.experiment)
+    experiment, doubts = settled(loaded.experiment)
+    resolved = Resolved(experiment)
     with Console() as console:
-        asked, _ = checked(resolved, console)
+        for said in doubts:
+            console.warn(said)
+        asked, *_ = checked(resolved, console)
     with working("reckoning what a step takes"):
         plan = make_plan(resolved, asked, model_size(experiment.model, experiment.trust_remote_code))
     if given.json:

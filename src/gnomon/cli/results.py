@@ -20,7 +20,7 @@ def show(result: "Result", as_json: bool) -> int:
     if as_json:
         print(json.dumps(result.as_row()))
         return 0
-    evaluations = [e for e in result.evaluations if e.step in (0, result.steps)]
+    evaluations = [e for e in result.evaluations if e.step in (result.first_step, result.steps)]
     lines = ["", *table(evaluations)]
     if len(evaluations) == 2:
         lines += ["", _verdict(result.directory, *evaluations)]

@@ -126,6 +126,8 @@ class Experiment:
         engine: What generates the answers.
         learner: How the model is trained.
         lora: Train a low-rank adapter instead of all weights; none trains all weights.
+        continue_from: The folder of a run, or of one of its checkpoints, whose weights, moments and values of prompts
+            this run goes on with; ``steps`` count from the beginning of that one. None begins with the model.
         evaluation: When and on what the model is evaluated.
         checkpoints: When a checkpoint is written, and how many are kept.
         grading: Processes and limits of the rewards.
@@ -160,6 +162,7 @@ class Experiment:
     engine: EngineConfig = EngineConfig()
     learner: LearnerConfig = LearnerConfig()
     lora: LoraConfig | None = None
+    continue_from: str | None = None
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoints: CheckpointConfig = CheckpointConfig()
     grading: GradingConfig = GradingConfig()
@@ -206,9 +209,24 @@ class Experiment:
         return self.sampling.temperature if own is None else own
 
     @property
+    def first_step(self) -> int:
+        """Steps that were made by the run that this one continues; 0 for a run that continues none."""
+        return 0 if self.continue_from is None else steps_of(self.continue_from)
+
+    @property
     def prompts_per_step(self) -> int:
         """Prompts asked a step."""
         return self.rollouts_per_step // self.algorithm.num_generations
+
+
+def steps_of(checkpoint: str) -> int:
+    """Return the steps after which a checkpoint was saved; 0 of another folder.
+
+    >>> steps_of("runs/first/checkpoints/step-24"), steps_of("runs/first")
+    (24, 0)
+    """
+    made = Path(checkpoint).name.removeprefix("step-")
+    return int(made) if made.isdecimal() and Path(checkpoint).parent.name == "checkpoints" else 0
 
 
 def _allow_packages(experiment: Experiment) -> None:
@@ -381,6 +399,8 @@ def anchored(experiment: Experiment) -> Experiment:
     """Return the experiment with the files that it names as absolute paths, so that it is the same from any folder."""
     table = tomllib.loads(to_toml(experiment))
     table["model"] = _absolute(table["model"])
+    if "continue_from" in table:
+        table["continue_from"] = _absolute(table["continue_from"])
     table["engine"]["kind"] = _absolute_member(table["engine"]["kind"])
     _anchor(table)
     return from_table(table).experiment

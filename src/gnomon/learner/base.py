@@ -47,7 +47,9 @@ def check_composition(state: State, has: Mapping[str, str], frozen: Mapping[str,
                 f"the checkpoint was made with {saved[name]}, this run has {has[name]}; resume with the algorithm "
                 "that the run began with"
             )
-    if state.values["frozen"] != frozen:
+    there = state.values["frozen"]
+    # Without a reference on one side nothing in the state stands on it.
+    if any(there.get(name) != own and (name == "base" or (own and there.get(name))) for name, own in frozen.items()):
         raise CheckpointError(
             f"the checkpoint was made on other frozen weights: it says {state.values['frozen']}, this run has "
             f"{frozen}; resume with the model and reference that the run began with"

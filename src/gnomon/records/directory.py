@@ -78,6 +78,8 @@ class RunDirectory:
     """The folder of graded rollouts: a file per step."""
     batches = _Entry("batches")
     """The folder of training batches: a file per step."""
+    prompts = _Entry("prompts.safetensors")
+    """Keys of the training prompts, where something is remembered of each; a continued run knows them by these."""
     checkpoints = _Entry("checkpoints")
     """The folder of checkpoints."""
     saved = _Entry(".saved")
@@ -132,10 +134,18 @@ class RunDirectory:
             name: Letters, digits, dots, underscores and hyphens stay; anything else becomes a hyphen.
         """
         slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:64] or "run"
-        base = f"{slug}-{now or datetime.datetime.now():%Y%m%d-%H%M%S}"
-        number = 1
+        return cls._numbered(root / f"{slug}-{now or datetime.datetime.now():%Y%m%d-%H%M%S}", 1)
+
+    @classmethod
+    def after(cls, parent: Path) -> Self:
+        """Make a new run beside another one that it continues: PARENT-2, or -3, ... when that is taken."""
+        is_second = "continue_from" in cls(parent).table()
+        return cls._numbered(parent.with_name(re.sub(r"-\d+$", "", parent.name)) if is_second else parent, 2)
+
+    @classmethod
+    def _numbered(cls, base: Path, number: int) -> Self:
         while True:
-            path = root / (base if number == 1 else f"{base}-{number}")
+            path = base if number == 1 else base.with_name(f"{base.name}-{number}")
             with _reported(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 try:
@@ -201,7 +211,15 @@ class RunDirectory:
         Raises:
             RunDirectoryError: The message names it.
         """
-        plain = [self.metrics, self.evaluations, self.findings, self.pretraining, self.diagnosis, self.card]
+        plain = [
+            self.metrics,
+            self.evaluations,
+            self.findings,
+            self.pretraining,
+            self.diagnosis,
+            self.card,
+            self.prompts,
+        ]
         folders = [self.answers, self.rollouts, self.batches]
         for folder in folders:
             if os.path.lexists(folder) and not folder.is_dir():

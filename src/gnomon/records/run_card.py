@@ -85,6 +85,7 @@ class Card:
         sources: The user's files that it runs, each with its SHA-256.
         questions: A stamp of what it is trained on.
         settings: SHA-256 of the run's experiment, as the session found it.
+        parent: The checkpoint of the run that it continues; "" for a run that continues none.
         cluster: What it computes on beside this machine, and who is let in there; "" for none.
     """
 
@@ -107,6 +108,7 @@ class Card:
     source: str = ""
     questions: str = ""
     settings: str = ""
+    parent: str = ""
     cluster: str = ""
     native: str = ""
     slow: Sequence[str] = ()

@@ -9,7 +9,7 @@ structural. Zero alternates between asking and training, a positive number overl
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
@@ -319,6 +319,17 @@ class RolloutScheduler:
         """
         pending = [[s.index, s.number, s.place, s.attempt] for s in [*self._slots, *self._pending]]
         return State(values={"next": self._next, "taken": self._clock + 1, "slack": self.slack, "pending": pending})
+
+    def moved(self, state: State, places: Mapping[int, int] | None) -> State:
+        """Return a state of another scheduler as one of this: rounds go on, and what is on its way is asked if it fits.
+
+        places: of each former task in this task set; None where the sets are the same.
+        """
+        rows = [row for row in state.values["pending"] if places is None or row[0] in places]
+        pending = [[row[0] if places is None else places[row[0]], *row[1:]] for row in rows]
+        fits = all(row[2] < self.prompts_per_step and row[3] < self.max_attempts for row in pending)
+        fits = fits and len(pending) <= (self.max_staleness + 1 - self.slack) * self.prompts_per_step
+        return State(values={**state.values, "slack": self.slack, "pending": pending if fits else []})
 
     def restore(self, state: State) -> None:
         """Ask first what was on its way."""

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from gnomon.algorithms.sections import SelfImitationBuffer
 from gnomon.core.types import Grade, Group, Rollout, State, Task
+from gnomon.rollouts.curriculum.base import KeptPrompts
 from gnomon.rollouts.curriculum.philox import philox
+from gnomon.tasks.base import TaskSet
 
 
 class _Kept(NamedTuple):
@@ -123,6 +125,17 @@ class SelfImitationReplay:
             for task_id, prompt, response, mask, is_truncated, versions, reward, weight_sync in parts
         )
         self._arrived = int(state.values["arrived"])
+
+    def moved(self, state: State, kept: KeptPrompts, tasks: TaskSet) -> State:
+        """Return a state of a former task set as one of ``tasks``: responses to prompts whose tokens are the same."""
+        former, moved = SelfImitationReplay(self._plan, self._seed), SelfImitationReplay(self._plan, self._seed)
+        former.restore(state)
+        for each in former._kept:
+            place = kept.successor(each.rollout.task_id)
+            if place is not None and tasks[place].prompt == each.rollout.prompt:
+                moved._kept.append(each._replace(rollout=replace(each.rollout, task_id=tasks[place].id)))
+        moved._arrived = former._arrived
+        return moved.state()
 
     def _best(self, candidates: Iterable[_Kept]) -> list[_Kept]:
         best: list[_Kept] = []

@@ -52,7 +52,7 @@ from gnomon.training.build_data import (
 )
 from gnomon.training.build_workers import opened
 from gnomon.training.checks import check_extras, check_serving, check_settings
-from gnomon.training.continuation import Continuation
+from gnomon.training.continuation import Continuation, Inheritance, ParentRun, settled, write_keys
 from gnomon.training.eval_spec import NEWEST, EvalSpec, EvalTarget, checkpoint_of, reading_weights
 from gnomon.training.evaluate import Evaluation
 from gnomon.training.notes import starting_notes
@@ -89,7 +89,8 @@ def train_experiment(
     Raises: UserError before any weight is read; RunError afterwards.
     """
     tune_machine()
-    resolved = resolve(loaded.experiment)
+    settled_experiment, doubts = settled(loaded.experiment)
+    resolved = resolve(settled_experiment)
     experiment = resolved.experiment
     written = to_toml(resolved.anchored().experiment)
     if run_dir is not None and is_begun(run_dir, written):
@@ -100,12 +101,14 @@ def train_experiment(
             console.say(f"understood: {note}")
         if run_dir is not None:
             RunDirectory.check_free(run_dir, other_experiment(run_dir, written))
-        asked, chosen = checked(resolved, console)
+        for said in doubts:
+            console.warn(said)
+        asked, chosen, inherited = checked(resolved, console)
         for note in (*asked.remarks, *starting_notes(experiment)):
             console.warn(note)
         resolved = resolved.anchored()
         experiment = resolved.experiment
-        directory = RunDirectory.named(experiment.name) if run_dir is None else RunDirectory.create(run_dir)
+        directory = _new_directory(experiment, run_dir, inherited)
         stack.callback(directory.close)
         write_durably(directory.experiment, written.encode())
         if asked.split.dropped:
@@ -114,13 +117,35 @@ def train_experiment(
             if asked.exams:
                 console.say(f"held-out answers are drawn at {'; '.join(dict.fromkeys(e.drawn for e in asked.exams))}")
             return _run(
-                TrainingContext(resolved, asked, chosen, directory, console, callbacks=callbacks),
+                TrainingContext(resolved, asked, chosen, directory, console, None, callbacks, inherited),
                 None,
                 stop or StopRequest(),
             )
         except UserError:
             directory.take_back()
             raise
+
+
+def _new_directory(experiment: Experiment, run_dir: Path | None, inherited: Inheritance | None) -> RunDirectory:
+    """Make the directory of a new run: the one that was named, one beside its parent, or one in ``runs``."""
+    if run_dir is not None:
+        return RunDirectory.create(run_dir)
+    return RunDirectory.named(experiment.name) if inherited is None else RunDirectory.after(inherited.parent.run)
+
+
+def _inherited(
+    parent: ParentRun | None, experiment: Experiment, asked: TrainingData, chosen: PromptChoice, console: Console
+) -> Inheritance | None:
+    """Return what a run takes over from its parent, and say it; None without a parent."""
+    if parent is None:
+        return None
+    inherited = Inheritance.of(parent, experiment, asked.split.train, chosen)
+    for said in inherited.said(experiment):
+        console.say(said)
+    if not inherited.is_same:
+        for said in _trained_on(parent.run, asked):
+            console.warn(f"{parent.run}: {said}")
+    return inherited
 
 
 def resume(
@@ -140,14 +165,17 @@ def resume(
 def continue_run(
     run: str | Path,
     settings: Sequence[tuple[str, Any]],
+    run_dir: Path | None = None,
     stop: StopRequest | None = None,
     callbacks: tuple[Callable[[FinishedStep], None], ...] = (),
 ) -> Result:
-    """Go on with a run that may have ended, with more steps than it was begun with.
+    """Go on with a run that may have ended: with more steps in the same run, with other settings as another run.
 
     Args:
         run: Its directory.
         settings: Keys of its experiment, such as ``steps``, with their new values.
+        run_dir: Where another run is written, also where only the steps change; by default RUN-2 beside the run, where
+            something else changes.
         stop: As in `train_experiment`.
         callbacks: As in `train_experiment`.
 
@@ -155,8 +183,10 @@ def continue_run(
         UserError: The settings cannot be changed in a run that has begun; nothing was changed.
     """
     asked = Continuation.of(Path(run), settings)
+    if run_dir is not None or not asked.is_extension:
+        return train_experiment(asked.as_own_run, run_dir, stop, callbacks)
     with RunDirectory.reopen(Path(run)) as directory:
-        return _go_on(directory, asked.experiment, stop, callbacks, asked)
+        return _go_on(directory, asked.asked.experiment, stop, callbacks, asked)
 
 
 def _go_on(
@@ -186,15 +216,17 @@ def _go_on(
             console.say(f"{directory.path} is finished: {step} of {experiment.steps} steps{spent}")
             Checkpoints(directory.checkpoints).sweep()
             return load_run(directory.path)
+        parent = ParentRun.of(experiment) if found is None else None
         asked, chosen = _prepared(resolved, console)
         _refuse_other_questions(directory, asked)
         _try_rewards(experiment, asked, console)
+        inherited = _inherited(parent, experiment, asked, chosen, console)
         if extension is not None:
             extension.write(directory)
         rewind(directory, at)
         console.say(f"resuming {directory.path} at step {step} of {experiment.steps}{at.said}")
         return _run(
-            TrainingContext(resolved, asked, chosen, directory, console, callbacks=callbacks),
+            TrainingContext(resolved, asked, chosen, directory, console, None, callbacks, inherited),
             found,
             stop or StopRequest(),
         )
@@ -328,20 +360,26 @@ def evaluate_each(candidates: Sequence[EvalTarget], exam: EvalSpec) -> tuple[Eva
 
 def _trained_on(run: Path, asked: TrainingData) -> tuple[str, ...]:
     try:
-        trained = questions(load(run / "experiment.toml").experiment).split.train
+        experiment = load(run / "experiment.toml").experiment
+        said = overlap(questions(experiment).split.train, asked.split.held_out).said
     except UserError as error:
         return (f"whether {run} was trained on these questions cannot be told: {error}",)
-    return overlap(trained, asked.split.held_out).said
+    if experiment.continue_from is None:
+        return said
+    # Its weights were trained by the run that it continues, too.
+    return tuple(dict.fromkeys((*said, *_trained_on(Path(experiment.continue_from).parent.parent, asked))))
 
 
-def checked(resolved: Resolved, console: Console) -> tuple[TrainingData, PromptChoice]:
-    """Return what a run asks and what chooses among it, after every check that needs no weight of the model.
+def checked(resolved: Resolved, console: Console) -> tuple[TrainingData, PromptChoice, Inheritance | None]:
+    """Return what a run asks, what chooses among it, and what it takes over from the run that it continues, if any.
 
+    Every check is made that needs no weight of the model.
     Raises: UserError.
     """
+    parent = ParentRun.of(resolved.experiment)
     asked, chosen = _prepared(resolved, console)
     _try_rewards(resolved.experiment, asked, console)
-    return asked, chosen
+    return asked, chosen, _inherited(parent, resolved.experiment, asked, chosen, console)
 
 
 def _try_rewards(experiment: Experiment, asked: TrainingData, console: Console) -> None:
@@ -436,6 +474,8 @@ def _run(session: TrainingContext, found: CheckpointRef | None, stop: StopReques
         for said in changes(latest_session(directory.path), card):
             console.warn(said)
         write_card(directory.card, card)
+        if session.chosen.keys is not None:
+            write_keys(directory.prompts, session.chosen.keys)
         for said in card.slow:
             console.warn(said)
         console.say(f"run {directory.path}: {card.reproducibility}")
@@ -482,6 +522,7 @@ def _card(session: TrainingContext) -> Card:
         trusted_models=own_code_of(experiment),
         questions=dataset_fingerprint(session.asked.split.train),
         settings=hashlib.sha256(read_plain(session.directory.experiment)).hexdigest(),
+        parent=experiment.continue_from or "",
     )
 
 

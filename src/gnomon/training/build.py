@@ -42,6 +42,7 @@ from gnomon.training.build_data import PromptChoice, TrainingData, keeping
 from gnomon.training.build_engines import serve_alone
 from gnomon.training.build_workers import RunCluster, judging, staged
 from gnomon.training.checkpointing import STATELESS, Saver, check_counted, parts_of, restore
+from gnomon.training.continuation import Inheritance
 from gnomon.training.critic_pretraining import ValuePretraining, monte_carlo
 from gnomon.training.critic_updates import CriticTraining, CriticUpdates, NoCritic
 from gnomon.training.evaluate import Evaluation, Evaluator, Exam, read_evaluations
@@ -68,6 +69,7 @@ class TrainingContext:
     """What a session works on: an experiment whose questions were checked, in a directory that it has locked.
 
     chosen: is changed by the walk, so a session is walked once. cluster: that it is on, besides this machine.
+    inherited: what a run that continues another one, and has no checkpoint yet, begins with.
     """
 
     resolved: Resolved
@@ -77,6 +79,7 @@ class TrainingContext:
     console: Console
     cluster: RunCluster | None = None
     callbacks: tuple[Callable[[FinishedStep], None], ...] = ()
+    inherited: Inheritance | None = None
 
     @property
     def experiment(self) -> Experiment:
@@ -148,6 +151,10 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
         weight_sync = _weight_sync(session, engine, stage.sent, parts)
         if found is not None:
             restore(parts, found)
+        elif session.inherited is not None:
+            with console.phase(f"reading {session.inherited.parent.checkpoint.name} of {session.inherited.parent.run}"):
+                for said in session.inherited.restore(parts, chosen, stream):
+                    console.warn(said)
         components = Components(
             algorithm=experiment.algorithm,
             learner=learner,
@@ -392,6 +399,7 @@ def _schedule(
     experiment = session.experiment
     return Schedule(
         steps=experiment.steps,
+        first=experiment.first_step,
         temperature=experiment.scoring_temperature,
         seed=experiment.seed,
         save=saver.save,
@@ -443,19 +451,20 @@ def _initializing(
     experiment, chosen = session.experiment, session.chosen
 
     async def initialize() -> bool:
-        plan = experiment.algorithm.tracker
-        if chosen.tracker is None or plan is None or plan.initial != "samples":
-            return False
+        plan, inherited = experiment.algorithm.tracker, session.inherited
         tasks = session.asked.split.train
+        unknown = range(len(tasks)) if inherited is None else inherited.unknown
+        if chosen.tracker is None or plan is None or plan.initial != "samples" or not unknown:
+            return inherited is not None  # which is saved at once
         sampler, watch = replace(rollouter, generations=plan.n0), RolloutTimer()
-        with session.console.phase(f"sampling {plan.n0} answers a prompt for initial values", len(tasks)) as phase:
+        with session.console.phase(f"sampling {plan.n0} answers a prompt for initial values", len(unknown)) as phase:
 
             async def ask(index: int) -> Group:
                 group = await sampler.run_group(tasks[index], INITIAL_ROUND, watch)
                 phase.advance()
                 return group
 
-            groups = await asyncio.gather(*(ask(index) for index in range(len(tasks))))
+            groups = await asyncio.gather(*(ask(index) for index in unknown))
         chosen.tracker.initialize(groups)
         meter.add(watch.generated_tokens, watch.generate_seconds + watch.grade_seconds)
         return True

@@ -22,7 +22,7 @@ from gnomon.rewards.environment import EnvironmentReward
 from gnomon.rewards.exact import LengthPenalty
 from gnomon.rewards.grading import Grading, WeightedReward, allowed
 from gnomon.rewards.sandbox.selftest import enforced_by
-from gnomon.rollouts.curriculum.base import Curriculum, TaskIndex, TaskValues
+from gnomon.rollouts.curriculum.base import PromptKeys, TaskIndex, TaskValues
 from gnomon.rollouts.curriculum.drift import AccumulatedDrift, Drift, NoDrift, RescoredDrift
 from gnomon.rollouts.curriculum.greso import GresoCurriculum
 from gnomon.rollouts.curriculum.group_filter import is_informative
@@ -286,12 +286,16 @@ def grading_limits(experiment: Experiment) -> Limits:
 
 @dataclass(frozen=True)
 class PromptChoice:
-    """What decides which prompt is asked next, and what remembers how it went."""
+    """What decides which prompt is asked next, and what remembers how it went.
 
-    curriculum: Curriculum
+    keys: of the prompts, where something is remembered of each.
+    """
+
+    curriculum: UniformCurriculum | PrioritizedCurriculum | GresoCurriculum
     tracker: TaskValues | None
     drift: Drift
     replay: SelfImitationReplay | None = None
+    keys: PromptKeys | None = None
 
 
 def choosing(algorithm: Algorithm, tasks: TaskSet, seed: int) -> PromptChoice:
@@ -302,19 +306,26 @@ def choosing(algorithm: Algorithm, tasks: TaskSet, seed: int) -> PromptChoice:
     sampler, plan = algorithm.sampler, algorithm.tracker
     reads_values = plan is not None and (uses_tracker(algorithm) or isinstance(sampler, Prioritized))
     replay = None if algorithm.replay is None else SelfImitationReplay(algorithm.replay, seed)
-    if not (reads_values or isinstance(sampler, Greso)):
-        return PromptChoice(UniformCurriculum(len(tasks), seed), None, NoDrift(), replay)
-    places = counted(range(len(tasks)), "listing prompts", len(tasks))
-    task_index = TaskIndex(tasks[index].id for index in places)
+    remembers = reads_values or isinstance(sampler, Greso)
+    if not remembers and replay is None:
+        return PromptChoice(UniformCurriculum(len(tasks), seed), None, NoDrift())
+    keys = keys_of(tasks)
+    if not remembers:
+        return PromptChoice(UniformCurriculum(len(tasks), seed), None, NoDrift(), replay, keys)
+    task_index = TaskIndex(keys.ids)
     tracker, drift = _remembering(algorithm, task_index) if reads_values else (None, NoDrift())
     if isinstance(sampler, Prioritized):
         assert isinstance(tracker, ValueTracker), "validate refuses Prioritized without a TrackerConfig"
-        chosen: Curriculum = PrioritizedCurriculum(tracker, sampler.epsilon, sampler.gamma, seed)
-    elif isinstance(sampler, Greso):
-        chosen = GresoCurriculum(task_index, sampler, seed)
-    else:
-        chosen = UniformCurriculum(len(tasks), seed)
-    return PromptChoice(chosen, tracker, drift, replay)
+        prioritized = PrioritizedCurriculum(tracker, sampler.epsilon, sampler.gamma, seed)
+        return PromptChoice(prioritized, tracker, drift, replay, keys)
+    if isinstance(sampler, Greso):
+        return PromptChoice(GresoCurriculum(task_index, sampler, seed), tracker, drift, replay, keys)
+    return PromptChoice(UniformCurriculum(len(tasks), seed), tracker, drift, replay, keys)
+
+
+def keys_of(tasks: TaskSet) -> PromptKeys:
+    """Return the keys of all prompts; each is rendered once."""
+    return PromptKeys.of(tasks[index] for index in counted(range(len(tasks)), "listing prompts", len(tasks)))
 
 
 def _remembering(algorithm: Algorithm, task_index: TaskIndex) -> tuple[TaskValues, Drift]:

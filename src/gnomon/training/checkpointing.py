@@ -2,7 +2,8 @@
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from gnomon.records.rng_state import Generators
 from gnomon.records.state_audit import uncounted, unsaved_generators
 from gnomon.rewards.budget import ErrorBudget, FaultBudget
 from gnomon.rewards.grader_pool import GradingPool
+from gnomon.rollouts.curriculum.base import KeptPrompts, PromptKeys
 from gnomon.rollouts.curriculum.drift import NoDrift
 from gnomon.rollouts.env_workers import EnvWorkers
 from gnomon.rollouts.scheduler import RolloutScheduler
@@ -147,17 +149,24 @@ def restore(parts: Mapping[str, Stateful], found: CheckpointRef) -> None:
             "beside; resume with the experiment, and the version of gnomon, that the run began with"
         )
     for name, part in parts.items():
-        try:
+        with restored(name, found.path):
             # The learner's own state is large, and it looks at its tensors itself.
             check_form(saved[name], None if part is parts.get("learner") else part.state())
             part.restore(saved[name])
-        except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            if isinstance(error, GnomonError):
-                raise
-            raise CheckpointError(
-                f"the part {name} in {found.path} is not what this version of gnomon writes "
-                f"({type(error).__name__}: {error}); resume with the one that wrote it, or from an older checkpoint"
-            ) from error
+
+
+@contextmanager
+def restored(name: str, checkpoint: Path) -> Iterator[None]:
+    """Say which part of which checkpoint a part could not become. Raises: CheckpointError."""
+    try:
+        yield
+    except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        if isinstance(error, GnomonError):
+            raise
+        raise CheckpointError(
+            f"the part {name} in {checkpoint} is not what this version of gnomon writes "
+            f"({type(error).__name__}: {error}); resume with the one that wrote it, or from an older checkpoint"
+        ) from error
 
 
 STATELESS: Mapping[type, str] = {
@@ -166,6 +175,8 @@ STATELESS: Mapping[type, str] = {
     EnvironmentConfig: "is read, and never written to",
     TrainingData: "are read, and never written to",
     Tokenizer: "is read, and never written to",
+    PromptKeys: "are read, and never written to",
+    KeptPrompts: "are read, and never written to",
     EnginePool: "answers with the learner's weights; draws depend on seed, round, task and place alone",
     EnvWorkers: "hold a conversation's environment, and no conversation outlives its step unanswered",
     GradingPool: "judges each answer by itself",

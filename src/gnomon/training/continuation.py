@@ -2,22 +2,40 @@
 
 import hashlib
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 from typing import Any, Self
 
-from gnomon.config.experiment import Experiment, anchored, from_table, to_toml, with_settings
-from gnomon.core.atomic_files import write_durably
-from gnomon.core.errors import ConfigError
-from gnomon.records.checkpoints import CheckpointRef
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as read_tensors
+from safetensors.torch import save as tensor_bytes
+
+from gnomon.config.experiment import Experiment, Loaded, anchored, from_table, steps_of, to_toml, with_settings
+from gnomon.core.atomic_files import read_plain, write_durably
+from gnomon.core.errors import ConfigError, RunDirectoryError
+from gnomon.core.types import State, Stateful
+from gnomon.learner.optimizer import OptimizerConfig
+from gnomon.records.checkpoints import CheckpointRef, Checkpoints, load
 from gnomon.records.directory import RunDirectory
 from gnomon.records.ownership import check_own
-from gnomon.records.run_card import write_extension
+from gnomon.records.run_card import questions_of, write_extension
+from gnomon.rollouts.curriculum.base import KeptPrompts, PromptKeys
+from gnomon.rollouts.curriculum.tracker import FixedValues
+from gnomon.rollouts.scheduler import RolloutScheduler
+from gnomon.tasks.base import TaskSet
+from gnomon.tasks.question import dataset_fingerprint
+from gnomon.training.budget import BudgetTracker
+from gnomon.training.build_data import PromptChoice, keys_of, questions
+from gnomon.training.checkpointing import restored
 from gnomon.training.provenance import changed_settings
 
-_LENGTH = ("steps", "budget.tokens", "budget.seconds")
+LENGTH = ("steps", "budget.tokens", "budget.seconds")
+"""Settings that say how long a run is, and that may change within it."""
+_REMEMBERING = ("tracker", "drift", "replay")
 
 
 @dataclass(frozen=True)
@@ -27,12 +45,12 @@ class Continuation:
     Attributes:
         run: The run's directory.
         begun: The experiment of the run as it is recorded.
-        experiment: The experiment that is asked for now.
+        asked: The experiment that is asked for now, and what was understood in other words.
     """
 
     run: Path
     begun: Experiment
-    experiment: Experiment
+    asked: Loaded
 
     @classmethod
     def of(cls, run: Path, settings: Sequence[tuple[str, Any]]) -> Self:
@@ -54,13 +72,24 @@ class Continuation:
                 f"{run} is continued with something changed, such as more steps in all: gnomon continue "
                 f"{quote(str(run))} steps=200; to go on as it was begun, type gnomon resume {quote(str(run))}"
             )
-        return cls(run, from_table(table).experiment, anchored(with_settings(table, settings).experiment))
+        asked = with_settings(table, settings)
+        return cls(run, from_table(table).experiment, replace(asked, experiment=anchored(asked.experiment)))
 
     @property
     def changed(self) -> dict[str, tuple[Any, Any]]:
         """The settings that differ: path to the value at the beginning and the value now."""
-        there, now = (tomllib.loads(to_toml(each)) for each in (self.begun, self.experiment))
+        there, now = (tomllib.loads(to_toml(each)) for each in (self.begun, self.asked.experiment))
         return changed_settings(there, now)
+
+    @property
+    def is_extension(self) -> bool:
+        """Whether only the run's length changes; a budget that it did not have was not counted either."""
+        return all(key in LENGTH and (key == "steps" or was) for key, (was, _) in self.changed.items())
+
+    @property
+    def as_own_run(self) -> Loaded:
+        """The experiment of another run, which begins with the newest checkpoint of this one."""
+        return replace(self.asked, experiment=replace(self.asked.experiment, continue_from=str(self.run)))
 
     def check_extension(self, found: CheckpointRef | None) -> None:
         """Refuse what would not give the numbers of a run that had asked for as many steps from the beginning.
@@ -76,15 +105,7 @@ class Continuation:
             raise ConfigError(
                 f"{self.run} has no checkpoint, so there is nothing to continue; gnomon resume {typed} begins it again"
             )
-        made, asked, before = found.step, self.experiment.steps, self.begun.steps
-        # A budget that a run did not have was not counted either.
-        others = [key for key, (was, _) in self.changed.items() if key not in _LENGTH or was in (None, 0, 0.0)]
-        begin = f"gnomon train {quote(f'{self.run}/experiment.toml')} model={quote(str(found.path))} --run-dir DIR"
-        if others:
-            raise ConfigError(
-                f"{', '.join(others)} cannot change within a run, only how long it is ({', '.join(_LENGTH)}); begin "
-                f"another run with its weights: {begin}, with this changed"
-            )
+        made, asked, before = found.step, self.asked.experiment.steps, self.begun.steps
         if asked < made:
             raise ConfigError(
                 f"steps = {asked} counts from the beginning of the run, of which {made} are made; type "
@@ -95,15 +116,279 @@ class Continuation:
         if any(was != now for was, now in rates):
             raise ConfigError(
                 f'learner.optimizer.schedule = "{plan.schedule}" made the learning rates of the {made} steps that are '
-                f"made depend on steps = {before}, so a run of {asked} steps would have had others; begin another run "
-                f"with its weights: {begin} steps=N"
+                f"made depend on steps = {before}, so a run of {asked} steps would have had others; to go on with its "
+                f"weights and moments as another run: gnomon continue {typed} steps={asked} --run-dir DIR"
             )
 
     def write(self, directory: RunDirectory) -> None:
         """Write the experiment into a run that is locked, and note that in the card; nothing where it is there."""
         if not self.changed:
             return
-        written = to_toml(self.experiment).encode()
+        written = to_toml(self.asked.experiment).encode()
         write_durably(directory.experiment, written)
         digest = hashlib.sha256(written).hexdigest()
         write_extension(directory.card, digest, self.changed)
+
+
+@dataclass(frozen=True)
+class ParentRun:
+    """The run whose checkpoint another one begins with.
+
+    Attributes:
+        checkpoint: The folder of the checkpoint.
+        begun: The experiment of the run.
+    """
+
+    checkpoint: Path
+    begun: Experiment
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> "ParentRun | None":
+        """Return the parent of an experiment whose ``continue_from`` is a checkpoint; None where it continues none.
+
+        Raises:
+            UserError: There is no such checkpoint; another user began the run and it names code; or the experiment
+                changes what a continued run cannot change.
+        """
+        if experiment.continue_from is None:
+            return None
+        checkpoint = Path(experiment.continue_from)
+        run = checkpoint.parent.parent
+        if not (checkpoint / "manifest.json").is_file():
+            raise RunDirectoryError(
+                f"continue_from = '{checkpoint}' is no checkpoint of a run any more; bring it back, or begin another "
+                f"run from what {run} has: gnomon continue {quote(str(run))}"
+            )
+        table = RunDirectory(run).table()
+        check_own(run, table)
+        parent = cls(checkpoint, from_table(table).experiment)
+        parent._check(experiment)
+        return parent
+
+    @property
+    def run(self) -> Path:
+        """The directory of the run."""
+        return self.checkpoint.parent.parent
+
+    @property
+    def step(self) -> int:
+        """Steps that were made."""
+        return steps_of(str(self.checkpoint))
+
+    @property
+    def remembers(self) -> bool:
+        """Whether its checkpoint holds something of each prompt."""
+        return any((self.checkpoint / "state" / f"{name}.json").is_file() for name in _REMEMBERING)
+
+    def keys(self) -> PromptKeys:
+        """Return the keys of its training prompts, which it wrote down; an older version's are listed again.
+
+        Raises:
+            ConfigError: Nothing is written, and its questions are not those that it began with any more.
+        """
+        directory = RunDirectory(self.run)
+        try:
+            found = read_tensors(read_plain(directory.prompts))
+            ids, contents, prompts = (found[name].numpy().view(np.uint64) for name in ("ids", "contents", "prompts"))
+            if ids.ndim == 1 and ids.shape == contents.shape == prompts.shape:
+                return PromptKeys(ids, contents, prompts)
+        except (OSError, ValueError, LookupError, TypeError, SafetensorError):
+            pass
+        tasks = questions(self.begun).split.train
+        if dataset_fingerprint(tasks) != questions_of(directory.card):
+            raise ConfigError(
+                f"what {self.run} knows of its prompts cannot be kept: {directory.prompts.name} is not there (earlier "
+                "versions wrote none), and the questions that it began with have changed since; bring those back, or "
+                f"begin with its weights alone: gnomon train {quote(f'{self.run}/experiment.toml')} "
+                f"model={quote(str(self.checkpoint))} --run-dir DIR"
+            )
+        return keys_of(tasks)
+
+    def _check(self, asked: Experiment) -> None:
+        """Refuse what weights, moments and draws of the checkpoint do not allow. Raises: ConfigError."""
+        there, now = _fixed(self.begun), _fixed(asked)
+        for key, value in now.items():
+            if value != there[key]:
+                raise ConfigError(
+                    f"{key} is {there[key]} in {self.run}, whose weights, moments and draws go on, and cannot become "
+                    f"{value}; leave it as it was, or begin with the weights alone: "
+                    f"model={quote(str(self.checkpoint))} and no continue_from"
+                )
+        if asked.steps <= self.step:
+            raise ConfigError(
+                f"steps = {asked.steps} counts from the beginning of {self.run}, of which {self.step} are made; type "
+                f"steps={2 * self.step or 1}, or another number above {self.step}"
+            )
+        meter = BudgetTracker.of(asked.budget, self.checkpoint)
+        if meter.is_spent:
+            raise ConfigError(
+                f"the budget counts from the beginning of {self.run}, which has generated {meter.tokens:,} tokens: it "
+                "is spent; raise budget.tokens or budget.seconds"
+            )
+
+
+def _fixed(experiment: Experiment) -> dict[str, str]:
+    """Return what a continued run cannot change, in words, by key."""
+    critic = experiment.algorithm.critic
+    pretraining = None if critic is None else critic.pretraining
+    return {
+        "model": f"'{anchored(experiment).model}'",
+        "lora": f"{experiment.lora or 'none'}",
+        "seed": f"{experiment.seed}",
+        "algorithm.critic": "none" if critic is None else f"one with a {critic.trunk} trunk",
+        "algorithm.critic.pretraining": "none" if pretraining is None else "a phase before the first step",
+        "algorithm.proximal": "an average of past weights" if experiment.algorithm.proximal else "none",
+    }
+
+
+def settled(experiment: Experiment) -> tuple[Experiment, tuple[str, ...]]:
+    """Return the experiment with the newest sound checkpoint where ``continue_from`` is a run; and warnings.
+
+    Raises:
+        RunDirectoryError: There is no run, or it has no checkpoint.
+        CheckpointError: All its checkpoints are damaged.
+    """
+    if experiment.continue_from is None or steps_of(experiment.continue_from):
+        return anchored_from(experiment), ()
+    run = Path(experiment.continue_from)
+    if run.parent.name == "checkpoints" and (run / "manifest.json").is_file():  # step-0
+        return anchored_from(experiment), ()
+    RunDirectory.check(run)
+    found = Checkpoints(RunDirectory(run).checkpoints).newest()
+    if found is None:
+        raise RunDirectoryError(
+            f"{run} has no checkpoint, so there is nothing to continue; gnomon resume {quote(str(run))} begins it again"
+        )
+    return replace(experiment, continue_from=str(found.path.resolve())), found.warnings
+
+
+def anchored_from(experiment: Experiment) -> Experiment:
+    """Return the experiment with ``continue_from`` as an absolute path."""
+    place = experiment.continue_from
+    return experiment if place is None else replace(experiment, continue_from=str(Path(place).resolve()))
+
+
+@dataclass(frozen=True)
+class Inheritance:
+    """What a run takes over from the checkpoint of another one.
+
+    Attributes:
+        parent: The other run.
+        tasks: The training prompts of this run.
+        is_same: Whether the prompts are the other run's, in its order.
+        has_same_rewards: Whether values of prompts are means of the same reward.
+        kept: Which prompts were there; None where that is not known, or nothing is remembered of prompts.
+    """
+
+    parent: ParentRun
+    tasks: TaskSet
+    is_same: bool
+    has_same_rewards: bool
+    kept: KeptPrompts | None
+
+    @classmethod
+    def of(cls, parent: ParentRun, experiment: Experiment, tasks: TaskSet, chosen: PromptChoice) -> Self:
+        """Return what a run of ``experiment`` takes over.
+
+        Raises:
+            ConfigError: What is known of prompts cannot be kept.
+        """
+        begun = parent.begun
+        is_same = questions_of(RunDirectory(parent.run).card) == dataset_fingerprint(tasks)
+        judged = (begun.rewards, begun.environment) == (experiment.rewards, experiment.environment)
+        reads = chosen.keys is not None and parent.remembers and judged and not is_same
+        kept = chosen.keys.kept_of(parent.keys()) if reads and chosen.keys is not None else None
+        plan = experiment.algorithm.tracker
+        is_sampled = plan is not None and plan.initial == "samples" and isinstance(chosen.tracker, FixedValues)
+        if is_sampled and kept is not None and kept.new:
+            raise ConfigError(
+                f"{len(kept.new):,} prompts are new, and algorithm.tracker.initial = 'samples' estimates values of the "
+                "policy that a run began with, which is trained by now; name a file of values, or leave the new "
+                "prompts out"
+            )
+        return cls(parent, tasks, is_same, judged, kept)
+
+    @property
+    def unknown(self) -> Sequence[int]:
+        """The prompts of which nothing is known."""
+        if self.kept is not None:
+            return self.kept.new
+        return range(0 if self.is_same and self.has_same_rewards and self.parent.remembers else len(self.tasks))
+
+    def said(self, experiment: Experiment) -> Iterator[str]:
+        """Yield what is kept and what is not, in words."""
+        before, now, step = self.parent.begun, experiment, self.parent.step
+        yield f"continues {self.parent.run} from step {step}: its weights and moments are kept"
+        if self.parent.remembers and not self.has_same_rewards:
+            yield "values of prompts are not kept: the rewards are others"
+        elif self.kept is not None:
+            yield f"kept the values of {self.kept.said}"
+        elif self.is_same:
+            yield f"the {len(self.tasks):,} prompts are the same, and what is known of them is kept"
+        last = _rate(before.learner.optimizer, max(step - 1, 0), before.steps)
+        first = _rate(now.learner.optimizer, step, now.steps)
+        if first != last:
+            yield f"the learning rate was {last} in step {step} and is {first} in step {step + 1}"
+
+    def restore(self, parts: Mapping[str, Stateful], chosen: PromptChoice, stream: RolloutScheduler) -> list[str]:
+        """Let the parts of a run become what they were in the checkpoint, each prompt's where it stands now.
+
+        Returns:
+            The parts that begin anew, in words.
+
+        Raises:
+            CheckpointError: The checkpoint is damaged, or a part does not fit.
+        """
+        saved = load(self.parent.checkpoint)
+        moves = self._moves(chosen, stream)
+        anew: list[str] = []
+        for name, part in parts.items():
+            state = saved.get(name)
+            own = part.state() if name in ("curriculum", *_REMEMBERING) else None
+            is_alike = state is not None and (own is None or _form(own) == _form(state))
+            if state is None or not is_alike or name == "arrival" or name in self._forgotten(chosen):
+                anew += [] if name == "arrival" else [name]
+                continue
+            with restored(name, self.parent.checkpoint):
+                part.restore(moves.get(name, _as_it_is)(state))
+        return [f"nothing of {self.parent.run} fits what this run has as {name}, which begins anew" for name in anew]
+
+    def _forgotten(self, chosen: PromptChoice) -> tuple[str, ...]:
+        """Return the parts of which nothing can be kept: of other rewards, or of prompts that cannot be compared."""
+        is_known = self.has_same_rewards and (self.is_same or self.kept is not None)
+        return () if is_known else _REMEMBERING
+
+    def _moves(self, chosen: PromptChoice, stream: RolloutScheduler) -> dict[str, Callable[[State], State]]:
+        kept = self.kept
+        places = None if self.is_same else {} if kept is None else kept.successors
+        moves: dict[str, Callable[[State], State]] = {"stream": lambda state: stream.moved(state, places)}
+        if self.is_same:
+            return moves
+        moves["curriculum"] = lambda state: chosen.curriculum.moved(state, kept)
+        if kept is not None and chosen.tracker is not None:
+            tracker = chosen.tracker
+            moves["tracker"] = lambda state: tracker.moved(state, kept)
+            moves["drift"] = lambda state: chosen.drift.moved(state, kept)
+        if kept is not None and chosen.replay is not None:
+            replay = chosen.replay
+            moves["replay"] = lambda state: replay.moved(state, kept, self.tasks)
+        return moves
+
+
+def write_keys(path: Path, keys: PromptKeys) -> None:
+    """Write the keys of a run's prompts, once: a run keeps its prompts."""
+    if not path.exists():
+        tensors = {name: torch.from_numpy(value.view(np.int64)) for name, value in vars(keys).items()}
+        write_durably(path, tensor_bytes(tensors))
+
+
+def _as_it_is(state: State) -> State:
+    return state
+
+
+def _form(state: State) -> tuple[set[str], set[str]]:
+    return set(state.values), set(state.tensors)
+
+
+def _rate(plan: OptimizerConfig, step: int, steps: int) -> str:
+    return f"{plan.learning_rate_at(step, steps):.3g}"

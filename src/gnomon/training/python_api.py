@@ -1,7 +1,7 @@
 """Training from Python: a model, a dataset and rewards as objects or names, and any setting by its key."""
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
@@ -12,7 +12,7 @@ from gnomon.config.experiment import Experiment, to_toml, with_settings
 from gnomon.config.reading import read
 from gnomon.core.errors import ConfigError, shortened
 from gnomon.core.tables import to_table
-from gnomon.training.api import train_experiment
+from gnomon.training.api import continue_run, train_experiment
 from gnomon.training.objects import write_callables, write_model, write_rows
 from gnomon.training.result import Result
 from gnomon.training.run_logger import FinishedStep
@@ -40,6 +40,7 @@ class Settings(TypedDict, total=False):
     engine: str | Mapping[str, Any]
     learner: Mapping[str, Any]
     lora: Mapping[str, Any]
+    continue_from: str
     evaluation: Mapping[str, Any]
     checkpoints: Mapping[str, Any]
     grading: Mapping[str, Any]
@@ -115,26 +116,71 @@ def train(
             'train needs a model and a dataset, such as gnomon.train(model="smollm2-135m-instruct", dataset=rows, '
             'rewards=[score]), or an experiment, such as gnomon.train("quickstart")'
         )
-    given: dict[str, Any] = {}
+    callbacks = tuple(others.pop("callbacks", ()))
+    given = dict(_given(dataset, rewards, algorithm, others))
     if model is not None:
         given["model"] = _model(model)
-    if dataset is not None:
-        given["task"] = _task(dataset, "dataset")
-    if algorithm is not None:
-        given["algorithm"] = algorithm_table(algorithm) if isinstance(algorithm, Algorithm) else algorithm
-    if rewards is not None:
-        table["rewards"] = _rewards(rewards, others.pop("reward_weights", None))
-    environment, callbacks = others.pop("environment", None), tuple(others.pop("callbacks", ()))
-    if environment is not None:
-        given["environment"] = _environment(environment)
-    evaluated = others.pop("eval_dataset", None)
-    if evaluated is not None:
-        given["evaluation.task"] = _task(evaluated, "eval_dataset")
+    if "rewards" in given:
+        table["rewards"] = given.pop("rewards")
     if experiment is None:
         table |= {key: given.pop(key) for key in ("task", "model") if key in given}
         table["algorithm"] = given.pop("algorithm", "grpo")
     loaded = with_settings(table, [*given.items(), *_flat(others)])
     return train_experiment(loaded, None if run_dir is None else Path(run_dir), callbacks=callbacks)
+
+
+def continue_(
+    run: str | Path | Result,
+    run_dir: str | Path | None = None,
+    *,
+    dataset: Any = None,
+    rewards: Any = None,
+    algorithm: Any = None,
+    **settings: Unpack[Settings],
+) -> Result:
+    """Go on with a run after its end: with more steps in the same run, with other settings as another run.
+
+    Another run begins with the weights and moments of the newest checkpoint, and with what is known of the prompts that
+    stay; its steps count on. The page Reliability has a table of what may change.
+
+    Args:
+        run: The directory of the run, or the run as `train` returned it.
+        run_dir: Where another run is written, also where only the steps change; RUN-2 beside the run by default.
+        dataset: As for `train`.
+        rewards: As for `train`.
+        algorithm: As for `train`.
+        **settings: Keys of an experiment that change, as for `train`; ``steps`` counts from the beginning of the run.
+
+    Returns:
+        The run: the same one, or another one.
+
+    Raises:
+        UserError: A setting cannot change, or there is nothing to continue; nothing was loaded or changed.
+        RunError: The run failed after it began.
+
+    >>> continue_("runs/first", steps=200)  # doctest: +SKIP
+    """
+    others: dict[str, Any] = {**settings}
+    rewards = _only(rewards, "rewards", others, "reward_funcs")
+    dataset = _only(dataset, "dataset", others, "train_dataset")
+    callbacks = tuple(others.pop("callbacks", ()))
+    given = [*_given(dataset, rewards, algorithm, others), *_flat(others)]
+    place = run.directory if isinstance(run, Result) else Path(run)
+    return continue_run(place, given, None if run_dir is None else Path(run_dir), callbacks=callbacks)
+
+
+def _given(dataset: Any, rewards: Any, algorithm: Any, others: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield settings that were given as objects, those among ``others`` too, which are taken out of these."""
+    if dataset is not None:
+        yield "task", _task(dataset, "dataset")
+    if algorithm is not None:
+        yield "algorithm", algorithm_table(algorithm) if isinstance(algorithm, Algorithm) else algorithm
+    if rewards is not None:
+        yield "rewards", _rewards(rewards, others.pop("reward_weights", None))
+    if (environment := others.pop("environment", None)) is not None:
+        yield "environment", _environment(environment)
+    if (evaluated := others.pop("eval_dataset", None)) is not None:
+        yield "evaluation.task", _task(evaluated, "eval_dataset")
 
 
 def _only(given: Any, ours: str, settings: dict[str, Any], theirs: str) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from gnomon.config.experiment import steps_of
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.metric_meanings import MEANINGS, metric_of
 from gnomon.core.optional import import_optional
@@ -129,6 +130,11 @@ class Result:
     model: ModelFolder
     steps: int
     evaluations: tuple[Evaluation, ...]
+
+    @property
+    def first_step(self) -> int:
+        """Steps that were made by the run that this one continues; 0 for a run that continues none."""
+        return steps_of(str(RunDirectory(self.directory).table().get("continue_from", "")))
 
     @property
     def metrics(self) -> StepMetrics:

@@ -23,16 +23,18 @@ class ResumePoint:
     """The place from which a run goes on.
 
     found: the newest sound checkpoint; None at the beginning. batches: how many batches of value pretraining the run
-    has made; None when that phase is over, or the run has no such phase.
+    has made; None when that phase is over, or the run has no such phase. first: steps that were made by the run that
+    this one continues.
     """
 
     found: CheckpointRef | None
     batches: int | None = None
+    first: int = 0
 
     @property
     def step(self) -> int:
         """Training steps done."""
-        return 0 if self.found is None else self.found.step
+        return self.first if self.found is None else self.found.step
 
     @property
     def said(self) -> str:
@@ -44,8 +46,8 @@ class ResumePoint:
         yield from () if self.found is None else self.found.warnings
         if self.found is None:
             kept = "; what it recorded is kept in a folder former-N" if _recorded(directory) else ""
-            yield f"{directory.path} has no checkpoint yet, so it begins again at step 0{kept}"
-        missing = self.step - sum(step <= self.step for step in _recorded(directory))
+            yield f"{directory.path} has no checkpoint yet, so it begins again at step {self.first}{kept}"
+        missing = self.step - self.first - sum(step <= self.step for step in _recorded(directory))
         if missing > 0:
             yield (
                 f"{directory.metrics} lacks {missing} of the {self.step} steps before this checkpoint: they were made, "
@@ -67,8 +69,8 @@ def find_resume_point(directory: RunDirectory, experiment: Experiment) -> Resume
     if found is None and (found := Checkpoints(directory.pretraining_checkpoints).newest()) is not None:
         return ResumePoint(replace(found, step=0), found.step)
     if found is None:
-        _refuse_lost(directory, plan.every)
-    return ResumePoint(found)
+        _refuse_lost(directory, plan.every, experiment.first_step)
+    return ResumePoint(found, first=experiment.first_step)
 
 
 def rewind(directory: RunDirectory, at: ResumePoint) -> None:
@@ -91,8 +93,8 @@ def rewind(directory: RunDirectory, at: ResumePoint) -> None:
     BatchLog(directory.batches).drop_after(kept)
 
 
-def _refuse_lost(directory: RunDirectory, every: int) -> None:
-    made = max([*_recorded(directory), *RunRecord(directory.path).rollout_steps()], default=0)
+def _refuse_lost(directory: RunDirectory, every: int, first: int) -> None:
+    made = max([*_recorded(directory), *RunRecord(directory.path).rollout_steps()], default=first) - first
     if directory.saved.exists() or _must_have_saved(directory, every, made):
         raise RunDirectoryError(
             f"{directory.checkpoints} has no checkpoint, though {made} steps were made and some were saved: they are "

@@ -88,6 +88,7 @@ class Schedule:
 
     Attributes:
         steps: Training steps in all; ``learner.version`` of them are done.
+        first: Steps that the run which this one continues had made; 0 for a run that continues none.
         temperature: Of the sampler; every policy is scored at it.
         seed: Of the run.
         save: Publishes a checkpoint after so many steps, at once or while the run goes on; whether it is the best.
@@ -103,6 +104,7 @@ class Schedule:
     temperature: float
     seed: int
     save: Callable[[int, bool], None]
+    first: int = 0
     checkpoint_every: int = 0
     evaluator: Evaluator | None = None
     evaluate_every: int = 0
@@ -169,9 +171,9 @@ class Run:
         """
         if self.is_stopping:
             # A checkpoint without initial values would be resumed without them.
-            is_saved = self.components.learner.version > 0 or self.progress.is_initialized
+            is_saved = self.components.learner.version > self.schedule.first or self.progress.is_initialized
             self._stop_early(", and saved" if is_saved else "; nothing was made yet that could be saved")
-        if self.components.learner.version == 0 and await self._prepare():
+        if self.components.learner.version == self.schedule.first and await self._prepare():
             self._stop_early(", and saved")
 
     async def _prepare(self) -> bool:
@@ -181,7 +183,8 @@ class Run:
             if self.schedule.pretraining is None or self.schedule.pretraining.is_done
             else self.schedule.pretraining
         )
-        save = partial(self.schedule.save, 0, False) if phase is None else partial(phase.save, 0)
+        first = self.schedule.first
+        save = partial(self.schedule.save, first, False) if phase is None else partial(phase.save, 0)
         is_changed = not self.progress.is_initialized and await self.schedule.initialize()
         if is_changed:
             save()
@@ -190,7 +193,7 @@ class Run:
             and not self.progress.is_evaluated
             and not (self.is_stopping and self.schedule.steps)
         ):
-            await self.evaluate(0)
+            await self.evaluate(first)
         stops = self.is_stopping
         if (
             (stops or (self.schedule.steps == 0 and phase is None))

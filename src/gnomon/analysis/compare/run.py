@@ -93,9 +93,14 @@ def _plan(design: Design, entrant: Contestant, console: Console) -> RunEstimate:
         UserError: Naming the algorithm.
     """
     resolved = resolve(design.experiment(entrant))
-    model = resolved.experiment.model
+    model, parent = resolved.experiment.model, resolved.experiment.continue_from
+    if parent is not None:
+        raise ConfigError(
+            f"continue_from = '{parent}': the runs of a comparison begin with a model, from which their budgets are "
+            "counted; leave it out, and name the checkpoint's folder as model"
+        )
     with _named(entrant.name):
-        asked, _ = checked(resolved, console)
+        asked, *_ = checked(resolved, console)
     return make_plan(resolved, asked, model_size(model, resolved.experiment.trust_remote_code))
 
 

@@ -1,18 +1,145 @@
 """What chooses the next prompts, and what is remembered about each."""
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from gnomon.core.errors import ConfigError, DatasetError
 from gnomon.core.metrics import Metrics
-from gnomon.core.types import Group, State
+from gnomon.core.types import Group, State, Task
 
 # From a task's id to its index, in 12 bytes a task.
+
+_NUMBERING = ("id", "index", "idx", "uuid", "extra_info", "data_source")
+_KEYS = np.dtype([("id", "<u8"), ("content", "<u8"), ("prompt", "<u8")])
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True)
+class PromptKeys:
+    """What tells the prompts of a task set from each other, in its order; 24 bytes a prompt.
+
+    Attributes:
+        ids: Hashes UInt64[N] of the ids. A table without ids numbers its rows, so that another row changes them.
+        contents: Hashes UInt64[N] of question and answer, which are the same wherever the row stands.
+        prompts: Hashes UInt64[N] of the prompt's tokens, which a system message or a chat template changes.
+    """
+
+    ids: NDArray[np.uint64]
+    contents: NDArray[np.uint64]
+    prompts: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, tasks: Iterable[Task]) -> "PromptKeys":
+        """Return the keys of tasks."""
+        rows = ((_hash(t.id), _hash_of(_content(t)), _hash_of(np.array(t.prompt, "<i8").tobytes())) for t in tasks)
+        made = np.fromiter(rows, dtype=_KEYS)
+        return cls(*(np.ascontiguousarray(made[name], np.uint64) for name in ("id", "content", "prompt")))
+
+    def __len__(self) -> int:
+        return int(self.ids.size)
+
+    def kept_of(self, former: "PromptKeys") -> "KeptPrompts":
+        """Return which of these prompts were in a former set; a content that occurs several times is paired in order.
+
+        >>> tasks = [Task(name, (1,), name) for name in "abc"]
+        >>> PromptKeys.of(tasks).kept_of(PromptKeys.of(tasks[1:])).places.tolist()
+        [-1, 0, 1]
+        """
+        places = np.full(len(self), -1, np.int64)
+        _, here, there = np.intersect1d(
+            _numbered(self.contents), _numbered(former.contents), assume_unique=True, return_indices=True
+        )
+        places[here] = there
+        kept = np.flatnonzero(places >= 0)
+        is_rendered = np.zeros(len(self), bool)
+        is_rendered[kept] = self.prompts[kept] == former.prompts[places[kept]]
+        return KeptPrompts(places, is_rendered, former.ids)
+
+
+@dataclass(frozen=True)
+class KeptPrompts:
+    """Which prompts of a task set were in a former one, and where.
+
+    Attributes:
+        places: Int64[N]: the place of each prompt in the former set, -1 for a new one.
+        is_rendered: Bool[N]: whether its tokens are what they were.
+        former_ids: Hashes UInt64[M] of the former ids, in the former order.
+    """
+
+    places: NDArray[np.int64]
+    is_rendered: NDArray[np.bool_]
+    former_ids: NDArray[np.uint64]
+
+    @property
+    def is_same(self) -> bool:
+        """Whether both sets ask the same in the same order."""
+        return np.array_equal(self.places, np.arange(self.former_ids.size))
+
+    @property
+    def new(self) -> list[int]:
+        """The prompts that were not there."""
+        return np.flatnonzero(self.places < 0).tolist()
+
+    @property
+    def said(self) -> str:
+        """Counts, in words.
+
+        >>> tasks = [Task(name, (1,), name) for name in "abc"]
+        >>> PromptKeys.of(tasks[1:]).kept_of(PromptKeys.of(tasks[:2])).said
+        '1 of 2 prompts; 1 gone; 1 new'
+        """
+        kept, before = int((self.places >= 0).sum()), self.former_ids.size
+        return f"{kept:,} of {before:,} prompts; {before - kept:,} gone; {self.places.size - kept:,} new"
+
+    @cached_property
+    def successors(self) -> dict[int, int]:
+        """From the place of a prompt in the former set to its place in this one."""
+        return {int(self.places[here]): here for here in np.flatnonzero(self.places >= 0).tolist()}
+
+    def successor(self, former_id: str) -> int | None:
+        """Return where the prompt of a former id stands now; None where it is gone."""
+        there = np.flatnonzero(self.former_ids == np.uint64(_hash(former_id)))
+        return self.successors.get(int(there[0])) if there.size else None
+
+    def moved(self, saved: Tensor, own: Tensor) -> Tensor:
+        """Return ``saved``, which has a row for each former prompt, as rows of this set; new ones as in ``own``.
+
+        Raises: ValueError when ``saved`` is not of the former set.
+        """
+        if saved.shape[:1] != (self.former_ids.size,) or saved.dtype != own.dtype:
+            raise ValueError(f"a tensor of {list(saved.shape)} is not of {self.former_ids.size} prompts")
+        here = torch.from_numpy(np.flatnonzero(self.places >= 0))
+        moved = own.clone()
+        moved[here] = saved[torch.from_numpy(self.places)[here]]
+        return moved
+
+
+def _content(task: Task) -> bytes:
+    """Return question and answer; without an answer, all columns but those that number rows."""
+    answer = task.columns.get("answer")
+    beside = {k: v for k, v in task.columns.items() if k not in _NUMBERING} if answer is None else answer
+    return json.dumps([task.text, beside], sort_keys=True, default=str).encode(errors="backslashreplace")
+
+
+def _numbered(contents: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return hashes that differ where a content occurs again: by how often it stood before."""
+    order = np.argsort(contents, kind="stable")
+    ranked = contents[order]
+    is_first = np.concatenate([[True], ranked[1:] != ranked[:-1]])[: ranked.size]
+    places = np.arange(ranked.size)
+    again = np.empty(ranked.size, np.uint64)
+    again[order] = places - np.maximum.accumulate(np.where(is_first, places, 0))
+    return contents + again * _ODD
 
 
 class TaskIndex:
@@ -22,6 +149,8 @@ class TaskIndex:
     different ids share a hash with probability n^2 / 2^65 (3e-6 at 10 million), which is reported as a
     duplicate and never silently merged.
 
+    ids: in order, or their hashes as `PromptKeys` has them.
+
     >>> tasks = TaskIndex(["sum-0", "sum-1", "sum-2"])
     >>> tasks.index("sum-1"), len(tasks)
     (1, 3)
@@ -29,8 +158,8 @@ class TaskIndex:
     Raises: DatasetError when two tasks have one id, or there is no task.
     """
 
-    def __init__(self, ids: Iterable[str]) -> None:
-        hashes = np.fromiter((_hash(task_id) for task_id in ids), dtype=np.uint64)
+    def __init__(self, ids: Iterable[str] | NDArray[np.uint64]) -> None:
+        hashes = ids if isinstance(ids, np.ndarray) else np.fromiter(map(_hash, ids), dtype=np.uint64)
         if hashes.size == 0:
             raise DatasetError("the task set is empty: there is nothing to choose a prompt from")
         order = np.argsort(hashes, kind="stable")
@@ -93,7 +222,11 @@ class TaskIndex:
 
 
 def _hash(task_id: str) -> int:
-    return int.from_bytes(hashlib.blake2b(task_id.encode(), digest_size=8).digest(), "little")
+    return _hash_of(task_id.encode())
+
+
+def _hash_of(content: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
 Indices = Sequence[int] | NDArray[np.int64]
@@ -139,3 +272,6 @@ class TaskValues(Protocol):
 
     def restore(self, state: State) -> None:
         """Become the values that ``state`` was taken of."""
+
+    def moved(self, state: State, kept: KeptPrompts) -> State:
+        """Return a state of a former task set as one of this set; a new task has the value that it has now."""

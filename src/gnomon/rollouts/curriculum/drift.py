@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gnomon.core.errors import ConfigError, LearnerError
 from gnomon.core.types import Group, Rollout, State
-from gnomon.rollouts.curriculum.base import TaskIndex
+from gnomon.rollouts.curriculum.base import KeptPrompts, TaskIndex
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,9 @@ class Drift(Protocol):
     def restore(self, state: State) -> None:
         """Become the drift that returned ``state``."""
 
+    def moved(self, state: State, kept: KeptPrompts) -> State:
+        """Return a state of a former task set as one of this set."""
+
 
 @dataclass(frozen=True)
 class NoDrift:
@@ -82,6 +85,10 @@ class NoDrift:
 
     def restore(self, state: State) -> None:
         """Do nothing."""
+
+    def moved(self, state: State, kept: KeptPrompts) -> State:
+        """Return an empty state."""
+        return State()
 
 
 class AccumulatedDrift:
@@ -163,6 +170,12 @@ class AccumulatedDrift:
         self._total = float(state.values["total"])
         self._per_update = float(state.values["per_update"])
         self._total_at_visit = state.tensors["total_at_visit"].numpy().copy()
+
+    def moved(self, state: State, kept: KeptPrompts) -> State:
+        """Return a state of a former task set as one of this set; a new task was never visited."""
+        own = self.state()
+        marks = kept.moved(state.tensors["total_at_visit"], own.tensors["total_at_visit"])
+        return State({"total_at_visit": marks}, {**state.values, **self._task_index.identity()})
 
 
 def estimate_step_drift(update_drifts: Sequence[float]) -> float:
@@ -319,6 +332,20 @@ class RescoredDrift:
         }
         self._dropped = set(arrays["dropped"].tolist())
         self._stored_tokens = cuts[-1]
+
+    def moved(self, state: State, kept: KeptPrompts) -> State:
+        """Return a state of a former task set as one of this set.
+
+        A response to a prompt whose tokens are others now cannot be compared with: its drift is reported as infinite.
+        """
+        former, moved = (RescoredDrift(index) for index in (TaskIndex(kept.former_ids), self._task_index))
+        former.restore(state)
+        places = kept.successors
+        here = {places[there]: visit for there, visit in former._visits.items() if there in places}
+        others = [place for place in here if not kept.is_rendered[place]]
+        moved._dropped = {places[there] for there in former._dropped if there in places}.union(others)
+        moved._visits = {place: visit for place, visit in here.items() if place not in moved._dropped}
+        return moved.state()
 
     def _drift(self, index: int, now: Logprobs) -> float:
         visit = self._visits[index]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gnomon.algorithms.sections import Greso
 from gnomon.core.metrics import Last, Mean, Measure, Metrics
 from gnomon.core.types import Group, State
-from gnomon.rollouts.curriculum.base import TaskIndex
+from gnomon.rollouts.curriculum.base import KeptPrompts, TaskIndex
 from gnomon.rollouts.curriculum.philox import philox
 from gnomon.rollouts.curriculum.uniform import UniformCurriculum
 
@@ -148,6 +148,14 @@ class GresoCurriculum:
         self._lowest, self._highest = (float(bound) for bound in values["range"])
         self._takes = int(values["takes"])
         self._looked_at, self._skipped = int(values["looked_at"]), int(values["skipped"])
+
+    def moved(self, state: State, kept: KeptPrompts | None) -> State:
+        """Return a state of a former task set as one of this set; a new task has no streak."""
+        if kept is None:
+            return self.state()
+        epochs = dict(self._epochs.moved(State(values=state.values["epochs"]), kept).values)
+        streak = kept.moved(state.tensors["streak"], torch.from_numpy(self._streak))
+        return State({"streak": streak}, {**state.values, **self._task_index.identity(), "epochs": epochs})
 
     def _chance(self, streak: int) -> float:
         p = self._easy if streak > 0 else self._hard

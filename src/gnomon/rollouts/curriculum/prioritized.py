@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from gnomon.core.errors import ConfigError
 from gnomon.core.metrics import Metrics
 from gnomon.core.types import Group, State
-from gnomon.rollouts.curriculum.base import Indices
+from gnomon.rollouts.curriculum.base import Indices, KeptPrompts
 from gnomon.rollouts.curriculum.philox import philox
 from gnomon.rollouts.curriculum.tracker import ValueTracker
 
@@ -90,6 +90,10 @@ class PrioritizedCurriculum:
     def restore(self, state: State) -> None:
         """Go on after that many takes; restore the tracker as well."""
         self._takes = int(state.values["takes"])
+
+    def moved(self, state: State, kept: KeptPrompts | None) -> State:
+        """Return the state itself: it says nothing of tasks."""
+        return state
 
     def _largest(self, count: int) -> list[int]:
         """Return the ``count`` tasks of largest key, without computing most keys.

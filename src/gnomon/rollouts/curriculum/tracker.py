@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gnomon.core.errors import ConfigError, DatasetError, LearnerError
 from gnomon.core.metrics import Mean, Metrics
 from gnomon.core.types import Group, State
-from gnomon.rollouts.curriculum.base import Indices, TaskIndex
+from gnomon.rollouts.curriculum.base import Indices, KeptPrompts, TaskIndex
 
 # Success rates in a JSON file, keyed by task id: what a tracker starts from and what it exports.
 
@@ -208,6 +208,11 @@ class FixedValues:
         self.task_index.check(dict(state.values), "table of optimal values")
         self._value = state.tensors["value"].numpy().copy()
         self._believe({})
+
+    def moved(self, state: State, kept: KeptPrompts) -> State:
+        """Return a state of a former task set as one of this set; a new task has the value that it has now."""
+        own = self.state()
+        return State({name: kept.moved(state.tensors[name], each) for name, each in own.tensors.items()}, own.values)
 
     def _believe(self, values: Mapping[int, float]) -> None:
         for index, value in values.items():
@@ -448,6 +453,11 @@ class ValueTracker:
         self._visits = state.tensors["visits"].numpy().copy()
         self._is_known = state.tensors["is_known"].numpy().copy()
         self._find_floor()
+
+    def moved(self, state: State, kept: KeptPrompts) -> State:
+        """Return a state of a former task set as one of this set; a new task has the value that it has now."""
+        own = self.state()
+        return State({name: kept.moved(state.tensors[name], each) for name, each in own.tensors.items()}, own.values)
 
     def _find_floor(self) -> None:
         self._n_eff_floor = min(float(self._n_eff.min()), self._forgetting.window)

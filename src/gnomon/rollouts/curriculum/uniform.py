@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from gnomon.core.errors import ConfigError
 from gnomon.core.metrics import Metrics
 from gnomon.core.types import Group, State
+from gnomon.rollouts.curriculum.base import KeptPrompts
 from gnomon.rollouts.curriculum.philox import philox
 
 
@@ -84,6 +85,12 @@ class UniformCurriculum:
         self._position = int(state.values["position"])
         self._passed_over = tasks
         self._order = _shuffled(self._size, self._seed, self._epoch)
+
+    def moved(self, state: State, kept: KeptPrompts | None) -> State:
+        """Return a state of a former task set as one of this set: the next epoch, where the sets are not the same."""
+        if kept is not None and kept.is_same:
+            return state
+        return State(values={"epoch": int(state.values["epoch"]) + 1, "position": 0, "passed_over": []})
 
 
 def _shuffled(size: int, seed: int, epoch: int) -> NDArray[np.uint32]:
