@@ -61,11 +61,9 @@ def run(arguments: Sequence[str]) -> int:
         from gnomon.training.resolve import Resolved
 
     loaded = load(given.experiment, given.overrides)
-    experiment, doubts = settled(loaded.experiment)
+    experiment = settled(loaded.experiment)
     resolved = Resolved(experiment)
     with Console() as console:
-        for said in doubts:
-            console.warn(said)
         asked, *_ = checked(resolved, console)
     with working("reckoning what a step takes"):
         plan = make_plan(resolved, asked, model_size(experiment.model, experiment.trust_remote_code))

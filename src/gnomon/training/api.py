@@ -89,8 +89,7 @@ def train_experiment(
     Raises: UserError before any weight is read; RunError afterwards.
     """
     tune_machine()
-    settled_experiment, doubts = settled(loaded.experiment)
-    resolved = resolve(settled_experiment)
+    resolved = resolve(settled(loaded.experiment))
     experiment = resolved.experiment
     written = to_toml(resolved.anchored().experiment)
     if run_dir is not None and is_begun(run_dir, written):
@@ -101,8 +100,6 @@ def train_experiment(
             console.say(f"understood: {note}")
         if run_dir is not None:
             RunDirectory.check_free(run_dir, other_experiment(run_dir, written))
-        for said in doubts:
-            console.warn(said)
         asked, chosen, inherited = checked(resolved, console)
         for note in (*asked.remarks, *starting_notes(experiment)):
             console.warn(note)

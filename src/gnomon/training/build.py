@@ -149,12 +149,7 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
         guard = guard_of(learner, experiment.algorithm, session.directory, console.warn)
         pretraining = _pretraining(session, saver, stream, parts, guard)
         weight_sync = _weight_sync(session, engine, stage.sent, parts)
-        if found is not None:
-            restore(parts, found)
-        elif session.inherited is not None:
-            with console.phase(f"reading {session.inherited.parent.checkpoint.name} of {session.inherited.parent.run}"):
-                for said in session.inherited.restore(parts, chosen, stream):
-                    console.warn(said)
+        _begin_with(session, parts, found, stream)
         components = Components(
             algorithm=experiment.algorithm,
             learner=learner,
@@ -190,6 +185,19 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
         check_counted(run, parts, fixed, session.stateless)
         console.start(experiment.steps, learner.version)
         await run_with_watchdog(stage.watch(), train(run))
+
+
+def _begin_with(
+    session: TrainingContext, parts: Mapping[str, Stateful], found: CheckpointRef | None, stream: RolloutScheduler
+) -> None:
+    """Let the parts become what they were in the run's own checkpoint, or in that of the run that it continues."""
+    if found is not None:
+        restore(parts, found)
+    elif session.inherited is not None:
+        parent = session.inherited.parent
+        with session.console.phase(f"reading {parent.checkpoint.name} of {parent.run}"):
+            for said in session.inherited.restore(parts, session.chosen, stream):
+                session.console.warn(said)
 
 
 async def _saver(

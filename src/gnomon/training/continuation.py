@@ -21,6 +21,7 @@ from gnomon.core.types import State, Stateful
 from gnomon.learner.optimizer import OptimizerConfig
 from gnomon.records.checkpoints import CheckpointRef, Checkpoints, load
 from gnomon.records.directory import RunDirectory
+from gnomon.records.jsonl import warn_on_stderr
 from gnomon.records.ownership import check_own
 from gnomon.records.run_card import questions_of, write_extension
 from gnomon.rollouts.curriculum.base import KeptPrompts, PromptKeys
@@ -241,31 +242,30 @@ def _fixed(experiment: Experiment) -> dict[str, str]:
     }
 
 
-def settled(experiment: Experiment) -> tuple[Experiment, tuple[str, ...]]:
-    """Return the experiment with the newest sound checkpoint where ``continue_from`` is a run; and warnings.
+def settled(experiment: Experiment) -> Experiment:
+    """Return the experiment with an absolute ``continue_from``, the newest sound checkpoint where that is a run.
+
+    Newer checkpoints that are damaged are warned of.
 
     Raises:
         RunDirectoryError: There is no run, or it has no checkpoint.
         CheckpointError: All its checkpoints are damaged.
     """
-    if experiment.continue_from is None or steps_of(experiment.continue_from):
-        return anchored_from(experiment), ()
-    run = Path(experiment.continue_from)
-    if run.parent.name == "checkpoints" and (run / "manifest.json").is_file():  # step-0
-        return anchored_from(experiment), ()
-    RunDirectory.check(run)
-    found = Checkpoints(RunDirectory(run).checkpoints).newest()
-    if found is None:
-        raise RunDirectoryError(
-            f"{run} has no checkpoint, so there is nothing to continue; gnomon resume {quote(str(run))} begins it again"
-        )
-    return replace(experiment, continue_from=str(found.path.resolve())), found.warnings
-
-
-def anchored_from(experiment: Experiment) -> Experiment:
-    """Return the experiment with ``continue_from`` as an absolute path."""
-    place = experiment.continue_from
-    return experiment if place is None else replace(experiment, continue_from=str(Path(place).resolve()))
+    if experiment.continue_from is None:
+        return experiment
+    place = Path(experiment.continue_from).resolve()
+    if place.parent.name != "checkpoints" or not (place / "manifest.json").is_file():
+        RunDirectory.check(place)
+        found = Checkpoints(RunDirectory(place).checkpoints).newest()
+        if found is None:
+            raise RunDirectoryError(
+                f"{place} has no checkpoint, so there is nothing to continue; gnomon resume {quote(str(place))} begins "
+                "it again"
+            )
+        for said in found.warnings:
+            warn_on_stderr(said)
+        place = found.path
+    return replace(experiment, continue_from=str(place))
 
 
 @dataclass(frozen=True)
