@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from gnomon.cluster.engine_actor import EngineSpec
-from gnomon.cluster.ray import Cluster, ResourceBundle, import_ray
+from gnomon.cluster.ray import Cluster, ResourceBundle
 from gnomon.core.sections import ClusterConfig
 from gnomon.core.types import Snapshot
 from gnomon.engines.local import LocalEngine
@@ -41,13 +41,19 @@ def snapshot(version: int, seed: int = 0) -> Snapshot:
 @contextmanager
 def opened(*places: ResourceBundle) -> Iterator[Cluster]:
     """A cluster with these places, that is gone afterwards."""
-    # What tests define is not there where actors are; it travels with them.
-    import_ray().cloudpickle.register_pickle_by_value(sys.modules[__name__])
     cluster = Cluster.open(ClusterConfig(kind="ray"), places, print)
+    send(__name__)
     try:
         yield cluster
     finally:
         cluster.close()
+
+
+def send(module: str) -> None:
+    """Let what a module of tests defines travel to actors, where the module is not."""
+    import ray
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[module])
 
 
 @functools.cache

@@ -3,17 +3,16 @@
 import asyncio
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.cluster.here import CONFIG, opened, settled, snapshot, tiny_order
+from tests.cluster.here import CONFIG, opened, send, settled, snapshot, tiny_order
 
 from gnomon.cluster.engines import serve_remotely
-from gnomon.cluster.ray import Cluster, ResourceBundle, import_ray
+from gnomon.cluster.ray import Cluster, ResourceBundle
 from gnomon.core.errors import EngineError
 from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import Sampling
@@ -66,7 +65,7 @@ class Doomed(LocalEngine):
 def cluster() -> Iterator[Cluster]:
     """Two places for engines."""
     with opened(ResourceBundle("engine", 0.5), ResourceBundle("engine", 0.5)) as cluster:
-        import_ray().cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        send(__name__)
         yield cluster
 
 

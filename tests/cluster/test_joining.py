@@ -1,17 +1,22 @@
 """Whether a cluster asks who comes, found out by asking a server that does as Ray's do."""
 
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
 
 import grpc
 import pytest
-from ray.core.generated.ray_client_pb2 import ClusterInfoRequest, ClusterInfoType
 
-from gnomon.cluster.joining import check_key, lets_in
+from gnomon.cluster.joining import check_key, lets_in, own_key, show_key
+from gnomon.cluster.ray import import_ray
+from gnomon.cluster.start import loopback_ray
 from gnomon.core.errors import ConfigError
 
-PING = ClusterInfoRequest(type=ClusterInfoType.PING).SerializeToString()
+# ClusterInfoRequest of Ray's ray_client.proto: field 1, the type, is PING, 6.
+PING = b"\x08\x06"
 
 
 @contextmanager
@@ -72,3 +77,37 @@ def test_a_key_that_does_not_fit_is_refused_in_words():
             ConfigError, match=r"asks nobody for a key, and this run shows one .*RAY_AUTH_MODE=disabled"
         ):
             check_key(wide, "Bearer a")
+
+
+def test_the_key_is_read_where_ray_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The variable before the file that is named before the one at home; none where it is said to be open."""
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert own_key() == ""
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("home\n")
+    assert own_key() == "Bearer home"
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "named"))
+    with pytest.raises(ConfigError, match=r"cannot be read from .*/named: No such file"):
+        own_key()
+    (tmp_path / "named").write_text(" named ")
+    assert own_key() == "Bearer named"
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "said")
+    assert own_key() == "Bearer said"
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    assert own_key() == ""
+
+
+def test_a_program_that_imported_ray_before_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch):
+    """Ray has read its environment by then: it would show no key, and listen to the network."""
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "said")
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    loopback_ray.cache_clear()
+    with pytest.raises(ConfigError, match="set RAY_AUTH_MODE=token in its environment"):
+        show_key()
+    with pytest.raises(ConfigError, match="set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 in its environment"):
+        loopback_ray(import_ray)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    show_key()

@@ -1,17 +1,16 @@
 """F12 on a cluster: an engine that dies in the middle of taking new weights, twenty-one times."""
 
 import asyncio
-import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from tests.cluster.here import CONFIG, opened, settled, snapshot, tiny_order
+from tests.cluster.here import CONFIG, opened, send, settled, snapshot, tiny_order
 
 from gnomon.cluster.engines import serve_remotely
-from gnomon.cluster.ray import Cluster, ResourceBundle, import_ray
+from gnomon.cluster.ray import Cluster, ResourceBundle
 from gnomon.core import failpoints
 from gnomon.core.types import Snapshot
 from gnomon.engines.base import Sampling
@@ -56,7 +55,7 @@ class Interrupted(LocalEngine):
 def cluster() -> Iterator[Cluster]:
     """Two places for engines."""
     with opened(ResourceBundle("engine", 0.5), ResourceBundle("engine", 0.5)) as cluster:
-        import_ray().cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        send(__name__)
         yield cluster
 
 

@@ -61,21 +61,31 @@ def test_a_misspelt_word_for_a_cluster_is_told_the_nearest(word: str, meant: str
         load("tiny", [f"cluster={word}"])
 
 
-def test_auto_without_a_cluster_ends_at_once():
+def test_auto_without_a_cluster_ends_at_once(tmp_path: Path):
     """One line of ours and none of Ray's, where no cluster runs, and where the last one that did is gone."""
     with socket.create_server(("127.0.0.1", 0)) as one:
         gone = f"127.0.0.1:{one.getsockname()[1]}"
+    # Ray looks for its servers among the machine's programs too, where other tests may have some.
+    code = (
+        "import sys, ray, psutil; from gnomon.cluster.joining import join\n"
+        "from gnomon.core.errors import ConfigError; from gnomon.core.sections import ClusterConfig\n"
+        "psutil.process_iter = lambda names: iter(())\n"
+        "try: join(ray, ClusterConfig('ray', 'auto'), print)\n"
+        "except ConfigError as error: sys.exit(str(error))\n"
+    )
     for address, words in (("", "no Ray cluster runs on this machine"), (gone, f"nobody answers at {gone}, which it")):
-        code = (
-            "import sys, ray._private.services as found; from gnomon.cluster.joining import join\n"
-            "from gnomon.core.errors import ConfigError; from gnomon.core.sections import ClusterConfig; import ray\n"
-            "found._find_address_from_flag = lambda flag: set()\n"
-            f"found.find_bootstrap_address = lambda folder: {address!r} or None\n"
-            "try: join(ray, ClusterConfig('ray', 'auto'), print)\n"
-            "except ConfigError as error: sys.exit(str(error))\n"
-        )
+        if address:
+            (tmp_path / "ray").mkdir(exist_ok=True)
+            (tmp_path / "ray" / "ray_current_cluster").write_text(address)
         began = time.monotonic()
-        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+        ran = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "RAY_TMPDIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
 
         assert ran.stdout == ""
         assert ran.stderr.startswith(f"cluster.address = 'auto': {words}")

@@ -38,16 +38,24 @@ class HeadMonitor:
         """Stop monitoring."""
         self._is_over.set()
 
-    def _knock(self) -> None:
+    def look(self) -> None:
+        """Connect to the head now; without a moment's patience, for a caller who found something else dead."""
+        if why := self._refused():
+            self._say(f"the head of the Ray cluster at {self._address} is gone: {why}")
+
+    def _refused(self) -> str:
         host, _, port = self._address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _KNOCK_SECONDS).close()
+        except OSError as error:
+            return f"it cannot be reached: {error.strerror or error}"
+        self._open = time.monotonic()
+        return ""
+
+    def _knock(self) -> None:
         looked = time.monotonic()
         while not self._is_over.wait(_PAUSE):
-            why = "nobody listens there any more"
-            try:
-                socket.create_connection((host.strip("[]"), int(port)), _KNOCK_SECONDS).close()
-                self._open = time.monotonic()
-            except OSError as error:
-                why = f"it cannot be reached: {error.strerror or error}"
+            why = self._refused()
             now = time.monotonic()
             if now - looked > _PAUSE + _KNOCK_SECONDS + 1.0:
                 # This program itself was paused, so missing answers say nothing about the head.

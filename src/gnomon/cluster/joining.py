@@ -1,9 +1,12 @@
 """Join a Ray cluster that somebody else started, and check whether the cluster requires a key."""
 
 import logging
+import os
 import socket
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from gnomon.core.errors import ConfigError
@@ -15,6 +18,7 @@ _ASK_SECONDS = 5.0
 # one that the server answers before a client has joined.
 _HEAD = "/ray.rpc.NodeInfoGcsService/CheckAlive", b""
 _SERVER = "/ray.rpc.RayletDriver/ClusterInfo", b"\x08\x06"
+_MODE, _TOKEN = "RAY_AUTH_MODE", "token"
 _SHOWN = "RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"
 
 
@@ -59,14 +63,41 @@ def lets_in(address: str, key: str = "") -> bool | None:
 
 
 def own_key() -> str:
-    """Return the authorization header that this program sends to Ray's servers; "" for none."""
-    from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
+    """Return the authorization header that this program sends to Ray's servers; "" for none.
 
-    return str(next(iter(get_auth_headers_if_auth_enabled({}).values()), ""))
+    Raises:
+        ConfigError: If the file that RAY_AUTH_TOKEN_PATH names cannot be read.
+    """
+    if os.environ.get(_MODE, _TOKEN).lower() != _TOKEN:
+        return ""
+    key, named = os.environ.get("RAY_AUTH_TOKEN", "").strip(), os.environ.get("RAY_AUTH_TOKEN_PATH", "")
+    path = Path(named or Path.home() / ".ray" / "auth_token")
+    if not key and (named or path.exists()):
+        try:
+            key = path.read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise ConfigError(f"the key of the Ray cluster cannot be read from {path}: {error.strerror}") from error
+    return f"Bearer {key}" if key else ""
+
+
+def show_key() -> None:
+    """Let Ray show this program's key, if it has one. Ray reads when it is imported whether to do so.
+
+    Raises:
+        ConfigError: If Ray was imported before.
+    """
+    if own_key() and _MODE not in os.environ:
+        if "ray" in sys.modules:
+            raise ConfigError(
+                f"this program has a key for Ray ({_SHOWN}) and imported Ray before, without {_MODE}, so the key is "
+                f"not shown; set {_MODE}=token in its environment, or {_MODE}=disabled to join an open cluster"
+            )
+        os.environ[_MODE] = _TOKEN
 
 
 CLIENT = "ray://"
 _KNOCK_SECONDS = 5.0
+_NOBODY = "Could not find any running Ray instance"
 _START = (
     "start a cluster with `ray start --head` and name the address that it prints, or leave cluster.address empty "
     '(cluster = "ray") to start one here'
@@ -94,68 +125,62 @@ def knock(address: str, called: str = "") -> None:
 
 
 def _found_here() -> str:
-    """Return the "HOST:PORT" that "auto" stands for; "" if it is no such address.
+    """Return the address that "auto" stands for, from the two places where Ray looks; "" for neither.
 
     Raises:
-        ConfigError: If there is no cluster, or the recorded one is gone. Ray itself would wait.
+        ConfigError: If the recorded cluster is gone. Ray itself would wait.
     """
-    from ray._private.services import get_ray_address_from_environment
-
-    try:
-        address: str = get_ray_address_from_environment("auto", None)
-    except ConnectionError as error:
-        raise ConfigError(f"cluster.address = 'auto': no Ray cluster runs on this machine; {_START}") from error
-    if ":" not in address:
-        return ""
-    knock(address, "auto")
+    address = os.environ.get("RAY_ADDRESS", "")
+    record = Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp", "ray", "ray_current_cluster")
+    if not address and record.is_file():
+        address = record.read_text(encoding="utf-8").strip()
+    if address:
+        knock(address, "auto")
     return address
 
 
 def join(ray: Any, plan: ClusterConfig, warn: Callable[[str], None]) -> None:
-    """Connect to a cluster. Ray reads the key from RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, or ~/.ray/auth_token.
+    """Connect to a cluster. The key is in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, or ~/.ray/auth_token.
 
     Raises:
         ConfigError: If there is no cluster, the key does not fit, or this machine is not one of its nodes.
     """
-    from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
-
     if ray.is_initialized():
         raise ConfigError("this program uses a Ray cluster already; call ray.shutdown() first")
     found = _found_here() if plan.address == "auto" else plan.address
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     if found:
         check_key(found, own_key(), plan.address if found != plan.address else "")
-    fault: list[Exception] = []
-
-    def connect() -> None:
-        try:
-            ray.init(address=plan.address, log_to_driver=False, logging_level=logging.ERROR, namespace="gnomon")
-        except Exception as error:
-            fault.append(error)
-
-    # In a thread, because Ray would replace the main thread's signal handlers and may wait longer than our limit.
-    connecting = threading.Thread(target=connect, name="gnomon-ray", daemon=True)
-    connecting.start()
-    connecting.join(plan.start_seconds)
-    if fault or connecting.is_alive():
-        why = (
-            f"{type(fault[0]).__name__}: {fault[0]}".strip(" .") if fault else f"no answer in {plan.start_seconds:g} s"
-        )
-        key = "" if is_guarded() else ". No key was shown to it"
+    why = connect(ray, found or plan.address, plan.start_seconds)
+    if not found and _NOBODY in why:
+        raise ConfigError(f"cluster.address = 'auto': no Ray cluster runs on this machine; {_START}")
+    if why:
+        key = "" if own_key() else ". No key was shown to it"
         raise ConfigError(f"cluster.address = '{plan.address}' cannot be joined: {why}{key}\n{_ADVICE}")
-    if not is_guarded():
+    if not found:
+        check_key(head_of(ray, plan.address), own_key(), plan.address)
+    if not own_key():
         warn(
             "the Ray cluster asks nobody for a key: whoever reaches its ports can run programs on all its machines; "
             "start it with RAY_AUTH_MODE=token, and give every node and this run its key (ray get-auth-token)"
         )
 
 
-def is_guarded() -> bool:
-    """Whether this program sends a key to the cluster."""
-    from ray._private.authentication.authentication_utils import is_token_auth_enabled
+def connect(ray: Any, address: str, seconds: float) -> str:
+    """Connect to the cluster at ``address`` within ``seconds``; return why this failed, or ""."""
+    fault: list[str] = []
 
-    return bool(is_token_auth_enabled())
+    def work() -> None:
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, namespace="gnomon")
+        except Exception as error:
+            fault.append(f"{type(error).__name__}: {error}".strip(" ."))
+
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    # In a thread, because Ray would replace the main thread's signal handlers and may wait longer than our limit.
+    connecting = threading.Thread(target=work, name="gnomon-ray", daemon=True)
+    connecting.start()
+    connecting.join(seconds)
+    return f"no answer in {seconds:g} s" if connecting.is_alive() else "".join(fault)
 
 
 def head_of(ray: Any, address: str) -> str:

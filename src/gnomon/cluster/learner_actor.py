@@ -92,7 +92,9 @@ class LearnerActor:
         ray: Any = import_ray()
         versions = {"python": platform.python_version(), **installed(_PACKAGES)}
         node = ray.get_runtime_context().get_node_id()
-        log = ray._private.worker.global_worker.get_err_file_path()
+        # Ray sends a worker's standard error to the file of this name.
+        log = os.path.realpath("/proc/self/fd/2")
+        log = log if log.endswith(".err") else ""
         return ActorLocation(node, ray.util.get_node_ip_address(), os.getpid(), versions, log)
 
     async def sees(self, probe: str, wanted: str) -> bool:

@@ -176,11 +176,12 @@ class Cluster:
         Raises:
             ConfigError: If the cluster cannot be reached, or has no room within ``plan.start_seconds``.
         """
-        ray, started = import_ray(), None
         if plan.address:
+            joining.show_key()
+            ray, started = import_ray(), None
             joining.join(ray, plan, warn)
         else:
-            cpus = math.ceil(sum(place.cpus for place in places))
+            ray, cpus = start.loopback_ray(import_ray), math.ceil(sum(place.cpus for place in places))
             started = start.start(ray, cpus, math.ceil(sum(place.gpus for place in places)), plan.start_seconds)
         cluster = cls(ray, plan, places, started)
         try:
@@ -216,7 +217,7 @@ class Cluster:
         """The run card's entry: address, size and authentication of the cluster."""
         how = "joined at " + self._plan.address if self._plan.address else "started for this run, on loopback alone"
         nodes = self.nodes
-        lets = "token authentication on" if self._started or joining.is_guarded() else "NO authentication by token"
+        lets = "token authentication on" if joining.own_key() else "NO authentication by token"
         return f"Ray {version('ray')}, {how}: {nodes} node{'s' if nodes > 1 else ''}, {lets}"
 
     def of(self, kind: str) -> list[int]:
@@ -274,7 +275,13 @@ class Cluster:
         while not self.ready([reference], _LOOK_SECONDS):
             if time.monotonic() > until:
                 raise TimeoutError
-        return self._ray.get(reference)
+        try:
+            return self._ray.get(reference)
+        except self._ray.exceptions.RayActorError:
+            # A head that died takes the actors with it.
+            self._watch.look()
+            self.check()
+            raise
 
     def check(self) -> None:
         """Raise ClusterError if the cluster is gone."""

@@ -1,7 +1,7 @@
 """Remove everything that a run's own Ray cluster leaves: ``python -m gnomon.cluster.reaper FOLDER``.
 
 The program waits for the run to end: the run holds the program's standard input open, and a dead run closes it. Ray's
-servers and workers die with the run, but Ray's agents do not. Each agent has files open in the cluster's folder.
+servers, which outlive the command that starts them, its agents and its workers have files open in the cluster's folder.
 
 A run that ends normally says so on standard input. Otherwise the reaper prints a message, because Ray ends a program
 without a message if its servers on the same machine die at the wrong moment.

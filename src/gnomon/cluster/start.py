@@ -1,36 +1,42 @@
-"""Start a private Ray cluster on this machine for one run."""
+"""Start a private Ray cluster on this machine for one run, by `ray start`, and connect to it."""
 
 import atexit
 import contextlib
 import functools
-import logging
 import os
 import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from gnomon.cluster.joining import connect
 from gnomon.cluster.reaper import FAREWELL
 from gnomon.core.errors import ConfigError
+from gnomon.engines.vllm.protocol import LOOPBACK
 
-_LOOPBACK = "127.0.0.1"
+# Ray's switch for systems whose firewalls ask; switched off, Ray listens and connects on the loopback interface only.
+_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _SWEEPING_SECONDS = 20.0
 _LONGEST_PATH, _SHORT_PATH = 16, "/tmp"
-_KEYS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
-# Ray notices a dead or hanging node within 20 s with these numbers, and within a minute with its defaults.
-_WATCHED = {
-    "health_check_initial_delay_ms": 5000,
-    "health_check_period_ms": 2000,
-    "health_check_timeout_ms": 4000,
-    "health_check_failure_threshold": 3,
-    "gcs_rpc_server_reconnect_timeout_s": 40,
+_CHANGED = ("RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "RAY_ADDRESS", "RAY_TMPDIR")
+_SERVERS = {
+    _SWITCH: "0",
+    "RAY_AUTH_MODE": "token",
+    # Ray notices a dead or hanging node within 20 s with these numbers, and within a minute with its defaults.
+    "RAY_health_check_initial_delay_ms": "5000",
+    "RAY_health_check_period_ms": "2000",
+    "RAY_health_check_timeout_ms": "4000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "40",
 }
+# The system chooses the workers' ports.
+_OPTIONS = ("--min-worker-port=0", "--max-worker-port=0", "--include-dashboard=false", "--disable-usage-stats")
 
 
 @dataclass(frozen=True)
@@ -69,110 +75,112 @@ class StartedCluster:
     """A started cluster: its folder and the former environment variables."""
 
     folder: Folder
-    before: dict[str, str | None]
-    is_over: threading.Event
+    before: Mapping[str, str | None]
 
     def end(self) -> None:
-        """Remove the cluster's files and restore the environment."""
+        """End the cluster's servers, remove its files and restore the environment."""
         self.folder.end()
-        self.is_over.set()
-        _reachable(True)
-        for name, value in self.before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+        _restore(self.before)
+
+
+@functools.cache
+def loopback_ray(imported: Callable[[], Any]) -> Any:
+    """Import ray for a cluster on the loopback interface. Ray reads this from its environment, once.
+
+    Args:
+        imported: Imports ray.
+
+    Raises:
+        ConfigError: If this program imported ray before.
+    """
+    before = {_SWITCH: os.environ.get(_SWITCH)}
+    if "ray" in sys.modules and before[_SWITCH] != "0":
+        raise ConfigError(
+            "this program imported Ray before, so a cluster of its own would be open to the network; set "
+            f"{_SWITCH}=0 in its environment, or start a cluster with `ray start --head` and set cluster.address"
+        )
+    os.environ[_SWITCH] = "0"
+    try:
+        return imported()
+    finally:
+        _restore(before)
 
 
 def start(ray: Any, cpus: int, gpus: int, seconds: float) -> StartedCluster:
-    """Start a cluster on this machine.
+    """Start a cluster on this machine and connect to it.
 
     Args:
-        ray: The ray module.
+        ray: The ray module, as `loopback_ray` imports it.
         cpus: CPUs, as Ray counts them.
         gpus: GPUs.
-        seconds: Time limit.
+        seconds: Time limit of the start, and again of the connection.
 
     Raises:
         ConfigError: If the cluster does not start in time.
     """
     if ray.is_initialized():
         raise ConfigError("this program uses a Ray cluster already; call ray.shutdown() first, or name its address")
-    before = {name: os.environ.get(name) for name in _KEYS}
-    # Without RAY_AUTH_MODE Ray turns authentication on by itself and reads the key.
-    os.environ.pop("RAY_AUTH_MODE", None)
     # Every user can read Ray's default folder, so use a private one.
-    folder = Folder.made()
-    if not os.environ.get("RAY_AUTH_TOKEN"):
-        os.environ["RAY_AUTH_TOKEN_PATH"] = str(_locked_away(folder.path / "key"))
-    started = StartedCluster(folder, before, threading.Event())
-    fault: list[BaseException] = []
-    is_there = threading.Event()
-
-    def begin() -> None:
-        try:
-            _initialize(ray, cpus, gpus, folder.path / "ray")
-        except BaseException as error:
-            fault.append(error)
-        is_there.set()
-        # Ray's servers die with the thread that started them, so keep the thread alive.
-        started.is_over.wait()
-
-    threading.Thread(target=begin, name="gnomon-ray", daemon=True).start()
+    started = StartedCluster(Folder.made(), {name: os.environ.pop(name, None) for name in _CHANGED})
     try:
-        is_late = not is_there.wait(seconds)
+        why = _begin(ray, started.folder.path, cpus, gpus, seconds)
     except BaseException:
         started.end()
         raise
-    if is_late or fault:
+    if why:
         started.end()
-        why = f"{type(fault[0]).__name__}: {fault[0]}" if fault else f"it was not there after {seconds:g} s"
         raise ConfigError(
             f"Ray cannot be started on this machine ({why}); set cluster.start_seconds higher, or remove cluster"
         )
     return started
 
 
-def _initialize(ray: Any, cpus: int, gpus: int, folder: Path) -> None:
-    _reachable(False)
-    with _in_groups_of_their_own():
-        ray.init(
-            address="local",
-            num_cpus=cpus,
-            num_gpus=gpus,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            namespace="gnomon",
-            _node_ip_address=_LOOPBACK,
-            _temp_dir=str(folder),
-            _system_config=_WATCHED,
-        )
+def _begin(ray: Any, folder: Path, cpus: int, gpus: int, seconds: float) -> str:
+    """Start servers and connect to them; return why this failed, or ""."""
+    os.environ["RAY_TMPDIR"] = str(folder)
+    if not os.environ.get("RAY_AUTH_TOKEN"):
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(_locked_away(folder / "key"))
+    port, client_port = _free_ports(2)
+    command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--head", *_OPTIONS]
+    command += [f"--port={port}", f"--ray-client-server-port={client_port}", f"--num-cpus={cpus}", f"--num-gpus={gpus}"]
+    # The reaper finds the command by its file, should this program end now.
+    with (folder / "start.log").open("w+") as said:
+        try:
+            # A signal to the run's process group, such as a scheduler's SIGTERM, must reach the run only: the run
+            # finishes its step and saves, and needs the servers for this. With --block they would end with the head.
+            ran = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **_SERVERS},
+                timeout=seconds,
+                check=False,
+                process_group=0,
+            )
+        except subprocess.TimeoutExpired:
+            return f"it was not there after {seconds:g} s"
+        said.seek(0)
+        if ran.returncode:
+            return next((line.strip() for line in reversed(said.readlines()) if line.strip()), f"exit {ran.returncode}")
+    # Ray looks for "auto" in RAY_TMPDIR, and for "auto" alone it reads the key of a program that imported ray before.
+    why = connect(ray, "auto", seconds)
+    if not why and ray.get_runtime_context().gcs_address != f"{LOOPBACK}:{port}":
+        return f"another cluster answered in place of the one at {LOOPBACK}:{port}"
+    return why
 
 
-@contextlib.contextmanager
-def _in_groups_of_their_own() -> Iterator[None]:
-    """Make each server that Ray starts the leader of its own process group.
-
-    A signal to the run's group, such as a scheduler's SIGTERM, must reach the run only: the run finishes its step and
-        saves,
-    and needs Ray's servers for this. The servers end with the run anyway.
-    """
-    from ray._private import services
-
-    here = vars(services)
-    plain = here["ConsolePopen"]
-    here["ConsolePopen"] = functools.partial(plain, process_group=0)
-    try:
-        yield
-    finally:
-        here["ConsolePopen"] = plain
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in opened]
 
 
-def _reachable(is_by_others: bool) -> None:
-    # Ray's switch for systems whose firewalls ask; switched off, Ray listens on the loopback interface only.
-    from ray._private import ray_constants
-
-    ray_constants.ENABLE_RAY_CLUSTER = is_by_others
+def _restore(before: Mapping[str, str | None]) -> None:
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 def _locked_away(path: Path) -> Path:
