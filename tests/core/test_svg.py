@@ -89,6 +89,38 @@ def test_integers_beyond_every_float_are_drawn_or_left_out():
         ElementTree.fromstring(chart([Series("a", xs, ys, ys, ys)], "t", "x", "y", [Mark(large, "m")]))
 
 
+def test_no_curve_hides_another():
+    """Curves that lie on each other are one with both names; one that differs, or has another interval, stays."""
+    xs, same, other = [1, 2, 3], [0.0, 5.0, 2.0], [0.0, 5.0, 3.0]
+    text = chart(
+        [Series("total", xs, same), Series("engine", xs, list(same)), Series("rounding", xs, other)], "t", "", ""
+    )
+    banded = chart([Series("a", xs, same, same, same), Series("b", xs, same)], "t", "", "")
+
+    assert re.findall(r"<title>([^<]+)</title></path>", text) == ["total = engine", "rounding"]
+    assert re.findall(r"<title>([^<]+)</title></path>", banded) == ["a", "b"]
+    # A curve keeps its color whoever is drawn with it.
+    assert "--series-3" in text
+    assert "--series-2" not in text
+
+
+def test_what_was_measured_now_and_then_is_a_point_in_the_legend_too():
+    """A dot in the legend, no more than a hint of a line between points, and no bar on the picture's frame."""
+    points = Series("held out", [0, 4], [0.0, 1.0], [0.0, 0.5], [0.5, 1.0], "points")
+    text = chart([Series("reward", [1, 2], [0.0, 1.0], color=-1), points], "t", "", "")
+    edges = [float(edge) for edge in re.findall(r'data-frame="([^"]+)"', text)[0].split()]
+    bars = [
+        float(x)
+        for x in re.findall(r"M(\d+\.?\d*) \d+\.?\d*V", text.partition('stroke-width="1.5"')[0].rpartition("<path")[2])
+    ]
+
+    assert text.count("<circle") == 3
+    assert 'stroke-opacity=".4"' in text
+    assert 'stroke="#1b1e23"' in text
+    assert len(bars) == 2
+    assert all(48 < x < 640 - 12 for x in (*bars, edges[0], edges[2]))
+
+
 def test_intervals_are_a_band_or_bars():
     """A band where there are curves, a bar for each point of what was measured now and then."""
     xs, ys, lows, highs = [0, 1, 2], [1.0, 2.0, 3.0], [0.5, 1.5, 2.5], [1.5, 2.5, 3.5]

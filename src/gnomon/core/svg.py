@@ -4,6 +4,7 @@ import html
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
@@ -116,6 +117,11 @@ def thinned(points: Sequence[Point], buckets: int) -> list[Point]:
 
 COLORS = ("#1d63a8", "#b8541a", "#23825a", "#7a4fc0", "#b8386a", "#86700f", "#0d7f86", "#666c76")
 DARK = ("#7ab8f0", "#f0a06a", "#6fcf9f", "#b79af0", "#f08ab4", "#d8c050", "#62cdd4", "#a9b0bb")
+MARK = (
+    '<svg viewBox="0 0 24 24" aria-hidden="true"><path d="M4 19h16M6 19V5l11 14" fill="none" stroke="currentColor" '
+    'stroke-width="1.8" stroke-linejoin="round" stroke-linecap="round"/></svg>'
+)
+"""The sign at the head of a page."""
 _TONES = {"plain": ("--muted", "#6a7079"), "warning": ("--warning", "#94650a"), "severe": ("--severe", "#b3261e")}
 _LETTER = 6.1
 """Approximate width of a letter of the labels; the fonts of the reader are not known."""
@@ -132,6 +138,7 @@ class Series:
     Attributes:
         lows, highs: An interval around each point, or nothing; drawn as a band, and as bars with ``style = "points"``,
             which is for values that were measured now and then.
+        color: The number of its color, from 0; -1 is the color of text. None takes the place among the curves.
     """
 
     name: str
@@ -140,6 +147,7 @@ class Series:
     lows: Sequence[float] = ()
     highs: Sequence[float] = ()
     style: Literal["line", "points"] = "line"
+    color: int | None = None
 
 
 @dataclass(frozen=True)
@@ -162,30 +170,34 @@ def chart(
     """Return the curves as inline SVG, ``size`` wide and high; it shrinks with what it lies in and never grows.
 
     Curves of more points than the picture can show keep the smallest and the largest of each stretch, so no peak is
-    lost. A curve of one point is a dot; without any point the picture says so. Colors are the CSS variables
-    ``--series-1`` to ``--series-8``, ``--ink``, ``--muted``, ``--rule``, ``--warning`` and ``--severe``, or what they
-    are by default. Any text is escaped. Attributes ``data-*`` say which numbers lie where.
+    lost. Curves that would cover each other throughout are one, under all their names. A curve of one point is a
+    dot; without any point the picture says so. Colors are the CSS variables ``--series-1`` to ``--series-8``,
+    ``--ink``, ``--muted``, ``--rule``, ``--warning`` and ``--severe``, or what they are by default. Any text is
+    escaped. Attributes ``data-*`` say which numbers lie where.
     """
-    drawn = [_clean(one, size[0]) for one in series]
-    legend = _legend([one.name for one in drawn] if len(drawn) > 1 else [], size[0])
+    colored = [replace(one, color=n if one.color is None else one.color) for n, one in enumerate(series)]
+    drawn = _united([_clean(one, size[0]) for one in colored])
+    legend = _legend(drawn if len(series) > 1 else [], size[0])
     top = _TOP + 15.0 * legend.rows + (10.0 if any(m.text for m in marks) else 0.0)
     heights = [v for one in drawn for values in (one.ys, one.lows, one.highs) for v in values if math.isfinite(v)]
     ys = scale_of(heights, (size[1] - _BOTTOM, top))
     widest = max((len(number(y, ys.step(4))) for y in ys.ticks(4)), default=0)
     frame = (max(_LEFT, _BESIDE + _LETTER * widest), top, size[0] - _RIGHT, size[1] - _BOTTOM)
-    xs = scale_of([x for one in drawn for x in one.xs], (frame[0], frame[2]), is_padded=False)
+    # Bars at the first and last step would look like the picture's frame.
+    inset = 2 * _APART if any(one.style == "points" for one in drawn) else 0.0
+    xs = scale_of([x for one in drawn for x in one.xs], (frame[0] + inset, frame[2] - inset), is_padded=False)
     parts = [*_grid(xs, ys, frame), *_labels(x_label, y_label, frame, size), legend.text]
     parts += _marks(marks, xs, frame)
     beside = [place for place, one in enumerate(drawn) if one.style == "points"]
     for place, one in enumerate(drawn):
         # Bars that would cover each other stand side by side.
         shift = _APART * (beside.index(place) - (len(beside) - 1) / 2) if place in beside else 0.0
-        parts += _curve(replace(one, xs=[xs.place(x) + shift for x in one.xs]), place, ys)
+        parts += _curve(replace(one, xs=[xs.place(x) + shift for x in one.xs]), one.color or 0, ys)
     if not heights:
         middle = ((frame[0] + frame[2]) / 2, (frame[1] + frame[3]) / 2)
         parts.append(_text(*middle, "nothing was measured", "middle", "--muted"))
     bounds = " ".join(f"{v:.6g}" for v in (xs.low, xs.high, ys.low, ys.high))
-    edges = " ".join(number_of(v) for v in frame)
+    edges = " ".join(number_of(v) for v in (frame[0] + inset, frame[1], frame[2] - inset, frame[3]))
     name = _escaped(title)
     numbers = f'data-across="{_escaped(x_label)}" data-range="{bounds}" data-frame="{edges}"'
     return (
@@ -194,6 +206,15 @@ def chart(
         f'style="max-width:{size[0]}px;width:100%;height:auto;font-family:inherit"><title>{name}</title>'
         f"{''.join(parts)}</svg>"
     )
+
+
+def page_style() -> str:
+    """Return the style sheet of gnomon's pages, with the colors of curves for light and dark."""
+    css = (files("gnomon.core") / "page.css").read_text(encoding="utf-8")
+    light, dark = (
+        "".join(f"--series-{n}:{color};" for n, color in enumerate(colors, start=1)) for colors in (COLORS, DARK)
+    )
+    return css.replace("/*light*/", light).replace("/*dark*/", dark)
 
 
 def write_svg(path: Path, text: str) -> None:
@@ -236,7 +257,32 @@ def _clean(one: Series, width: int) -> Series:
     placed = (point for point in points if math.isfinite(point[0]))
     kept = thinned(sorted(placed, key=lambda point: point[0]), max(20, (width - 60) // 2))
     xs, ys, less, more = ([point[place] for point in kept] for place in range(4))
-    return Series(one.name, xs, ys, less, more, one.style)
+    return replace(one, xs=xs, ys=ys, lows=less, highs=more)
+
+
+def _united(series: Sequence[Series]) -> list[Series]:
+    """Return the curves, those that would cover each other throughout as one: its name has the names of all.
+
+    >>> [one.name for one in _united([Series("total", [1, 2], [0, 5]), Series("engine", [1, 2], [0, 5])])]
+    ['total = engine']
+    """
+    found: list[Series] = []
+    finite = [y for one in series for y in one.ys if math.isfinite(y)]
+    near = 0.004 * (max(finite) - min(finite)) if finite else 0.0
+    for one in series:
+        covering = next((n for n, other in enumerate(found) if _covers(one, other, near)), None)
+        if covering is None or not any(map(math.isfinite, one.ys)):
+            found.append(one)
+        else:
+            found[covering] = replace(found[covering], name=f"{found[covering].name} = {one.name}")
+    return found
+
+
+def _covers(one: Series, other: Series, near: float) -> bool:
+    if one.style == "points" or (one.style, list(one.xs)) != (other.style, list(other.xs)):
+        return False
+    has_interval = any(map(math.isfinite, (*one.lows, *other.lows)))
+    return not has_interval and all(a == b or abs(a - b) <= near for a, b in zip(one.ys, other.ys, strict=False))
 
 
 def _bounded(value: float) -> float:
@@ -279,18 +325,22 @@ class _Legend:
     rows: int
 
 
-def _legend(names: Sequence[str], width: int) -> _Legend:
+def _legend(series: Sequence[Series], width: int) -> _Legend:
     parts, x, row = [], _LEFT, 0
-    for place, name in enumerate(names):
-        shown = _cut(name, 34)
+    for one in series:
+        shown = _cut(one.name, 50 if " = " in one.name else 34)
         wide = 22 + _LETTER * len(shown) + 12
         if x > _LEFT and x + wide > width - _RIGHT:
             x, row = _LEFT, row + 1
         y = 11 + 15 * row
-        parts.append(f'<path d="M{number_of(x)} {y - 4}h14" stroke-width="2.5" {_color("stroke", place)}/>')
+        if one.style == "points":
+            parts.append(f'<circle cx="{number_of(x + 7)}" cy="{y - 4}" r="3.5" {_color("fill", one.color or 0)}/>')
+        else:
+            line = f'd="M{number_of(x)} {y - 4}h14" stroke-width="2.5"'
+            parts.append(f"<path {line} {_color('stroke', one.color or 0)}/>")
         parts.append(_text(x + 19, y, shown, "start"))
         x += wide
-    return _Legend("".join(parts), row + 1 if names else 0)
+    return _Legend("".join(parts), row + 1 if series else 0)
 
 
 def _marks(marks: Sequence[Mark], xs: Scale, frame: tuple[float, ...]) -> Iterator[str]:
@@ -321,7 +371,8 @@ def _curve(one: Series, place: int, ys: Scale) -> Iterator[str]:
     runs = list(_runs([(x, y) for x, y, _, _ in points]))
     strokes = "".join("M" + "L".join(f"{number_of(x)} {number_of(ys.place(y))}" for x, y in run) for run in runs)
     if strokes:
-        width = "1.2" if one.style == "points" else "1.7"
+        # Between points there is a hint of a line, for nothing was measured there.
+        width = '1.2" stroke-opacity=".4' if one.style == "points" else "1.7"
         line = f'<path d="{strokes}" class="curve" fill="none" stroke-width="{width}" stroke-linejoin="round"'
         yield f"{line} {_color('stroke', place)}><title>{_escaped(one.name)}</title></path>"
     dots = [p for run in runs for p in run] if one.style == "points" else [run[0] for run in runs if len(run) == 1]
@@ -343,6 +394,8 @@ def _runs(points: Sequence[tuple[float, float]]) -> Iterator[list[tuple[float, f
 
 
 def _color(kind: str, place: int) -> str:
+    if place < 0:
+        return _ink(kind, "--ink", "#1b1e23")
     n = place % len(COLORS)
     return _ink(kind, f"--series-{n + 1}", COLORS[n])
 

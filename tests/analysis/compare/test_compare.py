@@ -227,14 +227,14 @@ class Elements(HTMLParser):
 
 
 def test_the_page_needs_nothing_else_and_escapes_names():
-    """Two pictures, three tables, nothing that is loaded; a name that looks like markup is text."""
+    """Two pictures, each in two sizes, three tables, nothing that is loaded; a name that looks like markup is text."""
     hostile = "<script>alert(1)</script>"
     runs = [trained(name, seed, row) for name in ("grpo", hostile) for seed, row in enumerate(WORSE)]
     written = page(summarize(SETTING, runs))
     elements = Elements()
     elements.feed(written)
 
-    assert elements.tags.count("svg") == 2
+    assert written.count('class="chart"') == 4
     assert elements.tags.count("table") == 3
     assert "script" not in elements.tags
     assert elements.loaded == []

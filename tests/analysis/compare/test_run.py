@@ -64,7 +64,7 @@ def test_finished_runs_are_compared(study: Path, capsys: Capture):
     assert all(len(standing["curve"]) >= 3 for standing in found["standings"])
     assert found["prompts"] == 12
     assert json.loads((study / "compare.json").read_text())["pairings"] == found["pairings"]
-    assert (study / "compare.html").read_text().count("<svg") == 2
+    assert (study / "compare.html").read_text().count('class="chart"') == 4
     for standing in found["standings"]:
         cost = standing["cost"]
         assert cost["trained"] + sum(cost["wasted"].values()) == pytest.approx(cost["tokens"])

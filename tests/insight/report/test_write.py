@@ -13,6 +13,7 @@ import torch
 from gnomon.config.experiment import load, to_toml
 from gnomon.core.errors import ConfigError, RunDirectoryError
 from gnomon.core.types import Grade, Group, Rollout, Task
+from gnomon.insight.report.compare import reward_digests
 from gnomon.insight.report.write import LARGEST, leave_page, run_page, write_report
 from gnomon.models.tiny import tiny_tokenizer
 from gnomon.records.console import Console
@@ -379,9 +380,44 @@ def test_several_runs_lie_beside_each_other(run: Path, tmp_path: Path):
     assert found.faults == []
     assert {"first", "second"} <= set(found.texts)
     assert "0.500 to 0.700" in found.said
-    assert "the intervals overlap" in found.said
+    assert "All runs are tied at 0.600." in found.said
     assert "steps 6 3" in re.sub(r"(?<=[a-z0-9])(?=\d)", " ", found.said)
     assert text.count('class="curve"') > 4
+
+
+def test_rewards_of_one_name_are_told_apart(run: Path, tmp_path: Path):
+    """Two runs whose functions share name and place, and not their content: a digest at each, and no verdict."""
+    digests = []
+    for name, source in (("one", "a" * 64), ("two", "b" * 64), ("three", "a" * 64)):
+        made = make_run(tmp_path / name)
+        text = (made / "experiment.toml").read_text()
+        named = 'rewards = [{function = "own.py:score", name = "exact"}]'
+        (made / "experiment.toml").write_text(text.replace("rewards = []", named))
+        card = json.loads((made / "run.json").read_text())
+        (made / "run.json").write_text(json.dumps({**card, "sources": {"own.py": source}}))
+        digests.append(reward_digests(RunRecord(made).experiment(), RunRecord(made).card())["exact"])
+    report = write_report([tmp_path / "one", tmp_path / "two"], tmp_path / "both.html").path.read_text()
+    alike = write_report([tmp_path / "one", tmp_path / "three"], tmp_path / "alike.html").path.read_text()
+
+    assert digests[0] == digests[2] != digests[1]
+    assert all(f"exact ({digest})" in report for digest in digests)
+    assert "judged by different rewards" in report
+    assert digests[0] not in alike
+
+
+def test_what_is_zero_throughout_is_folded(tmp_path: Path):
+    """Charts in which nothing moves lie below the others, under their titles; a stage has one color in all pictures."""
+    run, zero = make_run(tmp_path / "run"), {"loss/clipped_fraction": 0.0, "loss/clipped_low_fraction": 0.0}
+    rows = [json.loads(line) | zero for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = run_page(RunRecord(run))
+    folded = re.findall(r'<details class="still">\s*<summary>Zero throughout: ([^<]+)</summary>', text)
+    keys = re.findall(r'key c(\d)" aria-hidden="true"></i>(generate|update)', text)
+    drawn = re.findall(r"series-(\d)[^<]*><title>(generate|update)</title>", text)
+
+    assert folded == ["Clip fraction"]
+    assert sorted(drawn) == sorted(keys) == [("1", "generate"), ("4", "update")]
+    assert text.index('id="learning"') < text.index('id="findings"') < text.index('id="policy"')
 
 
 def test_runs_of_other_questions_are_not_compared(run: Path, tmp_path: Path):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from gnomon.analysis.compare.records import STAGES
 from gnomon.analysis.compare.statistics import Band, Comparison, Pairing, Ranking
 from gnomon.core.statistics import in_words
-from gnomon.core.svg import COLORS, DARK, Series, chart
+from gnomon.core.svg import MARK, Series, chart, page_style
 from gnomon.records.console import duration
 from gnomon.training.notes import many
 
@@ -189,39 +189,64 @@ Rows = Sequence[Sequence[str]]
 
 
 def page(found: Comparison) -> str:
-    """Return the HTML page. Names are escaped."""
+    """Return the HTML page, in the design of the report. Names are escaped."""
     setting = found.setting
     title = f"{', '.join(s.name for s in found.standings)} on {setting.experiment}"
-    parts = [
-        f"<h1>{_escaped(title)}</h1>",
-        f"<p>{_escaped(setting.task)} with {_escaped(setting.model)}, {_escaped(setting.limit)} a run.</p>",
-        "<h2>What can be said</h2>",
-        *(f"<p>{_escaped(sentence)}</p>" for sentence in verdict(found)),
-        "<h2>Held-out score</h2>",
-        _curves(found, lambda standing: standing.curve, "held-out score"),
-        "<p>Lines are means over seeds; bands go from the lowest to the highest seed, so they are no intervals.</p>",
-        _table(score_rows(found)),
-        "<p>The interval is a bootstrap over seeds and prompts together; few seeds make it wide, as they should.</p>",
-        "<h2>Each against each</h2>",
-        _table(pair_rows(found)),
-        "<p>The difference is the second minus the first, paired by seed and prompt. p takes both as drawn at random "
-        "(min F\x27); it is corrected for the number of pairs by Holm's method. At 0.05 or less the two differ. "
-        "The interval is of each pair alone: it holds 0 exactly where p, before that correction, is above 0.05.</p>",
-        "<h2>Training reward</h2>",
-        _curves(found, lambda standing: standing.rewards, "mean reward"),
-        "<p>Of the questions that each algorithm asked; one that chooses hard questions has a lower line.</p>",
-        *(f"<p>{_escaped(sentence)}</p>" for sentence in scales(found)),
-        "<h2>Cost</h2>",
-        _table(cost_rows(found)),
-        "<h2>Before this is believed</h2>",
-        f"<ul>{''.join(f'<li>{_escaped(sentence)}</li>' for sentence in caveats(found))}</ul>",
+    said = verdict(found)
+    head = [
+        f'<header><p class="eyebrow">{MARK} gnomon compare</p><h1>{_escaped(title)}</h1>',
+        f'<p class="lede">{_escaped(setting.task)} with {_escaped(setting.model)}, {_escaped(setting.limit)} a run. '
+        f"{_escaped(' '.join(said))}</p></header>",
+    ]
+    sections = [
+        _section(
+            "Held-out score",
+            _curves(found, lambda standing: standing.curve, "held-out score"),
+            _note(
+                "Lines are means over seeds; bands go from the lowest to the highest seed, so they are no intervals."
+            ),
+            _table(score_rows(found)),
+            _note(
+                "The interval is a bootstrap over seeds and prompts together; few seeds make it wide, as they should."
+            ),
+        ),
+        _section(
+            "Each against each",
+            _table(pair_rows(found)),
+            _note(
+                "The difference is the second minus the first, paired by seed and prompt. p takes both as drawn at "
+                "random (min F\x27); it is corrected for the number of pairs by Holm's method. At 0.05 or less the two "
+                "differ. The interval is of each pair alone: it holds 0 exactly where p, before that correction, is "
+                "above 0.05."
+            ),
+        ),
+        _section(
+            "Training reward",
+            _curves(found, lambda standing: standing.rewards, "mean reward"),
+            _note("Of the questions that each algorithm asked; one that chooses hard questions has a lower line."),
+            *(f"<p>{_escaped(sentence)}</p>" for sentence in scales(found)),
+        ),
+        _section("Cost", _table(cost_rows(found))),
+        _section(
+            "Before this is believed",
+            f"<ul>{''.join(f'<li>{_escaped(sentence)}</li>' for sentence in caveats(found))}</ul>",
+        ),
     ]
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{_escaped(title)}</title>'
-        '<meta name="viewport" content="width=device-width"><meta http-equiv="Content-Security-Policy" '
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" '
+        'content="light dark"><meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<style>{_style()}</style></head><body>{''.join(parts)}</body></html>\n"
+        f"<style>{page_style()}</style></head><body>{''.join(head)}<main>{''.join(sections)}</main></body></html>\n"
     )
+
+
+def _section(title: str, *parts: str) -> str:
+    return f"<section><h2>{_escaped(title)}</h2>{''.join(parts)}</section>"
+
+
+def _note(said: str) -> str:
+    return f'<p class="note">{_escaped(said)}</p>'
 
 
 def text(found: Comparison) -> str:
@@ -265,7 +290,9 @@ def pair_rows(found: Comparison) -> Rows:
             str(p.contrast.interval),
             in_words(p.contrast.p_value).removeprefix("p ").removeprefix("= "),
             in_words(p.corrected).removeprefix("p ").removeprefix("= "),
-            "cannot be told apart" if p.is_noise else f"{p.second if p.contrast.mean > 0 else p.first} is better",
+            ("cannot be told apart" if p.contrast.mean else "tied")
+            if p.is_noise
+            else f"{p.second if p.contrast.mean > 0 else p.first} is better",
         ]
         for p in found.pairings
     ]
@@ -298,13 +325,19 @@ def _curves(found: Comparison, bands: Callable[[Ranking], Sequence[Band]], label
         points = bands(standing)
         lows, highs = ([], []) if len(standing.seeds) < 2 else ([p.low for p in points], [p.high for p in points])
         series.append(Series(standing.name, [p.tokens for p in points], [p.mean for p in points], lows, highs))
-    return chart(series, f"{label} against generated tokens", "tokens generated for training", label, size=(760, 320))
+    title, across = f"{label} against generated tokens", "tokens generated for training"
+    wide, narrow = (chart(series, title, across, label, size=size) for size in ((820, 300), (360, 230)))
+    pictures = f'<div class="picture for-wide">{wide}</div><div class="picture for-narrow">{narrow}</div>'
+    return f'<figure class="panel">{pictures}</figure>'
 
 
 def _table(rows: Rows) -> str:
-    head = "".join(f"<th>{_escaped(cell)}</th>" for cell in rows[0])
-    body = "".join(f"<tr>{''.join(f'<td>{_escaped(cell)}</td>' for cell in row)}</tr>" for row in rows[1:])
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    head = "".join(f'<th scope="col">{_escaped(cell)}</th>' for cell in rows[0])
+    lines = ["".join(f"<td>{_escaped(cell)}</td>" for cell in row) for row in rows[1:]]
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return (
+        f'<div class="scroll"><table class="scores"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
 
 
 def _lines(rows: Rows) -> str:
@@ -315,18 +348,3 @@ def _lines(rows: Rows) -> str:
 
 def _escaped(said: str) -> str:
     return html.escape("".join(c if c.isprintable() else " " for c in said))
-
-
-def _style() -> str:
-    light, dark = (
-        "".join(f"--series-{n}:{color};" for n, color in enumerate(colors, start=1)) for colors in (COLORS, DARK)
-    )
-    return (
-        f":root{{{light}--ink:#1b1e23;--muted:#6a7079;--rule:#e2e4e8;--page:#fff;color-scheme:light dark}}"
-        f"@media(prefers-color-scheme:dark){{:root{{{dark}--ink:#e6e8eb;--muted:#9aa1ab;--rule:#363b43;--page:#16181c}}}}"
-        "body{font:16px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--page);max-width:800px;"
-        "margin:2rem auto;padding:0 1rem}h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}"
-        ".wide{overflow-x:auto}table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums}"
-        "th,td{text-align:left;padding:.25rem .9rem .25rem 0;border-bottom:1px solid var(--rule);white-space:nowrap}"
-        "th{color:var(--muted);font-weight:500}"
-    )

@@ -1,5 +1,7 @@
 """Several runs beside each other: curves over each other, final scores with intervals, and what differs."""
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ from gnomon.insight.report.curves import NARROW, WIDE, Panel, Rows, evaluated
 from gnomon.records.console import duration
 from gnomon.records.corruption import damaged, in_words
 from gnomon.records.reading import RunRecord, column
+from gnomon.records.run_card import sessions_of
 from gnomon.training.evaluate import Evaluation, read_evaluations
 
 _MOST_DIFFERENCES = 120
@@ -27,6 +30,7 @@ class ComparisonLine:
 
     Attributes:
         color: The number of its curves' color.
+        score: Name of its held-out score, with a digest of the reward where runs have different ones of that name.
         held_out: Mean held-out reward at its last evaluation.
         interval: The 95% interval of `held_out`.
     """
@@ -36,6 +40,7 @@ class ComparisonLine:
     algorithm: str
     done: int
     state: str
+    score: str
     before: str
     held_out: str
     interval: str
@@ -83,7 +88,7 @@ def compared(records: Sequence[RunRecord]) -> ComparedRuns:
     machines = [dict(facts.card_rows(run.record.card())) for run in runs]
     return ComparedRuns(
         names=names,
-        lines=[_line(run, place) for place, run in enumerate(runs)],
+        lines=[_line(run, place, _score_name(run, runs)) for place, run in enumerate(runs)],
         verdict=_verdict(runs),
         # Rollouts are not looked at on this page.
         damaged=[f"{run.name}: {in_words(found)}" for run in runs if (found := damaged(run.record.files, rollouts=0))],
@@ -107,7 +112,46 @@ def distinct(paths: Sequence[Path]) -> list[str]:
     return [f"{name} ({number})" for number, name in enumerate(("/".join(part[-1:]) for part in parts), start=1)]
 
 
-def _line(run: _Run, place: int) -> ComparisonLine:
+def reward_digests(experiment: Mapping[str, Any], card: Mapping[str, Any]) -> dict[str, str]:
+    """Return of each reward that an experiment names what tells it from others of that name.
+
+    Args:
+        experiment: A resolved experiment's table.
+        card: The run's card, which knows the content of the user's files.
+
+    Returns:
+        Six digits by name: of settings but the weight, and of a file's content rather than its place.
+
+    >>> here, there = ({"rewards": [{"kind": "numeric", "which": which}]} for which in ("last", "first"))
+    >>> reward_digests(here, {}) == reward_digests(there, {}), list(reward_digests(here, {}))
+    (False, ['numeric'])
+    """
+    newest = sessions_of(card)[-1]
+    known = newest.get("sources") if isinstance(newest, Mapping) else None
+    sources = known if isinstance(known, Mapping) else {}
+    found: dict[str, str] = {}
+    given = experiment.get("rewards")
+    for table in given if isinstance(given, list | tuple) else ():
+        if isinstance(table, Mapping):
+            file, _, function = str(table.get("function", "")).rpartition(":")
+            what = {key: value for key, value in table.items() if key not in ("weight", "function")}
+            said = json.dumps([sorted(what.items(), key=str), sources.get(file, file), function], default=str)
+            name = str(table.get("name") or function or table.get("kind", "reward"))
+            found[name] = hashlib.sha256(said.encode()).hexdigest()[:6]
+    return found
+
+
+def _score_name(run: _Run, runs: Sequence[_Run]) -> str:
+    """Return the name of a run's held-out score, with a digest where the runs have different rewards of that name."""
+    if not run.evaluations:
+        return "-"
+    name = next(iter(run.evaluations[-1].scores))
+    every = [reward_digests(one.experiment, one.record.card()).get(name) for one in runs]
+    own = reward_digests(run.experiment, run.record.card()).get(name)
+    return f"{name} ({own})" if own and len(set(every)) > 1 else name
+
+
+def _line(run: _Run, place: int, score: str) -> ComparisonLine:
     first, last = (run.evaluations[0], run.evaluations[-1]) if run.evaluations else (None, None)
     rewards = [value for _, value in column(run.rows, "rollout/reward_mean")]
     few = max(1, min(10, len(rewards) // 4))
@@ -120,6 +164,7 @@ def _line(run: _Run, place: int) -> ComparisonLine:
         algorithm=str(algorithm.get("name", "-")) if isinstance(algorithm, Mapping) else "-",
         done=run.rows[-1]["step"] if run.rows else 0,
         state=run.record.state(),
+        score=score,
         before="-" if first is None else f"{first.headline.mean:.3f}",
         held_out="-" if last is None else f"{last.headline.mean:.3f}",
         interval="" if last is None else f"{last.headline.low:.3f} to {last.headline.high:.3f}",
@@ -137,7 +182,16 @@ def _verdict(runs: Sequence[_Run]) -> str:
         return ""
     if len({(e.task, e.prompts, next(iter(e.scores))) for _, e in last}) > 1:
         return "The runs were evaluated on different questions, so their held-out scores cannot be compared."
+    names = {_score_name(run, runs) for run in runs}
+    if len(names) > 1:
+        return (
+            f"The runs were judged by different rewards ({', '.join(sorted(names))}): their scores cannot be compared."
+        )
     (name, best), (_, second) = sorted(last, key=lambda pair: -pair[1].headline.mean)[:2]
+    highest = [name for name, one in last if one.headline.mean == best.headline.mean]
+    if len(highest) > 1:
+        who = "All runs are" if len(highest) == len(last) else f"{', '.join(highest)} are"
+        return f"{who} tied at {best.headline.mean:.3f}. Each interval is of one run; other seeds would add to it."
     if best.headline.low > second.headline.high:
         return f"{name} ended highest; its interval lies above all others."
     return (

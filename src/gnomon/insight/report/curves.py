@@ -9,13 +9,14 @@ from markupsafe import Markup
 
 from gnomon.core.svg import Mark, Series, chart, number_of, thinned
 from gnomon.diagnosis.finding import Finding
-from gnomon.insight.report.plots import GROUPS, LEARNING, POLICY, STALENESS, TIME, WASTE, Plot
+from gnomon.insight.report.plots import CAUSES, GROUPS, LEARNING, POLICY, STALENESS, TIME, WASTE, Plot, color_of
 from gnomon.records.jsonl import is_number
 from gnomon.records.reading import column, waste_cause
 from gnomon.training.evaluate import Evaluation
 
 Rows = Sequence[Mapping[str, Any]]
-WIDE, NARROW = (820, 300), (360, 230)
+WIDE, BESIDE, NARROW = (820, 300), (600, 340), (360, 230)
+"""Sizes of a picture that has the width of the page, that has findings beside it, and of a small one."""
 _Z = 1.959964
 _MOST_MARKS = 24
 
@@ -26,12 +27,14 @@ class Panel:
 
     Attributes:
         wide: The picture for a wide screen, where there is one.
+        is_zero: Whether nothing in it is ever anything but 0.
     """
 
     title: str
     note: str
     picture: Markup
     wide: Markup | None = None
+    is_zero: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def learning_panels(
         "prompts. Dashed lines are evaluations, checkpoints and findings, listed below."
     )
     plain = [unlabeled(mark) for mark in marks]
-    wide = reward_picture(rows, asked, evaluations, marks, WIDE)
+    wide = reward_picture(rows, asked, evaluations, marks, BESIDE)
     panels = [Panel("Reward", note, reward_picture(rows, asked, evaluations, plain, NARROW), wide)]
     others = _other_scores(evaluations)
     if others:
@@ -125,7 +128,9 @@ def waste_panels(rows: Rows, marks: Sequence[Mark]) -> list[Panel]:
     causes = sorted({n for row in rows for n in row if waste_cause(n)})
     seen = [n for n in causes if any(value > 0 for _, value in column(rows, n))][:7]
     names = {n: waste_cause(n).replace("_", " ") for n in seen}
-    by_cause = [Plot("By cause", "fraction of tokens", names)] if names else []
+    colors = {n: color_of(waste_cause(n), CAUSES) for n in seen}
+    # One cause alone is the whole.
+    by_cause = [Plot("Wasted tokens by cause", "fraction of tokens", names, colors=colors)] if len(names) > 1 else []
     return _panels(rows, [*WASTE, *by_cause], marks)
 
 
@@ -187,14 +192,17 @@ def sparkline(points: Sequence[tuple[float, float]], size: tuple[int, int] = (11
 def _panels(rows: Rows, plots: Sequence[Plot], marks: Sequence[Mark]) -> list[Panel]:
     panels = []
     for plot in plots:
-        series = [Series(label, *_split(column(rows, name))) for name, label in plot.names.items()]
+        series = [
+            Series(label, *_split(column(rows, name)), color=plot.colors.get(name))
+            for name, label in plot.names.items()
+        ]
         there = [one for one in series if one.xs]
         moving = [one for one in there if any(one.ys)]
         still = [one.name for one in there if not any(one.ys)] if moving else []
         note = f"{plot.note} Zero throughout: {', '.join(still)}." if still else plot.note
         if there:
             picture = chart(moving or there, plot.title, "step", plot.y_label, marks, NARROW)
-            panels.append(Panel(plot.title, note.strip(), Markup(picture)))
+            panels.append(Panel(plot.title, note.strip(), Markup(picture), is_zero=not moving))
     return panels
 
 

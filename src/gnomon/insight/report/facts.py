@@ -9,6 +9,7 @@ from gnomon.algorithms.presets import GRPO, PRESETS
 from gnomon.config.experiment import Experiment
 from gnomon.core.atomic_files import read_plain_text
 from gnomon.core.tables import flat, to_table
+from gnomon.insight.report.plots import CAUSES, STAGES, color_of
 from gnomon.records.console import duration
 from gnomon.records.reading import RunRecord, column, waste_cause
 from gnomon.records.run_card import sessions_of
@@ -49,12 +50,14 @@ class Share:
     Attributes:
         fraction: The part's share of the whole, in [0, 1].
         amount: What it is, in words a person reads.
+        color: The number of its color, the same in every picture of a page.
     """
 
     name: str
     meaning: str
     fraction: float
     amount: str
+    color: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,10 @@ def time_shares(rows: Rows) -> list[Share]:
     }
     if whole <= 0:
         return []
-    return [Share(n, meanings[n], s / whole, duration(s) if s >= 1 else f"{s:.2f}s") for n, s in stages.items()]
+    return [
+        Share(n, meanings[n], s / whole, duration(s) if s >= 1 else f"{s:.2f}s", color_of(n, STAGES))
+        for n, s in stages.items()
+    ]
 
 
 def waste_shares(rows: Rows) -> list[Share]:
@@ -105,7 +111,10 @@ def waste_shares(rows: Rows) -> list[Share]:
     trained = max(0.0, generated - sum(causes.values()))
     largest = sorted(((n, t) for n, t in causes.items() if t > 0), key=lambda pair: -pair[1])
     shares = [("trained", "had a gradient", trained), *((n, _CAUSES.get(n, ""), t) for n, t in largest)]
-    return [Share(n.replace("_", " "), meaning, t / generated, f"{t:,.0f} tokens") for n, meaning, t in shares]
+    return [
+        Share(n.replace("_", " "), meaning, t / generated, f"{t:,.0f} tokens", color_of(n, CAUSES))
+        for n, meaning, t in shares
+    ]
 
 
 def _tokens(rows: Rows, name: str) -> float:

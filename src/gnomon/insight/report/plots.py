@@ -1,7 +1,9 @@
 """Which metrics stand in one picture, and what they are called there."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gnomon.core.svg import COLORS
 
 
 @dataclass(frozen=True)
@@ -10,16 +12,31 @@ class Plot:
 
     Attributes:
         note: A sentence below it.
+        colors: The number of a metric's color where it has one of its own, such as that of its stage.
     """
 
     title: str
     y_label: str
     names: Mapping[str, str]
     note: str = ""
+    colors: Mapping[str, int] = field(default_factory=dict)
+
+
+STAGES = ("generate", "grade", "score", "update", "publish", "track", "other", "between steps")
+"""Where time goes, in the order of their colors."""
+CAUSES = (
+    "trained", "degenerate", "zero_advantage", "clipped", "truncated", "off_policy", "errored", "surplus", "refused"
+)  # fmt: skip
+"""What became of tokens, in the order of their colors."""
+
+
+def color_of(name: str, among: Sequence[str]) -> int:
+    """Return the number of the color that a stage or a cause has in every picture of a page."""
+    return (among.index(name) if name in among else len(among)) % len(COLORS)
 
 
 GROUPS = Plot(
-    "Groups without a difference",
+    "Groups with zero reward std",
     "fraction of groups",
     {
         "rollout/degenerate_group_fraction": "all alike",
@@ -29,9 +46,9 @@ GROUPS = Plot(
     "A group in which every answer earned the same teaches a group baseline nothing.",
 )
 LEARNING = (
-    Plot("Length", "tokens", {"rollout/length_tokens_mean": "mean", "rollout/length_tokens_max": "longest"}),
+    Plot("Response length", "tokens", {"rollout/length_tokens_mean": "mean", "rollout/length_tokens_max": "longest"}),
     Plot(
-        "Cut off, or not judged",
+        "Truncated responses",
         "fraction of answers",
         {"rollout/truncated_fraction": "cut at the budget", "rollout/error_fraction": "errors of the verifier"},
     ),
@@ -40,7 +57,7 @@ POLICY = (
     Plot("Entropy", "nats a token", {"loss/entropy_nats": "entropy"}),
     Plot("Gradient norm", "before clipping", {"learner/gradient_norm": "norm"}),
     Plot(
-        "Out of bounds",
+        "Clip fraction",
         "fraction of tokens",
         {
             "loss/clipped_fraction": "bounded",
@@ -56,7 +73,7 @@ POLICY = (
         "1 when all importance ratios are equal; towards 0 when few tokens carry the update.",
     ),
     Plot(
-        "Movement of the policy",
+        "KL divergence",
         "nats a token",
         {"loss/kl_behavior_nats": "from the sampler", "loss/kl_proximal_nats": "within the step"},
     ),
@@ -77,7 +94,7 @@ STALENESS = (
         "Counted from the oldest token of an answer.",
     ),
     Plot(
-        "Engine against learner",
+        "Train-inference mismatch",
         "|nats| a token",
         {
             "mismatch/total_abs_nats": "total",
@@ -100,6 +117,8 @@ TIME = (
             "time/update_seconds": "update",
             "time/score_seconds": "score",
         },
+        colors={"time/step_seconds": -1}
+        | {f"time/{name}_seconds": color_of(name, STAGES) for name in ("generate", "update", "score")},
     ),
     Plot("Memory", "GiB at most", {"memory/peak_gib": "resident"}),
 )

@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 from gnomon.core.atomic_files import real_path, write_durably
 from gnomon.core.errors import ConfigError, RunDirectoryError
 from gnomon.core.redaction import for_people, without_secrets
-from gnomon.core.svg import COLORS, DARK
+from gnomon.core.svg import MARK, page_style
 from gnomon.diagnosis.current_findings import written
 from gnomon.diagnosis.finding import Finding
 from gnomon.diagnosis.recorded import diagnose
@@ -56,10 +56,6 @@ _COLORINGS = {
     ),
     "value": ("value", "What the critic expected before the token."),
 }
-_MARK = (
-    '<svg viewBox="0 0 24 24" aria-hidden="true"><path d="M4 19h16M6 19V5l11 14" fill="none" stroke="currentColor" '
-    'stroke-width="1.8" stroke-linejoin="round" stroke-linecap="round"/></svg>'
-)
 
 
 @dataclass(frozen=True)
@@ -178,11 +174,11 @@ def _page(template: str, context: Mapping[str, Any]) -> str:
     folder = files("gnomon.insight.report") / "page"
     script = (folder / "page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    places = {"style": Markup(_STYLE), "script": Markup(_SCRIPT), "digest": digest, "mark": Markup(_MARK)}
+    places = {"style": Markup(_STYLE), "script": Markup(_SCRIPT), "digest": digest, "mark": Markup(MARK)}
     text = _templates().get_template(template).render(**context, **places, version=version("gnomon"))
     # Secrets are taken out, and what cannot be seen is spelled out, of texts alone and before style and script come in:
     # the script has to stay what its digest says. What others wrote is escaped, so it cannot say where those belong.
-    return _for_people(text).replace(_STYLE, _style(), 1).replace(_SCRIPT, script, 1)
+    return _for_people(text).replace(_STYLE, page_style(), 1).replace(_SCRIPT, script, 1)
 
 
 def _for_people(page: str) -> str:
@@ -208,14 +204,6 @@ def _text(written: str, environment: Mapping[str, str]) -> str:
     plain = unescape(written)
     shown = for_people(plain, environment)
     return written if shown == plain else str(escape(shown))
-
-
-def _style() -> str:
-    css = (files("gnomon.insight.report") / "page" / "page.css").read_text(encoding="utf-8")
-    light, dark = (
-        "".join(f"--series-{n}:{color};" for n, color in enumerate(colors, start=1)) for colors in (COLORS, DARK)
-    )
-    return css.replace("/*light*/", light).replace("/*dark*/", dark)
 
 
 def _measured(value: Any) -> str:
