@@ -33,13 +33,15 @@ KINDS = (RESOURCES, FILES, NETWORK, PROCESSES, KERNEL, SECRETS, ANSWERS, TIMING)
 QUICK = [probe for kind in KINDS for probe in kind[::3]]
 
 
-PACKAGES = tuple(n for n in ("numpy", "sympy", "pandas") if importlib.util.find_spec(n))
+PACKAGES = tuple(n for n in ("numpy", "sympy", "pandas", "scipy") if importlib.util.find_spec(n))
+THROUGH = [probe for probe in PACKAGED if "scipy" in PACKAGES or "scipy" not in probe.name]
 needs_packages = pytest.mark.skipif(len(PACKAGES) < 3, reason="numpy, sympy or pandas is not installed")
 # Those that only read or leave a mark.
 REAL = (
     "numpy reads a file", "numpy maps a file", "numpy writes", "numpy maps to write", "numpy's ctypes",
     "a pickle in an array", "sympy evaluates a command", "sympy makes a function of text",
-    "pandas writes", "what lies beside a package",
+    "pandas writes", "what lies beside a package", "scipy reads a file", "scipy writes", "scipy writes a table",
+    "scipy calls the C library",
 )  # fmt: skip
 
 
@@ -82,7 +84,7 @@ WALLED = ["namespaces,landlock,seccomp", "landlock,seccomp"]
 
 
 @needs_packages
-@pytest.mark.parametrize("probe", PACKAGED, ids=name)
+@pytest.mark.parametrize("probe", THROUGH, ids=name)
 @pytest.mark.parametrize("walls", [WALLED[0], pytest.param(WALLED[1], marks=pytest.mark.slow)])
 def test_an_attack_through_a_package_is_stopped(probe, walls, target):
     """Arrays over files and memory, compilers, evaluated texts, pickles, and the process that imported them."""
@@ -105,7 +107,7 @@ def test_every_attack_is_stopped_where_packages_are_allowed(probe, walls, target
 
 
 @needs_packages
-@pytest.mark.parametrize("probe", [p for p in PACKAGED if p.name in REAL], ids=name)
+@pytest.mark.parametrize("probe", [p for p in THROUGH if p.name in REAL], ids=name)
 def test_attacks_through_packages_are_real(probe, target):
     """Without walls they get through."""
     assert attack(LinuxSandbox(BOUNDS, ("none",), PACKAGES), probe, target).reached

@@ -243,6 +243,24 @@ def test_the_tool_keeps_variables_over_turns_and_forgets_them_with_the_rollout()
     assert "Variables are kept." in schema["function"]["description"]
 
 
+def test_the_tool_has_scipy():
+    """Its parts that load late are there as well, and its draws begin with the rollout's seed."""
+    pytest.importorskip("scipy")
+    plan = EnvironmentConfig(kind="tools", tools=("python",), packages=("numpy", "scipy"), timeout_seconds=10.0)
+    host = EnvServer(plan)
+    host.prepare()
+    replies = []
+    for _ in range(2):
+        host.answer({"do": "reset", "luck": 7, "prompt": "q", "columns": {}})
+        codes = ("from scipy import stats, optimize, signal", "round(optimize.brentq(lambda x: x * x - 2, 0, 2), 4)",
+                 "stats.norm.rvs(size=3).tolist()")  # fmt: skip
+        replies.append([host.answer({"do": "step", "text": call(code)})["messages"][0][1] for code in codes])
+        host.answer({"do": "close"})
+
+    assert replies[0] == replies[1]
+    assert replies[0][:2] == ["[no output]", "1.4142"]
+
+
 def test_a_call_that_is_cancelled_ends_the_interpreter():
     """What waits for a reply may give up: the code does not go on."""
     random.seed(1)

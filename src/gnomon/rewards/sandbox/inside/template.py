@@ -14,6 +14,8 @@ import sys
 
 from . import program, start
 
+# What packages load when it is first used: a program would wait for it, and numpy's draws have a seed.
+_LATE = (("numpy", "numpy.random"), ("scipy", "scipy.stats"), ("scipy", "scipy.signal"))
 _ENDS = 5  # descriptors that come with a request: standard input, output and error, source, report
 
 
@@ -28,8 +30,8 @@ def main() -> None:
     try:
         for name in finder.names:
             importlib.import_module(name)
-        if "numpy" in sys.modules:
-            importlib.import_module("numpy.random")  # which numpy loads late, and its draws have a seed
+        for name in [late for package, late in _LATE if package in sys.modules]:
+            importlib.import_module(name)
     except Exception as error:
         asked.send(f"{name} cannot be imported: {type(error).__name__}: {error}".encode()[:2000])
         return
