@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.forked import Forked
 
 from gnomon.core.processes.client import Limits
 from gnomon.core.processes.stop_signals import STOP_SIGNALS
@@ -202,6 +203,88 @@ def test_a_sandbox_that_is_killed_before_its_program_begins_is_started_again():
     running.join()
 
     assert (ended[0].cause, ended[0].stdout) == (None, "42\n")
+
+
+def stopping(which: int, most: int, done: threading.Event) -> None:
+    """Stop programs below this process that are behind their walls, or their witnesses (0), ``most`` times."""
+    stopped = set[int]()
+    while len(stopped) < most and not done.wait(0.01):
+        for pid in [pid for pid in descendants(os.getpid()) if pid not in stopped]:
+            with contextlib.suppress(OSError):
+                if "\nSeccomp:\t2\n" in Path(f"/proc/{pid}/status").read_text() and len(stopped) < most:
+                    os.kill(pid if which else parent_of(pid), signal.SIGSTOP)
+                    stopped.add(pid)
+
+
+def parent_of(pid: int) -> int:
+    """Return the number of a process's parent."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize(
+    ("which", "packages"),
+    [(0, ()), (1, ()), (1, ("numpy",)), pytest.param(0, ("numpy",), marks=pytest.mark.slow)],
+    ids=["witness", "program", "forked program", "forked witness"],
+)
+def test_a_program_that_is_stopped_runs_again(which: int, packages: tuple[str, ...]):
+    """Stopped once until its time is over: its output the second time. Always: refused, which is never a reward."""
+    sandbox = LinuxSandbox(SandboxLimits(wall_seconds=1.0), packages=packages)
+    ends = []
+    for most in (1, 9):
+        done = threading.Event()
+        thread = threading.Thread(target=stopping, args=(which, most, done))
+        thread.start()
+        ends.append(sandbox.run_now("import time\ntime.sleep(0.4)\nprint(input())", "42"))
+        done.set()
+        thread.join()
+
+    assert (ends[0].cause, ends[0].stdout) == (None, "42\n")
+    assert ends[1].cause == "refused"
+    assert "killed or stopped it twice" in ends[1].stderr
+
+
+def test_a_program_cannot_stop_itself():
+    """So one that stands still was stopped from outside, and is no program that took too long."""
+    program = (
+        "import os, signal\nfor n in (19, 20, 21, 22):\n    try: os.kill(os.getpid(), n)\n    except OSError: print(n)"
+    )
+
+    assert LinuxSandbox(SandboxLimits(wall_seconds=20.0)).run_now(program).stdout.split() == ["19", "20", "21", "22"]
+
+
+SUSPENDED = """
+import asyncio
+from tests.rewards.test_deaths_from_outside import RIGHT, answer
+from gnomon.core.processes.client import Limits
+from gnomon.rewards.code.reward import Code
+from gnomon.rewards.grader_pool import GradingPool
+from gnomon.rewards.grading import Grading, WeightedReward
+
+async def grade():
+    slow = [(program.replace("0.1", "0.5"), tests) for program, tests in RIGHT]
+    grading = Grading((WeightedReward(Code(case_seconds=1.5, total_seconds=3.0)),))
+    async with GradingPool(grading, Limits(workers=4, deadline_seconds=4.0)) as pool:
+        print("ready", flush=True)
+        return await asyncio.gather(*(pool.grade(answer(*each)) for each in slow))
+print([(grade.reward, grade.error) for grade in asyncio.run(grade())])
+"""
+
+
+@pytest.mark.slow
+def test_a_job_that_is_suspended_grades_as_if_it_had_not_been():
+    """A scheduler, or a paused container, stops every process and lets them go on: no time limit counts meanwhile."""
+    program = Forked([], SUSPENDED)
+    assert program.stdout.readline() == "ready\n"
+    while not any(whose(pid) == "sandbox" for pid in descendants(program.pid)):
+        time.sleep(0.01)
+    everybody = [program.pid, *descendants(program.pid)]
+    for number, seconds in ((signal.SIGSTOP, 6.0), (signal.SIGCONT, 0.0)):
+        for pid in everybody:
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
+        time.sleep(seconds)
+
+    assert program.communicate()[0] == f"{[(1.0, None)] * 4}\n"
 
 
 def test_a_program_that_kills_is_wrong_and_those_beside_it_are_right():

@@ -355,7 +355,7 @@ def test_a_program_that_something_outside_kills_is_run_again():
 
     assert (once.cause, once.stdout) == (None, "whole\n")
     assert twice.cause == "refused"
-    assert "killed it twice" in twice.stderr
+    assert "killed or stopped it twice" in twice.stderr
 
 
 def test_a_program_cannot_kill_itself_as_the_memory_killer_would():

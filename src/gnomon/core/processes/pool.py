@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 # A loop that was busy elsewhere finds the timer and the answer at once. The worker's own clock decides.
 GRACE_SECONDS = 0.05
+_TICK_SECONDS = 1.0
 LONGEST_ANSWER = 1 << 20
 
 
@@ -48,6 +49,9 @@ class Worker:
     async def ask(self, request: dict[str, Any], deadline_seconds: float) -> dict[str, Any] | None:
         """Return the worker's answer; None for an answer that came past the deadline.
 
+        Time in which this process stood still does not count: a scheduler that suspends a job, or a container that is
+        paused, stops the worker as well.
+
         Raises:
             TypeError, RecursionError: The request cannot be encoded; nothing was sent.
             DeadlineExceeded: The deadline passed without an answer; the worker must get no further request.
@@ -56,19 +60,23 @@ class Worker:
         number = f"{self.secret}-{next(self.numbers)}"
         self.writer.write(codec.encode({"id": number, **request}))
         answer = asyncio.ensure_future(self._next())
+        loop, left, stood = asyncio.get_running_loop(), deadline_seconds, 0.0
         try:
-            for seconds in (deadline_seconds, GRACE_SECONDS):
-                await asyncio.wait({answer}, timeout=seconds)
-                if answer.done():
-                    break
-            else:
+            while left > 0 and not answer.done():
+                began, waited = loop.time(), min(left, _TICK_SECONDS)
+                await asyncio.wait({answer}, timeout=waited)
+                left, late = left - waited, loop.time() - began - waited
+                stood += late if late > _TICK_SECONDS else 0.0
+            if not answer.done():
+                await asyncio.wait({answer}, timeout=GRACE_SECONDS)
+            if not answer.done():
                 raise DeadlineExceeded
         finally:
             answer.cancel()
         said = answer.result()
         if said.get("id") != number:
             raise ValueError("an answer to another question")
-        return said if said["seconds"] <= deadline_seconds else None
+        return said if said["seconds"] - stood <= deadline_seconds else None
 
     async def _next(self) -> dict[str, Any]:
         line = await self.reader.readline()

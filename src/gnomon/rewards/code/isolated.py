@@ -312,6 +312,9 @@ def _both(sandbox: LinuxSandbox, answer: str, tests: str) -> list[Outcome]:
     finally:
         # It ends by itself with its input, or was killed, which a kill of ours would hide.
         side.join(_OWN_END_SECONDS)
+        is_stopped = side.is_alive() and watched.is_stopped()
         watched.end()
         side.join()
+    if is_stopped:
+        return [found, Outcome("", "something outside of the sandbox stopped it", "refused", found.seconds)]
     return [found, *heard]

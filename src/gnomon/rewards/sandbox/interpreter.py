@@ -10,7 +10,16 @@ from contextlib import ExitStack, suppress
 from gnomon.rewards.sandbox.base import NotRun, Outcome
 from gnomon.rewards.sandbox.linux import LinuxSandbox
 from gnomon.rewards.sandbox.packages import folders_of
-from gnomon.rewards.sandbox.watch import START_SECONDS, Forked, cause_of, read_report, unnamed
+from gnomon.rewards.sandbox.watch import (
+    START_SECONDS,
+    TICK_SECONDS,
+    Forked,
+    Watched,
+    cause_of,
+    read_report,
+    stood_still,
+    unnamed,
+)
 
 _CHUNK = 1 << 16
 _NUMBER_BYTES = 16
@@ -58,8 +67,12 @@ class Interpreter:
         except OSError:  # it ended meanwhile: its witness says how
             cause, is_done = self._listen(process, ask, number, heard)
         finally:
+            if cause == "time" and Watched(process).is_stopped():
+                cause = "stopped"
             if not is_done:
                 self.close()
+        if cause == "stopped":
+            raise NotRun("something outside of the sandbox stopped the interpreter")
         limit = self._sandbox.bounds.output_kib << 10
         folders = folders_of(self._sandbox.packages)
         stdout, stderr = (unnamed(bytes(heard[name][:limit]).decode(errors="replace"), folders) for name in heard)
@@ -134,7 +147,9 @@ class Interpreter:
             for end in (*outputs, ask.fileno(), process.report.fileno()):
                 selector.register(end, selectors.EVENT_READ)
             while (left := until - time.monotonic()) > 0:
-                for key, _ in selector.select(left):
+                ready = selector.select(min(left, TICK_SECONDS))
+                until += stood_still(left - (until - time.monotonic()))
+                for key, _ in ready:
                     try:
                         some = os.read(key.fd, _CHUNK)
                     except ConnectionResetError:

@@ -88,7 +88,7 @@ class LinuxSandbox:
         ended = outcome(ending, folders_of(self.packages))
         if ended.cause == "refused" or not self._is_foreign(ending, watched):
             return ended
-        why = "something outside of the sandbox killed it twice (is the machine out of memory?)"
+        why = "something outside of the sandbox killed or stopped it twice (is the machine out of memory?)"
         return Outcome(ended.stdout, why, "refused", ended.seconds)
 
     def _is_foreign(self, ending: SandboxEnding, watched: Watched) -> bool:
@@ -96,8 +96,10 @@ class LinuxSandbox:
 
         What ends without a word was killed before the program began. Later the filter lets it send no SIGKILL.
         """
-        if watched.is_ended or ending.cause is not None:
+        if watched.is_ended or ending.cause not in (None, "stopped"):
             return False
+        if ending.cause == "stopped":
+            return True
         if not ending.report and not ending.stderr:
             return True
         has_begun = "walls" in ending.report and "seccomp" in self.walls

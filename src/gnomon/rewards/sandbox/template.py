@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 
 from gnomon.core.errors import ConfigError
+from gnomon.core.processes.server import is_stopped
 from gnomon.core.processes.stop_signals import stop_signals_blocked
 from gnomon.rewards.sandbox.base import NotRun, SandboxLimits
 from gnomon.rewards.sandbox.packages import places, room_mib
@@ -159,7 +160,9 @@ class Forking:
         for _ in range(_STARTS):
             try:
                 former = template(*self._where, self._packages, former)
-                return former.fork(ends, self._words)
+                if not is_stopped(former.pid):
+                    return former.fork(ends, self._words)
+                cause = NotRun("a signal stopped it")
             except (ConfigError, OSError) as error:
                 cause = error
         raise NotRun(f"the process that programs are forked from cannot be asked: {cause}")

@@ -2,16 +2,19 @@
 
 import asyncio
 import os
+import select
 import selectors
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
+from gnomon.core.processes.server import is_stopped
 from gnomon.core.processes.stop_signals import stop_signals_blocked
 from gnomon.rewards.sandbox.base import Outcome, SandboxLimits
 from gnomon.rewards.sandbox.bubblewrap import ONE_THREAD
@@ -22,6 +25,9 @@ LIBRARY = os.path.dirname(os.path.realpath(os.__file__))
 START_SECONDS = 10.0
 _CHUNK = 1 << 16
 _BURIAL_SECONDS = 5.0
+_REPLY_SECONDS = 3.0  # a witness answers in less than a millisecond, but has to share its processor
+TICK_SECONDS = 1.0
+"""Longest wait for anything at once: a wait that takes more than twice as long shows that this process was stopped."""
 
 
 class Forked:
@@ -57,6 +63,10 @@ class Watched:
     process: "Process | None" = None
     is_ended: bool = False
 
+    def is_stopped(self) -> bool:
+        """Whether something stopped it, or its witness, or the process that forks it."""
+        return self.process is not None and _is_stopped(self.process)
+
     def end(self) -> None:
         """Kill it with all of its group; nothing when it is gone already."""
         self.is_ended = True
@@ -70,7 +80,7 @@ class SandboxEnding:
 
     Attributes:
         report: What its witness said, by first word.
-        cause: "time" or "output", if we ended it.
+        cause: "time" or "output", if we ended it; "stopped", if it took too much time because a signal stopped it.
     """
 
     stdout: str
@@ -147,6 +157,8 @@ def watch(
             if pipe is not None:
                 pipes[pipe.fileno()] = name
         cause = _listen(pipes, heard, limit, bounds.wall_seconds)
+        if cause == "time" and _is_stopped(process):
+            cause = "stopped"
         _kill(process)
     return SandboxEnding(
         _text(heard["stdout"], limit),
@@ -214,7 +226,8 @@ def _is_memory(stderr: str) -> bool:
 def _listen(pipes: dict[int, str], heard: dict[str, bytearray], limit: int, wall_seconds: float) -> str | None:
     """Read all pipes until they are closed; return why that was stopped earlier, if it was.
 
-    The program's time begins with the report that its walls stand: a busy machine may start it late.
+    The program's time begins with the report that its walls stand: a busy machine may start it late. Time in which
+    this process stood still does not count: whatever stopped it stopped the program as well.
     """
     until = time.monotonic() + START_SECONDS
     with selectors.DefaultSelector() as selector:
@@ -224,7 +237,9 @@ def _listen(pipes: dict[int, str], heard: dict[str, bytearray], limit: int, wall
             left = until - time.monotonic()
             if left <= 0:
                 return "time"
-            for key, _ in selector.select(left):
+            ready = selector.select(min(left, TICK_SECONDS))
+            until += stood_still(left - (until - time.monotonic()))
+            for key, _ in ready:
                 try:
                     chunk = os.read(key.fd, _CHUNK)
                 except ConnectionResetError:  # of a report that was closed from here
@@ -238,6 +253,32 @@ def _listen(pipes: dict[int, str], heard: dict[str, bytearray], limit: int, wall
                 if len(into) > limit:
                     return "output"
     return None
+
+
+def stood_still(seconds: float) -> float:
+    """Return how long this process stood still while it waited for a tick, which took ``seconds``."""
+    return seconds - TICK_SECONDS if seconds > 2 * TICK_SECONDS else 0.0
+
+
+def _is_stopped(process: Process) -> bool:
+    """Whether a signal stopped a process that is waited for, or its witness, which then gives no answer."""
+    if not isinstance(process, Forked):
+        return any(map(is_stopped, (process.pid, *_descendants(process.pid))))
+    try:
+        process.report.send(b"?")
+        ready, _, _ = select.select([process.report], [], [], _REPLY_SECONDS)
+        return not ready or b"stopped" in process.report.recv(_CHUNK)
+    except OSError:
+        return False
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    """Yield the numbers of the processes below one; none where the system does not list them."""
+    with suppress(OSError):
+        for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in map(int, listed.read_text().split()):
+                yield child
+                yield from _descendants(child)
 
 
 def _file(stack: ExitStack, text: str) -> int:

@@ -63,7 +63,7 @@ _FILE_COMMANDS = (0, 1, 2, 3, 4, 1030)  # duplicates and flags: not owners, sign
 # the library's and /dev/null, a lock would tell programs of each other.
 _LOCK_COMMANDS = (6, 7)
 _DEVICE_COMMANDS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # is it a terminal, its size, do not block
-_SIGKILL = 9
+_FROM_OUTSIDE = (9, 19, 20, 21, 22)  # SIGKILL, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU
 _OWN_NAME = (15, 16, 0x53564D41)
 # The machine's clocks and the caller's own processor time. A negative number is another process's, or a device.
 _CLOCKS = (0, 1, 2, 3, 4, 5, 6, 7, 11)
@@ -116,9 +116,9 @@ def _conditional(pid: int) -> list[tuple[tuple[int, int], list[bytes]]]:
     flags = _NEW_NAMESPACE | _SHARE_MEMORY | _THREAD
     return [
         ((56, 220), [_argument(0), _step(_AND, flags), *_one_of(_SHARE_MEMORY | _THREAD)]),  # clone
-        # kill, tgkill: oneself, and never by SIGKILL, so that who was killed by it was killed from outside
-        ((62, 129), [_argument(1), *_answer(_REFUSE, _SIGKILL), _argument(0), *_one_of(pid)]),
-        ((234, 131), [_argument(2), *_answer(_REFUSE, _SIGKILL), _argument(0), *_one_of(pid)]),
+        # kill, tgkill: oneself, and never by what kills or stops, so that who was killed or stopped was from outside
+        ((62, 129), [_argument(1), *_answer(_REFUSE, *_FROM_OUTSIDE), _argument(0), *_one_of(pid)]),
+        ((234, 131), [_argument(2), *_answer(_REFUSE, *_FROM_OUTSIDE), _argument(0), *_one_of(pid)]),
         ((302, 261), [_argument(0), *_one_of(0, pid)]),  # prlimit64
         ((73, 32), [_step(_RETURN, _GRANTED)]),  # flock
         ((72, 25), [_argument(1), *_answer(_GRANTED, *_LOCK_COMMANDS), *_one_of(*_FILE_COMMANDS)]),  # fcntl

@@ -133,7 +133,8 @@ def _named(code: CodeType) -> CodeType:
 def _witness(child: int, job: SandboxJob) -> None:
     """Wait for the program and report how it ended; the kernel's kill at the limit of processor time is SIGXCPU.
 
-    Who asked can have it stopped ("s"), go on ("c"), or ended, by closing the other end of the report.
+    Who asked can have it stopped ("s"), go on ("c"), or ended, by closing the other end of the report; and can ask
+    whether something stopped it ("?").
     """
     for descriptor in (0, 1, 2):
         os.close(descriptor)
@@ -149,6 +150,9 @@ def _witness(child: int, job: SandboxJob) -> None:
             _say(job.report, "still")
         elif asked == b"c":
             os.kill(child, _SIGCONT)
+        elif asked == b"?":
+            is_stopped = os.waitid(os.P_PID, child, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+            _say(job.report, "stopped" if is_stopped else "running")
         else:
             os.kill(child, _SIGKILL)
             waiting.unregister(job.report)
