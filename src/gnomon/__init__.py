@@ -26,7 +26,7 @@ _HOMES = {
     "gnomon.algorithms": ("Algorithm", "PRESETS", "CISPO", "DAPO", "GRPO", "GSPO", "P3O", "PPO", "SPO", "VAPO"),
     "gnomon.config.experiment": ("Experiment",),
     "gnomon.training.api": ("resume", "evaluate", "export"),
-    "gnomon.training.python_api": ("train", "continue_"),
+    "gnomon.training.python_api": ("train", "continue_", "sft"),
     "gnomon.training.result": ("load",),
     "gnomon.insight.model_card": ("push_to_hub",),
     "gnomon.analysis.dissect.dissect": ("dissect",),

@@ -42,6 +42,7 @@ OPTIONS = {
         "--out",
         "--json",
     },
+    "sft": {"experiment", "key=value", "--run-dir", "--cluster", "--restarts", "--json"},
     "plan": {"--cluster", "experiment", "key=value", "--resolved", "--json"}
     | {"--hardware", "--gpus", "--prompt-tokens", "--answer-tokens"},
     "algorithms": {"name", "--json"},

@@ -46,6 +46,7 @@ from gnomon.algorithms.presets import GRPO as GRPO
 from gnomon.algorithms.presets import GSPO as GSPO
 from gnomon.algorithms.presets import GSPO_TOKEN as GSPO_TOKEN
 from gnomon.algorithms.presets import LITE_PPO as LITE_PPO
+from gnomon.algorithms.presets import NAMED as NAMED
 from gnomon.algorithms.presets import OPO as OPO
 from gnomon.algorithms.presets import P3O as P3O
 from gnomon.algorithms.presets import P3O_TWO_ANCHOR as P3O_TWO_ANCHOR
@@ -56,6 +57,7 @@ from gnomon.algorithms.presets import REINFORCE_PP as REINFORCE_PP
 from gnomon.algorithms.presets import REINFORCE_PP_BASELINE as REINFORCE_PP_BASELINE
 from gnomon.algorithms.presets import RLOO as RLOO
 from gnomon.algorithms.presets import SAPO as SAPO
+from gnomon.algorithms.presets import SFT as SFT
 from gnomon.algorithms.presets import SPO as SPO
 from gnomon.algorithms.presets import VAPO as VAPO
 from gnomon.algorithms.presets import VAPO_REVIEW as VAPO_REVIEW

@@ -19,7 +19,7 @@ from typing import Any, get_type_hints
 from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.aliases import former_pieces, translate
 from gnomon.algorithms.pieces import SLOTS, choices, leaf, members
-from gnomon.algorithms.presets import PRESETS
+from gnomon.algorithms.presets import NAMED, PRESETS
 from gnomon.algorithms.user_pieces import load_object, piece_name
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.tables import canonical
@@ -123,10 +123,10 @@ def _put(table: Table, key: str, value: Any, path: str) -> None:
 
 def _named(name: str) -> Algorithm:
     if ":" not in name:
-        known = {canonical(preset): preset for preset in PRESETS}
+        known = {canonical(preset): preset for preset in NAMED}
         if canonical(name) not in known:
-            raise ConfigError(f"{unknown('algorithm', name.lower(), PRESETS)}; or your own as 'path.py:NAME'")
-        return PRESETS[known[canonical(name)]]
+            raise ConfigError(f"{unknown('algorithm', name.lower(), NAMED)}; or your own as 'path.py:NAME'")
+        return NAMED[known[canonical(name)]]
     found = load_object(name)
     if not isinstance(found, Algorithm):
         raise ConfigError(f"'{name}' should be a gnomon Algorithm, got {type(found).__name__}")
@@ -135,7 +135,7 @@ def _named(name: str) -> Algorithm:
 
 def _renamed(name: str) -> tuple[str, ...]:
     """Return a sentence when ``name`` is a preset's in another spelling."""
-    if ":" in name or name in PRESETS:
+    if ":" in name or name in NAMED:
         return ()
     return (f"algorithm = '{name}' is algorithm = '{_named(name).name}'",)
 

@@ -75,6 +75,8 @@ class Composition:
             which needs no pass of its own.
         routing: For mixtures of experts, whose experts the learner uses: its own ("free"), those of the policy when the
             step began ("proximal", R2), or those that the engine chose ("behavior", R3).
+        samples: Whose responses are trained on: those that the "policy" samples, or the dataset's own answers ("data"),
+            which is supervised fine-tuning: no engine, no reward, and the loss is their negative log-likelihood.
     """
 
     name: str
@@ -97,6 +99,12 @@ class Composition:
     replay: SelfImitationBuffer | None = None
     scope: Literal["step", "micro_batch", "lagged"] = "step"
     routing: Literal["free", "proximal", "behavior"] = "free"
+    samples: Literal["policy", "data"] = "policy"
+
+    @property
+    def is_supervised(self) -> bool:
+        """Whether the dataset's own answers are trained on."""
+        return self.samples == "data"
 
     @property
     def needs(self) -> frozenset[Need]:

@@ -12,7 +12,7 @@ from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.aliases import FORMER, piece_of
 from gnomon.algorithms.build import to_table
 from gnomon.algorithms.pieces import choices, members, slots
-from gnomon.algorithms.presets import PRESETS
+from gnomon.algorithms.presets import NAMED, PRESETS
 from gnomon.algorithms.user_pieces import spelled
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.tables import canonical
@@ -116,8 +116,8 @@ def find_piece(name: str) -> type | None:
     former = {canonical(piece): present for piece, present in FORMER.items()}
     wanted = canonical(former.get(canonical(name), name) if theirs is None else theirs["piece"])
     found = {canonical(piece): cls for piece, cls in pieces.items()}.get(wanted)
-    if found is None and ":" not in name and wanted not in map(canonical, PRESETS):
-        raise ConfigError(unknown("algorithm or piece", name.lower() if name.isupper() else name, [*PRESETS, *pieces]))
+    if found is None and ":" not in name and wanted not in map(canonical, NAMED):
+        raise ConfigError(unknown("algorithm or piece", name.lower() if name.isupper() else name, [*NAMED, *pieces]))
     return found
 
 

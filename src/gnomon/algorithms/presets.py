@@ -5,6 +5,7 @@ A preset has the settings of its paper, except where `describe.NOTES` says other
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gnomon.algorithms.advantages import (
     Fixed,
@@ -282,3 +283,14 @@ DECOUPLED_PPO = Algorithm(
 PRESETS: Mapping[str, Algorithm] = {
     preset.name: preset for preset in list(globals().values()) if isinstance(preset, Algorithm)
 }
+
+SFT = replace(
+    REINFORCE,
+    name="sft",
+    paper="Supervised fine-tuning; as in InstructGPT, arXiv 2203.02155, section 3.5",
+    samples="data",
+)
+"""The dataset's answers with reward 1: the loss is the mean negative log-likelihood of a token (`gnomon sft`)."""
+
+NAMED: Mapping[str, Algorithm] = {**PRESETS, SFT.name: SFT}
+"""All algorithms that have a name: those of reinforcement learning, and supervised fine-tuning."""

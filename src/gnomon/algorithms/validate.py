@@ -8,7 +8,7 @@ from itertools import islice
 from math import inf
 from typing import Any
 
-from gnomon.algorithms.advantages import Gae, GroupRelative, TrackedBaseline, Whitened, unscaled
+from gnomon.algorithms.advantages import Gae, GroupRelative, Returns, TrackedBaseline, Whitened, unscaled
 from gnomon.algorithms.composition import Composition
 from gnomon.algorithms.corrections import OffPolicyMask, ProbabilityMask, RejectionSampling
 from gnomon.algorithms.critic import CriticConfig
@@ -17,7 +17,7 @@ from gnomon.algorithms.piece_checks import check_places
 from gnomon.algorithms.ratio_bounds import Cap, EssCap, Unbounded
 from gnomon.algorithms.ratios import Ratio
 from gnomon.algorithms.regularizers import Entropy, EssKl, Kl
-from gnomon.algorithms.sections import Greso, OptimalValue, Prioritized, TrackerConfig, Uniform
+from gnomon.algorithms.sections import Greso, OptimalValue, Prioritized, TrackerConfig, Uniform, Updates
 from gnomon.algorithms.surrogates import ClippedSurrogate, GeometricClip, PolicyGradient, Regression, SigmoidGate
 from gnomon.algorithms.user_pieces import spelled
 from gnomon.core.errors import ConfigError
@@ -156,7 +156,20 @@ def validate(algorithm: Composition) -> None:
 
 def refusals(algorithm: Composition) -> list[Refusal]:
     """Return everything that is wrong."""
-    rules = (_counts, _advantage, _ratio, _ess, _surrogate, _regression, _critic, _policies, _prompts, _keep, _rewards)
+    rules = (
+        _counts,
+        _advantage,
+        _ratio,
+        _ess,
+        _surrogate,
+        _regression,
+        _critic,
+        _policies,
+        _prompts,
+        _keep,
+        _rewards,
+        _data,
+    )
     return [refusal for rule in rules for refusal in rule(algorithm)]
 
 
@@ -403,4 +416,31 @@ def _rewards(algorithm: Composition) -> Iterator[Refusal]:
             "only shifts the others",
             Fix("mask_truncated", False),
             unpunished,
+        )
+
+
+_SUPERVISED: tuple[Fix, ...] = (
+    Fix("advantage", Returns()),
+    Fix("ratio", Ratio()),
+    Fix("surrogate", PolicyGradient(Unbounded())),
+    Fix("num_generations", 1),
+    Fix("updates", Updates()),
+    Fix("regularizers", ()),
+    Fix("sampler", Uniform()),
+    *(Fix(name, None) for name in ("correction", "tracker", "keep", "overlong", "critic", "proximal", "replay")),
+    Fix("mask_truncated", False),
+    Fix("routing", "free"),
+    Fix("scope", "step"),
+)
+"""What the dataset's answers leave to choose: nothing but how the losses of tokens are added up."""
+
+
+def _data(algorithm: Composition) -> Iterator[Refusal]:
+    others = [fix for fix in _SUPERVISED if getattr(algorithm, fix.path) != fix.value]
+    if algorithm.is_supervised and others:
+        yield _refuse(
+            "samples = 'data' trains on the dataset's answers, which nobody sampled and nothing judges (algorithm = "
+            f'"sft"), and {", ".join(fix.path for fix in others)} is about sampled ones',
+            *(others if len(others) == 1 else ()),
+            Fix("samples", "policy"),
         )

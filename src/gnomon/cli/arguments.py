@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gnomon.core.redaction import for_people
+from gnomon.records.directory import RunDirectory
 from gnomon.training.supervisor import supervised
 
 _SETTING = re.compile(r"[A-Za-z_][\w.-]*=")
@@ -100,6 +101,15 @@ def add_restarts(parser: argparse.ArgumentParser) -> None:
         help="after a fault (a crash, out of memory, a lost engine) go on by itself, at most N times (default: 0)",
     )
     parser.add_argument("--report", type=int, help=argparse.SUPPRESS)
+
+
+def new_run(experiment: str, overrides: Sequence[str]) -> Path:
+    """Choose the run directory in advance, so that a restart finds the run again."""
+    names = [each.removeprefix("name=") for each in overrides if each.startswith("name=")]
+    made = RunDirectory.named(names[-1] if names else Path(experiment).stem)
+    made.close()
+    made.take_back()
+    return made.path
 
 
 def restarted(arguments: Sequence[str], run: Path, restarts: int) -> int:

@@ -18,6 +18,7 @@ from gnomon.core.user_code import one_process, told_before_code
 
 VERBS = {
     "train": "train an experiment: a TOML file or the name of a built-in one",
+    "sft": "train on the answers of a dataset (supervised fine-tuning), such as for a cold start",
     "resume": "go on with a run from its newest valid checkpoint",
     "continue": "go on with a run after its end, with more steps",
     "watch": "see a run live on a terminal, or as lines in a log",

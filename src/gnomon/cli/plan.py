@@ -57,10 +57,11 @@ def run(arguments: Sequence[str]) -> int:
         from gnomon.models.size import model_size
         from gnomon.records.console import Console
         from gnomon.training.api import checked
+        from gnomon.training.build_data import completed
         from gnomon.training.continuation import settled
         from gnomon.training.resolve import Resolved
 
-    loaded = load(given.experiment, given.overrides)
+    loaded = completed(load(given.experiment, given.overrides))
     experiment = settled(loaded.experiment)
     resolved = Resolved(experiment)
     with Console() as console:

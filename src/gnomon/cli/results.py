@@ -94,7 +94,12 @@ def _scores(evaluations: Sequence["Evaluation"]) -> list[tuple[str, list[str]]]:
 
 
 def _extras(evaluations: Sequence["Evaluation"]) -> list[tuple[str, list[str]]]:
-    rows = [("tokens", [f"{e.length_tokens_mean:.1f}" for e in evaluations])]
+    losses = [(e.loss_nats, e.perplexity) for e in evaluations if e.loss_nats is not None and e.perplexity is not None]
+    rows = []
+    if len(losses) == len(evaluations):
+        rows.append(("loss (nats a token)", [f"{loss:.4f}" for loss, _ in losses]))
+        rows.append(("perplexity", [f"{perplexity:.4g}" for _, perplexity in losses]))
+    rows.append(("tokens", [f"{e.length_tokens_mean:.1f}" for e in evaluations]))
     rows.append(("truncated", [f"{e.truncated_fraction:.3f}" for e in evaluations]))
     for kind in ("pass", "maj") if evaluations[0].samples > 1 else ():
         values = [e.pass_at if kind == "pass" else e.maj_at for e in evaluations]

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from gnomon.cli.arguments import SettingsParser, add_cluster, add_restarts, cluster_overrides, restarted
+from gnomon.cli.arguments import SettingsParser, add_cluster, add_restarts, cluster_overrides, new_run, restarted
 from gnomon.config.reading import check_names
 from gnomon.core.progress import working
-from gnomon.records.directory import RunDirectory
 from gnomon.training.supervisor import reporting
 
 
@@ -33,7 +32,7 @@ def run(arguments: Sequence[str]) -> int:
     cluster = cluster_overrides(parser, given.cluster)
     check_names(given.experiment, given.overrides)
     if given.restarts:
-        run_dir = given.run_dir or _new_run(given.experiment, given.overrides)
+        run_dir = given.run_dir or new_run(given.experiment, given.overrides)
         options = [*([] if given.cluster is None else ["--cluster", given.cluster]), *["--json"] * given.json]
         again = ["train", given.experiment, *given.overrides, "--run-dir", str(run_dir), *options]
         return restarted(again, run_dir, given.restarts)
@@ -46,12 +45,3 @@ def run(arguments: Sequence[str]) -> int:
     with reporting(given.report), redirect_stdout(sys.stderr if given.json else sys.stdout):
         result = train_experiment(load(given.experiment, [*given.overrides, *cluster]), run_dir=given.run_dir)
     return show(result, as_json=given.json)
-
-
-def _new_run(experiment: str, overrides: Sequence[str]) -> Path:
-    """Choose the run directory in advance, so that a restart finds the run again."""
-    names = [each.removeprefix("name=") for each in overrides if each.startswith("name=")]
-    made = RunDirectory.named(names[-1] if names else Path(experiment).stem)
-    made.close()
-    made.take_back()
-    return made.path

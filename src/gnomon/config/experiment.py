@@ -55,7 +55,8 @@ class EvaluationConfig:
 
     Attributes:
         every: Steps between two evaluations; 0 evaluates before the first and after the last step only.
-        samples: Answers per question, the k of avg@k and pass@k; at least 1.
+        samples: Answers per question, the k of avg@k and pass@k; at least 1. With supervised fine-tuning 0 generates
+            none: held-out rows have a loss then, and no score.
         before: Whether the model is also evaluated before the first step.
         task: Where the held-out questions come from; without it, they are held out of the training task.
         tasks: Several sets of held-out questions in place of one, each a name or a table with sampling, samples and
@@ -78,7 +79,7 @@ class EvaluationConfig:
             "evaluation",
             self,
             every=(self.every >= 0, "at least 0"),
-            samples=(self.samples >= 1, "at least 1"),
+            samples=(self.samples >= 0, "at least 0"),
         )
         if self.task is not None and self.tasks:
             raise ConfigError(
@@ -106,6 +107,9 @@ class Experiment:
         packages: Packages that programs in the sandbox may import beside the standard library: those of code rewards
             and of the Python tool. Any of "numpy", "pandas", "scipy", "sympy" that are installed.
         steps: Training steps; 0 evaluates only.
+        epochs: Passes over the training questions, in place of ``steps``, which are counted before the run begins.
+        max_length: Most tokens of a row of supervised fine-tuning, question and answer: longer rows are left out, and
+            a line says how many. None refuses rows that are longer than the model's context.
         budget: Tokens or seconds after which the run ends, if that comes before the last step.
         rollouts_per_step: Answers that are generated and trained on in a step. The number of prompts is
             ``rollouts_per_step / algorithm.num_generations``.
@@ -147,6 +151,8 @@ class Experiment:
     rewards: tuple[WeightedReward, ...] = ()
     packages: tuple[str, ...] = ()
     steps: int = 100
+    epochs: float | None = None
+    max_length: int | None = None
     budget: BudgetConfig = BudgetConfig()
     rollouts_per_step: int = 64
     seed: int = 0
@@ -181,6 +187,8 @@ class Experiment:
         check_values(written)
         if self.steps < 0:
             raise ConfigError(f"steps must be 0 (evaluate only) or more, got {self.steps}")
+        if self.epochs is not None and not 0 < self.epochs < math.inf:
+            raise ConfigError(f"epochs must be above 0, got {self.epochs:g}")
         each = self.algorithm.num_generations
         if self.rollouts_per_step < 1 or self.rollouts_per_step % each:
             raise ConfigError(
@@ -190,6 +198,7 @@ class Experiment:
             )
         _check_minibatches(self)
         _check_staleness(self)
+        _check_supervised(self)
         try:
             date.fromisoformat(self.template_date)
         except ValueError as error:
@@ -204,9 +213,13 @@ class Experiment:
 
     @property
     def scoring_temperature(self) -> float:
-        """Temperature at which the learner scores every policy: the sampler's, unless the learner has its own."""
+        """Temperature at which the learner scores every policy: the sampler's, unless the learner has its own.
+
+        The dataset's answers are drawn by no sampler, and scored at 1.
+        """
         own = self.learner.temperature
-        return self.sampling.temperature if own is None else own
+        drawn = 1.0 if self.algorithm.is_supervised else self.sampling.temperature
+        return drawn if own is None else own
 
     @property
     def first_step(self) -> int:
@@ -262,6 +275,31 @@ def _check_staleness(experiment: Experiment) -> None:
         raise ConfigError('staleness.slack is set by what is measured with max_staleness = "measured"; remove it')
     if slack > bound:
         raise ConfigError(f"staleness.slack must be from 0 to max_staleness = {bound} steps, got {slack}")
+
+
+def _check_supervised(experiment: Experiment) -> None:
+    """Refuse what has no meaning for the dataset's answers, or for sampled ones alone."""
+    if not experiment.algorithm.is_supervised:
+        if experiment.max_length is not None:
+            raise ConfigError(
+                f'max_length = {experiment.max_length} is of rows of supervised fine-tuning (algorithm = "sft"); '
+                "sampling.max_completion_length bounds answers that are generated"
+            )
+        if experiment.evaluation.samples == 0:
+            raise ConfigError("evaluation.samples must be at least 1 (0 is for supervised fine-tuning), got 0")
+        return
+    if experiment.max_length is not None and experiment.max_length < 2:
+        raise ConfigError(f"max_length must be at least 2, got {experiment.max_length}")
+    if experiment.environment is not None:
+        raise ConfigError(
+            "supervised fine-tuning trains on the dataset's answers, and an environment replies to generated ones; "
+            "remove environment (conversations of several turns are rows of messages), or choose another algorithm"
+        )
+    if experiment.staleness_bound:
+        raise ConfigError(
+            f"supervised fine-tuning generates nothing that could be old, and max_staleness is "
+            f"{experiment.max_staleness!r}; set max_staleness = 0"
+        )
 
 
 def _check_minibatches(experiment: Experiment) -> None:
@@ -331,6 +369,75 @@ def _repeated(parsed: Sequence[tuple[str, Any]]) -> list[str]:
     ]
 
 
+_SUPERVISED: Mapping[str, Any] = {
+    "learner.optimizer.learning_rate": 2e-5,
+    "learner.optimizer.schedule": "linear",
+    "learner.optimizer.warmup_steps": 0.03,
+    "epochs": 3,
+}
+"""What `gnomon sft` sets where nothing else is said; with adapters the rate is ten times that."""
+
+
+def supervised(table: Mapping[str, Any], parsed: Sequence[tuple[str, Any]] = ()) -> Loaded:
+    """Return the experiment of `with_settings` with supervised fine-tuning as its algorithm.
+
+    An algorithm of reinforcement learning that the table names is not used, so its file may serve as it is. What the
+    table and the settings leave open has defaults of its own, which are said.
+
+    Raises:
+        ConfigError: As `with_settings`; or the settings name an algorithm that does not train on the dataset's answers.
+    """
+    settings, notes = translated(parsed)
+    said = {key for key, _ in settings} | {key for key, _ in translated(taken_out(as_json(table)))[0]}
+    own: dict[str, Any] = {**table}
+    if not {"algorithm", "algorithm.preset"} & said and not _is_supervised(own.get("algorithm")):
+        named = own.pop("algorithm", None)
+        own["algorithm"] = "sft"
+        if named is not None:
+            notes.append("the algorithm of the experiment is not used, for sft is; the rest of it is")
+    has_adapters = "lora" in own or any(key.partition(".")[0] in ("lora", "use_peft") for key in said)
+    for key, value in _SUPERVISED.items():
+        if key in said or _reach(own, key) is not None:
+            continue
+        if key == "epochs" and ("steps" in said or own.get("steps") is not None):
+            continue
+        if key.endswith("learning_rate") and has_adapters:
+            value *= 10
+        settings = [*settings, (key, value)]
+        notes.append(f"{key} = {value} where nothing is said (gnomon sft)")
+    loaded = with_settings(own, settings)
+    if not loaded.experiment.algorithm.is_supervised:
+        raise ConfigError(
+            f"gnomon sft trains on the dataset's answers, and algorithm = '{loaded.experiment.algorithm.name}' on "
+            "sampled ones; leave it out, or run gnomon train"
+        )
+    return Loaded(loaded.experiment, (*notes, *loaded.notes))
+
+
+def _is_supervised(spec: Any) -> bool:
+    if spec is None:
+        return False
+    return resolve_with_notes(spec).algorithm.is_supervised
+
+
+def _reach(table: Any, path: str) -> Any:
+    for name in path.split("."):
+        table = table.get(name) if isinstance(table, Mapping) else None
+    return table
+
+
+def _settle_length(whole: dict[str, Any], overridden: set[str]) -> None:
+    """Leave out the steps or the epochs of a file where an override says the other. Raises: ConfigError for both."""
+    if "steps" not in whole or "epochs" not in whole:
+        return
+    newer = [key for key in ("steps", "epochs") if key in overridden]
+    if len(newer) != 1:
+        raise ConfigError(
+            f"steps = {whole['steps']} and epochs = {whole['epochs']} both say how long the run is; leave one out"
+        )
+    whole.pop("epochs" if newer == ["steps"] else "steps")
+
+
 def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loaded:
     try:
         whole: dict[str, Any] = as_json(table)
@@ -348,6 +455,7 @@ def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loa
     if isinstance(whole.get("cluster"), str):
         whole["cluster"] = ClusterConfig.named(whole["cluster"])
     notes += [*_set_all(whole, foreign), *_set_all(whole, overrides)]
+    _settle_length(whole, {key for key, _ in overrides})
     check_texts(whole)
     _hand_down(whole)
     if "algorithm" not in whole:
@@ -514,8 +622,9 @@ def _work_out(whole: dict[str, Any]) -> list[str]:
         ratio, steps = whole.pop("warmup_ratio"), whole.get("steps", Experiment.steps)
         if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio < 1:
             raise ConfigError(f"warmup_ratio = {ratio!r}: should be a share of the steps, from 0 to below 1")
-        set_path(whole, "learner.optimizer.warmup_steps", math.ceil(ratio * steps))
-        notes.append(f"warmup_ratio = {ratio} is learner.optimizer.warmup_steps = {math.ceil(ratio * steps)}")
+        rise = ratio if "epochs" in whole else math.ceil(ratio * steps)  # steps of epochs are counted later
+        set_path(whole, "learner.optimizer.warmup_steps", rise)
+        notes.append(f"warmup_ratio = {ratio} is learner.optimizer.warmup_steps = {rise}")
     return notes
 
 

@@ -34,8 +34,10 @@ def built_in() -> dict[str, str]:
     return {p.name.removesuffix(".toml"): p.read_text() for p in folder.iterdir() if p.name.endswith(".toml")}
 
 
-def read(source: str | Path) -> dict[str, Any]:
-    """Return the table of a TOML file or of a built-in experiment."""
+def read(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table of a TOML file or of a built-in experiment; a table is returned as it is."""
+    if isinstance(source, Mapping):
+        return dict(source)
     known = built_in()
     if str(source) in known:
         return tomllib.loads(known[str(source)])
@@ -81,7 +83,9 @@ def known_names() -> Mapping[str, Any]:
     return dict(json.loads((files("gnomon.config") / "known_names.json").read_text()))
 
 
-def check_names(source: str | Path, overrides: Sequence[str], algorithms: Sequence[str] = ()) -> None:
+def check_names(
+    source: str | Path | Mapping[str, Any], overrides: Sequence[str], algorithms: Sequence[str] = ()
+) -> None:
     """Refuse an experiment, key, algorithm, task, reward, engine or model folder that does not exist.
 
     What may be right is left to whoever builds the experiment. ``algorithms``: more names of algorithms.

@@ -10,7 +10,8 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from importlib.metadata import version
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from gnomon.algorithms import PRESETS, Algorithm
+from gnomon.algorithms import NAMED as ALGORITHMS
+from gnomon.algorithms import Algorithm
 from gnomon.algorithms.aliases import PATHS as ALGORITHM_PATHS
 from gnomon.algorithms.describe import kind_of
 from gnomon.algorithms.user_pieces import spelled
@@ -231,7 +232,7 @@ def as_names() -> str:
     """Return config/known_names.json: the names that are checked before torch is imported."""
     names = {
         "keys": sorted({setting.key for setting in settings()}),
-        "algorithms": [*PRESETS],
+        "algorithms": [*ALGORITHMS],
         "rewards": sorted(kinds("rewards")),
         "tasks": sorted({*NAMED, *BENCHMARKS, *REFUSED, *PUBLISHED, *generators()}),
         "reasoning-gym": version("reasoning-gym"),

@@ -33,6 +33,8 @@ class Task:
         text: The question as a person reads it, without template.
         columns: The dataset's other columns by name (``answer``, ``data_source``, ``entry``, ...); JSON values.
         messages: The question as the dataset holds it, where that is chat messages; () where it is text.
+        response: Every token after the prompt of the dataset's own answer, for supervised fine-tuning; else ().
+        mask: True for the tokens of ``response`` that an assistant wrote.
     """
 
     id: str
@@ -40,6 +42,8 @@ class Task:
     text: str
     columns: Mapping[str, Any] = field(default_factory=dict)
     messages: tuple[Message, ...] = ()
+    response: tuple[int, ...] = ()
+    mask: tuple[bool, ...] = ()
 
 
 class TopLogprobs(NamedTuple):

@@ -26,7 +26,8 @@ class OptimizerConfig:
     Attributes:
         learning_rate: Rate at the end of the warm-up, above 0. 1e-6 suits full training, about ten times that LoRA.
         schedule: "constant", or "linear" or "cosine" down to ``final_fraction`` of the rate after the last step.
-        warmup_steps: Training steps of a linear rise, 0 or more. The first step already has a rate above 0.
+        warmup_steps: Training steps of a linear rise, 0 or more; below 1 the share of all steps, rounded up. The first
+            step already has a rate above 0.
         final_fraction: Share of the rate that is left after the last step, in [0, 1].
         betas: Decay rates of Adam's two moments, each in [0, 1).
         epsilon: Term that is added to the root of the second moment, above 0.
@@ -46,7 +47,7 @@ class OptimizerConfig:
 
     learning_rate: float = 1e-6
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = 0
+    warmup_steps: int | float = 0
     final_fraction: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
@@ -59,7 +60,10 @@ class OptimizerConfig:
             self,
             learning_rate=(0 < self.learning_rate < math.inf, "> 0 and finite"),
             schedule=(self.schedule in ("constant", "linear", "cosine"), "constant, linear or cosine"),
-            warmup_steps=(self.warmup_steps >= 0, ">= 0"),
+            warmup_steps=(
+                0 <= self.warmup_steps < 1 or self.warmup_steps == int(self.warmup_steps) >= 1,
+                "a number of steps, or their share below 1",
+            ),
             final_fraction=(0 <= self.final_fraction <= 1, "in [0, 1]"),
             betas=(all(0 <= beta < 1 for beta in self.betas), "in [0, 1)"),
             epsilon=(self.epsilon > 0, "> 0"),
@@ -73,9 +77,10 @@ class OptimizerConfig:
         With s steps after a warm-up of w: linear 1 - (step - w) / s, cosine (1 + cos(pi (step - w) / s)) /
         2, of the way from ``final_fraction`` to 1. Steps after the last one keep its floor.
         """
-        if step < self.warmup_steps:
-            return self.learning_rate * (step + 1) / self.warmup_steps
-        done = min((step - self.warmup_steps) / max(steps - self.warmup_steps, 1), 1.0)
+        rise = math.ceil(self.warmup_steps * steps) if self.warmup_steps < 1 else self.warmup_steps
+        if step < rise:
+            return self.learning_rate * (step + 1) / rise
+        done = min((step - rise) / max(steps - rise, 1), 1.0)
         shapes = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}
         left = shapes[self.schedule]
         return self.learning_rate * (self.final_fraction + (1 - self.final_fraction) * left)

@@ -20,7 +20,7 @@ from gnomon.core.failpoints import reach
 from gnomon.core.progress import working
 from gnomon.core.types import Group, State
 from gnomon.rollouts.curriculum.base import Curriculum
-from gnomon.rollouts.rollout import Rollouter, RolloutTimer
+from gnomon.rollouts.rollout import RolloutSource, RolloutTimer
 from gnomon.tasks.base import TaskSet
 
 # Places for prompts on their way, and which of them a step may take.
@@ -159,7 +159,7 @@ class RolloutScheduler:
 
     curriculum: Curriculum
     tasks: TaskSet
-    rollouter: Rollouter
+    rollouter: RolloutSource
     prompts_per_step: int
     max_staleness: int = 0
     is_kept: Callable[[Group], bool] = lambda group: True

@@ -22,11 +22,37 @@ class Further:
     switches: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class RenderedConversation:
+    """A question with its answers as token ids.
+
+    Attributes:
+        prompt: The ids of the question, as the engine is asked.
+        response: Every id after them.
+        mask: True where an assistant wrote: its text, and the token that ends its turn.
+    """
+
+    prompt: tuple[int, ...]
+    response: tuple[int, ...]
+    mask: tuple[bool, ...]
+
+    @property
+    def answer(self) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+        """Response and mask."""
+        return self.response, self.mask
+
+
 class Renderer(Protocol):
     """Turns what a dataset holds into prompt token ids; `tasks/chat.py` implements it over any tokenizer."""
 
     def __call__(self, question: str | Sequence[Message], further: Further, /) -> tuple[int, ...]:
         """Return the prompt's ids; text that looks like a control token stays text."""
+
+    def conversation(
+        self, question: str | Sequence[Message], turns: Sequence[Message], further: Further, /
+    ) -> RenderedConversation:
+        """Return the ids of the question, and of its answers as a model is to write them."""
+        ...
 
 
 class TaskSet(Protocol):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, TypeVar
 
 from gnomon.core.errors import ConfigError, DatasetError, check_bounds, unknown
 from gnomon.core.progress import counted
@@ -167,6 +167,7 @@ class Split:
         overlap: What training and held-out questions still have in common.
         repeated: One sentence about rows of a table that ask the same question, on either side; "" for none.
         sets: The sets that ``held_out`` is made of, in their order, where there are several.
+        is_answered: Whether held-out tasks have the dataset's answers.
     """
 
     train: TaskSet
@@ -175,6 +176,7 @@ class Split:
     overlap: Overlap = Overlap()
     repeated: str = ""
     sets: tuple[TaskSet, ...] = ()
+    is_answered: bool = False
 
 
 def named(name: str) -> TaskConfig:
@@ -240,6 +242,14 @@ def own_rewards(task: TaskConfig) -> tuple[WeightedReward, ...]:
     )
 
 
+def judged_itself(task: TaskConfig) -> tuple[WeightedReward, ...]:
+    """Return `own_rewards` of the task, or none where no reward is known for it."""
+    try:
+        return own_rewards(task)
+    except ConfigError:
+        return ()
+
+
 def named_held_out(name: str) -> TaskConfig:
     """Return the task that ``name`` means as something to evaluate on: a generator with a reserved seed.
 
@@ -255,11 +265,25 @@ def build(config: TaskConfig, renderer: Renderer) -> TaskSet:
     return TokenizedDataset(config.questions(), renderer)
 
 
+_Kind = TypeVar("_Kind", bound=TaskConfig)
+
+
+def supervised(config: _Kind) -> _Kind:
+    """Return the task with the answers of its rows, where these are tables that say them in columns of their own."""
+    if isinstance(config, TableTask):
+        return replace(config, completion_column=config.completion_column or "auto")
+    if isinstance(config, MixtureTask):
+        parts = (replace(part, task=supervised(part.task)) for part in config.parts)
+        return replace(config, parts=tuple(parts))
+    return config
+
+
 def build_split(
     config: TaskConfig,
     held_out: HeldOut,
     renderer: Renderer,
     evaluation: TaskConfig | tuple[EvalTask, ...] | None = None,
+    is_supervised: bool = False,
 ) -> Split:
     """Return training and held-out tasks that share no question; all held-out questions are different.
 
@@ -267,12 +291,17 @@ def build_split(
         evaluation: Where the held-out questions come from (its first ``held_out.size`` different ones, or all when it
             has fewer), or several sets, each with a size of its own; None takes them from ``config`` itself: a
             generator makes others from another seed, a table is split by content, a mixture splits each part.
+        is_supervised: Whether tasks have the dataset's answers, for supervised fine-tuning; those of test sets, and of
+            several sets for evaluation, have none.
 
     Raises:
         ConfigError: There are too few different questions to hold out, or none left to train on; or the training task
             is a benchmark, or a generator with a seed that is reserved for held-out questions.
     """
     _check_trainable(config)
+    if is_supervised:
+        config = supervised(config)
+        evaluation = evaluation if evaluation is None or isinstance(evaluation, tuple) else supervised(evaluation)
     parts = [part.questions() for part in evaluation] if isinstance(evaluation, tuple) else []
     if isinstance(evaluation, tuple):
         sides: _Sides = (config.questions(), joined(parts))
@@ -288,13 +317,15 @@ def build_split(
     beside = [part.repeated for part in parts]
     if evaluation is not None and not isinstance(evaluation, tuple):
         beside.append(repetitions(evaluation, kept_back))
+    is_answered = is_supervised and not isinstance(evaluation, tuple | BenchmarkTask)
     return Split(
-        TokenizedDataset(remaining, renderer),
-        TokenizedDataset(kept_back, renderer),
+        TokenizedDataset(remaining, renderer, is_supervised),
+        TokenizedDataset(kept_back, renderer, is_answered),
         remaining.dropped,
         common,
         "; ".join(filter(None, (trained_again(train), *beside))),
         tuple(TokenizedDataset(part, renderer) for part in parts),
+        is_answered,
     )
 
 
@@ -330,7 +361,9 @@ def trained_again(train: QuestionSet) -> str:
     return train.repeated if isinstance(train, ListDataset) else ""
 
 
-def build_held_out(config: TaskConfig, held_out: HeldOut, renderer: Renderer) -> TokenizedDataset:
+def build_held_out(
+    config: TaskConfig, held_out: HeldOut, renderer: Renderer, is_supervised: bool = False
+) -> TokenizedDataset:
     """Return up to ``held_out.size`` different tasks for evaluation alone.
 
     The first ones of a table or a benchmark; a generator's from ``held_out.seed``. All that there are when those are
@@ -339,11 +372,14 @@ def build_held_out(config: TaskConfig, held_out: HeldOut, renderer: Renderer) ->
     Raises:
         ConfigError: As `build_split`.
     """
+    config = supervised(config) if is_supervised else config
     if isinstance(config, MixtureTask):
-        return TokenizedDataset(_split_mixture(config, held_out)[1], renderer)
-    if isinstance(config, _Generated):
-        return TokenizedDataset(_other_seed(config, held_out, is_short_refused=False), renderer)
-    return TokenizedDataset(first(unique(config.questions()), held_out.most), renderer)
+        asked = _split_mixture(config, held_out)[1]
+    elif isinstance(config, _Generated):
+        asked = _other_seed(config, held_out, is_short_refused=False)
+    else:
+        asked = first(unique(config.questions()), held_out.most)
+    return TokenizedDataset(asked, renderer, is_supervised)
 
 
 def _check_trainable(config: TaskConfig) -> None:
@@ -365,13 +401,25 @@ def check_context(tasks: TaskSet, context_length: int | None, max_completion_len
 
     Args:
         context_length: Tokens; None (the model does not say) passes every length.
+        max_completion_length: Most tokens of an answer that is generated; 0 where none is. The dataset's own answers
+            have to fit too.
         note: Why it is so short. Renders every prompt once, so that what a template refuses or leaves out is found
             before anything is trained.
     """
     places = counted(range(len(tasks)), "measuring prompts", len(tasks))
-    lengths = [(task.id, len(task.prompt)) for task in (tasks[index] for index in places)]
+    each = [(task.id, len(task.prompt), len(task.response)) for task in (tasks[index] for index in places)]
     if context_length is None:
         return
+    whole = [(name, prompt + answer) for name, prompt, answer in each if answer and prompt + answer > context_length]
+    if whole:
+        raise DatasetError(
+            f"{len(whole)} of {len(tasks)} rows of '{tasks.name}' are longer, prompt and answer, than the context of "
+            f"{context_length} tokens{note}: {_longest(whole)}; shorten them, leave them out, or set max_length = "
+            f"{context_length} to leave them out here"
+        )
+    if max_completion_length == 0:
+        return
+    lengths = [(name, prompt) for name, prompt, _ in each]
     room = context_length - max_completion_length
     if room < 1:
         raise DatasetError(
@@ -380,12 +428,15 @@ def check_context(tasks: TaskSet, context_length: int | None, max_completion_len
         )
     long = [(name, length) for name, length in lengths if length > room]
     if long:
-        listed = ", ".join(f"{name} ({length})" for name, length in long[:3])
         raise DatasetError(
             f"{len(long)} of {len(tasks)} prompts of '{tasks.name}' are longer than {room} tokens, the "
             f"context of {context_length}{note} less max_completion_length {max_completion_length}: "
-            f"{listed}{', ...' if len(long) > 3 else ''}; shorten them or lower max_completion_length"
+            f"{_longest(long)}; shorten them or lower max_completion_length"
         )
+
+
+def _longest(long: Sequence[tuple[str, int]]) -> str:
+    return ", ".join(f"{name} ({length})" for name, length in long[:3]) + (", ..." if len(long) > 3 else "")
 
 
 def _sized(task: SingleTask, size: int) -> SingleTask:

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from gnomon.core.errors import ConfigError, DatasetError, UserError, on_one_line, shortened
 from gnomon.core.types import Message
-from gnomon.tasks.base import Further
-from gnomon.tasks.rendered import Looks, name_of
+from gnomon.tasks.base import Further, RenderedConversation
+from gnomon.tasks.rendered import Looks, is_kept_whole, name_of
 
 _NOTHING = Further()
 _SHOWN = 80
@@ -34,6 +34,11 @@ class ChatTokenizer(Protocol):
     @property
     def begin(self) -> tuple[int, ...]:
         """What the tokenizer itself puts before a text: nothing, or some control tokens."""
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end an answer."""
+        ...
 
     @property
     def context_length(self) -> int | None:
@@ -92,9 +97,7 @@ class ChatRenderer:
     def __call__(self, question: str | Sequence[Message], further: Further = _NOTHING) -> tuple[int, ...]:
         """Return the prompt's ids."""
         messages = self._messages(question)
-        names = {name_of(tool) for tool in self.tools}
-        tools = (*self.tools, *(tool for tool in further.tools if name_of(tool) not in names))
-        hidden = hide(self.tokenizer, messages, tools, further.switches)
+        hidden = hide(self.tokenizer, messages, self._tools(further), further.switches)
         with _naming(further.where):
             rendered = self.tokenizer.template(hidden.messages, hidden.tools, hidden.switches)
         if rendered is None:
@@ -103,6 +106,95 @@ class ChatRenderer:
             self._check(rendered, hidden, question, further)
         with _naming(further.where):
             return self._plain(messages) if rendered is None else tuple(hidden.encode(rendered))
+
+    def conversation(
+        self, question: str | Sequence[Message], turns: Sequence[Message], further: Further = _NOTHING
+    ) -> RenderedConversation:
+        """Return the ids of a question and of what follows it, with a mask of what an assistant is to write.
+
+        Each answer is what the template writes behind the prompt that asks for it, up to the token that ends the turn.
+        A model without a template has one answer: its text, and an end token.
+
+        Args:
+            question: As in a call.
+            turns: The messages that follow, from an assistant's to an assistant's.
+            further: As in a call.
+
+        Raises:
+            DatasetError: There is no answer; the template writes an answer otherwise than it asks for it, changes it,
+                or writes no end behind it; or as in a call.
+        """
+        if not turns:
+            raise DatasetError(f"{further.where}: it has no answer to train on; give it one, or leave the row out")
+        prompt, asked = self(question, further), self._messages(question)
+        hidden = hide(self.tokenizer, [*asked, *turns], self._tools(further), further.switches)
+        with _naming(further.where):
+            whole = self.tokenizer.template(hidden.messages, hidden.tools, hidden.switches, False)
+            if whole is None:
+                response = self._plain_answer(turns, further)
+                return RenderedConversation(prompt, response, (True,) * len(response))
+            lost = self._looks[0].lost(whole, hidden.messages, hidden.tools, hidden.switches)
+            if isinstance(lost, int):
+                raise _left_out(hidden.messages, lost, further, is_ours=False)
+            ids: list[int] = []
+            mask: list[bool] = []
+            for text, is_answer in self._pieces(whole, hidden, len(asked), further.where):
+                piece = hidden.encode(text)
+                ids, mask = ids + piece, mask + [is_answer] * len(piece)
+        return RenderedConversation(prompt, tuple(ids), tuple(mask))
+
+    def _pieces(self, whole: str, hidden: "Hidden", first: int, where: str) -> Iterator[tuple[str, bool]]:
+        """Yield what stands behind the question: each answer with its end, and what stands between answers."""
+        answers = [n for n, m in enumerate(hidden.messages) if n >= first and m["role"] == "assistant"]
+        begun = None
+        for place in answers:
+            before = self.tokenizer.template(hidden.messages[:place], hidden.tools, hidden.switches) or ""
+            after = self.tokenizer.template(hidden.messages[: place + 1], hidden.tools, hidden.switches, False) or ""
+            named = f"{where}: the model's chat template"
+            if not after.startswith(before):
+                raise DatasetError(
+                    f"{named} asks for an answer with {before[-_SHOWN:]!r} and does not write it behind that; "
+                    "chat_template_kwargs may set it otherwise (enable_thinking), or use a template that does"
+                )
+            if not whole.startswith(after):
+                raise DatasetError(
+                    f"{named} writes an answer otherwise when more follows it (message {place + 1} of "
+                    f"{len(hidden.messages)}), so not every turn can be trained on; make a row of each answer, with "
+                    "the messages before it as its prompt and the answer as its completion"
+                )
+            text, content = after[len(before) :], hidden.messages[place]["content"]
+            if not is_kept_whole(content, text):
+                raise DatasetError(
+                    f"{named} leaves out or changes the answer {shortened(repr(content), _SHOWN)}, which would be "
+                    "trained on as it writes it; remove what it leaves out (thoughts), or use a template that shows it"
+                )
+            end = self._end_of_answer(text, named)
+            if begun is not None:
+                yield whole[begun : len(before)], False
+            yield text[:end], True
+            begun = len(before) + end
+
+    def _end_of_answer(self, text: str, named: str) -> int:
+        """Return where the token that ends a turn ends in what the template wrote of an answer."""
+        stops = [s for i in self.tokenizer.stop_ids if (s := self.tokenizer.spelled([i])) in text and s]
+        if not stops:
+            raise DatasetError(
+                f"{named} writes no end token behind an answer (it ends with {text[-_SHOWN:]!r}), so a model would "
+                "learn never to end; use a template that writes one, or name it in generation_config.json"
+            )
+        return min(text.find(stop) + len(stop) for stop in stops)
+
+    def _plain_answer(self, turns: Sequence[Message], further: Further) -> tuple[int, ...]:
+        if len(turns) > 1:
+            raise DatasetError(
+                f"{further.where}: it has {len(turns)} messages behind its question, and the model has no chat "
+                "template to write them with; use a model with one, or rows with one answer"
+            )
+        return (*self.tokenizer.encode_plain(turns[0]["content"]), *self.tokenizer.stop_ids[:1])
+
+    def _tools(self, further: Further) -> tuple[Mapping[str, Any], ...]:
+        names = {name_of(tool) for tool in self.tools}
+        return (*self.tools, *(tool for tool in further.tools if name_of(tool) not in names))
 
     def _check(self, rendered: str, hidden: "Hidden", question: str | Sequence[Message], further: Further) -> None:
         """Refuse a prompt that lacks what its row or the experiment says."""

@@ -30,6 +30,7 @@ def dataset_fingerprint(tasks: TaskSet) -> str:
     for index in counted(places, "stamping prompts", len(places)):
         task = tasks[index]
         content = [task.id, task.prompt, task.text, dict(task.columns)]
+        content += [task.response, task.mask] if task.response else []
         digest.update(json.dumps(content, sort_keys=True, default=str).encode(errors="backslashreplace"))
     return digest.hexdigest()
 
@@ -47,6 +48,8 @@ class Question:
         text: What a person reads and what two questions are compared by; without suffix, system prompt and template.
         columns: Everything else that a reward may look at.
         further: What the row gives its prompt beside it.
+        turns: What follows the question in the dataset, from an assistant's message to an assistant's; () where a row
+            has none, or where they are not read.
     """
 
     id: str
@@ -54,6 +57,14 @@ class Question:
     text: str
     columns: Mapping[str, Any] = field(default_factory=dict)
     further: Further = Further()
+    turns: tuple[Message, ...] = ()
+
+    @property
+    def answered(self) -> tuple[Message, ...]:
+        """The turns, or the column ``answer`` as one; () where neither is there."""
+        answer = self.columns.get("answer")
+        is_text = isinstance(answer, str) and answer.strip() != ""
+        return self.turns or (({"role": "assistant", "content": str(answer)},) if is_text else ())
 
 
 class HasText(Protocol):
@@ -117,10 +128,14 @@ class TokenizedDataset:
 
     Rendering takes well under a millisecond and nothing is kept, so a large table costs no second copy as
     ids.
+
+    Attributes:
+        is_supervised: Whether tasks have the dataset's answers too.
     """
 
     questions: QuestionSet
     renderer: Renderer
+    is_supervised: bool = False
 
     @property
     def name(self) -> str:
@@ -134,6 +149,9 @@ class TokenizedDataset:
         question = self.questions[index]
         further = replace(question.further, where=f"{self.name}: question '{question.id}'")
         messages = question.content if isinstance(question.content, tuple) else ()
+        if self.is_supervised:
+            rendered = self.renderer.conversation(question.content, question.answered, further)
+            return Task(question.id, rendered.prompt, question.text, question.columns, messages, *rendered.answer)
         prompt = self.renderer(question.content, further)
         return Task(question.id, prompt, question.text, question.columns, messages)
 

@@ -164,6 +164,15 @@ class Looks:
                 )
 
 
+def is_kept_whole(content: str, written: str) -> bool:
+    """Whether all of an answer is in what a template wrote of it, thoughts too; white space aside.
+
+    >>> is_kept_whole("<think>a</think>b", "<think>\\na\\n</think>\\nb"), is_kept_whole("<think>a</think>b", "b")
+    (True, False)
+    """
+    return _squeezed(content) in _squeezed(written)
+
+
 def name_of(tool: Mapping[str, Any]) -> str:
     """Return the name of a tool's schema."""
     return str(tool.get("function", tool).get("name"))

@@ -228,6 +228,8 @@ class Repetitions:
         asked = digest(question.content, [columns.get(name) for name in _ASKED_TOO])
         answer = columns.get("answer")
         beside = {k: v for k, v in columns.items() if k not in _NUMBERING} if answer is None else answer
+        if question.turns:
+            beside = [beside, question.turns]
         earlier, same = self._answered.setdefault(digest(asked, beside), (number, question))
         if earlier == number:
             first = self._first.setdefault(asked, number)

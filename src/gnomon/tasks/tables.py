@@ -17,6 +17,7 @@ from typing import Any, Literal
 from gnomon.core.errors import ConfigError, DatasetError, on_one_line, shortened, unknown
 from gnomon.core.optional import import_optional
 from gnomon.core.progress import counted, working
+from gnomon.core.types import Message
 from gnomon.tasks.chat import message_flaw, readable
 from gnomon.tasks.question import Content, ListDataset, Question, digest
 from gnomon.tasks.row_inputs import Wording, further_of
@@ -434,6 +435,9 @@ class TableTask:
             {type}. {question}". A name directly after a letter, as in \\boxed{x}, is text. "" is the question alone.
         repeated: What becomes of a row that asks the same with the same answer as an earlier row: "merge" makes both
             one prompt, "keep" trains on each. Rows without an answer are the same if all their columns are.
+        completion_column: Column with the answer that `gnomon sft` trains on, as text or chat messages. "auto" takes
+            completion, else what follows the question in chat messages, every assistant's message of them, else the
+            answer column. None, which `gnomon sft` takes for "auto", reads none.
         reward_columns: Columns that only rewards read, though their names mean input. Otherwise ``tools``,
             ``documents``, ``enable_thinking`` and ``chat_template_kwargs`` go into the prompt through the model's chat
             template, and images, videos and audio are refused (`tasks/row_inputs.py`).
@@ -454,11 +458,13 @@ class TableTask:
     template: str = ""
     repeated: Literal["merge", "keep"] = "merge"
     reward_columns: tuple[str, ...] = ()
+    completion_column: str | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a column without a name, or a template that cannot be filled."""
         self.wording.check(self.answer_column)
-        for key, column in (("prompt_column", self.prompt_column), ("answer_column", self.answer_column)):
+        for key in ("prompt_column", "answer_column", "completion_column"):
+            column = getattr(self, key)
             if column is not None and not column.strip():
                 raise ConfigError(f"task.{key} is {column!r}; name a column, or leave {key} out")
 
@@ -531,14 +537,20 @@ class TableTask:
         if row.flaw is not None:
             return None, row.flaw
         column = self.prompt_column or next((c for c in PROMPT_COLUMNS if row.values.get(c) is not None), None)
+        is_read = self.completion_column == "auto" and self.prompt_column is None
+        if is_read and row.values.get("completion") is None and _first_answer(row.values.get("messages")) is not None:
+            column = "messages"  # a prompt beside them is the first of them
         if column is None or row.values.get(column) is None:
             column = column or next((c for c in PROMPT_COLUMNS if c in row.values), "prompt")
             return None, f"{column}: {'null' if column in row.values else 'missing'}; the row has {_names(row.values)}"
-        content, flaw = _content(row.values[column])
+        value, turns, flaw = self._completed(row.values, column)
+        if flaw is not None:
+            return None, flaw
+        content, flaw = _content(value)
         if flaw is not None:
             return None, f"{column}: {flaw}"
         answer, flaw = self._answer(row)
-        if flaw is not None:
+        if flaw is not None and not turns:
             return None, flaw
         number = row.values.get("id")
         if number is not None and not _is_id(number):
@@ -556,7 +568,26 @@ class TableTask:
         if answer is not None:
             columns["answer"] = answer
         return Question(str(number) if number is not None else f"{digest(content)}-{row.number}",
-                        content, text, columns, further), None  # fmt: skip
+                        content, text, columns, further, turns), None  # fmt: skip
+
+    def _completed(self, values: Mapping[str, Any], column: str) -> tuple[Any, tuple[Message, ...], str | None]:
+        """Return the row's question, the messages that follow it, and what is wrong with them."""
+        asked, name = values[column], self.completion_column
+        if name is None:
+            return asked, (), None
+        given = values.get("completion" if name == "auto" else name)
+        if given is None and name != "auto":
+            return asked, (), f"{name}: missing; the row has {_names(values)}"
+        if given is None:
+            first = _first_answer(asked)
+            if first is None:
+                return asked, (), None
+            asked, name, given = asked[:first], column, asked[first:]
+        turns = [{"role": "assistant", "content": given}] if isinstance(given, str) else given
+        flaw = _turns_flaw(turns)
+        if flaw is not None:
+            return asked, (), f"{'completion' if name == 'auto' else name}: {flaw}"
+        return asked, tuple({"role": m["role"], "content": m["content"]} for m in turns), None
 
     def _answer(self, row: Row) -> tuple[Any, str | None]:
         """Return the answer (None when there is none and none is needed), and what is wrong with it."""
@@ -636,6 +667,27 @@ def _messages_flaw(messages: Sequence[Any]) -> str | None:
         return (f"the last message must be the user's, or nothing is asked; it is the {last['role']}'s: remove it (an "
                 "answer goes into the column answer; answers cannot be begun for the model)")  # fmt: skip
     return None if last["content"].strip() else "the last message is empty"
+
+
+def _first_answer(content: Any) -> int | None:
+    """Return the place of the first assistant's message of a chat; None where there is none."""
+    messages = content if isinstance(content, list) else []
+    return next((n for n, m in enumerate(messages) if isinstance(m, Mapping) and m.get("role") == "assistant"), None)
+
+
+def _turns_flaw(turns: Any) -> str | None:
+    """Return what is wrong with messages that answer a question."""
+    if not isinstance(turns, list) or not turns:
+        return f"must be text or a list of messages, got {_shown(turns)}"
+    for number, message in enumerate(turns, start=1):
+        flaw = message_flaw(message)
+        if flaw is not None:
+            return f"message {number} of the answer: {flaw}"
+    for end in (turns[0], turns[-1]):
+        if end["role"] != "assistant" or not end["content"].strip():
+            said = "is empty" if end["role"] == "assistant" else f"is the {end['role']}'s"
+            return f"an answer begins and ends with an assistant's message that has text, and one of them {said}"
+    return None
 
 
 def _is_id(value: Any) -> bool:

@@ -45,6 +45,7 @@ from gnomon.training.build_data import (
     PromptChoice,
     TrainingData,
     choosing,
+    completed,
     grading_limits,
     held_out_questions,
     questions,
@@ -89,6 +90,7 @@ def train_experiment(
     Raises: UserError before any weight is read; RunError afterwards.
     """
     tune_machine()
+    loaded = completed(loaded)
     resolved = resolve(settled(loaded.experiment))
     experiment = resolved.experiment
     written = to_toml(resolved.anchored().experiment)
@@ -386,6 +388,8 @@ def _try_rewards(experiment: Experiment, asked: TrainingData, console: Console) 
     """
     if not experiment.rewards and experiment.environment is None:
         return
+    if experiment.algorithm.is_supervised and not asked.exams:
+        return
     tasks = asked.split.train
     questions = [made_answers(t.text, t.columns, t.messages) for t in (tasks[n] for n in range(min(2, len(tasks))))]
     if experiment.environment is not None:
@@ -399,14 +403,14 @@ def _try_rewards(experiment: Experiment, asked: TrainingData, console: Console) 
         played = {"environment_reward": 0.0, "turns": 1, "ended_by": "done"}
         questions = [[_in_conversation(sample, played) for sample in answers] for answers in questions]
     with console.phase("trying rewards"):
-        notes = try_rewards(asked.grading, grading_limits(experiment), questions, [*sparse])
+        notes = try_rewards(asked.judging, grading_limits(experiment), questions, [*sparse])
     for note in notes:
         console.warn(note)
 
 
 def _sparse(is_made: bool, asked: TrainingData) -> dict[str, list[Sample]]:
     """Return what a function of the user's is tried on beside the first questions; generators have one form of rows."""
-    own = any(isinstance(reward.verifier, UserFunction) for reward in asked.grading.rewards)
+    own = any(isinstance(reward.verifier, UserFunction) for reward in asked.judging.rewards)
     if is_made or not own:
         return {}
     train, held_out = asked.split.train, asked.split.held_out

@@ -10,13 +10,14 @@ from typing import TypeVar
 
 from gnomon.algorithms import Algorithm
 from gnomon.config.experiment import Experiment
+from gnomon.core.errors import ConfigError
 from gnomon.core.metrics import Metrics
 from gnomon.core.tables import to_table
 from gnomon.core.threads import elsewhere, run_alone
 from gnomon.core.types import Grade, Group, Stateful
 from gnomon.engines.base import Engine
 from gnomon.engines.pool import EnginePool
-from gnomon.learner.base import SavableLearner
+from gnomon.learner.base import Learner, SavableLearner
 from gnomon.models.checkpoint_check import check_written
 from gnomon.records.background import Background
 from gnomon.records.batches import BatchLog
@@ -33,31 +34,38 @@ from gnomon.rewards.grader_pool import GradingPool
 from gnomon.rewards.grading import Grading
 from gnomon.rollouts.env_workers import EnvWorkers
 from gnomon.rollouts.multi_turn import MultiTurnRollout
-from gnomon.rollouts.rollout import Rollouter, RolloutTimer
+from gnomon.rollouts.rollout import DatasetRollouter, Rollouter, RolloutSource, RolloutTimer
 from gnomon.rollouts.scheduler import RolloutScheduler
 from gnomon.tasks.turn_tokens import TurnTokenizer
 from gnomon.training.baseline_tracking import BaselineTracking, NoTracker, PromptBaseline
 from gnomon.training.budget import PART, BudgetTracker
 from gnomon.training.build_data import PromptChoice, TrainingData, keeping
-from gnomon.training.build_engines import serve_alone
+from gnomon.training.build_engines import load_network, serve_alone
 from gnomon.training.build_workers import RunCluster, judging, staged
 from gnomon.training.checkpointing import STATELESS, Saver, check_counted, parts_of, restore
 from gnomon.training.continuation import Inheritance
 from gnomon.training.critic_pretraining import ValuePretraining, monte_carlo
 from gnomon.training.critic_updates import CriticTraining, CriticUpdates, NoCritic
-from gnomon.training.evaluate import Evaluation, Evaluator, Exam, read_evaluations
+from gnomon.training.evaluate import Evaluation, Evaluator, Exam, LikelihoodEvaluator, read_evaluations
 from gnomon.training.live_diagnosis import live_diagnosis
-from gnomon.training.mismatch import DecomposedMismatch
+from gnomon.training.mismatch import DecomposedMismatch, MismatchProbe, NoMismatchProbe
 from gnomon.training.nonfinite_guard import NonFiniteGuard, guard_of
 from gnomon.training.resolve import Resolved
 from gnomon.training.run import Components, Progress, Run, Schedule, StopRequest
-from gnomon.training.run_logger import FinishedStep, RunLogger
+from gnomon.training.run_logger import FinishedStep, RunLogger, SupervisedMetrics
 from gnomon.training.self_imitation import ImitationUpdates, NoImitation, SelfImitationUpdates
 from gnomon.training.staleness_filter import EssFilter, NoFilter, StalenessFilter
 from gnomon.training.token_stats import NoTokenProbe, SampledTokenProbe, TokenProbe
 from gnomon.training.train_loop import train
 from gnomon.training.watchdog import run_with_watchdog
-from gnomon.training.weight_sync import CalibratedTolerance, FixedTolerance, Sending, VerifiedWeightSync, WeightSync
+from gnomon.training.weight_sync import (
+    CalibratedTolerance,
+    FixedTolerance,
+    NoWeightSync,
+    Sending,
+    VerifiedWeightSync,
+    WeightSync,
+)
 
 INITIAL_ROUND = -2
 
@@ -157,7 +165,7 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
             stream=stream,
             curriculum=chosen.curriculum,
             tracking=_tracking(experiment, chosen, learner),
-            weight_sync=weight_sync,
+            weight_sync=NoWeightSync() if experiment.algorithm.is_supervised else weight_sync,
             guard=guard,
             staleness_filter=_staleness_filter(experiment, stream),
             critic_updates=_critic_updates(experiment, learner),
@@ -166,13 +174,7 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
         progress = Progress(
             logger=logger,
             budget=budget,
-            mismatch=DecomposedMismatch(
-                engine,
-                learner,
-                stage.sent,
-                experiment.algorithm.proximal is not None,
-                experiment.sampling.temperature or 1.0,  # a greedy answer has the log-probabilities of 1
-            ),
+            mismatch=_mismatch(experiment, engine, learner, stage.sent),
             token_probe=_token_probe(experiment, learner),
             check_saves=background.check,
             stop=stop,
@@ -180,7 +182,12 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
             is_evaluated=bool(read_evaluations(session.directory.evaluations)),
             best=_best_so_far(session.directory),
         )
-        run = Run(components, _schedule(session, rollouter, saver, budget, pretraining), progress)
+        publish = partial(weight_sync.publish, engine, learner)
+        evaluator = _evaluator(session.resolved, session.asked, console, rollouter, learner, publish)
+        schedule = _schedule(session, saver, evaluator, pretraining)
+        if rollouter is not None:
+            schedule.initialize = _initializing(session, rollouter, budget)
+        run = Run(components, schedule, progress)
         fixed = [session.asked.split.train, session.asked.split.held_out, *session.asked.split.sets]
         check_counted(run, parts, fixed, session.stateless)
         console.start(experiment.steps, learner.version)
@@ -219,19 +226,67 @@ def _rehearsing(resolved: Resolved) -> Callable[[Path], None]:
 
 def grade_once(resolved: Resolved, asked: TrainingData, console: Console, step: int = 0) -> Evaluation:
     """Return one evaluation of the experiment's model, which ``step`` steps have trained, on its held-out tasks."""
+    experiment = resolved.experiment
 
     async def once() -> Evaluation:
         async with AsyncExitStack() as stack:
-            judge = await _judge(resolved, asked, console, stack)
-            with console.phase(f"loading {resolved.experiment.model}"):
-                engine = await elsewhere(partial(serve_alone, resolved, console.warn))
-            stack.push_async_callback(engine.close)
-            rollouter = await _rollouter(resolved.experiment, asked, engine, judge, stack)
-            evaluator = Evaluator(ExamRooms(resolved, asked.grading, rollouter, console.warn).ask, asked.exams)
+            rollouter, learner = None, None
+            if asked.exams:
+                judge = await _judge(resolved, asked, console, stack)
+                with console.phase(f"loading {experiment.model}"):
+                    engine = await elsewhere(partial(serve_alone, resolved, console.warn))
+                stack.push_async_callback(engine.close)
+                rollouter = await _rollouter(experiment, asked, engine, judge, stack)
+            if experiment.algorithm.is_supervised:
+                with console.phase(f"loading {experiment.model}"):
+                    learner = await elsewhere(partial(_learner_alone, resolved))
+                stack.callback(learner.close)
+            evaluator = _evaluator(resolved, asked, console, rollouter, learner)
+            if evaluator is None:
+                raise ConfigError("no question is held out, and nothing is asked; name a task, or set held_out.size")
             with console.phase("evaluating", evaluator.prompts) as phase:
                 return await evaluator(step, lambda group: phase.advance())
 
     return run_alone(once())
+
+
+def _learner_alone(resolved: Resolved) -> SavableLearner:
+    """Return a learner that measures the experiment's model in this process."""
+    return resolved.learner_spec.learner(load_network(resolved), resolved.device)
+
+
+async def _unsent() -> None:
+    return
+
+
+def _evaluator(
+    resolved: Resolved,
+    asked: TrainingData,
+    console: Console,
+    rollouter: Rollouter | None,
+    learner: Learner | None,
+    publish: Callable[[], Awaitable[object]] = _unsent,
+) -> Evaluator | LikelihoodEvaluator | None:
+    """Return what evaluates, None where nothing is held out.
+
+    publish: brings the weights to the engine, where not every step does.
+    """
+    judged = None
+    if rollouter is not None and asked.exams:
+        judged = Evaluator(ExamRooms(resolved, asked.judging, rollouter, console.warn).ask, asked.exams)
+    rows, experiment = asked.split.held_out if asked.split.is_answered else None, resolved.experiment
+    if learner is None or not experiment.algorithm.is_supervised or not (rows or judged):
+        return judged
+    dataset = DatasetRollouter(asked.tokenizer.decode)
+    return LikelihoodEvaluator(learner, rows or None, dataset, experiment.scoring_temperature, judged, publish)
+
+
+def _mismatch(experiment: Experiment, engine: EnginePool, learner: Learner, sent: Sending | None) -> MismatchProbe:
+    if experiment.algorithm.is_supervised:
+        return NoMismatchProbe()
+    # A greedy answer has the log-probabilities of temperature 1.
+    drawn = experiment.sampling.temperature or 1.0
+    return DecomposedMismatch(engine, learner, sent, experiment.algorithm.proximal is not None, drawn)
 
 
 def _pretrains(algorithm: Algorithm) -> bool:
@@ -257,15 +312,21 @@ def _weight_sync(
 
 async def _judge(
     resolved: Resolved, asked: TrainingData, console: Console, stack: AsyncExitStack, cluster: RunCluster | None = None
-) -> BudgetedGrader:
+) -> BudgetedGrader | None:
+    """Return what judges answers; None where no answer is generated."""
+    if resolved.experiment.algorithm.is_supervised and not asked.exams:
+        return None
     with console.phase("starting graders"):
-        pool = await stack.enter_async_context(judging(resolved, asked.grading, cluster, console.warn))
+        pool = await stack.enter_async_context(judging(resolved, asked.judging, cluster, console.warn))
     return BudgetedGrader(pool, ErrorBudget(resolved.experiment.grading.max_error_fraction))
 
 
 async def _rollouter(
-    experiment: Experiment, asked: TrainingData, engine: Engine, judge: BudgetedGrader, stack: AsyncExitStack
-) -> Rollouter:
+    experiment: Experiment, asked: TrainingData, engine: Engine, judge: BudgetedGrader | None, stack: AsyncExitStack
+) -> Rollouter | None:
+    """Return what asks the engine and has answers judged; None where no answer is generated."""
+    if judge is None:
+        return None
     conversation, plan = None, experiment.environment
     if plan is not None:
         hosts = await stack.enter_async_context(EnvWorkers(plan))
@@ -289,18 +350,21 @@ async def _rollouter(
         seed=experiment.seed,
         conversation=conversation,
         opening=asked.beginning.opening,
-        together=judge.grade_together if asked.grading.may_be_joint else None,
+        together=judge.grade_together if asked.judging.may_be_joint else None,
     )
 
 
 def _stream(
-    experiment: Experiment, asked: TrainingData, chosen: PromptChoice, rollouter: Rollouter
+    experiment: Experiment, asked: TrainingData, chosen: PromptChoice, rollouter: Rollouter | None
 ) -> RolloutScheduler:
     is_kept, attempts = keeping(experiment.algorithm)
+    source: RolloutSource = DatasetRollouter(asked.tokenizer.decode)
+    if rollouter is not None and not experiment.algorithm.is_supervised:
+        source = rollouter
     return RolloutScheduler(
         curriculum=chosen.curriculum,
         tasks=asked.split.train,
-        rollouter=rollouter,
+        rollouter=source,
         prompts_per_step=experiment.prompts_per_step,
         max_staleness=experiment.staleness_bound,
         is_kept=is_kept,
@@ -399,9 +463,8 @@ def _checkpoints(session: TrainingContext) -> Checkpoints:
 
 def _schedule(
     session: TrainingContext,
-    rollouter: Rollouter,
     saver: Saver,
-    budget: BudgetTracker,
+    evaluator: Evaluator | LikelihoodEvaluator | None,
     pretraining: ValuePretraining | None,
 ) -> Schedule:
     experiment = session.experiment
@@ -412,16 +475,11 @@ def _schedule(
         seed=experiment.seed,
         save=saver.save,
         checkpoint_every=experiment.checkpoints.every,
-        evaluator=Evaluator(_rooms(session, rollouter).ask, session.asked.exams) if session.asked.exams else None,
+        evaluator=evaluator,
         evaluate_every=experiment.evaluation.every,
         evaluate_before=experiment.evaluation.before,
-        initialize=_initializing(session, rollouter, budget),
         pretraining=pretraining,
     )
-
-
-def _rooms(session: TrainingContext, rollouter: Rollouter) -> ExamRooms:
-    return ExamRooms(session.resolved, session.asked.grading, rollouter, session.console.warn)
 
 
 def _staleness_filter(experiment: Experiment, stream: RolloutScheduler) -> StalenessFilter:
@@ -445,7 +503,15 @@ def _logger(session: TrainingContext, step: int, serving: Callable[[], Metrics])
         serving=serving,
         diagnosis=live_diagnosis(session.directory, experiment.doctor, session.console.warn),
         callbacks=session.callbacks,
+        supervised=_supervised(session),
     )
+
+
+def _supervised(session: TrainingContext) -> SupervisedMetrics | None:
+    experiment = session.experiment
+    if not experiment.algorithm.is_supervised:
+        return None
+    return SupervisedMetrics(len(session.asked.split.train), experiment.prompts_per_step)
 
 
 def _best_so_far(directory: RunDirectory) -> float:

@@ -1,5 +1,6 @@
 """From an experiment to the objects of a run: the only place where implementations are chosen."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,7 +9,7 @@ from pathlib import Path
 from gnomon.algorithms import Algorithm, Prioritized, TrackerConfig
 from gnomon.algorithms.sections import Greso, OptimalValue
 from gnomon.algorithms.validate import uses_tracker
-from gnomon.config.experiment import Experiment
+from gnomon.config.experiment import Experiment, Loaded
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.processes.client import Limits
 from gnomon.core.progress import counted, working
@@ -40,6 +41,7 @@ from gnomon.tasks.build import (
     build_held_out,
     build_split,
     check_context,
+    judged_itself,
     own_rewards,
     repetitions,
 )
@@ -49,8 +51,10 @@ from gnomon.tasks.gold_answers import check_answers
 from gnomon.tasks.prompt_start import Beginning, beginning_of
 from gnomon.tasks.rendered import Looks
 from gnomon.tasks.row_inputs import reserved_flaw
+from gnomon.tasks.split import Subset
 from gnomon.tasks.tools import describe_tools
 from gnomon.tasks.turn_tokens import TurnTokenizer, tells_tools
+from gnomon.training.eval_spec import checkpoint_of
 from gnomon.training.evaluate import Exam
 
 _ENDLESS = (
@@ -72,7 +76,7 @@ class TrainingData:
     tokenizer: Tokenizer
     split: Split
     sampling: Sampling
-    grading: Grading
+    grading: Grading | None
     beginning: Beginning
     form: SavedForm = SavedForm()
     untried: str = ""
@@ -81,7 +85,12 @@ class TrainingData:
     @property
     def gradings(self) -> tuple[Grading, ...]:
         """What judges answers in training and of the held-out sets."""
-        return (self.grading, *(exam.grading for exam in self.exams))
+        return (*(() if self.grading is None else (self.grading,)), *(exam.grading for exam in self.exams))
+
+    @property
+    def judging(self) -> Grading:
+        """What judges answers wherever a held-out set has nothing of its own; there is one where answers are made."""
+        return self.gradings[0]
 
     @property
     def mean_prompt_tokens(self) -> float:
@@ -112,13 +121,69 @@ def questions(experiment: Experiment) -> TrainingData:
     """
     grading, tokenizer, renderer = _reading(experiment)
     evaluation = experiment.evaluation
-    split = build_split(experiment.task, experiment.held_out, renderer, evaluation.tasks or evaluation.task)
+    is_supervised = experiment.algorithm.is_supervised
+    asked = evaluation.tasks or evaluation.task
+    split = _within(build_split(experiment.task, experiment.held_out, renderer, asked, is_supervised), experiment)
+    if is_supervised and len(split.train) < experiment.prompts_per_step:
+        raise ConfigError(
+            f"a step trains on {experiment.prompts_per_step} different rows, and there are {len(split.train)} to train "
+            f"on; set rollouts_per_step = {len(split.train)} or less"
+        )
     if len(split.train) < experiment.prompts_per_step:
         raise ConfigError(
             f"a step asks {experiment.prompts_per_step} different prompts and the task has {len(split.train)} to train "
             "on; lower rollouts_per_step, raise algorithm.num_generations, or make the task larger"
         )
     return _fitting(experiment, tokenizer, split, grading)
+
+
+def completed(loaded: Loaded) -> Loaded:
+    """Return the experiment with a run as its model replaced by the run's newest checkpoint, and epochs by steps.
+
+    Each is said in a note. Raises: UserError.
+    """
+    run = Path(loaded.experiment.model)
+    if not (run / "experiment.toml").is_file():
+        return _with_steps(loaded)
+    model = str(checkpoint_of(run))
+    notes = (*loaded.notes, f"model = '{run}' is a run, and its newest checkpoint is begun with: {model}")
+    return _with_steps(Loaded(replace(loaded.experiment, model=model), notes))
+
+
+def _with_steps(loaded: Loaded) -> Loaded:
+    experiment = loaded.experiment
+    if experiment.epochs is None:
+        return loaded
+    _, _, renderer = _reading(experiment)
+    evaluation, is_supervised = experiment.evaluation, experiment.algorithm.is_supervised
+    asked = evaluation.tasks or evaluation.task
+    split = _within(build_split(experiment.task, experiment.held_out, renderer, asked, is_supervised), experiment)
+    rows, each = len(split.train), experiment.prompts_per_step
+    steps = max(1, math.ceil(experiment.epochs * rows / each - 1e-9))
+    said = f"epochs = {experiment.epochs:g} of {rows:,} rows, {each} a step, is steps = {steps}"
+    return Loaded(replace(experiment, steps=steps, epochs=None), (*loaded.notes, said))
+
+
+def _within(split: Split, experiment: Experiment) -> Split:
+    """Return the split without rows that are longer than ``max_length``, on both sides."""
+    most = experiment.max_length
+    if most is None:
+        return split
+    kept, said = [], []
+    for tasks in (split.train, split.held_out):
+        places = counted(range(len(tasks)), "measuring rows", len(tasks))
+        rows = (tasks[index] for index in places)
+        fitting = [n for n, row in enumerate(rows) if len(row.prompt) + len(row.response) <= most]
+        if not fitting and len(tasks):
+            raise ConfigError(f"no row of '{tasks.name}' has at most max_length = {most} tokens; raise it")
+        kept.append(Subset(tasks, tuple(fitting)))
+        said.append(len(tasks) - len(fitting))
+    train, held_out = kept
+    repeated = split.repeated
+    if any(said):
+        long = f"{said[0]:,} training and {said[1]:,} held-out rows are longer than max_length = {most} and left out"
+        repeated = "; ".join(filter(None, (repeated, long)))
+    return replace(split, train=train, held_out=held_out, repeated=repeated)
 
 
 def held_out_questions(experiment: Experiment) -> TrainingData:
@@ -129,12 +194,13 @@ def held_out_questions(experiment: Experiment) -> TrainingData:
     grading, tokenizer, renderer = _reading(experiment)
     if experiment.evaluation.tasks:
         return _fitting(experiment, tokenizer, build_eval_tasks(experiment.evaluation.tasks, renderer), grading)
-    asked = build_held_out(experiment.task, experiment.held_out, renderer)
+    is_answered = experiment.algorithm.is_supervised and not isinstance(experiment.task, BenchmarkTask)
+    asked = build_held_out(experiment.task, experiment.held_out, renderer, is_answered)
     again = repetitions(experiment.task, asked.questions)
-    return _fitting(experiment, tokenizer, Split(asked, asked, 0, repeated=again), grading)
+    return _fitting(experiment, tokenizer, Split(asked, asked, 0, repeated=again, is_answered=is_answered), grading)
 
 
-def _reading(experiment: Experiment) -> tuple[Grading, Tokenizer, ChatRenderer]:
+def _reading(experiment: Experiment) -> tuple[Grading | None, Tokenizer, ChatRenderer]:
     grading = grading_of(experiment)
     schemas = () if experiment.environment is None else describe(experiment.environment)
     check_weights(experiment.model, experiment.trust_remote_code)
@@ -164,13 +230,18 @@ def _switched(tokenizer: Tokenizer, experiment: Experiment) -> Tokenizer:
     return replace(tokenizer, switches=switches)
 
 
-def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: Grading) -> TrainingData:
+def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: Grading | None) -> TrainingData:
     sampling, exams = sampling_of(experiment, tokenizer), _exams(experiment, tokenizer, split, grading)
-    trained = () if split.train is split.held_out else ((split.train, sampling),)
-    for tasks, drawn in (*trained, *((exam.tasks, exam.sampling) for exam in exams)):
-        check_context(tasks, tokenizer.context_length, drawn.max_completion_length, tokenizer.context_note)
+    most = sampling.max_completion_length
+    is_supervised = experiment.algorithm.is_supervised
+    trained = () if split.train is split.held_out else ((split.train, 0 if is_supervised else most),)
+    measured = ((split.held_out, 0),) if is_supervised and not exams else ()
+    for tasks, longest in (*trained, *measured, *((e.tasks, e.sampling.max_completion_length) for e in exams)):
+        check_context(tasks, tokenizer.context_length, longest, tokenizer.context_note)
     untried = []
-    judged: list[tuple[Grading, list[TaskSet]]] = [(grading, [split.train])] if trained else []
+    judged: list[tuple[Grading, list[TaskSet]]] = []
+    if trained and grading is not None and not is_supervised:
+        judged.append((grading, [split.train]))
     for exam in exams:
         same = next((sets for by, sets in judged if by == exam.grading), None)
         if same is None:
@@ -183,9 +254,11 @@ def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading
     return TrainingData(tokenizer, split, sampling, grading, beginning, untried=said, exams=exams)
 
 
-def _exams(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: Grading) -> tuple[Exam, ...]:
+def _exams(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: Grading | None) -> tuple[Exam, ...]:
     """Return the held-out sets as they are asked. Raises: ConfigError for a set that nothing judges."""
     plan = experiment.evaluation
+    if experiment.algorithm.is_supervised and (plan.samples == 0 or not (grading or split.sets)):
+        return ()
     sets = [*zip(split.sets, plan.tasks, strict=True)] if split.sets else []
     if not split.sets and len(split.held_out):
         sets = [(split.held_out, EvalTask(experiment.task))]
@@ -195,6 +268,11 @@ def _exams(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: 
         sampling = replace(sampling_of(experiment, tokenizer), **how.given, record_routing=False, top_logprobs=None)
         check_stop_strings(sampling, tokenizer)
         judged = grading if not split.sets else judged_by(experiment, asked, grading)
+        if judged is None:
+            raise ConfigError(
+                f"nothing judges the answers to '{asked.label}'; name a reward, such as [[rewards]] kind = "
+                '"numeric", or leave the set out'
+            )
         samples = asked.samples or plan.samples
         if sampling.is_greedy and samples > 1 and experiment.environment is None:
             raise ConfigError(
@@ -205,7 +283,7 @@ def _exams(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: 
     return tuple(found)
 
 
-def judged_by(experiment: Experiment, asked: EvalTask, grading: Grading) -> Grading:
+def judged_by(experiment: Experiment, asked: EvalTask, grading: Grading | None) -> Grading | None:
     """Return what judges one of several held-out sets: its own rewards, those of a published set, or the run's."""
     gives = experiment.environment is not None and experiment.environment.is_rewarding
     own = asked.rewards or (asked.task.rewards if isinstance(asked.task, BenchmarkTask) and not gives else ())
@@ -232,16 +310,22 @@ def sampling_of(experiment: Experiment, tokenizer: Tokenizer) -> Sampling:
     )
 
 
-def grading_of(experiment: Experiment) -> Grading:
-    """Return the rewards, the task's own when none is named, with the algorithm's penalty on length."""
+def grading_of(experiment: Experiment) -> Grading | None:
+    """Return the rewards, the task's own when none is named, with the algorithm's penalty on length.
+
+    None where supervised fine-tuning has none: nothing judges answers then.
+    """
     penalty = experiment.algorithm.overlong
     budget = experiment.sampling.max_completion_length
     overlong = None
     if penalty is not None:
         overlong = LengthPenalty(max(1, round(penalty.buffer * budget)), penalty.factor, budget)
     gives = experiment.environment is not None and experiment.environment.is_rewarding
-    rewards = experiment.rewards or ((WeightedReward(EnvironmentReward()),) if gives else own_rewards(experiment.task))
+    own = judged_itself if experiment.algorithm.is_supervised else own_rewards
+    rewards = experiment.rewards or ((WeightedReward(EnvironmentReward()),) if gives else own(experiment.task))
     rewards = tuple(allowed(reward, experiment.packages) for reward in rewards)
+    if not rewards:
+        return None
     keep, parts = experiment.algorithm.keep, [reward.part for reward in rewards]
     if keep is not None and keep.part and keep.part not in parts:
         raise ConfigError(f"algorithm.keep.part: {unknown('component of the reward', keep.part, parts)}")

@@ -1,23 +1,30 @@
 """Held-out questions, asked through the same rollout as in training."""
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gnomon.core.statistics import macro_interval, mean_interval
-from gnomon.core.types import Group, Rollout
+from gnomon.core.types import Grade, Group, Rollout
 from gnomon.engines.base import Sampling
+from gnomon.learner.base import Learner
 from gnomon.records.eval_records import EvalRecord
 from gnomon.records.jsonl import read_rows
 from gnomon.rewards.grading import Grading
-from gnomon.rollouts.rollout import Rollouter, RolloutTimer
+from gnomon.rollouts.collate import collate
+from gnomon.rollouts.rollout import DatasetRollouter, Rollouter, RolloutTimer
 from gnomon.tasks.base import TaskSet
 
 EVALUATION_ROUND = -1
+_ROWS = 256
+"""Held-out rows that are measured at once; the learner cuts them into micro-batches."""
+_MOST = 700.0
+"""Nats whose exponential a float still holds."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,8 @@ class Evaluation:
     answered: how each prompt was answered, what evaluations are paired by; in a file of its own, not in the row.
     slow: what is computed by a slower way than there could be, with the factor; a run has it in its card instead.
     drawn: how answers were drawn, in words, with what of it is training's.
+    loss_nats, perplexity: of the dataset's own answers to held-out questions, a token, where they are trained on; None
+        elsewhere. ``likelihood`` among the scores is the geometric mean of an answer's token probabilities.
     parts: the evaluation of each set, where several were asked; all other numbers are then of their macro average
         (scores, pass@k, maj@k, their intervals) or of all samples together (tokens, truncated, errors).
     """
@@ -66,6 +75,8 @@ class Evaluation:
     slow: tuple[str, ...] = ()
     drawn: str = ""
     parts: tuple["Evaluation", ...] = ()
+    loss_nats: float | None = None
+    perplexity: float | None = None
 
     def __str__(self) -> str:
         """Return one line: the first score with its interval, on how many prompts, after which step."""
@@ -89,11 +100,13 @@ class Evaluation:
         return f"{said}, on {empty} of {self.prompts} prompts none could" if empty else said
 
     def as_row(self) -> dict[str, Any]:
-        """Return one JSON object for ``evaluations.jsonl``; ``slow``, ``drawn`` and ``parts`` only with content."""
+        """Return one JSON object for ``evaluations.jsonl``; what not every evaluation has only with content."""
         row = asdict(replace(self, answered=(), parts=()))
         del row["answered"]
         row["parts"] = [part.as_row() for part in self.parts]
-        return {name: value for name, value in row.items() if value or name not in ("slow", "drawn", "parts")}
+        is_kept = {name: bool(row[name]) for name in ("slow", "drawn", "parts")}
+        is_kept |= {name: row[name] is not None for name in ("loss_nats", "perplexity")}
+        return {name: value for name, value in row.items() if is_kept.get(name, True)}
 
 
 def read_evaluations(path: Path) -> tuple[Evaluation, ...]:
@@ -114,6 +127,7 @@ def _evaluation(row: Mapping[str, Any]) -> Evaluation | None:
         return None
     numbers += [found.length_tokens_mean, found.truncated_fraction, found.seconds]
     numbers += [end for interval in intervals.values() for end in interval]
+    numbers += [n for n in (found.loss_nats, found.perplexity) if n is not None]
     counts = [found.step, found.prompts, found.samples, found.errors]
     are_numbers = all(type(n) in (int, float) for n in numbers) and all(type(n) is int for n in counts)
     are_texts = isinstance(found.task, str) and isinstance(found.drawn, str)
@@ -167,6 +181,64 @@ class Evaluator:
             groups = await asyncio.gather(*(ask(index) for index in range(len(exam.tasks))))
         evaluation = summarize(groups, step, exam.tasks.name, exam.samples)
         return replace(evaluation, seconds=time.perf_counter() - began, drawn=exam.drawn)
+
+
+@dataclass(frozen=True)
+class LikelihoodEvaluator:
+    """Measures how likely the weights find the dataset's own answers, and has answers generated where that is asked.
+
+    learner: whose weights. rows: held-out questions with their answers; None where they have none. source: gives the
+    answers as rollouts. asked: generates and judges answers; None where none is generated. publish: brings the weights
+    to the engine.
+    """
+
+    learner: Learner
+    rows: TaskSet | None
+    source: DatasetRollouter
+    temperature: float
+    asked: Evaluator | None
+    publish: Callable[[], Awaitable[object]]
+
+    @property
+    def prompts(self) -> int:
+        """Rows that are measured, and questions that are asked."""
+        return len(self.rows or ()) + (0 if self.asked is None else self.asked.prompts)
+
+    async def __call__(self, step: int, on_group: Callable[[Group], None] = lambda group: None) -> Evaluation:
+        """Return the evaluation of the learner's weights; on_group is called as each row is measured or answered."""
+        found = None if self.rows is None else await self._measured(self.rows, step, on_group)
+        if self.asked is None:
+            assert found is not None, "held-out rows are measured, or answers are asked for"
+            return found
+        await self.publish()
+        judged = await self.asked(step, on_group)
+        if found is None:
+            return judged
+        scores = {**judged.scores, "likelihood": found.headline}
+        return replace(judged, scores=scores, loss_nats=found.loss_nats, perplexity=found.perplexity)
+
+    async def _measured(self, held_out: TaskSet, step: int, on_group: Callable[[Group], None]) -> Evaluation:
+        began, groups = time.perf_counter(), list[Group]()
+        lost, tokens = 0.0, 0
+        for first in range(0, len(held_out), _ROWS):
+            rows = [held_out[n] for n in range(first, min(first + _ROWS, len(held_out)))]
+            answered = [await self.source.run_group(row, EVALUATION_ROUND, RolloutTimer()) for row in rows]
+            batch = collate(answered, self.temperature)
+            logprobs = (await self.learner.logprobs(batch)).double()
+            for group, own, mask in zip(answered, logprobs, batch.mask, strict=True):
+                nats, count = -float(own[mask].sum()), int(mask.sum())
+                lost, tokens = lost + nats, tokens + count
+                likelihood = math.exp(-nats / max(count, 1))
+                grade = Grade(likelihood, {"likelihood": likelihood})
+                groups.append(Group(group.task, (replace(group.rollouts[0], grade=grade),)))
+                on_group(groups[-1])
+        loss = lost / max(tokens, 1)
+        found = summarize(groups, step, held_out.name, 1)
+        scores = {"likelihood": found.headline}
+        seconds = time.perf_counter() - began
+        return replace(
+            found, scores=scores, pass_at={}, seconds=seconds, loss_nats=loss, perplexity=math.exp(min(loss, _MOST))
+        )
 
 
 def macro_average(parts: Sequence[Evaluation]) -> Evaluation:

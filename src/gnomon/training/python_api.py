@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from gnomon.algorithms import Algorithm
 from gnomon.algorithms.build import to_table as algorithm_table
-from gnomon.config.experiment import Experiment, to_toml, with_settings
+from gnomon.config.experiment import Experiment, supervised, to_toml, with_settings
 from gnomon.config.reading import read
 from gnomon.core.errors import ConfigError, shortened
 from gnomon.core.tables import to_table
@@ -24,6 +24,8 @@ class Settings(TypedDict, total=False):
     name: str
     task: str | Mapping[str, Any]
     steps: int
+    epochs: float
+    max_length: int
     budget: Mapping[str, Any]
     rollouts_per_step: int
     seed: int
@@ -107,14 +109,60 @@ def train(
 
     >>> train("quickstart", steps=50)  # doctest: +SKIP
     """
-    others: dict[str, Any] = {**settings}
+    others = {"model": model, "dataset": dataset, "rewards": rewards, "algorithm": algorithm, **settings}
+    table, given, callbacks = _described(experiment, others, "train")
+    if experiment is None:
+        table["algorithm"] = given.pop("algorithm", "grpo")
+    loaded = with_settings(table, [*given.items()])
+    return train_experiment(loaded, None if run_dir is None else Path(run_dir), callbacks=callbacks)
+
+
+def sft(
+    experiment: str | Path | Experiment | None = None,
+    run_dir: str | Path | None = None,
+    *,
+    model: Any = None,
+    dataset: Any = None,
+    **settings: Unpack[Settings],
+) -> Result:
+    """Train a model on the answers of a dataset (supervised fine-tuning); the Python form of `gnomon sft`.
+
+    Args:
+        experiment: As of `train`; its algorithm is not used.
+        run_dir: As of `train`.
+        model: As of `train`.
+        dataset: As of `train`. Rows have ``messages``, of which every assistant's is trained on, or ``prompt`` with
+            ``completion`` or ``answer``.
+        **settings: As of `train`, such as ``epochs=1``, ``max_length=1024``, ``learning_rate=1e-5``, ``lora={}``.
+            With ``rewards``, held-out questions are answered and judged too.
+
+    Returns:
+        The run; ``run.evaluations[-1].loss_nats`` is the held-out loss, and `train` begins with ``model=run.model``.
+
+    Raises:
+        UserError: As of `train`.
+        RunError: As of `train`.
+
+    >>> rows = [{"prompt": "Capital of France?", "completion": "Paris."}]
+    >>> sft(model="smollm2-135m-instruct", dataset=rows, epochs=3)  # doctest: +SKIP
+    """
+    table, given, callbacks = _described(experiment, {"model": model, "dataset": dataset, **settings}, "sft")
+    loaded = supervised({"name": "sft", **table}, [*given.items()])
+    return train_experiment(loaded, None if run_dir is None else Path(run_dir), callbacks=callbacks)
+
+
+def _described(
+    experiment: str | Path | Experiment | None, others: dict[str, Any], verb: str
+) -> tuple[dict[str, Any], dict[str, Any], tuple[Callable[[FinishedStep], None], ...]]:
+    """Return the experiment's table, the settings that change it, and the callbacks."""
+    model, dataset, rewards, algorithm = (others.pop(k, None) for k in ("model", "dataset", "rewards", "algorithm"))
     rewards = _only(rewards, "rewards", others, "reward_funcs")
     dataset = _only(dataset, "dataset", others, "train_dataset")
     table = _base(experiment)
     if experiment is None and (model is None or (dataset is None and "task" not in others)):
         raise ConfigError(
-            'train needs a model and a dataset, such as gnomon.train(model="smollm2-135m-instruct", dataset=rows, '
-            'rewards=[score]), or an experiment, such as gnomon.train("quickstart")'
+            f'{verb} needs a model and a dataset, such as gnomon.{verb}(model="smollm2-135m-instruct", dataset=rows'
+            f'{", rewards=[score]" if verb == "train" else ""}), or an experiment, such as gnomon.{verb}("quickstart")'
         )
     callbacks = tuple(others.pop("callbacks", ()))
     given = dict(_given(dataset, rewards, algorithm, others))
@@ -124,9 +172,7 @@ def train(
         table["rewards"] = given.pop("rewards")
     if experiment is None:
         table |= {key: given.pop(key) for key in ("task", "model") if key in given}
-        table["algorithm"] = given.pop("algorithm", "grpo")
-    loaded = with_settings(table, [*given.items(), *_flat(others)])
-    return train_experiment(loaded, None if run_dir is None else Path(run_dir), callbacks=callbacks)
+    return table, given | dict(_flat(others)), callbacks
 
 
 def continue_(

@@ -14,7 +14,7 @@ from gnomon.training.baseline_tracking import BaselineTracking, NoTracker
 from gnomon.training.budget import BudgetTracker
 from gnomon.training.critic_pretraining import ValuePretraining
 from gnomon.training.critic_updates import CriticUpdates, NoCritic, shuffle_seed
-from gnomon.training.evaluate import Evaluator
+from gnomon.training.evaluate import Evaluator, LikelihoodEvaluator
 from gnomon.training.mismatch import MismatchProbe, NoMismatchProbe
 from gnomon.training.nonfinite_guard import Guard, NoGuard
 from gnomon.training.run_logger import RunLogger
@@ -106,7 +106,7 @@ class Schedule:
     save: Callable[[int, bool], None]
     first: int = 0
     checkpoint_every: int = 0
-    evaluator: Evaluator | None = None
+    evaluator: Evaluator | LikelihoodEvaluator | None = None
     evaluate_every: int = 0
     evaluate_before: bool = True
     initialize: Callable[[], Awaitable[bool]] = _nothing

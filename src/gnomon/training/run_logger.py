@@ -1,5 +1,6 @@
 """What the walk tells the world: the run's own files, trackers, and the person who watches."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -70,6 +71,31 @@ class FinishedStep:
     rollouts: tuple[Rollout, ...]
 
 
+_SUPERVISED = (
+    "loss/policy", "loss/entropy_nats", "rollout/length_tokens_mean", "rollout/length_tokens_max", "tokens/computed",
+    "tokens/generated", "tokens/generated_total", "tokens/trained", "learner/", "time/", "memory/", "routing/",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SupervisedMetrics:
+    """What a step on the dataset's own answers says: rewards, ratios and the sampler's part mean nothing there.
+
+    Attributes:
+        rows: Rows of the dataset that are trained on.
+        each: Rows of a step.
+    """
+
+    rows: int
+    each: int
+
+    def __call__(self, step: int, values: Mapping[str, float]) -> dict[str, float]:
+        """Return what has a meaning, with the perplexity and the passes over the dataset so far."""
+        kept = {name: value for name, value in values.items() if name.startswith(_SUPERVISED)}
+        loss = values.get("loss/policy", math.nan)
+        return {**kept, "loss/perplexity": math.exp(min(loss, 700.0)), "tokens/epochs": step * self.each / self.rows}
+
+
 @dataclass
 class RunLogger:
     """Writes each step and each evaluation down.
@@ -78,6 +104,7 @@ class RunLogger:
     prompt was answered in them. rollouts, batches: None when they are not wanted. critic: the file of value
     pre-training, None where there is no such phase. serving: what the engines measured since they were last asked.
     diagnosis: looks at all of it, None when it is not wanted. callbacks: a program's own functions, called last.
+    supervised: of a run on the dataset's own answers.
     """
 
     console: Console
@@ -90,6 +117,7 @@ class RunLogger:
     serving: Callable[[], Metrics] = Metrics
     diagnosis: LiveDiagnosis | None = None
     callbacks: Sequence[Callable[[FinishedStep], None]] = ()
+    supervised: SupervisedMetrics | None = None
     _is_warned: bool = False
 
     def write(self, step: int, metrics: Metrics, finished: RolloutBatch, batch: Batch, seen: TokenStats | None) -> None:
@@ -97,7 +125,7 @@ class RunLogger:
         absent = {name: Last(value) for name, value in UNTRAINED.items() if name not in set(metrics)}
         metrics += measure_answers(finished.generated)
         metrics += self.serving() + Metrics.of({**absent, "memory/peak_bytes": Max(peak_memory_bytes())})
-        values = metrics.values()
+        values = metrics.values() if self.supervised is None else self.supervised(step, metrics.values())
         for sink in self.sinks:
             sink.write(step, values)
         reach("record")
@@ -138,7 +166,9 @@ class RunLogger:
             self.answers.write(evaluation.step, evaluation.answered)
         name = next(iter(evaluation.scores))
         ungraded = f" ({evaluation.ungraded})" if evaluation.errors else ""
-        self.console.evaluated(f"{name} {evaluation.headline} after step {evaluation.step}{ungraded}")
+        loss, perplexity = evaluation.loss_nats, evaluation.perplexity
+        said = "" if loss is None else f"loss {loss:.4f} nats a token, perplexity {perplexity:.4g}, "
+        self.console.evaluated(f"{said}{name} {evaluation.headline} after step {evaluation.step}{ungraded}")
         if self.diagnosis is not None:
             self.diagnosis.observe_evaluation(evaluation.as_row())
 

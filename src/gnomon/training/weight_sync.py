@@ -47,6 +47,15 @@ class PlainWeightSync:
         return Metrics()
 
 
+@dataclass(frozen=True)
+class NoWeightSync:
+    """No sync: where no answer of a step is generated. What generates held-out answers gets the weights then."""
+
+    async def publish(self, engine: Engine, learner: Learner) -> Metrics:
+        """Send nothing."""
+        return Metrics()
+
+
 class Tolerance(Protocol):
     """What an engine's log-probabilities of the canary may differ by from the learner's."""
 

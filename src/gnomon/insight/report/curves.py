@@ -92,8 +92,14 @@ def learning_panels(
         "prompts. Dashed lines are evaluations, checkpoints and findings, listed below."
     )
     plain = [unlabeled(mark) for mark in marks]
-    wide = reward_picture(rows, asked, evaluations, marks, BESIDE)
-    panels = [Panel("Reward", note, reward_picture(rows, asked, evaluations, plain, NARROW), wide)]
+    if column(rows, "loss/perplexity"):
+        panels = [_loss_panel(rows, evaluations, marks, plain)]
+        panels += (
+            [Panel("Held-out scores", "With 95% intervals.", _held_out(evaluations, plain))] if evaluations else []
+        )
+    else:
+        wide = reward_picture(rows, asked, evaluations, marks, BESIDE)
+        panels = [Panel("Reward", note, reward_picture(rows, asked, evaluations, plain, NARROW), wide)]
     others = _other_scores(evaluations)
     if others:
         series = [_scores(evaluations, name) for name in others[:6]]
@@ -104,6 +110,26 @@ def learning_panels(
         names = {n: n.removeprefix("reward/").removesuffix("_mean") for n in parts[:8]}
         panels += _panels(rows, [Plot("Parts of the reward", "before weighting", names)], plain)
     return panels + _panels(rows, (*LEARNING, GROUPS) if asked.each > 1 else LEARNING, plain)
+
+
+def _loss_panel(rows: Rows, evaluations: Sequence[Evaluation], marks: Sequence[Mark], plain: Sequence[Mark]) -> Panel:
+    """Return the loss on the dataset's answers, in training and of the held-out ones."""
+    held_out = [(e.step, e.loss_nats) for e in evaluations if e.loss_nats is not None]
+    drawn = [Series("training loss", *_split(column(rows, "loss/policy")))]
+    drawn += [Series("held-out loss", *_split(held_out), style="points")] if held_out else []
+    note = (
+        "Mean negative log-likelihood of an answer's token. Held-out loss that rises while the other falls is overfit."
+    )
+    pictures = (
+        Markup(chart(drawn, "Loss", "step", "nats a token", at, size))
+        for at, size in ((plain, NARROW), (marks, BESIDE))
+    )
+    return Panel("Loss", note, *pictures)
+
+
+def _held_out(evaluations: Sequence[Evaluation], plain: Sequence[Mark]) -> Markup:
+    drawn = evaluated(evaluations, _headline(evaluations))
+    return Markup(chart(drawn, "Held-out scores", "step", "", plain, NARROW))
 
 
 def policy_panels(rows: Rows, marks: Sequence[Mark]) -> list[Panel]:

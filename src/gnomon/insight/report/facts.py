@@ -5,7 +5,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from gnomon.algorithms.build import to_table as algorithm_table
-from gnomon.algorithms.presets import GRPO, PRESETS
+from gnomon.algorithms.presets import GRPO, NAMED
 from gnomon.config.experiment import Experiment
 from gnomon.core.atomic_files import read_plain_text
 from gnomon.core.tables import flat, to_table
@@ -143,9 +143,9 @@ def preset_differences(experiment: Mapping[str, Any]) -> tuple[str | None, list[
     """Return the name of the preset that the algorithm is called after, and what differs from it; None without one."""
     algorithm = experiment.get("algorithm")
     name = algorithm.get("name") if isinstance(algorithm, Mapping) else None
-    if not isinstance(name, str) or name not in PRESETS:
+    if not isinstance(name, str) or name not in NAMED:
         return None, []
-    there = flat(algorithm_table(PRESETS[name]))
+    there = flat(algorithm_table(NAMED[name]))
     return name, [d for d in differences(flat(algorithm), there) if d.key not in ("name", "paper")]
 
 

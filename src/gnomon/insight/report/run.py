@@ -164,6 +164,11 @@ def figures(rows: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation]
     for one in ends:
         label = f"held out after step {one.step}" if one.step else "held out before"
         found.append(Figure(label, f"{one.headline.mean:.3f}", interval(one.headline)))
+    losses = [(e.step, e.loss_nats, e.perplexity) for e in ends if e.loss_nats is not None and e.perplexity is not None]
+    if losses:
+        step, loss, perplexity = losses[-1]
+        was = f"{losses[0][1]:.4f} at the beginning, " if len(losses) > 1 else ""
+        found.append(Figure(f"held-out loss after step {step}", f"{loss:.4f}", f"{was}perplexity {perplexity:.4g}"))
     for part in ends[-1].parts if ends else ():
         found.append(
             Figure(f"{part.task} after step {part.step}", f"{part.headline.mean:.3f}", interval(part.headline))
@@ -179,7 +184,10 @@ def figures(rows: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation]
     if thoughts and endless:
         found.append(Figure("in thoughts", f"{thoughts[-1]:.0%} of the text", f"{endless[-1]:.0%} of thoughts cut off"))
     tokens, seconds = facts.total(rows, "tokens/generated"), facts.worked_seconds(rows)
-    if tokens > 0:
+    epochs = [value for _, value in column(rows, "tokens/epochs")]
+    if epochs:
+        found.append(Figure("tokens trained on", _short(tokens), f"{epochs[-1]:.3g} passes over the rows"))
+    elif tokens > 0:
         wasted = sum(share.fraction for share in facts.waste_shares(rows)[1:])
         found.append(Figure("tokens generated", _short(tokens), f"{wasted:.0%} without a gradient"))
     if seconds > 0:

@@ -28,6 +28,8 @@ class Term:
 
 
 REWARD = Term("rollout/reward_mean", "reward", "number", "mean of all answers of a step, trained on or not")
+LOSS = Term("loss/policy", "loss", "number", "mean negative log-likelihood of a token of the dataset's answers")
+"""In the place of the reward where the dataset's answers are trained on."""
 HEALTH: Sequence[Term] = (
     Term("loss/entropy_nats", "entropy", "number", "of the policy, nats a token; towards 0 it says one thing only"),
     Term("rollout/length_tokens_mean", "length", "number", "tokens of an answer"),

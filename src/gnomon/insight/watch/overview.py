@@ -21,7 +21,7 @@ from gnomon.insight.watch.lines import (
     stacked,
     title,
 )
-from gnomon.insight.watch.metric_labels import HEALTH, REWARD, STAGES, Term, written
+from gnomon.insight.watch.metric_labels import HEALTH, LOSS, REWARD, STAGES, Term, written
 from gnomon.insight.watch.run_snapshot import RunSnapshot
 from gnomon.insight.watch.text import one_line, wrapped
 from gnomon.records.corruption import in_words
@@ -57,11 +57,14 @@ def _learning(snapshot: RunSnapshot, width: int, height: int) -> list[Text]:
         return [title("reward", width), *(line((row, QUIET)) for row in wrapped(_before_the_first(snapshot), width))]
     rows = [health(snapshot, term, width) for term in HEALTH if snapshot.series(term.name)]
     tall = max(3, min(height - 2 - len(rows), height // 2, _TALLEST))
-    curve = [
-        title(REWARD.label, width, _change(snapshot)),
-        *curve_lines(snapshot.series(REWARD.name), REWARD, width, tall),
-    ]
+    term = objective(snapshot)
+    curve = [title(term.label, width, _change(snapshot)), *curve_lines(snapshot.series(term.name), term, width, tall)]
     return stacked([curve, [title("health", width, "step 1 to now"), *rows]], height)
+
+
+def objective(snapshot: RunSnapshot) -> Term:
+    """Return what a run is for: its reward, or the loss where it is trained on the dataset's answers."""
+    return LOSS if "loss/perplexity" in snapshot.last else REWARD
 
 
 def curve_lines(values: Sequence[float], term: Term, width: int, height: int) -> list[Text]:
@@ -193,7 +196,7 @@ def _damage(snapshot: RunSnapshot) -> list[Text]:
 
 
 def _change(snapshot: RunSnapshot) -> str:
-    now = snapshot.last.get(REWARD.name)
+    now = snapshot.last.get(objective(snapshot).name)
     return "" if now is None else f"{now:.3f} now"
 
 

@@ -7,8 +7,8 @@ from shlex import quote
 from typing import Any
 
 from gnomon.insight.watch.header import badge, banner, head, subject
-from gnomon.insight.watch.metric_labels import HEALTH, REWARD
-from gnomon.insight.watch.overview import overview
+from gnomon.insight.watch.metric_labels import HEALTH
+from gnomon.insight.watch.overview import objective, overview
 from gnomon.insight.watch.run_snapshot import RunSnapshot
 from gnomon.insight.watch.text import tame
 from gnomon.insight.watch.watcher import Watcher
@@ -89,8 +89,9 @@ class LineWriter:
 def step_line(snapshot: RunSnapshot) -> str:
     """Return what a step measured, on one line."""
     last, parts = snapshot.last, [f"step {snapshot.step}/{snapshot.steps}"]
-    if REWARD.name in last:
-        parts.append(f"reward {last[REWARD.name]:.3f}")
+    term = objective(snapshot)
+    if term.name in last:
+        parts.append(f"{term.label} {last[term.name]:.3f}")
     parts += [f"{term.label} {term.said(last[term.name])}" for term in _SHOWN if term.name in last]
     if last.get("time/step_seconds", 0.0) > 0:
         parts.append(f"{last.get('tokens/generated', 0.0) / last['time/step_seconds']:.0f} tokens/s")

@@ -1,0 +1,71 @@
+"""``gnomon sft [EXPERIMENT] [key=value ...]``: train on the answers of a dataset (supervised fine-tuning).
+
+    gnomon sft model=smollm2-135m-instruct task=chats.jsonl
+    gnomon sft model=smollm2-135m-instruct task=chats.jsonl epochs=1 max_length=1024 lora={}
+    gnomon sft my.toml --run-dir runs/cold-start
+    gnomon train my.toml model=runs/cold-start
+
+A row has a prompt with a completion or an answer, or messages of which every assistant's is trained on. The loss is the
+mean negative log-likelihood of answer tokens. The run is one as any other: resume, report, watch, evaluate, export.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+
+from gnomon.cli.arguments import SettingsParser, add_cluster, add_restarts, cluster_overrides, new_run, restarted
+from gnomon.config.foreign_names import translated
+from gnomon.config.reading import check_names, parse_override, read
+from gnomon.core.errors import ConfigError
+from gnomon.core.progress import working
+from gnomon.training.supervisor import reporting
+
+
+def build_parser() -> SettingsParser:
+    """Return the parser of the verb."""
+    parser = SettingsParser(
+        prog="gnomon sft", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("experiment", nargs="?", help="a TOML file, or the name of a built-in experiment")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="such as model=tiny task=rows.jsonl epochs=3")
+    parser.add_argument("--run-dir", type=Path, help="where to write the run (default: runs/NAME-DATE-TIME)")
+    add_cluster(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end and nothing else")
+    add_restarts(parser)
+    return parser
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Fine-tune on the answers of a dataset; return the exit code."""
+    parser = build_parser()
+    given = parser.parse_intermixed_args(arguments)
+    if given.experiment is not None and "=" in given.experiment and not Path(given.experiment).is_file():
+        given.experiment, given.overrides = None, [given.experiment, *given.overrides]
+    cluster = cluster_overrides(parser, given.cluster)
+    table = {"name": "sft"} if given.experiment is None else read(given.experiment)
+    check_names(table, given.overrides)
+    settings = [parse_override(each) for each in (*given.overrides, *cluster)]
+    named = {key.partition(".")[0] for key, _ in translated(settings)[0]} | {*table}
+    lacking = [key for key in ("model", "task") if key not in named]
+    if given.experiment is None and lacking:
+        raise ConfigError(
+            f"{' and '.join(lacking)} must be named: gnomon sft model=smollm2-135m-instruct task=chats.jsonl, or an "
+            "experiment that does"
+        )
+    if given.restarts:
+        run_dir = given.run_dir or new_run(given.experiment or "sft", given.overrides)
+        options = [*([] if given.cluster is None else ["--cluster", given.cluster]), *["--json"] * given.json]
+        source = [] if given.experiment is None else [given.experiment]
+        again = ["sft", *source, *given.overrides, "--run-dir", str(run_dir), *options]
+        return restarted(again, run_dir, given.restarts)
+
+    with working("loading libraries", is_brief=True):
+        from gnomon.cli.results import show
+        from gnomon.config.experiment import supervised
+        from gnomon.training.api import train_experiment
+
+    with reporting(given.report), redirect_stdout(sys.stderr if given.json else sys.stdout):
+        result = train_experiment(supervised(table, settings), run_dir=given.run_dir)
+    return show(result, as_json=given.json)

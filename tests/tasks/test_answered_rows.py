@@ -1,0 +1,159 @@
+"""Rows with their answers as tokens: what is trained on, what is not, and what is refused."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.tasks.templates import CHATML, GEMMA, LLAMA, MISTRAL, PLAIN, QWEN, R1, VICUNA, tokenizer_of
+
+from gnomon.core.errors import DatasetError
+from gnomon.core.types import Task
+from gnomon.models.tokenizer import Tokenizer
+from gnomon.tasks.build import build_split
+from gnomon.tasks.chat import ChatRenderer
+from gnomon.tasks.split import HeldOut
+from gnomon.tasks.tables import TableTask
+
+ASK = {"role": "user", "content": "Salve!"}
+SAY = {"role": "assistant", "content": "Salve et tu."}
+AGAIN = {"role": "user", "content": "Quid agis?"}
+LAST = {"role": "assistant", "content": "Bene."}
+TOKENIZER = tokenizer_of(CHATML)
+
+
+def trained(tokenizer: Tokenizer, response: Sequence[int], mask: Sequence[bool]) -> list[str]:
+    """Return the runs of trained tokens as texts, control tokens spelled out."""
+    texts: list[list[int]] = []
+    for before, (token, is_trained) in zip((False, *mask), zip(response, mask, strict=True), strict=False):
+        if is_trained:
+            texts = [*texts, [token]] if not before else [*texts[:-1], [*texts[-1], token]]
+    return [tokenizer.spelled(text) for text in texts]
+
+
+@pytest.mark.parametrize("template", [CHATML, LLAMA, GEMMA, VICUNA], ids=["ChatML", "Llama 3", "Gemma", "Vicuna"])
+def test_every_turn_of_an_assistant_is_trained_and_nothing_else(template: str):
+    """The text of both answers and the token that ends each, whatever the template writes around them."""
+    tokenizer = tokenizer_of(template)
+    renderer = ChatRenderer(tokenizer)
+
+    found = renderer.conversation((ASK,), (SAY, AGAIN, LAST))
+    texts = trained(tokenizer, found.response, found.mask)
+
+    end = tokenizer.spelled([tokenizer.encode(texts[0])[-1]])
+    assert [text.removesuffix(end).strip() for text in texts] == ["Salve et tu.", "Bene."]
+    assert all(tokenizer.encode(text)[-1] in tokenizer.stop_ids for text in texts)
+    whole = tokenizer.spelled((*found.prompt, *found.response))
+    assert "Quid agis?" in whole
+    assert tokenizer.template((ASK, SAY, AGAIN, LAST), begins_answer=False).startswith(whole)
+
+
+@pytest.mark.parametrize("template", [CHATML, LLAMA, GEMMA, MISTRAL, VICUNA, QWEN, None])
+def test_the_question_is_asked_as_in_generation(template: str | None):
+    """The prompt's ids are those that the engine is asked with, and the last trained token ends an answer."""
+    tokenizer = tokenizer_of(template)
+    renderer = ChatRenderer(tokenizer)
+
+    found = renderer.conversation("Salve!", (SAY,))
+
+    assert found.prompt == renderer("Salve!")
+    assert found.response[-1] in tokenizer.stop_ids
+    assert all(found.mask)
+
+
+def test_text_of_an_answer_never_becomes_a_control_token():
+    """An answer that spells the end of a turn has it as text, and ends once, behind it."""
+    tokenizer = tokenizer_of(CHATML)
+    said = {"role": "assistant", "content": "I write <|im_end|> and go on."}
+
+    found = ChatRenderer(tokenizer).conversation("Salve!", (said,))
+
+    assert [token in tokenizer.stop_ids for token in found.response].count(True) == 1
+    assert tokenizer.decode(found.response) == "I write <|im_end|> and go on."
+
+
+THOUGHT = {"role": "assistant", "content": "<think>hm</think>Bene."}
+REFUSED = {
+    "a prompt that opens a thought": (R1, (SAY,), "asks for an answer with .*<think>"),
+    "a thought that is left out": (QWEN.replace("<think>\n\n</think>\n\n", ""), (THOUGHT,), "leaves out or changes"),
+    "an earlier turn that is written otherwise": (QWEN, (SAY, AGAIN, LAST), "otherwise when more follows"),
+    "an answer without an end": (PLAIN, (SAY,), "writes no end token"),
+    "several turns without a template": (None, (SAY, AGAIN, LAST), "no chat template"),
+    "no answer": (CHATML, (), "no answer to train on"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_would_train_on_other_text_is_refused(case: str):
+    """Each message says what the template does with the row."""
+    template, turns, said = REFUSED[case]
+
+    with pytest.raises(DatasetError, match=said):
+        ChatRenderer(tokenizer_of(template)).conversation((ASK,), turns)
+
+
+def rows(folder: Path, *given: dict[str, Any], **settings: Any) -> list[Task]:
+    """Return the tasks of a table of these rows, none held out."""
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in given))
+    renderer = ChatRenderer(TOKENIZER)
+    split = build_split(TableTask(str(path), **settings), HeldOut(size=0), renderer, is_supervised=True)
+    return [split.train[n] for n in range(len(split.train))]
+
+
+def test_every_usual_form_of_a_row_is_read(tmp_path: Path):
+    """Completion, messages, a conversational completion and an answer; a first prompt beside messages is not asked."""
+    found = rows(
+        tmp_path,
+        {"prompt": "a?", "completion": "b", "answer": "not trained on"},
+        {"messages": [ASK, SAY, AGAIN, LAST]},
+        {"prompt": [ASK, SAY, AGAIN], "completion": [LAST]},
+        {"question": "c?", "answer": 7},
+        {"prompt": "Salve!", "messages": [ASK, SAY]},
+    )
+    texts = [trained(TOKENIZER, task.response, task.mask) for task in found]
+
+    assert texts == [
+        ["b<|im_end|>"],
+        ["Salve et tu.<|im_end|>", "Bene.<|im_end|>"],
+        ["Bene.<|im_end|>"],
+        ["7<|im_end|>"],
+        ["Salve et tu.<|im_end|>"],
+    ]
+    assert found[0].columns["answer"] == "not trained on"
+
+
+def test_a_column_of_its_own_is_read_and_rows_that_differ_in_it_stay(tmp_path: Path):
+    """completion_column names it; equal questions with other completions are two rows, with the same one are merged."""
+    given = ({"prompt": "a?", "reply": text} for text in ("b", "c", "b"))
+
+    found = rows(tmp_path, *given, completion_column="reply")
+
+    assert [TOKENIZER.decode(task.response) for task in found] == ["b", "c"]
+
+
+FLAWS = [
+    ({"prompt": "a?"}, "answer: missing"),
+    ({"prompt": "a?", "completion": " "}, "completion: an answer begins and ends"),
+    ({"messages": [ASK, SAY, AGAIN]}, "messages: an answer begins and ends .* is the user's"),
+    ({"messages": [SAY]}, "messages: empty list"),
+    ({"messages": [ASK, {"role": "assistant", "content": None}]}, "content must be text"),
+    ({"prompt": "a?", "completion": 7}, "must be text or a list of messages"),
+]
+
+
+@pytest.mark.parametrize(("row", "said"), FLAWS)
+def test_a_row_that_cannot_be_trained_on_is_refused_by_its_number(tmp_path: Path, row: dict[str, Any], said: str):
+    """The message has file, row and reason."""
+    with pytest.raises(DatasetError, match=rf"rows.jsonl:2: .*{said}"):
+        rows(tmp_path, {"prompt": "a?", "completion": "b"}, row)
+
+
+def test_a_table_that_is_asked_reads_no_answers(tmp_path: Path):
+    """Without supervised fine-tuning a conversation that ends with an answer is refused, as before."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"messages": [ASK, SAY], "answer": "1"}) + "\n")
+
+    with pytest.raises(DatasetError, match="the last message must be the user's"):
+        TableTask(str(path)).questions()
