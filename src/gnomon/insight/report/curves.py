@@ -120,11 +120,11 @@ def _loss_panel(rows: Rows, evaluations: Sequence[Evaluation], marks: Sequence[M
     note = (
         "Mean negative log-likelihood of an answer's token. Held-out loss that rises while the other falls is overfit."
     )
-    pictures = (
+    small, wide = (
         Markup(chart(drawn, "Loss", "step", "nats a token", at, size))
         for at, size in ((plain, NARROW), (marks, BESIDE))
     )
-    return Panel("Loss", note, *pictures)
+    return Panel("Loss", note, small, wide)
 
 
 def _held_out(evaluations: Sequence[Evaluation], plain: Sequence[Mark]) -> Markup:
