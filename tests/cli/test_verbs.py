@@ -222,15 +222,15 @@ def test_what_is_promised_is_printed_at_the_start(setting: str, level: str, tmp_
 
 
 def test_a_run_that_goes_on_cannot_be_given_other_settings(run: Path, tmp_path: Path, capsys: Capture):
-    """Exit code 2 with the command that starts another run with the change, and that command works."""
+    """Exit code 2 with the commands that change them in another run, and these commands work."""
     assert main(["resume", str(run), "steps=3"]) == 2
     said = capsys.readouterr().err
 
     assert "steps=3: a run goes on with the settings that it began with" in said
-    command = f"gnomon train {run}/experiment.toml steps=3 --run-dir "
-    assert command in said
-    words = [*command.split()[1:], str(tmp_path / "other"), f"model={run}/checkpoints/step-2", "--json"]
-    assert parsed(capsys, *words)["steps"] == 3
+    for command in (f"gnomon continue {run} steps=3", f"gnomon train {run}/experiment.toml steps=3"):
+        assert command in said
+        words = [*command.split()[1:], "--run-dir", str(tmp_path / command.split()[1]), "--json"]
+        assert parsed(capsys, *words)["steps"] == 3
 
 
 def test_without_a_run_directory_one_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture):

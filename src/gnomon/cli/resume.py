@@ -8,7 +8,6 @@ from pathlib import Path
 from gnomon.cli.arguments import add_restarts, restarted
 from gnomon.core.errors import ConfigError
 from gnomon.core.progress import working
-from gnomon.records.directory import RunDirectory
 from gnomon.training.supervisor import reporting
 
 
@@ -26,15 +25,13 @@ def run(arguments: Sequence[str]) -> int:
     """Resume a run; return the exit code."""
     given = build_parser().parse_intermixed_args(arguments)
     if given.overrides:
-        said = shlex.join(given.overrides)
+        said, run = shlex.join(given.overrides), shlex.quote(str(given.run))
         raise ConfigError(
-            f"{said}: a run goes on with the settings that it began with; to go on with more steps, type gnomon "
-            f"continue {shlex.quote(str(given.run))} steps=N; to start another one with this changed, gnomon train "
-            f"{shlex.quote(f'{given.run}/experiment.toml')} {said} --run-dir DIR (and model="
-            f"{shlex.quote(f'{given.run}/checkpoints/step-N')} to begin with its weights)"
+            f"{said}: a run goes on with the settings that it began with; to change this and keep weights, moments and "
+            f"what is known of prompts, type gnomon continue {run} {said}; to begin anew, gnomon train "
+            f"{shlex.quote(f'{given.run}/experiment.toml')} {said} --run-dir DIR"
         )
 
-    RunDirectory.check_there(Path(given.run))
     if given.restarts:
         return restarted(["resume", str(given.run), *["--json"] * given.json], given.run, given.restarts)
     with working("loading libraries", is_brief=True):

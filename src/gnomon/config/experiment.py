@@ -37,7 +37,7 @@ from gnomon.diagnosis.catalog import check_stops, chosen
 from gnomon.learner.sections import LearnerConfig
 from gnomon.models.device import check_device
 from gnomon.models.folder import DATE
-from gnomon.models.lora import LoraConfig
+from gnomon.models.lora import LoraConfig, adapter_table, is_adapter
 from gnomon.rewards.code.reward import Code
 from gnomon.rewards.grading import WeightedReward, allowed
 from gnomon.rewards.sandbox.packages import check_names
@@ -457,6 +457,7 @@ def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loa
     notes += [*_set_all(whole, foreign), *_set_all(whole, overrides)]
     _settle_length(whole, {key for key, _ in overrides})
     check_texts(whole)
+    notes += _name_adapter(whole)
     _hand_down(whole)
     if "algorithm" not in whole:
         raise ConfigError('missing algorithm; write algorithm = "grpo" (`gnomon algorithms` lists them)')
@@ -494,6 +495,38 @@ def to_toml(experiment: Experiment) -> str:
         ) from error
 
 
+def _name_adapter(whole: dict[str, Any]) -> list[str]:
+    """Take an adapter's folder in place of a model as its base with that adapter, and its settings from its config.
+
+    Raises: ModelError for an adapter that cannot be read; ConfigError for settings that are not the adapter's.
+    """
+    named, lora = whole.get("model"), whole.get("lora")
+    folder = Path(named).expanduser() if isinstance(named, str) else None
+    is_model = folder is not None and is_adapter(folder)
+    if is_model and (lora is None or lora == {}):
+        lora = {"adapter": str(folder)}
+    if (
+        not isinstance(lora, dict)
+        or not isinstance(lora.get("adapter"), str)
+        or {"rank", "alpha", "targets"} <= {*lora}
+    ):
+        return []
+    base, own = adapter_table(Path(lora["adapter"]).expanduser())
+    wrong = [key for key, value in lora.items() if key != "adapter" and own.get(key) != value]
+    if wrong:
+        raise ConfigError(
+            f"lora.{wrong[0]} = {lora[wrong[0]]!r}, and the adapter '{lora['adapter']}' has {own[wrong[0]]!r}; leave "
+            "it out"
+        )
+    whole["lora"] = {**lora, **own}
+    if not is_model:
+        return []
+    if not base:
+        raise ConfigError(f"the adapter '{folder}' does not name its base model; type model=BASE lora.adapter={folder}")
+    whole["model"] = base
+    return [f"model = '{folder}' is an adapter: model = '{base}' with lora.adapter"]
+
+
 def _hand_down(whole: dict[str, Any]) -> None:
     """Give what other libraries write at the top, and what is the algorithm's here, to the algorithm."""
     its_own = {"num_generations", *ALGORITHM_ALIASES}
@@ -507,6 +540,8 @@ def anchored(experiment: Experiment) -> Experiment:
     """Return the experiment with the files that it names as absolute paths, so that it is the same from any folder."""
     table = tomllib.loads(to_toml(experiment))
     table["model"] = _absolute(table["model"])
+    if "adapter" in table.get("lora", {}):
+        table["lora"]["adapter"] = _absolute(table["lora"]["adapter"])
     if "continue_from" in table:
         table["continue_from"] = _absolute(table["continue_from"])
     table["engine"]["kind"] = _absolute_member(table["engine"]["kind"])

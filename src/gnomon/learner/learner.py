@@ -30,7 +30,7 @@ from gnomon.learner.sections import LearnerConfig
 from gnomon.models.contexts import has_adapters, without_adapters
 from gnomon.models.load import model_writer, trainable
 from gnomon.models.logprobs import TokenScores
-from gnomon.models.lora import snapshot_of
+from gnomon.models.lora import ADAPTER_FOLDER, adapter_writer, snapshot_of
 from gnomon.models.routing import can_record
 
 T = TypeVar("T")
@@ -199,6 +199,8 @@ class TorchLearner:
     def write_model(self, folder: Path) -> None:
         """Write the model as a Hugging Face folder, adapters merged, in the precision that it computes in.
 
+        Adapters come with it as they are, in peft's form, in the folder "adapter" in that one.
+
         A critic comes with it, in the folder "critic" in that one: a model, or the head of one on the model's trunk.
 
         Raises:
@@ -217,16 +219,20 @@ class TorchLearner:
         is_lent = self._mesh.is_whole and not is_copied
         tensors = list(self.snapshot().tensors()) if is_lent else copies(self._mesh, self._model)
         critic = None if self._critic is None else self._critic.writer()
+        adapters = self._optimizer.masters.wholes(lambda name: "lora_" in name)
         if self._mesh.rank > 0:
             return lambda folder: None
         write = model_writer(tensors, self._model.config, self._model.generation_config)
+        write_adapter = adapter_writer(self._model, adapters) if adapters else None
 
-        def write_both(folder: Path) -> None:
+        def write_all(folder: Path) -> None:
             write(folder)
+            if write_adapter is not None:
+                write_adapter(folder / ADAPTER_FOLDER)
             if critic is not None:
                 critic(folder)
 
-        return write_both
+        return write_all
 
     @property
     def model_bytes(self) -> int:

@@ -122,6 +122,11 @@ class Masters:
         """Return a copy, on the CPU of rank 0, of what is held in parts as the parameter ``name`` is."""
         return self.mesh.whole(self.module_parameters[name], own)
 
+    def wholes(self, is_wanted: Callable[[str], bool]) -> dict[str, Tensor]:
+        """Return copies of the wanted masters, on the CPU of rank 0, by name."""
+        wanted = {name: master for name, master in self.parameters.items() if is_wanted(name)}
+        return {name: self.whole(name, master.detach()) for name, master in wanted.items()}
+
     def part(self, name: str, whole: Tensor) -> Tensor:
         """Return what is this process's of a whole tensor that belongs to the parameter ``name``."""
         return self.mesh.part(self.module_parameters[name], whole)

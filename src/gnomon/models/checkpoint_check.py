@@ -13,7 +13,7 @@ from torch import nn
 from gnomon.core.errors import ModelError
 from gnomon.models.folder import Belongings, belongings_of, moved, savable
 from gnomon.models.load import check_headers, load_model, local_folder, merged_tensors, read_tokenizer
-from gnomon.models.lora import LoraConfig, check_lora, check_targets, misfits
+from gnomon.models.lora import LoraConfig, check_adapter, check_lora, check_targets, misfits
 from gnomon.models.size import outline
 from gnomon.models.token_strings import parsed
 from gnomon.models.tokenizer import Tokenizer
@@ -77,13 +77,20 @@ def try_checkpoint(
     return SavedForm(belongings, tuple(said))
 
 
-def check_written(folder: Path, name: str, dtype: torch.dtype, trust_remote_code: bool = False) -> None:
+def check_written(
+    folder: Path, name: str, dtype: torch.dtype, trust_remote_code: bool = False, lora: LoraConfig | None = None
+) -> None:
     """Check that a checkpoint of ``name``, written before any step, has the model's weights and logits.
+
+    lora: the adapter that a run begins with is a part of these weights.
 
     Raises:
         ModelError: Naming the first weights that differ.
     """
-    one, other = (load_model(place, dtype, None, trust_remote_code) for place in (name, str(folder)))
+    begun = lora if lora is not None and lora.adapter is not None else None
+    one, other = (
+        load_model(place, dtype, plan, trust_remote_code) for place, plan in ((name, begun), (str(folder), None))
+    )
     ours, theirs = dict(merged_tensors(one)), dict(merged_tensors(other))
     wrong = sorted(ours.keys() ^ theirs.keys())
     wrong += sorted(n for n in ours.keys() & theirs.keys() if not torch.equal(ours[n], theirs[n]))
@@ -116,6 +123,7 @@ def _adapters(empty: nn.Module, lora: LoraConfig | None) -> list[str]:
         return []
     check_lora(lora)
     check_targets(empty, lora)
+    check_adapter(empty, lora)
     left_out = {name.rpartition(".")[2]: why for name, why in misfits(empty).items()} if lora.is_everything else {}
     return [f"lora.targets leaves out {name}, which {why}" for name, why in sorted(left_out.items())]
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ModelError, on_one_line, shortened, unknown
 from gnomon.models import default
 from gnomon.models.folder import check_json, moved, savable
@@ -150,7 +151,13 @@ def load_model(
     shape = TINY_MODELS.get(name)
     model = tiny_model(0, shape, dtype) if shape else _from_pretrained(_place(name), dtype, trust_remote_code)
     # Move last: adapters are drawn on the CPU, so that a seed gives the same weights on every device.
-    return (model if lora is None else adapt(model, lora)).to(device)
+    return (model if lora is None else adapt(model, lora, _base(name))).to(device)
+
+
+def _base(name: str) -> str:
+    """Return the name of a model as an adapter of it tells: a folder by its absolute path."""
+    folder = Path(name).expanduser()
+    return str(real_path(folder)) if folder.is_dir() else name
 
 
 def load_tokenizer(name: str, trust_remote_code: bool = False) -> Tokenizer:
@@ -268,7 +275,9 @@ def _empty(config: Any, trust_remote_code: bool) -> Any:
 
 def _check_folder(folder: Path) -> None:
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-        raise ModelError(f"'{folder}' holds a LoRA adapter only; merge it into its base model and give that folder")
+        raise ModelError(
+            f"'{folder}' holds a LoRA adapter only; name its base as model and this folder as lora.adapter"
+        )
     if not (folder / "config.json").is_file():
         raise ModelError(f"model folder '{folder}' has no config.json; it holds: {_listing(folder)}")
     has_weights = any((folder / name).is_file() for name in FILES)

@@ -1,18 +1,25 @@
 """Low-rank adapters through peft, and the plain weights that they amount to."""
 
+import copy
 import importlib.util
+import json
 import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as read_tensors
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from gnomon.core.errors import ConfigError, unknown
+from gnomon.core.atomic_files import read_plain, read_plain_text
+from gnomon.core.errors import ConfigError, ModelError, unknown
 from gnomon.core.types import Adapted, Snapshot
 from gnomon.models.token_strings import first_line
 
@@ -94,6 +101,8 @@ class LoraConfig:
         rank: Number of columns of B, above 0; 8 to 32 is common in reinforcement learning.
         alpha: Above 0. The update is scaled by alpha / rank, so that the rank can change at one learning rate.
         targets: "all-linear" (every linear layer but the head), or names of modules such as ("q_proj", "v_proj").
+        adapter: Folder of an adapter in peft's form that training begins with; its rank, alpha and targets count. None
+            begins with the model itself.
 
     Source: Hu et al. 2021, arXiv 2106.09685, section 4.1.
 
@@ -104,6 +113,7 @@ class LoraConfig:
     rank: int = 16
     alpha: float = 32.0
     targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         if self.rank <= 0 or self.alpha <= 0:
@@ -128,11 +138,12 @@ def check_lora(plan: LoraConfig | None) -> None:
         raise ConfigError(f"lora.rank = {plan.rank} needs a package that is not installed; run: pip install peft")
 
 
-def adapt(model: nn.Module, plan: LoraConfig) -> nn.Module:
+def adapt(model: nn.Module, plan: LoraConfig, base: str | None = None) -> nn.Module:
     """Put adapters into ``model`` in place, freeze everything else, and return it.
 
     B starts at zero, so the adapted model is the plain one until the first update; A is drawn from torch's default
-    generator, which the caller seeds. With "all-linear", layers that cannot be adapted are left out: see `misfits`; and
+    generator, which the caller seeds. With ``plan.adapter`` both are that adapter's. base: the model's name, which a
+    saved adapter tells. With "all-linear", layers that cannot be adapted are left out: see `misfits`; and
     those that no pass calls.
 
     Raises:
@@ -151,6 +162,7 @@ def adapt(model: nn.Module, plan: LoraConfig) -> nn.Module:
         exclude_modules=left_out or None,
         lora_dropout=0.0,
         bias="none",
+        base_model_name_or_path=base,
     )
     model.requires_grad_(False)
     with warnings.catch_warnings():
@@ -169,7 +181,139 @@ def adapt(model: nn.Module, plan: LoraConfig) -> nn.Module:
         if "lora_" in name:
             parameter.data = parameter.data.float()
             parameter.requires_grad_(True)
+    if plan.adapter is not None:
+        _read_into(model, Path(plan.adapter))
     return model
+
+
+# Adapters in folders, in peft's form.
+
+_CONFIG, _WEIGHTS, _PREFIX = "adapter_config.json", "adapter_model.safetensors", "base_model.model."
+_PLAIN_ONLY = {
+    "use_dora": "DoRA", "rank_pattern": "ranks that differ by module", "alpha_pattern": "alphas that differ by module",
+    "modules_to_save": "whole modules beside the adapter", "target_parameters": "adapters of parameters",
+    "trainable_token_indices": "trained tokens", "lora_bias": "biases in the adapter",
+    "layer_replication": "copied layers",
+}  # fmt: skip
+
+
+ADAPTER_FOLDER = "adapter"
+"""Where a checkpoint has its adapter beside the merged model."""
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter and no model."""
+    return (folder / _CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
+def adapter_table(folder: Path) -> tuple[str, dict[str, Any]]:
+    """Return the base model that an adapter in peft's form names, and the settings of `LoraConfig` that fit it.
+
+    Raises:
+        ModelError: It is no plain LoRA adapter in safetensors.
+    """
+    try:
+        config = json.loads(read_plain_text(folder / _CONFIG))
+        kind, rank, alpha = config["peft_type"], int(config["r"]), float(config["lora_alpha"])
+        targets, base = config["target_modules"], config.get("base_model_name_or_path")
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise ModelError(f"'{folder / _CONFIG}' is no adapter's config: {error!r}") from error
+    special = [said for key, said in _PLAIN_ONLY.items() if config.get(key)]
+    special += [f"an adapter of kind {kind}"] if kind != "LORA" else []
+    special += [f"bias = {config.get('bias')!r}"] if config.get("bias", "none") != "none" else []
+    begun = config.get("init_lora_weights", True)
+    if begun not in (True, False, "gaussian"):
+        special.append(f"init_lora_weights = {begun!r}, which changes the base")
+    if special:
+        raise ModelError(
+            f"the adapter '{folder}' has {', '.join(special)}, and plain LoRA adapters are read; merge it into its "
+            "base model (peft: merge_and_unload) and give that folder"
+        )
+    if config.get("use_rslora"):
+        alpha *= math.sqrt(rank)
+    if not isinstance(targets, list) or config.get("exclude_modules"):
+        targets = sorted({key.rpartition(".lora_")[0].removeprefix(_PREFIX) for key in _tensors(folder)})
+    return base or "", {"rank": rank, "alpha": alpha, "targets": sorted(targets), "adapter": str(folder)}
+
+
+def adapter_writer(model: Any, tensors: Mapping[str, Tensor]) -> Callable[[Path], None] | None:
+    """Return what writes a model's adapters in peft's form into a folder, later and in any thread.
+
+    Args:
+        model: As `adapt` returned it.
+        tensors: The adapters' weights by the model's names.
+
+    Returns:
+        The writer; None where an adapter changes a stack of experts, for which peft's form differs by version.
+    """
+    if any(".base_layer.lora_" in name for name in tensors):
+        return None
+    config = copy.deepcopy(model.peft_config[_ADAPTER])
+    config.inference_mode = True
+    named = {f"{_PREFIX}{name.replace(f'.{_ADAPTER}.', '.')}": tensor.cpu() for name, tensor in tensors.items()}
+
+    def write(folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(named, folder / _WEIGHTS)
+        config.save_pretrained(folder)
+
+    return write
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    """Return the weights of an adapter. Raises: ModelError where they cannot be read or are not finite."""
+    try:
+        found = read_tensors(read_plain(folder / _WEIGHTS))
+    except FileNotFoundError as error:
+        raise ModelError(f"the adapter '{folder}' has no {_WEIGHTS}; save it with safetensors") from error
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ModelError(f"'{folder / _WEIGHTS}' cannot be read: {error}") from error
+    wrong = [name for name, tensor in found.items() if not bool(tensor.isfinite().all())]
+    if wrong:
+        raise ModelError(f"the adapter '{folder}' has weights that are not finite: {', '.join(wrong[:3])}")
+    return found
+
+
+def _read_into(model: nn.Module, folder: Path) -> None:
+    """Give the adapters of a model the weights of a folder. Raises: ModelError where they are others."""
+    own = {
+        f"{_PREFIX}{name.replace(f'.{_ADAPTER}.', '.')}": parameter
+        for name, parameter in model.named_parameters()
+        if "lora_" in name
+    }
+    found = _tensors(folder)
+    wrong = sorted(own.keys() ^ found.keys())
+    wrong += sorted(name for name in own.keys() & found.keys() if own[name].shape != found[name].shape)
+    if wrong:
+        raise ModelError(
+            f"the adapter '{folder}' does not fit a {type(model).__name__} with lora.rank and lora.targets as they "
+            f"are; the first of {len(wrong)} differences: {wrong[0].removeprefix(_PREFIX)}"
+        )
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(found[name])
+
+
+def check_adapter(model: nn.Module, plan: LoraConfig) -> None:
+    """Refuse an adapter that does not fit ``model``, by names and shapes, before any weight of that is read.
+
+    Raises:
+        ModelError: The message names the first difference.
+    """
+    if plan.adapter is None:
+        return
+    modules = dict(model.named_modules())
+    for name, tensor in _tensors(Path(plan.adapter)).items():
+        place, _, which = name.removeprefix(_PREFIX).rpartition(".lora_")
+        weight = getattr(modules.get(place), "weight", None)
+        rows, columns = (0, 0) if weight is None else weight.shape
+        if weight is not None and any(_is_conv1d(kind) for kind in type(modules[place]).__mro__):
+            rows, columns = columns, rows
+        if tuple(tensor.shape) != ((plan.rank, columns) if which == "A.weight" else (rows, plan.rank)):
+            raise ModelError(
+                f"the adapter '{plan.adapter}' is not of this model: {name.removeprefix(_PREFIX)} is "
+                f"{list(tensor.shape)}, and {place} {f'is {[rows, columns]}' if weight is not None else 'is not there'}"
+            )
 
 
 def misfits(model: nn.Module) -> dict[str, str]:

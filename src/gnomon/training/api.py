@@ -16,7 +16,15 @@ from gnomon.algorithms.piece_trial import try_pieces
 from gnomon.config.experiment import Experiment, Loaded, load, to_toml
 from gnomon.config.reading import read
 from gnomon.core.atomic_files import read_plain, real_path, write_durably
-from gnomon.core.errors import CheckpointError, DatasetError, RunDirectoryError, RunError, Stopped, UserError
+from gnomon.core.errors import (
+    CheckpointError,
+    ConfigError,
+    DatasetError,
+    RunDirectoryError,
+    RunError,
+    Stopped,
+    UserError,
+)
 from gnomon.core.failpoints import reach
 from gnomon.core.threads import run_alone
 from gnomon.learner.allocator import tune_machine
@@ -337,8 +345,13 @@ def evaluate_each(candidates: Sequence[EvalTarget], exam: EvalSpec) -> tuple[Eva
     asked_of = exam.experiments(candidates)
     with reading_weights([weights for _, weights in asked_of]):
         for resolved, weights in [(resolve(e), w) for e, w in asked_of]:
-            check_serving(resolved)
             experiment = resolved.experiment
+            if experiment.lora is not None and experiment.engine.kind != "local":
+                raise ConfigError(
+                    f"engine.kind = '{experiment.engine.kind}' loads whole models, and '{experiment.lora.adapter}' is "
+                    "an adapter; set engine.kind = 'local', or merge it into its base model and give that folder"
+                )
+            check_serving(resolved)
             with Console() as console:
                 say_whose_code(experiment, console)
                 with console.phase("preparing tasks"):

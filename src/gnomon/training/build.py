@@ -221,7 +221,8 @@ async def _saver(
 def _rehearsing(resolved: Resolved) -> Callable[[Path], None]:
     """Return what checks a checkpoint that was written before any step."""
     dtype, trusts = resolved.dtype, resolved.experiment.trust_remote_code
-    return partial(check_written, name=resolved.experiment.model, dtype=dtype, trust_remote_code=trusts)
+    experiment = resolved.experiment
+    return partial(check_written, name=experiment.model, dtype=dtype, trust_remote_code=trusts, lora=experiment.lora)
 
 
 def grade_once(resolved: Resolved, asked: TrainingData, console: Console, step: int = 0) -> Evaluation:

@@ -15,7 +15,7 @@ from safetensors.torch import load as read_tensors
 from safetensors.torch import save as tensor_bytes
 
 from gnomon.config.experiment import Experiment, Loaded, anchored, from_table, steps_of, to_toml, with_settings
-from gnomon.core.atomic_files import read_plain, write_durably
+from gnomon.core.atomic_files import read_plain, real_path, write_durably
 from gnomon.core.errors import ConfigError, RunDirectoryError
 from gnomon.core.types import State, Stateful
 from gnomon.learner.optimizer import OptimizerConfig
@@ -253,7 +253,7 @@ def settled(experiment: Experiment) -> Experiment:
     """
     if experiment.continue_from is None:
         return experiment
-    place = Path(experiment.continue_from).resolve()
+    place = real_path(Path(experiment.continue_from))
     if place.parent.name != "checkpoints" or not (place / "manifest.json").is_file():
         RunDirectory.check(place)
         found = Checkpoints(RunDirectory(place).checkpoints).newest()

@@ -122,6 +122,9 @@ class EvalSpec:
     def _experiment(self, begun: Mapping[str, Any], weights: Weights) -> Experiment:
         table = {**begun, "model": weights.model}
         table.pop("lora", None)  # it is merged into the checkpoint
+        if weights.run is not None and Path(weights.model).parent.name != "checkpoints":
+            lora = read(weights.run / "experiment.toml").get("lora", {})
+            table |= {"lora": lora} if "adapter" in lora else {}
         if self.tasks:
             table |= self._asked(table)
             asked = [named(task) for task in self.tasks]
