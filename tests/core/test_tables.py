@@ -13,7 +13,7 @@ from gnomon.config.experiment import EvaluationConfig
 from gnomon.core.errors import ConfigError, check_bounds
 from gnomon.core.processes.client import Limits
 from gnomon.core.sections import BudgetConfig, CheckpointConfig, GradingConfig
-from gnomon.core.tables import build, set_path, to_table
+from gnomon.core.tables import build, parse_toml, set_path, to_table
 from gnomon.learner.optimizer import OptimizerConfig
 from gnomon.rewards.sandbox.base import SandboxLimits
 from gnomon.tasks.arithmetic import ArithmeticTask
@@ -81,6 +81,11 @@ def test_what_is_wrong_is_named_with_its_path(table: dict[str, object], message:
     """A message says where, what, and the nearest thing that would have been right."""
     with pytest.raises(ConfigError, match=message):
         build(Drawing, table)
+
+
+def test_a_mark_of_utf_8_at_the_beginning_is_no_part_of_the_text():
+    """Editors write it, in a user's file and in a run's."""
+    assert parse_toml("\ufeffsteps = 1") == {"steps": 1}
 
 
 def test_a_path_is_set_in_tables_that_do_not_exist_yet():

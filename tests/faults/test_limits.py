@@ -2,10 +2,12 @@
 
 import errno
 import os
+import re
 import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -209,3 +211,34 @@ def test_a_user_without_a_name_a_home_and_a_language_plans():
 
     assert ended.returncode == 0, ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def _leave_a_folder() -> None:
+    folder = tempfile.mkdtemp()
+    os.chdir(folder)
+    os.rmdir(folder)
+
+
+@pytest.mark.parametrize("verb", ["train", "plan", "doctor", "config"])
+def test_a_working_directory_that_is_gone_is_said(verb: str):
+    """Nothing relative can be read or written there; it is one line, and not a traceback."""
+    done = finished(Forked([verb, "tiny"], before=_leave_a_folder))
+
+    assert done.returncode == 2
+    assert done.stderr == "gnomon: the working directory is gone; cd to a folder that is there\n"
+
+
+@pytest.mark.parametrize("verb", ["export", "evaluate"])
+def test_a_newest_checkpoint_that_is_damaged_is_said_by_whoever_reads_it(base: Path, tmp_path: Path, verb: str):
+    """The older model is taken and named, in one line without a place in the code."""
+    run = tmp_path / "run"
+    shutil.copytree(base, run)
+    (step,) = (run / "checkpoints").glob("step-*")
+    shutil.copytree(step, run / "checkpoints" / "step-2")
+    (run / "checkpoints" / "step-2" / "model.safetensors").write_bytes(b"torn")
+    done = finished(Forked([verb, str(run), *[str(tmp_path / "out")] * (verb == "export")]))
+
+    assert done.returncode == 0
+    assert re.search(
+        r"(?m)^warning: the checkpoint .*step-2 is damaged and is not used: .*after step 1 is$", done.stderr
+    )

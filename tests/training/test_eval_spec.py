@@ -56,6 +56,8 @@ def test_what_a_run_does_not_have_is_refused(tmp_path: Path):
     (run / "checkpoints" / "step-4" / "config.json").write_text("[]")
     with pytest.raises(RunDirectoryError, match=r"config\.json.*evaluate another checkpoint"):
         find_weights(EvalTarget(run, 4))
+    with pytest.warns(RuntimeWarning, match=r"step-4 is damaged and is not used.*; the one after step 2 is"):
+        assert find_weights(EvalTarget(run)).step == 2
 
 
 def test_names_that_mean_nothing_are_refused(tmp_path: Path):

@@ -6,6 +6,7 @@ import keyword
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,8 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
         sys.excepthook = _show_unforeseen
+        warnings.formatwarning = _in_words
         _open_standard_files()
         _have_home()
+        try:
+            os.getcwd()
+        except OSError:
+            return _say("gnomon: the working directory is gone; cd to a folder that is there", WRONG_INPUT)
         _keep_bytecode_whole()
     try:
         return _chosen(given)
@@ -181,6 +187,18 @@ def _on_standard_error(text: str, total: int, unit: str, is_brief: bool, /) -> I
 def _show_unforeseen(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print the traceback of an unexpected error without secrets, so that users can share it."""
     print(for_people("".join(traceback.format_exception(kind, error, trace))), file=sys.stderr, end="")
+
+
+_OWN = Path(__file__).parents[1]
+
+
+def _in_words(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Return a warning as it is shown: one of this package's about the run is one line without a place in the code."""
+    if category is RuntimeWarning and Path(filename).is_relative_to(_OWN):
+        return f"warning: {for_people(str(message))}\n"
+    return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
 
 def _say_whose_code(named: str) -> None:

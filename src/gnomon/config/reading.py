@@ -45,10 +45,11 @@ def read(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     if path.suffix != ".toml" and not path.exists():
         raise ConfigError(f"{unknown('experiment', str(source), known)}; or the path of a TOML file")
     try:
-        # Some editors begin a file with a mark that says it is UTF-8.
-        return parse_toml(read_plain(path).decode("utf-8-sig"))
+        return parse_toml(read_plain(path).decode("utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the experiment {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text; save it as UTF-8") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
 

@@ -33,6 +33,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     >>> parse_toml("a.b = 1")
     {'a': {'b': 1}}
     """
+    text = text.removeprefix("\ufeff")  # some editors begin a file with a mark that says it is UTF-8
     bare = _QUOTED.sub(lambda match: "" if match[0][0] == "#" else '""', text)
     if any(found[0].count(".") > _MOST_DOTS for found in _DOTTED.finditer(bare)):
         raise ValueError(f"a key has more than {_MOST_DOTS} names, joined by dots")

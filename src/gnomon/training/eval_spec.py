@@ -1,5 +1,6 @@
 """Which weights are asked which held-out questions: from what a person names to the experiments that answer."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -222,12 +223,18 @@ def reading_weights(all_weights: Sequence[Weights]) -> Iterator[None]:
 
 
 def checkpoint_of(run: Path) -> Path:
-    """Return the newest valid checkpoint of a run. Raises: RunDirectoryError when there is none."""
+    """Return the newest valid checkpoint of a run, with a warning where a newer one is damaged.
+
+    Raises:
+        RunDirectoryError: If there is none.
+    """
     if not (run / "experiment.toml").is_file():
         raise RunDirectoryError(f"{run} is not a run: it has no experiment.toml")
     found = Checkpoints(RunDirectory(run).checkpoints).newest()
     if found is None:
         raise RunDirectoryError(f"{run} has no checkpoint yet; `gnomon resume {quote(str(run))}` goes on with it")
+    for said in found.warnings:
+        warnings.warn(f"{said}; the one after step {found.step} is", RuntimeWarning, stacklevel=2)
     return found.path
 
 

@@ -75,7 +75,8 @@ class _Scan:
 def blocks(text: str) -> list[FencedBlock]:
     r"""Return the fenced blocks that are closed, in their order.
 
-    Fences are of backticks or tildes, at any indent, also as an item of a list or behind text that ends in its line.
+    Fences are of backticks or tildes, at any indent, also quoted, as an item of a list, or behind text that ends in
+    its line.
 
     >>> [block.body for block in blocks("1. So:\n\n   ~~~py\n   x = 1\n   ~~~\n")]
     ['x = 1\n']
@@ -90,7 +91,10 @@ def blocks(text: str) -> list[FencedBlock]:
         indent, fence, language = opened
         end = scan.closing(number, fence)
         if end is not None:
-            body = "".join(_shifted(line, len(indent)) + "\n" for line in lines[number:end])
+            inside = lines[number:end]
+            if lines[number - 1].lstrip().startswith(">") and all(line.lstrip()[:1] in ("", ">") for line in inside):
+                inside = [_CITED.sub("", line) for line in inside]
+            body = "".join(_shifted(line, len(indent)) + "\n" for line in inside)
             found.append(FencedBlock(language.strip("{}.").lower(), body))
             number = end + 1
     return found
@@ -134,6 +138,8 @@ _READERS = frozenset({"input", "stdin", "open", "fileinput", "readline", "readli
 _FLAWS = (SyntaxError, ValueError, RecursionError, MemoryError)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _THOUGHT = "</think>"
+_CITED = re.compile(r"^\s*> ?")
+_ANSWER_TAG = re.compile("</?answer>")
 _BEGINNINGS = ("def ", "class ", "import ", "from ", "@", "async def ")
 
 
@@ -294,7 +300,7 @@ def _unfenced(text: str, names: Collection[str]) -> str | None:
             piece = Piece(some, parsed(some))
             if piece.acts and set(names) <= piece.defines:
                 return some
-    return None
+    return _unfenced(bare, names) if (bare := _ANSWER_TAG.sub("\n", text)) != text else None
 
 
 def up_to_flaw(text: str) -> str:
