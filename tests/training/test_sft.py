@@ -15,10 +15,13 @@ from tests.training.runs import same, trace
 import gnomon
 from gnomon.algorithms import SFT, SequenceMean, resolve, to_table
 from gnomon.algorithms.ratios import Statistics
+from gnomon.cli.main import main
 from gnomon.config.experiment import Loaded, load, supervised
 from gnomon.config.reading import parse_override
 from gnomon.core.errors import ConfigError, DatasetError, Stopped
 from gnomon.core.types import Batch, Group, Task
+from gnomon.diagnosis.catalog import SUPERVISED
+from gnomon.diagnosis.doctor import Doctor
 from gnomon.learner.learner import TorchLearner
 from gnomon.learner.optimizer import OptimizerConfig
 from gnomon.learner.sections import LearnerConfig
@@ -264,3 +267,52 @@ def test_the_algorithm_refuses_what_is_about_sampled_answers(change: str):
         resolve({"preset": "sft", key: value})
     assert resolve(to_table(SFT)) == SFT
     assert resolve({"preset": "sft", "aggregate": "SequenceMean"}).aggregate == SequenceMean()
+
+
+def test_plan_watch_and_doctor_speak_of_rows_and_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """No prompt is asked and no reward shown; the doctor applies the rules that need neither."""
+    run = train_experiment(of(*QUICK, *SUMS, "steps=3", "evaluation.samples=0"), tmp_path / "run")
+    said = {}
+    for verb in (
+        ["plan", str(run.directory / "experiment.toml")],
+        ["watch", str(run.directory), "--once"],
+        ["doctor", str(run.directory)],
+    ):
+        capsys.readouterr()
+        assert main(verb) == 0
+        said[verb[0]] = capsys.readouterr().out
+
+    assert "A step trains on 16 rows of the dataset in one optimizer update" in said["plan"]
+    assert "whose mean negative log-likelihood is the loss. No answer is generated in it." in said["plan"]
+    assert re.search(r"The answer of '.*' has 2 tokens, of which 2 are trained on, and reads", said["plan"])
+    assert "if every answer uses its whole budget" not in said["plan"]
+    assert re.search(r"(?m)^.*\bloss\b", said["watch"])
+    assert "reward" not in said["watch"]
+    assert {rule.name for rule in Doctor({"algorithm": to_table(SFT)})._rules} == SUPERVISED
+
+
+def test_the_command_trains_and_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Settings alone describe a run; without a model or a task the message is a command that has both."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"say {n}", "completion": str(n)}) + "\n" for n in range(8)))
+    settings = ["rollouts_per_step=4", "held_out.size=0", "learner.precision=fp32"]
+
+    code = main(
+        [
+            "sft",
+            "model=tiny",
+            f"task={path}",
+            "--num_train_epochs",
+            "2",
+            *settings,
+            "--run-dir",
+            str(tmp_path / "run"),
+            "--json",
+        ]
+    )
+    shown = json.loads(capsys.readouterr().out)
+    wrong = main(["sft", "task=rows.jsonl"])
+
+    assert (code, shown["steps"]) == (0, 4)
+    assert wrong == 2
+    assert "model must be named: gnomon sft model=" in capsys.readouterr().err

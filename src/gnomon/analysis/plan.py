@@ -113,7 +113,7 @@ def make_plan(resolved: Resolved, asked: TrainingData, size: ModelSize) -> RunEs
     checkpoint = _checkpoint(resolved, size, precision)
     steps = experiment.steps - experiment.first_step
     records = int(rollouts * steps * 40 * experiment.sampling.max_completion_length)
-    seconds = _step_seconds(resolved, size, precision, asked_tokens)
+    seconds = _step_seconds(resolved, size, precision, asked_tokens, asked.mean_answer_tokens)
     before = initial_answers(experiment, costs.training_prompts) / rollouts / passes(algorithm)
     plan = RunEstimate(
         steps=steps,
@@ -142,7 +142,7 @@ def make_plan(resolved: Resolved, asked: TrainingData, size: ModelSize) -> RunEs
 def _shape(resolved: Resolved, asked: TrainingData, plan: RunEstimate) -> Iterator[str]:
     """Yield the content of a step: prompts, responses, updates."""
     experiment = resolved.experiment
-    algorithm, budget = experiment.algorithm, experiment.sampling.max_completion_length
+    algorithm = experiment.algorithm
     yield (
         f"{plan.steps} steps of {algorithm.name} on '{experiment.task.name}' with {experiment.model} "
         f"({_parameters(plan.parameters)} parameters, computed in {plan.precision}"
@@ -151,6 +151,39 @@ def _shape(resolved: Resolved, asked: TrainingData, plan: RunEstimate) -> Iterat
     if experiment.continue_from is not None:
         yield f"It goes on from step {experiment.first_step} of {experiment.continue_from}."
     yield from _limits(resolved)
+    yield from _rows(asked, plan) if algorithm.is_supervised else _rollouts(resolved, asked, plan)
+    yield plan.prompt.said
+    for said in (*asked.remarks, *resolved.slow_ways(asked.mean_prompt_tokens)):
+        yield f"{said[:1].upper()}{said[1:]}."
+
+
+def _rows(asked: TrainingData, plan: RunEstimate) -> Iterator[str]:
+    """Yield what a step trains on, where that is the dataset's own answers."""
+    row = asked.split.train[0]
+    yield (
+        f"A step trains on {many(plan.rollouts_per_step, 'row')} of the dataset in one optimizer update: questions of "
+        f"about {asked.mean_prompt_tokens:.0f} tokens, which are read, and answers of about "
+        f"{asked.mean_answer_tokens:.0f}, whose mean negative log-likelihood is the loss. No answer is generated in it."
+    )
+    measured = f"{many(plan.held_out_prompts, 'held-out row')}, of which the loss is measured"
+    judged = f", and {many(sum(e.samples * len(e.tasks) for e in asked.exams), 'answer')} generated and judged"
+    yield (
+        f"{many(plan.training_prompts, 'row')} to train on, so one pass over them takes "
+        f"{plan.training_prompts / plan.prompts_per_step:.0f} steps; {measured if asked.split.is_answered else ''}"
+        f"{judged if asked.exams else ''}."
+    )
+    said = json.dumps(asked.tokenizer.spelled(row.response), ensure_ascii=False)
+    shown = said if len(said) <= 2 * _SHOWN else f"{said[:_SHOWN]} ... {said[-_SHOWN:]}"
+    yield (
+        f"The answer of '{row.id}' has {many(len(row.response), 'token')}, of which {sum(row.mask)} are trained on, "
+        f"and reads {shown}"
+    )
+
+
+def _rollouts(resolved: Resolved, asked: TrainingData, plan: RunEstimate) -> Iterator[str]:
+    """Yield what a step asks and how it updates, where answers are sampled."""
+    experiment = resolved.experiment
+    algorithm, budget = experiment.algorithm, experiment.sampling.max_completion_length
     yield (
         f"A step asks {many(plan.prompts_per_step, 'prompt')}, {many(algorithm.num_generations, 'answer')} each: "
         f"{plan.rollouts_per_step} rollouts of at most {budget} tokens, from prompts of about "
@@ -167,9 +200,6 @@ def _shape(resolved: Resolved, asked: TrainingData, plan: RunEstimate) -> Iterat
         f"{plan.training_prompts / plan.prompts_per_step:.0f} steps; {asked.split.dropped} were given up "
         f"because they are held out; {many(plan.held_out_prompts, 'held-out prompt')}."
     )
-    yield plan.prompt.said
-    for said in (*asked.remarks, *resolved.slow_ways(asked.mean_prompt_tokens)):
-        yield f"{said[:1].upper()}{said[1:]}."
 
 
 def _limits(resolved: Resolved) -> Iterator[str]:
@@ -204,10 +234,12 @@ def _price(resolved: Resolved, plan: RunEstimate) -> Iterator[str]:
         lacks = f", less than that: {_SMALLER}" if own < plan.memory_bytes else ""
         yield f"It computes on {describe_device(device)} with {size_in_words(own)} of memory{lacks}."
     seconds, total = plan.step_seconds, plan.total_seconds
+    each = duration(seconds) if seconds >= 1 else "a second or less"
+    longest = "" if experiment.algorithm.is_supervised else " if every answer uses its whole budget"
     yield (
-        f"Roughly {duration(seconds) if seconds >= 1 else 'a second or less'} a step if every answer uses its whole "
-        f"budget, {duration(max(1.0, total)) if total < _YEAR else 'more than a year'} in all, plus evaluation "
-        "(reckoned from the matrix rate that this machine showed just now; other programs at work make it longer)."
+        f"Roughly {each} a step{longest}, {duration(max(1.0, total)) if total < _YEAR else 'more than a year'} in all, "
+        "plus evaluation (reckoned from the matrix rate that this machine showed just now; other programs at work make "
+        "it longer)."
     )
 
 
@@ -333,6 +365,8 @@ def _trained(resolved: Resolved, size: ModelSize) -> int:
 
 def passes(algorithm: Algorithm) -> int:
     """Return the passes over a step's tokens in forward passes: generating, scoring, and three for training."""
+    if algorithm.is_supervised:
+        return 3
     scored = len(algorithm.needs) - ("routing" in algorithm.needs)  # written down in the pass of the proximal policy
     if algorithm.reads_statistics:
         scored += algorithm.updates.epochs  # at most: the first micro-batch is computed once
@@ -344,11 +378,14 @@ def passes(algorithm: Algorithm) -> int:
     return 1 + scored + (critic.order == "before") + 3 * (algorithm.updates.epochs + critic.updates.epochs)
 
 
-def _step_seconds(resolved: Resolved, size: ModelSize, precision: Precision, prompt_tokens: float) -> float:
+def _step_seconds(
+    resolved: Resolved, size: ModelSize, precision: Precision, prompt_tokens: float, answer_tokens: float
+) -> float:
     """Return the seconds of generating and training with responses of full length; each prompt is computed once."""
     experiment = resolved.experiment
     algorithm = experiment.algorithm
-    answers = experiment.rollouts_per_step * experiment.sampling.max_completion_length
+    length = answer_tokens if algorithm.is_supervised else experiment.sampling.max_completion_length
+    answers = experiment.rollouts_per_step * length
     tokens = experiment.prompts_per_step * prompt_tokens + answers
     rate = _matrix_rate(precision, size.width, experiment.device) * _REACHED
     return 2 * size.parameters * tokens * passes(algorithm) / rate

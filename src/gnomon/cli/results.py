@@ -28,13 +28,15 @@ def show(result: "Result", as_json: bool) -> int:
     typed = quote(str(result.directory))
     # Several greedy answers to a question are one, and refused.
     is_greedy = any(re.match("temperature 0[ ,]", part.drawn) for e in evaluations for part in e.parts or [e])
+    is_measured = any(e.loss_nats is not None for e in evaluations)
     lines += [
         "",
         f"run     {result.directory}",
         f"model   {result.model}",
         *_critic(result.model),
         *_page(result.directory / "report.html"),
-        f"next    {called} evaluate {typed}{'' if is_greedy else ' --samples 4'}",
+        f"next    {called} evaluate {typed}{'' if is_greedy or is_measured else ' --samples 4'}",
+        *([f"        {called} train EXPERIMENT model={typed}"] if is_measured else []),
         f"        {called} export {typed} my-model",
     ]
     if "quickstart" in result.directory.name:

@@ -52,6 +52,8 @@ _ALL: tuple[Rule, ...] = (
 )
 RULES: Mapping[str, Rule] = {rule.name: rule for rule in _ALL}
 """Every rule; causes come before their consequences."""
+SUPERVISED = frozenset((RefusedSteps.name, GradientNorm.name, Throughput.name))
+"""Rules that have a meaning where the dataset's answers are trained on."""
 
 
 def chosen(names: Sequence[str] = ()) -> tuple[Rule, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from gnomon.core.redaction import shortened
 from gnomon.core.types import Group
-from gnomon.diagnosis.catalog import RULES
+from gnomon.diagnosis.catalog import RULES, SUPERVISED
 from gnomon.diagnosis.facts import Facts
 from gnomon.diagnosis.finding import SEVERITIES, Finding, FindingSample
 from gnomon.diagnosis.history import History
@@ -47,7 +47,9 @@ class Doctor:
 
     def __init__(self, table: Mapping[str, Any], rules: Sequence[Rule] = tuple(RULES.values())) -> None:
         self.history = History()
-        self._facts, self._rules = Facts.of(table), tuple(rules)
+        self._facts = Facts.of(table)
+        # Most rules are about sampled answers and their rewards; the dataset's answers have neither.
+        self._rules = tuple(rule for rule in rules if not self._facts.is_supervised or rule.name in SUPERVISED)
         self._known: dict[str, _Known] = {}
 
     def observe(self, step: int, values: Mapping[str, Any], answers: Answers = nothing_recorded) -> list[Finding]:

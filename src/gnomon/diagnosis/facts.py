@@ -25,6 +25,7 @@ class Facts:
         weights: Weights of the reward's components by name, in their order. The first one is the run's main objective.
         preset: The algorithm's name.
         initial: Initial values of a tracker; "" without a tracker.
+        is_supervised: Whether the dataset's answers are trained on.
     """
 
     steps: int = 0
@@ -37,6 +38,7 @@ class Facts:
     weights: Mapping[str, float] = field(default_factory=dict)
     preset: str = ""
     initial: str = ""
+    is_supervised: bool = False
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "Facts":
@@ -62,6 +64,7 @@ class Facts:
             budget=_at(_at(table, "sampling", _NONE), "max_completion_length", 0),
             weights=_weights(_at(table, "rewards", _NOTHING)),
             preset=_at(algorithm, "name", ""),
+            is_supervised=_at(algorithm, "samples", "policy") == "data",
             initial=_at(tracker, "initial", "prior") if _at(tracker, "piece", "") == "TrackerConfig" else "",
         )
 

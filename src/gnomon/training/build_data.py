@@ -99,6 +99,12 @@ class TrainingData:
         return sum(len(self.split.train[i].prompt) for i in range(count)) / count
 
     @property
+    def mean_answer_tokens(self) -> float:
+        """The mean length of the dataset's first answers; 0 where they are not trained on."""
+        count = min(64, len(self.split.train))
+        return sum(len(self.split.train[i].response) for i in range(count)) / count
+
+    @property
     def remarks(self) -> tuple[str, ...]:
         """What is said of them at start and in a plan."""
         return tuple(said for said in (*self.split.overlap.said, *self.said, *self.form.said) if said)
