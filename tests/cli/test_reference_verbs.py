@@ -26,6 +26,12 @@ def test_what_exists_is_printed(arguments: list[str], said: str, capsys: pytest.
     assert said in capsys.readouterr().out
 
 
+def test_a_set_that_cannot_be_asked_says_why(capsys: pytest.CaptureFixture[str]):
+    """CodeForces is scored by a rating, for which nobody has the cases or the standings."""
+    assert main(["tasks", "CodeForces"]) == 2
+    assert "a rating needs the standings of its contests" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments", [["config", "steps"], ["rewards"], ["rewards", "exact"], ["tasks"], ["tasks", "gcd"]]
 )

@@ -12,6 +12,7 @@ from importlib import import_module
 
 from gnomon.cli.arguments import SettingsParser, add_cluster, cluster_overrides
 from gnomon.config.reading import check_names
+from gnomon.core.errors import ConfigError
 from gnomon.core.progress import working
 
 _DEVICES, _PROMPT_TOKENS = 8, 512
@@ -79,12 +80,22 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _on_cluster(given: argparse.Namespace) -> int:
-    """Print the forecast for hardware that is not here; return the exit code."""
+def _on_cluster(given: argparse.Namespace, changed: Sequence[str] = ()) -> int:
+    """Print the forecast for hardware that is not here; return the exit code.
+
+    Args:
+        given: The command line.
+        changed: The last of its settings, which were added so that the experiment fits.
+
+    Raises:
+        ConfigError: It does not fit. Where settings would mend that, the forecast with them was printed.
+    """
     with working("loading libraries", is_brief=True):
         from gnomon.config.experiment import load, to_toml
 
-        planner, deployment = map(import_module, ("gnomon.analysis.planner.text", "gnomon.analysis.planner.deployment"))
+        planner, deployment, search = (
+            import_module(f"gnomon.analysis.planner.{name}") for name in ("text", "deployment", "search")
+        )
         from gnomon.training.resolve import Resolved
 
     loaded = load(given.experiment, given.overrides)
@@ -96,13 +107,22 @@ def _on_cluster(given: argparse.Namespace) -> int:
         _PROMPT_TOKENS if given.prompt_tokens is None else given.prompt_tokens,
         given.answer_tokens,
     )
-    with working("reckoning what a step takes"):
-        found = planner.forecast(place)
+    try:
+        with working("reckoning what a step takes"):
+            found = planner.forecast(place)
+    except ConfigError:
+        ways = [] if changed else [way.split() for way in search.remedies(place) if not way.startswith("--")]
+        if ways:
+            # What was asked is refused all the same, after the plan of what would do.
+            given.overrides += ways[0]
+            _on_cluster(given, ways[0])
+        raise
     beside = list(filter(None, [deployment.passed_over(resolved, given.overrides)]))
     if given.json:
-        print(json.dumps({**found.as_row(), "notes": [*loaded.notes, *beside]}, indent=2))
+        print(json.dumps({**found.as_row(), "changed": [*changed], "notes": [*loaded.notes, *beside]}, indent=2))
         return 0
-    lines = [*(f"Understood: {note}." for note in loaded.notes), *beside, *found.sentences()]
+    said = [f"Plan with {' '.join(changed)}, without which it does not fit:"] if changed else []
+    lines = [*said, *(f"Understood: {note}." for note in loaded.notes), *beside, *found.sentences()]
     print("\n".join(lines), file=sys.stderr if given.resolved else sys.stdout)
     if given.resolved:
         print(to_toml(loaded.experiment))

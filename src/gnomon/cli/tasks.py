@@ -57,7 +57,7 @@ def _everything() -> str:
 
 def _test_set_or_generator(name: str) -> tuple[dict[str, Any], str]:
     from gnomon.config.reference import kinds
-    from gnomon.tasks.benchmarks import BENCHMARKS
+    from gnomon.tasks.benchmarks import BENCHMARKS, REFUSED, spelled
     from gnomon.tasks.published import PUBLISHED
     from gnomon.tasks.reasoning import generator_settings
 
@@ -73,6 +73,8 @@ def _test_set_or_generator(name: str) -> tuple[dict[str, Any], str]:
     elif name in _generators():
         said = {f"parameters.{key}": value for key, value in generator_settings(name).items()}
         title = f'task: kind = "reasoning_gym", generator = "{name}"'
+    elif spelled(name) in REFUSED:
+        raise ConfigError(f"'{name}' is known and cannot be asked: {REFUSED[spelled(name)]}")
     else:
         raise ConfigError(unknown("task", name, [*kinds("task"), *BENCHMARKS, *PUBLISHED, *_generators()]))
     return {name: said}, "\n".join([title, "", *(f"    {key} = {value!r}" for key, value in said.items())])
