@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import fields, replace
+from math import inf, nan
 from typing import Any, get_type_hints
 
 import pytest
@@ -56,6 +57,7 @@ from gnomon.algorithms import (
 )
 from gnomon.algorithms.build import _value
 from gnomon.algorithms.validate import Fix, changed, refusals, said
+from gnomon.config.experiment import load, to_toml
 from gnomon.config.reading import parse_override
 from gnomon.core.errors import ConfigError
 from gnomon.core.tables import set_path
@@ -320,3 +322,46 @@ def test_what_can_be_meant_is_accepted():
 def test_nothing_is_scored_without_a_reader(algorithm: Any, needs: set[str]):
     """No proximal pass for one update or a behavior ratio, no reference pass at coefficient 0."""
     assert algorithm.needs == needs
+
+
+@pytest.mark.parametrize(
+    ("made", "place"),
+    [
+        (lambda x: replace(GRPO, regularizers=(Kl(coefficient=x),)), r"regularizers\.0\.coefficient"),
+        (lambda x: replace(GRPO, advantage=GroupRelative(epsilon=x)), r"advantage\.epsilon"),
+        (lambda x: replace(SPO, tracker=replace(SPO.tracker, d_half=x)), r"tracker\.d_half"),
+        (lambda x: replace(PPO, advantage=Whitened(Gae(kl=x))), r"advantage\.of\.kl"),
+        (lambda x: replace(PPO, critic=CriticConfig(clip=x)), r"critic\.clip"),
+    ],
+)
+@pytest.mark.parametrize("value", [inf, -inf, nan])
+def test_numbers_are_finite_but_for_bounds(made: Any, place: str, value: float):
+    """An infinite coefficient, epsilon or half-life is refused with its place; an infinite clip is no clip."""
+    name = place.rpartition(".")[2]
+    if value == inf and name == "clip":
+        assert made(value).critic.clip == inf
+    else:
+        with pytest.raises(ConfigError, match=rf"{place} = {value} is no finite number|{name} must be .* got {value}"):
+            made(value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["algorithm.surrogate.trust.high=inf", "learner.optimizer.max_gradient_norm=inf"],
+        ["algorithm=cispo", "algorithm.surrogate.trust.cap=inf"],
+    ],
+)
+def test_a_bound_may_be_left_out_in_a_file(settings: list[str]):
+    """What the documentation says of inf is understood on the command line."""
+    assert "inf" in to_toml(load("tiny", settings).experiment)
+
+
+@pytest.mark.parametrize("key", ["learner.optimizer.weight_decay", "budget.seconds", "algorithm.overlong.factor"])
+@pytest.mark.parametrize("value", ["inf", "nan"])
+def test_other_numbers_of_a_file_are_finite(key: str, value: str):
+    """In any section, before anything is loaded."""
+    with pytest.raises(
+        ConfigError, match=rf"= {value} is no finite number|= nan: expected a number|must be .* got {value}"
+    ):
+        load("tiny", ["algorithm=dapo", f"{key}={value}"])

@@ -1,9 +1,10 @@
 """What each piece of an algorithm must have, and which places take gnomon's own kinds alone."""
 
 import functools
+import math
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from gnomon.algorithms.composition import Composition
@@ -41,6 +42,36 @@ FORMS: Mapping[str, ArrayForm] = {
     "RatioBound": ArrayForm("__call__(ratio Float[B T], statistics) -> bounded ratio Float[B T]"),
     "LambdaRule": ArrayForm("__call__(lengths Int[B]) -> Float64[B] in [0, 1]"),
 }
+
+
+_MAY_BE_INFINITE = frozenset({"clamp", "low", "high", "cap", "dual", "clip", "threshold"})
+"""Settings that bound something, where infinity is no bound. Elsewhere it would make a loss of nan, or of nothing."""
+
+
+def check_finite(piece: Any, path: str = "algorithm") -> None:
+    """Check that every number of a composition is finite, but for bounds that are left out by infinity.
+
+    Pieces of a user's own decide that for themselves.
+
+    Args:
+        piece: A composition, or a piece of one.
+        path: Where it stands.
+
+    Raises:
+        ConfigError: The message names the setting and its value.
+    """
+    if isinstance(piece, tuple):
+        for number, each in enumerate(piece):
+            check_finite(each, f"{path}.{number}")
+    elif is_dataclass(piece) and type(piece).__module__.startswith("gnomon."):
+        for field in fields(piece):
+            check_finite(getattr(piece, field.name), f"{path}.{field.name}")
+    elif isinstance(piece, float) and not math.isfinite(piece):
+        is_bound = path.rpartition(".")[2] in _MAY_BE_INFINITE
+        if piece != math.inf or not is_bound:
+            raise ConfigError(
+                f"{path} = {piece} is no finite number; write one{'' if is_bound else ', or leave it out'}"
+            )
 
 
 def check_places(algorithm: Composition) -> None:

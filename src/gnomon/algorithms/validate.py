@@ -13,7 +13,7 @@ from gnomon.algorithms.composition import Composition
 from gnomon.algorithms.corrections import OffPolicyMask, ProbabilityMask, RejectionSampling
 from gnomon.algorithms.critic import CriticConfig
 from gnomon.algorithms.loss_aggregation import SequenceMean, TokenMean
-from gnomon.algorithms.piece_checks import check_places
+from gnomon.algorithms.piece_checks import check_finite, check_places
 from gnomon.algorithms.ratio_bounds import Cap, EssCap, Unbounded
 from gnomon.algorithms.ratios import Ratio
 from gnomon.algorithms.regularizers import Entropy, EssKl, Kl
@@ -148,6 +148,7 @@ def validate(algorithm: Composition) -> None:
         ConfigError: The message lists everything that is wrong, each with the changes that mend it, as they are typed.
     """
     check_places(algorithm)
+    check_finite(algorithm)
     found = refusals(algorithm)
     if found:
         wrong = "; and ".join(said(refusal, algorithm, refusals) for refusal in found)

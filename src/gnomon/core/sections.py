@@ -548,8 +548,9 @@ def _check_text(text: str, place: str) -> None:
 
 
 def _check_finite(value: float, place: str) -> None:
-    # Bounds of an algorithm may be infinite: its pieces say which.
-    if math.isnan(value) or not place.startswith("algorithm."):
+    # Infinity leaves a bound out. Which of an algorithm's numbers are bounds is checked with its pieces.
+    is_bound = place.startswith("algorithm.") or place == "learner.optimizer.max_gradient_norm"
+    if value != math.inf or not is_bound:
         raise ConfigError(f"{place} = {value} is no finite number; write one, or remove the key")
 
 

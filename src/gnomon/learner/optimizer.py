@@ -66,8 +66,8 @@ class OptimizerConfig:
             ),
             final_fraction=(0 <= self.final_fraction <= 1, "in [0, 1]"),
             betas=(all(0 <= beta < 1 for beta in self.betas), "in [0, 1)"),
-            epsilon=(self.epsilon > 0, "> 0"),
-            weight_decay=(self.weight_decay >= 0, ">= 0"),
+            epsilon=(0 < self.epsilon < math.inf, "> 0 and finite"),
+            weight_decay=(0 <= self.weight_decay < math.inf, ">= 0 and finite"),
             max_gradient_norm=(self.max_gradient_norm > 0, "> 0 (inf never clips)"),
         )
 
