@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.forked import FORKS
@@ -31,6 +32,7 @@ from gnomon.rollouts.scheduler import RolloutScheduler
 from gnomon.rollouts.self_imitation_buffer import SelfImitationReplay
 from gnomon.training.api import continue_run, resume, train_experiment
 from gnomon.training.build_data import questions
+from gnomon.training.continuation import ParentRun
 from gnomon.training.run import StopRequest
 
 MADE, STEPS = 2, 5
@@ -320,7 +322,7 @@ def test_values_of_other_rewards_are_not_kept(parent: Path, tmp_path: Path, caps
 
 
 def test_a_run_of_an_earlier_version_is_continued(parent: Path, tmp_path: Path):
-    """Without keys of its prompts they are listed again; where the questions changed meanwhile that is refused."""
+    """Without keys of its prompts, or with damaged ones, they are listed again; not where the questions changed."""
     older = shutil.copytree(parent, tmp_path / "older")
     (older / "prompts.safetensors").unlink()
     questions_there = _rows(tmp_path / "questions.jsonl", range(16))
@@ -328,6 +330,13 @@ def test_a_run_of_an_earlier_version_is_continued(parent: Path, tmp_path: Path):
     (older / "experiment.toml").write_text(text.replace(str(parent.parent / "questions.jsonl"), str(questions_there)))
     more = _rows(tmp_path / "more.jsonl", range(12, 24))
     settings = [("task.path", str(more)), ("steps", 4)]
+    begun = load(older / "experiment.toml").experiment
+    own = ParentRun(parent / "checkpoints" / "step-3", begun).keys()
+    for content in (b"torn", b"\0" * 64, (parent / "prompts.safetensors").read_bytes()[:-9]):
+        (older / "prompts.safetensors").write_bytes(content)
+        listed = ParentRun(older / "checkpoints" / "step-3", begun).keys()
+        assert all(np.array_equal(getattr(listed, name), getattr(own, name)) for name in ("ids", "contents", "prompts"))
+    (older / "prompts.safetensors").unlink()
     run = continue_run(older, settings, tmp_path / "child").directory
     known = continue_run(parent, settings, tmp_path / "known").directory
 

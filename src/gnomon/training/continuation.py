@@ -212,8 +212,8 @@ class ParentRun:
             if value != there[key]:
                 raise ConfigError(
                     f"{key} is {there[key]} in {self.run}, whose weights, moments and draws go on, and cannot become "
-                    f"{value}; leave it as it was, or begin with the weights alone: "
-                    f"model={quote(str(self.checkpoint))} and no continue_from"
+                    f"{value}; leave it as it was, or begin with the weights alone: gnomon train "
+                    f"{quote(f'{self.run}/experiment.toml')} model={quote(str(self.checkpoint))} --run-dir DIR"
                 )
         if asked.steps <= self.step:
             raise ConfigError(

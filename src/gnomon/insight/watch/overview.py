@@ -59,7 +59,7 @@ def _learning(snapshot: RunSnapshot, width: int, height: int) -> list[Text]:
     tall = max(3, min(height - 2 - len(rows), height // 2, _TALLEST))
     term = objective(snapshot)
     curve = [title(term.label, width, _change(snapshot)), *curve_lines(snapshot.series(term.name), term, width, tall)]
-    return stacked([curve, [title("health", width, "step 1 to now"), *rows]], height)
+    return stacked([curve, [title("health", width, f"step {snapshot.rows[0]['step']} to now"), *rows]], height)
 
 
 def objective(snapshot: RunSnapshot) -> Term:
