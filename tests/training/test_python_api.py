@@ -88,7 +88,10 @@ def test_objects_in_a_model_out():
     assert set(run.evaluations[-1].scores) == {"ours", "numeric", "reward"}
     assert str(run.evaluations[-1]).endswith("on 2 prompts of 'dataset' after step 2")
     assert run.model().config.model_type == "llama"
-    assert run.generate(["1+2=", "3+4="], seed=1) == run.generate(["1+2=", "3+4="], seed=1)
+    said = run.generate(["1+2=", "3+4="], seed=1)
+    assert said == run.generate(["1+2=", "3+4="], seed=1)
+    [stop] = [letter for letter in "".join(said)[:1] if letter.isascii()] or ["x"]
+    assert [text.partition(stop)[0] for text in said] == run.generate(["1+2=", "3+4="], seed=1, stop=[stop])
     assert run.plot("rollout/reward_mean").save("curve.svg").read_text().startswith("<svg")
     assert gnomon.load(run.directory) == run
 

@@ -46,6 +46,8 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         _check_stop("sampling.stop", self.stop)
+        if not isinstance(self.stop, str):  # a list of a file or a caller, where settings are compared and hashed
+            object.__setattr__(self, "stop", tuple(self.stop))
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """From an experiment to the objects of a run: the only place where implementations are chosen."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -167,7 +167,18 @@ def _with_steps(loaded: Loaded) -> Loaded:
     rows, each = len(split.train), experiment.prompts_per_step
     steps = max(1, math.ceil(experiment.epochs * rows / each - 1e-9))
     said = f"epochs = {experiment.epochs:g} of {rows:,} rows, {each} a step, is steps = {steps}"
+    said = "; ".join((said, *_unequal(experiment.algorithm)))
     return Loaded(replace(experiment, steps=steps, epochs=None), (*loaded.notes, said))
+
+
+def _unequal(algorithm: Algorithm) -> Iterator[str]:
+    """Yield why rows are not asked equally often in an epoch."""
+    if isinstance(algorithm.sampler, Prioritized):
+        yield "rows are drawn by their uncertainty: as many as the epochs have, some more often than others"
+    if isinstance(algorithm.sampler, Greso):
+        yield "rows that taught nothing are passed over, so the steps reach further than the epochs"
+    if algorithm.keep is not None:
+        yield "other rows are asked for groups that are refused, so the steps reach further than the epochs"
 
 
 def _within(split: Split, experiment: Experiment) -> Split:
