@@ -24,10 +24,10 @@ from gnomon.engines.vllm.protocol import LOOPBACK
 _SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _SWEEPING_SECONDS = 20.0
 _LONGEST_PATH, _SHORT_PATH = 16, "/tmp"
-_CHANGED = ("RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "RAY_ADDRESS", "RAY_TMPDIR")
+# What Ray reads when it is imported.
+_IMPORT = {_SWITCH: "0", "RAY_AUTH_MODE": "token"}
 _SERVERS = {
-    _SWITCH: "0",
-    "RAY_AUTH_MODE": "token",
+    **_IMPORT,
     # Ray notices a dead or hanging node within 20 s with these numbers, and within a minute with its defaults.
     "RAY_health_check_initial_delay_ms": "5000",
     "RAY_health_check_period_ms": "2000",
@@ -85,7 +85,7 @@ class StartedCluster:
 
 @functools.cache
 def loopback_ray(imported: Callable[[], Any]) -> Any:
-    """Import ray for a cluster on the loopback interface. Ray reads this from its environment, once.
+    """Import ray for a cluster on the loopback interface that asks for a key.
 
     Args:
         imported: Imports ray.
@@ -93,13 +93,14 @@ def loopback_ray(imported: Callable[[], Any]) -> Any:
     Raises:
         ConfigError: If this program imported ray before.
     """
-    before = {_SWITCH: os.environ.get(_SWITCH)}
-    if "ray" in sys.modules and before[_SWITCH] != "0":
+    before = {name: os.environ.get(name) for name in _IMPORT}
+    if "ray" in sys.modules and before != _IMPORT:
         raise ConfigError(
-            "this program imported Ray before, so a cluster of its own would be open to the network; set "
-            f"{_SWITCH}=0 in its environment, or start a cluster with `ray start --head` and set cluster.address"
+            "this program imported Ray before, which then shows no key and does not look on loopback; set "
+            f"{' and '.join(f'{name}={value}' for name, value in _IMPORT.items())} in its environment, "
+            "or run `ray start --head` and set cluster.address"
         )
-    os.environ[_SWITCH] = "0"
+    os.environ.update(_IMPORT)
     try:
         return imported()
     finally:
@@ -121,7 +122,8 @@ def start(ray: Any, cpus: int, gpus: int, seconds: float) -> StartedCluster:
     if ray.is_initialized():
         raise ConfigError("this program uses a Ray cluster already; call ray.shutdown() first, or name its address")
     # Every user can read Ray's default folder, so use a private one.
-    started = StartedCluster(Folder.made(), {name: os.environ.pop(name, None) for name in _CHANGED})
+    changed = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
+    started = StartedCluster(Folder.made(), {name: os.environ.get(name) for name in changed})
     try:
         why = _begin(ray, started.folder.path, cpus, gpus, seconds)
     except BaseException:
@@ -137,19 +139,19 @@ def start(ray: Any, cpus: int, gpus: int, seconds: float) -> StartedCluster:
 
 def _begin(ray: Any, folder: Path, cpus: int, gpus: int, seconds: float) -> str:
     """Start servers and connect to them; return why this failed, or ""."""
-    os.environ["RAY_TMPDIR"] = str(folder)
+    os.environ["RAY_AUTH_MODE"] = "token"
     if not os.environ.get("RAY_AUTH_TOKEN"):
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(_locked_away(folder / "key"))
     port, client_port = _free_ports(2)
     command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--head", *_OPTIONS]
-    command += [f"--port={port}", f"--ray-client-server-port={client_port}", f"--num-cpus={cpus}", f"--num-gpus={gpus}"]
+    command += [f"--port={port}", f"--ray-client-server-port={client_port}", f"--temp-dir={folder / 'ray'}"]
     # The reaper finds the command by its file, should this program end now.
     with (folder / "start.log").open("w+") as said:
         try:
             # A signal to the run's process group, such as a scheduler's SIGTERM, must reach the run only: the run
             # finishes its step and saves, and needs the servers for this. With --block they would end with the head.
             ran = subprocess.run(
-                command,
+                [*command, f"--num-cpus={cpus}", f"--num-gpus={gpus}"],
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=subprocess.STDOUT,
@@ -163,11 +165,7 @@ def _begin(ray: Any, folder: Path, cpus: int, gpus: int, seconds: float) -> str:
         said.seek(0)
         if ran.returncode:
             return next((line.strip() for line in reversed(said.readlines()) if line.strip()), f"exit {ran.returncode}")
-    # Ray looks for "auto" in RAY_TMPDIR, and for "auto" alone it reads the key of a program that imported ray before.
-    why = connect(ray, "auto", seconds)
-    if not why and ray.get_runtime_context().gcs_address != f"{LOOPBACK}:{port}":
-        return f"another cluster answered in place of the one at {LOOPBACK}:{port}"
-    return why
+    return connect(ray, f"{LOOPBACK}:{port}", seconds)
 
 
 def _free_ports(count: int) -> list[int]:
