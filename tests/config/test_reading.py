@@ -39,6 +39,8 @@ print(code, *sorted({"torch", "transformers", "numpy"} & set(sys.modules)), file
         (["plan", "tiny", "model=https://hub/org/name"], "neither a folder, nor the name of a model"),
         (["no-such-verb"], "unknown verb"),
         (["report", "gone"], "there is no run gone"),
+        (["report", "x" * 3000], "there is no run xxx"),
+        (["resume", "x" * 3000], "there is no run xxx"),
         (["doctor", "runs/gone"], "there is no run runs/gone"),
         (["resume", "gone"], "there is no run gone"),
         (["export", "gone", "there"], "there is no run gone"),

@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 
 import pytest
@@ -7,7 +8,15 @@ import transformers as hf
 
 from gnomon.core.errors import ConfigError, ModelError
 from gnomon.models import default
-from gnomon.models.load import check_model, load_model, load_tokenizer, merged_tensors, read_tokenizer, write_model
+from gnomon.models.load import (
+    check_model,
+    check_weights,
+    load_model,
+    load_tokenizer,
+    merged_tensors,
+    read_tokenizer,
+    write_model,
+)
 from gnomon.models.lora import LoraConfig
 from gnomon.models.tiny import TinyConfig, save_tiny, tiny_model, tiny_tokenizer
 
@@ -411,3 +420,28 @@ def test_a_processors_template_that_cannot_be_read_is_named(folder, tmp_path, co
         ModelError, match=r"chat_template\.json' cannot be read as a chat template; correct it, or remove"
     ):
         load_tokenizer(with_files(folder, tmp_path, chat_template=content))
+
+
+class _Ends:
+    def __reduce__(self):
+        return (os._exit, (3,))
+
+
+def test_weights_that_would_run_code_are_refused_without_running_it(folder, tmp_path):
+    """torch's own words would have a user turn the protection off."""
+    shutil.copytree(folder, tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    torch.save({"weight": _Ends()}, tmp_path / "model" / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="could run code and is not read") as refused:
+        check_weights(str(tmp_path / "model"))
+    assert "weights_only" not in str(refused.value)
+
+
+def test_a_link_to_weights_that_are_gone_is_named(folder, tmp_path):
+    """A copied hub cache has links that lead nowhere."""
+    shutil.copytree(folder, tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.unlink()
+    weights.symlink_to("../../blobs/0123")
+    with pytest.raises(ModelError, match=r"is a link to '\.\./\.\./blobs/0123', which is not there"):
+        check_model(str(tmp_path / "model"))

@@ -326,3 +326,12 @@ def test_a_template_with_a_mistake_is_not_said_to_refuse_messages(template, said
     with pytest.raises(ConfigError, match=said) as refused:
         tokenizer.template([{"role": "user", "content": "x"}])
     assert "in an order that it takes" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("kind", "is_said"), [("NFKC", True), ("NFKD", True), ("NFC", False), (None, False)])
+def test_compatibility_forms_are_said(kind, is_said):
+    """A square becomes a digit behind its base, which is another question; canonical forms change no meaning."""
+    tokenizer = tiny_tokenizer()
+    if kind is not None:
+        tokenizer.backend.backend_tokenizer.normalizer = getattr(normalizers, kind)()
+    assert any("compatibility forms" in note for note in tokenizer.notes) == is_said

@@ -8,6 +8,7 @@ from pathlib import Path
 from gnomon.cli.arguments import add_restarts, restarted
 from gnomon.core.errors import ConfigError
 from gnomon.core.progress import working
+from gnomon.records.directory import RunDirectory
 from gnomon.training.supervisor import reporting
 
 
@@ -32,6 +33,7 @@ def run(arguments: Sequence[str]) -> int:
             f"{shlex.quote(f'{given.run}/experiment.toml')} {said} --run-dir DIR"
         )
 
+    RunDirectory.check_there(given.run)
     if given.restarts:
         return restarted(["resume", str(given.run), *["--json"] * given.json], given.run, given.restarts)
     with working("loading libraries", is_brief=True):

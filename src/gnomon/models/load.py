@@ -281,6 +281,9 @@ def _check_folder(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise ModelError(f"model folder '{folder}' has no config.json; it holds: {_listing(folder)}")
     has_weights = any((folder / name).is_file() for name in FILES)
+    gone = next((name for name in FILES if (folder / name).is_symlink() and not (folder / name).exists()), None)
+    if not has_weights and gone is not None:
+        raise ModelError(f"'{folder / gone}' is a link to '{(folder / gone).readlink()}', which is not there; copy it")
     if not has_weights:
         raise ModelError(
             f"model folder '{folder}' has no weights; looked for {', '.join(FILES)}; it holds: {_listing(folder)}"

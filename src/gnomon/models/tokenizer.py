@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,8 @@ from gnomon.models.folder import CLOCK, DATE, DRAWS, check_template, names_switc
 _UNSET_LENGTH = 10**9  # transformers writes about 1e30 where a tokenizer states no length
 _PROBE = "gnomonprobe"
 _PLAIN = "If  A:\n\n\treturn b"
+_FORMS = "x\u00b2 \u00bd"
+"""A square and a half, of which compatibility forms (NFKC) make x2 and 1/2."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ class Tokenizer:
             )
         if any(self.names_switch(name) for name in DRAWS):
             found.append("the model's chat template draws at random: a row's prompt has the same draws every time")
+        if self.spelled(self.encode_plain(_FORMS)) == unicodedata.normalize("NFKC", _FORMS):
+            found.append("the tokenizer writes compatibility forms (NFKC): x\u00b2 in a text is x2 to the model")
         if (read := self.spelled(self.encode_plain(_PLAIN))) != _PLAIN:
             found.append(f"the tokenizer changes texts: {_PLAIN!r} becomes {read!r}, and answers cannot be otherwise")
         return tuple(found)

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import logging
+import pickle
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
@@ -161,7 +162,13 @@ def headers(folder: Path) -> dict[str, Header]:
     found: dict[str, Header] = {}
     for file in weight_files(folder):
         with parsed(f"'{file}' cannot be read as weights, copy it again"):
-            held = _safetensors(file) if file.suffix == ".safetensors" else _pickled(file)
+            try:
+                held = _safetensors(file) if file.suffix == ".safetensors" else _pickled(file)
+            except pickle.UnpicklingError as error:
+                raise ModelError(
+                    f"'{file}' is damaged, or holds more than tensors, which could run code and is not read; copy it "
+                    "again, or save the model as safetensors"
+                ) from error
         for name in sorted(found.keys() & held.keys()):
             one, other = found[name], held[name]
             if one.shape != other.shape or not _rows(name, one).equal(_rows(name, other)):

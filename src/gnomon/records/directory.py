@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gnomon.core.atomic_files import read_plain_text, real_path, refuse_special
-from gnomon.core.errors import RunDirectoryError, unknown
+from gnomon.core.errors import RunDirectoryError, shortened, unknown
 from gnomon.core.tables import parse_toml
 
 LOCK = ".lock"
@@ -176,7 +176,7 @@ class RunDirectory:
         Raises:
             RunDirectoryError: There is no such run; the message names the nearest one.
         """
-        if not (path / "experiment.toml").is_file():
+        if not os.path.isfile(path / "experiment.toml"):  # `Path.is_file` raises where a name is too long
             raise RunDirectoryError(_no_run(path))
 
     @classmethod
@@ -345,12 +345,12 @@ def _is_torn(name: str) -> bool:
 
 
 def _no_run(path: Path) -> str:
-    if not path.exists():
-        siblings = path.parent.iterdir() if path.parent.is_dir() else iter(())
+    if not os.path.exists(path):
+        siblings = path.parent.iterdir() if os.path.isdir(path.parent) else iter(())
         runs = [str(p) for p in siblings if (p / "experiment.toml").is_file()]
         # Of many runs those with the nearest names: a folder may hold hundreds.
         near = difflib.get_close_matches(str(path), runs, n=_MOST_NAMED, cutoff=0.0)
-        hint = unknown("run", str(path), near) if near else f"there is no run {path}"
+        hint = unknown("run", str(path), near) if near else f"there is no run {shortened(str(path))}"
         return f"{hint}; `gnomon train EXPERIMENT` starts one"
     return f"{path} is no run: it has no experiment.toml; `gnomon train EXPERIMENT --run-dir DIR` starts one"
 
