@@ -14,7 +14,7 @@ from gnomon.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class ArrayForm:
-    """A protocol in one line, for messages. parts: what a piece must have beside a call."""
+    """A protocol in one line, for messages and docs/pieces.md. parts: what a piece must have beside a call."""
 
     line: str
     parts: tuple[str, ...] = ()
@@ -98,7 +98,8 @@ def _check(path: str, piece: Any, allowed: tuple[Any, ...]) -> None:
         lacks = form.lacks(piece)
         if lacks:
             raise ConfigError(
-                f"{path} {said_of(piece)} has no {' and no '.join(lacks)}; {article(names[0])} is `{form.line}`"
+                f"{path} {said_of(piece)} has no {' and no '.join(lacks)}; {article(names[0])} is `{form.line}` "
+                "(docs/pieces.md)"
             )
         if not is_dataclass(piece):
             raise ConfigError(
