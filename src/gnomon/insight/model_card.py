@@ -9,6 +9,7 @@ from typing import Any
 
 import tomli_w
 
+from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ConfigError
 from gnomon.core.metric_meanings import MEANINGS
 from gnomon.core.redaction import without_secrets
@@ -90,7 +91,7 @@ def push_to_hub(
         (place / "README.md").write_text(model_card(record, repository, step), encoding="utf-8")
         (place / "experiment.toml").write_text(shared_experiment(record.experiment()), encoding="utf-8")
         names = tuple(sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()))
-        url = "" if is_dry else upload(place, repository, private, f"{record.path.resolve().name}, step {step}")
+        url = "" if is_dry else upload(place, repository, private, f"{real_path(record.path).name}, step {step}")
     return Upload(repository, url, private, None if folder is None else Path(folder), names)
 
 

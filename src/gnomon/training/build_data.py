@@ -10,6 +10,7 @@ from gnomon.algorithms import Algorithm, Prioritized, TrackerConfig
 from gnomon.algorithms.sections import Greso, OptimalValue
 from gnomon.algorithms.validate import uses_tracker
 from gnomon.config.experiment import Experiment, Loaded
+from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.processes.client import Limits
 from gnomon.core.progress import counted, working
@@ -321,7 +322,7 @@ def sampling_of(experiment: Experiment, tokenizer: Tokenizer) -> Sampling:
     return Sampling(
         **{**vars(plan), "stop_ids": tuple(dict.fromkeys((*tokenizer.stop_ids, *plan.stop_ids)))},
         record_routing=experiment.algorithm.routing == "behavior",
-        tokenizer=str(folder.resolve()) if folder.is_dir() else experiment.model,
+        tokenizer=str(real_path(folder)) if folder.is_dir() else experiment.model,
         trust_remote_code=experiment.trust_remote_code,
         top_logprobs=experiment.algorithm.top_logprobs,
     )
