@@ -183,7 +183,7 @@ def test_a_dry_run_asks_nobody(run: Path, hub: Hub, tmp_path: Path, monkeypatch:
         ({}, ["--to", "hub:adds"], "'adds' does not say whose repository it is; write hub:USER/adds"),
         ({}, ["--to", "hub:me/a--b/c"], "'me/a--b/c' is no repository of the hub"),
         ({}, ["--to", "hub:me/adds", "--dry-run"], "writes what would be uploaded into a folder; name a new one"),
-        ({}, ["--to", "hup:me/adds"], "--to is hub:USER/NAME, got 'hup:me/adds'"),
+        ({}, ["--to", "hup:me/adds"], "--to is hub:USER/NAME or gguf, got 'hup:me/adds'"),
         ({"token": ""}, ["--to", "hub:me/adds"], "needs a token of the hub; run `hf auth login`, or set HF_TOKEN"),
         ({"token": "hf_wrong"}, ["--to", "hub:me/adds"], "does not take the token"),
         ({"role": "read"}, ["--to", "hub:me/adds"], "the token of me may only read"),

@@ -1,10 +1,11 @@
-"""``gnomon export RUN [FOLDER] [--to WHERE]``: take a run's model away as Hugging Face files, or put it on the hub."""
+"""``gnomon export RUN [FOLDER] [--to WHERE]``: take a run's model away as files, as GGUF, or to the hub."""
 
 import argparse
 import json
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from shlex import quote
 
 from gnomon.core.errors import ConfigError
 from gnomon.core.progress import working
@@ -17,8 +18,12 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
     parser = argparse.ArgumentParser(prog="gnomon export", description=__doc__)
     parser.add_argument("run", type=Path, help="a run directory")
-    parser.add_argument("folder", type=Path, nargs="?", help="a new folder; an upload needs none")
-    parser.add_argument("--to", help="hub:USER/NAME uploads the model with a model card, private by default")
+    parser.add_argument("folder", type=Path, nargs="?", help="a new folder, or file for GGUF; an upload needs none")
+    parser.add_argument(
+        "--to",
+        help="hub:USER/NAME uploads the model with a model card, private by default; gguf writes one GGUF file, "
+        "gguf:q8_0 (f32, f16, bf16) in another precision than the weights have",
+    )
     parser.add_argument("--public", action="store_true", help="with --to hub:USER/NAME: everyone may see it")
     parser.add_argument("--dry-run", action="store_true", help="write what would be uploaded into the folder alone")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
@@ -36,10 +41,14 @@ def run(arguments: Sequence[str]) -> int:
         if given.public or given.dry_run:
             parser.error("--public and --dry-run are of an upload: add --to hub:USER/NAME")
         said = _copied(given)
+    elif given.to.partition(":")[0] == "gguf":
+        if given.folder is None or given.public or given.dry_run:
+            parser.error("--to gguf takes a new file, as in: gnomon export RUN model.gguf --to gguf")
+        said = _converted(given)
     elif given.to.startswith(_HUB):
         said = _uploaded(given)
     else:
-        raise ConfigError(f"--to is hub:USER/NAME, got '{given.to}'; for a folder here leave --to out")
+        raise ConfigError(f"--to is hub:USER/NAME or gguf, got '{given.to}'; for a folder here leave --to out")
     print(said)
     return 0
 
@@ -51,6 +60,17 @@ def _copied(given: argparse.Namespace) -> str:
     folder = export(given.run, given.folder)
     return (
         json.dumps({"folder": str(folder)}) if given.json else f"{folder} loads with from_pretrained({str(folder)!r})"
+    )
+
+
+def _converted(given: argparse.Namespace) -> str:
+    with working("loading libraries", is_brief=True):
+        from gnomon.training.api import export_gguf
+
+    with working(f"writing {given.folder}"):
+        file = export_gguf(given.run, given.folder, given.to.partition(":")[2] or None)
+    return (
+        json.dumps({"file": str(file)}) if given.json else f"{file} is for llama.cpp: llama-cli -m {quote(str(file))}"
     )
 
 

@@ -35,7 +35,7 @@ VERBS = {
     "reproduce": "put a paper's claim to the test; --list shows all with their last verdicts",
     "doctor": "say in words what is wrong with a run, live or finished",
     "bench": "measure speed here: ours, the machine's limit, and TRL where it is installed",
-    "export": "take a run's model away as Hugging Face files, or put it on the hub",
+    "export": "take a run's model away as Hugging Face files, as GGUF, or put it on the hub",
     "completion": "print a script that completes commands in bash, zsh or fish",
 }
 HELP = "\n".join(

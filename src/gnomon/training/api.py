@@ -24,13 +24,16 @@ from gnomon.core.errors import (
     RunError,
     Stopped,
     UserError,
+    unknown,
 )
 from gnomon.core.failpoints import reach
+from gnomon.core.optional import import_optional
 from gnomon.core.threads import run_alone
 from gnomon.learner.allocator import tune_machine
 from gnomon.models.checkpoint_check import try_checkpoint
 from gnomon.models.critic import HEAD_FILE, check_critic
 from gnomon.models.folder import belongings_of
+from gnomon.models.gguf import PRECISIONS, GgufModel
 from gnomon.records.checkpoints import CheckpointRef, Checkpoints
 from gnomon.records.console import Console
 from gnomon.records.directory import RunDirectory
@@ -249,6 +252,41 @@ def export(run: str | Path, folder: str | Path) -> Path:
     with new_folder(folder) as target:
         copy_model(Path(run), source, target)
     return target
+
+
+def export_gguf(run: str | Path, file: str | Path, precision: str | None = None) -> Path:
+    """Write the model of a run's newest valid checkpoint as one GGUF file, for llama.cpp and what is built on it.
+
+    Args:
+        run: A run's directory.
+        file: A new file.
+        precision: Of the matrices: "f32", "f16", "bf16" or "q8_0"; None is that of the weights.
+
+    Returns:
+        The file.
+
+    Raises:
+        ConfigError: The precision is unknown, or the gguf package is not installed.
+        ModelError: The architecture or tokenizer is not written as GGUF here; the message names what converts it.
+        RunDirectoryError: There is no run, no checkpoint, or ``file`` exists or cannot be written.
+    """
+    place = Path(file)
+    if precision is not None and precision not in PRECISIONS:
+        raise ConfigError(unknown("precision", precision, PRECISIONS))
+    if place.exists() or not place.parent.is_dir():
+        raise RunDirectoryError(f"{place} exists, or its folder does not; name a new file, as {place.stem}.gguf")
+    import_optional("gguf", "default-model", "a GGUF file")
+    source = checkpoint_of(Path(run))
+    model = GgufModel.of(source)
+    beside = place.with_name(f".{place.name}.part")
+    try:
+        model.write(beside, precision or model.own_precision)
+        beside.rename(place)
+    except FileNotFoundError as error:
+        raise RunDirectoryError(f"{source} lost files while it was read; try again") from error
+    finally:
+        beside.unlink(missing_ok=True)
+    return place
 
 
 def check_new(folder: str | Path) -> None:
