@@ -138,6 +138,7 @@ def test_a_run_says_nothing_that_only_sampled_answers_have(tmp_path: Path):
     assert run.metrics["tokens/epochs"][-1] == pytest.approx(12 * 16 / _rows(run.directory))
     assert [each.scores.keys() for each in run.evaluations] == [{"likelihood"}, {"likelihood"}]
     assert [*read_rows(run.directory / "findings.jsonl")] == []
+    assert "held out" in run.plot().svg
     page = (run.directory / "report.html").read_text()
     assert "held-out loss" in page
     assert "training reward" not in page

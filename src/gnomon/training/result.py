@@ -201,7 +201,8 @@ class Result:
         """Draw metrics over the steps, with the held-out score where the reward is drawn.
 
         Args:
-            *names: Names of metrics; without any, the mean reward of the rollouts.
+            *names: Names of metrics; without any, the mean reward of the rollouts, or the loss with the held-out loss
+                where the dataset's answers were trained on.
 
         Returns:
             A picture that a notebook shows and that `Picture.save` writes.
@@ -210,6 +211,12 @@ class Result:
             KeyError: No step measured one of the metrics.
         """
         metrics = self.metrics
+        if not names and "loss/perplexity" in metrics:
+            losses = [(e.step, e.loss_nats) for e in self.evaluations if e.loss_nats is not None]
+            drawn = [Series("loss/policy", metrics.steps, metrics["loss/policy"])]
+            steps, values = [step for step, _ in losses], [loss for _, loss in losses]
+            drawn += [Series("held out", steps, values, style="points")] if losses else []
+            return Picture(chart(drawn, "Loss", "step", "nats a token"))
         series = [Series(name, metrics.steps, metrics[name]) for name in names or ("rollout/reward_mean",)]
         scores = [(e.step, e.headline) for e in self.evaluations] if not names else []
         if scores:
