@@ -141,6 +141,15 @@ SPOILS = {
         lambda done: replace(done, oldest_version=0, newest_version=-1),
         "from version 0 back to -1",
     ),
+    "tokens of another type": (lambda done: replace(done, tokens=tuple(map(float, done.tokens))), "not a tuple of int"),
+    "tokens in a tensor": (lambda done: replace(done, tokens=torch.tensor(done.tokens)), "not a tuple of int"),
+    "numbers in a tensor": (lambda done: replace(done, logprobs=torch.tensor(done.logprobs)), "not a tuple of float"),
+    "tokens in a list": (lambda done: replace(done, tokens=list(done.tokens)), "not a tuple of int"),
+    "fields alone": (lambda done: {"tokens": done.tokens}, "answer 1 of 4 is dict, not a Completion"),
+    "nothing": (lambda done: replace(done, tokens=(), logprobs=(), full_logprobs=()), "no token"),
+    "another word": (lambda done: replace(done, stop="eos"), "stop = 'eos', which is neither"),
+    "an end that is none": (lambda done: replace(done, tokens=(*done.tokens[:-1], 1), stop="stop"), "ends in token 1"),
+    "cut before the budget": (lambda done: replace(done, stop="length"), "stop = 'length' after"),
 }
 
 

@@ -40,6 +40,7 @@ CHAT = (
     "{% if add_generation_prompt %}<|bos|>assistant\n{% endif %}"
 )
 MINE = '''
+import ctypes
 import os
 import signal
 import time
@@ -71,6 +72,10 @@ class Scripted:
             "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
             "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
             "asked to stop": lambda: [os.kill(os.getpid(), n) for n in STOP_SIGNALS] and Reply("no", reward=self.pay),
+            "memory": lambda: bytearray(64 * 2**30),
+            "forks": lambda: [os.fork() or time.sleep(1000) for _ in range(20)] and time.sleep(1000),
+            "writes": lambda: Reply(str(sum(os.write(2, b"x" * 2**20) for _ in range(2000))), is_done=True),
+            "in C": lambda: ctypes.CDLL(None).sleep(1000),
             "closes": lambda: (os.closerange(3, 1000), time.sleep(60)),
             "ends its parent": lambda: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(60)),
             "flood": lambda: Reply("x" * 300_000),
@@ -456,6 +461,19 @@ def test_what_kills_the_parent_of_all_environments_costs_the_others_nothing(
     assert bad.grade.reward is None
     assert bad.grade.error.startswith("environment: its process ended with the process that started it")
     assert bad.grade.error.endswith(", 3 times")
+
+
+def test_guilty_conversations_cost_innocent_ones_nothing(several: Callable[..., list[Rollout]], mine: str):
+    """Ten beside six that take memory, fork, write gigabytes, wait in C, close files or crash: each has its own end."""
+    plan = EnvironmentConfig(use=mine, timeout_seconds=3, max_concurrent=16, memory_gib=1.0)
+    deeds = ["memory", "forks", "writes", "in C", "closes", "segfault"]
+    innocent = [task_of(["a", "b", "c", "bye"]) for _ in range(10)]
+    played = several(plan, [*innocent, *(task_of(["a", deed]) for deed in deeds)])
+
+    assert [(r.grade.reward, r.ending) for r in played[:10]] == [(1.0, Ending(4, "done"))] * 10
+    assert [r.ending.by for r in played[10:]] == ["fault", "timeout", "done", "timeout", "fault", "fault"]
+    assert played[10].ending.cause.startswith("MemoryError")
+    assert [r.grade.reward for r in played[10:]] == [0.25] * 6
 
 
 def test_an_environment_that_is_killed_from_outside_is_played_again(

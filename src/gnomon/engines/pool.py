@@ -44,9 +44,13 @@ class CompletionValidator:
         >>> CompletionValidator(1, Sampling(), 10, {0}).fault([done])
         'answer 1 of 1 has log-probabilities that are not finite'
         """
+        if not isinstance(completions, list | tuple):
+            return f"{type(completions).__name__}, not a list of Completion"
         if len(completions) != self.answers:
             return f"{len(completions)} answers to {self.answers} keys"
         for number, completion in enumerate(completions, start=1):
+            if not isinstance(completion, Completion):
+                return f"answer {number} of {self.answers} is {type(completion).__name__}, not a Completion"
             said = self._of_one(completion)
             if said is not None:
                 return f"answer {number} of {self.answers} has {said}"
@@ -54,27 +58,56 @@ class CompletionValidator:
 
     def _of_one(self, completion: Completion) -> str | None:
         tokens, oldest, newest = completion.tokens, completion.oldest_version, completion.newest_version
+        if not _are(tokens, int, is_tuple=True):
+            return f"tokens {str(tokens)[:60]}, not a tuple of int"
+        if not tokens:
+            return "no token, not even the one that ends it"
         if len(tokens) > self.sampling.max_completion_length:
             return f"{len(tokens)} tokens, more than the {self.sampling.max_completion_length} asked for"
         beyond = math.inf if self.vocabulary_size is None else self.vocabulary_size
-        if tokens and (min(tokens) < 0 or max(tokens) >= beyond):
+        if min(tokens) < 0 or max(tokens) >= beyond:
             return f"token ids from {min(tokens)} to {max(tokens)}, outside the vocabulary of {self.vocabulary_size}"
         for logprobs in (completion.logprobs, completion.full_logprobs):
+            if not _are(logprobs, (float, int), is_tuple=True):
+                return f"log-probabilities {str(logprobs)[:60]}, not a tuple of float"
             said = fault_of_logprobs(logprobs, len(tokens))
             if said is not None:
                 return said
         stops = StopStrings.of(self.sampling)
-        ended = None if stops is None else stops.first(tokens[:-1])
-        if ended is not None:
+        ended = None if stops is None else stops.first(tokens)
+        if ended is not None and ended + 1 < len(tokens):
             return f"{len(tokens)} tokens, though the first {ended + 1} complete a stop string (sampling.stop)"
+        said = self._of_stop(completion, ended is not None)
+        if said is not None:
+            return said
         unknown = [version for version in (oldest, newest) if version not in self.versions]
         if unknown:
             return f"weights of version {unknown[0]}, which this engine was never given"
         return f"weights from version {oldest} back to {newest}" if oldest > newest else None
 
+    def _of_stop(self, completion: Completion, is_string: bool) -> str | None:
+        """Return what is wrong with how an answer says that it ended. is_string: whether a stop string does."""
+        asked, tokens = self.sampling, completion.tokens
+        is_ended = is_string or tokens[-1] in asked.stop_ids
+        if completion.stop not in ("stop", "length"):
+            return f"stop = {completion.stop!r}, which is neither 'stop' nor 'length'"
+        if completion.stop == "stop" and not is_ended and (asked.stop_ids or asked.stop):
+            return f"stop = 'stop', and ends in token {tokens[-1]}, which is none of those that end an answer"
+        if completion.stop == "length" and (is_ended or len(tokens) < asked.max_completion_length):
+            return f"stop = 'length' after {len(tokens)} of {asked.max_completion_length} tokens, the last {tokens[-1]}"
+        return None
+
+
+def _are(values: Any, kind: type | tuple[type, ...], is_tuple: bool = False) -> bool:
+    """Whether these are a tuple, or a list too, of one kind; some thousand take microseconds."""
+    is_kept = isinstance(values, tuple) or (isinstance(values, list) and not is_tuple)
+    return is_kept and all(issubclass(found, kind) for found in set(map(type, values)))
+
 
 def fault_of_logprobs(logprobs: Sequence[float], tokens: int) -> str | None:
     """Return why these cannot be the log-probabilities of that many tokens; None when they can."""
+    if not _are(logprobs, (float, int)):
+        return f"log-probabilities {str(logprobs)[:60]}, not a list of float"
     if len(logprobs) != tokens:
         return f"{len(logprobs)} log-probabilities for {tokens} tokens"
     # A sum is not finite as soon as one term is not; a maximum would pass over NaN.

@@ -15,7 +15,7 @@ from gnomon.core.progress import working
 from gnomon.core.threads import elsewhere
 from gnomon.core.types import Batch, Snapshot, State
 from gnomon.engines.base import Engine
-from gnomon.engines.pool import EnginePool
+from gnomon.engines.pool import EnginePool, fault_of_logprobs
 from gnomon.learner.base import Learner
 from gnomon.models.transfer.fingerprint import Fingerprint, differences
 from gnomon.models.transfer.remote_weights import sent
@@ -164,6 +164,9 @@ class VerifiedWeightSync:
         if not bool(own.isfinite().all()):
             raise NotFiniteError(_useless(snapshot.version))
         said = await self.engines.each(lambda e: e.score(prompt, response, 1.0))
+        for name, scores in said.items():
+            if (wrong := fault_of_logprobs(scores, len(response))) is not None:
+                raise WeightSyncError(f"the engine {name} answers a score with {wrong}: mend its method score")
         apart = {name: _separate(own[0].tolist(), scores) for name, scores in said.items()}
         allowed = self.allowance.nats
         for name, differs in apart.items():
