@@ -34,10 +34,10 @@ def run(arguments: Sequence[str]) -> int:
     """Export the newest valid checkpoint's model; return the exit code."""
     parser = build_parser()
     given = parser.parse_args(arguments)
+    if given.to is None and given.folder is None:
+        parser.error("the following arguments are required: folder")
     RunDirectory.check_there(given.run)
     if given.to is None:
-        if given.folder is None:
-            parser.error("the following arguments are required: folder")
         if given.public or given.dry_run:
             parser.error("--public and --dry-run are of an upload: add --to hub:USER/NAME")
         said = _copied(given)
