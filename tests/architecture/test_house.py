@@ -6,7 +6,18 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.architecture.sources import ROOT, SOURCES, TESTS, at_most, functions, none_of, parse, spot, words
+from tests.architecture.sources import (
+    ROOT,
+    SOURCES,
+    TESTS,
+    at_most,
+    functions,
+    none_of,
+    parameters,
+    parse,
+    spot,
+    words,
+)
 
 TEXT = {".py", ".md", ".toml", ".txt", ".json", ".jsonl", ".cfg", ".yml", ".yaml", ""}
 
@@ -115,6 +126,31 @@ def test_modules_and_their_public_names_have_docstrings():
     found += [f"{spot(path, line)}: {name}" for path in SOURCES for name, line in undocumented(parse(path))]
 
     none_of(found, "write a docstring whose first line says what it is")
+
+
+def entries(docstring: str, section: str) -> list[str]:
+    """Return the names that stand before a colon in a section of a docstring."""
+    found = re.search(rf"^{section}:\n((?: {{4}}.*\n?|\n)+)", docstring, re.MULTILINE)
+    return re.findall(r"^ {4}(\S.*?):(?: |$)", found[1], re.MULTILINE) if found else []
+
+
+def test_docstrings_name_arguments_and_errors_in_sections():
+    """`Args` names parameters, `Raises` names exceptions, and neither stands in a sentence: editors read sections."""
+    found = []
+    for path in SOURCES:
+        for node in (n for n in ast.walk(parse(path)) if isinstance(n, KINDS)):
+            text = ast.get_docstring(node) or ""
+            said = ["Raises: within a line"] if re.search(r"Raises: +\S", text) else []
+            raised = (name for each in entries(text, "Raises") for name in each.split(", "))
+            said += [f"Raises {name}" for name in raised if not re.fullmatch(r"_?[A-Z][\w.]*", name)]
+            if not isinstance(node, ast.ClassDef):
+                a = node.args
+                known = {arg.arg for arg in (*parameters(node), *filter(None, (a.vararg, a.kwarg)))}
+                named = (name for each in entries(text, "Args") for name in each.split(", "))
+                said += [f"Args {name}" for name in named if name.lstrip("*") not in known]
+            found += [f"{spot(path, node.lineno)}: {node.name}: {each}" for each in said]
+
+    none_of(found, "write Google's sections: `Args:`, `Raises:`, and a line for each")
 
 
 def test_annotations_are_real():

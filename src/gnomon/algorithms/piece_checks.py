@@ -14,7 +14,11 @@ from gnomon.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class ArrayForm:
-    """A protocol in one line, for messages and docs/pieces.md. parts: what a piece must have beside a call."""
+    """A protocol in one line, for messages and docs/pieces.md.
+
+    Attributes:
+        parts: What a piece must have beside a call.
+    """
 
     line: str
     parts: tuple[str, ...] = ()

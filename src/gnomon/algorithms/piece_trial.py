@@ -192,7 +192,11 @@ class _Trial:
         return found
 
     def checked(self, found: Any, shape: torch.Size, beside: str = "", exact: bool = True) -> Tensor:
-        """Return a tensor of one finite number a token. exact: only a floating type will do."""
+        """Return a tensor of one finite number a token.
+
+        Args:
+            exact: Only a floating type will do.
+        """
         if not isinstance(found, Tensor):
             self.fail(f"{beside}returned {type(found).__name__}, expected a tensor of shape {list(shape)}")
         if found.shape != shape:
@@ -461,7 +465,11 @@ def _weighed(trial: _Trial) -> Batch:
 
 
 def _view(algorithm: Algorithm, batch: Batch, is_moved: bool) -> LossInputs:
-    """Return what pieces see. is_moved: the current policy is another than the others, which else are one."""
+    """Return what pieces see.
+
+    Args:
+        is_moved: The current policy is another than the others, which else are one.
+    """
     if not is_moved:
         others = {name: batch.behavior for name in ("proximal", "reference") if getattr(batch, name) is not None}
         batch = batch.with_fields(**others, full_behavior=batch.behavior)

@@ -53,7 +53,11 @@ class Statistics:
         return sums[name]
 
     def mean(self, name: str) -> float:
-        """Return the mean of a term over these tokens, 0 where there are none. Raises: ConfigError as `total`."""
+        """Return the mean of a term over these tokens, 0 where there are none.
+
+        Raises:
+            ConfigError: As `total`.
+        """
         return self.total(name) / self.behavior.count if self.behavior.count else 0.0
 
 

@@ -325,7 +325,8 @@ class Loaded:
 def load(source: str | Path, overrides: Sequence[str] = ()) -> Loaded:
     """Return the experiment of a TOML file or a built-in name, with ``key=value`` overrides applied.
 
-    Raises: ConfigError naming file, path, value and the nearest known name.
+    Raises:
+        ConfigError: Naming file, path, value and the nearest known name.
     """
     return from_table(read(source), overrides)
 
@@ -427,7 +428,11 @@ def _reach(table: Any, path: str) -> Any:
 
 
 def _settle_length(whole: dict[str, Any], overridden: set[str]) -> None:
-    """Leave out the steps or the epochs of a file where an override says the other. Raises: ConfigError for both."""
+    """Leave out the steps or the epochs of a file where an override says the other.
+
+    Raises:
+        ConfigError: For both.
+    """
     if "steps" not in whole or "epochs" not in whole:
         return
     newer = [key for key in ("steps", "epochs") if key in overridden]
@@ -498,7 +503,9 @@ def to_toml(experiment: Experiment) -> str:
 def _name_adapter(whole: dict[str, Any]) -> list[str]:
     """Take an adapter's folder in place of a model as its base with that adapter, and its settings from its config.
 
-    Raises: ModelError for an adapter that cannot be read; ConfigError for settings that are not the adapter's.
+    Raises:
+        ModelError: For an adapter that cannot be read.
+        ConfigError: For settings that are not the adapter's.
     """
     named, lora = whole.get("model"), whole.get("lora")
     folder = Path(named).expanduser() if isinstance(named, str) else None
@@ -623,7 +630,11 @@ def _set_all(whole: dict[str, Any], settings: Sequence[tuple[str, Any]]) -> list
 
 
 def _refuse_twice(whole: Mapping[str, Any], foreign: Sequence[tuple[str, Any]]) -> None:
-    """Refuse one setting under two names in one table. Raises: ConfigError."""
+    """Refuse one setting under two names in one table.
+
+    Raises:
+        ConfigError: If two names set it to two values.
+    """
     for number, (key, value) in enumerate(foreign):
         node: Any = whole
         for name in key.split("."):
@@ -635,7 +646,11 @@ def _refuse_twice(whole: Mapping[str, Any], foreign: Sequence[tuple[str, Any]]) 
 
 
 def _work_out(whole: dict[str, Any]) -> list[str]:
-    """Replace `foreign_names.DEFERRED` by our settings, now that the algorithm is known. Raises: ConfigError."""
+    """Replace `foreign_names.DEFERRED` by our settings, now that the algorithm is known.
+
+    Raises:
+        ConfigError: If a value cannot be worked out.
+    """
     notes: list[str] = []
     algorithm: Algorithm = whole["algorithm"]
     if "prompts_per_step" in whole:

@@ -55,12 +55,20 @@ def read(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_json(value: Any) -> Any:
-    """Return what a file can hold of a value: dates as texts. Raises: ValueError or RecursionError where it cannot."""
+    """Return what a file can hold of a value: dates as texts.
+
+    Raises:
+        ValueError: Or RecursionError where it cannot.
+    """
     return json.loads(json.dumps(value, default=str))
 
 
 def parse_override(override: str) -> tuple[str, Any]:
-    """Return path and value of "path=value"; the value is TOML, or else text. Raises: ConfigError for another form."""
+    """Return path and value of "path=value"; the value is TOML, or else text.
+
+    Raises:
+        ConfigError: For another form.
+    """
     key, equals, text = override.partition("=")
     key = key.strip().removeprefix("--")
     if not equals or not key or not all(p.isidentifier() or p.isdigit() for p in key.replace("-", "_").split(".")):
@@ -133,7 +141,11 @@ def _list(value: Any) -> list[Any]:
 
 
 def _check_key(key: str) -> None:
-    """Refuse a key whose beginning no setting has. Raises: ConfigError."""
+    """Refuse a key whose beginning no setting has.
+
+    Raises:
+        ConfigError: If no setting begins so; it names the nearest.
+    """
     known: list[str] = known_names()["keys"]
     parts = key.split(".")
     top = {each.partition(".")[0] for each in known}

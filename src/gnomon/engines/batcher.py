@@ -45,7 +45,12 @@ class Request:
 
 @dataclass(eq=False)
 class BatchRow:
-    """One answer on its way. place: which of the request's keys it answers. experts: set when it leaves the model."""
+    """One answer on its way.
+
+    Attributes:
+        place: Which of the request's keys it answers.
+        experts: Set when it leaves the model.
+    """
 
     request: Request
     place: int

@@ -86,7 +86,11 @@ class CompletionValidator:
         return f"weights from version {oldest} back to {newest}" if oldest > newest else None
 
     def _of_stop(self, completion: Completion, is_string: bool) -> str | None:
-        """Return what is wrong with how an answer says that it ended. is_string: whether a stop string does."""
+        """Return what is wrong with how an answer says that it ended.
+
+        Args:
+            is_string: Whether a stop string does.
+        """
         asked, tokens = self.sampling, completion.tokens
         is_ended = is_string or tokens[-1] in asked.stop_ids
         if completion.stop not in ("stop", "length"):

@@ -97,7 +97,11 @@ class ForwardRunner:
     def recorded(
         self, batch: Batch, rows: Tensor, scorer: TokenScorer, ahead: "Prefetched | None" = None
     ) -> Iterator[tuple[Tensor, Batch, TokenScores]]:
-        """Yield `cuts` with their scores, whose gradient is recorded; inside of `recording`. ahead: of these rows."""
+        """Yield `cuts` with their scores, whose gradient is recorded; inside of `recording`.
+
+        Args:
+            ahead: Rows before these rows.
+        """
         if ahead is not None:
             yield ahead.computed
         cuts = self.cuts(batch, rows, scorer) if ahead is None else self._placed(ahead.others)

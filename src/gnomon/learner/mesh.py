@@ -55,7 +55,11 @@ class Mesh(Protocol):
         """Return what ``work`` returns, whose passes through ``model`` find every parameter whole."""
 
     def total(self, tensor: Tensor) -> Tensor:
-        """Return the sum over all processes, the same bits in each. tensor: on the CPU, the same shape in each."""
+        """Return the sum over all processes, the same bits in each.
+
+        Args:
+            tensor: On the CPU, the same shape in each.
+        """
 
     def broadcast(self, text: str) -> str:
         """Return the short text of rank 0."""

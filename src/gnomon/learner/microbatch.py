@@ -36,7 +36,12 @@ class Sharing:
 
 @dataclass(frozen=True)
 class PromptRows:
-    """What rows share. numbers: which prompt each row has. lengths: of each row's prompt."""
+    """What rows share.
+
+    Attributes:
+        numbers: Which prompt each row has.
+        lengths: Tokens of each row's prompt.
+    """
 
     numbers: Sequence[int]
     lengths: Sequence[int]

@@ -71,13 +71,14 @@ class LearnerConfig:
 def token_budget(kept: int, item_bytes: int, parameters: int, available: int = 0) -> int:
     """Return how many tokens of a micro-batch keep the planned bytes for the backward pass, at least 256.
 
-    kept: numbers of a token that are kept, each of ``item_bytes``.
-
     Those are ``available``, or without it an eighth of what weights, gradients and moments take, and at least a quarter
     of a GiB. On a CPU more tokens make products hardly faster, and one more micro-batch costs adding its gradients up:
     4% of the fixed work's update, where a quarter instead of an eighth costs 0.13 GiB.
 
     Fewer than 256 tokens would make products slow.
+
+    Args:
+        kept: Numbers of a token that are kept, each of ``item_bytes``.
 
     >>> token_budget(kept_numbers(layers=30, width=576), item_bytes=4, parameters=10**9)
     1205

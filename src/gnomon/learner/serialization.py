@@ -31,7 +31,8 @@ _ALIGNED = 64
 def packed(value: Any) -> Iterator[tuple[str, int]]:
     """Yield the text of ``value``, and the number of the open file with its tensors.
 
-    Raises: TypeError for what cannot travel.
+    Raises:
+        TypeError: For what cannot travel.
     """
     tensors: list[Tensor] = []
     plain = _plain(value, tensors)
@@ -59,7 +60,8 @@ def unpacked(text: str, file: int) -> Any:
 def boxed(value: Any) -> tuple[str, Bytes]:
     """Return the text of ``value``, and one array with the bytes of its tensors.
 
-    Raises: TypeError for what cannot travel.
+    Raises:
+        TypeError: For what cannot travel.
 
     >>> unboxed(*boxed({"loss": torch.ones(2), "step": 3}))
     {'loss': tensor([1., 1.]), 'step': 3}

@@ -261,7 +261,11 @@ def adapter_writer(model: Any, tensors: Mapping[str, Tensor]) -> Callable[[Path]
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
-    """Return the weights of an adapter. Raises: ModelError where they cannot be read or are not finite."""
+    """Return the weights of an adapter.
+
+    Raises:
+        ModelError: If they cannot be read or are not finite.
+    """
     try:
         found = read_tensors(read_plain(folder / _WEIGHTS))
     except FileNotFoundError as error:
@@ -275,7 +279,11 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _read_into(model: nn.Module, folder: Path) -> None:
-    """Give the adapters of a model the weights of a folder. Raises: ModelError where they are others."""
+    """Give the adapters of a model the weights of a folder.
+
+    Raises:
+        ModelError: If they are those of other adapters.
+    """
     own = {
         f"{_PREFIX}{name.replace(f'.{_ADAPTER}.', '.')}": parameter
         for name, parameter in model.named_parameters()

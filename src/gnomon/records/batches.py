@@ -100,8 +100,10 @@ def write_batch(
         prompt_ids: One per row; without them the batch's ``task_ids``, and without these the group's number.
         is_spelled: Write "nan", "inf" and "-inf" for what is not finite.
 
-    Raises: ConfigError when ``prompt_ids`` or ``current`` do not fit the batch; ValueError when a number that is not
-    masked is not finite; OSError.
+    Raises:
+        ConfigError: If ``prompt_ids`` or ``current`` do not fit the batch.
+        ValueError: If a number that is not masked is not finite.
+        OSError: If the file cannot be written.
     """
     names = [str(name) for name in prompt_ids or batch.task_ids] or [str(int(g)) for g in batch.group]
     now = current if current is not None else batch.proximal if batch.proximal is not None else batch.behavior

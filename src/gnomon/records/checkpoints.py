@@ -31,7 +31,11 @@ SPARE = 1.1
 
 @dataclass(frozen=True)
 class CheckpointRef:
-    """The checkpoint to go on from. warnings: one line for each newer one that is damaged."""
+    """The checkpoint to go on from.
+
+    Attributes:
+        warnings: One line for each newer one that is damaged.
+    """
 
     path: Path
     step: int

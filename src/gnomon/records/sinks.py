@@ -79,7 +79,11 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class TensorBoard:
-    """Event files in RUN/tensorboard. writer: `torch.utils.tensorboard.SummaryWriter`."""
+    """Event files in RUN/tensorboard.
+
+    Attributes:
+        writer: `torch.utils.tensorboard.SummaryWriter`.
+    """
 
     writer: Any
 
@@ -171,7 +175,11 @@ def open_swanlab(directory: Path, run_name: str, config: Mapping[str, Any], step
 
 @dataclass(frozen=True)
 class MLflowRun:
-    """A run on MLflow's tracking server or in its local database. client: `mlflow.MlflowClient`."""
+    """A run on MLflow's tracking server or in its local database.
+
+    Attributes:
+        client: `mlflow.MlflowClient`.
+    """
 
     client: Any
     run_id: str

@@ -41,7 +41,12 @@ class TokenRecord:
 
 @dataclass(frozen=True)
 class TokenStats:
-    """What the learner said of N rows of a batch when the step began. logprobs, entropy: Float[N T]."""
+    """What the learner said of N rows of a batch when the step began.
+
+    Attributes:
+        logprobs: Float[N T].
+        entropy: Float[N T].
+    """
 
     rows: tuple[int, ...]
     logprobs: Tensor

@@ -283,7 +283,7 @@ class UserFunction(Verifier):
         """Return the reward of each answer to one question, from one call; None where none applies.
 
         Raises:
-            VerifierError, or: Whatever the function raises, for all of them.
+            VerifierError: If it returns what it may not; what the function raises goes through.
         """
         return find(self.function)[1].rewards(self._called(samples), len(samples))
 

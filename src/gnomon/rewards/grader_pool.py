@@ -103,7 +103,7 @@ class GradingPool:
         They have the deadlines of all of them together. Where no reward sees them all, it is `grade` of each.
 
         Raises:
-            as: `grade`.
+            GradingError: As `grade`.
         """
         if self._is_joint and samples:
             grades = await self._graded({"samples": [from_sample(sample) for sample in samples]}, len(samples))

@@ -13,9 +13,13 @@ def collate(groups: Sequence[Group], temperature: float, baseline: Callable[[str
     """Return the groups' rollouts as one `Batch`, group after group.
 
     A rollout with an error keeps its row, with an empty mask: it is counted, enters no statistic and no loss.
-    baseline: task id to tracked value, read before these groups are observed; None without a tracker.
-    Raises: ConfigError when there is no rollout at all; EngineError when some answers have their likeliest tokens and
-    others not.
+
+    Args:
+        baseline: Task id to tracked value, read before these groups are observed; None without a tracker.
+
+    Raises:
+        ConfigError: If there is no rollout at all.
+        EngineError: If some answers have their likeliest tokens and others not.
     """
     pairs = [(number, rollout) for number, group in enumerate(groups) for rollout in group.rollouts]
     if not pairs:

@@ -24,7 +24,12 @@ _ALONE = 4
 
 
 class EnvError(Exception):
-    """An environment failed in one rollout. by: how. cause: in one line."""
+    """An environment failed in one rollout.
+
+    Args:
+        by: How the conversation ended.
+        cause: The cause, in one line.
+    """
 
     def __init__(self, by: EndedBy, cause: str) -> None:
         super().__init__(cause)
@@ -47,7 +52,11 @@ class EnvAnswer:
 
 @dataclass
 class EnvWorker:
-    """One environment for one rollout. is_sound: whether its process may serve another rollout afterwards."""
+    """One environment for one rollout.
+
+    Attributes:
+        is_sound: Whether its process may serve another rollout afterwards.
+    """
 
     worker: Worker
     timeout_seconds: float
@@ -57,16 +66,28 @@ class EnvWorker:
     async def reset(self, prompt: str, columns: Mapping[str, Any], seed: int) -> EnvAnswer:
         """Return its first observation; what it draws from now on begins with ``seed``.
 
-        Raises: EnvError, EnvWorkerLost.
+        Raises:
+            EnvError: If the environment fails.
+            EnvWorkerLost: If its worker is gone.
         """
         return await self._ask({"do": "reset", "prompt": prompt, "columns": dict(columns), "luck": seed})
 
     async def step(self, text: str) -> EnvAnswer:
-        """Return its reply to an answer. Raises: EnvError, EnvWorkerLost."""
+        """Return its reply to an answer.
+
+        Raises:
+            EnvError: If the environment fails.
+            EnvWorkerLost: If its worker is gone.
+        """
         return await self._ask({"do": "step", "text": text})
 
     async def end(self) -> float:
-        """Have it close, and return the reward that it knows only now, or 0. Raises: EnvError, EnvWorkerLost."""
+        """Have it close, and return the reward that it knows only now, or 0.
+
+        Raises:
+            EnvError: If the environment fails.
+            EnvWorkerLost: If its worker is gone.
+        """
         return (await self._ask({"do": "close"})).reward
 
     async def _ask(self, request: dict[str, Any]) -> EnvAnswer:
@@ -125,7 +146,8 @@ class EnvWorkers:
     async def open(self) -> AsyncIterator[EnvWorker]:
         """Give a rollout an environment of its own; its process is ended afterwards if it is not sound.
 
-        Raises: EngineError when no process can be started.
+        Raises:
+            EngineError: If no process can be started.
         """
         async with self._free:
             while self._idle and self._idle[-1].reader.at_eof():
@@ -146,7 +168,8 @@ class EnvWorkers:
     async def alone(self) -> AsyncIterator[EnvWorker]:
         """Give a rollout an environment whose process has a parent of its own, which costs an import.
 
-        Raises: EngineError when no process can be started.
+        Raises:
+            EngineError: If no process can be started.
         """
         async with self._free_alone:
             worker_pool = WorkerPool(_fork_server(self._plan), "environment", Limits().start_seconds)
@@ -178,7 +201,8 @@ class EnvWorkers:
 def describe(plan: EnvironmentConfig) -> tuple[dict[str, Any], ...]:
     """Import the environment in a process that can be killed, and return the JSON schemas of its tools.
 
-    Raises: ConfigError when it cannot be found, imported, built with its settings, or described.
+    Raises:
+        ConfigError: If it cannot be found, imported, built with its settings, or described.
     """
     fork_server = _fork_server(plan)
     try:

@@ -28,7 +28,11 @@ _TRIES = 3
 
 @dataclass(frozen=True)
 class _Played:
-    """One conversation of one answer. where: what failed, "" for nothing."""
+    """One conversation of one answer.
+
+    Attributes:
+        where: What failed, "" for nothing.
+    """
 
     sample: Sample
     where: str = ""
@@ -49,9 +53,12 @@ class _Played:
 def try_environment(plan: EnvironmentConfig, questions: Sequence[Sequence[Sample]]) -> tuple[str, ...]:
     """Play one turn with each made answer to a few questions; each conversation has an instance of its own.
 
-    Returns: what should be said, a sentence each.
-    Raises: ConfigError naming the cause and the protocol's line when it takes or returns what no environment may, or
-        fails in every conversation.
+    Returns:
+        What should be said, a sentence each.
+
+    Raises:
+        ConfigError: Naming the cause and the protocol's line when it takes or returns what no environment may, or fails
+            in every conversation.
     """
     limits = Limits(memory_gib=plan.memory_gib or None, environment=plan.variables)
     fork_server = ForkServer(WorkerProgram("gnomon.tasks.env_server", plan, "the environment", plan.names), limits)

@@ -20,8 +20,6 @@ STOPPED = "loss/stopped_token_fraction"
 def measure_waste(finished: RolloutBatch, batch: Batch, learned: Metrics) -> Metrics:
     """Return how many of the generated tokens had a gradient, and what became of the others, each with one cause.
 
-    batch: as it was trained on, prepared. learned: what its updates measured.
-
     ``tokens/trained`` had one; ``idle`` is of a trained group and had none; ``failed``, ``refused``, ``surplus`` and
     ``distrusted`` as in `measure_stream`. They add up to what was generated. ``tokens/wasted_fraction`` is the share
     without a gradient, and these are its parts, of all generated tokens:
@@ -38,6 +36,10 @@ def measure_waste(finished: RolloutBatch, batch: Batch, learned: Metrics) -> Met
     Of several causes the first counts: that of a group that is not trained on, then errored, truncated, degenerate or
     zero_advantage, clipped. What was generated of a rollout that was withdrawn is not known, and is in none of them. A
     regularizer's pull on a token that the reward says nothing about is no use of the rollout: such a token is wasted.
+
+    Args:
+        batch: As it was trained on, prepared.
+        learned: What its updates measured.
     """
     groups = untrained(finished)
     wasted = {fate: tokens_of(rollouts_of(each)) for fate, each in groups.items()}
@@ -144,7 +146,9 @@ def said_of_failures(rollouts: Sequence[Rollout]) -> str | None:
 def measure_round(finished: RolloutBatch, version: int) -> Metrics:
     """Return ``rollout/*``, ``stream/*`` and ``tokens/generated`` of everything that was generated, kept or not.
 
-    version: of the weights about to be trained; staleness is counted in steps from the oldest token of a rollout.
+    Args:
+        version: Version of the weights about to be trained; staleness is counted in steps from the oldest
+            token of a rollout.
     """
     groups = finished.generated
     several = [group for group in groups if len(group.rollouts) > 1]

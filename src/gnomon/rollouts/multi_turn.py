@@ -24,10 +24,13 @@ from gnomon.tasks.turn_tokens import TurnTokenizer
 class Trajectory:
     """The tokens of a conversation as it grows, and at its end what it was.
 
-    prompt: the question, with what the environment showed before the first answer. tokens: all that follows, with
-    ``mask`` true where the policy chose, and log-probabilities 0.0 where it did not. said: answers and replies as
-    messages. reward: the environment's, added up. seed: of what environment and rewards draw. error: why it cannot be
-    trained on; None when it can.
+    Attributes:
+        prompt: The question, with what the environment showed before the first answer.
+        tokens: All that follows, with ``mask`` true where the policy chose, and log-probabilities 0.0 where it did not.
+        said: Answers and replies as messages.
+        reward: The environment's, added up.
+        seed: Seed of what environment and rewards draw.
+        error: Why it cannot be trained on; None when it can.
     """
 
     prompt: tuple[int, ...]
@@ -152,9 +155,6 @@ def unopened(prompt: Sequence[int]) -> str:
 class MultiTurnRollout:
     """Plays the turns of a rollout with an environment.
 
-    decode: an answer's token ids to its text. refuse: the grade of a rollout that cannot be trained on, counted against
-    the error budget. opening: what the ids before an answer open it with.
-
     Which endings are trained on: all that follow something the policy said. For a policy that makes a tool hang, raise
     or flood that is the end, and it is graded on what it has: were it not trained on, or were the rest left to a
     critic's guess as where a budget ends, breaking a tool would be a way out of a bad grade. A failure before the first
@@ -162,6 +162,11 @@ class MultiTurnRollout:
     (the kernel's memory killer, or another environment that ends their parent) says nothing about the policy: the
     conversation is played again from its beginning with the same draws, apart from the others, and is an error when
     that process is lost too, twice.
+
+    Attributes:
+        decode: An answer's token ids to its text.
+        refuse: The grade of a rollout that cannot be trained on, counted against the error budget.
+        opening: What the ids before an answer open it with.
     """
 
     engine: Engine
@@ -177,7 +182,8 @@ class MultiTurnRollout:
     async def run(self, task: Task, key: Callable[[int], int], sampling: Sampling) -> Trajectory:
         """Return the trajectory of one rollout; never raises for what an environment does.
 
-        key: turn to the key of its draws.
+        Args:
+            key: Turn to the key of its draws.
         """
         lost: list[str] = []
         while len(lost) < _TRIES:
@@ -195,7 +201,11 @@ class MultiTurnRollout:
         return path
 
     async def _play(self, host: EnvWorker, task: Task, key: Callable[[int], int], sampling: Sampling) -> Trajectory:
-        """Return the trajectory that one environment's process lived through. Raises: EnvWorkerLost when it did not."""
+        """Return the trajectory that one environment's process lived through.
+
+        Raises:
+            EnvWorkerLost: If it did not.
+        """
         path = Trajectory(task.prompt, self.engine.version, seed=key(0))
         try:
             first = await host.reset(task.text, {"seed": path.seed % 2**63, **task.columns}, path.seed)
@@ -217,7 +227,8 @@ class MultiTurnRollout:
     def _show(self, path: Trajectory, first: EnvAnswer, budget: int) -> int:
         """Put a first observation behind the question; return how many tokens are left for all that follows.
 
-        Raises: EnvError when it is longer than a reply may be, or leaves no room for an answer.
+        Raises:
+            EnvError: If it is longer than a reply may be, or leaves no room for an answer.
         """
         asked = len(path.prompt)
         path.prompt = self.turn_tokenizer.observed(path.prompt, first.messages)

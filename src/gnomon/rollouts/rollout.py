@@ -84,9 +84,12 @@ class DatasetRollouter:
 class Rollouter:
     """Asks an engine and a grader about tasks.
 
-    generations: rollouts a task. seed: of the run; draws depend on it, the round, the task and the sample alone.
-    decode: an answer's token ids to its text. conversation: plays several turns with an environment; None asks for one
-    answer. opening: what the prompt opens the answer with, which stands before its text for rewards and records.
+    Attributes:
+        generations: Rollouts a task.
+        seed: The run's seed; draws depend on it, the round, the task and the sample alone.
+        decode: An answer's token ids to its text.
+        conversation: Plays several turns with an environment; None asks for one answer.
+        opening: What the prompt opens the answer with, which stands before its text for rewards and records.
     """
 
     engine: Engine

@@ -35,11 +35,16 @@ _ATTEMPT = 1 << 40
 class InflightGroup:
     """One prompt on its way, or the group that it became and that waits for its step.
 
-    index: of the task. number, place: of the round that it was asked in, and where in it; draws depend on them.
-    attempt: how many prompts were refused in this place before. turn: counts what was asked so far, so it orders
-    groups. clock: of the step that it was asked in. done_at: seconds, of the process's clock.
-    status: "asked"; "kept", finished and to be trained on; "refused" by the filter, to be asked again; "given up" after
-    the last attempt, when the step that it was meant for is smaller.
+    Attributes:
+        index: The task's index.
+        number: The round that it was asked in; draws depend on it and on `place`.
+        place: Its place in that round.
+        attempt: How many prompts were refused in this place before.
+        turn: Counts what was asked so far, so it orders groups.
+        clock: The step that it was asked in.
+        done_at: Seconds, of the process's clock.
+        status: "asked"; "kept", finished and to be trained on; "refused" by the filter, to be asked again; "given up"
+            after the last attempt, when the step that it was meant for is smaller.
     """
 
     index: int
@@ -77,11 +82,13 @@ def choose(
 ) -> Sequence[InflightGroup] | None:
     """Return the slots that the step at ``clock`` trains on, or None when it must wait.
 
-    The oldest ``count`` that are ready, for of all choices that leaves the others the most time. is_waiting: only if
-    every other slot can still be trained on at ``bound`` steps after it was asked or earlier, ``count`` a step;
-    otherwise someone would be too old in the end. That is earliest deadline first (Jackson 1955), which meets all
-    deadlines if anything does.
-    slots: in the order in which they were asked.
+    The oldest ``count`` that are ready, for of all choices that leaves the others the most time.
+
+    Args:
+        is_waiting: Only if every other slot can still be trained on at ``bound`` steps after it was asked or earlier,
+            ``count`` a step; otherwise someone would be too old in the end. That is earliest deadline first (Jackson
+            1955), which meets all deadlines if anything does.
+        slots: Its slots, in the order in which they were asked.
     """
     ready = [slot for slot in slots if slot.is_ready][:count]
     if len(ready) < count:
@@ -113,10 +120,18 @@ class Fate(StrEnum):
 class RolloutBatch:
     """What one step trains on, and what else came to an end since the step before.
 
-    number: of the take, from 0. groups: kept, in the order they were asked. filtered, late, off_policy:
-    finished groups that are not trained on, by their `Fate`. cancelled: rollouts that never finished.
-    wait_seconds: how long the step waited for groups. in_flight, finished: groups that stay behind, still asked or
-    ready. ahead: steps for which prompts were asked beside this one. watch: of the group that finished last.
+    Attributes:
+        number: Number of the take, from 0.
+        groups: Kept, in the order they were asked.
+        filtered: Finished groups that are not trained on, by their `Fate`.
+        late: Finished groups that are not trained on, by their `Fate`.
+        off_policy: Finished groups that are not trained on, by their `Fate`.
+        cancelled: Rollouts that never finished.
+        wait_seconds: How long the step waited for groups.
+        in_flight: Groups that stay behind, still asked or ready.
+        finished: Groups that stay behind, still asked or ready.
+        ahead: Steps for which prompts were asked beside this one.
+        watch: The watch of the group that finished last.
     """
 
     number: int
@@ -146,15 +161,17 @@ class RolloutBatch:
 class RolloutScheduler:
     """Asks prompts ahead of training and hands out ``prompts_per_step`` finished groups a step. `Stateful`.
 
-    max_staleness: steps. stragglers: what is done about a group that is not finished when its time is over: "wait", or
-    "drop" it and take another finished one instead, which no step waits for but which favors short answers.
-    slack: steps' worth of slots that stay empty, at most ``max_staleness``; may be changed between takes. With 0 each
-    step trains on what was asked ``max_staleness`` steps before. With 1 on what was asked one step later than that, as
-    fresh as with a bound of one less, but a slow answer may be overtaken and come a step later.
-    is_kept: which finished groups are trained on; the others' places are taken by other prompts, at most
-    ``max_attempts`` prompts a place in all, after which the step is smaller; a step without any kept group is trained
-    on as it is, which changes nothing and is counted. At staleness 0 refused prompts are replaced once all have
-    answered, so that who is asked depends on no timing; above it at once.
+    Attributes:
+        max_staleness: Largest staleness, in steps.
+        stragglers: What is done about a group that is not finished when its time is over: "wait", or "drop" it and take
+            another finished one instead, which no step waits for but which favors short answers.
+        slack: Steps' worth of slots that stay empty, at most ``max_staleness``; may be changed between takes. With 0
+            each step trains on what was asked ``max_staleness`` steps before. With 1 on what was asked one step later
+            than that, as fresh as with a bound of one less, but a slow answer may be overtaken and come a step later.
+        is_kept: Which finished groups are trained on; the others' places are taken by other prompts, at most
+            ``max_attempts`` prompts a place in all, after which the step is smaller; a step without any kept group is
+            trained on as it is, which changes nothing and is counted. At staleness 0 refused prompts are replaced once
+            all have answered, so that who is asked depends on no timing; above it at once.
     """
 
     curriculum: Curriculum
@@ -197,7 +214,8 @@ class RolloutScheduler:
     async def next_batch(self) -> RolloutBatch:
         """Ask until every slot is taken, and return what the step trains on as soon as that is finished.
 
-        Raises: whatever asking raised.
+        Raises:
+            Exception: What asking raised.
         """
         self._clock += 1
         self._fill()
@@ -323,7 +341,8 @@ class RolloutScheduler:
     def moved(self, state: State, places: Mapping[int, int] | None) -> State:
         """Return a state of another scheduler as one of this: rounds go on, and what is on its way is asked if it fits.
 
-        places: of each former task in this task set; None where the sets are the same.
+        Args:
+            places: The place of each former task in this task set; None where the sets are the same.
         """
         rows = [row for row in state.values["pending"] if places is None or row[0] in places]
         pending = [[row[0] if places is None else places[row[0]], *row[1:]] for row in rows]

@@ -30,14 +30,17 @@ class _Kept(NamedTuple):
 class SelfImitationReplay:
     """Graded responses with a reward above a bound: the best of each prompt, and of these the best of all.
 
-    Among equal rewards the newer stays. The same response to the same prompt is kept once. What is kept depends on
-    all that was observed and its order, not on how it was cut into steps. What a response was sampled with is
-    forgotten (its log-probabilities are zeros), for imitation compares with no sampler; `Stateful`.
+    Among equal rewards the newer stays. The same response to the same prompt is kept once. What is kept depends on all
+    that was observed and its order, not on how it was cut into steps. What a response was sampled with is forgotten
+    (its log-probabilities are zeros), for imitation compares with no sampler; `Stateful`.
 
     Rewards count as shaped, penalties on length included. Errors, which have no reward, never enter.
 
-    plan: its ``capacity``, ``per_prompt``, ``above`` and ``rows``. seed: of the run; draw n is fixed by it, n, and
-    what is kept. Memory: at most ``capacity`` responses with their prompts.
+    Args:
+        plan: Its ``capacity``, ``per_prompt``, ``above`` and ``rows``.
+        seed: The run's seed; draw n is fixed by it, n, and what is kept.
+
+    Memory: at most ``capacity`` responses with their prompts.
     """
 
     def __init__(self, plan: SelfImitationBuffer, seed: int) -> None:

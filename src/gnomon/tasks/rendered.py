@@ -145,7 +145,11 @@ class Looks:
         tools: Sequence[Mapping[str, Any]],
         switches: Mapping[str, Any],
     ) -> None:
-        """Look whether turns stand in their order; a system message may stand anywhere. Raises: ConfigError."""
+        """Look whether turns stand in their order; a system message may stand anywhere.
+
+        Raises:
+            ConfigError: If they do not.
+        """
         key = ("order", roles, bool(tools))
         if key in self._tried:
             return

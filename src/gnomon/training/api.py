@@ -97,8 +97,11 @@ def train_experiment(
 ) -> Result:
     """Train a loaded experiment in a new run directory, or go on with the run of it that is there.
 
-    stop: a program's own way to end it after the step at hand, as SIGTERM does on the command line.
-    Raises: UserError before any weight is read; RunError afterwards.
+    Args:
+        stop: A program's own way to end it after the step at hand, as SIGTERM does on the command line.
+
+    Raises:
+        UserError: Before any weight is read; RunError afterwards.
     """
     tune_machine()
     loaded = completed(loaded)
@@ -165,8 +168,12 @@ def resume(
 ) -> Result:
     """Go on with the run from its newest valid checkpoint; a CPU run goes on bit for bit.
 
-    stop: as in `train_experiment`.
-    Raises: RunDirectoryError when there is no run or another process has it; CheckpointError when all are damaged.
+    Args:
+        stop: As in `train_experiment`.
+
+    Raises:
+        RunDirectoryError: If there is no run or another process has it.
+        CheckpointError: If all are damaged.
     """
     with RunDirectory.reopen(Path(run)) as directory:
         return _go_on(directory, load(directory.experiment).experiment, stop, callbacks)
@@ -245,7 +252,8 @@ def _go_on(
 def export(run: str | Path, folder: str | Path) -> Path:
     """Copy the newest valid checkpoint's Hugging Face files of a run into ``folder``, which must be new or empty.
 
-    Raises: RunDirectoryError when there is no run, no checkpoint, or ``folder`` holds something.
+    Raises:
+        RunDirectoryError: If there is no run, no checkpoint, or ``folder`` holds something.
     """
     check_new(folder)
     source = checkpoint_of(Path(run))
@@ -290,7 +298,11 @@ def export_gguf(run: str | Path, file: str | Path, precision: str | None = None)
 
 
 def check_new(folder: str | Path) -> None:
-    """Refuse a folder that holds something, also through a link. Raises: RunDirectoryError."""
+    """Refuse a folder that holds something, also through a link.
+
+    Raises:
+        RunDirectoryError: If it holds something.
+    """
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RunDirectoryError(f"{target} exists and is not empty; name a new folder")
@@ -300,7 +312,8 @@ def check_new(folder: str | Path) -> None:
 def new_folder(folder: str | Path) -> Iterator[Path]:
     """Make a folder that is filled within the block, and is as it was, or not there, where that fails.
 
-    Raises: RunDirectoryError: it holds something, or cannot be made.
+    Raises:
+        RunDirectoryError: It holds something, or cannot be made.
     """
     check_new(folder)
     target = Path(folder)
@@ -321,8 +334,11 @@ def new_folder(folder: str | Path) -> Iterator[Path]:
 def copy_model(run: Path, source: Path, target: Path) -> int:
     """Copy the model of a run's newest valid checkpoint into an empty folder, and return the checkpoint's step.
 
-    source: what `checkpoint_of` said; a run that goes on may have removed it since.
-    Raises: RunDirectoryError when no checkpoint is whole.
+    Args:
+        source: What `checkpoint_of` said; a run that goes on may have removed it since.
+
+    Raises:
+        RunDirectoryError: If no checkpoint is whole.
     """
     while not _exported(source, target):
         # A run that goes on removes the checkpoints before its newest.
@@ -364,7 +380,9 @@ def evaluate(
     """Score a model (folder or name) or a run's checkpoint on held-out tasks.
 
     The parameters are those of `EvalSpec` and `EvalTarget`; overrides such as sampling.temperature=0.6.
-    Raises: UserError.
+
+    Raises:
+        UserError: If nothing there can be asked.
     """
     (found,) = evaluate_each([EvalTarget(model, checkpoint)], EvalSpec.of(task, samples, prompts, tuple(overrides)))
     return found
@@ -373,7 +391,8 @@ def evaluate(
 def evaluate_each(candidates: Sequence[EvalTarget], exam: EvalSpec) -> tuple[Evaluation, ...]:
     """Score each candidate on the same prompts with the same draws; say which of them each run was trained on.
 
-    Raises: UserError.
+    Raises:
+        UserError: If nothing there can be asked.
     """
     found: list[Evaluation] = []
     said, told = set[Path](), set[str]()
@@ -424,7 +443,9 @@ def checked(resolved: Resolved, console: Console) -> tuple[TrainingData, PromptC
     """Return what a run asks, what chooses among it, and what it takes over from the run that it continues, if any.
 
     Every check is made that needs no weight of the model.
-    Raises: UserError.
+
+    Raises:
+        UserError: If something does not fit; it names what to type.
     """
     parent = ParentRun.of(resolved.experiment)
     asked, chosen = _prepared(resolved, console)
@@ -435,7 +456,8 @@ def checked(resolved: Resolved, console: Console) -> tuple[TrainingData, PromptC
 def _try_rewards(experiment: Experiment, asked: TrainingData, console: Console) -> None:
     """Try environment and rewards on made answers to the first questions, and to rows that have fewer columns.
 
-    Raises: ConfigError, RewardError.
+    Raises:
+        ConfigError, RewardError: If an environment or a reward fails, or returns what it may not.
     """
     if not experiment.rewards and experiment.environment is None:
         return

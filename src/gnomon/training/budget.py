@@ -17,10 +17,12 @@ PART = "meter"
 class BudgetTracker:
     """Counts what a run has spent of its budget. A meter is `Stateful`.
 
-    tokens: that were generated for training, trained on or not: in steps, in value pre-training and for initial values.
-    What had been generated of rollouts that were withdrawn unfinished is not known, and evaluation is no training.
-    seconds: of these by the clock, without evaluation, checkpoints and loading.
-    The step in which the budget is reached is the last, so a run spends up to a step's worth more than its budget.
+    Attributes:
+        tokens: Tokens that were generated for training, trained on or not: in steps, in value pre-training and for
+            initial values. What had been generated of rollouts that were withdrawn unfinished is not known, and
+            evaluation is no training.
+        seconds: Seconds of these by the clock, without evaluation, checkpoints and loading. The step in which the
+            budget is reached is the last, so a run spends up to a step's worth more than its budget.
 
     >>> meter = BudgetTracker(BudgetConfig(tokens=100))
     >>> meter.add(60), meter.is_spent, meter.add(60), meter.is_spent, meter.tokens

@@ -76,8 +76,10 @@ T = TypeVar("T")
 class TrainingContext:
     """What a session works on: an experiment whose questions were checked, in a directory that it has locked.
 
-    chosen: is changed by the walk, so a session is walked once. cluster: that it is on, besides this machine.
-    inherited: what a run that continues another one, and has no checkpoint yet, begins with.
+    Attributes:
+        chosen: Is changed by the walk, so a session is walked once.
+        cluster: That it is on, besides this machine.
+        inherited: What a run that continues another one, and has no checkpoint yet, begins with.
     """
 
     resolved: Resolved
@@ -109,20 +111,32 @@ class BudgetedGrader:
     faults: FaultBudget = field(default_factory=FaultBudget)
 
     async def grade(self, sample: Sample) -> Grade:
-        """Return the pool's grade. Raises: GradingError past the error budget."""
+        """Return the pool's grade.
+
+        Raises:
+            GradingError: Past the error budget.
+        """
         grade = await self.pool.grade(sample)
         self.budget.observe(grade, sample, sample.prompt)
         return grade
 
     async def grade_together(self, samples: Sequence[Sample]) -> Sequence[Grade]:
-        """Return the pool's grades of all answers to a question. Raises: as `grade`."""
+        """Return the pool's grades of all answers to a question.
+
+        Raises:
+            GradingError: As `grade`.
+        """
         grades = await self.pool.grade_together(samples)
         for grade, sample in zip(grades, samples, strict=True):
             self.budget.observe(grade, sample, sample.prompt)
         return grades
 
     def refuse(self, sample: Sample, error: str) -> Grade:
-        """Return the grade of a sample that failed before it could be judged. Raises: as `grade`."""
+        """Return the grade of a sample that failed before it could be judged.
+
+        Raises:
+            GradingError: As `grade`.
+        """
         grade = Grade(None, error=error)
         self.budget.observe(grade, sample, sample.prompt)
         return grade
@@ -131,7 +145,9 @@ class BudgetedGrader:
 async def run_training(session: TrainingContext, found: CheckpointRef | None, stop: StopRequest) -> None:
     """Build the run, go on from ``found`` or begin, and train to the end.
 
-    Raises: RunError, among them Stopped; RewardError before any weight is read.
+    Raises:
+        RunError: If training cannot go on, or was asked to stop (Stopped).
+        RewardError: Before any weight is read.
     """
     experiment, console, chosen = session.experiment, session.console, session.chosen
     async with AsyncExitStack() as stack:
@@ -270,7 +286,8 @@ def _evaluator(
 ) -> Evaluator | LikelihoodEvaluator | None:
     """Return what evaluates, None where nothing is held out.
 
-    publish: brings the weights to the engine, where not every step does.
+    Args:
+        publish: Brings the weights to the engine, where not every step does.
     """
     judged = None
     if rollouter is not None and asked.exams:

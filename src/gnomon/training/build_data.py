@@ -68,10 +68,11 @@ _ENDLESS = (
 class TrainingData:
     """What is asked and what may be answered, before any weight is read.
 
-    beginning: how the chat template begins answers, with what is to be said of it.
-    form: what a checkpoint has besides weights.
-    untried: which answers the data check did not try, in words; "" where it tried all.
-    exams: the held-out sets as they are asked; none where nothing is held out.
+    Attributes:
+        beginning: How the chat template begins answers, with what is to be said of it.
+        form: What a checkpoint has besides weights.
+        untried: Which answers the data check did not try, in words; "" where it tried all.
+        exams: The held-out sets as they are asked; none where nothing is held out.
     """
 
     tokenizer: Tokenizer
@@ -124,7 +125,8 @@ class TrainingData:
 def questions(experiment: Experiment) -> TrainingData:
     """Return tokenizer, tasks, sampling and grading, with everything checked that can be without the model's weights.
 
-    Raises: UserError.
+    Raises:
+        UserError: If the data, the template or the rewards do not fit together.
     """
     grading, tokenizer, renderer = _reading(experiment)
     evaluation = experiment.evaluation
@@ -147,7 +149,10 @@ def questions(experiment: Experiment) -> TrainingData:
 def completed(loaded: Loaded) -> Loaded:
     """Return the experiment with a run as its model replaced by the run's newest checkpoint, and epochs by steps.
 
-    Each is said in a note. Raises: UserError.
+    Each is said in a note.
+
+    Raises:
+        UserError: If the run has no checkpoint that can be read.
     """
     run = Path(loaded.experiment.model)
     if not (run / "experiment.toml").is_file():
@@ -207,7 +212,8 @@ def _within(split: Split, experiment: Experiment) -> Split:
 def held_out_questions(experiment: Experiment) -> TrainingData:
     """Return the same of a task that is only evaluated on: a table is asked whole, a generator from the held-out seed.
 
-    Raises: UserError.
+    Raises:
+        UserError: As `questions`.
     """
     grading, tokenizer, renderer = _reading(experiment)
     if experiment.evaluation.tasks:
@@ -231,7 +237,11 @@ def _reading(experiment: Experiment) -> tuple[Grading | None, Tokenizer, ChatRen
 
 
 def _switched(tokenizer: Tokenizer, experiment: Experiment) -> Tokenizer:
-    """Return the tokenizer whose chat template is given the experiment's variables and day. Raises: ConfigError."""
+    """Return the tokenizer whose chat template is given the experiment's variables and day.
+
+    Raises:
+        ConfigError: If the template does not read a variable.
+    """
     tokenizer = replace(tokenizer, date=experiment.template_date)
     switches = experiment.chat_template_kwargs
     if not switches:
@@ -273,7 +283,11 @@ def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading
 
 
 def _exams(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: Grading | None) -> tuple[Exam, ...]:
-    """Return the held-out sets as they are asked. Raises: ConfigError for a set that nothing judges."""
+    """Return the held-out sets as they are asked.
+
+    Raises:
+        ConfigError: For a set that nothing judges.
+    """
     plan = experiment.evaluation
     if experiment.algorithm.is_supervised and (plan.samples == 0 or not (grading or split.sets)):
         return ()
@@ -364,7 +378,8 @@ def _check_seconds(experiment: Experiment, rewards: Sequence[WeightedReward]) ->
 def walls_of(experiment: Experiment, gradings: Sequence[Grading]) -> str:
     """Return what isolates model-written code in this run, tried out now, in words for the run card.
 
-    Raises: ConfigError when nothing does.
+    Raises:
+        ConfigError: If nothing does.
     """
     programs = [
         reward.verifier for grading in gradings for reward in grading.rewards if isinstance(reward.verifier, Code)
@@ -390,7 +405,8 @@ def grading_limits(experiment: Experiment) -> Limits:
 class PromptChoice:
     """What decides which prompt is asked next, and what remembers how it went.
 
-    keys: of the prompts, where something is remembered of each.
+    Attributes:
+        keys: Keys of the prompts, where something is remembered of each.
     """
 
     curriculum: UniformCurriculum | PrioritizedCurriculum | GresoCurriculum
@@ -403,7 +419,8 @@ class PromptChoice:
 def choosing(algorithm: Algorithm, tasks: TaskSet, seed: int) -> PromptChoice:
     """Return curriculum, tracker, drift and replay buffer as the algorithm asks for them.
 
-    Raises: UserError for a combination that cannot be meant, or a file of initial values that cannot be used.
+    Raises:
+        UserError: For a combination that cannot be meant, or a file of initial values that cannot be used.
     """
     sampler, plan = algorithm.sampler, algorithm.tracker
     reads_values = plan is not None and (uses_tracker(algorithm) or isinstance(sampler, Prioritized))

@@ -50,7 +50,8 @@ def load_network(resolved: Resolved) -> nn.Module:
 def serve(resolved: Resolved, trained: nn.Module, warn: Callable[[str], None]) -> EnginePool:
     """Return who answers while ``trained`` is trained; it answers nothing useful before it was given a snapshot.
 
-    warn: is told of every engine that is lost, in one line.
+    Args:
+        warn: Is told of every engine that is lost, in one line.
     """
     plan = resolved.experiment.engine
     return EnginePool(_engines(resolved, trained), plan.timeout_seconds, vocabulary_size(trained), warn)
@@ -89,7 +90,8 @@ def _engines(resolved: Resolved, trained: nn.Module | None) -> Mapping[str, Engi
 def one_engine(resolved: Resolved) -> Engine:
     """Return an engine with weights of its own, in this process, such as each of several has, or each of a cluster's.
 
-    Raises: as loading the model does, or vLLM.
+    Raises:
+        EngineError, ModelError: As loading the model does, or vLLM.
     """
     experiment = resolved.experiment
     plan = replace(experiment.engine, count=1, server="", python="")

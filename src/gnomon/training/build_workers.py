@@ -43,7 +43,11 @@ class RunCluster(Protocol):
         """Return what judges answers, in actors of the cluster."""
 
     def workers(self, resolved: Resolved, warn: Warn, waiting: Path | None) -> "Workers":
-        """Return learner and engines on the cluster, started. Raises: UserError as loading does; LearnerError."""
+        """Return learner and engines on the cluster, started.
+
+        Raises:
+            UserError: As loading does; LearnerError.
+        """
 
     def close(self) -> None:
         """Give back what the run took."""
@@ -53,7 +57,8 @@ class RunCluster(Protocol):
 class Workers:
     """The learner, the engines, and what becomes of weights on their way; measured is what the way itself measured.
 
-    watch: raises when a part of the learner is lost, also between two calls; never returns.
+    Attributes:
+        watch: Raises when a part of the learner is lost, also between two calls; never returns.
     """
 
     learner: SavableLearner
@@ -66,7 +71,8 @@ class Workers:
 def opened(resolved: Resolved, warn: Warn) -> RunCluster | None:
     """Return the cluster that the experiment asks for, with room on it; None where it asks for none.
 
-    Raises: ConfigError.
+    Raises:
+        ConfigError: If the cluster is not there or has no room.
     """
     if resolved.experiment.cluster.kind == "none":
         return None
@@ -90,9 +96,13 @@ def staged(
 ) -> Workers:
     """Return learner and engines, started, with the experiment's model.
 
-    warn: is told of every engine that is lost, in one line. logs: where what lost learners wrote is kept.
-    waiting: see `DistributedLearner`.
-    Raises: UserError as loading does; LearnerError.
+    Args:
+        warn: Is told of every engine that is lost, in one line.
+        logs: Where what lost learners wrote is kept.
+        waiting: See `DistributedLearner`.
+
+    Raises:
+        UserError: As loading does; LearnerError.
     """
     experiment = resolved.experiment
     if cluster is not None:

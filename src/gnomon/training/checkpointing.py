@@ -52,8 +52,12 @@ class Saver:
     hashed and named in the background is as it was then, for whatever is still lent is copied before it changes
     (`Loan`). So memory may hold everything a second time; where so much is not free, the run waits for the disk
     instead, and says so once. One checkpoint is written at a time: a second one waits for the first.
-    parts: by the name they have in a checkpoint. learner: one of them, which writes the model. background: raises what
-    writing raised, see there. belongings: files of the model's folder that go along into each of them.
+
+    Attributes:
+        parts: The parts, by the names that they have in a checkpoint.
+        learner: One of them, which writes the model.
+        background: Raises what writing raised, see there.
+        belongings: Files of the model's folder that go along into each of them.
     """
 
     checkpoints: Checkpoints
@@ -67,9 +71,13 @@ class Saver:
     _is_told: bool = False
 
     def save(self, step: int, is_best: bool = False) -> None:
-        """Publish the checkpoint of ``step``, sooner or later. Raises: as `Checkpoints.save`; what the one before met.
+        """Publish the checkpoint of ``step``, sooner or later.
 
-        is_best: keep it until a better one comes.
+        Args:
+            is_best: Keep it until a better one comes.
+
+        Raises:
+            CheckpointError: As `Checkpoints.save`, or what the one before met.
         """
         with self.console.phase(f"saving {self.checkpoints.directory.name}/step-{step}"):
             self.background.settle()
@@ -138,7 +146,8 @@ def parts_of(learner: SavableLearner, chosen: PromptChoice, stream: RolloutSched
 def restore(parts: Mapping[str, Stateful], found: CheckpointRef) -> None:
     """Let every part become what it was in a checkpoint that was just verified.
 
-    Raises: CheckpointError when it has other parts, or a part does not fit.
+    Raises:
+        CheckpointError: If it has other parts, or a part does not fit.
     """
     with working(f"reading the states of {found.path.name}"):
         saved = load(found.path, is_verified=True)
@@ -157,7 +166,11 @@ def restore(parts: Mapping[str, Stateful], found: CheckpointRef) -> None:
 
 @contextmanager
 def restored(name: str, checkpoint: Path) -> Iterator[None]:
-    """Say which part of which checkpoint a part could not become. Raises: CheckpointError."""
+    """Say which part of which checkpoint a part could not become.
+
+    Raises:
+        CheckpointError: If the part refuses its saved state.
+    """
     try:
         yield
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -203,10 +216,13 @@ def check_counted(
 ) -> None:
     """Refuse to start a run in which something could change that no checkpoint holds.
 
-    constants: large objects that are read and never written to, such as task sets. stateless: kinds of objects that
-    need not be saved.
-    Raises: ConfigError naming the places: an object that can change, is no part and is not in `STATELESS`; a generator
-        of random numbers in a part that does not save it.
+    Args:
+        constants: Large objects that are read and never written to, such as task sets.
+        stateless: Kinds of objects that need not be saved.
+
+    Raises:
+        ConfigError: Naming the places: an object that can change, is no part and is not in `STATELESS`; a generator of
+            random numbers in a part that does not save it.
     """
     counted = [*parts.values(), *constants]
     held = [(f"run.{f.name}", getattr(run, f.name)) for f in fields(run)]

@@ -18,7 +18,11 @@ from gnomon.training.resolve import Resolved
 
 
 def check_settings(resolved: Resolved) -> None:
-    """Refuse engines, learners and cluster that cannot be meant together, or are not there. Raises: ConfigError."""
+    """Refuse engines, learners and cluster that cannot be meant together, or are not there.
+
+    Raises:
+        ConfigError: If one of them cannot be had.
+    """
     _check_greedy(resolved.experiment)
     _check_distributions(resolved.experiment)
     check_serving(resolved)
@@ -103,7 +107,8 @@ def _is_installed(module: str) -> bool:
 def check_serving(resolved: Resolved) -> None:
     """Refuse engines that cannot be meant, or that are not there, before anything is loaded.
 
-    Raises: ConfigError.
+    Raises:
+        ConfigError: If one of them cannot be had.
     """
     experiment = resolved.experiment
     plan, asked = experiment.engine, experiment.prompts_per_step * (experiment.staleness_bound + 1)
@@ -140,7 +145,11 @@ def check_serving(resolved: Resolved) -> None:
 
 
 def check_staging(resolved: Resolved) -> None:
-    """Refuse what cannot be had or meant, before anything is loaded. Raises: ConfigError."""
+    """Refuse what cannot be had or meant, before anything is loaded.
+
+    Raises:
+        ConfigError: If one of them cannot be had.
+    """
     experiment = resolved.experiment
     recipe = resolved.learner_spec
     if experiment.cluster.kind == "none":
@@ -164,7 +173,11 @@ def check_staging(resolved: Resolved) -> None:
 
 
 def _check_broadcast(resolved: Resolved, device: torch.device) -> None:
-    """Refuse weights that cannot be sent by vLLM's own transfer. Raises: ConfigError."""
+    """Refuse weights that cannot be sent by vLLM's own transfer.
+
+    Raises:
+        ConfigError: If the devices or backends do not allow it.
+    """
     experiment = resolved.experiment
     from gnomon.engines.vllm.engine import check_vllm
 

@@ -206,7 +206,11 @@ class ParentRun:
         return keys_of(tasks)
 
     def _check(self, asked: Experiment) -> None:
-        """Refuse what weights, moments and draws of the checkpoint do not allow. Raises: ConfigError."""
+        """Refuse what weights, moments and draws of the checkpoint do not allow.
+
+        Raises:
+            ConfigError: If such a setting changed; it names what to type.
+        """
         there, now = _fixed(self.begun), _fixed(asked)
         for key, value in now.items():
             if value != there[key]:

@@ -29,8 +29,11 @@ class ValuePretraining:
     Rounds come from the run's own stream and curriculum, so no draw of a prompt is made again in training; no weight of
     the policy changes, so every answer is of version 0. Targets are returns themselves, whatever lambda the targets
     have later: a critic that knows nothing yet would otherwise learn from its own first guesses.
-    algorithm: as `monte_carlo` returns it. save: publishes a checkpoint of the phase after so many batches. discard:
-    removes these, once the phase is over and step 0 is published.
+
+    Attributes:
+        algorithm: As `monte_carlo` returns it.
+        save: Publishes a checkpoint of the phase after so many batches.
+        discard: Removes these, once the phase is over and step 0 is published.
     """
 
     plan: Pretraining

@@ -83,8 +83,10 @@ class CriticTraining:
 async def train_critic(learner: Learner, algorithm: Algorithm, batch: Batch, step: int | None, seed: int) -> Metrics:
     """Make the critic's own updates on a prepared batch, and return what it knew of it before, and what they measured.
 
-    step: of training, or None in pre-training. seed: of the shuffle into minibatches.
-    ``time/critic_seconds`` is a part of the stage of the step in which it happens.
+    Args:
+        step: Training step, or None in pre-training.
+        seed: Seed of the shuffle into minibatches. ``time/critic_seconds`` is a part of the stage of the step in which
+            it happens.
     """
     began = time.perf_counter()
     known = measure_values(batch)

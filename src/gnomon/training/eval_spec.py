@@ -33,8 +33,10 @@ BEST, NEWEST = "best", "newest"
 class EvalTarget:
     """What is evaluated.
 
-    model: a run, a model's folder, or its name. checkpoint: of a run: "newest", "best", or the number of steps after
-    which it was saved; 0 is the model that the run began with.
+    Attributes:
+        model: A run, a model's folder, or its name.
+        checkpoint: Which checkpoint of a run: "newest", "best", or the number of steps after which it was saved; 0 is
+            the model that the run began with.
     """
 
     model: str | Path
@@ -56,7 +58,12 @@ class EvalTarget:
 
 @dataclass(frozen=True)
 class Weights:
-    """A candidate, found. model: a folder or a name. step: of its run, 0 for the model that it began with."""
+    """A candidate, found.
+
+    Attributes:
+        model: A folder or a name.
+        step: Step of its run, 0 for the model that it began with.
+    """
 
     model: str
     step: int = 0
@@ -67,9 +74,11 @@ class Weights:
 class EvalSpec:
     """What is asked.
 
-    tasks: names as in TOML; none asks the held-out questions of the first run among the candidates. samples: answers a
-    question; None is 1, or as many as each of a run's held-out sets asks for. prompts: of each named task; None asks
-    200, or the whole of a benchmark. overrides: ``key=value``.
+    Attributes:
+        tasks: Names as in TOML; none asks the held-out questions of the first run among the candidates.
+        samples: Answers a question; None is 1, or as many as each of a run's held-out sets asks for.
+        prompts: Prompts of each named task; None asks 200, or the whole of a benchmark.
+        overrides: ``key=value``.
     """
 
     tasks: tuple[str, ...] = ()
@@ -94,7 +103,10 @@ class EvalSpec:
 
         All are asked as the first run among them asks: its questions unless others are named, its system message, its
         sampling, its seed. So the same sample of the same prompt is drawn with the same random numbers.
-        Raises: ConfigError, RunDirectoryError, CheckpointError.
+
+        Raises:
+            ConfigError: If an override is no setting.
+            RunDirectoryError, CheckpointError: If a run or its checkpoint is not there, or is damaged.
         """
         leader = self.leader(candidates)
         if not self.tasks and leader is None:
@@ -183,8 +195,9 @@ def _judges(begun: Mapping[str, Any]) -> list[dict[str, Any]]:
 def find_weights(candidate: EvalTarget) -> Weights:
     """Return where a candidate's weights are.
 
-    Raises: RunDirectoryError when a run has no such checkpoint, naming those that it has; CheckpointError when it is
-        damaged.
+    Raises:
+        RunDirectoryError: If a run has no such checkpoint, naming those that it has.
+        CheckpointError: If it is damaged.
     """
     if not candidate.is_run:
         return Weights(str(candidate.model))

@@ -43,20 +43,24 @@ class EvalScore:
 class Evaluation:
     """What held-out prompts say of one set of weights.
 
-    scores: each part of the grade by name, the first among the samples with each other ("answer given format"), and
-        ``reward``: a mean over prompts of the mean over their samples, that is avg@k; the interval is that of
-        `mean_interval` over prompts.
-    pass_at, maj_at: k to value, of the first part, when its scores are 0 or 1: means over prompts of `pass_at_k` and
-        `maj_at_k`. Answers vote in the canonical form of the first reward's verifier.
-    intervals: the 95% intervals of what is no score: "pass@2", "maj@4", "tokens", "truncated".
-    errors: samples that could not be graded; they are in no score.
-    answered: how each prompt was answered, what evaluations are paired by; in a file of its own, not in the row.
-    slow: what is computed by a slower way than there could be, with the factor; a run has it in its card instead.
-    drawn: how answers were drawn, in words, with what of it is training's.
-    loss_nats, perplexity: of the dataset's own answers to held-out questions, a token, where they are trained on; None
-        elsewhere. ``likelihood`` among the scores is the geometric mean of an answer's token probabilities.
-    parts: the evaluation of each set, where several were asked; all other numbers are then of their macro average
-        (scores, pass@k, maj@k, their intervals) or of all samples together (tokens, truncated, errors).
+    Attributes:
+        scores: Each part of the grade by name, the first among the samples with each other ("answer given format"), and
+            ``reward``: a mean over prompts of the mean over their samples, that is avg@k; the interval is that of
+            `mean_interval` over prompts.
+        pass_at: K to value, of the first part, when its scores are 0 or 1: means over prompts of `pass_at_k` and
+            `maj_at_k`. Answers vote in the canonical form of the first reward's verifier.
+        maj_at: K to value, of the first part, when its scores are 0 or 1: means over prompts of `pass_at_k` and
+            `maj_at_k`. Answers vote in the canonical form of the first reward's verifier.
+        intervals: The 95% intervals of what is no score: "pass@2", "maj@4", "tokens", "truncated".
+        errors: Samples that could not be graded; they are in no score.
+        answered: How each prompt was answered, what evaluations are paired by; in a file of its own, not in the row.
+        slow: What is computed by a slower way than there could be, with the factor; a run has it in its card instead.
+        drawn: How answers were drawn, in words, with what of it is training's.
+        loss_nats: Loss a token of the dataset's own answers to held-out questions, where they are trained on; None
+            elsewhere. ``likelihood`` among the scores is the geometric mean of an answer's token probabilities.
+        perplexity: exp(loss_nats).
+        parts: The evaluation of each set, where several were asked; all other numbers are then of their macro average
+            (scores, pass@k, maj@k, their intervals) or of all samples together (tokens, truncated, errors).
     """
 
     step: int
@@ -138,8 +142,12 @@ def _evaluation(row: Mapping[str, Any]) -> Evaluation | None:
 class Exam:
     """One set of held-out questions, and how it is asked.
 
-    tasks: its questions. sampling, samples: how answers are drawn, and how many a question. grading: what judges them.
-    drawn: the sampling in words.
+    Attributes:
+        tasks: Its questions.
+        sampling: How answers are drawn, and how many a question.
+        samples: How answers are drawn, and how many a question.
+        grading: What judges them.
+        drawn: The sampling in words.
     """
 
     tasks: TaskSet
@@ -153,7 +161,8 @@ class Exam:
 class Evaluator:
     """Asks held-out sets one after another; the same draws each time, so two evaluations differ by their weights alone.
 
-    asking: opens what asks and grades one set, for as long as that set is asked.
+    Attributes:
+        asking: Opens what asks and grades one set, for as long as that set is asked.
     """
 
     asking: Callable[[Exam], AbstractAsyncContextManager[Rollouter]]
@@ -187,9 +196,12 @@ class Evaluator:
 class LikelihoodEvaluator:
     """Measures how likely the weights find the dataset's own answers, and has answers generated where that is asked.
 
-    learner: whose weights. rows: held-out questions with their answers; None where they have none. source: gives the
-    answers as rollouts. asked: generates and judges answers; None where none is generated. publish: brings the weights
-    to the engine.
+    Attributes:
+        learner: Whose weights.
+        rows: Held-out questions with their answers; None where they have none.
+        source: Gives the answers as rollouts.
+        asked: Generates and judges answers; None where none is generated.
+        publish: Brings the weights to the engine.
     """
 
     learner: Learner

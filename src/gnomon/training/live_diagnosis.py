@@ -21,9 +21,12 @@ from gnomon.records.reading import RunRecord
 class LiveDiagnosis:
     """Writes findings down when they are new or have become graver, says them once, and remembers which end the run.
 
-    standing: the file of all findings as they are now. warn: is told of each finding that is no note, and again when it
-    becomes severe. stop_on: severities and rules. go_on: the command that resumes the run. reason_to_stop: the first
-    finding to stop for, in a sentence.
+    Attributes:
+        standing: The file of all findings as they are now.
+        warn: Is told of each finding that is no note, and again when it becomes severe.
+        stop_on: Severities and rules.
+        go_on: The command that resumes the run.
+        reason_to_stop: The first finding to stop for, in a sentence.
     """
 
     doctor: Doctor

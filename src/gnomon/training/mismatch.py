@@ -39,7 +39,7 @@ class DecomposedMismatch:
 
     Log-probabilities of a token, each differing from the next in one thing, and what the difference is called:
 
-        behavior         of the engine that sampled, as it sampled
+    behavior         of the engine that sampled, as it sampled
                            truncation: top-p, top-k, min-p
         full_behavior    without truncation
                            staleness: weights moved since
@@ -54,15 +54,18 @@ class DecomposedMismatch:
     Each part is the upper line less the lower one, so that they add up to ``total`` on the same tokens. A line that
     cannot differ from the one below is not computed: no staleness where a rollout's oldest token is of the current
     version, no precision without rounding, no temperature at 1. Then every token is measured, for nothing. Otherwise
-    rows are chosen in turn: a sixteenth of the batch, one at least and four at most.
-    What the engine's two ways of computing differ by (token by token, or all at once) counts as staleness in a rollout
-    that is stale, and as the engine's in one that is not.
+    rows are chosen in turn: a sixteenth of the batch, one at least and four at most. What the engine's two ways of
+    computing differ by (token by token, or all at once) counts as staleness in a rollout that is stale, and as the
+    engine's in one that is not.
 
-    sending: as in `Proved`; None when engines get the learner's own numbers. is_averaged: the proximal policy is an
-    average of weights, and not the learner as it is. sampled_at: temperature of the sampler where the learner scores at
-    another one (`LearnerConfig.temperature`); all lines above are then at it, and ``learner_temperature`` is what the
-    learner's own log-probabilities differ by between the two, beside the parts of ``total``.
     Source: the gaps are those of algorithms for training and inference that differ; taking them apart is ours.
+
+    Attributes:
+        sending: As in `Proved`; None when engines get the learner's own numbers.
+        is_averaged: The proximal policy is an average of weights, and not the learner as it is.
+        sampled_at: Temperature of the sampler where the learner scores at another one (`LearnerConfig.temperature`);
+            all lines above are then at it, and ``learner_temperature`` is what the learner's own log-probabilities
+            differ by between the two, beside the parts of ``total``.
     """
 
     engine: Engine

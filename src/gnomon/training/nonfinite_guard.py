@@ -27,7 +27,11 @@ class GuardedStep:
     is_learned: bool = False
 
     def check_finite(self, batch: Batch) -> Batch:
-        """Return ``batch``. Raises: NotFiniteError naming fields and rows that are not finite."""
+        """Return ``batch``.
+
+        Raises:
+            NotFiniteError: Naming fields and rows that are not finite.
+        """
         self.batch = batch
         found = unusable(batch)
         if found:
@@ -53,9 +57,11 @@ class NonFiniteGuard:
     updates of the same step had worked; tracker, curriculum and replay buffer are not told of it. It is counted as a
     step all the same: learning rates go by the number, its prompts are used up, and nothing is tried twice.
 
-    batches: where the batch is kept for `gnomon dissect`, whatever `records` says. is_undone: a step may make several
-    updates, so the learner's state is copied before it, as for a checkpoint. limit: refused steps in a row that end
-    the run; none of them publishes weights that are not finite. streak: refused steps that came just before.
+    Attributes:
+        batches: Where the batch is kept for `gnomon dissect`, whatever `records` says.
+        is_undone: A step may make several updates, so the learner's state is copied before it, as for a checkpoint.
+        limit: Refused steps in a row that end the run; none of them publishes weights that are not finite.
+        streak: Refused steps that came just before.
     """
 
     learner: Learner
@@ -70,7 +76,8 @@ class NonFiniteGuard:
     def step(self, step: int, what: str = "step") -> Iterator[GuardedStep]:
         """Let the block learn from step number ``step`` (from 1), or undo what it did.
 
-        Raises: NotFiniteError for the last of ``limit`` refused steps in a row; whatever else the block raises.
+        Raises:
+            NotFiniteError: For the last of ``limit`` refused steps in a row; whatever else the block raises.
         """
         before = self.learner.state() if self.is_undone else None
         guarded = GuardedStep()

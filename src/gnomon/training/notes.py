@@ -25,9 +25,14 @@ _LEVELS: Mapping[corrections.Level, str] = {
 class Costs:
     """What the sentences count with.
 
-    training_prompts: of the task. reference_bytes, average_bytes, critic_bytes: of the copies of the model that the
-    algorithm asks for, 0 where there is none. is_mixture: whether the model has experts to choose from.
-    distribution_bytes: of the distributions that a step's answers of full length were drawn from, where they are kept.
+    Attributes:
+        training_prompts: Prompts of the task that are trained on.
+        reference_bytes: Bytes of the reference model, 0 where there is none.
+        average_bytes: Bytes of the averaged policy, 0 where there is none.
+        critic_bytes: Bytes of the critic, 0 where there is none.
+        is_mixture: Whether the model has experts to choose from.
+        distribution_bytes: Bytes of the distributions that a step's answers of full length were drawn from, where they
+            are kept.
     """
 
     training_prompts: int

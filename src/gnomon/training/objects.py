@@ -206,7 +206,11 @@ def write_model(model: Any, tokenizer: Any) -> str:
 
 
 def _tokenizer_of(model: Any) -> Any:
-    """Return the tokenizer of the folder or hub name that a model was loaded from. Raises: ConfigError for none."""
+    """Return the tokenizer of the folder or hub name that a model was loaded from.
+
+    Raises:
+        ConfigError: For none.
+    """
     source = getattr(model.config, "name_or_path", "")
     try:
         return load_tokenizer(source).backend

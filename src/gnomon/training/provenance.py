@@ -143,7 +143,8 @@ def own_code_of(experiment: Experiment) -> dict[str, str]:
 def refuse_other_code(before: Mapping[str, Any], now: Mapping[str, str]) -> None:
     """Refuse a model's own code that is not what ran in the session before: nobody has said that it is trusted.
 
-    Raises: ModelError, before any of it runs.
+    Raises:
+        ModelError: If it is another; none of it has run.
     """
     known = before.get("trusted_models")
     there = known if isinstance(known, Mapping) else {}

@@ -230,7 +230,11 @@ def _given(dataset: Any, rewards: Any, algorithm: Any, others: dict[str, Any]) -
 
 
 def _only(given: Any, ours: str, settings: dict[str, Any], theirs: str) -> Any:
-    """Return the one of two names that was given, and take TRL's out of the settings. Raises: ConfigError for both."""
+    """Return the one of two names that was given, and take TRL's out of the settings.
+
+    Raises:
+        ConfigError: For both.
+    """
     if theirs in settings and given is not None:
         raise ConfigError(f"{theirs} is TRL's name for {ours}, which is given too; leave one out")
     return settings.pop(theirs, given)

@@ -36,7 +36,8 @@ class Resolved:
     def device(self) -> torch.device:
         """What computes: of this machine, or "cuda" where the GPUs are those of a cluster that is joined.
 
-        Raises: ConfigError when it is not here, and is not looked for elsewhere.
+        Raises:
+            ConfigError: If it is not here, and is not looked for elsewhere.
         """
         is_elsewhere = bool(self.experiment.cluster.address) and self.experiment.device == "cuda"
         if is_elsewhere and not torch.cuda.is_available():
@@ -45,7 +46,11 @@ class Resolved:
 
     @cached_property
     def precision(self) -> Precision:
-        """What the network computes in. Raises: ConfigError when only a GPU that is elsewhere could say."""
+        """What the network computes in.
+
+        Raises:
+            ConfigError: If only a GPU that is elsewhere could say.
+        """
         asked, device = self.experiment.learner.precision, self.device
         if asked == "auto" and device.type == "cuda" and not torch.cuda.is_available():
             raise ConfigError(
@@ -56,7 +61,11 @@ class Resolved:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The same as torch has it. Raises: ConfigError as `precision`."""
+        """The same as torch has it.
+
+        Raises:
+            ConfigError: As `precision`.
+        """
         return dtype_of(self.precision)
 
     @cached_property
@@ -122,7 +131,8 @@ class Resolved:
     def slow_ways(self, prompt_tokens: float) -> tuple[str, ...]:
         """Return a sentence for each slower way that the run computes by, with its factor: for plan, start and card.
 
-        prompt_tokens: of a usual prompt.
+        Args:
+            prompt_tokens: Tokens of a usual prompt.
         """
         experiment = self.experiment
         if experiment.engine.kind != "local":
@@ -151,7 +161,10 @@ class Resolved:
 def resolve(experiment: Experiment) -> Resolved:
     """Return the experiment with what depends on this machine decided, so that its record says what was run.
 
-    The device is left as it was asked for: it changes rounding alone. Raises: ConfigError when it is not here.
+    The device is left as it was asked for: it changes rounding alone.
+
+    Raises:
+        ConfigError: If it is not here.
     """
     learner = replace(experiment.learner, precision=Resolved(experiment).precision)
     return Resolved(replace(experiment, learner=learner))

@@ -107,7 +107,11 @@ class Picture:
     svg: str
 
     def save(self, path: str | Path) -> Path:
-        """Write the picture as an SVG file with colors for light and dark, and return its path. Raises: OSError."""
+        """Write the picture as an SVG file with colors for light and dark, and return its path.
+
+        Raises:
+            OSError: If the file cannot be written.
+        """
         write_svg(Path(path), self.svg)
         return Path(path)
 

@@ -22,9 +22,11 @@ from gnomon.records.run_card import end_of
 class ResumePoint:
     """The place from which a run goes on.
 
-    found: the newest sound checkpoint; None at the beginning. batches: how many batches of value pretraining the run
-    has made; None when that phase is over, or the run has no such phase. first: steps that were made by the run that
-    this one continues.
+    Attributes:
+        found: The newest sound checkpoint; None at the beginning.
+        batches: How many batches of value pretraining the run has made; None when that phase is over, or the run has no
+            such phase.
+        first: Steps that were made by the run that this one continues.
     """
 
     found: CheckpointRef | None
@@ -58,8 +60,9 @@ class ResumePoint:
 def find_resume_point(directory: RunDirectory, experiment: Experiment) -> ResumePoint:
     """Return where the run stands; nothing is changed.
 
-    Raises: CheckpointError when all checkpoints are damaged; RunDirectoryError when they are gone though the run had
-        some: it would be begun again over its own records.
+    Raises:
+        CheckpointError: If all checkpoints are damaged.
+        RunDirectoryError: If they are gone though the run had some: it would be begun again over its own records.
     """
     plan = experiment.checkpoints
     for folder in (directory.checkpoints, directory.pretraining_checkpoints):

@@ -28,8 +28,9 @@ from gnomon.training.weight_sync import PlainWeightSync, WeightSync
 class StopRequest:
     """The number of the signal that asked the run to stop, 0 for none; read between steps.
 
-    after: steps, or batches of value pre-training, that a session makes first, whenever it was asked: with
-    ``StopRequest(signal.SIGTERM, after=1)`` a program takes a run one step further.
+    Attributes:
+        after: Steps, or batches of value pre-training, that a session makes first, whenever it was asked: with
+            ``StopRequest(signal.SIGTERM, after=1)`` a program takes a run one step further.
 
     >>> StopRequest(15, after=1).is_due(made=0), StopRequest(15, after=1).is_due(made=1), StopRequest().is_due(made=9)
     (False, True, False)
@@ -90,7 +91,7 @@ class Schedule:
         steps: Training steps in all; ``learner.version`` of them are done.
         first: Steps that the run which this one continues had made; 0 for a run that continues none.
         temperature: Of the sampler; every policy is scored at it.
-        seed: Of the run.
+        seed: The run's seed.
         save: Publishes a checkpoint after so many steps, at once or while the run goes on; whether it is the best.
         checkpoint_every: Steps between checkpoints, 0 for the end alone.
         evaluator: Evaluates the weights; None where no question is held out.
@@ -167,7 +168,10 @@ class Run:
     async def begin(self) -> None:
         """Do what comes before the first step: initial values, the evaluation that others compare with, the critic.
 
-        Before each of these, and before whatever step comes next, the run stops when it was asked to. Raises: Stopped.
+        Before each of these, and before whatever step comes next, the run stops when it was asked to.
+
+        Raises:
+            Stopped: If it was asked to.
         """
         if self.is_stopping:
             # A checkpoint without initial values would be resumed without them.
@@ -213,8 +217,14 @@ class Run:
     async def _pretrain(self, phase: ValuePretraining, stops: bool) -> bool:
         """Teach the critic until its phase is over, and publish step 0; save when due, and stop here when asked to.
 
-        stops: before its first batch, which is saved. Returns: whether it was asked to stop when all was taught.
-        Raises: Stopped.
+        Args:
+            stops: Before its first batch, which is saved.
+
+        Returns:
+            Whether it was asked to stop when all was taught.
+
+        Raises:
+            Stopped: If it was asked to.
         """
         if stops:
             raise Stopped("stopped before value pre-training went on, and saved", self.progress.stop.signal)
@@ -250,7 +260,9 @@ class Run:
     async def finish_step(self, done: int) -> None:
         """Evaluate and save when due after ``done`` steps, at the end in any case; stop here when asked to.
 
-        Raises: Stopped; DiagnosedError when a finding is one to stop for.
+        Raises:
+            Stopped: If it was asked to.
+            DiagnosedError: If a finding is one to stop for.
         """
         self.progress.steps_this_session += 1
         self.progress.check_saves()

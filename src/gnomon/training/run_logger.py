@@ -100,11 +100,17 @@ class SupervisedMetrics:
 class RunLogger:
     """Writes each step and each evaluation down.
 
-    sinks: take the metrics; the run's own file is one of them. evaluations: the file of evaluations. answers: how each
-    prompt was answered in them. rollouts, batches: None when they are not wanted. critic: the file of value
-    pre-training, None where there is no such phase. serving: what the engines measured since they were last asked.
-    diagnosis: looks at all of it, None when it is not wanted. callbacks: a program's own functions, called last.
-    supervised: of a run on the dataset's own answers.
+    Attributes:
+        sinks: Take the metrics; the run's own file is one of them.
+        evaluations: The file of evaluations.
+        answers: How each prompt was answered in them.
+        rollouts: None when they are not wanted.
+        batches: None when they are not wanted.
+        critic: The file of value pre-training, None where there is no such phase.
+        serving: What the engines measured since they were last asked.
+        diagnosis: Looks at all of it, None when it is not wanted.
+        callbacks: A program's own functions, called last.
+        supervised: Measures the loss where the dataset's own answers are trained on, None elsewhere.
     """
 
     console: Console
@@ -121,7 +127,11 @@ class RunLogger:
     _is_warned: bool = False
 
     def write(self, step: int, metrics: Metrics, finished: RolloutBatch, batch: Batch, seen: TokenStats | None) -> None:
-        """Write down what training step number ``step`` (from 1) measured. seen: of some of its answers' tokens."""
+        """Write down what training step number ``step`` (from 1) measured.
+
+        Args:
+            seen: Values of some of its answers' tokens.
+        """
         absent = {name: Last(value) for name, value in UNTRAINED.items() if name not in set(metrics)}
         metrics += measure_answers(finished.generated)
         metrics += self.serving() + Metrics.of({**absent, "memory/peak_bytes": Max(peak_memory_bytes())})

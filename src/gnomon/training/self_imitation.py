@@ -56,8 +56,9 @@ class SelfImitationUpdates:
     computed are counted with all others. An update moves the policy and Adam's moments as any other does; a tracker's
     "accumulated" drift does not see it, "replayed" drift does.
 
-    critic: the run's plan, which "surplus" needs. Its values are scored before the policy is updated; then it is taught
-    one-sidedly, its loss times ``plan.value_coefficient``.
+    Attributes:
+        critic: The run's plan, which "surplus" needs. Its values are scored before the policy is updated; then it is
+            taught one-sidedly, its loss times ``plan.value_coefficient``.
     """
 
     plan: SelfImitationBuffer

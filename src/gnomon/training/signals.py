@@ -27,7 +27,10 @@ def stopping(stop: "StopRequest", say: Callable[[str], None], what: str, go_on: 
     """Turn the first SIGTERM, SIGINT, SIGUSR1 or SIGHUP into a request to stop, and say so; a second ends all.
 
     A second SIGHUP does not: a terminal that goes sends it, and so does the shell. Under nohup none is taken.
-    what: is finished and saved first, such as "the step at hand". go_on: the command that goes on with it.
+
+    Args:
+        what: Is finished and saved first, such as "the step at hand".
+        go_on: The command that goes on with it.
     """
     asked: SimpleQueue[int] = SimpleQueue()
 

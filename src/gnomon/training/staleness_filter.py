@@ -27,7 +27,8 @@ class StalenessFilter(Protocol):
     def apply(self, finished: RolloutBatch, batch: Batch, version: int) -> tuple[RolloutBatch, Batch, Metrics]:
         """Return a scored round and its batch, both without the groups that are not trusted.
 
-        version: of the weights about to be trained.
+        Args:
+            version: Version of the weights about to be trained.
         """
 
 
@@ -46,7 +47,7 @@ class NoFilter:
 class EssFilter:
     """Train on a batch of effective sample size ``floor`` at least, and ask as far ahead as that allows.
 
-        ESS = (sum w)^2 / (n sum w^2),  w = exp(proximal - behavior) of each trained token
+    ESS = (sum w)^2 / (n sum w^2),  w = exp(proximal - behavior) of each trained token
 
     It is the share of the n tokens that would say as much if the policy itself had sampled them. Below the floor whole
     groups go, one after the other, each time the one without which the rest has the largest ESS; of equals the one of
@@ -60,9 +61,14 @@ class EssFilter:
 
     Fixed bounds count steps, which says nothing about how far these went.
 
-    floor: in (0, 1). stream: whose ``slack`` is set.
-    Raises: ConfigError for another floor.
     Source: ours. ESS of a whole batch as trust: P3O, arXiv 2605.12380, eq. 11.
+
+    Attributes:
+        floor: Smallest value, in (0, 1).
+        stream: Whose ``slack`` is set.
+
+    Raises:
+        ConfigError: For another floor.
     """
 
     floor: float
@@ -97,9 +103,12 @@ class EssFilter:
 
 
 def admitted(sizes: Sequence[EffectiveSize], ages: Sequence[int], floor: float) -> list[int]:
-    """Return the places of the groups that stay, in their order. ages: in steps.
+    """Return the places of the groups that stay, in their order.
 
     Groups without a trained token weigh nothing; they stay, and cannot be the last one.
+
+    Args:
+        ages: Ages in steps.
 
     >>> even, wild = EffectiveSize.of([1.0, 1.0]), EffectiveSize.of([30.0, 0.1])
     >>> admitted([even, wild, even], [0, 0, 0], floor=0.5)

@@ -32,8 +32,13 @@ def supervised(arguments: Sequence[str], run: Path, restarts: int, say: Say) -> 
     A fault is a process that a signal ended that nobody sent here (out of memory, say), or an exit code of 1, unless
     what it reports would only be met again: see `reporting`. It is not tried again when the tries are used up, or two
     in a row recorded no step beyond the one before. SIGTERM, SIGINT, SIGUSR1 and SIGHUP are passed on, and are the end.
-    run: the run's directory. restarts: at most so many. say: tells people one line.
+
     Source: ours; the plan of fault F11.
+
+    Args:
+        run: The run's directory.
+        restarts: At most so many.
+        say: Tells people one line.
     """
     before: int | None = None
     with _Child() as child:
@@ -57,9 +62,12 @@ def supervised(arguments: Sequence[str], run: Path, restarts: int, say: Say) -> 
 
 @contextmanager
 def reporting(descriptor: int | None) -> Iterator[None]:
-    """Tell whoever watches over this process which error of ours ended the block. descriptor: where; None: nobody does.
+    """Tell whoever watches over this process which error of ours ended the block.
 
     When the watcher is killed this process is asked to stop, as by SIGTERM (on Linux).
+
+    Args:
+        descriptor: Where; None: nobody does.
     """
     if descriptor is None:
         yield

@@ -35,9 +35,11 @@ class SampledTokenProbe:
     A step with one update never scores its answers before it, and of an answer whose group is alike it computes nothing
     at all; but those are among the ones that a person reads.
 
-    most: answers of one step, and no more than one in ``one_in`` of those that are trained, but one at least. every:
-    steps between looks, the first and the ``last`` one (from 0) are looked at; a report shows a handful of answers from
-    a whole run, and what nobody reads should cost nothing: less than a hundredth of the time (docs/report.md).
+    Attributes:
+        most: Answers of one step, and no more than one in ``one_in`` of those that are trained, but one at least.
+        every: Steps between looks, the first and the ``last`` one (from 0) are looked at; a report shows a handful of
+            answers from a whole run, and what nobody reads should cost nothing: less than a hundredth of the time
+            (docs/report.md).
     """
 
     learner: Learner

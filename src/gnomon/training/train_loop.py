@@ -12,7 +12,9 @@ async def train(run: Run) -> None:
     """Train, from the step of the learner, until all steps are done or the budget is spent.
 
     A baseline is read before its tracker observes, so it never contains the reward that it is subtracted from.
-    Raises: RunError when the run cannot go on; Stopped after a checkpoint, when it was asked to stop.
+
+    Raises:
+        RunError: If the run cannot go on; Stopped after a checkpoint, when it was asked to stop.
     """
     parts, progress, timer = run.components, run.progress, StepTimer()
     algorithm, learner = parts.algorithm, parts.learner

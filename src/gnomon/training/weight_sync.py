@@ -34,7 +34,11 @@ class WeightSync(Protocol):
     """What the walk asks of whoever brings weights to engines."""
 
     async def publish(self, engine: Engine, learner: Learner) -> Metrics:
-        """Let ``engine`` answer with the learner's weights from now on. Raises: RunError when it does not."""
+        """Let ``engine`` answer with the learner's weights from now on.
+
+        Raises:
+            RunError: If it does not.
+        """
 
 
 @dataclass(frozen=True)
@@ -121,14 +125,16 @@ class VerifiedWeightSync:
     **Which weights do you hold?** Fingerprints of all tensors, against those that were sent: to the bit. An engine that
     shares the learner's module has nothing to compare.
 
-    **What do you say?** A canary: 12 fixed tokens after 4, log-probabilities at temperature 1 by `Engine.score`
-    against the learner's own with the weights as they were sent, so that only arithmetic may differ: in the mean by no
-    more than ``allowance`` says. Weights that are others differ by more, or are told apart by their fingerprints.
+    **What do you say?** A canary: 12 fixed tokens after 4, log-probabilities at temperature 1 by `Engine.score` against
+    the learner's own with the weights as they were sent, so that only arithmetic may differ: in the mean by no more
+    than ``allowance`` says. Weights that are others differ by more, or are told apart by their fingerprints.
 
-    engines: all of them. sending: what becomes of the learner's weights on their way; None when engines get the very
-    same numbers. vocabulary_size: canary ids are below it. allowance: `FixedTolerance` where learner and engine
-    both compute in float32, else `CalibratedTolerance`.
-    Ours: peers check a version number, or nothing.
+    Attributes:
+        engines: All of them.
+        sending: What becomes of the learner's weights on their way; None when engines get the very same numbers.
+        vocabulary_size: Canary ids are below it.
+        allowance: `FixedTolerance` where learner and engine both compute in float32, else `CalibratedTolerance`. Ours:
+            peers check a version number, or nothing.
     """
 
     engines: EnginePool
@@ -139,8 +145,10 @@ class VerifiedWeightSync:
     async def publish(self, engine: Engine, learner: Learner) -> Metrics:
         """Load the learner's weights into every engine and prove that they arrived.
 
-        Raises: WeightSyncError naming engine, version and tensors, or the numbers that differ; EngineError when no
-            engine is left; NotFiniteError when these weights give log-probabilities that are no numbers.
+        Raises:
+            WeightSyncError: Naming engine, version and tensors, or the numbers that differ.
+            EngineError: If no engine is left.
+            NotFiniteError: If these weights give log-probabilities that are no numbers.
         """
         snapshot = learner.snapshot() if self.sending is None else self.sending(learner.snapshot())
         # A learner that fails over its weights is no fault of an engine, so they are read before one is asked.

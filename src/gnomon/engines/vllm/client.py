@@ -66,7 +66,11 @@ def check_address(server: str) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class StartedServer:
-    """A server of our own. folder: private to us, holds its log."""
+    """A server of our own.
+
+    Attributes:
+        folder: Private to us, holds its log.
+    """
 
     program: "subprocess.Popen[bytes]"
     folder: Path

@@ -71,7 +71,12 @@ class Transfer:
 
 @dataclass(eq=False)
 class ThreadAnswer:
-    """One row of a call. name: what vLLM calls it. versions: of the weights that drew each token."""
+    """One row of a call.
+
+    Attributes:
+        name: What vLLM calls it.
+        versions: Versions of the weights that drew each token.
+    """
 
     call: ThreadCall
     place: int

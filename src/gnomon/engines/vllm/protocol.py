@@ -29,7 +29,12 @@ class WireError(ValueError):
 
 @dataclass(frozen=True)
 class Heard:
-    """One request or reply. first: its first line, cut at blanks. headers: by lowered name."""
+    """One request or reply.
+
+    Attributes:
+        first: Its first line, cut at blanks.
+        headers: Headers by their names in lower case.
+    """
 
     first: tuple[str, ...]
     headers: Mapping[str, str]

@@ -46,9 +46,12 @@ Call = Callable[[str, Mapping[str, Any]], None]
 
 
 def check_backend(backend: str) -> None:
-    """Refuse a backend that vLLM here does not know, before anything is loaded. Raises: ConfigError.
+    """Refuse a backend that vLLM here does not know, before anything is loaded.
 
     Another process is asked, so that this one does not import vLLM for it; NCCL's is always there.
+
+    Raises:
+        ConfigError: If vLLM does not list it.
     """
     if backend == BACKEND:
         return

@@ -174,7 +174,11 @@ _UNREADABLE = ("Decimal", "Fraction", "date", "datetime", "time", "timedelta", "
 
 
 def _check_readable(test: ast.expr) -> None:
-    """Raises: VerifierError for a claim that compares with a value that no answer can be."""
+    """Refuse a claim that compares with a value that no answer can be.
+
+    Raises:
+        VerifierError: If it is one.
+    """
     for node in ast.walk(test):
         sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
         for side in sides:
@@ -238,7 +242,11 @@ class _Rest:
         self._tolerance = tolerance
 
     def check(self, node: ast.AST) -> None:
-        """Raises: VerifierError when the claim holds something that `value` does not know."""
+        """Refuse a claim that holds something that `value` does not know.
+
+        Raises:
+            VerifierError: If it does.
+        """
         allowed = (
             ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Compare,
             ast.Subscript, ast.Slice, ast.boolop, ast.expr_context, *BINARY, *_UNARY, *_COMPARED, ast.Eq, ast.NotEq,
@@ -430,7 +438,11 @@ def is_check(statement: ast.stmt) -> bool:
 
 
 def check_imports(tree: ast.Module, packages: Collection[str]) -> None:
-    """Raises: VerifierError for an import of what is not in the sandbox."""
+    """Refuse an import of what is not in the sandbox.
+
+    Raises:
+        VerifierError: If there is one.
+    """
     for node in ast.walk(tree):
         if not isinstance(node, ast.Import | ast.ImportFrom):
             continue
@@ -444,7 +456,11 @@ def check_imports(tree: ast.Module, packages: Collection[str]) -> None:
 
 
 def _refuse(tree: ast.Module, names: frozenset[str], packages: Collection[str]) -> None:
-    """Raises: VerifierError for what cannot be computed where the program is not."""
+    """Refuse what cannot be computed where the program is not.
+
+    Raises:
+        VerifierError: If there is such a thing.
+    """
     answered = _answered(tree, names)
     frames = {alias.asname or alias.name for node in ast.walk(tree) if isinstance(node, ast.Import)
               for alias in node.names if alias.name.partition(".")[0] == "pandas"}  # fmt: skip

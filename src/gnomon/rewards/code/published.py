@@ -131,7 +131,11 @@ def is_claim(node: ast.AST) -> bool:
 
 
 def refuse_unknown(tree: ast.Module) -> None:
-    """Raises: VerifierError for what tests ask of pytest or unittest, or of files, that is not there."""
+    """Refuse what tests ask of pytest or unittest, or of files, that is not there.
+
+    Raises:
+        VerifierError: If there is such a thing.
+    """
     for node in ast.walk(tree):
         word = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
         if word in _SKIPS:

@@ -38,7 +38,7 @@ class Monty:
         """Run ``source`` and wait for it; its own clock ends it.
 
         Raises:
-            as: `run`.
+            ConfigError: As `run`.
         """
         monty = _library()
         lines = iter(stdin.splitlines())

@@ -114,7 +114,8 @@ class KeptPrompts:
     def moved(self, saved: Tensor, own: Tensor) -> Tensor:
         """Return ``saved``, which has a row for each former prompt, as rows of this set; new ones as in ``own``.
 
-        Raises: ValueError when ``saved`` is not of the former set.
+        Raises:
+            ValueError: If ``saved`` is not of the former set.
         """
         if saved.shape[:1] != (self.former_ids.size,) or saved.dtype != own.dtype:
             raise ValueError(f"a tensor of {list(saved.shape)} is not of {self.former_ids.size} prompts")
@@ -145,17 +146,19 @@ def _numbered(contents: NDArray[np.uint64]) -> NDArray[np.uint64]:
 class TaskIndex:
     """The ids of a task set in its order, as 64-bit hashes.
 
-    A dictionary of 10 million ids takes more than a gigabyte; sorted hashes and their order take 120 MB. Two
-    different ids share a hash with probability n^2 / 2^65 (3e-6 at 10 million), which is reported as a
-    duplicate and never silently merged.
+    A dictionary of 10 million ids takes more than a gigabyte; sorted hashes and their order take 120 MB. Two different
+    ids share a hash with probability n^2 / 2^65 (3e-6 at 10 million), which is reported as a duplicate and never
+    silently merged.
 
-    ids: in order, or their hashes as `PromptKeys` has them.
+    Args:
+        ids: Ids of the prompts in order, or their hashes as `PromptKeys` has them.
+
+    Raises:
+        DatasetError: If two tasks have one id, or there is no task.
 
     >>> tasks = TaskIndex(["sum-0", "sum-1", "sum-2"])
     >>> tasks.index("sum-1"), len(tasks)
     (1, 3)
-
-    Raises: DatasetError when two tasks have one id, or there is no task.
     """
 
     def __init__(self, ids: Iterable[str] | NDArray[np.uint64]) -> None:
@@ -174,7 +177,8 @@ class TaskIndex:
     def index(self, task_id: str) -> int:
         """Return where ``task_id`` stands in the task set.
 
-        Raises: DatasetError when it is not in it.
+        Raises:
+            DatasetError: If it is not in it.
         """
         found = self.find(task_id)
         if found is None:
@@ -200,7 +204,8 @@ class TaskIndex:
     def check(self, stamp: dict[str, Any], what: str) -> None:
         """Refuse a saved state of another task set, or of the same tasks in another order.
 
-        Raises: ConfigError naming ``what``, both sizes and both fingerprints.
+        Raises:
+            ConfigError: Naming ``what``, both sizes and both fingerprints.
         """
         if stamp["tasks"] == len(self) and stamp["fingerprint"] == self.fingerprint:
             return

@@ -123,7 +123,8 @@ class AccumulatedDrift:
     def add(self, step_drift: float) -> None:
         """Move on by one step's drift.
 
-        Raises: LearnerError when it is negative or not finite.
+        Raises:
+            LearnerError: If it is negative or not finite.
         """
         if not (math.isfinite(step_drift) and step_drift >= 0):
             raise LearnerError(f"a step's policy drift must be finite and >= 0 nats, got {step_drift}")
@@ -162,7 +163,8 @@ class AccumulatedDrift:
     def restore(self, state: State) -> None:
         """Become the drift that returned ``state``.
 
-        Raises: ConfigError when it belongs to another task set.
+        Raises:
+            ConfigError: If it belongs to another task set.
         """
         self._task_index.check(dict(state.values), "accumulated drift")
         if float(state.values["total"]) < 0 or float(state.values["per_update"]) < 0:
@@ -181,19 +183,19 @@ class AccumulatedDrift:
 def estimate_step_drift(update_drifts: Sequence[float]) -> float:
     """Return how far all K updates of a step moved the policy, from what each saw before it was made.
 
-    Update k = 0..K-1 measured m_k = mean |current - proximal| in its own forward pass, when k updates had
-    been made; after the last one nobody looks. The line through the origin that fits best, m = slope k, is
-    extended to K:
+    Update k = 0..K-1 measured m_k = mean |current - proximal| in its own forward pass, when k updates had been made;
+    after the last one nobody looks. The line through the origin that fits best, m = slope k, is extended to K:
 
-        drift = K (sum of k m_k) / (sum of k^2)
+    drift = K (sum of k m_k) / (sum of k^2)
 
-    Assumes that each update moves the policy about as far, in about the same direction, and that minibatches
-    are alike. If updates are independent steps of a random walk (m grows as sqrt k), K = 2 gives 2 m_1 for a
-    truth of 1.41 m_1, and the excess shrinks as K grows: too fast a forgetting, within `Forgetting`'s bounds.
-    m_0 is zero in exact arithmetic and does not enter.
+    Assumes that each update moves the policy about as far, in about the same direction, and that minibatches are alike.
+    If updates are independent steps of a random walk (m grows as sqrt k), K = 2 gives 2 m_1 for a truth of 1.41 m_1,
+    and the excess shrinks as K grows: too fast a forgetting, within `Forgetting`'s bounds. m_0 is zero in exact
+    arithmetic and does not enter.
 
-    Raises: ConfigError when K is 1 (only m_0 is known, and it says nothing); LearnerError when a number is
-    negative or not finite.
+    Raises:
+        ConfigError: If K is 1 (only m_0 is known, and it says nothing).
+        LearnerError: If a number is negative or not finite.
 
     >>> estimate_step_drift([0.0, 0.25, 0.5, 0.75])
     1.0
@@ -230,19 +232,20 @@ class _Visit:
 class RescoredDrift:
     """Drift of a task = mean over trained tokens of |log-prob then - log-prob now| of its previous response.
 
-    "Then" is after the updates of the previous visit's step, "now" after this one's, so two visits in
-    consecutive steps see exactly one step's movement. One scoring pass over previous and new responses of the
-    visited tasks.
+    "Then" is after the updates of the previous visit's step, "now" after this one's, so two visits in consecutive steps
+    see exactly one step's movement. One scoring pass over previous and new responses of the visited tasks.
 
-    Of several rollouts of a task the last graded one is kept. Kept for each visited task: 9 bytes a response
-    token (id, mask, float32 log-prob). Beyond ``capacity_tokens`` the tasks that were not visited for longest
-    are dropped; when one of them comes back its drift is unknown but larger than most, so it is reported as
-    infinite (rho_min).
+    Of several rollouts of a task the last graded one is kept. Kept for each visited task: 9 bytes a response token (id,
+    mask, float32 log-prob). Beyond ``capacity_tokens`` the tasks that were not visited for longest are dropped; when
+    one of them comes back its drift is unknown but larger than most, so it is reported as infinite (rho_min).
 
-    capacity_tokens: >= 1; 2^26 tokens are 0.6 GB.
-    Raises: ConfigError when it is not positive.
-    Source: SPO, arXiv 2509.13232, section 3.1, and its public recipe for the estimator, which the paper
-    leaves open.
+    Source: SPO, arXiv 2509.13232, section 3.1, and its public recipe for the estimator, which the paper leaves open.
+
+    Args:
+        capacity_tokens: >= 1; 2^26 tokens are 0.6 GB.
+
+    Raises:
+        ConfigError: If it is not positive.
     """
 
     needs_scoring = True
@@ -281,8 +284,8 @@ class RescoredDrift:
     async def measure(self, groups: Sequence[Group], score: Score) -> Mapping[str, float]:
         """Return each task's drift since its last visit, and keep its new response instead.
 
-        Raises: LearnerError when ``score`` answers with numbers that do not fit or are not finite; nothing is
-        changed then.
+        Raises:
+            LearnerError: If ``score`` answers with numbers that do not fit or are not finite; nothing is changed then.
         """
         previous, newest = self.pending(groups), _last_graded(groups)
         answers = [*previous.values(), *(ScoredAnswer(r.prompt, r.response, r.mask) for r in newest.values())]
@@ -316,7 +319,8 @@ class RescoredDrift:
     def restore(self, state: State) -> None:
         """Become the drift that returned ``state``.
 
-        Raises: ConfigError when it belongs to another task set.
+        Raises:
+            ConfigError: If it belongs to another task set.
         """
         self._task_index.check(dict(state.values), "replayed drift")
         arrays = {name: tensor.numpy() for name, tensor in state.tensors.items()}

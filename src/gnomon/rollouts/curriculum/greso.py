@@ -27,7 +27,7 @@ class GresoCurriculum:
     A visit teaches nothing when all its responses earned the same. After z such visits in a row, all right (easy) or
     all wrong (hard), a task is asked with chance
 
-        max(p^z, floor),  p = p_easy or p_hard
+    max(p^z, floor),  p = p_easy or p_hard
 
     and otherwise skipped until the next epoch. One visit of another outcome begins anew: z counts easy and hard visits
     apart, and is 0 after rewards that differ. After each step, once the first epoch is over, p_easy falls by ``step``
@@ -38,15 +38,19 @@ class GresoCurriculum:
     far, the range beginning as [0, 1]. A floor of 0.1 for the right format is wrong then, and 1 is right. Groups with
     fewer than two graded rollouts change nothing.
 
-    A take looks at as many tasks as there are at most; if it skipped too many by then, the next ones are asked
-    whatever their chance, so it always ends. No take repeats a task (unless it asks for more than there are).
-    Each retained gradient is unbiased, but the mix of prompts is not the table's: ``greso/effective_prompts`` says
-    over how many prompts the chances are spread, exp(entropy), at most all.
+    A take looks at as many tasks as there are at most; if it skipped too many by then, the next ones are asked whatever
+    their chance, so it always ends. No take repeats a task (unless it asks for more than there are). Each retained
+    gradient is unbiased, but the mix of prompts is not the table's: ``greso/effective_prompts`` says over how many
+    prompts the chances are spread, exp(entropy), at most all.
 
-    task_index: the ids of the task set. seed: of the run; the coins of take t are a counter-based stream for (seed, t).
-    Memory: 2 bytes a task, and 12 of the task index.
     Source: GRESO, arXiv 2506.02177; constants of its code. That code keys by text, takes rewards of at most 0.11 as
     wrong, and asks more prompts than a step needs, which `Informative` does here.
+
+    Args:
+        task_index: The ids of the task set.
+        seed: The run's seed; the coins of take t are a counter-based stream for (seed, t).
+
+    Memory: 2 bytes a task, and 12 of the task index.
     """
 
     def __init__(self, task_index: TaskIndex, plan: Greso, seed: int) -> None:
@@ -136,7 +140,8 @@ class GresoCurriculum:
     def restore(self, state: State) -> None:
         """Go on where the curriculum that returned ``state`` stood.
 
-        Raises: ConfigError when it was of another task set.
+        Raises:
+            ConfigError: If it was of another task set.
         """
         values = state.values
         self._task_index.check(dict(values), "curriculum")

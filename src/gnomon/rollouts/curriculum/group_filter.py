@@ -17,10 +17,12 @@ def is_informative(group: Group, part: str = "") -> bool:
 
     Only graded rollouts count: an error is no reward. With fewer than two of them nothing can differ.
 
-    part: looks at this component of the reward instead, as it was before weights and penalties; one that has no such
-        component looks at the reward.
     Source: DAPO, arXiv 2503.14476, section 3.2 (dynamic sampling), with "rewards differ" for any kind of reward where
     the paper says "neither all correct nor all wrong".
+
+    Args:
+        part: Looks at this component of the reward instead, as it was before weights and penalties; one that has no
+            such component looks at the reward.
     """
     parts = [r.grade.parts.get(part) for r in group.rollouts if r.grade.reward is not None]
     if part and None not in parts:

@@ -24,23 +24,26 @@ class PrioritizedCurriculum:
 
     weight = sqrt(v (1 - v)) / n_eff^gamma + epsilon
 
-    The numerator is the standard deviation of a binary reward: tasks that always or never succeed teach
-    little. ``gamma`` also favors tasks that are known badly. ``epsilon``, outside the fraction, keeps every
-    task possible. Values outside [0, 1] (rewards of other scales) count as 0 or 1 here, so such tasks get
-    ``epsilon`` alone: scale rewards into [0, 1] if you want them told apart.
+    The numerator is the standard deviation of a binary reward: tasks that always or never succeed teach little.
+    ``gamma`` also favors tasks that are known badly. ``epsilon``, outside the fraction, keeps every task possible.
+    Values outside [0, 1] (rewards of other scales) count as 0 or 1 here, so such tasks get ``epsilon`` alone: scale
+    rewards into [0, 1] if you want them told apart.
 
-    Drawn by Gumbel-top-k: the tasks with the largest log w - log(-log u), which is the same as drawing one
-    after the other by weight without putting any back. The u of task i in take t is word i of a counter-based
-    stream for (seed, t), so only t has to be saved. See `_largest` for why a take from 10 million tasks needs
-    few logarithms.
+    Drawn by Gumbel-top-k: the tasks with the largest log w - log(-log u), which is the same as drawing one after the
+    other by weight without putting any back. The u of task i in take t is word i of a counter-based stream for (seed,
+    t), so only t has to be saved. See `_largest` for why a take from 10 million tasks needs few logarithms.
 
     The tracker learns by its own `ValueTracker.observe`; here `observe` does nothing.
 
-    epsilon: > 0. gamma: in [0, 1]; 0 is the paper's.
-    Raises: ConfigError when these do not hold.
-    Source: SPO, arXiv 2509.13232, eq. 11; gamma from its OpenReview version. Gumbel-top-k: Vieira 2014; Kool
-    et al., arXiv 1903.06059. The public recipe draws from one loader chunk only; here every task can be
-    drawn.
+    Source: SPO, arXiv 2509.13232, eq. 11; gamma from its OpenReview version. Gumbel-top-k: Vieira 2014; Kool et al.,
+    arXiv 1903.06059. The public recipe draws from one loader chunk only; here every task can be drawn.
+
+    Args:
+        epsilon: > 0.
+        gamma: Discount, in [0, 1]; 0 is the paper's.
+
+    Raises:
+        ConfigError: If these do not hold.
     """
 
     def __init__(self, tracker: ValueTracker, epsilon: float, gamma: float, seed: int) -> None:
@@ -65,8 +68,8 @@ class PrioritizedCurriculum:
     def take(self, count: int) -> list[int]:
         """Return ``count`` tasks, largest key first; distinct if there are that many, else in full rounds.
 
-        Raises: ConfigError when gamma > 0 and some task's n_eff is 0 (a tracker with prior 0 before any
-        sample).
+        Raises:
+            ConfigError: If gamma > 0 and some task's n_eff is 0 (a tracker with prior 0 before any sample).
         """
         if self._gamma > 0 and self._tracker.n_eff_floor <= 0:
             raise ConfigError(
@@ -138,7 +141,9 @@ class PrioritizedCurriculum:
 def gumbel_keys(weights: Floats, uniforms: Floats) -> Floats:
     """Return log w - log(-log u); the k largest are a weighted draw of k without replacement.
 
-    weights: > 0. uniforms: in (0, 1).
+    Args:
+        weights: > 0.
+        uniforms: Uniform draws, in (0, 1).
 
     >>> gumbel_keys(np.array([0.28, 0.5]), np.array([0.9, 0.2])).round(8).tolist()
     [0.97740165, -1.16903218]

@@ -41,8 +41,9 @@ def read_rates(path: Path, rewards: Rewards, prior: float) -> dict[str, float]:
 
     A rate is taken as it is; counts get ``prior``.
 
-    Raises: DatasetError when the file is missing, is no JSON object, or holds entries that are neither; the
-    message lists the first of these.
+    Raises:
+        DatasetError: If the file is missing, is no JSON object, or holds entries that are neither; the message lists
+            the first of these.
     """
     rates: dict[str, float] = {}
     wrong: list[str] = []
@@ -64,7 +65,8 @@ def read_rates(path: Path, rewards: Rewards, prior: float) -> dict[str, float]:
 def read_values(path: Path) -> dict[str, float]:
     """Return task id to value from a JSON object, id to any finite number.
 
-    Raises: DatasetError when the file is missing, is no JSON object, or holds anything else.
+    Raises:
+        DatasetError: If the file is missing, is no JSON object, or holds anything else.
     """
     values = _read(path)
     wrong = [f"{task_id!r}: {json.dumps(entry)[:60]}" for task_id, entry in values.items() if not _is_number(entry)]
@@ -76,7 +78,8 @@ def read_values(path: Path) -> dict[str, float]:
 def places(values: Mapping[str, float], task_index: TaskIndex, path: Path) -> dict[int, float]:
     """Return index to value of the tasks that ``task_index`` knows; ids of other tasks are passed over.
 
-    Raises: DatasetError when it knows none.
+    Raises:
+        DatasetError: If it knows none.
     """
     named = {task_index.find(task_id): value for task_id, value in values.items()}
     ours = {index: value for index, value in named.items() if index is not None}
@@ -134,13 +137,18 @@ class FixedValues:
     V*(x) = beta log mean exp(r / beta), over rollouts of the initial policy. It is the maximum over policies of
     expected reward less beta times the KL to the initial policy.
 
-    Nothing that is observed changes it: ``tracker/squared_error_mean`` says how the table ages as the policy moves
-    away from where it was estimated. A task that could not be graded, or that a file does not name, has the mean
-    of those that are known, and 0 while none is.
+    Nothing that is observed changes it: ``tracker/squared_error_mean`` says how the table ages as the policy moves away
+    from where it was estimated. A task that could not be graded, or that a file does not name, has the mean of those
+    that are known, and 0 while none is.
 
-    task_index: the ids of the task set. beta: > 0, in rewards. Memory: 8 bytes a task, and 12 of the task index.
-    Raises: ConfigError when ``beta`` is not positive.
     Source: A*-PO, arXiv 2505.20686, section 3, stage 1.
+
+    Args:
+        task_index: The ids of the task set.
+        beta: > 0, in rewards. Memory: 8 bytes a task, and 12 of the task index.
+
+    Raises:
+        ConfigError: If ``beta`` is not positive.
     """
 
     def __init__(self, task_index: TaskIndex, beta: float) -> None:
@@ -163,7 +171,8 @@ class FixedValues:
     def initialize(self, groups: Sequence[Group]) -> None:
         """Estimate V* from rollouts made before training; a task of which none could be graded stays as it was.
 
-        Raises: ConfigError naming the task whose reward is not finite.
+        Raises:
+            ConfigError: Naming the task whose reward is not finite.
         """
         estimates: dict[int, float] = {}
         for group in groups:
@@ -176,7 +185,8 @@ class FixedValues:
     def load(self, path: Path) -> int:
         """Start from a JSON file, id to V*; return how many tasks it named. Ids of other tasks are passed over.
 
-        Raises: DatasetError when the file cannot be used, or names none of the tasks.
+        Raises:
+            DatasetError: If the file cannot be used, or names none of the tasks.
         """
         ours = places(read_values(path), self.task_index, path)
         self._believe(ours)
@@ -203,7 +213,8 @@ class FixedValues:
     def restore(self, state: State) -> None:
         """Become the values that returned ``state``.
 
-        Raises: ConfigError when they are of another task set.
+        Raises:
+            ConfigError: If they are of another task set.
         """
         self.task_index.check(dict(state.values), "table of optimal values")
         self._value = state.tensors["value"].numpy().copy()
@@ -244,15 +255,20 @@ class DecayRule:
 
     rho = clip(2^(-drift / d_half), rho_min, rho_max)
 
-    A policy that moved by ``d_half`` has forgotten half. At a constant rho the effective number of
-    observations tends to 1 / (1 - rho): a window of 8 at 0.875, of 25 at 0.96. The upper bound keeps the
-    window finite while the policy stands still, the lower one keeps the estimate usable while it races.
+    A policy that moved by ``d_half`` has forgotten half. At a constant rho the effective number of observations tends
+    to 1 / (1 - rho): a window of 8 at 0.875, of 25 at 0.96. The upper bound keeps the window finite while the policy
+    stands still, the lower one keeps the estimate usable while it races.
 
-    rho_min, rho_max: in (0, 1). d_half: > 0, nats of mean absolute log-probability change; its 0.06 means
-    nothing for another divergence (a k3 estimate is about 100 times smaller). Between the bounds drift
-    matters only from 0.0035 to 0.0116 nats.
-    Raises: ConfigError when these do not hold.
     Source: SPO, arXiv 2509.13232, section 3.1; d_half and the divergence from its public recipe.
+
+    Attributes:
+        rho_min: Smallest forgetting factor, in (0, 1).
+        rho_max: Largest forgetting factor, in (0, 1).
+        d_half: > 0, nats of mean absolute log-probability change; its 0.06 means nothing for another divergence (a k3
+            estimate is about 100 times smaller). Between the bounds drift matters only from 0.0035 to 0.0116 nats.
+
+    Raises:
+        ConfigError: If these do not hold.
 
     >>> DecayRule(0.875, 0.96, 0.06)(0.01)
     0.8908987181403393
@@ -288,7 +304,8 @@ class DecayRule:
     def __call__(self, drift: float) -> float:
         """Return rho after the policy moved by ``drift`` nats since it last answered; infinity forgets most.
 
-        Raises: LearnerError when ``drift`` is negative or not a number.
+        Raises:
+            LearnerError: If ``drift`` is negative or not a number.
         """
         if math.isnan(drift) or drift < 0:
             raise LearnerError(f"policy drift must be >= 0 nats, got {drift}; were the log-probabilities finite?")
@@ -300,28 +317,31 @@ class ValueTracker:
 
     For binary rewards the posterior mean of a Beta distribution whose counts fade:
 
-        alpha <- rho alpha + r,  beta <- rho beta + 1 - r,  v = alpha / (alpha + beta),  n_eff = alpha + beta
+    alpha <- rho alpha + r,  beta <- rho beta + 1 - r,  v = alpha / (alpha + beta),  n_eff = alpha + beta
 
     which is the same as a moving average with a step that shrinks as evidence grows:
 
-        v <- v + (r - v) / (rho n_eff + 1),  n_eff <- rho n_eff + 1
+    v <- v + (r - v) / (rho n_eff + 1),  n_eff <- rho n_eff + 1
 
-    It is kept in the second form, because that also serves rewards that are any real number. n_eff is alpha +
-    beta; the paper's text prints alpha + beta + 1, with which the two forms are not the same.
+    It is kept in the second form, because that also serves rewards that are any real number. n_eff is alpha + beta; the
+    paper's text prints alpha + beta + 1, with which the two forms are not the same.
 
-    A task starts with v = 1/2 and n_eff = 2 ``prior``: a weak belief that one visit can move. (The public
-    recipe without offline samples does the same; n_eff = N0 would need some eight visits to overcome a
-    guess.) Rollouts (`initialize`) or a file (`load`) give a rate that is worth N0 = 1 / (1 - rho_min)
-    observations. Read `baseline` before `observe`: a baseline must not contain the reward it is subtracted
-    from.
+    A task starts with v = 1/2 and n_eff = 2 ``prior``: a weak belief that one visit can move. (The public recipe
+    without offline samples does the same; n_eff = N0 would need some eight visits to overcome a guess.) Rollouts
+    (`initialize`) or a file (`load`) give a rate that is worth N0 = 1 / (1 - rho_min) observations. Read `baseline`
+    before `observe`: a baseline must not contain the reward it is subtracted from.
 
-    task_index: the ids of the task set. forgetting: how old rewards fade. rewards: "binary" refuses any reward
-    but 0 and 1; "continuous" takes every finite one. prior: pseudo-count for successes and for failures, >=
-    0.
-    Memory: 21 bytes a task, and 12 of the task index.
-    Raises: ConfigError when ``prior`` is negative.
-    Source: SPO, arXiv 2509.13232, section 3.1. That recipe keys by the prompt's text and saves nothing; we
-    key by id and the tracker is `Stateful`.
+    Source: SPO, arXiv 2509.13232, section 3.1. That recipe keys by the prompt's text and saves nothing; we key by id
+    and the tracker is `Stateful`.
+
+    Args:
+        task_index: The ids of the task set.
+        forgetting: How old rewards fade.
+        rewards: "binary" refuses any reward but 0 and 1; "continuous" takes every finite one.
+        prior: Pseudo-count for successes and for failures, >= 0. Memory: 21 bytes a task, and 12 of the task index.
+
+    Raises:
+        ConfigError: If ``prior`` is negative.
     """
 
     def __init__(
@@ -369,7 +389,9 @@ class ValueTracker:
         """Start from rollouts made before training; a task of which none could be graded stays as it was.
 
         v = (s + prior) / (n0 + 2 prior) for binary rewards, the mean for others; n_eff = N0.
-        Raises: ConfigError naming task and value for a reward that is not of the declared kind.
+
+        Raises:
+            ConfigError: Naming task and value for a reward that is not of the declared kind.
         """
         self._check(groups)
         for group in groups:
@@ -382,7 +404,9 @@ class ValueTracker:
         """Start from a JSON file, id to rate or to ``[successes, samples]``; return how many tasks it named.
 
         Ids of other tasks are passed over, tasks that it does not name keep their start.
-        Raises: DatasetError when the file cannot be used, or names none of the tasks.
+
+        Raises:
+            DatasetError: If the file cannot be used, or names none of the tasks.
         """
         ours = places(read_rates(path, self._rewards, self._prior), self.task_index, path)
         for index, rate in ours.items():
@@ -393,8 +417,11 @@ class ValueTracker:
     def export(self, path: Path, ids: Sequence[str]) -> None:
         """Write id to rate of every task that anything is known of, for `load` in another run.
 
-        ids: those of the task index, in its order (it keeps their hashes only).
-        Raises: ConfigError when they are others.
+        Args:
+            ids: Those of the task index, in its order (it keeps their hashes only).
+
+        Raises:
+            ConfigError: If they are others.
         """
         self.task_index.check(TaskIndex(ids).identity(), "id list")
         write_rates(path, {ids[i]: float(self._value[i]) for i in np.flatnonzero(self._is_known).tolist()})
@@ -402,12 +429,14 @@ class ValueTracker:
     def observe(self, groups: Sequence[Group], drifts: Mapping[str, float]) -> Metrics:
         """Learn from the graded rollouts of a finished step, in their order; return what happened.
 
-        drifts: task id to nats the policy moved since it last answered that task, from `Drift.measure`. A
-        task
-        that is not in it is on its first visit: drift 0. Further rollouts of a task in the same step were
-        answered by the same policy, so their drift is 0 as well.
-        Raises: ConfigError (nothing is learned then) naming task and value for a reward that is not of the
-        declared kind; LearnerError for a drift that is negative or not a number.
+        Args:
+            drifts: Task id to nats the policy moved since it last answered that task, from `Drift.measure`. A task that
+                is not in it is on its first visit: drift 0. Further rollouts of a task in the same step were answered
+                by the same policy, so their drift is 0 as well.
+
+        Raises:
+            ConfigError: (nothing is learned then) naming task and value for a reward that is not of the declared kind.
+            LearnerError: For a drift that is negative or not a number.
         """
         self._check(groups)
         for drift in drifts.values():
@@ -445,7 +474,8 @@ class ValueTracker:
     def restore(self, state: State) -> None:
         """Become the tracker that returned ``state``.
 
-        Raises: ConfigError when it tracked another task set.
+        Raises:
+            ConfigError: If it tracked another task set.
         """
         self.task_index.check(dict(state.values), "value tracker")
         self._value = state.tensors["value"].numpy().copy()

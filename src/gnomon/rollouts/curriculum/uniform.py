@@ -16,12 +16,16 @@ from gnomon.rollouts.curriculum.philox import philox
 class UniformCurriculum:
     """Every task once, in an order drawn from (seed, epoch) alone; then every task again in another order.
 
-    A take that crosses into the next epoch passes over the tasks that it already holds; they come first in
-    the take after it. So no take repeats a task (unless it asks for more than there are), and every epoch
-    still asks every task exactly once.
+    A take that crosses into the next epoch passes over the tasks that it already holds; they come first in the take
+    after it. So no take repeats a task (unless it asks for more than there are), and every epoch still asks every task
+    exactly once.
 
-    size: tasks in the set, at least 1. seed: of the run.
-    Raises: ConfigError if there is no task.
+    Args:
+        size: Tasks in the set, at least 1.
+        seed: The run's seed.
+
+    Raises:
+        ConfigError: If there is no task.
 
     >>> curriculum = UniformCurriculum(size=5, seed=0)
     >>> sorted(curriculum.take(2) + curriculum.take(3))

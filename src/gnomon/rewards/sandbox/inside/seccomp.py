@@ -93,7 +93,7 @@ def build(machine: str, pid: int, has_own_files: bool) -> list[bytes]:
     """Return the filter's instructions, 8 bytes each.
 
     Raises:
-        as: `restrict`.
+        OSError, ValueError: As `restrict`.
     """
     column = (X86, ARM).index(machine)
     code = [
