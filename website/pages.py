@@ -12,7 +12,7 @@ from gnomon import _HOMES
 from gnomon.algorithms import PRESETS
 from gnomon.algorithms.describe import notes_on, piece_text
 from gnomon.algorithms.pieces import slots
-from gnomon.cli.main import VERBS
+from gnomon.cli.main import VERBS, module_of
 from gnomon.config.reference import Setting, kinds, of_kind
 from gnomon.core import errors
 from gnomon.core.metric_meanings import MEANINGS
@@ -150,7 +150,7 @@ def command_line() -> str:
         "Each takes `--help`. Exit codes are in [Errors](../errors.md#exit-codes).",
     ]
     for verb in VERBS:
-        parser = importlib.import_module(f"gnomon.cli.{verb}").build_parser()
+        parser = importlib.import_module(module_of(verb)).build_parser()
         parts += [f"## gnomon {verb}", f"```text\n{parser.format_help().replace('``', '').rstrip()}\n```"]
     return "\n\n".join(parts) + "\n"
 

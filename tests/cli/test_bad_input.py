@@ -102,7 +102,7 @@ WRONG = {
     "learning rate below 0": (
         ["learner.optimizer.learning_rate=-1.0", "learner.optimizer.warmup_steps=-1"],
         ": learner.optimizer.learning_rate must be > 0 and finite, got -1.0; learner.optimizer.warmup_steps must be "
-        ">= 0, got -1\n",
+        "a number of steps, or their share below 1, got -1\n",
     ),
     "staleness below 0": (["max_staleness=-1"], "max_staleness must be 0 (synchronous) or more steps, got -1"),
     "staleness without end": (["max_staleness=100000000000"], "set max_staleness = 1024 or less"),
@@ -194,7 +194,7 @@ def test_experiments_that_cannot_be_read(place: Path, capsys: Capture):
     assert "cannot read the experiment gone.toml: No such file" in refused(capsys, "train", "gone.toml")
     assert "unknown experiment 'tinny'; did you mean 'tiny'?" in refused(capsys, "train", "tinny")
     assert re.search(r"broken.toml is not TOML: .*line 2", refused(capsys, "train", "broken.toml"))
-    assert "binary.toml is not TOML" in refused(capsys, "train", "binary.toml")
+    assert "binary.toml is not UTF-8 text" in refused(capsys, "train", "binary.toml")
     assert 'missing algorithm; write algorithm = "grpo"' in refused(capsys, "train", "empty.toml")
     assert "missing model, task" in refused(capsys, "train", "empty.toml", "algorithm=grpo")
 
@@ -317,7 +317,9 @@ def test_resume_evaluate_and_export_need_a_run(place: Path, capsys: Capture):
     assert "tiny is no run, so the task must be named" in refused(capsys, "evaluate", "tiny")
     assert "there is no folder NOTHERE: " in refused(capsys, "evaluate", "NOTHERE")
     on = ("evaluate", "tiny", "--task", "arithmetic")
-    assert "evaluation.samples must be at least 1, got 0" in refused(capsys, *on, "--samples", "0")
+    assert "evaluation.samples must be at least 1 (0 is for supervised fine-tuning), got 0" in refused(
+        capsys, *on, "--samples", "0"
+    )
     assert "--prompts must be at least 1, got 0" in refused(capsys, *on, "--prompts", "0")
 
 
@@ -382,3 +384,16 @@ def test_a_file_may_begin_with_a_mark_of_its_encoding(place: Path, capsys: Captu
 
     assert main(["plan", "marked.toml"]) == 0
     assert "steps of grpo on 'arithmetic'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "train {}", "train tiny task={}", "plan tiny model={}", "plan tiny model=./{}", "sft model={} task=a.jsonl",
+        "evaluate tiny model={}", "evaluate {}", "report {}", "doctor {}", "resume {}", "continue {} steps=3",
+        "export {} folder", "train tiny --run-dir {}",
+    ],
+)  # fmt: skip
+def test_a_name_longer_than_the_system_takes_is_refused(capsys: Capture, arguments: str):
+    """Names that are looked for as files may have any length: what is no file's name is no file."""
+    refused(capsys, *(word.format("x" * 4000) for word in arguments.split()))

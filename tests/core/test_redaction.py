@@ -158,7 +158,7 @@ def test_plan_shows_no_password_of_an_address(capsys: pytest.CaptureFixture[str]
 
     said = capsys.readouterr()
     assert "pw12345678" not in said.out + said.err
-    assert "does not exist" in said.err
+    assert "is neither a folder" in said.err
 
 
 class _Odd:

@@ -25,6 +25,7 @@ TINY = [
 # Where the source asks what time it is on the wall, and why that bounds nothing.
 WALL = {
     "insight/watch/watcher.py": "the age of files, which have that clock's times; it is never below 0",
+    "records/sinks.py": "when a step was logged, a field that MLflow reads",
     "records/run_card.py": "when a session started, for people",
     "records/directory.py": "a new run's name, and since when one is at work, for people",
     "tasks/verifiers_env.py": "a field that another library reads, from a start that it wrote itself",

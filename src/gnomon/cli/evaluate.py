@@ -5,6 +5,7 @@ Two models, or two checkpoints of a run, are asked the same prompts with the sam
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +28,7 @@ def run(arguments: Sequence[str]) -> int:
     """Evaluate one or two models or runs; return the exit code."""
     given = build_parser().parse_intermixed_args(arguments)
     others = [text for text in (given.second, *given.overrides) if text is not None]
-    overrides = tuple(text for text in others if "=" in text and not Path(text).exists())
+    overrides = tuple(text for text in others if "=" in text and not os.path.exists(text))
 
     if not given.task:  # a model of the hub is asked about a task that is named
         RunDirectory.check_there(

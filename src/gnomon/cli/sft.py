@@ -10,6 +10,7 @@ mean negative log-likelihood of answer tokens. The run is one as any other: resu
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -41,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
     """Fine-tune on the answers of a dataset; return the exit code."""
     parser = build_parser()
     given = parser.parse_intermixed_args(arguments)
-    if given.experiment is not None and "=" in given.experiment and not Path(given.experiment).is_file():
+    if given.experiment is not None and "=" in given.experiment and not os.path.isfile(given.experiment):
         given.experiment, given.overrides = None, [given.experiment, *given.overrides]
     cluster = cluster_overrides(parser, given.cluster)
     table = {"name": "sft"} if given.experiment is None else read(given.experiment)

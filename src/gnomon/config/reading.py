@@ -5,6 +5,7 @@ known_names.json, which `gnomon config --names` writes and a test compares with 
 """
 
 import json
+import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -42,7 +43,7 @@ def read(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     if str(source) in known:
         return tomllib.loads(known[str(source)])
     path = Path(source)
-    if path.suffix != ".toml" and not path.exists():
+    if path.suffix != ".toml" and not os.path.exists(path):
         raise ConfigError(f"{unknown('experiment', str(source), known)}; or the path of a TOML file")
     try:
         return parse_toml(read_plain(path).decode("utf-8"))
@@ -123,7 +124,7 @@ def check_names(
     model = last.get("model")
     if isinstance(model, str) and (not model.strip() or "://" in model):
         raise ModelError(f"model = '{model}' is neither a folder, nor the name of a model on the hub as ORG/NAME")
-    if isinstance(model, str) and model.startswith((".", "/")) and not Path(model).exists():
+    if isinstance(model, str) and model.startswith((".", "/")) and not os.path.exists(model):
         raise ModelError(f"model folder '{model}' does not exist (looked for {Path(model).absolute()})")
 
 
@@ -172,7 +173,7 @@ def _check_algorithm(name: Any, place: str = "") -> None:
 def _check_task(name: Any) -> None:
     """Refuse a name that is no task's; a file, a dataset and a generator of another reasoning-gym may exist."""
     known: list[str] = known_names()["tasks"]
-    if not isinstance(name, str) or any(mark in name for mark in "/.=@") or Path(name).exists():
+    if not isinstance(name, str) or any(mark in name for mark in "/.=@") or os.path.exists(name):
         return
     try:
         is_other = version("reasoning-gym") != known_names()["reasoning-gym"]

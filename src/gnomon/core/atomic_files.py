@@ -1,6 +1,5 @@
 """Files that are either whole or not there, whatever stops the program that writes them."""
 
-import contextlib
 import errno
 import json
 import os
@@ -83,8 +82,12 @@ def write_durably(path: Path, content: bytes, is_synced: bool = True) -> None:
         OSError: The file cannot be written, or ``path`` is a pipe, a device or a folder; the temporary file is removed
             and ``path`` is unchanged.
     """
-    with contextlib.suppress(FileNotFoundError):
+    try:
         refuse_special(path)
+    except OSError as error:
+        # Nothing is there, or a link that leads to itself: it is replaced.
+        if error.errno not in (errno.ENOENT, errno.ELOOP):
+            raise
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with open(beside, "wb") as file:

@@ -1,5 +1,6 @@
 """Uploads to the Hugging Face hub: what can be refused first, and a folder as one commit."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def hub_name(model: str) -> str | None:
         check_repository(model)
     except ConfigError:
         return None
-    return None if model in BUILT_IN or Path(model).is_dir() else model
+    return None if model in BUILT_IN or os.path.isdir(model) else model
 
 
 def license_of(model: str) -> dict[str, str]:
@@ -121,7 +122,7 @@ def license_of(model: str) -> dict[str, str]:
     folder = local_folder(model)
     cached = None if hub_name(model) is None else try_to_load_from_cache(model, "README.md")
     for place in (folder / "README.md" if folder else None, cached):
-        if isinstance(place, str | Path) and Path(place).is_file():
+        if isinstance(place, str | Path) and os.path.isfile(place):
             try:
                 said = metadata_load(place) or {}
             except Exception:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PosixPath
 from typing import Any
@@ -121,7 +122,7 @@ def check_headers(name: str, trust_remote_code: bool = False) -> tuple[tuple[str
     if folder is None or not weight_files(folder):
         return (), {}
     found = headers(folder)
-    place = str(folder) if Path(name).expanduser().is_dir() else name
+    place = str(folder) if os.path.isdir(Path(name).expanduser()) else name
     config = _read_config(str(folder), trust_remote_code)
     check_quantized(config, place)
     with parsed(f"model '{place}': its config.json does not make a model"):
@@ -300,7 +301,7 @@ def _read_config(place: str, trust_remote_code: bool, local_files_only: bool = F
     from transformers import AutoConfig
 
     # What the hub cannot give is said by whoever asked it.
-    passing = () if Path(place).is_dir() else (OSError,)
+    passing = () if os.path.isdir(place) else (OSError,)
     said = f"model '{place}': transformers cannot read its config"
     with untrusted(f"the model '{place}'", "trust_remote_code"), parsed(said, *passing):
         return AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code, local_files_only=local_files_only)

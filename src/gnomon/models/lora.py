@@ -4,6 +4,7 @@ import copy
 import importlib.util
 import json
 import math
+import os
 import re
 import warnings
 from collections import Counter
@@ -203,7 +204,7 @@ ADAPTER_FOLDER = "adapter"
 
 def is_adapter(folder: Path) -> bool:
     """Whether a folder holds an adapter and no model."""
-    return (folder / _CONFIG).is_file() and not (folder / "config.json").is_file()
+    return os.path.isfile(folder / _CONFIG) and not os.path.isfile(folder / "config.json")
 
 
 def adapter_table(folder: Path) -> tuple[str, dict[str, Any]]:

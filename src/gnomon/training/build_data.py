@@ -1,6 +1,7 @@
 """From an experiment to the objects of a run: the only place where implementations are chosen."""
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -155,7 +156,7 @@ def completed(loaded: Loaded) -> Loaded:
         UserError: If the run has no checkpoint that can be read.
     """
     run = Path(loaded.experiment.model)
-    if not (run / "experiment.toml").is_file():
+    if not os.path.isfile(run / "experiment.toml"):
         return _with_steps(loaded)
     model = str(checkpoint_of(run))
     notes = (*loaded.notes, f"model = '{run}' is a run, and its newest checkpoint is begun with: {model}")

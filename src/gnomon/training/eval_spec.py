@@ -1,5 +1,6 @@
 """Which weights are asked which held-out questions: from what a person names to the experiments that answer."""
 
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -53,7 +54,7 @@ class EvalTarget:
     @property
     def is_run(self) -> bool:
         """Whether it is a run's directory."""
-        return (Path(self.model) / "experiment.toml").is_file()
+        return os.path.isfile(Path(self.model) / "experiment.toml")
 
 
 @dataclass(frozen=True)
@@ -241,7 +242,7 @@ def checkpoint_of(run: Path) -> Path:
     Raises:
         RunDirectoryError: If there is none.
     """
-    if not (run / "experiment.toml").is_file():
+    if not os.path.isfile(run / "experiment.toml"):
         raise RunDirectoryError(f"{run} is not a run: it has no experiment.toml")
     found = Checkpoints(RunDirectory(run).checkpoints).newest()
     if found is None:

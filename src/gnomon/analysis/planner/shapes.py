@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -194,7 +195,7 @@ def shape_of(model: str) -> ModelShape:
         ModelError: As `check_model` does.
     """
     known = SHAPES.get(plain_name(model))
-    if known is not None and not Path(model).exists():
+    if known is not None and not os.path.exists(model):
         return known
     config = Path(model) if Path(model).suffix == ".json" else Path(model) / "config.json"
     if config.is_file():
