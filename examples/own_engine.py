@@ -96,7 +96,8 @@ class Generate:
 
         def is_ended(input_ids, scores, **others):
             rows = input_ids[:, len(prompt) :].tolist()
-            return torch.tensor([strings is not None and strings.complete(row) for row in rows], device=ids.device)
+            ended = [strings is not None and strings.are_completed_by(row) for row in rows]
+            return torch.tensor(ended, device=ids.device)
 
         ids = torch.tensor([list(prompt)] * len(keys), device=self._model.device)
         asked = GenerationConfig(

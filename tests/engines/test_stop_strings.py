@@ -21,7 +21,7 @@ from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.pool import EnginePool
 from gnomon.engines.scripted import ScriptedEngine
-from gnomon.engines.stop_strings import StopStrings, check_stop_strings, shown
+from gnomon.engines.stop_strings import StopStrings, check_stop_strings, cut_at_stop
 from gnomon.models.tiny import tiny_model, tiny_tokenizer
 from gnomon.models.tokenizer import TokenBytes, Tokenizer, wrap
 from gnomon.rollouts.rollout import Rollouter, RolloutTimer
@@ -90,7 +90,9 @@ def test_an_answer_ends_at_the_first_token_with_which_its_text_holds_a_string(na
     first = held.index(True) if True in held else None
 
     assert stops.first(ids) == first
-    assert [n for n in range(len(ids)) if stops.complete(ids[: n + 1])][:1] == ([] if first is None else [first])
+    assert [n for n in range(len(ids)) if stops.are_completed_by(ids[: n + 1])][:1] == (
+        [] if first is None else [first]
+    )
 
 
 @every_tokenizer
@@ -145,8 +147,8 @@ def test_rewards_see_the_text_up_to_the_string_that_ends_first(
     """Of several that end at one place, the one that begins first; what stands behind it in its token is dropped."""
     sampling = SamplingConfig(stop=stop)
 
-    assert shown(text, done(text, tiny_tokenizer()), sampling) == without
-    assert shown(text, done(text, tiny_tokenizer()), replace(sampling, include_stop=True)) == with_it
+    assert cut_at_stop(text, done(text, tiny_tokenizer()), sampling) == without
+    assert cut_at_stop(text, done(text, tiny_tokenizer()), replace(sampling, include_stop=True)) == with_it
 
 
 def test_a_blank_that_the_tokenizer_leaves_out_is_no_reason_to_see_the_string():
@@ -156,8 +158,8 @@ def test_a_blank_that_the_tokenizer_leaves_out_is_no_reason_to_see_the_string():
     known = TokenBytes(tokenizer)
 
     assert StopStrings((b" answer",), known).first(ended.tokens) == len(ended.tokens) - 1
-    assert shown(tokenizer.decode(ended.tokens), ended, sampling) == ""
-    assert shown("answer", replace(ended, stop="length"), sampling) == "answer"
+    assert cut_at_stop(tokenizer.decode(ended.tokens), ended, sampling) == ""
+    assert cut_at_stop("answer", replace(ended, stop="length"), sampling) == "answer"
 
 
 def engines() -> dict[str, Engine]:
@@ -305,5 +307,5 @@ def test_the_window_is_bounded(monkeypatch: pytest.MonkeyPatch):
     stops = StopStrings((b"0123456789",), Counting(tiny_tokenizer()))
     tokens: Sequence[int] = [65] * 5000
 
-    assert not stops.complete(tokens)
+    assert not stops.are_completed_by(tokens)
     assert len(read) == 10

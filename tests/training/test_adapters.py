@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError, GnomonError, ModelError
 from gnomon.models.load import load_model
-from gnomon.models.lora import LoraConfig, adapt, adapter_table
+from gnomon.models.lora import LoraConfig, adapt, read_adapter_config
 from gnomon.models.tiny import save_tiny, tiny_model
 from gnomon.training.api import evaluate, resume, train_experiment
 
@@ -133,7 +133,7 @@ def test_rank_stabilized_adapters_have_the_same_scale(trained: Path, tmp_path: P
     copy = _changed(
         _adapter(trained, 2), tmp_path / "other", use_rslora=True, lora_alpha=6, target_modules="all-linear"
     )
-    _, table = adapter_table(copy)
+    _, table = read_adapter_config(copy)
     assert LoraConfig(**{**table, "targets": tuple(table["targets"])}).scale == pytest.approx(3.0)
     model = adapt(tiny_model(3), LoraConfig(**{**table, "targets": tuple(table["targets"])}))
     assert sum("lora_A" in name for name, _ in model.named_parameters()) * 2 == len(

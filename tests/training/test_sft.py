@@ -28,7 +28,8 @@ from gnomon.learner.sections import LearnerConfig
 from gnomon.models.tiny import TinyConfig, tiny_model
 from gnomon.records.jsonl import read_rows
 from gnomon.rollouts.collate import collate
-from gnomon.rollouts.rollout import DatasetRollouter, RolloutTimer
+from gnomon.rollouts.dataset_rollouter import DatasetRollouter
+from gnomon.rollouts.rollout import RolloutTimer
 from gnomon.training.api import evaluate, resume, train_experiment
 from gnomon.training.run import StopRequest
 

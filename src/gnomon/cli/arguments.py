@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from gnomon.core.redaction import for_people
 from gnomon.records.directory import RunDirectory
-from gnomon.training.supervisor import supervised
+from gnomon.training.supervisor import run_with_restarts
 
 _SETTING = re.compile(r"[A-Za-z_][\w.-]*=")
 _LIKE_AN_OPTION = 0.75
@@ -118,7 +118,7 @@ def restarted(arguments: Sequence[str], run: Path, restarts: int) -> int:
     def say(line: str) -> None:
         print(for_people(f"gnomon {arguments[0]}: {line}"), file=sys.stderr, flush=True)
 
-    return supervised(arguments, run, restarts, say)
+    return run_with_restarts(arguments, run, restarts, say)
 
 
 def _count(text: str) -> int:

@@ -37,7 +37,7 @@ from gnomon.diagnosis.catalog import check_stops, chosen
 from gnomon.learner.sections import LearnerConfig
 from gnomon.models.device import check_device
 from gnomon.models.folder import DATE
-from gnomon.models.lora import LoraConfig, adapter_table, is_adapter
+from gnomon.models.lora import LoraConfig, is_adapter, read_adapter_config
 from gnomon.rewards.code.reward import Code
 from gnomon.rewards.grading import WeightedReward, allowed
 from gnomon.rewards.sandbox.packages import check_names
@@ -518,7 +518,7 @@ def _name_adapter(whole: dict[str, Any]) -> list[str]:
         or {"rank", "alpha", "targets"} <= {*lora}
     ):
         return []
-    base, own = adapter_table(Path(lora["adapter"]).expanduser())
+    base, own = read_adapter_config(Path(lora["adapter"]).expanduser())
     wrong = [key for key, value in lora.items() if key != "adapter" and own.get(key) != value]
     if wrong:
         raise ConfigError(

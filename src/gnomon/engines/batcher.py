@@ -200,7 +200,7 @@ class Batcher:
             row.logprobs.append(p)
             row.full_logprobs.append(q)
             stops = row.request.stops
-            if token in row.request.sampling.stop_ids or (stops is not None and stops.complete(row.tokens)):
+            if token in row.request.sampling.stop_ids or (stops is not None and stops.are_completed_by(row.tokens)):
                 finished.append((slot, "stop"))
             elif row.room == 0:
                 finished.append((slot, "length"))

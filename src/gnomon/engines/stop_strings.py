@@ -52,7 +52,7 @@ class StopStrings:
         """Bytes of the longest string."""
         return max(map(len, self.strings))
 
-    def complete(self, tokens: Sequence[int]) -> bool:
+    def are_completed_by(self, tokens: Sequence[int]) -> bool:
         """Whether the last of these tokens completes a string: in it, or in it and what stands before it.
 
         Looks at as many tokens as the longest string has bytes, so the time does not grow with the answer.
@@ -69,7 +69,7 @@ class StopStrings:
         """Return the place of the first token that completes a string, None where none does."""
         if not any(string in b"".join(map(self.known.__getitem__, tokens)) for string in self.strings):
             return None
-        return next(place for place in range(len(tokens)) if self.complete(tokens[: place + 1]))
+        return next(place for place in range(len(tokens)) if self.are_completed_by(tokens[: place + 1]))
 
 
 @functools.cache
@@ -93,13 +93,13 @@ def check_stop_strings(sampling: SamplingConfig, tokenizer: Tokenizer) -> None:
             )
 
 
-def shown(text: str, done: Completion, sampling: SamplingConfig) -> str:
-    """Return an answer's text as rewards and environments see it: up to the stop string that ended it, or without it.
+def cut_at_stop(text: str, done: Completion, sampling: SamplingConfig) -> str:
+    r"""Return an answer's text as rewards and environments see it: up to the stop string that ended it, or without it.
 
     Of several strings the one that ends first counts; of several that end there, the one that begins first.
 
     >>> done = Completion((52, 60, 62), (0.0,) * 3, (0.0,) * 3, 0, 0, "stop")
-    >>> shown("4</answer>\n\n", done, SamplingConfig(stop="</answer>"))
+    >>> cut_at_stop("4</answer>\n\n", done, SamplingConfig(stop="</answer>"))
     '4'
     """
     if done.stop != "stop" or not sampling.stop_strings:

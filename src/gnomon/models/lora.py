@@ -207,7 +207,7 @@ def is_adapter(folder: Path) -> bool:
     return os.path.isfile(folder / _CONFIG) and not os.path.isfile(folder / "config.json")
 
 
-def adapter_table(folder: Path) -> tuple[str, dict[str, Any]]:
+def read_adapter_config(folder: Path) -> tuple[str, dict[str, Any]]:
     """Return the base model that an adapter in peft's form names, and the settings of `LoraConfig` that fit it.
 
     Raises:

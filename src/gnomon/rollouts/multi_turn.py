@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gnomon.core.types import Completion, EndedBy, Ending, Grade, Rollout, Task, TopLogprobs
 from gnomon.engines.base import Engine, Sampling
-from gnomon.engines.stop_strings import shown
+from gnomon.engines.stop_strings import cut_at_stop
 from gnomon.rewards.base import Sample
 from gnomon.rollouts.env_workers import EnvAnswer, EnvError, EnvWorker, EnvWorkerLost, EnvWorkers
 from gnomon.tasks.environment import EnvironmentConfig
@@ -249,7 +249,7 @@ class MultiTurnRollout:
             asked = replace(sampling, max_completion_length=limit)
             before = (*path.prompt, *path.tokens)
             [completion] = await self.engine.generate(before, [key(turn)], asked)
-            text = shown(self.decode(completion.tokens), completion, sampling)
+            text = cut_at_stop(self.decode(completion.tokens), completion, sampling)
             path.add_answer(completion, self.opening(before) + text)
             if completion.stop == "length" and len(completion.tokens) >= left:
                 return "tokens", None

@@ -10,13 +10,13 @@ from gnomon.core.failpoints import reach
 from gnomon.core.types import Completion, Grade, Group, Rollout, Task
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.rng import draw_key
-from gnomon.engines.stop_strings import shown
+from gnomon.engines.stop_strings import cut_at_stop
 from gnomon.rewards.base import Sample
 from gnomon.rollouts.multi_turn import MultiTurnRollout, Trajectory, unopened
 
 
 class GradesRollouts(Protocol):
-    """Who judges: `verifiers.workers.GradingPool`, or a function of a user's test."""
+    """Who judges: `rewards.grader_pool.GradingPool`, or a function of a user's test."""
 
     async def grade(self, sample: Sample) -> Grade:
         """Return a reward or an error; never raises for a bad sample, never waits longer than its deadline."""
@@ -52,32 +52,6 @@ class RolloutSource(Protocol):
     async def run_group(self, task: Task, round_number: int, watch: RolloutTimer) -> Group:
         """Return the task's graded group."""
         ...
-
-
-@dataclass(frozen=True)
-class DatasetRollouter:
-    """Takes the dataset's own answer to a task as its rollout, with reward 1, for supervised fine-tuning.
-
-    Nobody sampled it, so its log-probabilities of the sampler are zeros, which nothing reads.
-
-    Attributes:
-        decode: An answer's token ids to its text.
-        generations: One.
-    """
-
-    decode: Callable[[Sequence[int]], str]
-    generations: int = 1
-
-    async def run_group(self, task: Task, round_number: int, watch: RolloutTimer) -> Group:
-        """Return a group of the one answer."""
-        watch.generated(sum(task.mask))
-        watch.graded()
-        unknown = (0.0,) * len(task.response)
-        text, grade = self.decode(task.response), Grade(1.0)
-        rollout = Rollout(
-            task.id, task.prompt, task.response, task.mask, unknown, unknown, text, grade, 0, 0, stop="stop"
-        )
-        return Group(task, (rollout,))
 
 
 @dataclass(frozen=True)
@@ -151,7 +125,8 @@ class Rollouter:
         reach("grade")
         return Sample(
             prompt=task.text,
-            completion=self.opening(task.prompt) + shown(self.decode(completion.tokens), completion, self.sampling),
+            completion=self.opening(task.prompt)
+            + cut_at_stop(self.decode(completion.tokens), completion, self.sampling),
             completion_tokens=len(completion.tokens),
             is_truncated=completion.stop == "length",
             max_completion_length=self.sampling.max_completion_length,

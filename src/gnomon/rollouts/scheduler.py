@@ -1,10 +1,11 @@
-"""Prompts on their way: the whole of sync and async.
+"""The rollout scheduler: which prompts are asked when, synchronous or not, and the bound on staleness.
 
-There are ``max_staleness + 1 - slack`` steps' worth of slots. A prompt takes one when it is asked, inside `take`, and
-it is free again at the `take` after the one that its group left in, that is after the weights trained from it were
-published. The clock counts takes. What was asked at clock c leaves by clock c + max_staleness, and between two takes
-the weights change once at most, so no token that is trained on is older than ``max_staleness`` steps: the bound is
-structural. Zero alternates between asking and training, a positive number overlaps them.
+There are ``max_staleness + 1 - slack`` steps' worth of slots. A prompt takes one when it is asked, inside
+`next_batch`, and it is free again at the `next_batch` after the one that its group left in, that is after the weights
+trained from it were published. The clock counts these calls. What was asked at clock c leaves by clock
+c + max_staleness, and between two calls the weights change once at most, so no token that is trained on is older than
+``max_staleness`` steps: the bound is structural. Zero alternates between asking and training, a positive number
+overlaps them.
 """
 
 import asyncio
@@ -234,7 +235,7 @@ class RolloutScheduler:
                     self._changed.clear()
                     await self._changed.wait()
         waited = time.perf_counter() - began
-        expired = self._expired(chosen)
+        expired = self._too_stale(chosen)
         gone = {*chosen, *expired}
         self._slots = [slot for slot in self._slots if slot not in gone]
         return self._round(chosen, expired, waited)
@@ -299,7 +300,7 @@ class RolloutScheduler:
         is_waiting = self.stragglers == "wait"
         return choose(self._slots, self.prompts_per_step, self._clock, self.max_staleness, is_waiting)
 
-    def _expired(self, chosen: Sequence[InflightGroup]) -> list[InflightGroup]:
+    def _too_stale(self, chosen: Sequence[InflightGroup]) -> list[InflightGroup]:
         """Return the others that would be too old for the next step; those without an answer are withdrawn."""
         taken = set(chosen)
         late = [s for s in self._slots if s not in taken and s.clock + self.max_staleness <= self._clock]

@@ -268,12 +268,12 @@ def build(config: TaskConfig, renderer: Renderer) -> TaskSet:
 _Kind = TypeVar("_Kind", bound=TaskConfig)
 
 
-def supervised(config: _Kind) -> _Kind:
+def with_dataset_answers(config: _Kind) -> _Kind:
     """Return the task with the answers of its rows, where these are tables that say them in columns of their own."""
     if isinstance(config, TableTask):
         return replace(config, completion_column=config.completion_column or "auto")
     if isinstance(config, MixtureTask):
-        parts = (replace(part, task=supervised(part.task)) for part in config.parts)
+        parts = (replace(part, task=with_dataset_answers(part.task)) for part in config.parts)
         return replace(config, parts=tuple(parts))
     return config
 
@@ -300,8 +300,10 @@ def build_split(
     """
     _check_trainable(config)
     if is_supervised:
-        config = supervised(config)
-        evaluation = evaluation if evaluation is None or isinstance(evaluation, tuple) else supervised(evaluation)
+        config = with_dataset_answers(config)
+        evaluation = (
+            evaluation if evaluation is None or isinstance(evaluation, tuple) else with_dataset_answers(evaluation)
+        )
     parts = [part.questions() for part in evaluation] if isinstance(evaluation, tuple) else []
     if isinstance(evaluation, tuple):
         sides: _Sides = (config.questions(), joined(parts))
@@ -372,7 +374,7 @@ def build_held_out(
     Raises:
         ConfigError: As `build_split`.
     """
-    config = supervised(config) if is_supervised else config
+    config = with_dataset_answers(config) if is_supervised else config
     if isinstance(config, MixtureTask):
         asked = _split_mixture(config, held_out)[1]
     elif isinstance(config, _Generated):

@@ -32,9 +32,10 @@ from gnomon.rewards.base import Sample
 from gnomon.rewards.budget import ErrorBudget, FaultBudget
 from gnomon.rewards.grader_pool import GradingPool
 from gnomon.rewards.grading import Grading
+from gnomon.rollouts.dataset_rollouter import DatasetRollouter
 from gnomon.rollouts.env_workers import EnvWorkers
 from gnomon.rollouts.multi_turn import MultiTurnRollout
-from gnomon.rollouts.rollout import DatasetRollouter, Rollouter, RolloutSource, RolloutTimer
+from gnomon.rollouts.rollout import Rollouter, RolloutSource, RolloutTimer
 from gnomon.rollouts.scheduler import RolloutScheduler
 from gnomon.tasks.turn_tokens import TurnTokenizer
 from gnomon.training.baseline_tracking import BaselineTracking, NoTracker, PromptBaseline

@@ -211,7 +211,7 @@ class ParentRun:
         Raises:
             ConfigError: If such a setting changed; it names what to type.
         """
-        there, now = _fixed(self.begun), _fixed(asked)
+        there, now = _unchangeable(self.begun), _unchangeable(asked)
         for key, value in now.items():
             if value != there[key]:
                 raise ConfigError(
@@ -232,7 +232,7 @@ class ParentRun:
             )
 
 
-def _fixed(experiment: Experiment) -> dict[str, str]:
+def _unchangeable(experiment: Experiment) -> dict[str, str]:
     """Return what a continued run cannot change, in words, by key."""
     critic = experiment.algorithm.critic
     pretraining = None if critic is None else critic.pretraining

@@ -17,7 +17,8 @@ from gnomon.records.eval_records import EvalRecord
 from gnomon.records.jsonl import read_rows
 from gnomon.rewards.grading import Grading
 from gnomon.rollouts.collate import collate
-from gnomon.rollouts.rollout import DatasetRollouter, Rollouter, RolloutTimer
+from gnomon.rollouts.dataset_rollouter import DatasetRollouter
+from gnomon.rollouts.rollout import Rollouter, RolloutTimer
 from gnomon.tasks.base import TaskSet
 
 EVALUATION_ROUND = -1

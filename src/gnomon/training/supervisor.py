@@ -26,7 +26,7 @@ _LONGEST_NAME = 100
 Say = Callable[[str], None]
 
 
-def supervised(arguments: Sequence[str], run: Path, restarts: int, say: Say) -> int:
+def run_with_restarts(arguments: Sequence[str], run: Path, restarts: int, say: Say) -> int:
     """Run ``gnomon ARGUMENTS`` in a process of its own, and again after a fault; return the exit code of the last try.
 
     A fault is a process that a signal ended that nobody sent here (out of memory, say), or an exit code of 1, unless

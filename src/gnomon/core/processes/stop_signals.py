@@ -6,12 +6,14 @@ grades, replies or computes for that step must not end meanwhile. It ends with t
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 # SIGUSR1 is what schedulers send a while before they end a job: `sbatch --signal=USR1@300`; SIGHUP comes when the
 # terminal goes.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+_MASKS = threading.local()
 
 
 @contextmanager
@@ -35,15 +37,27 @@ def pass_over_stop_signals() -> None:
 
 
 def restore_in_forks() -> None:
-    """Give processes that this one forks from now on the system's defaults, so that user code can end its own."""
-    os.register_at_fork(after_in_child=_restore)
+    """Give processes that this one forks from now on the system's defaults, so that user code can end its own.
+
+    A signal that comes before the new process has them waits until it has.
+    """
+    os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_restore)
 
 
 def _pass_over(number: int, frame: object) -> None:
     """Do nothing."""
 
 
+def _hold() -> None:
+    _MASKS.before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
+def _release() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _MASKS.before)
+
+
 def _restore() -> None:
     for number in STOP_SIGNALS:
         if signal.getsignal(number) is _pass_over:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    _release()

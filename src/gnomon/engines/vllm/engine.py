@@ -220,7 +220,7 @@ class VllmEngine:
         await waiter.future
 
     async def transfer(self, what: str, told: Mapping[str, Any], version: int) -> None:
-        """Do one part of a weight transfer that a learner leads (`vllm_transfer.Sender`).
+        """Do one part of a weight transfer that a learner leads (`transfer.Sender`).
 
         Args:
             version: Of the weights that come. Nothing is answered between its beginning and its end.

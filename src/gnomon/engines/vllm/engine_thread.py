@@ -56,7 +56,7 @@ class ThreadCall:
 
     def is_ended(self, tokens: Sequence[int]) -> bool:
         """Whether the last token of an answer ends it, before its budget does."""
-        return tokens[-1] in self.sampling.stop_ids or (self.stops is not None and self.stops.complete(tokens))
+        return tokens[-1] in self.sampling.stop_ids or (self.stops is not None and self.stops.are_completed_by(tokens))
 
 
 @dataclass(frozen=True)
@@ -307,7 +307,7 @@ class VllmThread:
         for token in drawn:
             answer.tokens.append(token)
             answer.versions.append(self.version)
-            if answer.call.stops is not None and answer.call.stops.complete(answer.tokens):
+            if answer.call.stops is not None and answer.call.stops.are_completed_by(answer.tokens):
                 return True
         return False
 

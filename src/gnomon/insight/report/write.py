@@ -1,6 +1,7 @@
 """The page of a run, or of several beside each other: one HTML file that needs nothing else and asks nobody."""
 
 import base64
+import contextlib
 import hashlib
 import os
 import re
@@ -17,7 +18,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from gnomon.core.atomic_files import real_path, write_durably
+from gnomon.core.atomic_files import real_path, refuse_special, write_durably
 from gnomon.core.errors import ConfigError, RunDirectoryError
 from gnomon.core.redaction import for_people, without_secrets
 from gnomon.core.svg import MARK, page_style
@@ -107,6 +108,8 @@ def write_report(runs: Sequence[str | Path], out: Path | None = None) -> ReportP
     path = out or (files_of.report if len(records) == 1 else files_of.path / "comparison.html")
     content = (run_page(records[0]) if len(records) == 1 else comparison_page(records)).encode()
     try:
+        with contextlib.suppress(FileNotFoundError):
+            refuse_special(path)
         write_durably(path, content, is_synced=False)
     except OSError as error:
         raise RunDirectoryError(
