@@ -159,7 +159,10 @@ class Checkpoints:
 
     def _steps(self) -> list[tuple[int, Path]]:
         """Return the published checkpoints, the oldest first, however much of them is left."""
-        return [(step, path) for step, path in numbered(self.directory, r"step-(\d+)") if path.is_dir()]
+        listed = list(numbered(self.directory, r"step-(\d+)"))
+        found = [(step, path) for step, path in listed if path.is_dir()]
+        # A run that publishes one and removes another meanwhile may show neither in one listing.
+        return found if list(numbered(self.directory, r"step-(\d+)")) == listed else self._steps()
 
     def _clear_way(self, target: Path) -> None:
         if not os.path.lexists(target):
