@@ -103,10 +103,28 @@ def add_restarts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--report", type=int, help=argparse.SUPPRESS)
 
 
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add what each verb takes that begins a run: its directory, its cluster, ``--json`` and ``--restarts``."""
+    parser.add_argument("--run-dir", type=Path, help="where to write the run (default: runs/NAME-DATE-TIME)")
+    add_cluster(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end and nothing else")
+    add_restarts(parser)
+
+
+def run_options(given: argparse.Namespace) -> list[str]:
+    """Return the cluster and ``--json`` as they were given, for the command that a restart repeats."""
+    return [*([] if given.cluster is None else ["--cluster", given.cluster]), *["--json"] * given.json]
+
+
 def new_run(experiment: str, overrides: Sequence[str]) -> Path:
     """Choose the run directory in advance, so that a restart finds the run again."""
     names = [each.removeprefix("name=") for each in overrides if each.startswith("name=")]
     made = RunDirectory.named(names[-1] if names else Path(experiment).stem)
+    return chosen(made)
+
+
+def chosen(made: RunDirectory) -> Path:
+    """Return the path of a directory that was just made, and give the directory back: the run makes it again."""
     made.close()
     made.take_back()
     return made.path

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from gnomon.cli.arguments import SettingsParser, add_restarts, restarted
+from gnomon.cli.arguments import SettingsParser, add_restarts, chosen, restarted
 from gnomon.config.reading import check_names, parse_override
 from gnomon.core.progress import working
 from gnomon.records.directory import RunDirectory
@@ -23,7 +23,7 @@ examples:
                                                   # a run runs/first-2 that begins after step 200 of runs/first
   gnomon continue runs/first steps=300 learner.optimizer.learning_rate=5e-7 --run-dir runs/slower
 
-model, lora, seed, the critic's trunk and an averaged policy stay as they were."""
+model, lora, seed, the critic's backbone and an averaged policy stay as they were."""
 
 
 def build_parser() -> SettingsParser:
@@ -65,10 +65,7 @@ def _with_restarts(given: argparse.Namespace) -> int:
 
     run_dir = given.run_dir
     if run_dir is None and any(parse_override(each)[0] not in LENGTH for each in given.overrides):
-        made = RunDirectory.after(given.run)
-        made.close()
-        made.take_back()
-        run_dir = made.path
+        run_dir = chosen(RunDirectory.after(given.run))
     place = [] if run_dir is None else ["--run-dir", str(run_dir)]
     again = ["continue", str(given.run), *given.overrides, *place, *["--json"] * given.json]
     return restarted(again, run_dir or given.run, given.restarts)

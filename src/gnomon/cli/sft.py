@@ -14,9 +14,8 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from pathlib import Path
 
-from gnomon.cli.arguments import SettingsParser, add_cluster, add_restarts, cluster_overrides, new_run, restarted
+from gnomon.cli.arguments import SettingsParser, add_run_options, cluster_overrides, new_run, restarted, run_options
 from gnomon.config.foreign_names import translated
 from gnomon.config.reading import check_names, parse_override, read
 from gnomon.core.errors import ConfigError
@@ -31,10 +30,7 @@ def build_parser() -> SettingsParser:
     )
     parser.add_argument("experiment", nargs="?", help="a TOML file, or the name of a built-in experiment")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="such as model=tiny task=rows.jsonl epochs=3")
-    parser.add_argument("--run-dir", type=Path, help="where to write the run (default: runs/NAME-DATE-TIME)")
-    add_cluster(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object at the end and nothing else")
-    add_restarts(parser)
+    add_run_options(parser)
     return parser
 
 
@@ -57,9 +53,8 @@ def run(arguments: Sequence[str]) -> int:
         )
     if given.restarts:
         run_dir = given.run_dir or new_run(given.experiment or "sft", given.overrides)
-        options = [*([] if given.cluster is None else ["--cluster", given.cluster]), *["--json"] * given.json]
         source = [] if given.experiment is None else [given.experiment]
-        again = ["sft", *source, *given.overrides, "--run-dir", str(run_dir), *options]
+        again = ["sft", *source, *given.overrides, "--run-dir", str(run_dir), *run_options(given)]
         return restarted(again, run_dir, given.restarts)
 
     with working("loading libraries", is_brief=True):

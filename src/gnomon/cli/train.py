@@ -3,9 +3,8 @@
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from pathlib import Path
 
-from gnomon.cli.arguments import SettingsParser, add_cluster, add_restarts, cluster_overrides, new_run, restarted
+from gnomon.cli.arguments import SettingsParser, add_run_options, cluster_overrides, new_run, restarted, run_options
 from gnomon.config.reading import check_names
 from gnomon.core.progress import working
 from gnomon.training.supervisor import reporting
@@ -18,10 +17,7 @@ def build_parser() -> SettingsParser:
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="such as steps=50 algorithm=spo algorithm.num_generations=4"
     )
-    parser.add_argument("--run-dir", type=Path, help="where to write the run (default: runs/NAME-DATE-TIME)")
-    add_cluster(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object at the end and nothing else")
-    add_restarts(parser)
+    add_run_options(parser)
     return parser
 
 
@@ -33,8 +29,7 @@ def run(arguments: Sequence[str]) -> int:
     check_names(given.experiment, given.overrides)
     if given.restarts:
         run_dir = given.run_dir or new_run(given.experiment, given.overrides)
-        options = [*([] if given.cluster is None else ["--cluster", given.cluster]), *["--json"] * given.json]
-        again = ["train", given.experiment, *given.overrides, "--run-dir", str(run_dir), *options]
+        again = ["train", given.experiment, *given.overrides, "--run-dir", str(run_dir), *run_options(given)]
         return restarted(again, run_dir, given.restarts)
 
     with working("loading libraries", is_brief=True):
