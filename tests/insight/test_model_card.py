@@ -234,6 +234,16 @@ def test_a_card_says_what_its_run_measured(run: Path):
     assert "base_model" not in header(text)
 
 
+def test_a_card_of_a_run_on_the_datasets_answers_says_so(tmp_path: Path):
+    """Supervised fine-tuning is not called reinforcement learning, in the text and among the tags."""
+    given = ["sft", "tiny", "steps=2", "rollouts_per_step=8", "held_out.size=2", "evaluation.samples=0"]
+    assert main([*given, "--run-dir", str(tmp_path / "run")]) == 0
+    text = model_card(RunRecord(tmp_path / "run"), "me/adds", 2)
+
+    assert "`tiny` after 2 steps of supervised fine-tuning with sft" in text
+    assert header(text)["tags"] == ["gnomon", "supervised-fine-tuning", "sft"]
+
+
 def test_a_card_of_an_earlier_step_has_nothing_of_a_later_one(run: Path):
     """A checkpoint of step 1 has the evaluation before training alone, and step 1's metrics."""
     text = model_card(RunRecord(run), "me/adds", 1)

@@ -103,6 +103,7 @@ def model_card(record: RunRecord, repository: str, step: int) -> str:
     ends = [found[0], found[-1]] if len(found) > 1 else found
     model, algorithm = str(experiment.get("model", "")), _table(experiment.get("algorithm"))
     preset = str(algorithm.get("name", "an algorithm"))
+    way = "supervised fine-tuning" if algorithm.get("samples") == "data" else "reinforcement learning"
     header = card_header(
         name,
         [result for e in ends[-1:] for part in (e.parts or (e,)) for result in _results(part)],
@@ -111,13 +112,13 @@ def model_card(record: RunRecord, repository: str, step: int) -> str:
         **(license_of(model) if model else {}),
         library_name="transformers",
         pipeline_tag="text-generation",
-        tags=["gnomon", "reinforcement-learning", preset],
+        tags=["gnomon", way.replace(" ", "-"), preset],
     )
     task, paper = facts.task_name(experiment), str(algorithm.get("paper", ""))
     given = f" ({paper})" if paper else ""
     body = [
         f"# {name}",
-        f"`{_named(model)}` after {step:,} steps of reinforcement learning with {preset}{given} on "
+        f"`{_named(model)}` after {step:,} steps of {way} with {preset}{given} on "
         f"`{_named(task)}`, trained by gnomon {version('gnomon')}.",
         verdict(ends),
         *_scores(ends),
