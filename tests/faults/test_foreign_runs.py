@@ -294,7 +294,6 @@ def read_changed(base: Path, tmp_path: Path, name: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.filterwarnings("ignore:the checkpoint .* and is not used:RuntimeWarning")
 def test_a_changed_file_ends_in_words_and_runs_nothing(base: Path, tmp_path: Path, name: str):
     """Of each file that is read back, a few changes by all that read it in milliseconds."""
     read_changed(base, tmp_path, name, QUICK)
@@ -363,7 +362,6 @@ def tried_by_commands(base: Path, tmp_path: Path, numbers: range) -> None:
         shutil.rmtree(place)
 
 
-@pytest.mark.filterwarnings("ignore:the checkpoint .* and is not used:RuntimeWarning")
 def test_whole_commands_end_in_words_and_run_nothing(base: Path, tmp_path: Path):
     """Thirty-three changes, one of each file, by report, doctor, watch, evaluate, dissect, compare, export, resume."""
     tried_by_commands(base, tmp_path, range(len(FILES)))

@@ -1,7 +1,6 @@
 """Which weights are asked which held-out questions: from what a person names to the experiments that answer."""
 
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from gnomon.core.tables import to_table
 from gnomon.models.load import BUILT_IN
 from gnomon.records.checkpoints import Checkpoints
 from gnomon.records.directory import NO_TASK, RunDirectory
+from gnomon.records.jsonl import warn_on_stderr
 from gnomon.records.manifest import verify
 from gnomon.records.ownership import check_own
 from gnomon.rewards.reasoning import Reasoning
@@ -248,7 +248,7 @@ def checkpoint_of(run: Path) -> Path:
     if found is None:
         raise RunDirectoryError(f"{run} has no checkpoint yet; `gnomon resume {quote(str(run))}` goes on with it")
     for said in found.warnings:
-        warnings.warn(f"{said}; the one after step {found.step} is", RuntimeWarning, stacklevel=2)
+        warn_on_stderr(f"{said}; the one after step {found.step} is")
     return found.path
 
 
