@@ -132,6 +132,18 @@ def test_whatever_is_in_the_place_of_a_run_or_of_what_is_written(
     assert os.path.samestat(os.lstat(place), before)
 
 
+def test_a_place_to_write_whose_name_is_too_long_is_refused(
+    tmp_path: Path, base: Path, capsys: pytest.CaptureFixture[str]
+):
+    """An exported folder, one to upload and a page: what the system cannot name is no place to write."""
+    place = str(tmp_path / ("x" * 4000))
+    given = [["export", str(base), place], ["export", str(base), place, "--to", "hub:me/x", "--dry-run"]]
+    given += [["report", str(base), "--out", place]]
+
+    assert [arguments for arguments in given if ended(arguments) != 2] == []
+    assert capsys.readouterr().err.count("too long") == len(given)
+
+
 REMOVING = """
 import pathlib, shutil
 for removed in pathlib.Path(REMOVED).glob("checkpoints/step-*"):

@@ -196,6 +196,7 @@ def test_a_run_is_exported_as_one_file(tmp_path: Path, capsys: pytest.CaptureFix
         ([str(file), "--to", "gguf"], "m.gguf exists, or its folder does not; name a new file"),
         ([str(tmp_path / "n.gguf"), "--to", "gguf:q4"], "unknown precision 'q4'"),
         ([str(tmp_path / "none" / "n.gguf"), "--to", "gguf"], "or its folder does not"),
+        ([str(tmp_path / ("x" * 300)), "--to", "gguf"], "cannot be written: File name too long; name another file"),
     ):
         assert main(["export", str(tmp_path / "run"), *arguments]) == 2
         assert said in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from gnomon.algorithms.piece_trial import try_pieces
-from gnomon.config.experiment import Experiment, Loaded, load, to_toml
+from gnomon.config.experiment import Experiment, Loaded, load, steps_of, to_toml
 from gnomon.config.reading import read
 from gnomon.core.atomic_files import read_plain, real_path, write_durably
 from gnomon.core.errors import (
@@ -281,7 +282,7 @@ def export_gguf(run: str | Path, file: str | Path, precision: str | None = None)
     place = Path(file)
     if precision is not None and precision not in PRECISIONS:
         raise ConfigError(unknown("precision", precision, PRECISIONS))
-    if place.exists() or not place.parent.is_dir():
+    if os.path.exists(place) or not os.path.isdir(place.parent):
         raise RunDirectoryError(f"{place} exists, or its folder does not; name a new file, as {place.stem}.gguf")
     import_optional("gguf", "default-model", "a GGUF file")
     source = checkpoint_of(Path(run))
@@ -292,8 +293,11 @@ def export_gguf(run: str | Path, file: str | Path, precision: str | None = None)
         beside.rename(place)
     except FileNotFoundError as error:
         raise RunDirectoryError(f"{source} lost files while it was read; try again") from error
+    except OSError as error:
+        raise RunDirectoryError(f"{place} cannot be written: {error.strerror or error}; name another file") from error
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
     return place
 
 
@@ -304,7 +308,7 @@ def check_new(folder: str | Path) -> None:
         RunDirectoryError: If it holds something.
     """
     target = Path(folder)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    if os.path.exists(target) and (not target.is_dir() or any(target.iterdir())):
         raise RunDirectoryError(f"{target} exists and is not empty; name a new folder")
 
 
@@ -317,7 +321,7 @@ def new_folder(folder: str | Path) -> Iterator[Path]:
     """
     check_new(folder)
     target = Path(folder)
-    was_there = target.exists()
+    was_there = os.path.exists(target)
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -345,7 +349,7 @@ def copy_model(run: Path, source: Path, target: Path) -> int:
         source, before = checkpoint_of(run), source
         if source == before:
             raise RunDirectoryError(f"{source} lost files while it was copied; try again, or name another run")
-    return int(source.name.removeprefix("step-"))
+    return steps_of(str(source))
 
 
 def _exported(source: Path, target: Path) -> bool:

@@ -100,7 +100,7 @@ def write_report(runs: Sequence[str | Path], out: Path | None = None) -> ReportP
     twice = [record.path for record, place in zip(records, places, strict=True) if places.count(place) > 1]
     if twice:
         raise ConfigError(f"{twice[-1]} is named twice, and a run cannot be compared with itself; name each run once")
-    if out is not None and (out.is_dir() or not out.name):
+    if out is not None and (os.path.isdir(out) or not out.name):
         raise RunDirectoryError(
             f"{out} is a folder, and a page is a file; name one in it, as --out {out / 'page.html'}"
         )
