@@ -102,7 +102,8 @@ def train_experiment(
         stop: A program's own way to end it after the step at hand, as SIGTERM does on the command line.
 
     Raises:
-        UserError: Before any weight is read; RunError afterwards.
+        UserError: Before any weight is read.
+        RunError: Afterwards.
     """
     tune_machine()
     loaded = completed(loaded)

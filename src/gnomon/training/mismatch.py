@@ -39,7 +39,7 @@ class DecomposedMismatch:
 
     Log-probabilities of a token, each differing from the next in one thing, and what the difference is called:
 
-    behavior         of the engine that sampled, as it sampled
+        behavior         of the engine that sampled, as it sampled
                            truncation: top-p, top-k, min-p
         full_behavior    without truncation
                            staleness: weights moved since

@@ -47,7 +47,7 @@ class NoFilter:
 class EssFilter:
     """Train on a batch of effective sample size ``floor`` at least, and ask as far ahead as that allows.
 
-    ESS = (sum w)^2 / (n sum w^2),  w = exp(proximal - behavior) of each trained token
+        ESS = (sum w)^2 / (n sum w^2),  w = exp(proximal - behavior) of each trained token
 
     It is the share of the n tokens that would say as much if the policy itself had sampled them. Below the floor whole
     groups go, one after the other, each time the one without which the rest has the largest ESS; of equals the one of
@@ -64,11 +64,11 @@ class EssFilter:
     Source: ours. ESS of a whole batch as trust: P3O, arXiv 2605.12380, eq. 11.
 
     Attributes:
-        floor: Smallest value, in (0, 1).
+        floor: The smallest effective sample size of a batch, as a share of its tokens, in (0, 1).
         stream: Whose ``slack`` is set.
 
     Raises:
-        ConfigError: For another floor.
+        ConfigError: If the floor is outside (0, 1).
     """
 
     floor: float

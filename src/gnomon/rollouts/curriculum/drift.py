@@ -186,7 +186,7 @@ def estimate_step_drift(update_drifts: Sequence[float]) -> float:
     Update k = 0..K-1 measured m_k = mean |current - proximal| in its own forward pass, when k updates had been made;
     after the last one nobody looks. The line through the origin that fits best, m = slope k, is extended to K:
 
-    drift = K (sum of k m_k) / (sum of k^2)
+        drift = K (sum of k m_k) / (sum of k^2)
 
     Assumes that each update moves the policy about as far, in about the same direction, and that minibatches are alike.
     If updates are independent steps of a random walk (m grows as sqrt k), K = 2 gives 2 m_1 for a truth of 1.41 m_1,

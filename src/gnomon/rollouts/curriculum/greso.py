@@ -27,7 +27,7 @@ class GresoCurriculum:
     A visit teaches nothing when all its responses earned the same. After z such visits in a row, all right (easy) or
     all wrong (hard), a task is asked with chance
 
-    max(p^z, floor),  p = p_easy or p_hard
+        max(p^z, floor),  p = p_easy or p_hard
 
     and otherwise skipped until the next epoch. One visit of another outcome begins anew: z counts easy and hard visits
     apart, and is 0 after rewards that differ. After each step, once the first epoch is over, p_easy falls by ``step``

@@ -145,7 +145,9 @@ class FixedValues:
 
     Args:
         task_index: The ids of the task set.
-        beta: > 0, in rewards. Memory: 8 bytes a task, and 12 of the task index.
+        beta: > 0, in rewards.
+
+    Memory: 8 bytes a task, and 12 of the task index.
 
     Raises:
         ConfigError: If ``beta`` is not positive.
@@ -317,11 +319,11 @@ class ValueTracker:
 
     For binary rewards the posterior mean of a Beta distribution whose counts fade:
 
-    alpha <- rho alpha + r,  beta <- rho beta + 1 - r,  v = alpha / (alpha + beta),  n_eff = alpha + beta
+        alpha <- rho alpha + r,  beta <- rho beta + 1 - r,  v = alpha / (alpha + beta),  n_eff = alpha + beta
 
     which is the same as a moving average with a step that shrinks as evidence grows:
 
-    v <- v + (r - v) / (rho n_eff + 1),  n_eff <- rho n_eff + 1
+        v <- v + (r - v) / (rho n_eff + 1),  n_eff <- rho n_eff + 1
 
     It is kept in the second form, because that also serves rewards that are any real number. n_eff is alpha + beta; the
     paper's text prints alpha + beta + 1, with which the two forms are not the same.
@@ -338,7 +340,9 @@ class ValueTracker:
         task_index: The ids of the task set.
         forgetting: How old rewards fade.
         rewards: "binary" refuses any reward but 0 and 1; "continuous" takes every finite one.
-        prior: Pseudo-count for successes and for failures, >= 0. Memory: 21 bytes a task, and 12 of the task index.
+        prior: Pseudo-count for successes and for failures, >= 0.
+
+    Memory: 21 bytes a task, and 12 of the task index.
 
     Raises:
         ConfigError: If ``prior`` is negative.
@@ -435,7 +439,7 @@ class ValueTracker:
                 by the same policy, so their drift is 0 as well.
 
         Raises:
-            ConfigError: (nothing is learned then) naming task and value for a reward that is not of the declared kind.
+            ConfigError: If a reward is not of the declared kind; it names task and value, and nothing is learned.
             LearnerError: For a drift that is negative or not a number.
         """
         self._check(groups)

@@ -81,7 +81,8 @@ def restrict(pid: int, has_own_files: bool) -> None:
         has_own_files: Whether every file that it can name is its own or read-only.
 
     Raises:
-        OSError: Where the kernel has no seccomp, ValueError on a processor whose numbers are not known.
+        OSError: If the kernel has no seccomp.
+        ValueError: If the numbers of the processor are not known.
     """
     code = b"".join(build(MACHINE, pid, has_own_files))
     text = ctypes.create_string_buffer(code, len(code))
