@@ -427,20 +427,21 @@ def choosing(algorithm: Algorithm, tasks: TaskSet, seed: int) -> PromptChoice:
     reads_values = plan is not None and (uses_tracker(algorithm) or isinstance(sampler, Prioritized))
     replay = None if algorithm.replay is None else SelfImitationReplay(algorithm.replay, seed)
     remembers = reads_values or isinstance(sampler, Greso)
-    if not remembers and replay is None:
-        return PromptChoice(UniformCurriculum(len(tasks), seed), None, NoDrift())
-    keys = keys_of(tasks)
-    if not remembers:
-        return PromptChoice(UniformCurriculum(len(tasks), seed), None, NoDrift(), replay, keys)
-    task_index = TaskIndex(keys.ids)
-    tracker, drift = _remembering(algorithm, task_index) if reads_values else (None, NoDrift())
+    keys = keys_of(tasks) if remembers or replay is not None else None
+    task_index = TaskIndex(keys.ids) if keys is not None and remembers else None
+    tracker: TaskValues | None = None
+    drift: Drift = NoDrift()
+    if reads_values and task_index is not None:
+        tracker, drift = _remembering(algorithm, task_index)
+    chosen: UniformCurriculum | PrioritizedCurriculum | GresoCurriculum
     if isinstance(sampler, Prioritized):
         assert isinstance(tracker, ValueTracker), "validate refuses Prioritized without a TrackerConfig"
-        prioritized = PrioritizedCurriculum(tracker, sampler.epsilon, sampler.gamma, seed)
-        return PromptChoice(prioritized, tracker, drift, replay, keys)
-    if isinstance(sampler, Greso):
-        return PromptChoice(GresoCurriculum(task_index, sampler, seed), tracker, drift, replay, keys)
-    return PromptChoice(UniformCurriculum(len(tasks), seed), tracker, drift, replay, keys)
+        chosen = PrioritizedCurriculum(tracker, sampler.epsilon, sampler.gamma, seed)
+    elif isinstance(sampler, Greso) and task_index is not None:
+        chosen = GresoCurriculum(task_index, sampler, seed)
+    else:
+        chosen = UniformCurriculum(len(tasks), seed)
+    return PromptChoice(chosen, tracker, drift, replay, keys)
 
 
 def keys_of(tasks: TaskSet) -> PromptKeys:
