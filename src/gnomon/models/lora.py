@@ -237,6 +237,11 @@ def read_adapter_config(folder: Path) -> tuple[str, dict[str, Any]]:
     return base or "", {"rank": rank, "alpha": alpha, "targets": sorted(targets), "adapter": str(folder)}
 
 
+def _saved_name(name: str) -> str:
+    """Return the name that peft saves an adapter's weight under."""
+    return f"{_PREFIX}{name.replace(f'.{_ADAPTER}.', '.')}"
+
+
 def adapter_writer(model: Any, tensors: Mapping[str, Tensor]) -> Callable[[Path], None] | None:
     """Return what writes a model's adapters in peft's form into a folder, later and in any thread.
 
@@ -251,7 +256,7 @@ def adapter_writer(model: Any, tensors: Mapping[str, Tensor]) -> Callable[[Path]
         return None
     config = copy.deepcopy(model.peft_config[_ADAPTER])
     config.inference_mode = True
-    named = {f"{_PREFIX}{name.replace(f'.{_ADAPTER}.', '.')}": tensor.cpu() for name, tensor in tensors.items()}
+    named = {_saved_name(name): tensor.cpu() for name, tensor in tensors.items()}
 
     def write(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -285,11 +290,7 @@ def _read_into(model: nn.Module, folder: Path) -> None:
     Raises:
         ModelError: If they are those of other adapters.
     """
-    own = {
-        f"{_PREFIX}{name.replace(f'.{_ADAPTER}.', '.')}": parameter
-        for name, parameter in model.named_parameters()
-        if "lora_" in name
-    }
+    own = {_saved_name(name): parameter for name, parameter in model.named_parameters() if "lora_" in name}
     found = _tensors(folder)
     wrong = sorted(own.keys() ^ found.keys())
     wrong += sorted(name for name in own.keys() & found.keys() if own[name].shape != found[name].shape)
