@@ -76,7 +76,61 @@ def batch(rows: int, width: int, seed: int = 0) -> Batch:
         proximal=matrix(),
         reference=matrix(),
         values=matrix(),
+        teacher=matrix(),
     )
+
+
+def further(written: Batch) -> Batch:
+    """Return the batch with what turns, roles and several rewards add: rollouts 0 and 1 are one in two segments."""
+    rows, width = written.mask.shape
+    places = torch.arange(rows * width).reshape(rows, width)
+    steps = torch.where(written.mask, 0.25 * (places % 5), 0.0).double()
+    rollout = torch.arange(rows).clamp(min=1) - 1
+    sums = torch.zeros(rows, dtype=torch.float64).index_add(0, rollout, steps.sum(1))
+    return written.with_fields(
+        rewards=sums[rollout],
+        group=rollout // 2,
+        component_rewards=torch.stack([sums[rollout], -sums[rollout]], 1),
+        components=("right", "short"),
+        component_weights=(2.0, 1.0),
+        step_rewards=steps,
+        turn=torch.where(written.mask, places % width // 2, 0),
+        state=torch.where(written.mask, places % 3, 0),
+        role=tuple("white" if row % 2 else "black" for row in range(rows)),
+        rollout_id=rollout,
+    )
+
+
+def several(*rewards: Any) -> dict[str, Any]:
+    """Return a file whose sequences have these component rewards."""
+    return {"format": "gnomon-batch/1", "sequences": [SHORT | {"component_rewards": each} for each in rewards]}
+
+
+def segments(*rewards: float) -> dict[str, Any]:
+    """Return a file with one rollout in segments of these rewards."""
+    rows = [SHORT | {"prompt_id": "p", "rollout_id": "x", "reward": each} for each in rewards]
+    return {"format": "gnomon-batch/1", "sequences": rows}
+
+
+def test_component_rewards_may_be_a_list_with_names_or_an_object():
+    """A list with names and an object are the same; a weight that is not said is 1."""
+    listed = several([0.5, 1], [0, 0]) | {"component_names": ["right", "short"], "component_weights": [2.0, 1.0]}
+    named = several({"right": 0.5, "short": 1}, {"short": 0, "right": 0}) | {"component_weights": {"right": 2}}
+    for content in (listed, named):
+        read = parse_batch(content, "several").batch
+
+        assert (read.components, read.component_weights) == (("right", "short"), (2.0, 1.0))
+        assert read.component_rewards is not None
+        assert read.component_rewards.tolist() == [[0.5, 1.0], [0.0, 0.0]]
+
+
+def test_rollout_ids_are_told_apart_within_a_prompt():
+    """Rollout 0 of prompt a and rollout 0 of prompt b are two, and a's two rows are one."""
+    rows = [SHORT | {"prompt_id": name, "rollout_id": 0} for name in "aab"]
+    read = parse_batch({"format": "gnomon-batch/1", "sequences": rows}, "ids").batch
+
+    assert read.rollout_id is not None
+    assert read.rollout_id.tolist() == [0, 0, 1]
 
 
 def test_the_contract_s_example_is_read():
@@ -127,16 +181,23 @@ def test_masked_positions_may_hold_anything():
 def test_what_is_read_is_what_was_written(tmp_path_factory: pytest.TempPathFactory, rows: int, width: int, seed: int):
     """Every recorded field comes back exactly, wherever the mask is true."""
     path = tmp_path_factory.mktemp("batch") / "b.json"
-    written = batch(rows, width, seed)
+    written = further(batch(rows, width, seed))
     current = -torch.rand(rows, width, dtype=torch.float64)
     write_batch(path, written, current, [f"p{int(g)}" for g in written.group])
     read = read_batch(path)
     lengths = written.lengths - written.prompt_lengths
 
-    for name in ("mask", "rewards", "is_truncated", "group", "baseline", "bootstrap", "temperature"):
+    whole = ("mask", "rewards", "is_truncated", "group", "baseline", "bootstrap", "temperature", "component_rewards")
+    for name in (*whole, "turn", "rollout_id"):
         assert torch.equal(torch.as_tensor(getattr(read.batch, name)), torch.as_tensor(getattr(written, name))), name
-    for name in ("behavior", "proximal", "reference", "values"):
+    for name in ("behavior", "proximal", "reference", "values", "teacher", "step_rewards"):
         assert torch.equal(getattr(read.batch, name), torch.where(written.mask, getattr(written, name), 0.0)), name
+    for name in ("components", "component_weights", "role"):
+        assert getattr(read.batch, name) == getattr(written, name), name
+    assert read.batch.state is not None
+    assert written.state is not None
+    chosen = list(zip(read.batch.state[read.batch.mask].tolist(), written.state[written.mask].tolist(), strict=True))
+    assert len(set(chosen)) == len({mine for mine, _ in chosen}) == len({theirs for _, theirs in chosen})
     assert torch.equal(read.current, torch.where(written.mask, current, 0.0))
     assert read.batch.lengths.tolist() == lengths.tolist()
     absent = {f.name for f in fields(Batch) if getattr(read.batch, f.name) is None}
@@ -184,6 +245,14 @@ def test_ids_must_fit(tmp_path: Path):
         ({"proximal": -0.1}, '"proximal" should be a list of numbers, got a number'),
         ({"proximals": [0, 0, 0, 0]}, '"proximals" is not known; did you mean "proximal"'),
         ({"prompt_id": [1]}, '"prompt_id" should be a string'),
+        ({"teacher": [-1, 0.5, 0, -1]}, '"teacher" at position 1 should be a log-probability, at most 0, got 0.5'),
+        ({"turn": [0, 1.5, None, 1]}, '"turn" at position 1 should be 0, 1, ..., got 1.5'),
+        ({"turn": [1, 1, None, 0]}, '"turn" goes back'),
+        ({"state": ["a", None, "b", "b"]}, '"state" at position 1 should be a whole number or a string, got null'),
+        ({"role": 1}, '"role" should be a string, got 1'),
+        ({"rollout_id": 1.5}, '"rollout_id" should be a whole number or a string, got 1.5'),
+        ({"component_rewards": {"right": None}}, '"component_rewards" should be an object of names and finite numbers'),
+        ({"step_rewards": [0, 0.25, 5, 0.5]}, '"step_rewards" of trained tokens add up to 0.75, and "reward" is 1'),
     ],
 )  # fmt: skip
 def test_a_malformed_sequence_names_itself_its_field_and_its_position(changes: dict[str, Any], message: str):
@@ -204,6 +273,11 @@ def test_a_malformed_sequence_names_itself_its_field_and_its_position(changes: d
         ({"format": "gnomon-batch/1", "temperature": 0, "sequences": [SHORT]}, '"temperature" should be a number > 0'),
         ({"format": "gnomon-batch/1", "sequences": [3]}, "sequence 0: expected an object, got a number"),
         ({"format": "gnomon-batch/1", "sequences": [SHORT, SHORT | {"baseline": 0.5}]}, '"baseline" is missing'),
+        (several({"a": 1, "b": 0}, {"a": 1}), "are not the same: b; a missing reward is no 0"),
+        (several([1, 0], [1]), '"component_rewards" has 1 numbers, and there are 2 components: 0, 1'),
+        (several([1, 0]) | {"component_names": ["a", "a"]}, '"component_names" should be a list of different strings'),
+        (several({"a": 1}) | {"component_weights": {"b": 2}}, 'are {"b": 2}, and the components a'),
+        (segments(1, 0.5), '"reward" is 0.5 and that of sequence 0, of the same rollout_id, 1; each segment carries'),
     ],
 )  # fmt: skip
 def test_a_malformed_file_says_what_it_should_be(content: Any, message: str):

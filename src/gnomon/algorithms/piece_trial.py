@@ -25,12 +25,13 @@ from gnomon.algorithms.protocols import LossInputs
 from gnomon.algorithms.ratios import Statistics, masked
 from gnomon.core.errors import ConfigError
 from gnomon.core.metrics import EffectiveSize, Last, Max, Mean, Metrics, Sum
-from gnomon.core.types import Batch
+from gnomon.core.types import TOKEN_FIELDS, Batch
 from gnomon.core.user_code import running_user_code
 
 Rows = Sequence[Sequence[float]]
-_PER_TOKEN_MADE = ("behavior", "full_behavior", "proximal", "reference", "values", "advantages", "returns", "weights")
-_PER_ROW = ("baseline", "bootstrap")
+_WHOLE_NUMBERS = ("turn", "state", "rollout_id")
+_PER_TOKEN_MADE = tuple(name for name in TOKEN_FIELDS if name not in ("mask", "top_tokens", "top_logprobs"))
+_PER_ROW = ("baseline", "bootstrap", "component_rewards", "rollout_id")
 
 
 def make_batch(
@@ -46,9 +47,9 @@ def make_batch(
         rewards: One number for each row; None is a response that could not be graded, and its mask becomes false.
         mask: One list for each row; shorter rows are padded.
         group: All rows are one group when it is left out.
-        more: ``behavior`` (-1 when left out), ``full_behavior`` (``behavior``), ``proximal``, ``reference``,
-            ``values``, ``advantages``, ``returns``, ``weights`` as lists of rows; baseline, bootstrap, version,
-            is_truncated as lists; temperature.
+        more: ``behavior`` (-1 when left out), ``full_behavior`` (``behavior``) and the other fields of each token as
+            lists of rows; baseline, bootstrap, version, is_truncated, rollout_id and component_rewards as lists; any
+            other field as it is.
 
     >>> batch = make_batch([1.0, None], [[1, 1], [1]])
     >>> batch.mask.tolist(), batch.is_graded.tolist()
@@ -57,9 +58,10 @@ def make_batch(
     rows, width = len(rewards), max((len(row) for row in mask), default=0)
     graded = torch.tensor([r is not None for r in rewards], dtype=torch.bool)
     lengths = torch.tensor([len(row) for row in mask], dtype=torch.long)
-    per_token = {name: _padded(more.pop(name), width, dtype) for name in _PER_TOKEN_MADE if name in more}
+    types = dict.fromkeys(_WHOLE_NUMBERS, torch.long)
+    per_token = {n: _padded(more.pop(n), width, types.get(n, dtype)) for n in _PER_TOKEN_MADE if n in more}
     behavior = per_token.pop("behavior", torch.full((rows, width), -1.0, dtype=dtype))
-    per_row = {name: torch.tensor(more.pop(name), dtype=dtype) for name in _PER_ROW if name in more}
+    per_row = {n: torch.tensor(more.pop(n), dtype=types.get(n, dtype)) for n in _PER_ROW if n in more}
     batch = Batch(
         tokens=torch.zeros((rows, 1 + width), dtype=torch.long),
         prompt_lengths=torch.ones(rows, dtype=torch.long),

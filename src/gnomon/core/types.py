@@ -191,7 +191,14 @@ _AXES: Mapping[str, str] = {
     "baseline": "B", "bootstrap": "B", "routing": "B S L K",
     "free_routing": "B S L K", "top_tokens": "B T N", "top_logprobs": "B T N", "proximal": "B T",
     "reference": "B T", "values": "B T", "advantages": "B T", "returns": "B T", "weights": "B T",
+    "component_rewards": "B C", "turn": "B T", "step_rewards": "B T", "state": "B T", "teacher": "B T",
+    "rollout_id": "B",
 }  # fmt: skip
+TOKEN_FIELDS = tuple(name for name, axes in _AXES.items() if axes.startswith("B T"))
+"""Fields of a `Batch` that hold something for each response token."""
+SEQUENCE_FIELDS = tuple(name for name, axes in _AXES.items() if axes.startswith("B S"))
+"""Those that hold something for each token of prompt and response."""
+_ROW_TEXTS = ("task_ids", "role")
 
 
 @dataclass(frozen=True)
@@ -221,11 +228,22 @@ class Batch:
         bootstrap (Float[B]): Value of the state after the last token, filled by scoring.
         advantages, returns (Float[B T]): Filled by `Algorithm.prepare`.
         weights (Float[B T]): Weights of the policy loss, filled by `Algorithm.minibatches`.
+        component_rewards (Float[B C]): Each reward by itself, before its weight; NaN where one did not apply. None:
+            only the sum is known.
+        components, component_weights: The C rewards' names, and the factors with which they enter the sum.
+        turn (Int[B T]): Which answer of the policy a token belongs to, from 0; a reply belongs to the answer after it.
+        step_rewards (Float[B T]): The reward where it was earned, on the last trained token of an answer. Over a
+            rollout's tokens they add up to its reward. None: all of it is earned at the end.
+        state (Int[B T]): The state that the token's answer was given in; equal numbers within a group are one state.
+        role: B texts, who the policy was in each row (the player of a game); () where nobody is told apart.
+        teacher (Float[B T]): Log-probability of each token under the teacher, in nats.
+        rollout_id (Int[B]): Rows of one number are the segments of one rollout, in order: each has a prompt of its own,
+            and the rollout's reward. None: every row is a rollout.
         own_weights: Weights Float[B T] of each regularizer by its name, filled by `Algorithm.minibatches`.
 
     Raises:
-        ConfigError: A shape does not fit, or ``task_ids`` has another length. The message names the field, its shape
-            and the axes that are already bound.
+        ConfigError: A shape does not fit, or ``task_ids``, ``role`` or the components' names have another length. The
+            message names the field, its shape and the axes that are already bound.
     """
 
     tokens: Tensor
@@ -253,6 +271,15 @@ class Batch:
     advantages: Tensor | None = None
     returns: Tensor | None = None
     weights: Tensor | None = None
+    component_rewards: Tensor | None = None
+    components: tuple[str, ...] = ()
+    component_weights: tuple[float, ...] = ()
+    turn: Tensor | None = None
+    step_rewards: Tensor | None = None
+    state: Tensor | None = None
+    role: tuple[str, ...] = ()
+    teacher: Tensor | None = None
+    rollout_id: Tensor | None = None
     own_weights: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -263,8 +290,13 @@ class Batch:
                 _bind(name, tensor, axes.split(), bound)
         for name, tensor in self.own_weights.items():
             _bind(f"own_weights[{name!r}]", tensor, ["B", "T"], bound)
-        if self.task_ids and len(self.task_ids) != len(self):
-            raise ConfigError(f"Batch.task_ids has {len(self.task_ids)} ids, expected one for each of {len(self)} rows")
+        counts = {name: (len(getattr(self, name)), len(self), "row") for name in _ROW_TEXTS if getattr(self, name)}
+        columns = 0 if self.component_rewards is None else int(self.component_rewards.shape[1])
+        for name in ("components", "component_weights"):
+            counts[name] = (len(getattr(self, name)), columns, "column of component_rewards")
+        for name, (found, wanted, what) in counts.items():
+            if found != wanted:
+                raise ConfigError(f"Batch.{name} has {found} entries, expected {wanted}, one for each {what}")
 
     def __len__(self) -> int:
         return int(self.tokens.shape[0])
@@ -277,10 +309,10 @@ class Batch:
     def rows(self, index: Tensor | Sequence[int]) -> "Batch":
         """Return the batch of the rows at ``index``, in that order, every field cut alike."""
         where = torch.as_tensor(index, dtype=torch.long)
-        cut = {name: getattr(self, name)[where] for name in _AXES if getattr(self, name) is not None}
+        cut: dict[str, Any] = {n: getattr(self, n)[where] for n in _AXES if getattr(self, n) is not None}
         own = {name: tensor[where] for name, tensor in self.own_weights.items()}
-        ids = tuple(self.task_ids[row] for row in where.tolist()) if self.task_ids else ()
-        return replace(self, **cut, own_weights=own, task_ids=ids)
+        cut |= {n: tuple(getattr(self, n)[row] for row in where.tolist()) for n in _ROW_TEXTS if getattr(self, n)}
+        return replace(self, **cut, own_weights=own)
 
     def with_fields(self, **changes: Any) -> "Batch":
         """Return a copy with some fields replaced."""

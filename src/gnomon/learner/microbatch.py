@@ -8,14 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnomon.core.types import Batch
+from gnomon.core.types import SEQUENCE_FIELDS, TOKEN_FIELDS, Batch
 from gnomon.models.prefix import number_prompts, pieces
-
-_RESPONSE_FIELDS = (
-    "mask", "behavior", "full_behavior", "proximal", "reference", "values", "advantages", "returns",
-    "weights", "top_tokens", "top_logprobs",
-)  # fmt: skip
-_SEQUENCE_FIELDS = ("tokens", "routing", "free_routing")
 
 
 @dataclass(frozen=True)
@@ -142,13 +136,9 @@ def trim(batch: Batch) -> Batch:
     """Return the batch without the columns in which every row has ended."""
     sequence = int(batch.lengths.max())
     response = int((batch.lengths - batch.prompt_lengths).max())
-    cut: dict[str, Any] = {
-        f.name: value[:, :response]
-        for f in fields(batch)
-        if f.name in _RESPONSE_FIELDS and (value := vars(batch)[f.name]) is not None
-    }
+    ends = dict.fromkeys(TOKEN_FIELDS, response) | dict.fromkeys(SEQUENCE_FIELDS, sequence)
+    cut: dict[str, Any] = {n: vars(batch)[n][:, :end] for n, end in ends.items() if vars(batch)[n] is not None}
     own = {name: weights[:, :response] for name, weights in batch.own_weights.items()}
-    cut |= {name: vars(batch)[name][:, :sequence] for name in _SEQUENCE_FIELDS if vars(batch)[name] is not None}
     return replace(batch, **cut, own_weights=own)
 
 

@@ -18,11 +18,17 @@ from gnomon.records.jsonl import Warn, warn_on_stderr
 
 FORMAT = "gnomon-batch/1"
 REQUIRED = ("prompt_id", "reward", "mask", "current", "behavior")
-OPTIONAL = ("truncated", "proximal", "reference", "values", "baseline", "bootstrap")
-ARRAYS = ("current", "behavior", "proximal", "reference", "values")
+LOGPROBS = ("current", "behavior", "proximal", "reference", "teacher")
+NUMBERS = (*LOGPROBS, "values", "step_rewards")
+NAMES = ("turn", "state")
+ARRAYS = (*NUMBERS, *NAMES)
+PER_SEQUENCE = ("baseline", "bootstrap", "role", "rollout_id", "component_rewards")
+OPTIONAL = ("truncated", *(name for name in ARRAYS if name not in REQUIRED), *PER_SEQUENCE)
 _SHOWN = 20
 # Engines round: a log-probability of 0 may come out slightly above.
 _LARGEST = 1e-3
+_ROUNDING = 1e-5
+"""Share of a reward by which the sum of its steps may differ from it."""
 _CELLS = 100_000_000
 _FLOAT32 = float(torch.finfo(torch.float32).max)
 
@@ -112,11 +118,12 @@ def write_batch(
             f"a batch of {tuple(batch.mask.shape)} needs a prompt id per row and current log-probabilities of its "
             f"shape, got {len(names)} ids and {tuple(now.shape)}"
         )
-    matrices = {"current": now, "behavior": batch.behavior, "proximal": batch.proximal}
-    matrices |= {"reference": batch.reference, "values": batch.values}
+    matrices = {"current": now} | {name: getattr(batch, name) for name in ARRAYS if name != "current"}
     written = {name: matrix for name, matrix in matrices.items() if matrix is not None}
     sequences = [_sequence(batch, row, names[row], written) for row in range(len(batch)) if batch.is_graded[row]]
     content: Any = {"format": FORMAT, "temperature": batch.temperature, "sequences": sequences}
+    if batch.component_rewards is not None:
+        content["component_weights"] = dict(zip(batch.components, batch.component_weights, strict=True))
     content = _spelled(content) if is_spelled else content
     write_durably(path, (json.dumps(content, allow_nan=False) + "\n").encode(), is_synced=False)
 
@@ -132,11 +139,17 @@ def _sequence(batch: Batch, row: int, prompt_id: str, matrices: Mapping[str, Ten
     }
     for name, matrix in matrices.items():
         # 0 where masked: what is there means nothing, and may be no number at all.
-        sequence[name] = torch.where(mask, matrix[row, :length].detach().double(), 0.0).tolist()
-    if batch.baseline is not None:
-        sequence["baseline"] = float(batch.baseline[row])
-    if batch.bootstrap is not None:
-        sequence["bootstrap"] = float(batch.bootstrap[row])
+        numbers = matrix[row, :length].detach()
+        sequence[name] = torch.where(mask, numbers if name in NAMES else numbers.double(), 0).tolist()
+    for name in ("baseline", "bootstrap", "rollout_id"):
+        if (values := getattr(batch, name)) is not None:
+            sequence[name] = values[row].item()
+    if batch.role:
+        sequence["role"] = batch.role[row]
+    if batch.component_rewards is not None:
+        found = zip(batch.components, batch.component_rewards[row].tolist(), strict=True)
+        # A reward that did not apply is not there; a 0 would be another reward.
+        sequence["component_rewards"] = {name: value for name, value in found if not math.isnan(value)}
     return sequence
 
 
@@ -151,8 +164,12 @@ def _spelled(value: Any) -> Any:
 def read_batch(path: Path) -> RecordedBatch:
     """Return what a file in the form above says.
 
-    ``temperature`` defaults to 1, ``truncated`` to false, ``proximal`` to ``behavior``. ``reference``, ``values``,
-    ``baseline`` and ``bootstrap`` (the critic's value after the last token) are there for every sequence or for none.
+    ``temperature`` defaults to 1, ``truncated`` to false, ``proximal`` to ``behavior``. Every other field is there for
+    all sequences or for none: ``reference``, ``values``, ``baseline``, ``bootstrap`` (the critic's value after the last
+    token), and those of `Batch`: ``teacher``, ``step_rewards``, ``turn`` and ``state`` (numbers or texts) with an entry
+    for each token; ``role`` (a text); ``rollout_id`` (a number or text, within a prompt: segments of one rollout, in
+    order); ``component_rewards``, an object of names and numbers, or a list. The weights of these are in the file's own
+    ``component_weights``, the names of a list in ``component_names``; they default to 1, and to "0", "1" and so on.
     Whatever stands at a masked position is read as 0.
 
     Raises:
@@ -183,13 +200,37 @@ def parse_batch(content: Any, source: str) -> RecordedBatch:
         problems += [f"sequence {number}: {problem}" for problem in _check_sequence(sequence)]
     if not problems:
         problems = _check_together(sequences)
+    if not problems:
+        problems = _check_rollouts(sequences) + _check_components(content)
     if problems:
         more = [f"... and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
         raise DatasetError(f"{source} is no usable batch:\n  " + "\n  ".join(problems[:_SHOWN] + more))
-    return _assemble(sequences, float(content.get("temperature", 1.0)))
+    return _assemble(sequences, float(content.get("temperature", 1.0)), _components(content))
 
 
-def _assemble(sequences: Sequence[Mapping[str, Any]], temperature: float) -> RecordedBatch:
+def _components(content: Mapping[str, Any]) -> dict[str, float]:
+    """Return the weight of each component by its name, in the order of the first sequence; none without components."""
+    found = content["sequences"][0].get("component_rewards", {})
+    names = list(found) if isinstance(found, dict) else content.get("component_names", map(str, range(len(found))))
+    weights = content.get("component_weights", {})
+    given = weights if isinstance(weights, dict) else dict(zip(names, weights, strict=False))
+    return {name: float(given.get(name, 1.0)) for name in names}
+
+
+def _component_values(sequence: Mapping[str, Any], components: Mapping[str, float]) -> list[float]:
+    found = sequence["component_rewards"]
+    return [float(x) for x in (map(found.get, components) if isinstance(found, dict) else found)]  # type: ignore[arg-type]
+
+
+def _numbered(names: Sequence[Any]) -> Tensor:
+    """Return Int[N]: the names by number, in the order in which they come."""
+    order = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return torch.tensor([order[name] for name in names], dtype=torch.long)
+
+
+def _assemble(
+    sequences: Sequence[Mapping[str, Any]], temperature: float, components: Mapping[str, float]
+) -> RecordedBatch:
     lengths = torch.tensor([len(s["mask"]) for s in sequences])
     count, width = len(sequences), int(lengths.max())
     masks = [[bool(chosen) for chosen in s["mask"]] for s in sequences]
@@ -212,8 +253,16 @@ def _assemble(sequences: Sequence[Mapping[str, Any]], temperature: float) -> Rec
             return None
         return torch.tensor([float(s[name]) for s in sequences], dtype=torch.float64)
 
+    def whole(name: str) -> Tensor | None:
+        """Return the numbers of a field of names; texts are numbered in the order in which they come."""
+        if name not in sequences[0]:
+            return None
+        chosen = [value for s in sequences for value, trained in zip(s[name], s["mask"], strict=True) if trained]
+        found = torch.zeros(count, width, dtype=torch.long)
+        found[mask] = _numbered(chosen) if name == "state" else torch.tensor(chosen, dtype=torch.long)
+        return found
+
     names = [str(s["prompt_id"]) for s in sequences]
-    order = {name: number for number, name in enumerate(dict.fromkeys(names))}
     current, behavior = matrix("current"), matrix("behavior")
     assert current is not None, "checked: current is required"
     assert behavior is not None, "checked: behavior is required"
@@ -225,7 +274,7 @@ def _assemble(sequences: Sequence[Mapping[str, Any]], temperature: float) -> Rec
         rewards=torch.tensor([float(s["reward"]) for s in sequences], dtype=torch.float64),
         is_graded=torch.ones(count, dtype=torch.bool),
         is_truncated=torch.tensor([s.get("truncated", False) for s in sequences]),
-        group=torch.tensor([order[name] for name in names]),
+        group=_numbered(names),
         version=torch.zeros(count, dtype=torch.long),
         behavior=behavior,
         full_behavior=behavior,
@@ -236,6 +285,17 @@ def _assemble(sequences: Sequence[Mapping[str, Any]], temperature: float) -> Rec
         reference=matrix("reference"),
         values=matrix("values"),
         bootstrap=numbers("bootstrap"),
+        component_rewards=torch.tensor([_component_values(s, components) for s in sequences], dtype=torch.float64)
+        if components
+        else None,
+        components=tuple(components),
+        component_weights=tuple(components.values()),
+        turn=whole("turn"),
+        step_rewards=matrix("step_rewards"),
+        state=whole("state"),
+        role=tuple(s["role"] for s in sequences if "role" in s),
+        teacher=matrix("teacher"),
+        rollout_id=None if "rollout_id" not in sequences[0] else _numbered([_rollout(s) for s in sequences]),
     )
     return RecordedBatch(batch, current, tuple(names))
 
@@ -249,6 +309,9 @@ def _check_top(content: Any) -> list[str]:
     temperature = content.get("temperature", 1.0)
     if not _is_number(temperature) or temperature <= 0:
         problems.append(f'"temperature" should be a number > 0, got {_show(temperature)}')
+    names = content.get("component_names", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        problems.append(f'"component_names" should be a list of different strings, got {_show(names)}')
     if not isinstance(content.get("sequences"), list) or not content["sequences"]:
         problems.append('"sequences" should be a list with at least one sequence')
     return problems
@@ -268,6 +331,17 @@ def _check_sequence(sequence: Any) -> list[str]:
             problems.append(f'"{name}" should be a finite number, got {_show(sequence[name])}')
         elif name in sequence and abs(sequence[name]) > _FLOAT32:
             problems.append(f'"{name}" should be at most {_FLOAT32:.3g} either way, got {_show(sequence[name])}')
+    if not isinstance(sequence.get("role", ""), str):
+        problems.append(f'"role" should be a string, got {_show(sequence["role"])}')
+    if not _is_name(sequence.get("rollout_id", 0)):
+        problems.append(f'"rollout_id" should be a whole number or a string, got {_show(sequence["rollout_id"])}')
+    found = sequence.get("component_rewards", [])
+    values = found.values() if isinstance(found, dict) else found
+    if not isinstance(found, dict | list) or not all(map(_is_number, values)):
+        problems.append(
+            f'"component_rewards" should be an object of names and finite numbers, or a list of these, got '
+            f"{_show(found)}"
+        )
     if not isinstance(sequence.get("truncated", False), bool):
         problems.append(f'"truncated" should be true or false, got {_show(sequence["truncated"])}')
     return problems + _check_arrays(sequence)
@@ -291,16 +365,19 @@ def _check_arrays(sequence: Mapping[str, Any]) -> list[str]:
             continue
         if len(array) != len(mask):
             problems.append(f'"{name}" has {len(array)} positions, and "mask" has {len(mask)}')
+        wanted, fits = "a finite number", _is_number
+        if name in NAMES:
+            wanted, fits = ("a whole number or a string", _is_name) if name == "state" else ("0, 1, ...", _is_count)
         problems += [
-            f'"{name}" at position {position} should be a finite number, got {_show(value)}'
+            f'"{name}" at position {position} should be {wanted}, got {_show(value)}'
             for position, (value, chosen) in enumerate(zip(array, mask, strict=False))
-            if chosen == 1 and not _is_number(value)
+            if chosen == 1 and not fits(value)
         ]
         problems += [
             f'"{name}" at position {position} should be a log-probability, at most 0, got {_show(value)}; is it a '
             "probability?"
             for position, (value, chosen) in enumerate(zip(array, mask, strict=False))
-            if name != "values" and chosen == 1 and _is_number(value) and value > _LARGEST
+            if name in LOGPROBS and chosen == 1 and _is_number(value) and value > _LARGEST
         ]
     return problems
 
@@ -313,11 +390,77 @@ def _check_together(sequences: Sequence[Mapping[str, Any]]) -> list[str]:
             f"{len(sequences)} sequences padded to the longest, {widest} positions, are more than {_CELLS:,} numbers; "
             "record long and short sequences in different files"
         )
-    for name in ("reference", "values", "baseline", "bootstrap"):
+    for name in (name for name in OPTIONAL if name not in ("truncated", "proximal")):
         lacking = [number for number, sequence in enumerate(sequences) if name not in sequence]
         if 0 < len(lacking) < len(sequences):
             problems.append(f'sequence {lacking[0]}: "{name}" is missing, and other sequences have it')
     return problems
+
+
+def _check_rollouts(sequences: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what segments of one rollout contradict, and turns that go back."""
+    problems: list[str] = []
+    rollouts: dict[Any, list[int]] = {}
+    for number, sequence in enumerate(sequences):
+        name = _rollout(sequence) if "rollout_id" in sequence else number
+        rollouts.setdefault(name, []).append(number)
+        turns = [turn for turn, chosen in zip(sequence.get("turn", ()), sequence["mask"], strict=False) if chosen]
+        if turns != sorted(turns):
+            problems.append(f'sequence {number}: "turn" goes back, and answers come one after the other')
+    for numbers in rollouts.values():
+        first, last = sequences[numbers[0]], numbers[-1]
+        reward = first["reward"]
+        differ = [n for n in numbers if sequences[n]["reward"] != reward]
+        if differ:
+            problems.append(
+                f'sequence {differ[0]}: "reward" is {sequences[differ[0]]["reward"]:g} and that of sequence '
+                f"{numbers[0]}, of the same rollout_id, {reward:g}; each segment carries the reward of the rollout"
+            )
+        if "step_rewards" in first and not differ:
+            steps = [zip(sequences[n]["step_rewards"], sequences[n]["mask"], strict=True) for n in numbers]
+            total = math.fsum(x for pairs in steps for x, chosen in pairs if chosen)
+            if abs(total - reward) > _ROUNDING * max(1.0, abs(reward)):
+                problems.append(
+                    f'sequence {last}: "step_rewards" of trained tokens add up to {total:g}, and "reward" is {reward:g}'
+                )
+    return problems
+
+
+def _check_components(content: Mapping[str, Any]) -> list[str]:
+    components, problems = _components(content), []
+    for number, sequence in enumerate(content["sequences"]):
+        found = sequence.get("component_rewards", {})
+        if isinstance(found, list) and len(found) != len(components):
+            problems.append(
+                f'sequence {number}: "component_rewards" has {len(found)} numbers, and there are {len(components)} '
+                f"components: {', '.join(components)}"
+            )
+        elif isinstance(found, dict) and found.keys() != components.keys():
+            names = ", ".join(sorted(found.keys() ^ components.keys()))
+            problems.append(
+                f'sequence {number}: "component_rewards" of sequence 0 and of this one are not the same: {names}; a '
+                "missing reward is no 0"
+            )
+    given = content.get("component_weights", {})
+    weights = given.values() if isinstance(given, dict) else given
+    if not isinstance(given, dict | list) or not all(map(_is_number, weights)):
+        return [*problems, f'"component_weights" should be an object of names and numbers, got {_show(given)}']
+    fits = not given.keys() - components.keys() if isinstance(given, dict) else len(given) == len(components)
+    if not fits:
+        problems.append(f'"component_weights" are {_show(given)}, and the components {", ".join(components) or "none"}')
+    return problems
+
+
+def _rollout(sequence: Mapping[str, Any]) -> tuple[str, Any]:
+    return str(sequence["prompt_id"]), sequence["rollout_id"]
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str | int) and not isinstance(value, bool)
 
 
 def _is_number(value: Any) -> bool:

@@ -179,10 +179,9 @@ def as_row(recorded: RecordedBatch, found: Mapping[str, Dissection]) -> dict[str
 
 
 def _in_float64(batch: Batch) -> Batch:
-    proximal = batch.behavior if batch.proximal is None else batch.proximal
-    there = {"behavior": batch.behavior, "full_behavior": batch.full_behavior, "proximal": proximal}
-    there |= {n: t for n, t in (("reference", batch.reference), ("values", batch.values)) if t is not None}
-    return batch.with_fields(rewards=batch.rewards.double(), **{name: t.double() for name, t in there.items()})
+    there = {"proximal": batch.behavior}
+    there |= {name: t for name, t in vars(batch).items() if isinstance(t, Tensor) and t.is_floating_point()}
+    return batch.with_fields(**{name: t.double() for name, t in there.items()})
 
 
 def _check_needs(algorithm: Algorithm, batch: Batch) -> None:
