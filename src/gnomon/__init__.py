@@ -4,7 +4,6 @@ Names are imported when they are first used, so `import gnomon` is quick and nee
 """
 
 import importlib
-import importlib.abc
 import importlib.machinery
 import os
 import sys
@@ -49,11 +48,11 @@ _FORMER = {
 }
 
 
-class _FormerModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _FormerModules:
     """Finds a former module under its present name, and says so."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        return importlib.machinery.ModuleSpec(name, self) if name in _FORMER else None
+        return importlib.machinery.ModuleSpec(name, self) if name in _FORMER else None  # type: ignore[arg-type]
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         warnings.warn(f"{spec.name} is {_FORMER[spec.name]} now", FutureWarning, stacklevel=2)

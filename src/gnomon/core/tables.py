@@ -8,8 +8,6 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
-
 from gnomon.core.errors import ConfigError, unknown
 
 _MOST_DOTS = 1000
@@ -179,6 +177,11 @@ def _value(hint: Any, value: Any, path: str) -> Any:
 
 
 def _leaf(hint: Any, value: Any, path: str) -> Any:
+    # Nearly all leaves, without pydantic: a grading process begins twice as fast.
+    if type(value) in (bool, int, float, str) and type(value) in members(hint) and str(value).isascii():
+        return value
+    from pydantic import TypeAdapter, ValidationError
+
     try:
         return TypeAdapter(hint).validate_python(value, strict=True)
     except ValidationError as error:

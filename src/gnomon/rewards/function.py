@@ -1,6 +1,5 @@
 """A user's own reward function, named as ``module:function`` or ``path.py:function``."""
 
-import asyncio
 import copy
 import difflib
 import functools
@@ -380,6 +379,8 @@ async def _await(result: Any) -> Any:
 
 
 @functools.cache
-def _runner() -> "asyncio.Runner":
+def _runner() -> Any:
+    import asyncio
+
     # One event loop for all samples: sessions and locks that a module keeps belong to a loop.
     return asyncio.Runner()

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from gnomon.core.errors import ConfigError, DatasetError, UserError, on_one_line, shortened
 from gnomon.core.types import Message
 from gnomon.tasks.base import Further, RenderedConversation
-from gnomon.tasks.rendered import Looks, is_kept_whole, name_of
+from gnomon.tasks.rendered import Looks, Template, is_kept_whole, name_of
 
 _NOTHING = Further()
 _SHOWN = 80
@@ -24,7 +24,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
 
 
-class ChatTokenizer(Protocol):
+class ChatTokenizer(Template, Protocol):
     """What tasks need of a tokenizer."""
 
     @property
@@ -55,18 +55,6 @@ class ChatTokenizer(Protocol):
 
     def spelled(self, ids: Sequence[int]) -> str:
         """Return the text of any ids, control tokens spelled out."""
-
-    def template(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] = (),
-        switches: Mapping[str, Any] | None = None,
-        begins_answer: bool = True,
-    ) -> str | None:
-        """Return the messages as the model's chat text, ready for its answer; None without a template."""
-
-    def names_switch(self, name: str, has_tools: bool = False) -> bool:
-        """Whether the template reads a variable of this name."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class Template(Protocol):
         switches: Mapping[str, Any] | None = None,
         begins_answer: bool = True,
     ) -> str | None:
-        """Return the messages as text; None without a template."""
+        """Return the messages as the model's chat text, ready for its answer; None without a template."""
 
     def names_switch(self, name: str, has_tools: bool = False) -> bool:
         """Whether the template reads a variable of this name."""

@@ -12,7 +12,6 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.progress import working
 from gnomon.rewards.sandbox import bubblewrap
 from gnomon.rewards.sandbox.base import SandboxLimits
-from gnomon.rewards.sandbox.hostile import MORE
 from gnomon.rewards.sandbox.linux import LinuxSandbox
 from gnomon.rewards.sandbox.monty import Monty
 from gnomon.rewards.sandbox.packages import places
@@ -111,6 +110,8 @@ def probe_isolation(sandbox: AnySandbox) -> Isolation:
     First the nine, which do no harm where nothing stands; where all of them are stopped, `MORE`, which need walls to
     be tried at all. (A sandbox that runs a part of Python stops those by not knowing what they call, and is spared.)
     """
+    from gnomon.rewards.sandbox.hostile import MORE
+
     patient = replace(sandbox, bounds=replace(sandbox.bounds, wall_seconds=_PATIENCE, memory_mib=512))
     stopped = _stopped(patient, NINE)
     tried: tuple[Probe, ...] = NINE

@@ -1,6 +1,5 @@
 """Start a process, feed it, listen to it, and end it: what every isolator has in common."""
 
-import asyncio
 import os
 import select
 import selectors
@@ -177,6 +176,8 @@ def read_report(heard: bytes | bytearray) -> dict[str, str]:
 
 async def in_thread(run_now: Callable[[str, str, Watched], Outcome], source: str, stdin: str) -> Outcome:
     """Run in a thread; cancelling ends the program."""
+    import asyncio
+
     watched = Watched()
     try:
         return await asyncio.to_thread(run_now, source, stdin, watched)
