@@ -22,8 +22,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gnomon.analysis.compare.statistics import student_quantile
 from gnomon.config.experiment import load
+from gnomon.core.statistics import student_quantile
 
 _LOOK_SECONDS = 0.005
 _START_SECONDS = 300.0
@@ -132,7 +132,7 @@ def _said(taken: Sequence[tuple[float, float]], rows: Sequence[dict[str, float]]
     turns = taken[1:]
     costs = [saving - plain for saving, plain in turns]
     mean, count = statistics.mean(costs), len(costs)
-    half = student_quantile(0.975, count - 1) * statistics.stdev(costs) / count**0.5 if count > 1 else None
+    half = student_quantile(0.05, count - 1) * statistics.stdev(costs) / count**0.5 if count > 1 else None
     return {
         "turns": [[round(seconds, 2) for seconds in pair] for pair in taken],
         "pairs": count,

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from gnomon.analysis.compare.statistics import student_quantile
 from gnomon.core.errors import ConfigError
-from gnomon.core.statistics.intervals import wilson_interval
+from gnomon.core.statistics import student_quantile, wilson_interval
 
 Points = Sequence[tuple[float, float]]
 Cells = Mapping[str, Mapping[str, Mapping[int, Any]]]
@@ -33,7 +32,7 @@ def student_t(freedom: int) -> float:
     """
     if freedom <= len(_T95):
         return _T95[freedom - 1]
-    return student_quantile(0.975, freedom)
+    return student_quantile(0.05, freedom)
 
 
 class NotMeasured(LookupError):

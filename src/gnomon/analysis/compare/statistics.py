@@ -29,6 +29,8 @@ from gnomon.core.statistics import (
     holm,
     mean_interval,
     paired_difference,
+    student_p,
+    student_quantile,
     wilson_interval,
 )
 from gnomon.core.statistics.intervals import span
@@ -36,8 +38,6 @@ from gnomon.core.statistics.intervals import span
 Floats = NDArray[np.float64]
 
 _NORMAL = NormalDist()
-_LARGEST_DF = 1000.0
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(128)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Contrast:
     def detectable(self) -> float:
         """The smallest true difference that a comparison of this size finds 4 times in 5, at 5% uncorrected."""
         spread = math.sqrt(self.seed_variance + self.prompt_variance)
-        return (student_quantile(1 - SIGNIFICANCE / 2, self.df) + _NORMAL.inv_cdf(POWER)) * spread
+        return (student_quantile(SIGNIFICANCE, self.df) + _NORMAL.inv_cdf(POWER)) * spread
 
     def seeds_needed(self, difference: float) -> int | None:
         """Return the approximate seeds that find a true difference 4 times in 5 on these prompts; None if none do.
@@ -137,8 +137,8 @@ def stretch(seeds: int, confidence: float = 0.95) -> float:
     >>> round(stretch(3), 2), round(stretch(100), 2)
     (2.69, 1.02)
     """
-    upper = 0.5 + confidence / 2
-    return student_quantile(upper, seeds - 1) / _NORMAL.inv_cdf(upper) * math.sqrt(seeds / (seeds - 1))
+    normal = _NORMAL.inv_cdf(0.5 + confidence / 2)
+    return student_quantile(1 - confidence, seeds - 1) / normal * math.sqrt(seeds / (seeds - 1))
 
 
 def contrast(first: Floats, second: Floats) -> Contrast:
@@ -189,47 +189,13 @@ def contrast(first: Floats, second: Floats) -> Contrast:
 def _interval(mean: float, error: float, df: float, p_value: float, width: float) -> Interval:
     """Return the interval for a p-value; ``error`` is at least the standard error, ``width`` the range of a score."""
     if p_value > student_p(mean / error, df):
-        t = student_quantile(1 - p_value / 2, df)
+        t = student_quantile(p_value, df)
         error = max(error, abs(mean) / t) if t * width > abs(mean) / 1e6 else math.inf
-    half = student_quantile(1 - SIGNIFICANCE / 2, df) * error
+    half = student_quantile(SIGNIFICANCE, df) * error
     low, high = mean - half, mean + half
     if p_value > SIGNIFICANCE:  # rounding aside it holds 0 already
         low, high = min(low, 0.0), max(high, 0.0)
     return Interval(max(low, -width), min(high, width))
-
-
-def student_p(t: float, df: float) -> float:
-    """Return the two-sided p-value of Student's t; ``df`` is at least 1 and need not be an integer.
-
-    With t = sqrt(df) tan(angle) the density is cos(angle)^(df - 1), integrated by Gauss-Legendre quadrature. Above
-    1,000 degrees of freedom the normal distribution is used.
-
-    >>> round(student_p(4.303, 2), 3), round(student_p(2.228, 10), 3)
-    (0.05, 0.05)
-    """
-    if df > _LARGEST_DF:
-        return 2 * (1 - _NORMAL.cdf(abs(t)))
-    angle = math.atan(abs(t) / math.sqrt(df))
-    return min(1.0, _cosine_power(angle, df) / _cosine_power(0.0, df))
-
-
-def student_quantile(chance: float, df: float) -> float:
-    """Return the t > 0 that is exceeded with probability 1 - ``chance``.
-
-    >>> round(student_quantile(0.975, 2), 2), round(student_quantile(0.975, 1), 1)
-    (4.3, 12.7)
-    """
-    low, high = 0.0, 1e4
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if student_p(middle, df) > 2 * (1 - chance) else (low, middle)
-    return (low + high) / 2
-
-
-def _cosine_power(start: float, df: float) -> float:
-    half = (math.pi / 2 - start) / 2
-    angles = start + half * (_NODES + 1)
-    return float(half * (_WEIGHTS * np.cos(angles) ** (df - 1)).sum())
 
 
 def _degrees(of_seeds: float, seeds: int, of_prompts: float, prompts: int) -> float:

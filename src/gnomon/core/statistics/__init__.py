@@ -18,6 +18,8 @@ from gnomon.core.statistics.intervals import bootstrap_interval as bootstrap_int
 from gnomon.core.statistics.intervals import macro_interval as macro_interval
 from gnomon.core.statistics.intervals import mean_interval as mean_interval
 from gnomon.core.statistics.intervals import score_interval as score_interval
+from gnomon.core.statistics.intervals import student_p as student_p
+from gnomon.core.statistics.intervals import student_quantile as student_quantile
 from gnomon.core.statistics.intervals import wilson_interval as wilson_interval
 from gnomon.core.statistics.rates import avg_at_k as avg_at_k
 from gnomon.core.statistics.rates import degenerate_probability as degenerate_probability
