@@ -1,29 +1,33 @@
-"""``gnomon compare EXPERIMENT --algorithms a,b,c --seeds N --budget TOKENS``: equal cost, several seeds, one page."""
+"""``gnomon compare EXPERIMENT --algorithms a,b,c --seeds N --budget TOKENS``: equal cost, several seeds, one page.
+
+``gnomon compare --logs NAME=DIR NAME=DIR ...``: runs that exist, of gnomon, TRL, verl and prime-rl.
+"""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from gnomon.cli.arguments import SettingsParser
 from gnomon.config.reading import check_names
 from gnomon.core.progress import working
+from gnomon.core.redaction import for_people
 
 
 def build_parser() -> SettingsParser:
     """Return the parser of the verb."""
     parser = SettingsParser(prog="gnomon compare", description=__doc__)
     parser.add_argument(
-        "experiment", help="a TOML file, or the name of a built-in experiment; its algorithm is replaced"
+        "experiment", nargs="?", help="a TOML file, or the name of a built-in experiment; its algorithm is replaced"
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="for every run: evaluation.samples=4")
     parser.add_argument(
         "--algorithms",
-        required=True,
         metavar="NAMES",
         help="a,b,c: presets, path.py:NAME of your own, or FILE.toml: experiments that differ in their algorithm alone",
     )
     parser.add_argument("--seeds", type=int, default=3, help="runs of each algorithm (default: 3)")
-    limit = parser.add_mutually_exclusive_group(required=True)
+    limit = parser.add_mutually_exclusive_group()
     limit.add_argument("--budget", type=int, metavar="TOKENS", help="tokens that each run generates for training")
     limit.add_argument("--seconds", type=float, help="seconds that each run trains; depends on the machine")
     limit.add_argument("--steps", type=int, help="steps that each run makes")
@@ -31,13 +35,39 @@ def build_parser() -> SettingsParser:
     parser.add_argument(
         "--out", type=Path, metavar="FOLDER", help="where it is kept (default: runs/compare-NAME-TERMS)"
     )
+    parser.add_argument(
+        "--logs",
+        nargs="+",
+        metavar="NAME=DIR",
+        help="train nothing: compare these runs, whichever library made them; runs of one name are repetitions",
+    )
+    parser.add_argument(
+        "--score", choices=["held-out", "training"], help="of --logs (default: held-out where every run has it)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser
 
 
 def run(arguments: Sequence[str]) -> int:
     """Compare algorithms on one experiment; return the exit code, 1 after failed runs."""
-    given = build_parser().parse_intermixed_args(arguments)
+    parser = build_parser()
+    given = parser.parse_intermixed_args(arguments)
+    if given.logs:
+        trains = ("experiment", "overrides", "algorithms", "budget", "seconds", "steps", "workers", "out")
+        if wrong := [name for name in trains if getattr(given, name)]:
+            parser.error(f"--logs compares runs that exist: leave out {', '.join(wrong)}")
+        return _compare_logs(given.logs, given.score, given.json)
+    missing = [
+        said
+        for said, is_there in (
+            ("an experiment", given.experiment),
+            ("--algorithms", given.algorithms),
+            ("one of --budget, --seconds and --steps", {given.budget, given.seconds, given.steps} != {None}),
+        )
+        if not is_there
+    ]
+    if missing:
+        parser.error(f"the following arguments are required: {', '.join(missing)}; or --logs NAME=DIR ...")
 
     check_names(given.experiment, given.overrides, [n for n in given.algorithms.split(",") if not n.endswith(".toml")])
     with working("loading libraries", is_brief=True):
@@ -64,4 +94,13 @@ def run(arguments: Sequence[str]) -> int:
         print(f"{text(found)}\n\npage     {folder / PAGE}\nnumbers  {folder / NUMBERS}")
     if found.failures:
         raise RunError(found.failures)
+    return 0
+
+
+def _compare_logs(given: Sequence[str], kind: Literal["held-out", "training"] | None, as_json: bool) -> int:
+    with working("loading libraries", is_brief=True):
+        from gnomon.analysis.compare.logs import arms_of, compare_logs, text
+
+    found = compare_logs(arms_of(given), kind)
+    print(json.dumps(found.as_row()) if as_json else for_people(text(found)))
     return 0

@@ -1,4 +1,7 @@
-"""``gnomon doctor RUN [--fail-on severe]``: what is wrong with a run, what shows it, what it means, what to try."""
+"""``gnomon doctor RUN [--fail-on severe]``: what is wrong with a run, what shows it, what it means, what to try.
+
+RUN may be a run of TRL, verl or prime-rl; then the rules that could not look are named.
+"""
 
 import argparse
 import json
@@ -40,12 +43,14 @@ def run(arguments: Sequence[str]) -> int:
 
     with working("loading libraries", is_brief=True):
         from gnomon.diagnosis import diagnose
-        from gnomon.diagnosis.finding import SEVERITIES
         from gnomon.records.console import Console
         from gnomon.records.corruption import damaged, in_words
+        from gnomon.records.foreign import is_foreign
         from gnomon.records.reading import RunRecord
         from gnomon.records.run_card import end_of
 
+    if is_foreign(Path(given.run)):
+        return _of_foreign(Path(given.run), given.fail_on, given.json)
     record = RunRecord.of(given.run)
     with Console():
         findings, rows, damage = diagnose(record), record.metrics(), damaged(record.files)
@@ -60,11 +65,40 @@ def run(arguments: Sequence[str]) -> int:
         said += f"\nIt ended with {ended}" if (ended := end_of(record.card())) else ""
         said += f"\n{in_words(damage)}" if damage else ""
         print(for_people("\n\n".join([said, *(describe(finding, width) for finding in findings)])))
-    is_grave = any(
-        SEVERITIES.index(finding.severity) >= SEVERITIES.index(given.fail_on) for finding in findings if given.fail_on
-    )
+    is_grave = _is_grave(findings, given.fail_on)
     is_blind = given.fail_on is not None and not rows and record.state() != "live"
     return 1 if is_grave or is_blind else 0
+
+
+def _of_foreign(path: Path, fail_on: str | None, as_json: bool) -> int:
+    from gnomon.diagnosis.recorded import diagnose_foreign
+    from gnomon.records.console import Console
+    from gnomon.records.foreign import read_foreign
+
+    run = read_foreign(path)
+    with Console():
+        findings, unable = diagnose_foreign(run)
+    if as_json:
+        rows = [finding.as_row() for finding in findings]
+        table = {"run": str(path), "library": run.library, "step": run.last_step, "findings": rows}
+        print(json.dumps(table | {"could_not_look": unable, "notes": list(run.notes)}))
+        return int(_is_grave(findings, fail_on))
+    width = min(WIDEST, shutil.get_terminal_size().columns)
+    said = [f"{path}: {_count(len(findings))} after step {run.last_step}, as {run.library} logged it"]
+    said += [describe(finding, width) for finding in findings]
+    blind = "; ".join(f"{rule} (needs {name})" for rule, name in unable.items())
+    said += ["\n".join(_wrapped(f"rules that could not look: {blind}", width, "", "  "))] if unable else []
+    said += ["\n".join(_wrapped(note, width, "- ", "  ")) for note in run.notes]
+    print(for_people("\n\n".join(said)))
+    return int(_is_grave(findings, fail_on))
+
+
+def _is_grave(findings: Sequence["Finding"], fail_on: str | None) -> bool:
+    from gnomon.diagnosis.finding import SEVERITIES
+
+    return fail_on is not None and any(
+        SEVERITIES.index(finding.severity) >= SEVERITIES.index(fail_on) for finding in findings
+    )
 
 
 def describe(finding: "Finding", width: int = WIDEST) -> str:

@@ -9,7 +9,7 @@ from gnomon.core.types import Group
 from gnomon.diagnosis.catalog import RULES, SUPERVISED
 from gnomon.diagnosis.facts import Facts
 from gnomon.diagnosis.finding import SEVERITIES, Finding, FindingSample
-from gnomon.diagnosis.history import History
+from gnomon.diagnosis.history import REWARD, History, Point
 from gnomon.diagnosis.rule import Alarm, Rule
 
 SAMPLES, LONGEST = 5, 400
@@ -74,6 +74,19 @@ class Doctor:
         found = [self._finding(rule.name) for rule in self._rules if rule.name in self._known]
         return tuple(sorted(found, key=lambda finding: -SEVERITIES.index(finding.severity)))
 
+    def unable(self) -> dict[str, str]:
+        """Return the rules that found nothing to look at, each with the metric or setting that it needs first."""
+        found = {}
+        for rule in self._rules:
+            history = _AskedHistory(self.history)
+            if rule.name not in self._known and rule(history, self._facts) is None:
+                missing = [name for name in history.asked if not history.has(name)]
+                if not history.asked:
+                    found[rule.name] = "settings of the run"
+                elif len(missing) == len(history.asked) or missing[:1] == history.asked[:1]:
+                    found[rule.name] = missing[0]
+        return found
+
     def _look(self, answers: Answers) -> list[Finding]:
         raised = []
         for rule in self._rules:
@@ -108,6 +121,31 @@ class Doctor:
             advice=tuple(alarm.advice),
             samples=known.samples,
         )
+
+
+class _AskedHistory(History):
+    """A history that notes, in order, what a rule asks it for."""
+
+    def __init__(self, history: History) -> None:
+        self.__dict__.update(history.__dict__)
+        self.asked: list[str] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("rewards", "evaluations"):
+            self.asked.append(REWARD if name == "rewards" else "evaluations with answers")
+        return super().__getattribute__(name)
+
+    def latest(self, name: str, count: int) -> list[Point]:
+        self.asked.append(name)
+        return super().latest(name, count)
+
+    def first(self, name: str, count: int) -> list[Point]:
+        self.asked.append(name)
+        return super().first(name, count)
+
+    def has(self, name: str) -> bool:
+        """Whether any row had it."""
+        return name in self._latest or (name.startswith("evaluations") and bool(self.__dict__["evaluations"]))
 
 
 def _samples(step: int, alarm: Alarm, groups: Sequence[Group]) -> tuple[FindingSample, ...]:

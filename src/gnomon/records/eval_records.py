@@ -19,6 +19,11 @@ _WRITERS = "a run writes them to evaluations/step-N.jsonl, `gnomon evaluate ... 
 _MEASURE = re.compile(r"(pass|maj)@(\d+)")
 
 
+def question_digest(text: str) -> str:
+    """Return a digest of a question's text; the same question has the same one everywhere."""
+    return hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=6).hexdigest()
+
+
 @dataclass(frozen=True)
 class EvalRecord:
     """How one prompt was answered in one evaluation.
@@ -47,7 +52,7 @@ class EvalRecord:
         graded = [r for r in group.rollouts if r.grade.error is None]
         return cls(
             prompt_id=group.task.id,
-            question=hashlib.blake2b(group.task.text.encode(errors="backslashreplace"), digest_size=6).hexdigest(),
+            question=question_digest(group.task.text),
             scores=tuple(r.grade.parts.get(part, 0.0) for r in graded),
             answers=tuple(r.grade.answer for r in graded),
             lengths=tuple(len(r.response) for r in group.rollouts),

@@ -31,6 +31,13 @@ def _paired(random_of: random.Random) -> dict[str, object]:
     return {"first": first, "second": second, "p": float(found.pvalue)}
 
 
+def _welch(random_of: random.Random, counts: tuple[int, int]) -> list[object]:
+    first, second = ([round(random_of.gauss(0.3, 0.1), 4) for _ in range(n)] for n in counts)
+    found = stats.ttest_ind(second, first, equal_var=False)
+    interval = found.confidence_interval()
+    return [first, second, float(found.pvalue), float(interval.low), float(interval.high)]
+
+
 def main() -> None:
     """Write the file."""
     seeded = random.Random(33)
@@ -52,6 +59,7 @@ def main() -> None:
         "holm": [[ps, [float(p) for p in multipletests(ps, method="holm")[1]]] for ps in lists],
         "mcnemar": [[b, c, float(mcnemar([[0, b], [c, 0]], exact=True).pvalue)] for b, c in tables],
         "sign_flip": [_paired(seeded) for _ in range(6)],
+        "welch": [_welch(seeded, counts) for counts in ((2, 2), (3, 5), (10, 4))],
         "bootstrap": {
             "values": values,
             "ends": [

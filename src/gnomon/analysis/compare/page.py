@@ -253,9 +253,9 @@ def text(found: Comparison) -> str:
     """Return the comparison as lines for a terminal."""
     blocks = [
         "\n".join(verdict(found)),
-        _lines(score_rows(found)),
-        _lines(pair_rows(found)),
-        _lines(cost_rows(found)),
+        lines(score_rows(found)),
+        lines(pair_rows(found)),
+        lines(cost_rows(found)),
         "\n".join(f"- {sentence}" for sentence in caveats(found)),
     ]
     return "\n\n".join(blocks)
@@ -340,7 +340,8 @@ def _table(rows: Rows) -> str:
     )
 
 
-def _lines(rows: Rows) -> str:
+def lines(rows: Rows) -> str:
+    """Return a table as lines for a terminal."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     padded = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in padded)

@@ -186,6 +186,45 @@ def contrast(first: Floats, second: Floats) -> Contrast:
     return Contrast(mean, *found, seeds, prompts, of_seeds, of_prompts, df)
 
 
+def unpaired(first: Floats, second: Floats) -> Contrast | None:
+    """Test whether ``second`` differs from ``first`` where runs and prompts of the two have nothing in common.
+
+    With var(means of runs) / runs and var(means of prompts) / prompts of either side added to e^2, mean / e has
+    Student's t with Satterthwaite's degrees. With one prompt (a run's mean alone) this is Welch's test over runs;
+    with one run a side it is one over prompts, and says nothing about other runs.
+
+    Args:
+        first: [runs, prompts].
+        second: [runs, prompts], of its own numbers of both.
+
+    Returns:
+        The contrast; None where one side is a single number, of which nobody can say how much it varies.
+
+    References:
+        Welch 1947, Biometrika 34, 28-35; Satterthwaite 1946.
+    """
+    shapes = [_shape(table) for table in (first, second)]
+    if (1, 1) in shapes:
+        return None
+    runs, prompts = (min(counts) for counts in zip(*shapes, strict=True))
+    parts = [
+        (float(table.mean(axis=1 - axis).var(ddof=1)) / count, count - 1, axis)
+        for table, shape in zip((first, second), shapes, strict=True)
+        for axis, count in enumerate(shape)
+        if count > 1
+    ]
+    of_runs, of_prompts = (sum(variance for variance, _, of in parts if of == axis) for axis in (0, 1))
+    mean, total = float(second.mean()) - float(first.mean()), of_runs + of_prompts
+    below = sum(variance**2 / count for variance, count, _ in parts)
+    df = max(1.0, total**2 / below) if below else float(min(count for _, count, _ in parts))
+    # Without any variance nothing is known of what was not seen.
+    p_value = student_p(mean / math.sqrt(total), df) if total else 1.0
+    half = student_quantile(SIGNIFICANCE, df) * math.sqrt(total) if total else math.inf
+    most = 1.0 if span(np.concatenate([first.ravel(), second.ravel()])) == (0.0, 1.0) else math.inf
+    interval = Interval(max(mean - half, -most), min(mean + half, most))
+    return Contrast(mean, interval, p_value, runs, prompts, of_runs, of_prompts, df)
+
+
 def _interval(mean: float, error: float, df: float, p_value: float, width: float) -> Interval:
     """Return the interval for a p-value; ``error`` is at least the standard error, ``width`` the range of a score."""
     if p_value > student_p(mean / error, df):
