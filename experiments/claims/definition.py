@@ -15,6 +15,7 @@ A claim is a folder ``experiments/NAME`` with a ``claim.py`` that says ``CLAIM =
         checks=(Level("GRPO learns, so that its groups can fall silent", "grpo", "reward, rise", above=0.1),),
         expectations=(Level("GRPO wastes most of it", "grpo", "wasted", above=0.6),
                       Gain("SPO wastes less", "grpo", "spo", "wasted", below=0.0)),
+        headline=(1,), scale="two layers, 60 steps",
         figure=Lines("Tokens without gradient", "share", (Line("grpo", "wasted"), Line("spo", "wasted"))),
     )
 
@@ -32,7 +33,7 @@ from experiments.claims.seeds_needed import rates_to_settle, seeds_to_settle
 
 from gnomon.records.console import Console
 
-Word = Literal["reproduced", "partly", "not", "open"]
+Word = Literal["supported", "contradicted", "undecided", "cause absent", "not run"]
 Holds = Literal["holds", "fails", "undecided", "not run"]
 
 
@@ -188,43 +189,54 @@ def _judged(
 
 @dataclass(frozen=True)
 class ClaimVerdict:
-    """What may be said of a claim, of each expectation in order, and of each check of its setting."""
+    """What may be said of a claim, of each expectation in order, and of each check of its setting.
+
+    headline: the outcomes of the headline, which decide alone; the other expectations are counted beside it.
+    """
 
     word: Word
     outcomes: tuple[ClaimOutcome, ...]
     checks: tuple[ClaimOutcome, ...] = ()
+    headline: tuple[int, ...] = (0,)
 
     @property
-    def is_setting_doubtful(self) -> bool:
-        """Whether the setting may lack the cause of the effect: a check does not hold, be it that it is undecided."""
-        return any(outcome.word != "holds" for outcome in self.checks)
+    def deciding(self) -> int:
+        """Which expectation made the word: the first part of the headline that is not as it should be, or the first."""
+        words = [self.outcomes[part].word for part in self.headline]
+        decided = next((word for word in ("fails", "undecided", "not run") if word in words), words[0])
+        return self.headline[words.index(decided)]
 
-    @property
-    def is_setting_unfit(self) -> bool:
-        """Whether a check fails: what should bring the effect about is not there, so nothing can be concluded."""
-        return any(outcome.word == "fails" for outcome in self.checks)
+    def count(self, word: Holds) -> int:
+        """Return how many of the other expectations have this word."""
+        return sum(o.word == word for place, o in enumerate(self.outcomes) if place not in self.headline)
 
 
 def judge(
-    expectations: Sequence[Expectation], measured: MeasuredValues, checks: Sequence[Expectation] = ()
+    expectations: Sequence[Expectation],
+    measured: MeasuredValues,
+    checks: Sequence[Expectation] = (),
+    headline: Sequence[int] = (0,),
 ) -> ClaimVerdict:
     """Return the verdict: the same rule for every claim.
 
-    "reproduced" when every expectation holds; "partly" when some do; "not" when none does and at least one fails;
-    "open" when nothing was decided, or nothing run. Checks never count towards it: whether the setting has the cause of
-    the effect is no part of the claim. One that fails leaves the claim open. While one is undecided or not run the
-    claim is neither "reproduced" nor "not": what holds makes it "partly", and without that it is open, since where the
-    cause may be missing nobody should expect the effect.
+    "cause absent" when a check fails: what should bring the effect about is not there. Else by the headline alone:
+    "supported" when all of its parts hold (mostly it is one), "contradicted" when one fails, "undecided" otherwise, and
+    "not run" when none of them was run. While a check is undecided or not run, a headline that fails is undecided too,
+    since where the cause may be missing nobody should expect the effect; one that holds shows that it was there.
     """
     outcomes = tuple(expectation(measured) for expectation in expectations)
     checked = tuple(check(measured) for check in checks)
-    words = {outcome.word for outcome in outcomes}
+    words = [outcomes[part].word for part in headline]
+    word: Word = "undecided"
     if any(outcome.word == "fails" for outcome in checked):
-        return ClaimVerdict("open", outcomes, checked)
-    is_fit = all(outcome.word == "holds" for outcome in checked)
-    if "holds" in words:
-        return ClaimVerdict("reproduced" if is_fit and words == {"holds"} else "partly", outcomes, checked)
-    return ClaimVerdict("not" if is_fit and "fails" in words else "open", outcomes, checked)
+        word = "cause absent"
+    elif set(words) == {"not run"}:
+        word = "not run"
+    elif set(words) == {"holds"}:
+        word = "supported"
+    elif "fails" in words and all(outcome.word == "holds" for outcome in checked):
+        word = "contradicted"
+    return ClaimVerdict(word, outcomes, checked, tuple(headline))
 
 
 @dataclass(frozen=True)
@@ -235,8 +247,10 @@ class Claim:
     effect can be told from its opposite there. measure: does it. expectations: written before any number is seen.
     checks: what must hold for the setting to show the effect's cause at all (manipulation checks, controls); written
     beforehand too, and may be looked at in short pilots, as the difference that the claim is about may not.
+    headline: the expectation that the verdict is about, by its place, written beforehand as well; two or three where
+    the title has so many parts, which then all have to hold. scale: models and steps, in words.
     figure: the picture. remarks: what we make of the numbers, written afterwards; a verdict never depends on it.
-    is_own_page: the README is written by hand and left alone.
+    is_own_page: the appendix is written by hand and left alone.
     """
 
     title: str
@@ -249,7 +263,9 @@ class Claim:
     remarks: str = ""
     is_own_page: bool = False
     checks: tuple[Expectation, ...] = ()
+    headline: tuple[int, ...] = (0,)
+    scale: str = ""
 
     def judge(self, measured: MeasuredValues) -> ClaimVerdict:
         """Return what may be said of it."""
-        return judge(self.expectations, measured, self.checks)
+        return judge(self.expectations, measured, self.checks, self.headline)

@@ -56,13 +56,13 @@ def is_outdated(claim: Claim, measured: MeasuredValues, known: Remarked | None) 
 
 
 def shown(claim: Claim, measured: MeasuredValues) -> str:
-    """Return a digest of what a page shows: verdict, outcomes, and numbers as they stand in its table."""
+    """Return a digest of what an appendix shows: outcomes, and numbers as they stand in its table."""
     verdict = claim.judge(measured)
     outcomes = [[outcome.word, outcome.measured] for outcome in (*verdict.checks, *verdict.outcomes)]
     numbers = {
         arm: {name: _estimated(measured, arm, name) for name in found} for arm, found in measured.numbers.items()
     }
-    return _digest(json.dumps([verdict.word, outcomes, numbers], sort_keys=True))
+    return _digest(json.dumps([outcomes, numbers], sort_keys=True))
 
 
 def read_remarked(row: Any) -> Remarked | None:
@@ -86,7 +86,7 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-CODE, RESULTS, FIGURE, PAGE = "claim.py", "results.json", "figure.svg", "README.md"
+CODE, RESULTS, FIGURE, PAGE, APPENDIX = "claim.py", "results.json", "figure.svg", "README.md", "appendix.md"
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class ClaimFolder:
             raise ConfigError(f"{path} cannot be read ({error}); remove it and reproduce the claim again") from error
 
     def verdict(self) -> ClaimVerdict:
-        """Return the verdict on what was measured the last time; nothing measured leaves it open."""
+        """Return the verdict on what was measured the last time; nothing measured is "not run"."""
         tested = self.tested()
         return self.claim().judge(MeasuredValues() if tested is None else tested.measured)
 

@@ -1,18 +1,22 @@
 """What a person reads of a claim: its own page, and the table of all of them."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.claims.definition import Claim, ClaimOutcome, ClaimVerdict, Expectation, Level
+from experiments.claims.definition import Claim, ClaimOutcome, ClaimVerdict, Expectation, Holds, Level
 from experiments.claims.estimates import MeasuredValues, NotMeasured
-from experiments.claims.folders import FIGURE, PAGE, ClaimFolder, Tested, is_outdated, write_text
+from experiments.claims.folders import APPENDIX, FIGURE, PAGE, ClaimFolder, Tested, is_outdated, write_text
 
 VERDICTS = {
-    "reproduced": "reproduced: everything that was expected holds",
-    "partly": "partly: some of what was expected holds",
-    "not": "not reproduced: nothing of what was expected holds",
-    "open": "open: not run, or nothing decided",
+    "supported": "the headline holds",
+    "contradicted": "the headline fails, and the setting has the cause of the effect",
+    "undecided": "the interval has the bound in it, or an undecided check leaves open whether the cause is there",
+    "cause absent": "a check fails, so the setting does not show the effect's cause",
+    "not run": "nothing was measured",
 }
+SETTING, MEANING = 80, 130
+"""Words of a page's setting and meaning; the appendix has the rest."""
 CODE = ("code of", "of which commit is not recorded")
 TABLE = Path("docs") / "claims.md"
 SETTLED = (
@@ -23,43 +27,40 @@ SETTLED = (
 
 _TABLE_SAYS = (
     "Written by `gnomon reproduce`; `gnomon reproduce --list` prints the verdicts. Each claim is a folder of "
-    "[experiments](../experiments) with its protocol, its numbers, at least three seeds, a figure and the rule of its "
-    "verdict. The rule was written before the numbers were seen.",
-    "",
-    "Models are tiny and warmed up. So a page says where an effect shows at the smallest scale, and what its cause is "
-    "there; it says nothing about models a thousand times as large. Where a page speaks of one model or of three, its "
-    "seeds share them, and intervals are of training on these models, not on others.",
+    "[experiments](../experiments) with a page of at most 500 words, an appendix (protocol and its history, every "
+    "expectation and check, all numbers, remarks), and at least three seeds.",
     "",
     "| word | meaning |",
     "|---|---|",
-    "| *holds*, *fails* | Student's 95% interval over seeds lies wholly on one side of the expectation's bound |",
-    "| *undecided* | the interval has the bound in it; the page says about how many seeds would decide |",
-    "| *reproduced*, *partly*, *not* | all expectations hold, some hold, none holds |",
-    "| *open* | the claim was not run, or its numbers decided nothing |",
-    "| *checks* | whether the setting has the cause of the effect at all; a check never counts as an expectation |",
-    "| *CPU minutes* | what all runs of the command took, on one core of the machine that the page names |",
+    *(f"| *{word}* | {says} |" for word, says in VERDICTS.items()),
     "",
-    "A check that fails leaves the claim *open*. While a check is undecided, a claim is neither *reproduced* nor "
-    "*not*: it is *partly* where something holds, else *open*.",
+    "The **headline** is the expectation that the claim's title states; other expectations are counted beside it and "
+    "change no word. A title with two or three parts has as many, which all have to hold. An expectation *holds* or "
+    "*fails* when Student's 95% interval over seeds lies wholly on one side of its bound. Expectations, bounds and "
+    "their order were written before the numbers were seen. Which of them is the headline was named on 2026-11-26, "
+    "when the numbers were known, by one rule for all: for each part of the title the first expectation that states "
+    "it, and where the title names a topic alone the first of all. Before that day verdicts were *partly* (19) or "
+    "*not* (1), by how many expectations held.",
     "",
-    "Each interval is of its own expectation, and nothing corrects for their number: an expectation whose true value "
-    "lies on its bound holds once in 40 times. So a *partly* by one of many says little.",
+    "Models are tiny and warmed up: a row says where an effect shows at the smallest scale, and nothing about models a "
+    "thousand times as large. Seeds share their models, so intervals are of training on these, not on others. Nothing "
+    "corrects for the number of claims: a headline whose true value lies on its bound holds once in 40 times.",
     "",
     "The same command gives the same numbers to the bit with the same code of gnomon, the same processor and the same "
     "number of threads. Other code may sum in another order; where a learning rate is high, a run whose last digits "
-    "differ ends elsewhere, as another seed would. So a page names the commits whose code made its runs (from "
-    "2026-11-24 on). The page also says when timing decides its runs, which cells of its tables have fewer seeds, and "
-    "when its remarks were written for other numbers.",
+    "differ ends elsewhere, as another seed would. So an appendix names the commits whose code made its runs (from "
+    "2026-11-24 on).",
     "",
 )
 
 
 def write_pages(folder: ClaimFolder) -> None:
-    """Write figure and page of one claim from its last results; a page that is written by hand is left alone."""
+    """Write figure, page and appendix of one claim from its last results; an appendix by hand is left alone."""
     claim, tested = folder.claim(), folder.read_again()
     folder.write_figure(tested)
+    write_text(folder.path / PAGE, page(folder.name, claim, tested))
     if not claim.is_own_page:
-        write_text(folder.path / PAGE, page(folder.name, claim, tested))
+        write_text(folder.path / APPENDIX, appendix(claim, tested))
 
 
 def page(name: str, claim: Claim, tested: Tested | None) -> str:
@@ -69,9 +70,75 @@ def page(name: str, claim: Claim, tested: Tested | None) -> str:
     parts = [
         f"# {claim.title}",
         f"**Claim.** {claim.claim}",
+        f"**Verdict: {verdict.word}**: {VERDICTS[verdict.word]}.",
+        "\n".join(
+            _expected(
+                "headline",
+                [claim.expectations[part] for part in claim.headline],
+                [verdict.outcomes[part] for part in claim.headline],
+            )
+        ),
+        f"{_beside(verdict)} Scale: {_scale(claim, measured)}.",
+        f"**Setting.** {lead(claim.protocol, SETTING)}",
+    ]
+    if tested is not None and (claim.figure is not None or claim.is_own_page):
+        parts.append(f"![{claim.title}]({FIGURE})")
+    parts += [warning] if (warning := outdated(claim, tested)) else []
+    parts += [f"**What it means.** {meant}"] if (meant := lead(_plain(claim.remarks), MEANING)) else []
+    parts.append(
+        "**What it cannot say.** Whether the effect is the same in a language model, with long answers or other "
+        "tasks: models and questions are made to be small. Seeds share their models, so the interval is of training "
+        "on these and of no others."
+    )
+    parts.append(
+        f"**Command.** {'Not run yet.' if tested is None else f'Last run on {tested.date}.'} The [appendix]"
+        f"({APPENDIX}) has the source, the whole protocol, every expectation and check, all numbers and remarks."
+    )
+    parts.append(f"<!-- test: parse -->\n```bash\ngnomon reproduce {name}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def lead(text: str, most: int) -> str:
+    """Return the first sentences of a text, as many as have ``most`` words in all, and at least one.
+
+    >>> lead("One two. Three four (five). Six.", 5)
+    'One two. Three four (five).'
+    """
+    kept: list[str] = []
+    for sentence in re.split(r"(?<=[.!?)])\s+(?=[A-Z*])", text.strip()):
+        if kept and len(" ".join([*kept, sentence]).split()) > most:
+            break
+        kept.append(sentence)
+    return " ".join(kept)
+
+
+def _plain(remarks: str) -> str:
+    return re.sub(r"\*\*What we make of it\.\*\* *", "", remarks)
+
+
+def _beside(verdict: ClaimVerdict) -> str:
+    said: dict[Holds, str] = {"holds": "hold", "fails": "fail", "undecided": "undecided", "not run": "not run"}
+    counts = [f"{n} {plural}" for word, plural in said.items() if (n := verdict.count(word))]
+    others = f"Of the other expectations: {', '.join(counts)}." if counts else "There is no other expectation."
+    return f"{others} {_checked(verdict)} checks of the setting hold." if verdict.checks else others
+
+
+def _scale(claim: Claim, measured: MeasuredValues) -> str:
+    """Return models, steps and seeds in words."""
+    seeds = sorted({len(s) for found in measured.numbers.values() for s in found.values() if s})
+    spoken = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}" if seeds else "no"
+    return ", ".join([*([claim.scale] if claim.scale else []), f"{spoken} seeds"])
+
+
+def appendix(claim: Claim, tested: Tested | None) -> str:
+    """Return the appendix of a claim: source, protocol, everything that was expected and measured, remarks."""
+    measured = MeasuredValues() if tested is None else tested.measured
+    verdict = claim.judge(measured)
+    parts = [
+        f"# {claim.title}: appendix",
+        f"[The page]({PAGE}) has claim and verdict.",
         f"**Source.** {claim.source}",
         f"**Protocol.** {claim.protocol}",
-        f"**Verdict: {_verdict(verdict)}.**",
     ]
     if claim.checks:
         parts.append("\n".join(_expected("check of the setting, not of the claim", claim.checks, verdict.checks)))
@@ -83,8 +150,6 @@ def page(name: str, claim: Claim, tested: Tested | None) -> str:
         range_of = _legend(claim, measured)
         parts.append(f"**Measured**, mean over {spoken} seeds and Student's 95% interval of it{range_of}")
         parts.append("\n".join(_numbers(measured)))
-    if claim.figure is not None and tested is not None:
-        parts.append(f"![{claim.title}]({FIGURE})")
     parts += [warning] if (warning := outdated(claim, tested)) else []
     parts += [claim.remarks] if claim.remarks else []
     missing = (*measured.failures, *measured.gaps)
@@ -93,8 +158,7 @@ def page(name: str, claim: Claim, tested: Tested | None) -> str:
         parts.append(
             f"**Not repeatable.** The same seeds give other numbers another time. {'; '.join(measured.inexact)}."
         )
-    parts.append("**Command.** " + _when(tested))
-    parts.append(f"<!-- test: parse -->\n```bash\ngnomon reproduce {name}\n```")
+    parts.append(_when(tested))
     return "\n\n".join(parts) + "\n"
 
 
@@ -114,31 +178,30 @@ def table(folders: Mapping[str, ClaimFolder]) -> str:
         "# Claims, and what became of them",
         "",
         *_TABLE_SAYS,
-        "| claim | verdict | holds | fails | undecided | not run | checks that hold | CPU minutes | measured |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| claim | verdict | headline | effect | scale | others: hold, fail, undecided | checks that hold |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, folder in folders.items():
         claim, tested = folder.claim(), folder.tested()
-        verdict = claim.judge(MeasuredValues() if tested is None else tested.measured)
-        words = [outcome.word for outcome in verdict.outcomes]
-        counts = " | ".join(str(words.count(word)) for word in ("holds", "fails", "undecided", "not run"))
-        where = f"[{claim.title}](../experiments/{name}/{PAGE})"
-        said = (_checked(verdict), _minutes(tested), tested.date if tested else "")
-        lines.append(f"| {where} (`{name}`) | {verdict.word} | {counts} | {' | '.join(said)} |")
+        measured = MeasuredValues() if tested is None else tested.measured
+        verdict = claim.judge(measured)
+        deciding = verdict.deciding
+        cells = (
+            f"[{claim.title}](../experiments/{name}/{PAGE}) (`{name}`)",
+            verdict.word,
+            _cell(claim.expectations[deciding].says),
+            _cell(verdict.outcomes[deciding].measured),
+            _scale(claim, measured),
+            ", ".join(str(verdict.count(word)) for word in ("holds", "fails", "undecided")),
+            _checked(verdict),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def _missing(failures: Sequence[str], most: int = 12) -> str:
     more = f"; and {len(failures) - most} more" if len(failures) > most else ""
     return f"**Not in these numbers.** {'; '.join(failures[:most])}{more}."
-
-
-def _verdict(verdict: ClaimVerdict) -> str:
-    if verdict.is_setting_unfit:
-        return "open: a check fails, so the setting does not show the effect's cause"
-    if verdict.word == "open" and verdict.is_setting_doubtful and any(o.word == "fails" for o in verdict.outcomes):
-        return "open: nothing holds, but a check is undecided, so the setting may lack the effect's cause"
-    return VERDICTS[verdict.word]
 
 
 def _checked(verdict: ClaimVerdict) -> str:

@@ -166,6 +166,7 @@ CLAIM = Claim(
         Level("symmetric: it learns, above 0.7 from about 0.4", SYMMETRIC, "reward, last 10", above=0.7),
         Level("one update: nothing is clipped", "one update", "clipped above", above=-0.001, below=0.001),
     ),
+    scale="two layers, 40 steps",
     expectations=(
         Gain("0.28 above keeps more entropy than 0.2", SYMMETRIC, "0.2, 0.28", ENTROPY, above=0.0),
         Gain("0.4 above keeps more than 0.28", "0.2, 0.28", "0.2, 0.4", ENTROPY, above=0.0),

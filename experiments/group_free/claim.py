@@ -90,7 +90,11 @@ CLAIM = Claim(
         "step trains whichever rollouts are ready."
     ),
     source="Single-stream Policy Optimization, arXiv 2509.13232 (ICLR 2026): 4.35 times the throughput, simulated.",
-    protocol="README.md tells it; rollouts a second, 8 seeds simulated and 3 on vLLM.",
+    protocol=(
+        "gnomon's own rollout scheduler on a virtual clock, with an engine whose answers take log-normal times, 64 "
+        "rollouts a step; and vLLM with SmolLM2-135M, 16 rollouts a step, in processor time. Rollouts a second, 8 "
+        "seeds simulated and 3 on vLLM."
+    ),
     measure=recorded,
     checks=(
         Level(
@@ -115,11 +119,18 @@ CLAIM = Claim(
             below=2.1,
         ),
     ),
+    scale="the scheduler alone, 30 steps, and SmolLM2-135M on vLLM, 4 steps",
     expectations=(
         ratio("simulated, long tail: at least 4.35 times as fast", WAITS, FREE, "simulated, sigma 1", above=WANTED),
         ratio("simulated, short tail: less than 4.35 times", WAITS, FREE, "simulated, sigma 0.25", below=WANTED),
         ratio("on vLLM: at least 4.35 times as fast", WAITS, FREE, "vLLM", above=WANTED),
         ratio("on vLLM: faster at all", WAITS, FREE, "vLLM", above=1.0),
+    ),
+    remarks=(
+        "**What we make of it.** Where nobody waits for the engine the source's 4.35 is passed at a long tail and not "
+        "reached at a short one, as the slowest answer's share of the mean foretells. On vLLM a row more is not free: "
+        "group-free is 2.05 times as fast, and 1.47 times as fast as synchronous batches that keep as many rows busy; "
+        "4.35 fails there."
     ),
     is_own_page=True,
 )

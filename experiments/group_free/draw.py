@@ -1,4 +1,4 @@
-"""Draw the speed-ups of simulated.json as one SVG: `python draw.py FOLDER` writes speed_up.svg into it."""
+"""Draw the speed-ups of simulated.json as one SVG: `python draw.py FOLDER` writes figure.svg into it."""
 
 import json
 import math
@@ -85,4 +85,4 @@ def figure(results: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    (folder / "speed_up.svg").write_text(figure(json.loads((folder / "simulated.json").read_text())) + "\n")
+    (folder / "figure.svg").write_text(figure(json.loads((folder / "simulated.json").read_text())) + "\n")

@@ -132,6 +132,8 @@ CLAIM = Claim(
             for name in ("grpo", "gspo")
         ),
     ),
+    scale="two layers, 30 steps",
+    headline=(0, 4),
     expectations=(
         hundredfold("at the middle learning rate GSPO clips 30 to 300 times as many tokens (paper: about 100)"),
         hundredfold("so it does at a third of the learning rate", " slow"),

@@ -150,6 +150,7 @@ CLAIM = Claim(
             for name in METHODS
         ),
     ),
+    scale="two layers, 30 steps",
     expectations=(
         Gain(
             "GSPO used directly earns no 0.03 less than recomputed",

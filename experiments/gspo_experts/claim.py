@@ -105,6 +105,8 @@ CLAIM = Claim(
             "a token ratio's variance is the routers' in part: 0.2 or more", WATCHED_ARM, "routers' share, tokens", 0.2
         ),
     ),
+    scale="two layers of 16 experts, 40 steps",
+    headline=(3, 5),
     expectations=(
         Level("most of a token ratio's variance is the routers'", WATCHED_ARM, "routers' share, tokens", above=0.5),
         Level("of a response's mean they are a smaller part", WATCHED_ARM, "routers' share, responses", below=0.5),

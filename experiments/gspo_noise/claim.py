@@ -119,6 +119,8 @@ CLAIM = Claim(
             for length in LENGTHS
         ),
     ),
+    scale="two layers, one step",
+    headline=(0, 1),
     expectations=(
         Derived(
             "what token ratios add is at least 1.5 times as much for long responses as for short ones",

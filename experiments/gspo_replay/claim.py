@@ -77,6 +77,7 @@ CLAIM = Claim(
         Level("3 to 30% of the choices change, as in the first run", "grpo", "changed", 0.03, 0.3),
         Level("GRPO learns: from 0.4 to above 0.5 held out", "grpo", "held out", above=0.5),
     ),
+    scale="two layers of 16 experts, 40 steps",
     expectations=(
         Gain("with R2 GRPO ends 0.05 lower held out, or more", "grpo", "grpo, R2", "held out", below=-0.05),
         Gain(

@@ -227,6 +227,7 @@ CLAIM = Claim(
         ),
         Level("coin, constant length: no bias beyond 2 tokens", f"coin: {CONSTANT}", GAP, above=-2.0, below=2.0),
     ),
+    scale="two layers, 30 and 40 steps",
     expectations=(
         Level("coin, sequence mean: wrong answers grow", f"coin: {SEQUENCE}", "wrong, change", above=0.0),
         Level("coin, sequence mean: right answers shrink", f"coin: {SEQUENCE}", "right, change", below=0.0),

@@ -98,6 +98,8 @@ CLAIM = Claim(
             below=-0.02,
         ),
     ),
+    scale="two layers, 20 steps",
+    headline=(2,),
     expectations=(
         spread("", "rewards, all steps"),
         spread(", 12 updates", "rewards, all steps"),

@@ -93,6 +93,8 @@ CLAIM = Claim(
         Level("GRPO improves first: by 0.05 held out in the first half, in fp8", "grpo, fp8", "first half", above=0.05),
         Level("int4 is felt: 0.05 nats a token or more", "grpo, int4", "mismatch, nats", above=0.05),
     ),
+    scale="two layers, 120 steps",
+    headline=(0, 2),
     expectations=(
         Level(
             "GRPO collapses in fp8: it loses more than half of its best reward",

@@ -117,6 +117,8 @@ CLAIM = Claim(
         Level("at 16 its ratios are far from 1: effective size below 0.8", "naive, 16", "effective size", below=0.8),
         less("naive, 0", "naive, 16", -0.1, "at 16 it is hurt: 0.1 lower or more"),
     ),
+    scale="two layers, 64 steps",
+    headline=(0, 1, 3),
     expectations=(
         less("naive, 0", "naive, 4", -0.1, "naive loses 0.1 or more at 4 (AReaL: nearly half)"),
         as_good("decoupled", "4", 0.05),

@@ -111,6 +111,8 @@ CLAIM = Claim(
         ),
         Gain("and at 1.2", "p3o at 1.0", "p3o at 1.2", "effective size", below=-0.01),
     ),
+    scale="two layers, 24 steps",
+    headline=(0, 2),
     expectations=(
         Level("at 0.6 GRPO loses a fifth of its best reward again", "grpo at 0.6", "kept of the best", below=0.8),
         Level("at 1.2 it does as well", "grpo at 1.2", "kept of the best", below=0.8),

@@ -168,6 +168,7 @@ CLAIM = Claim(
             above=0.0,
         ),
     ),
+    scale="two layers, 40 steps",
     expectations=(
         *(
             Gain(f"{name}: learns less over training", "spo", name, "held-out, mean over training", below=0.0)

@@ -186,6 +186,7 @@ CLAIM = Claim(
         Derived("GRPO leaves room: pass@32 below 0.97", level("pass@32"), "GRPO", below=0.97),
         Derived("and learns: avg@k 0.1 above where it began", level("pass@1"), "GRPO", above=START + 0.1),
     ),
+    scale="two layers, 30 steps",
     expectations=(*expected(EQUAL, "equal samples"), *expected("spo", "initial values not counted, as in the source")),
     figure=figure,
     remarks=(

@@ -110,6 +110,7 @@ CLAIM = Claim(
         seeds=FRESH,
     ),
     checks=(cause("", "grpo"), cause("fast, ", "sums: grpo")),
+    scale="two layers, 60 and 40 steps",
     expectations=(*expected("", "grpo", "spo"), *expected("fast, ", "sums: grpo", "sums: spo")),
     remarks=(
         "**What we make of it.** The waste is there, rises as foretold and has the cause that is named: GRPO ends "

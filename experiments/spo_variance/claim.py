@@ -152,6 +152,7 @@ CLAIM = Claim(
         seeds=FRESH,
     ),
     checks=(accurate("", "spo"), accurate("fast, ", "sums: spo")),
+    scale="two layers, 60 and 40 steps",
     expectations=(*expected("", "grpo", "spo"), *expected("fast, ", "sums: grpo", "sums: spo")),
     remarks=(
         "**What we make of it.** That GRPO's effective samples have the highest variance is reproduced in both "

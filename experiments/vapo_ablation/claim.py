@@ -98,6 +98,7 @@ CLAIM = Claim(
         Level("VAPO learns: from 0.4 to above 0.5", FULL, "held out", above=0.5),
         Level("so there is something to lose: GRPO learns at this rate, to above 0.45", "grpo", "held out", above=0.45),
     ),
+    scale="two layers, 12 steps",
     expectations=(
         without("no value pre-training", -0.2, 11),
         without("no decoupling", -0.1, 33),

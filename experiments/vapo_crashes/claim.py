@@ -63,6 +63,8 @@ CLAIM = Claim(
         Level("VAPO's explains 0.3 of it, or more", FULL, "known at the start, last quarter", above=0.3),
         Level("GRPO learns at this rate: from 0.4 to above 0.45", "grpo", "held out", above=0.45),
     ),
+    scale="two layers, 12 steps",
+    headline=(0, 1),
     expectations=(
         Level("fewer than one in three of VAPO's runs crash", FULL, "crashed", below=1 / 3, is_rate=True),
         Level("more than one in three of PPO's do", "ppo", "crashed", above=1 / 3, is_rate=True),

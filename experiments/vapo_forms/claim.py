@@ -158,6 +158,7 @@ CLAIM = Claim(
         Level("what is replayed is right: nine tenths of the buffer", REPLAY, "right in the buffer", above=0.9),
         Level("VAPO learns: from 0.4 to above 0.5", FULL, "held out", above=0.5),
     ),
+    scale="two layers, 24 steps",
     expectations=(
         Gain("the paper's length rule beats a fixed one", "no length adaptation", FULL, "held out", above=0.0),
         Gain("so does the review's", "no length adaptation", "length by sigmoid", "held out", above=0.0),

@@ -75,6 +75,8 @@ CLAIM = Claim(
             below=0.1,
         ),
     ),
+    scale="two layers, 24 steps",
+    headline=(1, 0),
     expectations=(
         Level("pre-trained, it knows the last quarter from the start", FULL, "start, last quarter", above=0.3),
         Derived("late tokens are better known than early ones, by 0.1 or more", rise, "last minus first", above=0.1),

@@ -46,12 +46,12 @@ CLAIMS = (
 
 
 @pytest.mark.parametrize("name", CLAIMS)
-def test_a_claim_that_was_not_run_is_open(name: str):
+def test_a_claim_that_was_not_run_says_so(name: str):
     """Each can be read, expects something, and makes nothing of no numbers."""
     claim = ClaimFolder(experiments_folder() / name).claim()
     verdict = claim.judge(MeasuredValues())
 
-    assert verdict.word == "open"
+    assert verdict.word == "not run"
     assert len(verdict.outcomes) >= 3
     assert {outcome.word for outcome in verdict.outcomes} == {"not run"}
 

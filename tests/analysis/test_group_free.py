@@ -63,7 +63,7 @@ def test_the_figure_is_what_the_numbers_draw():
     """The committed SVG is the one that the committed numbers give, is XML, and has a line a contender and panel."""
     drawn = module("draw").figure(json.loads((FOLDER / "simulated.json").read_text())) + "\n"
 
-    assert (FOLDER / "speed_up.svg").read_text() == drawn
+    assert (FOLDER / "figure.svg").read_text() == drawn
     lines = [e for e in ElementTree.fromstring(drawn).iter() if e.get("stroke-width") == "2"]
     assert len(lines) == 3 * 4
 

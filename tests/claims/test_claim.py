@@ -10,7 +10,7 @@ from experiments.claims.arms import ArmLine, Curve, Lines
 from experiments.claims.definition import Claim, ClaimOutcome, Derived, Expectation, Gain, Level, judge, ratio
 from experiments.claims.estimates import MeasuredValues, NotMeasured, estimate
 from experiments.claims.folders import ClaimFolder, chosen, claim_folders, experiments_folder
-from experiments.claims.pages import TABLE, page, table
+from experiments.claims.pages import TABLE, appendix, page, table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,7 +41,7 @@ def counted(place: Workplace) -> MeasuredValues:
 
 
 CLAIM = Claim(
-    title="A toy", claim="b is more than a.", source="ours", protocol="count", measure=counted,
+    title="A toy", claim="b is more than a.", source="ours", protocol="count", measure=counted, scale="tiny",
     expectations=(Gain("b is more", "a", "b", "x", above=0.0), Gain("by two", "a", "b", "x", above=2.0)),
 )
 '''
@@ -161,50 +161,57 @@ def said(word: Any) -> Expectation:
 
 
 @pytest.mark.parametrize(
-    ("words", "verdict"),
+    ("headline", "verdict"),
     [
-        (["holds", "holds"], "reproduced"),
-        (["holds", "fails"], "partly"),
-        (["holds", "undecided"], "partly"),
-        (["holds", "not run"], "partly"),
-        (["fails", "fails"], "not"),
-        (["fails", "undecided"], "not"),
-        (["undecided", "not run"], "open"),
-        (["not run"], "open"),
+        (["holds"], "supported"),
+        (["fails"], "contradicted"),
+        (["undecided"], "undecided"),
+        (["not run"], "not run"),
+        (["holds", "holds"], "supported"),
+        (["holds", "fails"], "contradicted"),
+        (["undecided", "fails"], "contradicted"),
+        (["holds", "undecided"], "undecided"),
+        (["holds", "not run"], "undecided"),
     ],
 )
-def test_the_rule_of_the_verdict(words: list[str], verdict: str):
-    """All hold: reproduced. Some: partly. None, and one fails: not. Nothing decided: open."""
+@pytest.mark.parametrize("others", [[], ["fails", "fails"], ["holds", "undecided"]])
+def test_the_headline_alone_makes_the_verdict(headline: list[str], verdict: str, others: list[str]):
+    """All of its parts hold: supported. One fails: contradicted. The other expectations change nothing."""
     surely = MeasuredValues({"a": {"score": {0: 0.5, 1: 0.5001, 2: 0.4999}}})
     doubtful = MeasuredValues({"a": {"score": {0: 0.1, 1: 0.2, 2: 0.3}}})
+    words = [*others, *headline]
     outcomes = [said(word)(doubtful if word == "undecided" else surely).word for word in words]
+    places = range(len(others), len(words))
+    found = judge([_Fixed(word) for word in words], surely, headline=places)
 
     assert outcomes == words
-    assert judge([_Fixed(word) for word in words], surely).word == verdict
+    assert found.word == verdict
+    assert found.count("fails") == others.count("fails")
+    assert found.outcomes[found.deciding].word == next(
+        (word for word in ("fails", "undecided", "not run") if word in headline), "holds"
+    )
 
 
 @pytest.mark.parametrize(
-    ("checks", "words", "verdict"),
+    ("checks", "headline", "verdict"),
     [
-        (["holds"], ["holds"], "reproduced"),
-        (["holds", "holds"], ["fails"], "not"),
-        (["holds"], ["undecided"], "open"),
-        (["fails"], ["holds", "holds"], "open"),
-        (["holds", "fails"], ["fails"], "open"),
-        (["undecided"], ["holds"], "partly"),
-        (["not run"], ["holds"], "partly"),
-        (["undecided"], ["fails"], "open"),
-        (["holds", "not run"], ["fails", "undecided"], "open"),
-        (["undecided"], ["holds", "fails"], "partly"),
+        (["holds"], "holds", "supported"),
+        (["holds", "holds"], "fails", "contradicted"),
+        (["fails"], "holds", "cause absent"),
+        (["holds", "fails"], "fails", "cause absent"),
+        (["fails"], "not run", "cause absent"),
+        (["undecided"], "holds", "supported"),
+        (["not run"], "holds", "supported"),
+        (["undecided"], "fails", "undecided"),
+        (["holds", "not run"], "fails", "undecided"),
     ],
 )
-def test_checks_never_count_and_one_that_fails_leaves_the_claim_open(checks: list[str], words: list[str], verdict: str):
-    """Whether the setting has the effect's cause is no part of the claim, but without it nothing can be concluded."""
-    found = judge([_Fixed(word) for word in words], FOUND, [_Fixed(word) for word in checks])
+def test_a_check_that_fails_leaves_the_cause_absent(checks: list[str], headline: str, verdict: str):
+    """Without the cause nothing can be concluded; in doubt, an effect that is missing refutes nothing."""
+    found = judge([_Fixed(headline)], FOUND, [_Fixed(word) for word in checks])
 
     assert found.word == verdict
-    assert found.is_setting_unfit == ("fails" in checks)
-    assert ([o.word for o in found.outcomes], [o.word for o in found.checks]) == (words, checks)
+    assert ([o.word for o in found.outcomes], [o.word for o in found.checks]) == ([headline], checks)
 
 
 class _Fixed:
@@ -229,26 +236,28 @@ def test_a_picture_leaves_out_what_was_not_run():
 
 
 def test_a_claim_is_measured_judged_and_written_down(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """b - a is 1 for both seeds: more than 0, not more than 2, so partly; results, page and table say so alike."""
+    """b - a is 1 for both seeds: more than 0, the headline, not more than 2; results, page and table say so alike."""
     root = clone(tmp_path)
     assert main(["reproduce", "toy", "--experiments", str(root), "--work", str(tmp_path / "work")]) == 0
     printed = capsys.readouterr().out
     results = json.loads((root / "toy" / "results.json").read_text())
     readme = (root / "toy" / "README.md").read_text()
 
-    assert "verdict: partly" in printed
-    assert results["verdict"] == "partly"
+    assert "verdict: supported" in printed
+    assert results["verdict"] == "supported"
     assert [e["outcome"] for e in results["expectations"]] == ["holds", "fails"]
     assert results["numbers"]["b"]["x"] == {"0": 2.0, "1": 2.1}
-    assert "**Verdict: partly" in readme
+    assert "**Verdict: supported**" in readme
+    assert "Of the other expectations: 1 fail." in readme
     assert "| b is more | b minus a 1.000 [1.000, 1.000] | holds |" in readme
-    assert (
-        "| [A toy](../experiments/toy/README.md) (`toy`) | partly | 1 | 1 | 0 | 0 |" in (tmp_path / TABLE).read_text()
-    )
+    row = "(`toy`) | supported | b is more | b minus a 1.000 [1.000, 1.000] | tiny, 2 seeds | 0, 1, 0 |"
+    assert row in (tmp_path / TABLE).read_text()
+    appendix = (root / "toy" / "appendix.md").read_text()
+    assert "| by two | b minus a 1.000 [1.000, 1.000] | fails |" in appendix
 
 
 def test_a_page_tells_checks_from_what_is_expected(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """A check that b is above 9 fails, so the claim is open, and page, table and command say so."""
+    """A check that b is above 9 fails, so the cause is absent, and page, table and command say so."""
     check = 'checks=(Level("b is large", "b", "x", above=9.0), Level("a is there", "a", "x", above=0.0)),'
     source = TOY.replace("expectations=", check + " expectations=").replace("import Claim,", "import Claim, Level,")
     root = clone(tmp_path, source=source)
@@ -258,10 +267,11 @@ def test_a_page_tells_checks_from_what_is_expected(tmp_path: Path, capsys: pytes
     readme = (root / "toy" / "README.md").read_text()
 
     assert "fails     check: b is large" in printed
-    assert (results["verdict"], [c["outcome"] for c in results["checks"]]) == ("open", ["fails", "holds"])
-    assert "**Verdict: open: a check fails, so the setting does not show the effect's cause.**" in readme
-    assert "| check of the setting, not of the claim | measured | |" in readme
-    assert "| open | 1 | 1 | 0 | 0 | 1 of 2 |" in (tmp_path / TABLE).read_text()
+    assert (results["verdict"], [c["outcome"] for c in results["checks"]]) == ("cause absent", ["fails", "holds"])
+    assert "**Verdict: cause absent**: a check fails, so the setting does not show the effect's cause." in readme
+    appendix = (root / "toy" / "appendix.md").read_text()
+    assert "| check of the setting, not of the claim | measured | |" in appendix
+    assert "| 0, 1, 0 | 1 of 2 |" in (tmp_path / TABLE).read_text()
 
 
 def test_what_runs_cost_is_kept(tmp_path: Path):
@@ -276,7 +286,7 @@ def test_what_runs_cost_is_kept(tmp_path: Path):
 
 
 def test_the_list_shows_last_verdicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """What was never run is open; --json is one object."""
+    """What was never run is not run; --json is one object."""
     root = clone(tmp_path)
     assert main(["reproduce", "--list", "--experiments", str(root)]) == 0
     plain = capsys.readouterr().out
@@ -285,9 +295,9 @@ def test_the_list_shows_last_verdicts(tmp_path: Path, capsys: pytest.CaptureFixt
     main(["reproduce", "--list", "--json", "--experiments", str(root)])
     (listed,) = json.loads(capsys.readouterr().out)["claims"]
 
-    assert plain.split() == ["toy", "open", "A", "toy"]
-    assert (result["claim"], result["verdict"]) == ("toy", "partly")
-    assert (listed["claim"], listed["verdict"]) == ("toy", "partly")
+    assert plain.split() == ["toy", "not", "run", "A", "toy"]
+    assert (result["claim"], result["verdict"]) == ("toy", "supported")
+    assert (listed["claim"], listed["verdict"]) == ("toy", "supported")
 
 
 def test_a_claim_that_cannot_be_read_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -300,7 +310,7 @@ def test_a_claim_that_cannot_be_read_hides_no_other(tmp_path: Path, capsys: pyte
 
     assert first.startswith("broken  unreadable")
     assert "ZeroDivisionError" in first
-    assert second.split() == ["toy", "open", "A", "toy"]
+    assert second.split() == ["toy", "not", "run", "A", "toy"]
 
 
 def test_pages_are_written_again_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -310,7 +320,7 @@ def test_pages_are_written_again_without_a_run(tmp_path: Path, capsys: pytest.Ca
 
     assert "Not run yet." in (root / "toy" / "README.md").read_text()
     assert not (root / "toy" / "results.json").exists()
-    assert "verdict: open" in capsys.readouterr().out
+    assert "verdict: not run" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -378,7 +388,7 @@ def test_a_claim_trains_and_measures(tmp_path: Path):
     assert len(results["failures"]) == 2
     assert results["failures"][0].startswith("refused, seed 0: ended after")
     assert 0 < results["cpu_minutes"] < 5
-    assert "CPU minutes there." in (root / "toy" / "README.md").read_text()
+    assert "CPU minutes there." in (root / "toy" / "appendix.md").read_text()
     assert [e["outcome"] for e in results["expectations"]] == ["holds", "not run"]
     assert len(before) == 2
     assert [path.stat().st_mtime_ns for path in written if "grpo" in str(path)] == before
@@ -395,18 +405,22 @@ def test_every_claim_says_what_its_results_say(name: str):
     assert recorded["verdict"] == folder.verdict().word
     assert recorded["expectations"] == folder.row(tested)["expectations"]
     assert recorded["checks"] == folder.row(tested)["checks"]
+    said = (folder.path / "README.md").read_text()
+    assert said == page(name, claim, tested)
+    assert len(said.split()) <= 500
     if not claim.is_own_page:
-        assert (folder.path / "README.md").read_text() == page(name, claim, tested)
+        assert (folder.path / "appendix.md").read_text() == appendix(claim, tested)
         assert (folder.path / "figure.svg").is_file() == (claim.figure is not None and tested is not None)
 
 
 @pytest.mark.parametrize("name", claim_folders(EXPERIMENTS))
 def test_every_claim_is_told_whole(name: str):
-    """Claim, source and protocol in words, and at least one expectation."""
+    """Claim, source, protocol and scale in words, at least one expectation, and which of them is the headline."""
     claim = ClaimFolder(EXPERIMENTS / name).claim()
 
     assert isinstance(claim, Claim)
-    assert all((claim.title, claim.claim, claim.source, claim.protocol, claim.expectations))
+    assert all((claim.title, claim.claim, claim.source, claim.protocol, claim.scale, claim.expectations))
+    assert all(0 <= part < len(claim.expectations) for part in claim.headline)
 
 
 def test_a_package_of_code_is_no_claim(tmp_path: Path):

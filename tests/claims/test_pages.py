@@ -10,7 +10,7 @@ from experiments.claims.arms import Arm, Number, Runs
 from experiments.claims.definition import Claim, Level, Workplace, ratio
 from experiments.claims.estimates import MeasuredValues, NotMeasured
 from experiments.claims.folders import Tested as Latest
-from experiments.claims.pages import page
+from experiments.claims.pages import appendix
 from tests.claims.test_claim import TOY, clone
 
 from gnomon.cli.main import main
@@ -19,7 +19,7 @@ from gnomon.records.reading import RunRecord
 
 
 def test_nothing_that_holds_is_no_refutation_where_the_setting_is_in_doubt(tmp_path: Path):
-    """b - a is surely not above 2, but whether a is above 1.05 is undecided: the page says open, and why."""
+    """b - a is surely not above 2, but whether a is above 1.05 is undecided: so is the claim, and the page says why."""
     check = 'checks=(Level("a is large", "a", "x", above=1.05),),'
     wanted = TOY.replace('Gain("b is more", "a", "b", "x", above=0.0), ', "")
     source = wanted.replace("expectations=", f"{check} expectations=").replace("above=2.0)),", "above=2.0),),")
@@ -27,10 +27,9 @@ def test_nothing_that_holds_is_no_refutation_where_the_setting_is_in_doubt(tmp_p
     assert main(["reproduce", "toy", "--experiments", str(root), "--work", str(tmp_path / "work")]) == 0
 
     said = (root / "toy" / "README.md").read_text()
-    assert (
-        "**Verdict: open: nothing holds, but a check is undecided, so the setting may lack the effect's cause.**"
-        in said
-    )
+    assert "**Verdict: undecided**" in said
+    assert "or an undecided check leaves open whether the cause is there" in said
+    assert "b minus a 1.000 [1.000, 1.000] | fails |" in said
 
 
 def test_runs_that_timing_decides_are_named_on_the_page(tmp_path: Path):
@@ -47,11 +46,11 @@ def test_runs_that_timing_decides_are_named_on_the_page(tmp_path: Path):
     claim = Claim("t", "c", "s", "p", runs, (Level("more", "a", "x", above=0.0),))
     row = json.loads(json.dumps(measured.as_row()))
     tested = Latest(MeasuredValues.of_row(row), "2026-01-01", "m", {}, 1.0)
-    said = page("t", claim, tested)
+    said = appendix(claim, tested)
 
     assert measured.inexact == ("1 of 2 runs: R2 lossless: timing decides which weights answer",)
     assert "**Not repeatable.** The same seeds give other numbers another time. 1 of 2 runs: R2 lossless" in said
-    assert "Not repeatable" not in page("t", claim, replace(tested, measured=MeasuredValues()))
+    assert "Not repeatable" not in appendix(claim, replace(tested, measured=MeasuredValues()))
 
 
 def test_remarks_on_other_numbers_are_marked_until_they_are_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -104,7 +103,7 @@ def test_a_page_says_that_intervals_of_shares_know_no_range(values: dict[int, fl
     )
     tested = Latest(MeasuredValues({"a": {"x": values}}), "2026-01-01", "m", {}, 1.0)
 
-    assert said in page("t", claim, tested)
+    assert said in appendix(claim, tested)
 
 
 def test_a_page_names_the_code_that_made_its_runs(tmp_path: Path):
@@ -120,8 +119,8 @@ def test_a_page_names_the_code_that_made_its_runs(tmp_path: Path):
     before = replace(tested, measured=MeasuredValues.of_row(row))
 
     assert measured.code == ("aaaaaaaaaa", "bbbbbbbbbb and changes", "no commit")
-    assert "gnomon 0.1.0 (code of aaaaaaaaaa, bbbbbbbbbb and changes, no commit), torch 2." in page("t", claim, tested)
-    assert "gnomon 0.1.0 (of which commit is not recorded), torch 2." in page("t", claim, before)
+    assert "gnomon 0.1.0 (code of aaaaaaaaaa, bbbbbbbbbb and changes, no commit), torch 2." in appendix(claim, tested)
+    assert "gnomon 0.1.0 (of which commit is not recorded), torch 2." in appendix(claim, before)
 
 
 def test_cells_with_fewer_seeds_are_named_on_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -137,7 +136,7 @@ def test_cells_with_fewer_seeds_are_named_on_the_page(tmp_path: Path, capsys: py
 
     runs, measured = looked_at(tmp_path, [{"seed": 0}, {"seed": 1}], {"x": x, "y": y, "z": lambda record: 2.0})
     claim = Claim("t", "c", "s", "p", runs, (Level("more", "arm", "x", above=0.0),))
-    said = page("t", claim, Latest(measured, "2026-01-01", "m", {}, 1.0))
+    said = appendix(claim, Latest(measured, "2026-01-01", "m", {}, 1.0))
     warned = " ".join(capsys.readouterr().err.split())
 
     assert "x of arm: seed 1." in said
@@ -155,7 +154,7 @@ def test_a_ratio_leaves_out_no_seed_that_would_divide_by_zero():
     with pytest.raises(NotMeasured, match="cost of a is 0 for seed 1, so there is no ratio"):
         measured.ratio("a", "b", "cost")
     assert expected(measured).word == "not run"
-    said = page("t", claim, Latest(measured, "2026-01-01", "m", {}, 1.0))
+    said = appendix(claim, Latest(measured, "2026-01-01", "m", {}, 1.0))
     assert "| b | 4.000 [4.000, 4.000] |" in said
     assert "| none |" not in said
 
