@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from gnomon.algorithms import GRPO, PRESETS, VAPO, Algorithm, Entropy, GroupRelative, PolicyGradient, Whitened, resolve
-from gnomon.algorithms.piece_trial import try_pieces
+from gnomon.algorithms.build import to_table
+from gnomon.algorithms.piece_trial import loss_and_gradient, make_batch, try_pieces
 from gnomon.core.errors import ConfigError
 from gnomon.core.user_code import running_user_code
 
@@ -292,3 +293,77 @@ def test_what_cannot_be_written_down_is_no_piece(tmp_path: Path, value: str):
 
     with pytest.raises(ConfigError, match=r"is no dataclass, and a run could not write it down: put @dataclass"):
         resolve(f"{path}:MINE")
+
+
+FUNCTIONS = """
+from gnomon.core.metrics import Last, Metrics
+def loss(view): return -view.advantages * view.log_ratio.exp()
+def measured(view): return loss(view), Metrics.of({"mine/one": Last(1.0)})
+def rows(batch): return batch.rewards - 0.5
+def tokens(batch): return (batch.rewards[:, None] - 0.5) * batch.mask, None
+def weigh(mask, group): return mask.double() / mask.sum().clamp(min=1)
+def bound(ratio, statistics): return ratio.clamp(max=3)
+def factor(view): return (view.proximal - view.batch.behavior).detach().exp()
+def push(view): return 0.1 * view.current
+def by_length(lengths): return lengths.double() / (lengths.double() + 20)
+def summed(view): return loss(view).sum()
+"""
+
+
+@pytest.mark.parametrize(("name", "place"), [
+    ("loss", ""), ("measured", ""), ("rows", ""), ("tokens", ""), ("loss", "surrogate"), ("rows", "advantage"),
+    ("weigh", "aggregate"), ("factor", "correction"), ("push", "regularizers"), ("bound", "surrogate.trust"),
+    ("by_length", "advantage.policy_lambda"),
+])  # fmt: skip
+def test_a_function_is_a_piece(tmp_path: Path, name: str, place: str):
+    """It is tried, has the numbers of a class with its formula, and is read again from what a run writes down."""
+    (tmp_path / "mine.py").write_text(FUNCTIONS)
+    reference = f"{tmp_path}/mine.py:{name}"
+    preset = {"surrogate.trust": "cispo", "advantage.policy_lambda": "ppo"}.get(place, "grpo")
+    own: Any = [reference] if place == "regularizers" else reference
+    if place == "advantage.policy_lambda":
+        place, own = "advantage", {"piece": "Gae", "policy_lambda": reference}
+    algorithm = resolve({"preset": preset, place: own} if place else reference)
+    try_pieces(algorithm)
+
+    assert resolve(to_table(algorithm)) == algorithm
+    assert reference in str(to_table(algorithm))
+    assert algorithm.name == (preset if place else name)
+
+
+def test_a_function_has_the_loss_and_gradient_of_a_piece():
+    """A policy gradient of three lines, and rewards less their mean, beside gnomon's pieces of the same formulas."""
+    theirs = replace(GRPO, surrogate=PolicyGradient(), advantage=GroupRelative(scale="none"))
+    ours = replace(
+        GRPO,
+        surrogate=lambda view: -view.advantages * view.log_ratio.exp(),
+        advantage=lambda batch: batch.rewards - batch.rewards.mean(),
+    )
+    batch = make_batch([1.0, 0.0, 0.25], [[1, 1], [1], [1, 0]])
+    far = torch.tensor([[0.1, -0.2], [0.3, 0.0], [0.2, 0.0]], dtype=torch.float64)
+    found, wanted = (loss_and_gradient(each, each.prepare(batch), batch.behavior + far) for each in (ours, theirs))
+
+    assert found[0] == pytest.approx(wanted[0])
+    assert torch.allclose(found[1], wanted[1])
+
+
+@pytest.mark.parametrize(("spec", "wrong"), [
+    ("weigh", r"'weigh' takes \(mask, group\), .* name another place: algorithm.aggregate=my.py:f"),
+    ("summed", r"mine.py:summed` returned shape \(\) for .*return one number a token"),
+    ({"preset": "grpo", "surrogate": {"piece": "loss", "width": 1}}, "surrogate has no key 'width'"),
+])  # fmt: skip
+def test_a_function_that_cannot_be_meant_is_refused(tmp_path: Path, spec: Any, wrong: str):
+    """Its parameters name its place, it has no settings, and its numbers are tried."""
+    (tmp_path / "mine.py").write_text(FUNCTIONS)
+    if isinstance(spec, str):
+        spec = f"{tmp_path}/mine.py:{spec}"
+    else:
+        spec["surrogate"]["piece"] = f"{tmp_path}/mine.py:loss"
+    with pytest.raises(ConfigError, match=wrong):
+        try_pieces(resolve(spec))
+
+
+def test_a_function_without_a_name_cannot_be_written_down():
+    """It trains in this program, and a run's record would not find it."""
+    with pytest.raises(ConfigError, match=r"found under no name.*gnomon\.train"):
+        to_table(replace(GRPO, advantage=lambda batch: batch.rewards))

@@ -1,12 +1,14 @@
 """docs/pieces.md: each example is a piece that passes its trial, and each protocol is the one of the messages."""
 
 import re
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from gnomon.algorithms.build import with_function
 from gnomon.algorithms.piece_checks import FORMS
 from gnomon.testing import loss_and_gradient, make_batch, try_pieces
 
@@ -18,7 +20,7 @@ def made(title: str) -> Any:
     """Return the algorithm of an example."""
     names: dict[str, Any] = {"__name__": f"example_{title.split()[0].lower()}"}
     exec(EXAMPLES[title], names)
-    return names["MINE"]
+    return with_function(names["MINE"]) if isfunction(names["MINE"]) else names["MINE"]
 
 
 @pytest.mark.parametrize("title", EXAMPLES)

@@ -5,15 +5,18 @@ import functools
 import json
 import re
 import threading
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.forked import Forked, ended
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gnomon
+from gnomon.algorithms import GRPO
+from gnomon.algorithms.protocols import Advantage
 from gnomon.cli.main import main
 from gnomon.config.experiment import Experiment, load
 from gnomon.config.foreign_names import ALIASES
@@ -124,6 +127,40 @@ def test_weights_beside_the_rewards_are_trls():
     written = load(run.directory / "experiment.toml").experiment
 
     assert [(part.name, part.weight) for part in written.rewards] == [("ours", 1.0), ("trl", 0.25)]
+
+
+@dataclass(frozen=True)
+class Above(Advantage):
+    """Rewards less a threshold."""
+
+    least: float = 0.5
+
+    def center(self, batch: Any) -> Any:
+        return (batch.rewards.double() - self.least)[:, None] * batch.mask
+
+
+def push(view: Any) -> Any:
+    """Return a loss that makes what was said likelier where it earned."""
+    return -view.advantages * view.log_ratio.exp()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "pieces"),
+    [
+        (push, ["push"]),
+        ({"preset": "rloo", "advantage": lambda batch: batch.rewards - 0.5}, ["lambda"]),
+        (replace(GRPO, surrogate=push, advantage=Above(0.25)), ["push", "Above"]),
+    ],
+    ids=["a loss", "a table", "an Algorithm"],
+)  # fmt: skip
+def test_pieces_of_the_program_are_written_down(algorithm: Any, pieces: list[str]):
+    """A run's record names a file that holds them, which a program that never saw this one reads."""
+    run = trained(rewards=ours, algorithm=algorithm)
+    read = ended(Forked(["plan", str(run.directory / "experiment.toml"), "--resolved"]))
+
+    assert run.steps == 1
+    assert (read.returncode, read.stderr) == (0, "")
+    assert [piece for piece in pieces if f"/algorithm.py:{piece}" not in read.stdout] == []
 
 
 @pytest.mark.parametrize("form", ["list", "generator", "datasets", "path", "name", "table"])

@@ -2,6 +2,7 @@
 
     "grpo"                                                        a preset
     "mine.py:MY_ALGORITHM", "package.module:MY_ALGORITHM"         an `Algorithm` of yours
+    "mine.py:my_loss"                                             GRPO with a loss f(view) or an advantage f(batch)
     {"preset": "grpo", "surrogate": {"trust": {"high": 0.28}}}    a preset with overrides; the key
                                                                   "surrogate.trust.high" says the same
     {"preset": "grpo", "aggregate": {"piece": "TokenMean"}}       a preset with another piece; "TokenMean" alone
@@ -12,15 +13,16 @@ A table with "piece" starts from that piece's own defaults; one without changes 
 they are written: "GRPO", "reinforce++", "A*-PO", "dr_grpo".
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from inspect import isfunction, signature
 from typing import Any, get_type_hints
 
 from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.aliases import former_pieces, translate
 from gnomon.algorithms.pieces import SLOTS, choices, leaf, members
 from gnomon.algorithms.presets import NAMED, PRESETS
-from gnomon.algorithms.user_pieces import load_object, piece_name
+from gnomon.algorithms.user_pieces import FunctionPiece, load_object, piece_name, settings_of
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.tables import canonical
 
@@ -81,13 +83,16 @@ def override(algorithm: Algorithm, path: str, value: Any) -> Algorithm:
     return changed
 
 
-def to_table(algorithm: Algorithm) -> Table:
+def to_table(algorithm: Algorithm, name: Callable[[Any], str] = piece_name) -> Table:
     """Return the full table: ``resolve(to_table(algorithm)) == algorithm``. Absent parts are left out.
+
+    Args:
+        name: What a piece is called in it.
 
     >>> to_table(resolve("grpo"))["aggregate"]
     {'piece': 'SequenceMean'}
     """
-    table = _plain(algorithm)
+    table = _plain(algorithm, name)
     del table["piece"]
     return dict(table)
 
@@ -128,9 +133,29 @@ def _named(name: str) -> Algorithm:
             raise ConfigError(f"{unknown('algorithm', name.lower(), NAMED)}; or your own as 'path.py:NAME'")
         return NAMED[known[canonical(name)]]
     found = load_object(name)
+    if isfunction(found):
+        return with_function(name)
     if not isinstance(found, Algorithm):
-        raise ConfigError(f"'{name}' should be a gnomon Algorithm, got {type(found).__name__}")
+        raise ConfigError(f"'{name}' should be a gnomon Algorithm or a function, got {type(found).__name__}")
     return found
+
+
+def with_function(function: str | Callable[..., Any]) -> Algorithm:
+    """Return GRPO with a function in the place that its first parameter says: a loss of ``view``, or an advantage.
+
+    Raises:
+        ConfigError: The parameter is neither ``view`` nor ``batch``.
+    """
+    piece = FunctionPiece(function)
+    taken = [*signature(piece.own).parameters]
+    place = {"view": "surrogate", "batch": "advantage"}.get(taken[0] if taken else "")
+    if place is None:
+        raise ConfigError(
+            f"'{piece.name}' takes ({', '.join(taken)}), and a function as an algorithm is a loss f(view) or an "
+            "advantage f(batch) in GRPO; name another place: algorithm.aggregate=my.py:f (docs/pieces.md)"
+        )
+    own = {"name": piece.name, "paper": f"GRPO with {place} {piece_name(piece).rpartition('/')[2]}", place: piece}
+    return replace(NAMED["grpo"], **own)
 
 
 def _renamed(name: str) -> tuple[str, ...]:
@@ -172,15 +197,17 @@ def _value(hint: Any, there: Any, value: Any, path: str) -> Any:
     pieces = choices(wanted)
     if not pieces:
         return leaf(hint, value, path)
+    if isfunction(value):
+        return FunctionPiece(value)
     if is_dataclass(value) and not isinstance(value, type):
         return value
     if isinstance(value, str):
-        return _build(_piece(value, pieces, path), {}, path)
+        return _piece(value, {}, pieces, path)
     if not isinstance(value, Mapping):
         raise ConfigError(f"{path} = {value!r}: expected a table or the name of one of {', '.join(sorted(pieces))}")
     if "piece" in value:
         rest = {k: v for k, v in value.items() if k != "piece"}
-        return _build(_piece(value["piece"], pieces, path), rest, path)
+        return _piece(value["piece"], rest, pieces, path)
     if there is not None:
         return _change(there, value, path)
     if len(pieces) == 1:
@@ -204,17 +231,20 @@ def _sequence(hint: Any, there: Any, value: Any, path: str) -> tuple[Any, ...]:
     return tuple(changed)
 
 
-def _piece(name: Any, pieces: Mapping[str, type], path: str) -> type:
+def _piece(name: Any, table: Mapping[str, Any], pieces: Mapping[str, type], path: str) -> Any:
     if not isinstance(name, str):
         raise ConfigError(f"{path}.piece = {name!r}: expected a name, one of {', '.join(sorted(pieces))}")
     if ":" in name:
         found = load_object(name)
+        if isfunction(found):
+            _refuse_unknown(table, (), path)
+            return FunctionPiece(name)
         if not (isinstance(found, type) and is_dataclass(found)):
-            raise ConfigError(f"{path}: '{name}' should be a dataclass, got {found!r}")
-        return found
+            raise ConfigError(f"{path}: '{name}' should be a dataclass or a function, got {found!r}")
+        return _build(found, table, path)
     if name not in pieces:
         raise ConfigError(f"{path}: {unknown('piece', name, pieces)}")
-    return pieces[name]
+    return _build(pieces[name], table, path)
 
 
 def _refuse_unknown(table: Mapping[str, Any], known: Any, path: str) -> None:
@@ -233,14 +263,14 @@ def _checked(make: Any, path: str) -> Any:
         raise ConfigError(f"{path}: making it raised {type(error).__name__}: {error}") from error
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, name: Callable[[Any], str]) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        table: Table = {"piece": piece_name(type(value))}
-        for f in fields(value):
+        table: Table = {"piece": name(value)}
+        for f in settings_of(value):
             inner = getattr(value, f.name)
             if inner is not None:
-                table[f.name] = _plain(inner)
+                table[f.name] = _plain(inner, name)
             elif f.default is not None:
                 table[f.name] = "none"
         return table
-    return [_plain(v) for v in value] if isinstance(value, tuple) else value
+    return [_plain(v, name) for v in value] if isinstance(value, tuple) else value

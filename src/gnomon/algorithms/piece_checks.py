@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from gnomon.algorithms.composition import Composition
-from gnomon.algorithms.user_pieces import piece_name
+from gnomon.algorithms.user_pieces import FunctionPiece, piece_name
 from gnomon.core.errors import ConfigError
 
 
@@ -131,7 +131,9 @@ def _places() -> dict[str, tuple[Any, ...]]:
 
 def said_of(piece: Any) -> str:
     """Return what a piece is called in messages."""
-    return f"`{piece_name(piece if isinstance(piece, type) else type(piece))}`"
+    if isinstance(piece, FunctionPiece) and callable(piece.function):
+        return f"`{piece.name}`"
+    return f"`{piece_name(piece)}`"
 
 
 def article(name: str) -> str:

@@ -23,6 +23,7 @@ from gnomon.algorithms.piece_checks import FORMS, article, said_of
 from gnomon.algorithms.pieces import SLOTS, members
 from gnomon.algorithms.protocols import LossInputs
 from gnomon.algorithms.ratios import Statistics, masked
+from gnomon.algorithms.user_pieces import FunctionPiece
 from gnomon.core.errors import ConfigError
 from gnomon.core.metrics import EffectiveSize, Last, Max, Mean, Metrics, Sum
 from gnomon.core.types import TOKEN_FIELDS, Batch
@@ -149,7 +150,7 @@ def _pieces(container: Any, path: str) -> Iterator[tuple[str, str, Any]]:
 
 
 def _is_own(piece: Any) -> bool:
-    return not type(piece).__module__.startswith("gnomon.")
+    return isinstance(piece, FunctionPiece) or not type(piece).__module__.startswith("gnomon.")
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,35 @@
-"""Pieces of a user: loading them by reference, and writing a piece or a value as TOML."""
+"""Pieces of a user: loading them by reference, functions as pieces, and writing a piece or a value as TOML."""
 
+import functools
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from inspect import isfunction
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 
+from gnomon.algorithms.protocols import LossInputs
 from gnomon.algorithms.ratios import Ratio
 from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ConfigError, unknown
+from gnomon.core.metrics import Metrics
+from gnomon.core.types import Batch
 from gnomon.core.user_code import announce, check_allowed, import_as_module, run_as_module, running_user_code
 
 _PREFIX = "gnomon_user_"
 
 _HOME = __name__.rpartition(".")[0]
+
+_FOUND: MutableMapping[Any, str] = WeakKeyDictionary()
+"""Classes of a program's own that were written to a file, and where: another program finds them there only."""
 
 
 def load_object(reference: str) -> Any:
@@ -40,14 +50,17 @@ def load_object(reference: str) -> Any:
             public = [n for n in vars(found) if not n.startswith("_")]
             raise ConfigError(f"{place}: {unknown('name', part, public)}")
         found = vars(found)[part]
+    if isinstance(found, type) and found.__module__ == "__main__" and module.__name__.startswith(_PREFIX):
+        _FOUND[found] = f"{module.__file__}:{name}"
     return found
 
 
-def reference_of(cls: type) -> str:
-    """Return the reference with which `load_object` finds ``cls`` again."""
-    if cls.__module__.startswith(_PREFIX):
-        return f"{sys.modules[cls.__module__].__file__}:{cls.__qualname__}"
-    return f"{cls.__module__}:{cls.__qualname__}"
+def reference_of(own: type | Callable[..., Any]) -> str:
+    """Return the reference with which `load_object` finds a class or a function again."""
+    if own in _FOUND:
+        return _FOUND[own]
+    module, name = own.__module__, own.__qualname__
+    return f"{sys.modules[module].__file__ if module.startswith(_PREFIX) else module}:{name}"
 
 
 def _load_module(place: str, reference: str) -> ModuleType:
@@ -96,8 +109,98 @@ def _failed(reference: str, error: BaseException) -> str:
     return f"'{reference}' could not be imported: {kind}{error}"
 
 
-def piece_name(cls: type) -> str:
-    """Return what "piece" says for ``cls``: its name, or where a user's own is found."""
+@dataclass(frozen=True)
+class FunctionPiece:
+    """A function in the place of a piece: it has no settings, reads what is always there, and measures nothing.
+
+    A loss, a correction or a regularizer is ``f(view) -> Float[B T]``; an advantage is ``f(batch) -> Float[B T]``, or
+    Float[B] for the same number at each token of a row; elsewhere the function is the protocol's call. What a piece
+    returns beside its tensor, metrics or returns, may be returned too.
+
+    Attributes:
+        function: "path.py:NAME" or "module:NAME"; the function itself, where none finds it.
+    """
+
+    function: str | Callable[..., Any]
+    needs = frozenset[str]()
+    minimum_generations = 1
+
+    def __post_init__(self) -> None:
+        function = self.function
+        if callable(function):
+            module, name = sys.modules.get(function.__module__), function.__qualname__
+            if vars(module or sys).get(name) is function:
+                function = reference_of(function)
+        elif (place := function.rpartition(":"))[0].endswith(".py"):
+            function = f"{real_path(place[0])}:{place[2]}"
+        object.__setattr__(self, "function", function)
+
+    def __call__(self, *given: Any) -> Any:
+        """Return what the protocol of the function's place asks for."""
+        found = self.own(*given)
+        if not isinstance(found, Tensor):
+            return found
+        if isinstance(given[0], LossInputs):
+            return found, Metrics()
+        if isinstance(given[0], Batch):
+            each = found[:, None] if found.shape == given[0].rewards.shape[:1] else found
+            return (each * given[0].mask).to(given[0].behavior.dtype), None
+        return found
+
+    def center(self, batch: Batch) -> Tensor:
+        """Return the advantages as float64."""
+        advantages: Tensor = self(batch)[0]
+        return advantages.double()
+
+    def weights(self, batch: Batch, default: Tensor) -> Tensor:
+        """Return the algorithm's weights."""
+        return default
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return str(self.own.__name__)
+
+    @property
+    def own(self) -> Callable[..., Any]:
+        """The function."""
+        return self.function if callable(self.function) else _loaded(self.function)
+
+
+@functools.cache
+def _loaded(reference: str) -> Callable[..., Any]:
+    found: Callable[..., Any] = load_object(reference)
+    return found
+
+
+def with_functions(value: Any) -> Any:
+    """Return a piece, or a tuple of pieces, in which every function is a `FunctionPiece`."""
+    if isfunction(value):
+        return FunctionPiece(value)
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        made = tuple(map(with_functions, value))
+        return made if any(new is not there for new, there in zip(made, value, strict=True)) else value
+    if is_dataclass(value) and type(value).__module__.startswith(_HOME) and not isinstance(value, FunctionPiece | type):
+        there = {f.name: getattr(value, f.name) for f in fields(value)}
+        changed = {name: new for name, old in there.items() if (new := with_functions(old)) is not old}
+        return replace(value, **changed) if changed else value
+    return value
+
+
+def piece_name(piece: Any) -> str:
+    """Return what "piece" says for a piece or its class: its name, or where a user's own is found.
+
+    Raises:
+        ConfigError: It is a function that no module holds under its name.
+    """
+    if isinstance(piece, FunctionPiece):
+        if callable(piece.function):
+            raise ConfigError(
+                f"{piece.function.__qualname__} is found under no name, and a run could not write it down: define it "
+                "at the top of a file, or give the algorithm to gnomon.train"
+            )
+        return piece.function
+    cls = piece if isinstance(piece, type) else type(piece)
     return cls.__name__ if cls.__module__.startswith(_HOME) else reference_of(cls)
 
 
@@ -120,14 +223,19 @@ def spelled(value: Any) -> str:
         return _table({f.name: getattr(value, f.name) for f in fields(value)})
     if is_dataclass(value) and not isinstance(value, type):
         said = _differing(value)
-        return _table({"piece": piece_name(type(value)), **said}) if said else spelled(piece_name(type(value)))
+        return _table({"piece": piece_name(value), **said}) if said else spelled(piece_name(value))
     return repr(value)
+
+
+def settings_of(piece: Any) -> tuple[Field[Any], ...]:
+    """Return the fields that are settings; a function has none, for its name is the piece's."""
+    return () if isinstance(piece, FunctionPiece) else fields(piece)
 
 
 def _differing(piece: Any) -> dict[str, Any]:
     """Return the fields that are not as they are when nothing is said."""
-    said = {}
-    for f in fields(piece):
+    said: dict[str, Any] = {}
+    for f in settings_of(piece):
         value = getattr(piece, f.name)
         unsaid = f.default_factory() if f.default_factory is not MISSING else f.default
         if value != unsaid:

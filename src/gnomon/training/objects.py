@@ -106,7 +106,7 @@ def write_callables(named: Mapping[str, Callable[..., Any]], kind: str) -> dict[
 
     Args:
         named: The objects under the names that they get.
-        kind: What they are, "rewards" or "environment"; the file has that name.
+        kind: What they are, "rewards", "environment" or "algorithm"; the file has that name.
 
     Returns:
         For each name, "path.py:name".
@@ -138,13 +138,26 @@ def write_callables(named: Mapping[str, Callable[..., Any]], kind: str) -> dict[
     return {name: f"{real_path(path)}:{name}" for name in named}
 
 
+def is_programs_own(each: Any) -> bool:
+    """Whether a class or function is of the program or notebook that runs, and no other program finds it by name.
+
+    What is of gnomon, of an installed package or of a file that an experiment names is found.
+    """
+    return each.__module__ == "__main__" or _module_of(each) is not None
+
+
 def _module_of(each: Any) -> ModuleType | None:
     """Return the module of the program's own that defines an object, None for a notebook or an installed package."""
     while isinstance(each, functools.partial):
         each = each.func
     module = sys.modules.get(getattr(each, "__module__", None) or type(each).__module__)
     file = getattr(module, "__file__", None)
-    if module is None or file is None or module.__name__ == "__main__" or module.__name__.startswith("gnomon."):
+    if (
+        module is None
+        or file is None
+        or module.__name__ == "__main__"
+        or module.__name__.startswith(("gnomon.", "gnomon_user_"))
+    ):
         return None
     return None if _is_installed(file) else module
 

@@ -2,18 +2,21 @@
 
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
+from inspect import isfunction
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
-from gnomon.algorithms import Algorithm
+from gnomon.algorithms import Algorithm, resolve
 from gnomon.algorithms.build import to_table as algorithm_table
+from gnomon.algorithms.build import with_function
+from gnomon.algorithms.user_pieces import FunctionPiece, piece_name
 from gnomon.config.experiment import Experiment, supervised, to_toml, with_settings
 from gnomon.config.reading import read
 from gnomon.core.errors import ConfigError, shortened
 from gnomon.core.tables import to_table
 from gnomon.training.api import continue_run, train_experiment
-from gnomon.training.objects import write_callables, write_model, write_rows
+from gnomon.training.objects import is_programs_own, write_callables, write_model, write_rows
 from gnomon.training.result import Result
 from gnomon.training.run_logger import FinishedStep
 
@@ -93,7 +96,8 @@ def train(
         rewards: One reward or a list: a function in gnomon's, TRL's or verl's signature, a kind such as "numeric",
             "path.py:function", a table with a ``kind``, or any of these with a weight, (reward, weight). Without it the
             task judges its own answers.
-        algorithm: A preset such as "spo", an `Algorithm`, or a table with a preset and changes; "grpo" by default.
+        algorithm: A preset such as "spo", an `Algorithm`, a function (a loss of ``view`` or an advantage of ``batch``,
+            in GRPO), or a table with a preset and changes; "grpo" by default.
         **settings: ``environment``, a class with ``reset`` and ``step``, "path.py:Class", or a table; ``callbacks``,
             functions that are called after each step with a `FinishedStep`; ``eval_dataset``, as ``dataset``; and
             every other key of an experiment, nested as dicts or with dots in a dict (``steps=50``,
@@ -220,7 +224,7 @@ def _given(dataset: Any, rewards: Any, algorithm: Any, others: dict[str, Any]) -
     if dataset is not None:
         yield "task", _task(dataset, "dataset")
     if algorithm is not None:
-        yield "algorithm", algorithm_table(algorithm) if isinstance(algorithm, Algorithm) else algorithm
+        yield "algorithm", _algorithm(algorithm)
     if rewards is not None:
         yield "rewards", _rewards(rewards, others.pop("reward_weights", None))
     if (environment := others.pop("environment", None)) is not None:
@@ -243,7 +247,9 @@ def _only(given: Any, ours: str, settings: dict[str, Any], theirs: str) -> Any:
 def _base(experiment: str | Path | Experiment | None) -> dict[str, Any]:
     if experiment is None:
         return {}
-    return tomllib.loads(to_toml(experiment)) if isinstance(experiment, Experiment) else read(experiment)
+    if not isinstance(experiment, Experiment):
+        return read(experiment)
+    return tomllib.loads(to_toml(replace(experiment, algorithm=resolve(_algorithm(experiment.algorithm)))))
 
 
 def _flat(settings: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, Any]]:
@@ -251,7 +257,9 @@ def _flat(settings: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, An
     for name, value in settings.items():
         key = f"{path}.{name}" if path else name
         if isinstance(value, Algorithm):
-            yield key, algorithm_table(value)
+            yield key, _algorithm(value)
+        elif isfunction(value) and key.startswith("algorithm."):
+            yield key, _written(value, "algorithm")
         elif is_dataclass(value) and not isinstance(value, type):
             yield key, to_table(value)
         elif isinstance(value, Mapping) and value and key not in ("task", "algorithm", "chat_template_kwargs"):
@@ -332,15 +340,39 @@ def _environment(environment: Any) -> Any:
     if isinstance(environment, Mapping):
         table = dict(environment)
         if callable(table.get("use")):
-            table["use"] = _written(table["use"])
+            table["use"] = _written(table["use"], "environment")
         return table
     if isinstance(environment, str):
         return {"kind": "class", "use": environment}
     if callable(environment):
-        return {"kind": "class", "use": _written(environment)}
+        return {"kind": "class", "use": _written(environment, "environment")}
     raise ConfigError(f"environment is {type(environment).__name__}; give a class, 'path.py:Class' or a table")
 
 
-def _written(environment: Callable[..., Any]) -> str:
-    name = getattr(environment, "__name__", "Environment")
-    return write_callables({name: environment}, "environment")[name]
+def _written(own: Callable[..., Any], kind: str) -> str:
+    name = getattr(own, "__name__", kind).strip("<>")
+    return write_callables({name: own}, kind)[name]
+
+
+def _algorithm(algorithm: Any) -> Any:
+    """Return an algorithm as an experiment has it; what the program itself defines of it is written down."""
+    if isfunction(algorithm):
+        algorithm = with_function(algorithm)
+    elif isinstance(algorithm, Mapping) and any(isfunction(part) or is_dataclass(part) for part in algorithm.values()):
+        algorithm = resolve(algorithm)
+    if not isinstance(algorithm, Algorithm):
+        return algorithm
+    own: dict[Any, str] = {}
+
+    def collected(piece: Any) -> str:
+        part = piece.own if isinstance(piece, FunctionPiece) else type(piece)
+        if not is_programs_own(part):
+            return piece_name(piece)
+        name = part.__name__.strip("<>")
+        return own.setdefault(part, f"{name}_{len(own)}" if name in own.values() else name)
+
+    table = algorithm_table(algorithm, collected)
+    if not own:
+        return table
+    written = write_callables({name: part for part, name in own.items()}, "algorithm")
+    return algorithm_table(algorithm, lambda piece: written.get(name := collected(piece), name))
