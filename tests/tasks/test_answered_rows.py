@@ -1,6 +1,7 @@
 """Rows with their answers as tokens: what is trained on, what is not, and what is refused."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from tests.tasks.templates import CHATML, GEMMA, LLAMA, MISTRAL, PLAIN, QWEN, R1
 from gnomon.core.errors import DatasetError
 from gnomon.core.types import Task
 from gnomon.models.tokenizer import Tokenizer
-from gnomon.tasks.build import build_split
+from gnomon.tasks.build import Split, build_split
 from gnomon.tasks.chat import ChatRenderer
 from gnomon.tasks.split import HeldOut
 from gnomon.tasks.tables import TableTask
@@ -78,6 +79,7 @@ REFUSED = {
     "a prompt that opens a thought": (R1, (SAY,), "asks for an answer with .*<think>"),
     "a thought that is left out": (QWEN.replace("<think>\n\n</think>\n\n", ""), (THOUGHT,), "leaves out or changes"),
     "an earlier turn that is written otherwise": (QWEN, (SAY, AGAIN, LAST), "otherwise when more follows"),
+    "two turns behind an opened thought": (R1, (THOUGHT, AGAIN, THOUGHT), "otherwise when more follows|<think>"),
     "an answer without an end": (PLAIN, (SAY,), "writes no end token"),
     "several turns without a template": (None, (SAY, AGAIN, LAST), "no chat template"),
     "no answer": (CHATML, (), "no answer to train on"),
@@ -95,11 +97,70 @@ def test_what_would_train_on_other_text_is_refused(case: str):
 
 def rows(folder: Path, *given: dict[str, Any], **settings: Any) -> list[Task]:
     """Return the tasks of a table of these rows, none held out."""
+    split = split_of(folder, TOKENIZER, *given, **settings)
+    return [split.train[n] for n in range(len(split.train))]
+
+
+def split_of(folder: Path, tokenizer: Tokenizer, *given: dict[str, Any], **settings: Any) -> Split:
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in given))
-    renderer = ChatRenderer(TOKENIZER)
-    split = build_split(TableTask(str(path), **settings), HeldOut(size=0), renderer, is_supervised=True)
-    return [split.train[n] for n in range(len(split.train))]
+    renderer = ChatRenderer(tokenizer)
+    return build_split(TableTask(str(path), **settings), HeldOut(size=0), renderer, is_supervised=True)
+
+
+REASONED = {"role": "assistant", "content": "<think>hm hm</think>Bene."}
+THINKS = QWEN.replace("<think>\n\n</think>\n\n{{ m['content'].split('</think>')[-1] }}", "{{ m['content'] }}")
+
+
+@pytest.mark.parametrize(
+    ("template", "first", "second"),
+    [
+        (QWEN, ["<think>\n\n</think>\n\nSalve et tu.<|im_end|>"], ["<think>\n\n</think>\n\nBene.<|im_end|>"]),
+        (THINKS, ["<think>hm hm</think>Bene.<|im_end|>"], ["<think>hm hm</think>Bene.<|im_end|>"]),
+        (R1, ["hm hm</think>Bene.</s>"], ["hm hm</think>Bene.</s>"]),
+    ],
+    ids=["Qwen 3 without thoughts", "Qwen 3 with thoughts", "R1"],
+)
+def test_several_answers_of_a_model_that_thinks_are_a_row_each(
+    template: str, first: list[str], second: list[str], tmp_path: Path
+):
+    """Each answer is trained on behind what an engine is asked with: earlier thoughts are gone, its own is there."""
+    tokenizer = tokenizer_of(template)
+    says = [SAY, LAST] if template == QWEN else [REASONED, REASONED]
+    split = split_of(tmp_path, tokenizer, {"messages": [ASK, says[0], AGAIN, says[1]]}, {"messages": [ASK, says[1]]})
+    found = [split.train[n] for n in range(len(split.train))]
+
+    assert [trained(tokenizer, task.response, task.mask) for task in found[:2]] == [first, second]
+    assert all(all(task.mask) for task in found)
+    assert found[0].prompt == ChatRenderer(tokenizer)((ASK,))
+    assert found[1].prompt == ChatRenderer(tokenizer)((ASK, says[0], AGAIN))
+    assert "hm" not in tokenizer.spelled(found[1].prompt)
+    assert re.search(r"1 of 2 rows of 'rows' become 2, one for each answer", split.repeated)
+    assert len(found) == 3
+
+
+def test_sharegpt_and_text_are_read(tmp_path: Path):
+    """Each name of a role; a text is trained on from its second token on, to an end token, without a template."""
+    chat = [{"from": "system", "value": "Brevis es."}, {"from": "human", "value": "Salve!"},
+            {"from": "gpt", "value": "Salve et tu."}, {"from": "user", "value": "Quid agis?"},
+            {"from": "assistant", "value": "Bene."}]  # fmt: skip
+    found = rows(tmp_path, {"conversations": chat}, {"messages": chat[1:3]}, {"text": "Gallia est."}, {"text": "Veni."})
+
+    assert [trained(TOKENIZER, task.response, task.mask) for task in found] == [
+        ["Salve et tu.<|im_end|>", "Bene.<|im_end|>"], ["Salve et tu.<|im_end|>"], ["allia est.</s>"],
+        ["eni.</s>"],
+    ]  # fmt: skip
+    assert "Brevis es." in TOKENIZER.spelled(found[0].prompt)
+    assert [TOKENIZER.spelled(task.prompt) for task in found[2:]] == ["G", "V"]
+
+
+def test_a_conversation_that_is_written_as_text_is_refused(tmp_path: Path):
+    """Its control strings would be trained on as letters; and a text asks nothing."""
+    split = split_of(tmp_path, TOKENIZER, {"text": "<|im_start|>user\nSalve!<|im_end|>"})
+    with pytest.raises(DatasetError, match=r"the text holds '<\|im_(start|end)\|>'.*give a conversation as messages"):
+        split.train[0]
+    with pytest.raises(DatasetError, match="asks nothing"):
+        ChatRenderer(TOKENIZER)(())
 
 
 def test_every_usual_form_of_a_row_is_read(tmp_path: Path):
@@ -140,6 +201,8 @@ FLAWS = [
     ({"messages": [SAY]}, "messages: empty list"),
     ({"messages": [ASK, {"role": "assistant", "content": None}]}, "content must be text"),
     ({"prompt": "a?", "completion": 7}, "must be text or a list of messages"),
+    ({"text": " "}, "text: empty"),
+    ({"conversations": [{"from": "human", "value": "a?"}, {"from": "narrator", "value": "b"}]}, "got 'narrator'"),
 ]
 
 

@@ -22,11 +22,14 @@ from gnomon.core.errors import ConfigError, DatasetError, Stopped
 from gnomon.core.types import Batch, Group, Task
 from gnomon.diagnosis.catalog import SUPERVISED
 from gnomon.diagnosis.doctor import Doctor
+from gnomon.insight.report.rollouts import Reader
+from gnomon.insight.report.scan import scan
 from gnomon.learner.learner import TorchLearner
 from gnomon.learner.optimizer import OptimizerConfig
 from gnomon.learner.sections import LearnerConfig
 from gnomon.models.tiny import TinyConfig, tiny_model
 from gnomon.records.jsonl import read_rows
+from gnomon.records.reading import RunRecord
 from gnomon.rollouts.collate import collate
 from gnomon.rollouts.dataset_rollouter import DatasetRollouter
 from gnomon.rollouts.rollout import RolloutTimer
@@ -143,6 +146,12 @@ def test_a_run_says_nothing_that_only_sampled_answers_have(tmp_path: Path):
     page = (run.directory / "report.html").read_text()
     assert "held-out loss" in page
     assert "training reward" not in page
+    recorded = run.rollouts(1)
+    assert [(one.grade.reward, one.grade.error) for one in recorded] == [(None, None)] * 16
+    assert all(math.isnan(number) for one in recorded for number in one.logprobs)
+    [shelf] = Reader(RunRecord.of(run.directory), None, None).shelves(scan(RunRecord.of(run.directory), []))
+    assert (shelf.title, {one.reward for one in shelf.rollouts}) == ("Through the run", {None})
+    assert not any("advantage" in fact or "nats" in fact for one in shelf.rollouts for fact in one.facts)
 
 
 def _rows(run: Path) -> int:

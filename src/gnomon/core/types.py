@@ -90,20 +90,22 @@ class Grade:
     """A verdict: a reward, or an error that is neither a zero nor trained on.
 
     Attributes:
-        reward: The weighted, shaped sum; ``None`` exactly when ``error`` is set.
+        reward: The weighted, shaped sum; ``None`` when ``error`` is set, and where nothing judged.
         parts: Each component's own value before weighting, by name.
         error: What went wrong, in one line.
         answer: What was answered, as the first reward's verifier writes it: equal answers have equal texts, so that
             samples can vote. None when no answer was given.
+        is_judged: False for the dataset's own answer as it is recorded: it has neither a reward nor an error.
     """
 
     reward: float | None
     parts: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
     answer: str | None = None
+    is_judged: bool = True
 
     def __post_init__(self) -> None:
-        if (self.reward is None) == (self.error is None):
+        if self.is_judged and (self.reward is None) == (self.error is None):
             raise ConfigError(f"a Grade has either a reward or an error, got reward={self.reward}, error={self.error}")
 
 

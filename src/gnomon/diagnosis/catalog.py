@@ -6,7 +6,7 @@ from gnomon.core.errors import ConfigError, unknown
 from gnomon.diagnosis.finding import SEVERITIES
 from gnomon.diagnosis.rule import Rule
 from gnomon.diagnosis.rules.groups import AllRight, AllWrong, DegenerateGroups, ZeroGradient
-from gnomon.diagnosis.rules.held_out import HeldOutGap
+from gnomon.diagnosis.rules.held_out import HeldOutGap, HeldOutLoss
 from gnomon.diagnosis.rules.pace import Throughput
 from gnomon.diagnosis.rules.policy import Clipping, EntropyCollapse, GradientNorm
 from gnomon.diagnosis.rules.rewards import (
@@ -48,11 +48,12 @@ _ALL: tuple[Rule, ...] = (
     CriticExplains(),
     TrackerStarves(),
     HeldOutGap(),
+    HeldOutLoss(),
     Throughput(),
 )
 RULES: Mapping[str, Rule] = {rule.name: rule for rule in _ALL}
 """Every rule; causes come before their consequences."""
-SUPERVISED = frozenset((RefusedSteps.name, GradientNorm.name, Throughput.name))
+SUPERVISED = frozenset((RefusedSteps.name, GradientNorm.name, HeldOutLoss.name, Throughput.name))
 """Rules that have a meaning where the dataset's answers are trained on."""
 
 

@@ -1,10 +1,12 @@
 """Where supervised fine-tuning gets its samples: the dataset's own answers, as rollouts."""
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gnomon.core.types import Grade, Group, Rollout, Task
 from gnomon.rollouts.rollout import RolloutTimer
+from gnomon.rollouts.scheduler import RolloutBatch
 
 
 @dataclass(frozen=True)
@@ -31,3 +33,14 @@ class DatasetRollouter:
             task.id, task.prompt, task.response, task.mask, unknown, unknown, text, grade, 0, 0, stop="stop"
         )
         return Group(task, (rollout,))
+
+
+def as_recorded(finished: RolloutBatch) -> RolloutBatch:
+    """Return a step of the dataset's answers without what nobody measured of them: rewards and log-probabilities."""
+
+    def plain(rollout: Rollout) -> Rollout:
+        unknown = (math.nan,) * len(rollout.response)
+        return replace(rollout, grade=Grade(None, is_judged=False), logprobs=unknown, full_logprobs=unknown)
+
+    groups = (replace(group, rollouts=tuple(map(plain, group.rollouts))) for group in finished.groups)
+    return replace(finished, groups=tuple(groups))

@@ -54,6 +54,9 @@ class Renderer(Protocol):
         """Return the ids of the question, and of its answers as a model is to write them."""
         ...
 
+    def is_one_text(self, question: str | Sequence[Message], turns: Sequence[Message], further: Further, /) -> bool:
+        """Return whether every answer stands in one text as a model is asked for it, and `conversation` has it."""
+
 
 class TaskSet(Protocol):
     """A finite, indexable, deterministic set of tasks: the same settings give the same tasks in one order."""

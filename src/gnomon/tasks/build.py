@@ -17,7 +17,7 @@ from gnomon.tasks.benchmarks import BENCHMARKS, BenchmarkTask, benchmark_named
 from gnomon.tasks.contamination import Overlap, overlap
 from gnomon.tasks.mixture import Mixture, schedule
 from gnomon.tasks.published import PUBLISHED, PublishedTask, published_named
-from gnomon.tasks.question import ListDataset, Question, QuestionSet, TokenizedDataset
+from gnomon.tasks.question import ListDataset, Question, QuestionSet, TokenizedDataset, one_answer_each
 from gnomon.tasks.reasoning import ReasoningGymTask, generators
 from gnomon.tasks.split import RESERVED, HeldOut, Subset, by_content, check_disjoint, disjoint, first, repeated, unique
 from gnomon.tasks.tables import TableTask, is_file_name
@@ -320,12 +320,14 @@ def build_split(
     if evaluation is not None and not isinstance(evaluation, tuple):
         beside.append(repetitions(evaluation, kept_back))
     is_answered = is_supervised and not isinstance(evaluation, tuple | BenchmarkTask)
+    trained, said = one_answer_each(remaining, renderer) if is_supervised else (remaining, "")
+    measured, also_said = one_answer_each(kept_back, renderer) if is_answered else (kept_back, "")
     return Split(
-        TokenizedDataset(remaining, renderer, is_supervised),
-        TokenizedDataset(kept_back, renderer, is_answered),
+        TokenizedDataset(trained, renderer, is_supervised),
+        TokenizedDataset(measured, renderer, is_answered),
         remaining.dropped,
         common,
-        "; ".join(filter(None, (trained_again(train), *beside))),
+        "; ".join(filter(None, (trained_again(train), *beside, said, also_said.replace("rows", "held-out rows", 1)))),
         tuple(TokenizedDataset(part, renderer) for part in parts),
         is_answered,
     )
@@ -381,7 +383,7 @@ def build_held_out(
         asked = _other_seed(config, held_out, is_short_refused=False)
     else:
         asked = first(unique(config.questions()), held_out.most)
-    return TokenizedDataset(asked, renderer, is_supervised)
+    return TokenizedDataset(one_answer_each(asked, renderer)[0] if is_supervised else asked, renderer, is_supervised)
 
 
 def _check_trainable(config: TaskConfig) -> None:

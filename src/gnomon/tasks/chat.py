@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from gnomon.core.errors import ConfigError, DatasetError, UserError, on_one_line, shortened
 from gnomon.core.types import Message
 from gnomon.tasks.base import Further, RenderedConversation
-from gnomon.tasks.rendered import Looks, Template, is_kept_whole, name_of
+from gnomon.tasks.rendered import THOUGHTS, Looks, Template, is_kept_whole, name_of
 
 _NOTHING = Further()
 _SHOWN = 80
@@ -62,7 +62,8 @@ class ChatRenderer:
     """Turns a question into prompt ids with the model's chat template.
 
     A string is one user message; messages are taken as they are. Without a template (a base model) one message is its
-    bare text; several become ``role: content`` lines and end in ``assistant:``.
+    bare text; several become ``role: content`` lines and end in ``assistant:``. No messages at all are a text that
+    begins at its first token, without any template.
 
     Attributes:
         system: A system message for questions that bring none of their own; None adds none.
@@ -84,6 +85,10 @@ class ChatRenderer:
 
     def __call__(self, question: str | Sequence[Message], further: Further = _NOTHING) -> tuple[int, ...]:
         """Return the prompt's ids."""
+        if not question:
+            raise DatasetError(
+                f"{further.where}: it is a text, which asks nothing, so no answer is generated; remove the rewards"
+            )
         messages = self._messages(question)
         hidden = hide(self.tokenizer, messages, self._tools(further), further.switches)
         with _naming(further.where):
@@ -101,7 +106,8 @@ class ChatRenderer:
         """Return the ids of a question and of what follows it, with a mask of what an assistant is to write.
 
         Each answer is what the template writes behind the prompt that asks for it, up to the token that ends the turn.
-        A model without a template has one answer: its text, and an end token.
+        A model without a template has one answer: its text, and an end token. So has a text without a question, whose
+        first token is read and not trained on: nothing stands before it, unless the tokenizer puts a token there.
 
         Args:
             question: As in a call.
@@ -114,6 +120,8 @@ class ChatRenderer:
         """
         if not turns:
             raise DatasetError(f"{further.where}: it has no answer to train on; give it one, or leave the row out")
+        if not question:
+            return self._text(turns[0]["content"], further)
         prompt, asked = self(question, further), self._messages(question)
         hidden = hide(self.tokenizer, [*asked, *turns], self._tools(further), further.switches)
         with _naming(further.where):
@@ -131,18 +139,58 @@ class ChatRenderer:
                 ids, mask = ids + piece, mask + [is_answer] * len(piece)
         return RenderedConversation(prompt, tuple(ids), tuple(mask))
 
+    def is_one_text(
+        self, question: str | Sequence[Message], turns: Sequence[Message], further: Further = _NOTHING
+    ) -> bool:
+        """Return whether every answer stands in the whole conversation as a model would be asked for it.
+
+        Templates of models that think write an earlier answer without its thought, and the last one with it.
+        """
+        asked = self._messages(question)
+        hidden = hide(self.tokenizer, [*asked, *turns], self._tools(further), further.switches)
+        with _naming(further.where):
+            whole = self.tokenizer.template(hidden.messages, hidden.tools, hidden.switches, False)
+            answers = [n for n, m in enumerate(hidden.messages) if n >= len(asked) and m["role"] == "assistant"]
+            return whole is None or all(
+                whole.startswith(after) and after.startswith(before)
+                for before, after in (self._around(hidden, place) for place in answers)
+            )
+
+    def _around(self, hidden: "Hidden", place: int) -> tuple[str, str]:
+        """Return what a model would be asked with for the answer at ``place``, and what the template writes of it."""
+        before = self.tokenizer.template(hidden.messages[:place], hidden.tools, hidden.switches)
+        after = self.tokenizer.template(hidden.messages[: place + 1], hidden.tools, hidden.switches, False)
+        return before or "", after or ""
+
+    def _text(self, text: str, further: Further) -> RenderedConversation:
+        """Return the ids of a text and an end token, the first of which has nothing before it."""
+        found = [string for string in self.tokenizer.control_strings if string in text]
+        if found:
+            raise DatasetError(
+                f"{further.where}: the text holds {found[0]!r}, which would be trained on as letters and not as the "
+                "token; give a conversation as messages, which the model's chat template writes"
+            )
+        ids = (*self.tokenizer.begin, *self.tokenizer.encode_plain(text), *self.tokenizer.stop_ids[:1])
+        start = len(self.tokenizer.begin) or 1
+        return RenderedConversation(ids[:start], ids[start:], (True,) * len(ids[start:]))
+
     def _pieces(self, whole: str, hidden: "Hidden", first: int, where: str) -> Iterator[tuple[str, bool]]:
         """Yield what stands behind the question: each answer with its end, and what stands between answers."""
         answers = [n for n, m in enumerate(hidden.messages) if n >= first and m["role"] == "assistant"]
         begun = None
         for place in answers:
-            before = self.tokenizer.template(hidden.messages[:place], hidden.tools, hidden.switches) or ""
-            after = self.tokenizer.template(hidden.messages[: place + 1], hidden.tools, hidden.switches, False) or ""
+            before, after = self._around(hidden, place)
             named = f"{where}: the model's chat template"
+            content = hidden.messages[place]["content"]
+            thought = None if after.startswith(before) or len(answers) > 1 else _behind_thought(before, content)
+            if thought is not None:
+                end = next((s for i in self.tokenizer.stop_ids if after.endswith(s := self.tokenizer.spelled([i]))), "")
+                after = whole = before + thought + end
             if not after.startswith(before):
                 raise DatasetError(
                     f"{named} asks for an answer with {before[-_SHOWN:]!r} and does not write it behind that; "
-                    "chat_template_kwargs may set it otherwise (enable_thinking), or use a template that does"
+                    "where that opens a thought, begin the answer with one; or set chat_template_kwargs "
+                    "(enable_thinking), or use a template that does"
                 )
             if not whole.startswith(after):
                 raise DatasetError(
@@ -150,8 +198,8 @@ class ChatRenderer:
                     f"{len(hidden.messages)}), so not every turn can be trained on; make a row of each answer, with "
                     "the messages before it as its prompt and the answer as its completion"
                 )
-            text, content = after[len(before) :], hidden.messages[place]["content"]
-            if not is_kept_whole(content, text):
+            text = after[len(before) :]
+            if thought is None and not is_kept_whole(content, text):
                 raise DatasetError(
                     f"{named} leaves out or changes the answer {shortened(repr(content), _SHOWN)}, which would be "
                     "trained on as it writes it; remove what it leaves out (thoughts), or use a template that shows it"
@@ -310,6 +358,17 @@ def hide(
         tuple(hidden(tool) for tool in tools),
         hidden(given),
     )
+
+
+def _behind_thought(before: str, content: str) -> str | None:
+    r"""Return an answer without the tag that its prompt ends with; None where the prompt opens no thought of it.
+
+    >>> _behind_thought("Hi<think>\n", "<think>\nhm</think>Salve"), _behind_thought("Hi<think>\n", "Salve")
+    ('hm</think>Salve', None)
+    """
+    tag = next((tag for tag in THOUGHTS if before.rstrip().endswith(tag)), None)
+    opens = tag is not None and content.lstrip().startswith(tag)
+    return content.lstrip().removeprefix(str(tag)).lstrip("\n") if opens else None
 
 
 def _left_out(messages: Sequence[Message], place: int, further: Further, is_ours: bool) -> UserError:

@@ -44,7 +44,7 @@ class Question:
 
     Attributes:
         id: Stable and unique within its set.
-        content: What is rendered: text, or chat messages.
+        content: What is rendered: text, or chat messages; () for a text that is trained on and asks nothing.
         text: What a person reads and what two questions are compared by; without suffix, system prompt and template.
         columns: Everything else that a reward may look at.
         further: What the row gives its prompt beside it.
@@ -154,6 +154,40 @@ class TokenizedDataset:
             return Task(question.id, rendered.prompt, question.text, question.columns, messages, *rendered.answer)
         prompt = self.renderer(question.content, further)
         return Task(question.id, prompt, question.text, question.columns, messages)
+
+
+def one_answer_each(asked: QuestionSet, renderer: Renderer) -> tuple[QuestionSet, str]:
+    """Return questions whose answers the chat template can write in one text, and what was changed for it, in words.
+
+    A conversation of several answers that it cannot becomes a question for each of them, with what stands before the
+    answer as its prompt: that is how a model is asked for it.
+
+    Returns:
+        The questions, and a sentence; the same questions and "" where no conversation is changed.
+    """
+    made: list[Question] = []
+    changed = 0
+    for number in counted(range(len(asked)), f"looking at the answers of {asked.name}", len(asked)):
+        question = asked[number]
+        places = [place for place, turn in enumerate(question.turns) if turn["role"] == "assistant"]
+        further = replace(question.further, where=f"{asked.name}: question '{question.id}'")
+        if len(places) < 2 or renderer.is_one_text(question.content, question.turns, further):
+            made.append(question)
+            continue
+        changed += 1
+        before = question.content
+        before = ({"role": "user", "content": before},) if isinstance(before, str) else before
+        for place in places:
+            content, turns = (*before, *question.turns[:place]), question.turns[place : place + 1]
+            made.append(replace(question, id=f"{question.id}/{place + 1}", content=content, turns=turns))
+    if not changed:
+        return asked, ""
+    said = (
+        f"{changed:,} of {len(asked):,} rows of '{asked.name}' become {len(made) - len(asked) + changed:,}, one for "
+        "each answer: the model's chat template writes an earlier answer otherwise than the last (no thought), and "
+        "each is trained on as the model is asked for it"
+    )
+    return ListDataset(asked.name, tuple(made)), said
 
 
 def comparison_key(text: str) -> str:

@@ -20,7 +20,8 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.types import Message
 
 _SWITCHES = re.compile(r"(?<!\S)/(no_think|think|system_override)(?!\S)")
-_THOUGHT_ENDS = ("</think>", "</thinking>", "</thought>", "[/THINK]")
+THOUGHTS = {"<think>": "</think>", "<thinking>": "</thinking>", "<thought>": "</thought>", "[THINK]": "[/THINK]"}
+"""How models begin and end a thought."""
 _SUBSCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 _IDS = ("id", "doc_id", "document_id")
 """Fields of a document that name it, and need not be in the prompt."""
@@ -254,7 +255,7 @@ def _ways(message: Message) -> Iterator[str]:
     content = message["content"]
     yield content
     if message["role"] == "assistant":
-        for mark in _THOUGHT_ENDS:
+        for mark in THOUGHTS.values():
             if mark in content:
                 yield content.rpartition(mark)[2]
     yield json.dumps(content, ensure_ascii=False)[1:-1]

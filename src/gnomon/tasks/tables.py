@@ -401,12 +401,15 @@ def _missing(path: Path) -> str:
     return f"{path} does not exist; {hint}"
 
 
-PROMPT_COLUMNS = ("prompt", "question", "problem", "messages")
+PROMPT_COLUMNS = ("prompt", "question", "problem", "messages", "conversations")
 ANSWER_COLUMNS = (
     "solution", "answer", "ground_truth", "reward_model.ground_truth", "reward_spec.ground_truth", "label",
 )  # fmt: skip
 LISTED = 3
 _MESSAGES = re.compile(r"""\s*\[\s*\{\s*["'](role|content|from)["']\s*:""")
+_SHAREGPT = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant", "bot": "assistant",
+             "observation": "tool"}  # fmt: skip
+"""ShareGPT's names of roles."""
 _NOTHING = frozenset(("nan", "none", "null", "<na>", "n/a", "nat"))
 """What programs write for no value, in lower case."""
 
@@ -422,7 +425,7 @@ class TableTask:
         subset: Subset of a dataset; a single file has none.
         split: Split of a dataset; a single file has none.
         prompt_column: Column with the question, as text or chat messages. None takes the first of prompt, question,
-            problem, messages.
+            problem, messages, conversations. Messages may be ShareGPT's (``from``, ``value``).
         answer_column: Column with the answer; dots reach into objects. None takes the first of solution, answer,
             ground_truth, reward_model.ground_truth, reward_spec.ground_truth, label that is not null. A row in which
             several of them differ is a bad row: where worked solutions stand beside bare answers, say
@@ -437,7 +440,8 @@ class TableTask:
             one prompt, "keep" trains on each. Rows without an answer are the same if all their columns are.
         completion_column: Column with the answer that `gnomon sft` trains on, as text or chat messages. "auto" takes
             completion, else what follows the question in chat messages, every assistant's message of them, else the
-            answer column. None, which `gnomon sft` takes for "auto", reads none.
+            answer column, else, where a row has no question, the whole of its ``text``. None, which `gnomon sft` takes
+            for "auto", reads none.
         reward_columns: Columns that only rewards read, though their names mean input. Otherwise ``tools``,
             ``documents``, ``enable_thinking`` and ``chat_template_kwargs`` go into the prompt through the model's chat
             template, and images, videos and audio are refused (`tasks/row_inputs.py`).
@@ -536,10 +540,15 @@ class TableTask:
         """Return the row's question, or None and what is wrong with it."""
         if row.flaw is not None:
             return None, row.flaw
+        chats = {*PROMPT_COLUMNS, "completion", self.prompt_column, self.completion_column}
+        row = replace(row, values={k: _as_messages(v) if k in chats else v for k, v in row.values.items()})
         column = self.prompt_column or next((c for c in PROMPT_COLUMNS if row.values.get(c) is not None), None)
         is_read = self.completion_column == "auto" and self.prompt_column is None
-        if is_read and row.values.get("completion") is None and _first_answer(row.values.get("messages")) is not None:
-            column = "messages"  # a prompt beside them is the first of them
+        if is_read and column is None and isinstance(text := row.values.get("text"), str):
+            return self._text(row, text)
+        if is_read and row.values.get("completion") is None:
+            whole = (c for c in ("messages", "conversations") if _first_answer(row.values.get(c)) is not None)
+            column = next(whole, column)  # a prompt beside them is the first of them
         if column is None or row.values.get(column) is None:
             column = column or next((c for c in PROMPT_COLUMNS if c in row.values), "prompt")
             return None, f"{column}: {'null' if column in row.values else 'missing'}; the row has {_names(row.values)}"
@@ -569,6 +578,19 @@ class TableTask:
             columns["answer"] = answer
         return Question(str(number) if number is not None else f"{digest(content)}-{row.number}",
                         content, text, columns, further, turns), None  # fmt: skip
+
+    def _text(self, row: Row, text: str) -> tuple[Question | None, str | None]:
+        """Return a row of text, which is trained on as a whole, or None and what is wrong with it."""
+        number = row.values.get("id")
+        if not text.strip():
+            return None, "text: empty"
+        if self.wording != Wording():
+            return None, "text: asks nothing, so task.prefix, suffix and template have no place; remove them"
+        if number is not None and not _is_id(number):
+            return None, f"id: must be text or a whole number, got {_shown(number)}"
+        columns = {k: v for k, v in row.values.items() if k not in ("id", "text")} | {"data_source": self.name}
+        name = str(number) if number is not None else f"{digest(text)}-{row.number}"
+        return Question(name, (), text, columns, turns=({"role": "assistant", "content": text},)), None
 
     def _completed(self, values: Mapping[str, Any], column: str) -> tuple[Any, tuple[Message, ...], str | None]:
         """Return the row's question, the messages that follow it, and what is wrong with them."""
@@ -667,6 +689,21 @@ def _messages_flaw(messages: Sequence[Any]) -> str | None:
         return (f"the last message must be the user's, or nothing is asked; it is the {last['role']}'s: remove it (an "
                 "answer goes into the column answer; answers cannot be begun for the model)")  # fmt: skip
     return None if last["content"].strip() else "the last message is empty"
+
+
+def _as_messages(value: Any) -> Any:
+    """Return ShareGPT's messages as the others have them, and all else as it is.
+
+    >>> _as_messages([{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Salve"}])
+    [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Salve'}]
+    """
+    if not isinstance(value, list) or not all(isinstance(m, Mapping) and {"from", "value"} <= {*m} for m in value):
+        return value
+    rest = [{k: v for k, v in m.items() if k not in ("from", "value")} for m in value]
+    return [
+        {"role": _SHAREGPT.get(str(m["from"]).lower(), m["from"]), "content": m["value"], **more}
+        for m, more in zip(value, rest, strict=True)
+    ]
 
 
 def _first_answer(content: Any) -> int | None:

@@ -17,6 +17,7 @@ from gnomon.records.jsonl import JsonLines, JsonlSink
 from gnomon.records.rollouts import RolloutLog
 from gnomon.records.sinks import Sink
 from gnomon.records.token_records import TokenStats
+from gnomon.rollouts.dataset_rollouter import as_recorded
 from gnomon.rollouts.metrics import peak_memory_bytes, said_of_failures
 from gnomon.rollouts.rollout import RolloutTimer
 from gnomon.rollouts.scheduler import RolloutBatch
@@ -136,6 +137,8 @@ class RunLogger:
         metrics += measure_answers(finished.generated)
         metrics += self.serving() + Metrics.of({**absent, "memory/peak_bytes": Max(peak_memory_bytes())})
         values = metrics.values() if self.supervised is None else self.supervised(step, metrics.values())
+        if self.supervised is not None:
+            finished, batch = as_recorded(finished), batch.with_fields(advantages=None)
         for sink in self.sinks:
             sink.write(step, values)
         reach("record")

@@ -112,6 +112,19 @@ def test_a_difference_beyond_noise_is_said_with_the_better_one_first():
     assert len(said) == 2
 
 
+def test_the_dataset_s_answers_are_not_said_to_be_generated():
+    """Beside an algorithm that samples they are answer tokens; alone they are the dataset's."""
+    found = compared({"grpo": WORSE, "p3o": BETTER})
+    mixed = replace(found, setting=replace(SETTING, limit="1,000 answer tokens", supervised=("p3o",)))
+    alone = replace(mixed, standings=mixed.standings[1:], setting=replace(SETTING, supervised=("grpo",)))
+
+    assert "1,010 answer tokens" in verdict(mixed)[0]
+    assert "1,010 tokens of the dataset's answers" in verdict(alone)[0]
+    assert any(said.startswith("p3o trained on the dataset's answers") for said in caveats(mixed))
+    assert "generated tokens" not in page(mixed) + text(mixed)
+    assert "tokens generated" not in page(mixed) + text(mixed)
+
+
 def test_what_cannot_be_told_apart_is_said_with_what_would_tell():
     """Alike algorithms: no winner, the smallest difference that would have been found, and the price of 0.05."""
     mixed = [[1.0, 0.0] * 10, [0.0, 1.0] * 10, [1.0, 1.0, 0.0, 0.0] * 5]

@@ -12,7 +12,7 @@ from gnomon.diagnosis.facts import Facts
 from gnomon.diagnosis.history import History
 from gnomon.diagnosis.rule import Alarm
 from gnomon.diagnosis.rules.groups import AllRight, AllWrong, DegenerateGroups, ZeroGradient
-from gnomon.diagnosis.rules.held_out import HeldOutGap
+from gnomon.diagnosis.rules.held_out import HeldOutGap, HeldOutLoss
 from gnomon.diagnosis.rules.pace import Throughput
 from gnomon.diagnosis.rules.policy import Clipping, EntropyCollapse, GradientNorm
 from gnomon.diagnosis.rules.rewards import (
@@ -415,6 +415,24 @@ def test_a_tracker_that_starves():
     assert at(0.9, 0.2, "prior") == "warning"
     assert at(0.9, 0.2, "samples") is None
     assert at(0.1, 0.375, "samples") == "warning"
+
+
+@pytest.mark.parametrize(
+    ("losses", "found"),
+    [
+        ([2.0, 1.0, 0.9], None), ([2.0, 1.0, 1.02], None), ([2.0, 1.0, 1.1], "warning"), ([2.0, 1.0, 2.1], "severe"),
+        ([2.0], None), ([], None), ([1.0, 1.1], "severe"), ([None, 1.0], None),
+    ],
+)  # fmt: skip
+def test_a_held_out_loss_that_rises(losses: list[float | None], found: str | None):
+    """3% above the lowest is a warning, above that of the model before training it is severe; none is no loss."""
+    history = History()
+    history.evaluations += [{"step": 10 * n, "loss_nats": loss} for n, loss in enumerate(losses)]
+    alarm = HeldOutLoss()(history, FACTS)
+
+    assert severity(alarm) == found
+    if alarm is not None:
+        assert alarm.since == 10 * losses.index(min(loss for loss in losses if loss is not None))
 
 
 def evaluated(held_out: float, high: float) -> History:

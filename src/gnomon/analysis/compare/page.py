@@ -68,7 +68,15 @@ def _spent(found: Comparison) -> str:
     ends = dict.fromkeys(f"{f(s.cost.tokens for s in found.standings):,.0f}" for f in (min, max))
     asked = f"{found.setting.amount:,.0f}"
     beside = "" if list(ends) == [asked] else f" (budget: {asked})"
-    return f"{' to '.join(ends)} generated tokens{beside}"
+    return f"{' to '.join(ends)} {_tokens(found)}{beside}"
+
+
+def _tokens(found: Comparison) -> str:
+    """Return what the tokens are that were spent: supervised fine-tuning generates none."""
+    given = found.setting.supervised
+    if not given:
+        return "generated tokens"
+    return "tokens of the dataset's answers" if len(given) == len(found.standings) else "answer tokens"
 
 
 def _differing(found: Comparison) -> Iterator[str]:
@@ -158,11 +166,13 @@ def _spending(found: Comparison) -> Iterator[str]:
     least, most = (f([s.cost.tokens for s in found.standings]) for f in (min, max))
     if found.setting.unit == "tokens" and most > least * (1 + _SAME_COST):
         yield (
-            f"A run ends with the step that reaches its budget, so the runs generated between {least:,.0f} and "
-            f"{most:,.0f} tokens; a larger budget, or smaller steps, makes them more alike."
+            f"A run ends with the step that reaches its budget, so the runs spent between {least:,.0f} and "
+            f"{most:,.0f} {_tokens(found)}; a larger budget, or smaller steps, makes them more alike."
         )
     if found.setting.unit != "tokens" and most > least * (1 + _SAME_COST):
-        yield f"At {found.setting.limit} the algorithms generated between {least:,.0f} and {most:,.0f} tokens."
+        yield f"At {found.setting.limit} the algorithms spent between {least:,.0f} and {most:,.0f} {_tokens(found)}."
+    if given := found.setting.supervised:
+        yield f"{_listed(given)} trained on the dataset's answers, whose tokens are counted, and generated none."
     if found.setting.unit == "seconds":
         yield "Seconds are of this machine while runs worked beside each other; elsewhere the order may be another."
 
@@ -305,7 +315,7 @@ def cost_rows(found: Comparison) -> Rows:
     causes = sorted({cause for cost in costs for cause, tokens in cost.wasted.items() if tokens})
     rows = [
         ["steps", *(f"{c.steps:.0f}" for c in costs)],
-        ["tokens generated", *(f"{c.tokens:,.0f}" for c in costs)],
+        [_tokens(found) if found.setting.supervised else "tokens generated", *(f"{c.tokens:,.0f}" for c in costs)],
         ["of these before the first step", *(f"{c.before:,.0f}" for c in costs)],
         ["of these with a gradient", *(_share(c.trained, c.tokens) for c in costs)],
         *([f"no gradient: {cause}", *(_share(c.wasted.get(cause, 0.0), c.tokens) for c in costs)] for cause in causes),
@@ -325,7 +335,7 @@ def _curves(found: Comparison, bands: Callable[[Ranking], Sequence[Band]], label
         points = bands(standing)
         lows, highs = ([], []) if len(standing.seeds) < 2 else ([p.low for p in points], [p.high for p in points])
         series.append(Series(standing.name, [p.tokens for p in points], [p.mean for p in points], lows, highs))
-    title, across = f"{label} against generated tokens", "tokens generated for training"
+    title, across = f"{label} against {_tokens(found)}", f"{_tokens(found)}, in training"
     wide, narrow = (chart(series, title, across, label, size=size) for size in ((820, 300), (360, 230)))
     pictures = f'<div class="picture for-wide">{wide}</div><div class="picture for-narrow">{narrow}</div>'
     return f'<figure class="panel">{pictures}</figure>'

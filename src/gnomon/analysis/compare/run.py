@@ -169,6 +169,7 @@ def _named(algorithm: str) -> Iterator[None]:
 
 def _setting(design: Design, plans: dict[str, RunEstimate]) -> ComparedSetting:
     first = design.experiment(design.entrants[0])
+    supervised = tuple(e.name for e in design.entrants if design.experiment(e).algorithm.is_supervised)
     marks = first.budget.evaluations or MARKS
     if design.limit.unit == "steps":
         marks = max(1, int(design.limit.amount) // max(1, first.evaluation.every or int(design.limit.amount)))
@@ -176,7 +177,7 @@ def _setting(design: Design, plans: dict[str, RunEstimate]) -> ComparedSetting:
         experiment=first.name,
         model=first.model,
         task=first.task.name,
-        limit=str(design.limit),
+        limit=str(design.limit).replace("generated", "answer" if supervised else "generated"),
         unit=design.limit.unit,
         amount=design.limit.amount,
         epoch=plans[design.entrants[0].name].training_prompts,
@@ -184,6 +185,7 @@ def _setting(design: Design, plans: dict[str, RunEstimate]) -> ComparedSetting:
         marks=marks,
         samples=first.evaluation.samples,
         penalized=penalized(design),
+        supervised=supervised,
     )
 
 

@@ -419,6 +419,7 @@ class ComparedSetting:
         marks: Evaluations during training.
         samples: Responses per held-out prompt.
         penalized: Algorithms with a length penalty on training rewards that others lack.
+        supervised: Algorithms that train on the dataset's own answers, whose tokens nobody generated.
     """
 
     experiment: str
@@ -432,6 +433,7 @@ class ComparedSetting:
     marks: int
     samples: int
     penalized: tuple[str, ...] = ()
+    supervised: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

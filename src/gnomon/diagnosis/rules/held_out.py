@@ -1,4 +1,4 @@
-"""The rule about training scores and held-out scores."""
+"""The rules about held-out scores: rewards that they do not confirm, and a loss that rises."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -67,6 +67,51 @@ class HeldOutGap:
 
     def _trained(self, history: History, step: int) -> list[Point]:
         return [point for point in history.rewards[-10 * self.window :] if step - self.window < point[0] <= step]
+
+
+@dataclass(frozen=True)
+class HeldOutLoss:
+    """A held-out loss that rises while the dataset's answers are trained on.
+
+    All evaluations are of the same rows, so little of a difference is noise. Severe where the loss is above that of the
+    model before training.
+
+    Attributes:
+        warning: Rise above the lowest loss, as a share of it.
+
+    References:
+        Ours.
+    """
+
+    name: ClassVar[str] = "held-out-loss"
+    warning: float = 0.03
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Check the latest evaluation against the lowest and the first."""
+        found = [(row["step"], float(row["loss_nats"])) for row in history.evaluations if _has_loss(row)]
+        best = min(found, key=lambda point: point[1], default=None)
+        if best is None or found[-1][1] <= (1 + self.warning) * best[1]:
+            return None
+        step, loss = found[-1]
+        trained = history.mean("loss/policy", min(5, history.steps)) or 0.0
+        return Alarm(
+            "severe" if loss > found[0][1] else "warning",
+            best[0],
+            f"the held-out loss is {loss:.4g} nats a token after step {step}, and was {best[1]:.4g} after {best[0]}",
+            {"loss": loss, "lowest": best[1], "lowest_step": best[0], "at_first": found[0][1], "training": trained},
+            f"The rows are learned by heart: the training loss is {trained:.4g}, and rows that were not trained on "
+            "become unlikelier. Each further step makes the model worse at them.",
+            (
+                f"go back to the checkpoint near step {best[0]} (RUN/checkpoints)",
+                "train for fewer epochs: epochs = 1, or steps",
+                "more rows, a lower learner.optimizer.learning_rate, or adapters (lora = {})",
+            ),
+        )
+
+
+def _has_loss(row: Mapping[str, Any]) -> bool:
+    loss = row.get("loss_nats")
+    return type(row.get("step")) is int and type(loss) in (int, float) and abs(loss) <= LARGEST
 
 
 def _score(row: Mapping[str, Any]) -> tuple[int, float, float] | None:

@@ -161,15 +161,15 @@ def chosen(scan: Scan) -> dict[str, list[ScannedRun]]:
 
     One of each prompt comes before a second of any; of equals those of which most is known, then the latest.
     """
-    known = (seen for seen in scan.seen if seen.reward is not None)
-    graded = sorted(known, key=lambda seen: (not seen.is_looked_at, -seen.step))
-    failed = sorted((seen for seen in scan.seen if seen.reward is None), key=lambda seen: -seen.step)
+    known = sorted((s for s in scan.seen if not s.is_error), key=lambda seen: (not seen.is_looked_at, -seen.step))
+    graded = [seen for seen in known if seen.reward is not None]
+    failed = sorted((seen for seen in scan.seen if seen.is_error), key=lambda seen: -seen.step)
     return {
         "best": _varied(sorted(graded, key=lambda seen: -(seen.reward or 0.0))),
         "worst": _varied(sorted(graded, key=lambda seen: seen.reward or 0.0)),
         "surprising": _varied(sorted((s for s in graded if s.surprise > 0), key=lambda seen: -seen.surprise)),
         "errors": _varied(failed),
-        "course": _course(graded),
+        "course": _course(known),
     }
 
 
@@ -181,8 +181,8 @@ def _varied(seen: Sequence[ScannedRun]) -> list[ScannedRun]:
     return [*firsts.values(), *(one for one in seen if one not in among)]
 
 
-def _course(graded: Sequence[ScannedRun]) -> list[ScannedRun]:
-    first = {seen.step: seen for seen in reversed(graded)}  # of each step, for the last one in this order counts
+def _course(known: Sequence[ScannedRun]) -> list[ScannedRun]:
+    first = {seen.step: seen for seen in reversed(known)}  # of each step, for the last one in this order counts
     steps = sorted(first)
     if len(steps) < 2:
         return []

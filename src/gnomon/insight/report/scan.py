@@ -21,9 +21,10 @@ class ScannedRun:
     """A rollout by its place.
 
     Attributes:
-        reward: None for an error.
+        reward: None for an error, and for the dataset's own answer.
         surprise: Reward less what was expected, without its sign.
         is_looked_at: Whether the entropy of its tokens was recorded.
+        is_error: Whether it could not be judged.
     """
 
     step: int
@@ -32,6 +33,7 @@ class ScannedRun:
     reward: float | None
     surprise: float = 0.0
     is_looked_at: bool = False
+    is_error: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,8 @@ def _add(found: Scan, step: int, lines: Sequence[tuple[int, dict[str, Any]]]) ->
         for place, row in members:
             reward = None if row["reward"] is None else float(row["reward"])
             surprise = 0.0 if reward is None else abs(reward - expected)
-            found.seen.append(ScannedRun(step, place, row["task_id"], reward, surprise, "entropy" in row))
+            is_error = reward is None and row.get("error") is not None
+            found.seen.append(ScannedRun(step, place, row["task_id"], reward, surprise, "entropy" in row, is_error))
         if rewards:
             found.means.setdefault(step, []).append(mean)
             name = members[0][1]["task_id"]
