@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError, GnomonError, ModelError
-from gnomon.models.load import load_model
+from gnomon.models.load import load_model, load_tokenizer
 from gnomon.models.lora import LoraConfig, adapt, read_adapter_config
-from gnomon.models.tiny import save_tiny, tiny_model
-from gnomon.training.api import evaluate, resume, train_experiment
+from gnomon.models.tiny import save_tiny, tiny_model, tiny_tokenizer
+from gnomon.training.api import evaluate, export, resume, train_experiment
 
 COMMON = (
     "rewards=[{kind='format', pattern='[!-P].*'}]", "rollouts_per_step=16", "algorithm.num_generations=4",
@@ -51,6 +51,19 @@ def test_a_checkpoint_has_its_adapter_as_peft_reads_it(trained: Path):
         merged: Any = load_model(str(trained / "checkpoints" / "step-2"), torch.float32)
         torch.testing.assert_close(after, merged(input_ids=ids).logits, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(before, after, atol=1e-5)
+
+
+def test_an_adapter_is_exported_as_the_model_that_it_makes(trained: Path, tmp_path: Path):
+    """Weights and tokenizer are those of the checkpoint in which base and adapter are merged."""
+    folder = export(_adapter(trained, 2), tmp_path / "model")
+    there, here = (load_file(place / "model.safetensors") for place in (trained / "checkpoints" / "step-2", folder))
+
+    assert there.keys() == here.keys()
+    assert all(torch.equal(there[name], here[name]) for name in there)
+    assert load_tokenizer(str(folder)).encode("3+4=") == tiny_tokenizer().encode("3+4=")
+    with pytest.raises(ModelError, match="does not name its base model"):
+        export(_changed(_adapter(trained, 2), tmp_path / "other", base_model_name_or_path=None), tmp_path / "none")
+    assert not (tmp_path / "none").exists()
 
 
 def test_training_begins_with_an_adapter(trained: Path, tmp_path: Path):

@@ -154,7 +154,11 @@ def with_function(function: str | Callable[..., Any]) -> Algorithm:
             f"'{piece.name}' takes ({', '.join(taken)}), and a function as an algorithm is a loss f(view) or an "
             "advantage f(batch) in GRPO; name another place: algorithm.aggregate=my.py:f (docs/pieces.md)"
         )
-    own = {"name": piece.name, "paper": f"GRPO with {place} {piece_name(piece).rpartition('/')[2]}", place: piece}
+    own: Table = {
+        "name": piece.name,
+        "paper": f"GRPO with {place} {piece_name(piece).rpartition('/')[2]}",
+        place: piece,
+    }
     return replace(NAMED["grpo"], **own)
 
 

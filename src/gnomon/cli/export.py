@@ -1,4 +1,4 @@
-"""``gnomon export RUN [FOLDER] [--to WHERE]``: take a run's model away as files, as GGUF, or to the hub."""
+"""``gnomon export RUN [FOLDER] [--to WHERE]``: take the model of a run or an adapter away."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ _HUB = "hub:"
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
     parser = argparse.ArgumentParser(prog="gnomon export", description=__doc__)
-    parser.add_argument("run", type=Path, help="a run directory")
+    parser.add_argument("run", type=Path, help="a run directory, or the folder of a LoRA adapter")
     parser.add_argument("folder", type=Path, nargs="?", help="a new folder, or file for GGUF; an upload needs none")
     parser.add_argument(
         "--to",

@@ -14,7 +14,7 @@ from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ModelError, on_one_line, shortened, unknown
 from gnomon.models import default
 from gnomon.models.folder import check_json, moved, savable
-from gnomon.models.lora import LoraConfig, adapt, check_lora, merged_tensors, trainable
+from gnomon.models.lora import LoraConfig, adapt, check_lora, merged_tensors, read_adapter_config, trainable
 from gnomon.models.tiny import TINY, TINY_MODELS, tiny_model, tiny_tokenizer
 from gnomon.models.token_strings import first_line, parsed, untrusted
 from gnomon.models.tokenizer import Tokenizer, wrap
@@ -204,6 +204,22 @@ def write_model(
         ModelError: If a weight is missing, or unknown to the config's architecture.
     """
     model_writer(tensors, config, generation_config)(folder)
+
+
+def write_merged(adapter: Path, folder: Path) -> None:
+    """Write the model that a LoRA adapter makes of its base, in the base's precision, with the base's tokenizer.
+
+    Raises:
+        ModelError: It is no plain LoRA adapter, names no base, or the base is not found or does not fit it.
+        ConfigError: If peft is missing.
+    """
+    base, settings = read_adapter_config(adapter)
+    if not base:
+        raise ModelError(f"the adapter '{adapter}' does not name its base model (base_model_name_or_path)")
+    dtype = torch.float32 if base in TINY_MODELS else model_config(base).dtype or torch.float32
+    model: Any = load_model(base, dtype, LoraConfig(**settings))
+    write_model(merged_tensors(model), model.config, folder, getattr(model, "generation_config", None))
+    load_tokenizer(base).save(folder)
 
 
 def model_writer(

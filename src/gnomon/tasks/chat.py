@@ -184,8 +184,8 @@ class ChatRenderer:
             content = hidden.messages[place]["content"]
             thought = None if after.startswith(before) or len(answers) > 1 else _behind_thought(before, content)
             if thought is not None:
-                end = next((s for i in self.tokenizer.stop_ids if after.endswith(s := self.tokenizer.spelled([i]))), "")
-                after = whole = before + thought + end
+                stops = (self.tokenizer.spelled([i]) for i in self.tokenizer.stop_ids)
+                after = whole = before + thought + next((stop for stop in stops if after.endswith(stop)), "")
             if not after.startswith(before):
                 raise DatasetError(
                     f"{named} asks for an answer with {before[-_SHOWN:]!r} and does not write it behind that; "

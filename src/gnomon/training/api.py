@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ from gnomon.models.checkpoint_check import try_checkpoint
 from gnomon.models.critic import HEAD_FILE, check_critic
 from gnomon.models.folder import belongings_of
 from gnomon.models.gguf import PRECISIONS, GgufModel
+from gnomon.models.load import write_merged
+from gnomon.models.lora import is_adapter
 from gnomon.records.checkpoints import CheckpointRef, Checkpoints
 from gnomon.records.console import Console
 from gnomon.records.directory import RunDirectory
@@ -254,10 +257,18 @@ def _go_on(
 def export(run: str | Path, folder: str | Path) -> Path:
     """Copy the newest valid checkpoint's Hugging Face files of a run into ``folder``, which must be new or empty.
 
+    Args:
+        run: A run's directory; or the folder of a LoRA adapter in peft's form, which is merged into its base.
+
     Raises:
         RunDirectoryError: If there is no run, no checkpoint, or ``folder`` holds something.
+        ModelError: If an adapter is no plain one, or its base is not found.
     """
     check_new(folder)
+    if is_adapter(Path(run)):
+        with new_folder(folder) as target:
+            write_merged(Path(run), target)
+        return target
     source = checkpoint_of(Path(run))
     with new_folder(folder) as target:
         copy_model(Path(run), source, target)
@@ -268,7 +279,7 @@ def export_gguf(run: str | Path, file: str | Path, precision: str | None = None)
     """Write the model of a run's newest valid checkpoint as one GGUF file, for llama.cpp and what is built on it.
 
     Args:
-        run: A run's directory.
+        run: A run's directory, or the folder of a LoRA adapter.
         file: A new file.
         precision: Of the matrices: "f32", "f16", "bf16" or "q8_0"; None is that of the weights.
 
@@ -286,11 +297,14 @@ def export_gguf(run: str | Path, file: str | Path, precision: str | None = None)
     if os.path.exists(place) or not os.path.isdir(place.parent):
         raise RunDirectoryError(f"{place} exists, or its folder does not; name a new file, as {place.stem}.gguf")
     import_optional("gguf", "default-model", "a GGUF file")
-    source = checkpoint_of(Path(run))
-    model = GgufModel.of(source)
-    beside = place.with_name(f".{place.name}.part")
+    beside, source = place.with_name(f".{place.name}.part"), Path(run)
     try:
-        model.write(beside, precision or model.own_precision)
+        with TemporaryDirectory() if is_adapter(source) else nullcontext("") as spare:
+            if spare:
+                write_merged(source, Path(spare))
+            source = Path(spare) if spare else checkpoint_of(source)
+            model = GgufModel.of(source)
+            model.write(beside, precision or model.own_precision)
         beside.rename(place)
     except FileNotFoundError as error:
         raise RunDirectoryError(f"{source} lost files while it was read; try again") from error

@@ -111,7 +111,7 @@ class HeldOutLoss:
 
 def _has_loss(row: Mapping[str, Any]) -> bool:
     loss = row.get("loss_nats")
-    return type(row.get("step")) is int and type(loss) in (int, float) and abs(loss) <= LARGEST
+    return type(row.get("step")) is int and isinstance(loss, int | float) and abs(loss) <= LARGEST
 
 
 def _score(row: Mapping[str, Any]) -> tuple[int, float, float] | None:
