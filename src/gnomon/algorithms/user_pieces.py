@@ -119,6 +119,9 @@ class FunctionPiece:
 
     Attributes:
         function: "path.py:NAME" or "module:NAME"; the function itself, where none finds it.
+
+    Raises:
+        ConfigError: A file that an experiment names holds the function under no name.
     """
 
     function: str | Callable[..., Any]
@@ -131,6 +134,8 @@ class FunctionPiece:
             module, name = sys.modules.get(function.__module__), function.__qualname__
             if vars(module or sys).get(name) is function:
                 function = reference_of(function)
+            elif function.__module__.startswith(_PREFIX):
+                piece_name(self)
         elif (place := function.rpartition(":"))[0].endswith(".py"):
             function = f"{real_path(place[0])}:{place[2]}"
         object.__setattr__(self, "function", function)
