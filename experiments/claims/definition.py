@@ -31,6 +31,7 @@ from typing import Literal, Protocol
 from experiments.claims.estimates import Estimate, MeasuredValues, NotMeasured
 from experiments.claims.seeds_needed import rates_to_settle, seeds_to_settle
 
+from gnomon.core.errors import ConfigError
 from gnomon.records.console import Console
 
 Word = Literal["supported", "contradicted", "undecided", "cause absent", "not run"]
@@ -265,6 +266,12 @@ class Claim:
     checks: tuple[Expectation, ...] = ()
     headline: tuple[int, ...] = (0,)
     scale: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.headline or any(not 0 <= part < len(self.expectations) for part in self.headline):
+            raise ConfigError(
+                f"headline = {self.headline} names no expectation of {len(self.expectations)}: the verdict needs one"
+            )
 
     def judge(self, measured: MeasuredValues) -> ClaimVerdict:
         """Return what may be said of it."""

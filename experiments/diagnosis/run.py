@@ -2,9 +2,11 @@
 
     python experiments/diagnosis/run.py --folder runs/diagnosis [--set reported]
     python experiments/diagnosis/run.py --folder runs/diagnosis --judge
+    python experiments/diagnosis/run.py --write
 
 Runs that are there are not made again, so it can be stopped and begun again, and several can work at once in one
-folder. `--judge` reads all runs and writes results.json and the tables of docs/diagnosis.md.
+folder. `--judge` reads all runs and writes results.json and the tables of docs/diagnosis.md;
+`--write` writes the tables from results.json alone.
 """
 
 import argparse
@@ -39,16 +41,14 @@ import gnomon.training.api
 from gnomon.config.experiment import from_table
 from gnomon.config.reading import read
 from gnomon.core.errors import RunError, Stopped
+from gnomon.core.statistics import wilson_interval
+from gnomon.diagnosis.catalog import RULES
 from gnomon.diagnosis.doctor import Doctor
 from gnomon.diagnosis.finding import Finding
 from gnomon.diagnosis.recorded import groups_of, replay
 from gnomon.records.reading import RunRecord
 from gnomon.training.api import train_experiment
 
-# Every reward here is known to load, and trying each before each run takes longer than a tenth of the run.
-gnomon.training.api.check = lambda grading, limits: None
-# Nobody reads the pages of these runs.
-gnomon.training.api.leave_page = lambda directory, console: None
 RESULTS = Path(__file__).resolve().parent / "results.json"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "diagnosis.md"
 BEGIN, END = "<!-- begin: run.py --judge -->", "<!-- end: run.py --judge -->"
@@ -179,6 +179,41 @@ def tables(rows: Sequence[dict[str, object]]) -> str:
     return "\n".join(lines)
 
 
+def rates(rows: Sequence[dict[str, object]]) -> str:
+    """Return the rates of misses and of false alarms of every rule, with Wilson's intervals, in Markdown.
+
+    A miss is a run with a fault that the rule was written down for and does not warn of, though another rule may; a
+    false alarm is a healthy run that it warns of. Notes are neither.
+    """
+    lines = ["| rule | faulty runs that are its own | missed | healthy runs | false alarms |", "|---|---|---|---|---|"]
+    meant = {case.name: case.expected for case in SICK}
+    healthy = [row for row in rows if row["is_healthy"]]
+    for name in RULES:
+        own = [row for row in rows if not row["is_healthy"] and name in meant[str(row["case"])]]
+        missed, warned = (
+            sum((row["findings"].get(name, "note") != "note") == is_said for row in among)
+            for among, is_said in ((own, False), (healthy, True))
+        )
+        lines.append(
+            f"| `{name}` | {len(own)} | {_rate(missed, len(own))} | {len(healthy)} | {_rate(warned, len(healthy))} |"
+        )
+    return "\n".join(lines)
+
+
+def _rate(count: int, runs: int) -> str:
+    if not runs:
+        return "not tried"
+    interval = wilson_interval(count, runs)
+    return f"{count} ({count / runs:.0%}; {interval.low:.0%} to {interval.high:.0%})"
+
+
+def page(rows: Sequence[dict[str, object]]) -> str:
+    """Return docs/diagnosis.md with the tables of these runs between its marks."""
+    before, mark, rest = PAGE.read_text().partition(BEGIN)
+    said = f"{tables(rows)}\n\nRates by rule, with Wilson's 95% intervals:\n\n{rates(rows)}"
+    return f"{before}{mark}\n\n{said}\n\n{END}{rest.partition(END)[2]}"
+
+
 def _severe(rows: Sequence[dict[str, object]], expected: Sequence[str]) -> str:
     counts: dict[str, int] = {}
     for row in rows:
@@ -194,19 +229,26 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/diagnosis"))
     parser.add_argument("--set", choices=["all", "tuned", "reported"], default="all")
     parser.add_argument("--judge", action="store_true", help="diagnose the runs of the set, and write results.json")
+    parser.add_argument("--write", action="store_true", help="write the tables of the page from results.json")
     given = parser.parse_args()
+    if given.write:
+        PAGE.write_text(page(json.loads(RESULTS.read_text())["runs"]))
+        return
     root = given.folder.resolve()
     write_tables(root)
     if given.judge:
         rows = [judge(job, root) for job in jobs(given.set) if (job.folder(root) / "ended.txt").exists()]
         if given.set != "tuned":
             RESULTS.write_text(json.dumps({"steps": STEPS, "runs": rows}, indent=1) + "\n")
-        said = tables([row for row in rows if given.set != "all" or not row["is_tuned_on"]])
-        print(said)
+        shown = [row for row in rows if given.set != "all" or not row["is_tuned_on"]]
+        print(tables(shown))
         if given.set != "tuned":
-            before, mark, rest = PAGE.read_text().partition(BEGIN)
-            PAGE.write_text(f"{before}{mark}\n\n{said}\n\n{END}{rest.partition(END)[2]}")
+            PAGE.write_text(page(shown))
         return
+    # Every reward here is known to load, and trying each before each run takes longer than a tenth of the run.
+    gnomon.training.api.check = lambda grading, limits: None
+    # Nobody reads the pages of these runs.
+    gnomon.training.api.leave_page = lambda directory, console: None
     for job in jobs(given.set):
         began = time.monotonic()
         ended = train(job, root)

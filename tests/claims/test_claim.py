@@ -354,7 +354,11 @@ def test_without_a_clone_there_is_nothing_to_reproduce(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("source", "message"),
-    [("x = 1", r"says no CLAIM = Claim"), ("1 / 0", "cannot be run: ZeroDivisionError")],
+    [
+        ("x = 1", r"says no CLAIM = Claim"),
+        ("1 / 0", "cannot be run: ZeroDivisionError"),
+        (TOY.replace('scale="tiny"', "headline=(2,)"), r"headline = \(2,\) names no expectation of 2"),
+    ],
 )
 def test_a_file_that_is_no_claim_is_named(source: str, message: str, tmp_path: Path):
     """Whoever writes one is told what is wrong with it."""

@@ -31,11 +31,12 @@ QUICK, THOROUGH = 25, 500
 TINY = to_toml(load("tiny").experiment)
 LIMIT = RunLimit(1000.0, "tokens")
 CLAIM = """
-from experiments.claims.definition import Claim
+from experiments.claims.definition import Claim, Level
 from experiments.claims.estimates import MeasuredValues
 
 CLAIM = Claim(
-    title="Toys", source="made up", claim="B beats A.", protocol="None.", expectations=(),
+    title="Toys", source="made up", claim="B beats A.", protocol="None.",
+    expectations=(Level("more", "a", "x", above=0.0),),
     measure=lambda place: Measured(),
 )
 """
